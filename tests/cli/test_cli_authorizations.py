@@ -103,7 +103,7 @@ def test_an_unset_variable_of_a_shell_does_not_mean_everybody(
     assert outcome.code == 2
     assert "the key given is empty" in outcome.err
     nothing = owner("join-authorization-read", "--join-authority", owner.wallet)
-    assert "has given no authorization" in nothing.error["error"]
+    assert "has not authorized" in nothing.error["error"]
 
 
 def test_can_join_refusal_names_the_reason_and_a_fix(
@@ -119,7 +119,7 @@ def test_can_join_refusal_names_the_reason_and_a_fix(
     new = "the run is new, and waits: its owner has not"
     assert asked() == [
         f"{new} configured it yet (update-config)",
-        f"See when that is done: aftermath-solana watch --run-id {run_id}",
+        f"Wait until it does: aftermath-solana watch --run-id {run_id}",
     ]
     assert (
         owner("update-config", "--run-id", run_id, "--config-path", material / "config.toml").code
@@ -127,7 +127,7 @@ def test_can_join_refusal_names_the_reason_and_a_fix(
     )
     assert asked() == [
         f"{new} begun it yet (set-paused resume)",
-        "Start train now: it joins once that is done",
+        "You can start train now: it joins as soon as the run resumes",
     ]
     assert owner("set-paused", "--run-id", run_id, "resume").code == 0
     assert not verdict(owner, run_id, people["stranger"])
@@ -215,7 +215,7 @@ def test_an_authorization_for_one_run_admits_to_no_other(
         assert owner("set-paused", "--run-id", name, "resume").code == 0
     refusal = "is not admitted to run"
     one = ("--authorizer", grantee, "--run-id", run_id)
-    assert "admits nobody there" in owner("join-authorization-create", *one).err
+    assert "admit nobody to run" in owner("join-authorization-create", *one).err
     outcome = grantor("join-authorization-create", *one)
     assert "warning" not in outcome.err
     made = outcome.data
@@ -269,7 +269,7 @@ def test_an_authorization_is_withdrawn(owner: Shell, people: dict[str, Path]) ->
         "--authorizer",
         people["grantee"],
     )
-    assert "has given no authorization" in missing.error["error"]
+    assert "has not authorized" in missing.error["error"]
 
 
 def test_one_with_delegates_is_withdrawn_but_stays(owner: Shell, people: dict[str, Path]) -> None:

@@ -347,8 +347,8 @@ def test_ctrl_c_ends_with_130(owner: Shell, run_id: str, material: Path, tmp_pat
 @pytest.mark.parametrize(
     ("where", "sentence"),
     [
-        (">/dev/full", "the output cannot be written: No space left on device"),
-        ("--json >/dev/full", "the output cannot be written: No space left on device"),
+        (">/dev/full", "cannot write the output: No space left on device"),
+        ("--json >/dev/full", "cannot write the output: No space left on device"),
         ("--json >&-", "the standard output is closed"),
     ],
 )

@@ -60,7 +60,7 @@ def test_bond_and_rent_come_back(bonded: Shell, run_id: str, closed: bool) -> No
     user = ("json-dump-user", "--run-id", run_id, "--address", bonded.wallet)
     ask = ("withdraw", "--run-id", run_id)
     never = bonded(*ask).error
-    assert "has no membership of run" in never["error"]
+    assert "has no membership in run" in never["error"]
     assert never["code"] == "not-enrolled"
     asyncio.run(join(bonded, run_id, BOND))
     found = bonded(*user).data
@@ -76,6 +76,6 @@ def test_bond_and_rent_come_back(bonded: Shell, run_id: str, closed: bool) -> No
         assert bonded("close-run", "--run-id", run_id, "--yes").code == 0
     back = bonded(*ask).data
     assert back["lamports_returned"] == BOND + minimum_balance(168) - FEE
-    assert "has no membership of run" in bonded(*ask).error["error"]
+    assert "has no membership in run" in bonded(*ask).error["error"]
     if not closed:
         assert bonded(*user).code == 1

@@ -46,10 +46,10 @@ def test_a_finished_run_is_recorded_taken_back_and_reopened(
         assert owner(command, *named, *arguments).code == 0
     assert invoke("can-join", "--rpc", owner.rpc, *named, "--address", owner.wallet).code == 0
     assert (
-        "only a finished run is reopened"
+        "only a finished run can be reopened"
         in owner("reopen", *named, "--total-steps", 9).error["error"]
     )
-    assert "can be taken back" in owner("rewind", *named, "--to-step", 0).error["error"]
+    assert "can be rewound" in owner("rewind", *named, "--to-step", 0).error["error"]
     schema = shape_of(load_config(config)).schema.state
     weights = load(material / "model", 0)
     hashes = {level: level_hash(weights, schema, level) for level in range(schema.levels)}
@@ -91,7 +91,7 @@ def test_a_finished_run_is_recorded_taken_back_and_reopened(
             assert "loading PyTorch" not in ended.out + ended.err
     assert "reopen" in owner("set-paused", *named, "resume").error["fix"]
     assert (
-        "has trained 2 steps already" in owner("reopen", *named, "--total-steps", 2).error["error"]
+        "has already trained 2 steps" in owner("reopen", *named, "--total-steps", 2).error["error"]
     )
 
     shown = " ".join(invoke("show-run", "--rpc", owner.rpc, *named).out.split())
@@ -101,7 +101,7 @@ def test_a_finished_run_is_recorded_taken_back_and_reopened(
     assert "2 checkpoints of run" in listed.out
     assert f"next: aftermath-solana rewind --run-id {run_id} --to-step STEP" in listed.err
     unknown = owner("rewind", *named, "--to-step", 1).error
-    assert unknown["fix"] == "Name one of step 0, 2"
+    assert unknown["fix"] == "Choose one of these steps: 0, 2"
     assert calls(owner("rewind", *named, "--to-step", 0, "--dry-run")) == ["coordinator.rewind"]
     assert owner("json-dump-run", *named).data["run"]["step"] == 3
     for step in (0, 2):
@@ -122,10 +122,11 @@ def test_a_finished_run_is_recorded_taken_back_and_reopened(
         "reopen", "--rpc", owner.rpc, "-w", owner.wallet, *named, "--total-steps", 30, "--dry-run"
     )
     assert (
-        "warning: the learning rate changes until step 48 and the run has 30 steps" in too_few.err
+        "warning: the learning-rate schedule lasts until step 48, but the run has only 30 steps"
+        in too_few.err
     )
     opened = owner("reopen", *named, "--total-steps", 30).data
-    assert "let the schedule last as long as total_steps" in opened["warnings"][0]
+    assert "make the schedule as long as total_steps" in opened["warnings"][0]
     assert (opened["state"], opened["total_steps"]) == ("waiting_for_members", 30)
 
 

@@ -29,15 +29,15 @@ def line_of(text: str, part: str) -> int:
         (
             'architecture = "HfLlama"',
             'architecture = "HfNanoGPT"',
-            'the checkpoint is of another; use "HfLlama"',
+            'differs from the checkpoint\'s; use "HfLlama"',
         ),
-        ("max_seq_len = 64", "max_seq_len = 2049", "2049: the model is made for 2048 tokens"),
-        ("max_seq_len = 64", "max_seq_len = 1", "nothing to predict"),
+        ("max_seq_len = 64", "max_seq_len = 2049", "2049 exceeds the model's 2048 positions"),
+        ("max_seq_len = 64", "max_seq_len = 1", "no token to predict"),
         ('data_type = "Pretraining"', 'data_type = "Finetuning"', 'use "Pretraining"'),
         (
             "rounds_per_epoch = 16",
             "rounds_per_epoch = 16\nverification_percent = 50",
-            "no client recomputes",
+            "no client can verify",
         ),
         (
             "quantize_1bit = true",

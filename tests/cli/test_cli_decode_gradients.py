@@ -130,7 +130,7 @@ def test_mistakes_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     )
     assert invoke("decode-gradients", "--json").mistake["error"] == "files is missing"
     monkeypatch.setattr(command, "LARGEST_TENSOR", 100)
-    assert "is the most that is made" in told(path, "--out", tmp_path / "x")["error"]
+    assert "more than the limit of 100" in told(path, "--out", tmp_path / "x")["error"]
     assert path.read_bytes() == result_of(SCHEMA, 1).to_bytes()
 
 

@@ -103,7 +103,7 @@ def test_what_is_so_already_is_not_sent(configured: Shell, run_id: str, material
         for asked in (line, (*line, "--dry-run")):
             found = configured(*asked)
             assert (found.data["changes"], found.data["signatures"]) == ([], []), asked
-            assert f"run {run_id} is so already: nothing is sent" in found.err
+            assert f"run {run_id} has these settings already: nothing is sent" in found.err
 
 
 def test_people_read_it_before_it_is_sent(

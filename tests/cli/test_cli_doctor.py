@@ -183,7 +183,7 @@ def test_a_relay_that_is_there(tmp_path: Path) -> None:
     with real_relay(tmp_path / "relay") as url:
         code, checks = examined("--iroh-relay", url)
     assert (code, checks["relay"]["status"]) == (0, "ok")
-    assert f"{url} takes this machine" in checks["relay"]["message"]
+    assert f"{url} accepts this machine" in checks["relay"]["message"]
 
 
 def test_no_relay() -> None:
@@ -208,7 +208,7 @@ def test_no_relay() -> None:
 def test_what_a_relay_sees_says_by_what_way_others_come(
     chosen: str, addresses: list[str] | None, named: bool, status: str, word: str
 ) -> None:
-    found = network_checks.judged(chosen, addresses, named=named)
+    found = network_checks.relay_finding(chosen, addresses, named=named)
     assert (found.status, bool(found.fix)) == (status, bool(word))
     assert word in found.fix
     if addresses and not word:

@@ -239,7 +239,7 @@ def test_a_wallet_without_money_is_given_none(owner: Shell, run_id: str) -> None
     line = ("create-run", "--rpc", owner.rpc, "-w", owner.wallet, "--run-id", run_id, "--dry-run")
     told = " ".join(invoke(*line).out.split())
     lacks = f"{data['needed_lamports'] / 1e9:.9f}".rstrip("0")
-    assert f"not known before the wallet has the {lacks} SOL that it lacks" in told
+    assert f"unknown until the wallet has the missing {lacks} SOL" in told
     assert f"it lacks {lacks} SOL" in told
     elsewhere = invoke(*line, "--rpc-2", NOT_LOCAL)
     assert elsewhere.code == 1

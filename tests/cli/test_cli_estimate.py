@@ -194,7 +194,7 @@ def test_members_like_this_machine_need_what_is_measured_here(material: Path) ->
     assert "here" not in estimated(material / "config.toml")
     shown = invoke("estimate", "--config", material / "config.toml", "--device", "cpu").out
     assert "like this machine" in shown
-    assert "sequences a minute compute" in shown
+    assert "sequences a minute need" in shown
     refused = invoke(
         "estimate", "--config", material / "config.toml", "--device", "cuda:0,1", "--json"
     )

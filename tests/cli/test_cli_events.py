@@ -77,7 +77,7 @@ def test_kinds_are_chosen_and_then_shown_whatever_they_are(kept: Path) -> None:
     assert "fetch_failed: height 1, seat 2, why =1+1�[2J" in shown.out
     assert "\x1b" not in shown.out
     refused = invoke("events", kept, "--kind", "trained,nonsense", "--json")
-    assert "--kind nonsense: there is no such kind" in refused.mistake["error"]
+    assert "--kind nonsense: is not a kind of event" in refused.mistake["error"]
     assert "trained" in refused.mistake["fix"]
 
 
@@ -108,10 +108,11 @@ def test_where_there_is_nothing_it_is_said(tmp_path: Path, kept: Path) -> None:
     assert "no such file or directory" in gone.error["error"]
     (tmp_path / "empty").mkdir()
     assert (
-        "there are no such events" in invoke("events", tmp_path / "empty", "--json").error["error"]
+        "there are no matching events"
+        in invoke("events", tmp_path / "empty", "--json").error["error"]
     )
     assert (
-        "there are no such events"
+        "there are no matching events"
         in invoke("events", kept, "--kind", "ejected", "--json").error["error"]
     )
     assert "no training events" in invoke("plot", tmp_path / "empty", "--json").error["error"]
@@ -155,7 +156,7 @@ def test_a_file_in_which_nothing_is_an_event_is_no_export(tmp_path: Path) -> Non
     before = f"{','.join(columns())}\nof before"
     out.write_text(before)
     failed = invoke("events", laboratory, "--csv", "--json", "--out", out)
-    assert "there are no such events" in failed.error["error"]
+    assert "there are no matching events" in failed.error["error"]
     assert "jq" in failed.error["fix"]
     assert out.read_text() == before
 
@@ -284,7 +285,7 @@ def test_plot_of_local_trainings_overlays_them_by_name(tmp_path: Path) -> None:
 def test_plot_of_a_training_with_a_run_is_refused(kept: Path, tmp_path: Path) -> None:
     one = local_training(tmp_path / "adamw", [5.0])
     refused = invoke("plot", one, kept, "--json").mistake
-    assert f"{kept} is not a training of train-local" in refused["error"]
+    assert f"{kept} is not an --out directory of train-local" in refused["error"]
     told = invoke("events", kept, one)
     assert f"skipped {one / lab_events.EVENTS}: train-local wrote it" in told.err
 
@@ -296,7 +297,7 @@ def test_plot_writes_the_numbers_of_a_run(kept: Path, tmp_path: Path) -> None:
 
 def test_a_plot_that_cannot_be_drawn_is_said(kept: Path, tmp_path: Path) -> None:
     assert (
-        "does not end in .png"
+        "must end in one of .png"
         in invoke("plot", kept, "--out", tmp_path / "loss.txt", "--json").mistake["error"]
     )
     assert (
@@ -307,7 +308,10 @@ def test_a_plot_that_cannot_be_drawn_is_said(kept: Path, tmp_path: Path) -> None
     other.emit(said("started", run_id="another", wallet="x"))
     other.emit(said("trained", step=1, loss=2.0))
     mixed = invoke("plot", kept, "--out", tmp_path / "loss.png", "--json").error
-    assert "of several runs: another (its events do not say who owns it); demo" in mixed["error"]
+    assert (
+        "belong to several runs: another (its events do not say who owns it); demo"
+        in mixed["error"]
+    )
     assert (
         invoke("plot", kept, "--run", "demo", "--out", tmp_path / "loss.png", "--json").data[
             "run_id"

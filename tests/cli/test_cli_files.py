@@ -37,7 +37,7 @@ def test_output_cut_by_full_disk_exits_1(tmp_path: Path, unbuffered: str) -> Non
             check=False,
         )
     assert done.returncode == 1
-    assert "the output cannot be written: File too large" in done.stderr
+    assert "cannot write the output: File too large" in done.stderr
 
 
 def test_unreadable_file_is_permission_denied(

@@ -45,9 +45,9 @@ def test_a_person_reads_the_prompt_and_what_follows(material: Path) -> None:
         (
             ("--tier", 1, "--draft-tier", 1),
             "--draft-tier 1 is not smaller than tier 1",
-            "Name a smaller tier",
+            "Choose a larger number",
         ),
-        (("--draft-tokens", 2), "--draft-tokens needs a draft", "--draft-tier as well"),
+        (("--draft-tokens", 2), "--draft-tokens needs --draft-tier", "--draft-tier too"),
         (("--prompt", ""), "the prompt has no token", "at least one letter"),
         (("--temperature", -1), "must be a number from 0.0 to 100.0", "--help"),
     ],

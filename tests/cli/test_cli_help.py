@@ -35,8 +35,7 @@ def test_a_page_that_nobody_reads_is_no_fault(words: str) -> None:
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(line, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert (
-        done.stderr.partition("\n")[0]
-        == "error: the output cannot be written: No space left on device"
+        done.stderr.partition("\n")[0] == "error: cannot write the output: No space left on device"
     )
     assert "unexpected" not in done.stderr
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from aftermath.cli.main import SOLANA, load
-from aftermath.cli.new_config import RECIPE, RECIPES, begin, changed, lasting
+from aftermath.cli.new_config import RECIPE, RECIPES, apply_options, begin, scale_schedule
 from aftermath.config.document import RunConfig, load_config, parse_as
 from aftermath.config.keys import find
 from aftermath.config.read import schedule_of
@@ -106,10 +106,10 @@ def test_schedules_of_other_kinds_become_longer_too(kind: str) -> None:
     total = "" if kind == "Constant" else "\ntotal_steps = 100"
     table = f"[model.LLM.lr_schedule.{kind}]\nbase_lr = 1e-3\nwarmup_steps = 10{total}"
     rates = parse_as(without("model.LLM.lr_schedule.Cosine", table), "c", RunConfig).llm.lr_schedule
-    longer = lasting(rates, 100, 300).chosen.model_dump()
+    longer = scale_schedule(rates, 100, 300).chosen.model_dump()
     assert longer["warmup_steps"] == 30
     assert longer.get("total_steps", 300) == 300
-    assert lasting(rates, 100, 100) == rates
+    assert scale_schedule(rates, 100, 100) == rates
 
 
 def test_members_have_a_sequence_for_each_inner_step() -> None:
@@ -202,8 +202,8 @@ def test_next_steps_of_init_lead_to_a_run_that_trains(
     monkeypatch.setenv("RPC", rpc)
     options = ("--preset", "llama-1m", "--data-path", material / "tokens", "--steps", 20)
     said = invoke("init", "--out", "my first.toml", *options).out
-    told = said.partition("next, the first in a terminal of its own:\n")[2].splitlines()
-    lines = [line.strip() for line in told[: told.index("or all of it at once, on this machine:")]]
+    told = said.partition("next steps, the first in a terminal of its own:\n")[2].splitlines()
+    lines = [line.strip() for line in told[: told.index("or everything at once on this machine:")]]
     assert lines[0] == "aftermath-solana localnet"
     assert [line.split()[1] for line in lines[2:]] == [
         "show-identity",
@@ -229,7 +229,7 @@ def test_a_wallet_that_is_there_is_not_made_again(tmp_path: Path) -> None:
     Path("owner.json").write_text("mine")
     said = invoke("init", "--out", "run.toml", "--members", 3)
     assert "show-identity" not in said.out
-    assert "which 3 members call, each with a wallet of its own" in said.out
+    assert "run by 3 members, each with a wallet of its own" in said.out
     for name in ("x" * 40, "a\tb"):  # no run ids
         assert "--run-id RUN" in invoke("init", "--out", f"{name}.toml").out
 
@@ -257,7 +257,7 @@ def test_nothing_is_written_over_what_is_there() -> None:
     for name in ("run.toml", "run.files.toml"):
         Path(name).write_text("mine")
         told = invoke("init", "--out", "run.toml", "--json").error
-        assert told["error"] == f"{name} is there already"
+        assert told["error"] == f"{name} exists already"
         assert Path(name).read_text() == "mine"
         assert invoke("init", "--out", "run.toml", "--force", "--json").code == 0
         assert "mine" not in Path(name).read_text()
@@ -271,7 +271,7 @@ def test_init_to_standard_output_names_paths_of_the_default_file() -> None:
     assert "runs/run/" in said.out
     assert "-.files.toml" not in said.out
     assert "runs/-" not in said.out
-    assert "init --out FILE also writes what run-files needs" in said.out
+    assert "init --out FILE also writes the recipe file" in said.out
     refused = invoke("init", "--out", "-", "--json")
     assert (refused.code, refused.out) == (2, "")
     assert not list(Path().iterdir())
@@ -338,7 +338,7 @@ def test_a_person_is_asked_for_what_no_option_says() -> None:
         "Model",
         "Tiers",
         "Optimizer",
-        "Members that begin",
+        "Members at the start",
         "Steps",
         "Token files",
     }
@@ -386,4 +386,7 @@ def test_the_recipe_to_begin_with_is_one_of_those_shipped() -> None:
     assert json.dumps(files)
     from aftermath.cli.new_config import NewRunOptions
 
-    assert changed(config, files, NewRunOptions(), "runs/light")[0].to_chain() == config.to_chain()
+    assert (
+        apply_options(config, files, NewRunOptions(), "runs/light")[0].to_chain()
+        == config.to_chain()
+    )

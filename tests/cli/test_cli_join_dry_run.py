@@ -89,8 +89,8 @@ def test_a_person_reads_the_sum_and_what_is_not_in_it(bonded: Shell, run_id: str
     for words in (
         "nothing was sent",
         "of rent, 0.02 SOL of bond",
-        "gives back 0.02",
-        "on top fees of what a member",
+        "returns 0.02",
+        "on top fees of transactions",
     ):
         assert words in told
     assert "next:" not in said.err

@@ -183,7 +183,7 @@ def test_model_verify_of_slice_checks_its_tensors_and_digests(made: Path) -> Non
     part = made.with_name("m-tier1")
     told = invoke("model", "verify", "--model", str(part))
     assert told.code == 0
-    assert "tensors of tier 1 whole and finite, 2 files as the manifest says" in told.out
+    assert "tensors of tier 1 complete and finite, 2 files matching the manifest" in told.out
     _changed(part / "model.safetensors", lambda weights: weights["model.norm.weight"].add_(1))
     assert "SHA-256 differs" in invoke("model", "verify", "--model", str(part)).err
     moved = part.rename(part.with_name("elsewhere"))

@@ -31,7 +31,7 @@ def test_what_follows_exists_and_takes_these_options(name: str, case: str) -> No
     own = {str(option.name) for option in SOLANA.load(name).params} | MADE.get(name, set())
     assert set(re.findall(r"{(\w+)}", NEXT[name, case])) <= own
     words = shlex.split(NEXT[name, case])
-    follows = SOLANA.called(words)
+    follows = SOLANA.command_of(words)
     assert follows is not None
     command = SOLANA.load(follows)
     given = [word for word in words[len(follows.split()) :] if word.startswith("-")]

@@ -100,7 +100,7 @@ def test_plot_to_an_unwritable_place_is_an_error(
 def test_a_rate_that_is_zero_too_early_is_warned_about(config: Path) -> None:
     config.write_text(TEXT.replace(SCHEDULE, SCHEDULE.replace("48", "24").replace("1.0e-3", "0.0")))
     shown = invoke("preview-lr", "--config-path", config)
-    assert "the learning rate is 0 from step 24 on and the run has 48 steps" in shown.out
+    assert "the learning rate is 0 from step 24 on, so the steps up to 48" in shown.out
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_a_schedule_that_outlasts_the_run_is_warned_about(
     warnings = invoke("preview-lr", "--config-path", config, "--json").data["warnings"]
     assert len(warnings) == 1
     assert warnings[0].startswith(
-        f"the learning rate changes until step {ends} and the run has 48 steps: it ends at "
+        f"the learning-rate schedule lasts until step {ends}, but the run has only 48 steps and ends at "
     )
     config.write_text(TEXT.replace(SCHEDULE, SCHEDULE.replace("48", "50")))
     assert invoke("preview-lr", "--config-path", config, "--json").data["warnings"] == []

@@ -18,9 +18,9 @@ from aftermath.chain.endpoints import CLUSTERS, endpoint
 from aftermath.chain.wallet import PATH_VARIABLE, WALLET_VARIABLE, WalletError, create_wallet
 from aftermath.cli.index import Index
 from aftermath.cli.main import INDEX, SOLANA
-from aftermath.cli.present import reporting, tell_stored
+from aftermath.cli.present import remember_profile, reporting
 from aftermath.cli.profile import KEY_VARIABLE, PROFILE_VARIABLE, VARIABLES, Name
-from aftermath.cli.variables import environment
+from aftermath.cli.variables import child_environment
 from aftermath.coordinator.errors import NoSuchRun, Refused, Unavailable
 from aftermath.server.index import CENTRALIZED
 from cli.cli_runs import Shell, invoke
@@ -170,7 +170,7 @@ def test_profile_does_not_apply_to_servers_and_local_networks(
         taken("server validate-config", "--state", "state.toml", script=CENTRALIZED)["run_id"]
         is None
     )
-    for name, value in environment().items():
+    for name, value in child_environment().items():
         monkeypatch.setenv(name, value)
     assert invoke("tick", "--json").mistake["error"] == "--run-id is missing"
 
@@ -215,12 +215,12 @@ def test_an_error_says_what_came_from_the_profile(tmp_path: Path) -> None:
 def test_error_names_the_profile_only_where_it_applies(
     error: AftermathError, names: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tell_stored({"run": "demo"})
+    remember_profile({"run": "demo"})
     try:
         with pytest.raises(typer.Exit), reporting(as_json=True):
             raise error
     finally:
-        tell_stored({})
+        remember_profile({})
     assert ("From the profile: run demo" in capsys.readouterr().err) is names
 
 
@@ -238,7 +238,7 @@ def test_an_error_about_something_else_says_nothing_of_it(tmp_path: Path) -> Non
         ("rpc", "localhost", "not an RPC address"),
         ("ws-rpc", "http://x", "not an RPC address"),
         ("ws-rpc", "", "not an RPC address"),
-        ("wallet", "", "the path given for wallet is empty"),
+        ("wallet", "", "the path for wallet is empty"),
         ("rpc", "http://\udcff", "not text"),
         ("colour", "blue", "name must be one of rpc, ws-rpc, wallet, run"),
     ],
@@ -341,7 +341,7 @@ def test_another_file_and_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     monkeypatch.setenv(PROFILE_VARIABLE, "")
     assert (
         invoke("config", "set", "run", "x", "--json").error["fix"]
-        == "Unset it, or let it name a file"
+        == "Unset it, or set it to the path of a file"
     )
     assert invoke("config", "show", "--json").data["file"] is None
 

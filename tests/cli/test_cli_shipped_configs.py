@@ -18,7 +18,7 @@ import pytest
 from huggingface_hub import constants
 
 from aftermath.cli.main import load
-from aftermath.cli.model_init import _SIZES, Kind, _described
+from aftermath.cli.model_init import _SIZES, Kind, _sized_document
 from aftermath.config.document import load_config
 from aftermath.config.recipe import recipe_of
 from aftermath.model import hub as hub_module
@@ -64,7 +64,7 @@ def shape(options: dict[str, Any]) -> dict[str, Any]:
     """The config.json that `model init` would write with these options."""
     if preset := options.get("preset"):
         return dict(PRESETS[preset])
-    return _described(
+    return _sized_document(
         Kind.LLAMA, _SIZES | {name.replace("-", "_"): size for name, size in options.items()}, False
     )
 

@@ -37,7 +37,7 @@ MISTAKES = [
     ("tick", "--run-id is missing", "Pass --run-id, or set RUN_ID"),
     (
         "create-run --run-id x --client-version any",
-        "clients whose version has that name",
+        "clients of a version with that name",
         "version ''",
     ),
     (
@@ -98,13 +98,13 @@ MISTAKES = [
     ("train --run-id \udcff", "the run id is not text", "UTF-8"),
     (
         "create-run --run-id two\x1b[2J",
-        "'two\\x1b[2J' cannot be told from other ids by reading it",
+        "run id 'two\\x1b[2J' has outer spaces or characters that people cannot tell apart",
         "can type",
     ),
     (
         "create-run --run-id e\u0301",
-        "cannot be told from other ids by reading it",
-        "Choose one that people can type",
+        "has outer spaces or characters that people cannot tell apart",
+        "Choose an id that people can type",
     ),
     ("create-run --run-id x --name " + "n" * 65, "--name has 65 bytes", "at most 64 bytes"),
     (
@@ -137,7 +137,7 @@ MISTAKES = [
         "--repo 'a/b/c' is not the name of a repository",
         "OWNER/NAME",
     ),
-    ("checkpoint --run-id x", "say where the checkpoint is", "Pass either --repo or --path"),
+    ("checkpoint --run-id x", "the checkpoint's location is missing", "Pass --repo or --path"),
     (
         "checkpoint --run-id x --repo a/b --path c",
         "--repo and --path contradict each other",

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from aftermath.cli.error_docs import PAGES, placed
+from aftermath.cli.error_docs import PAGES, with_local_pages
 from aftermath.data import texts as module
 from aftermath.data.texts import NOT_TEXT, TextError, TextPiece, Texts
 
@@ -105,7 +105,7 @@ def test_texts_of_a_broken_file_names_it_with_a_fix(
         _documents(_write(tmp_path / name, content))
     assert name in refused.value.message
     assert refused.value.fix
-    assert placed(PAGES[refused.value.code]).endswith("#from-text-to-tokens")
+    assert with_local_pages(PAGES[refused.value.code]).endswith("#from-text-to-tokens")
 
 
 @pytest.mark.parametrize(

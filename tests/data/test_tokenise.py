@@ -258,4 +258,4 @@ def test_tokenise_script_holds_files_out(tmp_path: Path) -> None:
     assert "from 1 to 99" in json.loads(errors.splitlines()[-1])["error"]
     status, _, errors = run(*command[:-3], "--held-out", str(tmp_path / "out"))
     assert status == 2
-    assert errors.startswith("error: --held-out is --output itself")
+    assert errors.startswith("error: --held-out and --output are the same folder")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from aftermath.base.outputs import OutputError
-from aftermath.cli.variables import environment
+from aftermath.cli.variables import child_environment
 from aftermath.demo.commands import DEMO_NAMES
 from aftermath.testnet.processes import ProcessError
 from aftermath.testnet.workdir import claimed_workdir
@@ -86,6 +86,6 @@ def test_the_users_own_runs_do_not_steer_the_demo(monkeypatch: pytest.MonkeyPatc
         "RAW_IDENTITY_SECRET_KEY",
     ):
         monkeypatch.setenv(name, "mine")
-        assert name not in environment()
+        assert name not in child_environment()
     monkeypatch.setenv("LANG", "C")
-    assert environment()["LANG"] == "C"
+    assert child_environment()["LANG"] == "C"

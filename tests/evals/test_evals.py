@@ -20,9 +20,9 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from aftermath.base.concurrency import ThreadWorker
 from aftermath.base.errors import Unsuitable, UsageError
 from aftermath.evals import suite
-from aftermath.evals.eval_options import SOURCE_CHOICE, EvalRequest, wanted
-from aftermath.evals.likelihood import asked_of, likelihood, written
-from aftermath.evals.suite import check_known, evaluated
+from aftermath.evals.eval_options import SOURCE_CHOICE, EvalRequest, eval_request
+from aftermath.evals.likelihood import direct_ask, generate_greedily, likelihood
+from aftermath.evals.suite import check_known, evaluate
 from aftermath.events import event_types
 from aftermath.events.stream import Events
 from aftermath.member.rounds import evaluations
@@ -59,10 +59,10 @@ def test_what_the_model_would_have_written_is_known(
     model: LanguageModel, tokenizer: Tokenizer
 ) -> None:
     ids = tokenizer.encode(TEXT)
-    made = written(asked_of(model), ids[:16], 8, lambda made: False)
+    made = generate_greedily(direct_ask(model), ids[:16], 8, lambda made: False)
     assert likelihood(model, ids[:16], made)[1]
     assert not likelihood(model, ids[:16], [*made[:-1], (made[-1] + 1) % 256])[1]
-    assert len(written(asked_of(model), ids[:16], 8, lambda made: len(made) == 3)) == 3
+    assert len(generate_greedily(direct_ask(model), ids[:16], 8, lambda made: len(made) == 3)) == 3
 
 
 # --- the task of our own ---
@@ -81,20 +81,20 @@ def test_who_knows_the_text_is_right(model: LanguageModel, tokenizer: Tokenizer)
     for right in range(4):
         turned = tuple(answers[(number - right) % 4] for number in range(4))
         question = suite.SourceQuestion("for i in range(3): ", turned, right)
-        assert suite.is_right(asked_of(model), tokenizer, question)
+        assert suite.is_right(direct_ask(model), tokenizer, question)
 
 
 def test_figures_come_with_their_spread(model: LanguageModel, tokenizer: Tokenizer) -> None:
     wish = EvalRequest((SOURCE_CHOICE,), seed=5, docs=20)
-    (score,) = evaluated(asked_of(model), tokenizer, 24, wish)
+    (score,) = evaluate(direct_ask(model), tokenizer, 24, wish)
     assert (score.task, score.metric, score.docs) == (SOURCE_CHOICE, "acc", 20)
     assert score.error == pytest.approx(math.sqrt(score.value * (1 - score.value) / 20))
-    assert evaluated(asked_of(model), tokenizer, 24, wish) == [score]
+    assert evaluate(direct_ask(model), tokenizer, 24, wish) == [score]
 
 
 @pytest.mark.parametrize("fewshot", [None, 0])
 def test_our_own_task_is_asked_without_examples(fewshot: int | None) -> None:
-    assert wanted(SOURCE_CHOICE, fewshot, None, None).tasks == (SOURCE_CHOICE,)
+    assert eval_request(SOURCE_CHOICE, fewshot, None, None).tasks == (SOURCE_CHOICE,)
 
 
 @pytest.mark.parametrize(
@@ -102,12 +102,12 @@ def test_our_own_task_is_asked_without_examples(fewshot: int | None) -> None:
     [
         ("", None, "no task"),
         (" , ", None, "no task"),
-        (SOURCE_CHOICE, 1, "no examples"),
+        (SOURCE_CHOICE, 1, "no few-shot examples"),
     ],
 )
 def test_wrong_wishes_are_named(tasks: str, fewshot: int | None, says: str) -> None:
     with pytest.raises(UsageError, match=says):
-        check_known(wanted(tasks, fewshot, None, None))
+        check_known(eval_request(tasks, fewshot, None, None))
 
 
 @pytest.mark.parametrize("text", ["- a list", "task: 7", "{", None])
@@ -116,13 +116,13 @@ def test_a_file_that_is_no_task_is_named(text: str | None, tmp_path: Path) -> No
     if text is not None:
         file.write_text(text)
     with pytest.raises(UsageError, match=r"t\.yaml"):
-        check_known(wanted(str(file), 0, 0, 1))
+        check_known(eval_request(str(file), 0, 0, 1))
 
 
 def test_task_of_harness_without_it_is_unsuitable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "lm_eval", None)
     with pytest.raises(Unsuitable, match="LM Evaluation Harness, which is not installed"):
-        check_known(wanted("hellaswag", 0, None, None))
+        check_known(eval_request("hellaswag", 0, None, None))
 
 
 # --- between rounds ---
@@ -188,7 +188,7 @@ async def test_a_member_is_asked_between_rounds_and_told_of_whole(
     told = await member.rounds(600)
     found = [event for event in told if isinstance(event, event_types.Evaluated)]
     assert len(found) == len(told) == 2
-    (at_rest,) = evaluated(asked_of(model), tokenizer, 24, EvalRequest((SOURCE_CHOICE,), docs=32))
+    (at_rest,) = evaluate(direct_ask(model), tokenizer, 24, EvalRequest((SOURCE_CHOICE,), docs=32))
     for event in found:
         assert (event.task, event.metric, event.value, event.docs) == (
             SOURCE_CHOICE,
@@ -202,7 +202,7 @@ async def test_a_member_is_asked_between_rounds_and_told_of_whole(
 async def test_answers_are_of_the_step_that_is_told(tokenizer: Tokenizer) -> None:
     """The weights are others after the first round."""
     trained = CONFIG.build(0, init_weights(CONFIG, 3))
-    at_first = evaluated(asked_of(trained), tokenizer, 24, EvalRequest((SOURCE_CHOICE,), docs=32))[
+    at_first = evaluate(direct_ask(trained), tokenizer, 24, EvalRequest((SOURCE_CHOICE,), docs=32))[
         0
     ].value
     member = Member(asking(32), trained)
@@ -216,7 +216,9 @@ async def test_answers_are_of_the_step_that_is_told(tokenizer: Tokenizer) -> Non
     assert isinstance(event, event_types.Evaluated)
     assert (event.step, event.value) == (1, at_first)
     assert (
-        evaluated(asked_of(trained), tokenizer, 24, EvalRequest((SOURCE_CHOICE,), docs=32))[0].value
+        evaluate(direct_ask(trained), tokenizer, 24, EvalRequest((SOURCE_CHOICE,), docs=32))[
+            0
+        ].value
         != at_first
     )
 
@@ -247,7 +249,7 @@ async def test_a_round_that_begins_waits_for_no_pass(
         resumed.set()
         held.remove()
     (event,) = await member.rounds(600, 1)
-    (at_rest,) = evaluated(asked_of(model), tokenizer, 24, EvalRequest((SOURCE_CHOICE,), docs=20))
+    (at_rest,) = evaluate(direct_ask(model), tokenizer, 24, EvalRequest((SOURCE_CHOICE,), docs=20))
     assert isinstance(event, event_types.Evaluated)
     assert (event.step, event.value) == (1, at_rest.value)
 

@@ -16,10 +16,10 @@ from tokenizers import processors
 
 from aftermath.base.errors import Unsuitable, UsageError
 from aftermath.data.bytelevel import byte_tokenizer
-from aftermath.evals.eval_options import wanted
+from aftermath.evals.eval_options import eval_request
 from aftermath.evals.harness import _model
-from aftermath.evals.likelihood import asked_of, likelihood, written
-from aftermath.evals.suite import check_known, evaluated
+from aftermath.evals.likelihood import direct_ask, generate_greedily, likelihood
+from aftermath.evals.suite import check_known, evaluate
 from aftermath.model.network import LanguageModel
 from aftermath.model.tokenizer import Tokenizer
 from evals.known_text import TEXT
@@ -34,7 +34,7 @@ def harness() -> None:
 
 def test_task_unknown_to_the_harness_is_named() -> None:
     with pytest.raises(UsageError, match="no task unheard_of"):
-        check_known(wanted("unheard_of", 0, None, None))
+        check_known(eval_request("unheard_of", 0, None, None))
 
 
 def task(place: Path, answer: str = TEXT[16:19], **said: Any) -> str:
@@ -70,8 +70,8 @@ CHOICE = {
 def test_the_harness_asks_for_choices(
     model: LanguageModel, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
-    wish = wanted(task(tmp_path, **CHOICE), 0, 0, 10)
-    (score,) = evaluated(asked_of(model), tokenizer, 24, wish)
+    wish = eval_request(task(tmp_path, **CHOICE), 0, 0, 10)
+    (score,) = evaluate(direct_ask(model), tokenizer, 24, wish)
     assert (score.task, score.metric, score.value, score.docs) == ("of_ours", "acc", 1.0, 2)
 
 
@@ -84,9 +84,9 @@ def test_the_harness_asks_for_text(
         "generation_kwargs": {"until": ["~"], "max_gen_toks": 6},
         "metric_list": [{"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}],
     }
-    ids = written(asked_of(model), tokenizer.encode(TEXT[:16]), 6, lambda made: False)
+    ids = generate_greedily(direct_ask(model), tokenizer.encode(TEXT[:16]), 6, lambda made: False)
     named = task(tmp_path, answer=tokenizer.decode(ids), **said)
-    (score,) = evaluated(asked_of(model), tokenizer, 24, wanted(named, 0, 0, 1))
+    (score,) = evaluate(direct_ask(model), tokenizer, 24, eval_request(named, 0, 0, 1))
     assert (score.metric, score.value) == ("exact_match", 1.0)
 
 
@@ -99,7 +99,9 @@ def test_the_harness_asks_for_whole_texts(
         "doc_to_target": "{{q}}",
         "metric_list": [{"metric": "byte_perplexity"}],
     }
-    (score,) = evaluated(asked_of(model), tokenizer, 24, wanted(task(tmp_path, **said), 0, 0, 1))
+    (score,) = evaluate(
+        direct_ask(model), tokenizer, 24, eval_request(task(tmp_path, **said), 0, 0, 1)
+    )
     nats, _ = likelihood(model, [tokenizer.end_id or 0], tokenizer.encode(TEXT[:16]))
     assert score.value == pytest.approx(math.exp(-nats / 16), rel=1e-5)
 
@@ -118,7 +120,7 @@ def test_prefix_token_is_the_first_else_the_last_of_a_text(
 ) -> None:
     companions = {"tokenizer_config.json": json.dumps(named).encode()}
     tokenizer = Tokenizer(byte_tokenizer().to_str().encode(), "tokenizer.json", companions)
-    assert _model(asked_of(model), tokenizer, 24).prefix_token_id == prefix
+    assert _model(direct_ask(model), tokenizer, 24).prefix_token_id == prefix
 
 
 def test_special_tokens_are_added_only_where_the_harness_asks(model: LanguageModel) -> None:
@@ -126,7 +128,7 @@ def test_special_tokens_are_added_only_where_the_harness_asks(model: LanguageMod
     begins.post_processor = processors.TemplateProcessing(single="! $A", special_tokens=[("!", 33)])
     companions = {"tokenizer_config.json": b'{"bos_token": "!"}'}
     asked = _model(
-        asked_of(model), Tokenizer(begins.to_str().encode(), "tokenizer.json", companions), 24
+        direct_ask(model), Tokenizer(begins.to_str().encode(), "tokenizer.json", companions), 24
     )
     assert asked.tok_encode("go") == [*b"!go"]
     assert asked.tok_encode("go", add_special_tokens=False) == [*b"go"]
@@ -139,4 +141,4 @@ def test_data_that_cannot_be_had_are_a_sentence(
     named = task(tmp_path, **CHOICE)
     (tmp_path / "data.jsonl").unlink()
     with pytest.raises(Unsuitable, match="cannot be had"):
-        evaluated(asked_of(model), tokenizer, 24, wanted(named, 0, 0, 1))
+        evaluate(direct_ask(model), tokenizer, 24, eval_request(named, 0, 0, 1))

@@ -237,7 +237,7 @@ def test_the_scripts_say_errors_as_the_commands_do(
         (
             "init-model.py",
             ["--heads", "3"],
-            "--heads 3 does not cut --hidden 128",
+            "--heads 3 does not divide --hidden 128",
             "from 1, 2, 4, 8, 16, 32, 64",
         ),
         (

@@ -105,10 +105,10 @@ def test_schema_change_that_forgets_steps_is_refused() -> None:
     run = _paused("")
     other = FILE.replace("MODEL", "start").replace("compression_topk = 4", "compression_topk = 5")
     with pytest.raises(
-        CannotChange, match="would begin from the checkpoint of step 0, and forget 3 steps"
+        CannotChange, match="would start from the checkpoint of step 0 and lose 3 steps"
     ) as refused:
         _change(run, other)
-    assert refused.value.fix.endswith("to begin from step 0")
+    assert refused.value.fix.endswith("to start from step 0")
     same = _change(
         run, FILE.replace("MODEL", "start").replace("warmup_time = 30", "warmup_time = 40")
     )
@@ -157,7 +157,7 @@ def test_run_does_not_continue_after_its_last_step() -> None:
     assert Change({}, longer, _shape(longer), 400, False, None).instructions(ix, run.run, run.model)
     for config, step, end in ((None, last + 1, last), (longer, 401, 400)):
         with pytest.raises(
-            CannotChange, match=f"--restart-from-step {step} is after the last of {end} steps"
+            CannotChange, match=f"--restart-from-step {step} is beyond the run's last step, {end}"
         ):
             Change({}, config, config and _shape(config), step, False, None).instructions(
                 ix, run.run, run.model

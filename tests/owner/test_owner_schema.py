@@ -11,7 +11,7 @@ from aftermath.config.document import CORRECT, RunConfig, load_config
 from aftermath.config.errors import Mistaken
 from aftermath.config.recipe import recipe_file
 from aftermath.data.source import DataError
-from aftermath.owner.agreed_data import source_of, with_agreed_data
+from aftermath.owner.agreed_data import open_run_data, with_agreed_data
 from aftermath.owner.schema import shape_of
 from aftermath.testnet.configs import SHIPPED
 
@@ -67,17 +67,17 @@ def test_missing_tokens_in_files_toml_name_run_files(copied: Path) -> None:
     config = load_config(copied)
     make = "aftermath-solana run-files 'my run.toml'"
     with pytest.raises(DataError, match="there is no token data at") as told:
-        source_of(config, 257)
+        open_run_data(config, 257)
     assert told.value.fix == f"Make it first, as my run.files.toml says: {make}"
     assert with_agreed_data(config, 257)[1].endswith(told.value.fix)
     recipe_file(copied).write_text("[model]\npreset = 'demo'\n")
     with pytest.raises(DataError) as told:
-        source_of(config, 257)
+        open_run_data(config, 257)
     assert told.value.fix.startswith(
         "Make token files of text with: aftermath-solana data tokenize"
     )
     shutil.copy(recipe_file(DEMO), recipe_file(copied))
     Path("runs/demo/tokens").mkdir(parents=True)  # which would be left as it is
     with pytest.raises(DataError, match="holds no token files") as told:
-        source_of(config, 257)
+        open_run_data(config, 257)
     assert make not in told.value.fix

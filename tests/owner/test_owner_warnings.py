@@ -47,7 +47,9 @@ def test_results_that_would_be_a_burden_are_told(
     said = warning_about_size(shape)
     assert bool(said) == large
     if large:
-        assert f"sends {shape.bytes_per_round[0]:,} bytes in every round to every other" in said
+        assert (
+            f"sends {shape.bytes_per_round[0]:,} bytes to every other member in each round" in said
+        )
         assert ("for 2 steps" in said) == (steps == 2)
         assert "raise compression_chunk" in said
 
@@ -55,12 +57,12 @@ def test_results_that_would_be_a_burden_are_told(
 @pytest.mark.parametrize(
     ("ends", "steps", "says"),
     [
-        (100, 94, "changes until step 100 and the run has 94 steps"),
+        (100, 94, "lasts until step 100, but the run has only 94 steps"),
         (100, 95, ""),
-        (13, 11, "changes until step 13 and the run has 11 steps"),
+        (13, 11, "lasts until step 13, but the run has only 11 steps"),
         (13, 12, ""),
         (96, 100, ""),
-        (95, 100, "is 0 from step 95 on and the run has 100 steps"),
+        (95, 100, "is 0 from step 95 on, so the steps up to 100"),
     ],
 )
 def test_a_schedule_may_differ_from_a_run_by_a_twentieth(ends: int, steps: int, says: str) -> None:
@@ -115,7 +117,7 @@ def test_a_share_of_fewer_sequences_than_inner_steps_is_told(
     assert rules.init_min_clients == members
     said = warning_about_shares(shape, rules)
     assert bool(said) == bool(share)
-    assert not share or f"global_batch_size_start = {batch} that is {share};" in said
+    assert not share or f"global_batch_size_start = {batch} a share has only {share};" in said
 
 
 def test_warning_functions_all_have_a_code(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,9 +125,9 @@ def test_warning_functions_all_have_a_code(monkeypatch: pytest.MonkeyPatch) -> N
     for name in each:
         monkeypatch.setattr(warnings, name, lambda *given: "trouble")
     anything: Any = mock.MagicMock()
-    assert {code for code, _ in warnings.coded(anything, anything, anything)} == WARNINGS.keys() - {
-        "data-here"
-    }
+    assert {
+        code for code, _ in warnings.warnings_by_code(anything, anything, anything)
+    } == WARNINGS.keys() - {"data-here"}
     assert warnings.warnings_of(anything, anything, anything, "data") == ["data"] + [
         "trouble"
     ] * len(each)

@@ -66,7 +66,7 @@ def test_a_mistake_is_told_before_anything_is_made(
 
 def test_a_time_to_end_is_for_those_who_do_not_look() -> None:
     given = ("--num-clients", 3, "--config-path", DEMO, "--headless-exit-after-secs", 5, "--json")
-    assert "goes with --headless" in invoke("local-testnet", "start", *given).mistake["error"]
+    assert "needs --headless" in invoke("local-testnet", "start", *given).mistake["error"]
 
 
 def test_a_mistake_in_a_config_is_told_with_its_line(tmp_path: Path) -> None:

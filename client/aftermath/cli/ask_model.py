@@ -13,10 +13,7 @@ from aftermath.cli.present import Result
 from aftermath.evals.eval_options import DOCS
 from aftermath.rules.limits import MAX_LEVELS
 
-TASKS = (
-    "Tasks, with commas between them: source-choice, or names or YAML files of the LM Evaluation Harness (the extra "
-    "`eval`)."
-)
+TASKS = "Comma-separated tasks: source-choice, or tasks or YAML files of the LM Evaluation Harness (the extra `eval`)."
 TIER = "Tier to evaluate; 0 is the whole model. By default the tier that the checkpoint holds."
 
 
@@ -33,36 +30,36 @@ def eval(  # the command's name
     seed: Annotated[
         int, typer.Option(min=0, max=2**31 - 1, help="Seed for the choice of questions.")
     ] = 0,
-    max_docs: Annotated[int, typer.Option(min=1, help="Most questions per task.")] = DOCS,
+    max_docs: Annotated[int, typer.Option(min=1, help="Maximum questions per task.")] = DOCS,
     device: Annotated[str, typer.Option(help="auto, cpu, mps, cuda or cuda:X.")] = "auto",
 ) -> Result:
     """Evaluate a checkpoint on named tasks.
 
     source-choice asks which of four pieces of Python source continues another. It needs no network,
-    and a random answer is right in one of four. Equal options and an equal Python give equal
-    scores. Tasks of the harness get the tokens of its own Hugging Face model: the bos_token of
-    tokenizer_config.json, else the eos_token, precedes a text.
+    and random answers score 0.25. The same options and Python version give the same scores. For
+    tasks of the harness, a text begins with the bos_token of tokenizer_config.json, else with the
+    eos_token, as for the harness's own Hugging Face models.
     """
     from dataclasses import asdict
 
-    from aftermath.evals.eval_options import wanted
-    from aftermath.evals.likelihood import asked_of
-    from aftermath.evals.suite import check_known, evaluated, lines
+    from aftermath.evals.eval_options import eval_request
+    from aftermath.evals.likelihood import direct_ask
+    from aftermath.evals.suite import check_known, evaluate, lines
     from aftermath.model.checkpoint import load, load_config, tier_of
     from aftermath.model.text import check_vocabulary, load_tokenizer
     from aftermath.replica.replica import pick_device
 
-    wish = wanted(tasks, fewshot, seed, max_docs)
-    check_known(wish)
-    place = checkpoint.expanduser()
-    config = load_config(place)
-    tokenizer = load_tokenizer(place)
-    chosen = pick_device(device)
+    request = eval_request(tasks, fewshot, seed, max_docs)
+    check_known(request)
+    directory = checkpoint.expanduser()
+    config = load_config(directory)
+    tokenizer = load_tokenizer(directory)
+    torch_device = pick_device(device)
     check_vocabulary(tokenizer, config.vocab_size)
-    asked = tier_of(place, tier)
-    model = config.build(asked, load(place, asked)).to(chosen)
-    scores = evaluated(asked_of(model), tokenizer, config.max_position_embeddings, wish)
-    return Result({"tier": asked, "scores": [asdict(one) for one in scores]}, lines(scores))
+    chosen_tier = tier_of(directory, tier)
+    model = config.build(chosen_tier, load(directory, chosen_tier)).to(torch_device)
+    scores = evaluate(direct_ask(model), tokenizer, config.max_position_embeddings, request)
+    return Result({"tier": chosen_tier, "scores": [asdict(one) for one in scores]}, lines(scores))
 
 
 WRITING_TIER = (
@@ -82,7 +79,9 @@ def generate(
     model: Annotated[Path, typer.Option(help="Checkpoint directory, with its tokenizer.json.")],
     prompt: Annotated[str, typer.Option(help="Start of the text.")],
     tier: Annotated[int | None, typer.Option(min=0, max=MAX_LEVELS - 1, help=WRITING_TIER)] = None,
-    tokens: Annotated[int, typer.Option(min=1, max=100_000, help="Most tokens to generate.")] = 100,
+    tokens: Annotated[
+        int, typer.Option(min=1, max=100_000, help="Maximum tokens to generate.")
+    ] = 100,
     temperature: Annotated[
         float,
         typer.Option(
@@ -112,37 +111,39 @@ def generate(
     from aftermath.model.text import Prompt, load_tokenizer
     from aftermath.replica.replica import pick_device
 
-    place = model.expanduser()
-    config = load_config(place)
-    tokenizer = load_tokenizer(place)
-    chosen = pick_device(device)
-    begun = Prompt(prompt, tokens, tokenizer)
-    begun.check(config.vocab_size)
+    directory = model.expanduser()
+    config = load_config(directory)
+    tokenizer = load_tokenizer(directory)
+    torch_device = pick_device(device)
+    start = Prompt(prompt, tokens, tokenizer)
+    start.check(config.vocab_size)
 
-    def of_tier(number: int) -> LanguageModel:
-        return config.build(number, load(place, number)).to(chosen)
+    def load_tier(tier_number: int) -> LanguageModel:
+        return config.build(tier_number, load(directory, tier_number)).to(torch_device)
 
-    large = of_tier(tier_of(place, tier))
+    large = load_tier(tier_of(directory, tier))
     draft = (
-        Draft(of_tier(draft_tier), draft_tokens or DRAFT_TOKENS) if draft_tier is not None else None
+        Draft(load_tier(draft_tier), draft_tokens or DRAFT_TOKENS)
+        if draft_tier is not None
+        else None
     )
     started = time.perf_counter()
-    said = write(
+    generated = write(
         large,
-        begun.ids,
+        start.ids,
         new_tokens=tokens,
         temperature=temperature,
         seed=seed,
         vocab_size=tokenizer.vocab_size,
         draft=draft,
     )
-    text = begun.continued(said.ids)
+    text = start.continued(generated.ids)
     data = {
         "text": text,
-        "tokens": len(said.ids),
-        "passes": said.passes,
-        "guessed": said.guessed,
-        "taken": said.taken,
+        "tokens": len(generated.ids),
+        "passes": generated.passes,
+        "guessed": generated.guessed,
+        "taken": generated.taken,
         "seconds": round(time.perf_counter() - started, 4),
     }
     return Result(data, prompt + text)
@@ -152,11 +153,11 @@ def _check_draft(tier: int, draft_tier: int | None, draft_tokens: int | None) ->
     """Raise UsageError for draft options that contradict others."""
     if draft_tokens is not None and draft_tier is None:
         raise UsageError(
-            "--draft-tokens needs a draft, and none is chosen",
-            "Pass --draft-tier as well, or leave it out",
+            "--draft-tokens needs --draft-tier",
+            "Pass --draft-tier too, or leave out --draft-tokens",
         )
     if draft_tier is not None and draft_tier <= tier:
         raise UsageError(
             f"--draft-tier {draft_tier} is not smaller than tier {tier}",
-            "Name a smaller tier, which has a larger number",
+            "Choose a larger number: larger numbers are smaller tiers",
         )

@@ -24,15 +24,15 @@ def scope_of(chain: Cluster, run_id: str | None) -> bytes:
     )
 
 
-async def granting(
+async def missing_grants(
     chain: SignedCluster, grantee: Pubkey, scope: bytes = JOIN_SCOPE
 ) -> list[Instruction]:
     """Return the missing instructions to let `grantee` join; empty if it is already authorized."""
     ix = chain.authorizer.ix(chain.wallet.pubkey)
-    found = await chain.authorization(chain.wallet.pubkey, grantee, scope)
-    if found is not None and found.active:
+    authorization = await chain.authorization(chain.wallet.pubkey, grantee, scope)
+    if authorization is not None and authorization.active:
         return []
-    return ([] if found else [ix.create(grantee, scope)]) + [
+    return ([] if authorization else [ix.create(grantee, scope)]) + [
         ix.grantor_update(grantee, True, scope)
     ]
 
@@ -40,11 +40,13 @@ async def granting(
 async def open_to_all(chain: SignedCluster, grantor: Pubkey, run_id: str) -> bool:
     """Return whether a join authority lets everybody join a run."""
     scopes = (JOIN_SCOPE, scope_of(chain, run_id))
-    found = [await chain.authorization(grantor, EVERYONE, scope) for scope in scopes]
-    return any(one is not None and one.active for one in found)
+    authorizations = [await chain.authorization(grantor, EVERYONE, scope) for scope in scopes]
+    return any(
+        authorization is not None and authorization.active for authorization in authorizations
+    )
 
 
-async def check_for_everybody(chain: SignedCluster, run_id: str | None) -> None:
+async def check_may_open(chain: SignedCluster, run_id: str | None) -> None:
     """Raise OpenRunRefused if the run may not be opened to everybody now.
 
     On a local network every run may be opened.
@@ -61,10 +63,10 @@ async def check_for_everybody(chain: SignedCluster, run_id: str | None) -> None:
         check_opening(run_id, None)
         return
     check_opening(run_id, members)
-    begins = model.checkpoint if not any(model.checkpoint_hashes) else None
+    start = model.checkpoint if not any(model.checkpoint_hashes) else None
     config = run.config
     check_open_run(
-        run_id, overlap=config.overlap, init_min_clients=config.init_min_clients, checkpoint=begins
+        run_id, overlap=config.overlap, init_min_clients=config.init_min_clients, checkpoint=start
     )
 
 
@@ -77,37 +79,37 @@ async def warning_about_grantor(chain: SignedCluster, run_id: str) -> str:
     authority = Pubkey(run.join_authority)
     if authority == chain.wallet.pubkey:
         return ""
-    return f"the join authority of run {run_id} is {authority}: what {chain.wallet.pubkey} grants admits nobody there"
+    return f"grants of {chain.wallet.pubkey} admit nobody to run {run_id}: its join authority is {authority}"
 
 
-GRANT = "The join authority grants one with aftermath-solana join-authorization-create"
+GRANT_FIX = "Ask the join authority to grant one: aftermath-solana join-authorization-create"
 
 
-def present(
-    found: Authorization | None, grantor: Pubkey, grantee: Pubkey, fix: str = GRANT
+def require_authorization(
+    authorization: Authorization | None, grantor: Pubkey, grantee: Pubkey, fix: str = GRANT_FIX
 ) -> Authorization:
     """Return the authorization. Raise CommandError if it is None."""
-    if found is None:
-        who = "everybody" if grantee == EVERYONE else str(grantee)
+    if authorization is None:
+        grantee_text = "everybody" if grantee == EVERYONE else str(grantee)
         raise CommandError(
-            f"{grantor} has given no authorization to {who}",
+            f"{grantor} has not authorized {grantee_text}",
             fix,
         )
-    return found
+    return authorization
 
 
-def described(found: Authorization, run_id: str | None) -> dict[str, Any]:
+def authorization_data(authorization: Authorization, run_id: str | None) -> dict[str, Any]:
     """Return an authorization as JSON types. `run_id`: its run, or None for all runs."""
     return {
-        "address": str(found.address),
-        "join_authority": str(found.grantor),
-        "authorizer": str(found.grantee),
-        "everybody": found.grantee == EVERYONE,
+        "address": str(authorization.address),
+        "join_authority": str(authorization.grantor),
+        "authorizer": str(authorization.grantee),
+        "everybody": authorization.grantee == EVERYONE,
         "run_id": run_id,
         "all_runs": run_id is None,
-        "active": found.active,
-        "delegates": [str(key) for key in found.delegates],
-        "grantor_update_at": found.grantor_update_at,
-        "sponsor": str(found.sponsor),
-        "delegates_sponsor": str(found.delegates_sponsor),
+        "active": authorization.active,
+        "delegates": [str(key) for key in authorization.delegates],
+        "grantor_update_at": authorization.grantor_update_at,
+        "sponsor": str(authorization.sponsor),
+        "delegates_sponsor": str(authorization.delegates_sponsor),
     }

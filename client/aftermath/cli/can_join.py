@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
     from aftermath.cli.findings import Finding, Subject
 
-_WHATEVER_THE_MACHINE = ("barred",)
-"""Codes of refusals that no machine can avoid. `can-join` then skips the machine's checks."""
+_FINAL_CODES = ("barred",)
+"""Codes of refusals on every machine. `can-join` then skips the checks of this machine."""
 
 
 @command("can-join", example="aftermath-solana can-join --run-id demo --address wallet.json")
@@ -84,48 +84,54 @@ async def can_join(
     )
     async with connect(options) as chain:
         subject.chain = chain
-        found = await admission(subject, "balance")
-    return replace(await answer(subject, found), case="" if address == str(user) else "file")
+        findings = await admission(subject, "balance")
+    return replace(await answer(subject, findings), case="" if address == str(user) else "file")
 
 
-async def admission(subject: Subject, *more: str) -> list[tuple[str, Finding]]:
+async def admission(subject: Subject, *extra: str) -> list[tuple[str, Finding]]:
     """Read the run, and return the findings of its admission checks.
 
-    `more`: names of further checks. Raises UsageError, and CoordinatorError if there is no run.
+    `extra`: names of further checks. Raises UsageError, and CoordinatorError if there is no run.
     """
     from aftermath.cli.check_list import ADMISSION, examine
     from aftermath.cli.run_checks import read_run
     from aftermath.coordinator.errors import Unavailable
 
     await read_run(subject)
-    return await examine(subject, (*ADMISSION, *more), passing=(UsageError, Unavailable))
+    return await examine(subject, (*ADMISSION, *extra), passing=(UsageError, Unavailable))
 
 
-async def answer(subject: Subject, found: list[tuple[str, Finding]]) -> Result:
-    """Check the machine, and return the answer of `can-join`. `found`: the chain's findings."""
+async def answer(subject: Subject, findings: list[tuple[str, Finding]]) -> Result:
+    """Check the machine, and return the answer of `can-join`. `findings`: the chain's findings."""
     from aftermath.cli.check_list import FIT, examine, refusals
     from aftermath.coordinator.errors import Unavailable
     from aftermath.train.access_report import access_report
 
     assert subject.view is not None
-    if not any(refusal.code in _WHATEVER_THE_MACHINE for refusal in refusals(found)):
-        _tell(refusals(found))
-        found = found + await examine(subject, ("torch", *FIT), passing=(UsageError, Unavailable))
-    reasons = refusals(found)
-    warnings = [one.message for _, one in found if one.status == "warning"]
+    if not any(refusal.code in _FINAL_CODES for refusal in refusals(findings)):
+        _print_refusals(refusals(findings))
+        findings = findings + await examine(
+            subject, ("torch", *FIT), passing=(UsageError, Unavailable)
+        )
+    reasons = refusals(findings)
+    warnings = [finding.message for _, finding in findings if finding.status == "warning"]
     for warning in warnings:
         note(f"warning: {warning}")
-    reached = access_report(subject.view.model, subject.access())
+    access = access_report(subject.view.model, subject.access())
     data = _data(subject, reasons) | {
         "warnings": warnings,
-        "reads": reached.files,
-        "contacts": reached.addresses,
+        "reads": access.files,
+        "contacts": access.addresses,
         **_run_facts(subject),
     }
-    text = _no(reasons) if reasons else f"yes: {subject.wallet} may join run {subject.run_id}"
+    text = (
+        _refusal_text(reasons)
+        if reasons
+        else f"yes: {subject.wallet} may join run {subject.run_id}"
+    )
     text += f"\ntier {subject.tier}: {subject.why_tier}" if subject.why_tier else ""
-    text += "".join(f"\n{line}" for line in reached.lines())
-    return Result(data, text, _exit_of(gravest(reasons)) if reasons else 0)
+    text += "".join(f"\n{line}" for line in access.lines())
+    return Result(data, text, _exit_of(most_severe(reasons)) if reasons else 0)
 
 
 def refused_by(refusal: AftermathError, run_id: str, user: Pubkey) -> Result:
@@ -133,11 +139,13 @@ def refused_by(refusal: AftermathError, run_id: str, user: Pubkey) -> Result:
     from aftermath.cli.findings import Subject
 
     return Result(
-        _data(Subject(run_id=run_id, wallet=user), [refusal]), _no([refusal]), _exit_of(refusal)
+        _data(Subject(run_id=run_id, wallet=user), [refusal]),
+        _refusal_text([refusal]),
+        _exit_of(refusal),
     )
 
 
-def gravest(refusals: list[AftermathError]) -> AftermathError:
+def most_severe(refusals: list[AftermathError]) -> AftermathError:
     """Return the refusal whose exit code a command ends with."""
     return max(refusals, key=_exit_of)
 
@@ -146,7 +154,7 @@ def _exit_of(refusal: AftermathError) -> int:
     return EXITS.get(refusal.code, EXIT_KNOWN)
 
 
-def _tell(refusals: list[AftermathError]) -> None:
+def _print_refusals(refusals: list[AftermathError]) -> None:
     """Print refusals on stderr before PyTorch loads, unless stdout is the same stream."""
     from aftermath.events.text import LOADING
 
@@ -155,7 +163,7 @@ def _tell(refusals: list[AftermathError]) -> None:
     note(LOADING)
 
 
-def _no(refusals: list[AftermathError]) -> str:
+def _refusal_text(refusals: list[AftermathError]) -> str:
     """Return the reasons against a join, and the fix of each that has one."""
     fixes = [f"fix: {refusal.fix}" for refusal in refusals if refusal.fix]
     return "\n".join([f"no: {'; '.join(refusal.message for refusal in refusals)}", *fixes])
@@ -177,7 +185,7 @@ def _run_facts(subject: Subject) -> dict[str, Any]:
     from aftermath.train.tier import AUTO_TIER
 
     assert subject.view is not None
-    held = subject.membership
+    membership = subject.membership
     return {
         "tier": None if subject.tier == AUTO_TIER else subject.tier,
         "why_tier": subject.why_tier,
@@ -185,5 +193,5 @@ def _run_facts(subject: Subject) -> dict[str, Any]:
         "client_version": subject.view.model.client_version,
         "this_version": __version__,
         "bond": subject.view.run.config.join_bond,
-        "bond_paid": held.bond if held else 0,
+        "bond_paid": membership.bond if membership else 0,
     }

@@ -70,11 +70,11 @@ async def examine(
 
     An error that a check raises is its finding, but errors of a class in `passing` are raised.
     """
-    found = []
+    findings = []
     for name in names:
         try:
-            looked = CHECKS[name](subject)
-            finding = await looked if inspect.isawaitable(looked) else looked
+            outcome = CHECKS[name](subject)
+            finding = await outcome if inspect.isawaitable(outcome) else outcome
         except passing:
             raise
         except AftermathError as error:
@@ -82,10 +82,14 @@ async def examine(
         except OSError as error:
             finding = broken(str(error), "Check the path, its permissions and the disk")
         if finding is not None:
-            found.append((name, finding))
-    return found
+            findings.append((name, finding))
+    return findings
 
 
-def refusals(found: Iterable[tuple[str, Finding]]) -> list[AftermathError]:
+def refusals(findings: Iterable[tuple[str, Finding]]) -> list[AftermathError]:
     """Return the errors that keep a member from the run."""
-    return [one.error for _, one in found if one.error is not None and one.status == "failure"]
+    return [
+        finding.error
+        for _, finding in findings
+        if finding.error is not None and finding.status == "failure"
+    ]

@@ -53,23 +53,23 @@ async def checkpoint(
     from aftermath.rules.state import CheckpointKind
 
     if repo is None and path is None:
-        raise UsageError("say where the checkpoint is", "Pass either --repo or --path")
+        raise UsageError("the checkpoint's location is missing", "Pass --repo or --path")
     if repo is not None and path is not None:
         raise UsageError("--repo and --path contradict each other", "Pass one of them")
     if repo is not None and not is_repository(repo):
         raise UsageError(
-            f"--repo {repo!r} is not the name of a repository",
-            "It is OWNER/NAME, for example --repo ada/my-model",
+            f"--repo {repo!r} is not a valid repository name",
+            "Use OWNER/NAME, for example --repo ada/my-model",
         )
     if path is not None:
-        found = Checkpoint(CheckpointKind.LOCAL, str(path.expanduser().resolve()), "")
+        source = Checkpoint(CheckpointKind.LOCAL, str(path.expanduser().resolve()), "")
     else:
-        found = Checkpoint(CheckpointKind.HUB, repo or "", revision)
+        source = Checkpoint(CheckpointKind.HUB, repo or "", revision)
     async with sign_in(options) as chain:
         run, model, _ = await chain.coordinator.snapshot(run_id)
-        hashes = await asyncio.to_thread(attested_hashes, run, model, found)
+        hashes = await asyncio.to_thread(attested_hashes, run, model, source)
         step = chain.coordinator.ix.checkpoint(
-            run_id, kind=int(found.kind), repo=found.repo, revision=found.revision, hashes=hashes
+            run_id, kind=int(source.kind), repo=source.repo, revision=source.revision, hashes=hashes
         )
         signature = await chain.coordinator.transact(step)
         model = await chain.coordinator.model(run_id)
@@ -84,7 +84,7 @@ async def checkpoint(
     return Result(data, facts(data))
 
 
-def attested_hashes(run: Run, model: Model, place: Checkpoint) -> list[bytes]:
+def attested_hashes(run: Run, model: Model, source: Checkpoint) -> list[bytes]:
     """Return the level hashes of the checkpoint's files. Raise CommandError if the members attested
     others.
     """
@@ -101,14 +101,14 @@ def attested_hashes(run: Run, model: Model, place: Checkpoint) -> list[bytes]:
         )
     # read only the path that the user names, never one from the chain
     state = schema_from(
-        load_hf_config(place), model, run.run_id, f"the checkpoint {place.repo}"
+        load_hf_config(source), model, run.run_id, f"the checkpoint {source.repo}"
     ).state
-    weights = load(resolve(place), 0)
+    weights = load(resolve(source), 0)
     hashes = [level_hash(weights, state, level) for level in range(state.levels)]
     different = [level for level in range(state.levels) if hashes[level] != run.level_hashes[level]]
     if different:
         raise CommandError(
-            f"{place.repo} is not the model that the members attested at step {steps_before(run.attested_step)}: "
+            f"{source.repo} is not the model that the members attested at step {steps_before(run.attested_step)}: "
             f"level {different[0]} differs",
             "Name the checkpoint that a tier-0 member wrote at that step",
         )
@@ -140,45 +140,45 @@ async def rewind(
     async with sign_in(options) as chain:
         run, model, _ = await chain.coordinator.snapshot(run_id, any_spec=True)
         if to_step is None:
-            return _list(run_id, model)
-        place = _place(run_id, model, to_step)
+            return _recorded_list(run_id, model)
+        index = _recorded_index(run_id, model, to_step)
         if not run.halted:
             raise CommandError(
-                f"run {run_id} is {in_words(run.state)}, and only a paused or finished run can be taken back",
+                f"run {run_id} is {in_words(run.state)}, and only a paused or finished run can be rewound",
                 f"Pause it first: aftermath-solana set-paused --run-id {shlex.quote(run_id)} pause",
             )
-        signature = await chain.coordinator.rewind(run_id, place, model.recorded[place].step)
+        signature = await chain.coordinator.rewind(run_id, index, model.recorded[index].step)
         run, model, _ = await chain.coordinator.snapshot(run_id, any_spec=True)
-    data = {"run_id": run_id, **_plain(model.recorded[0]), "signature": str(signature)}
+    data = {"run_id": run_id, **_recorded_data(model.recorded[0]), "signature": str(signature)}
     return Result(data, facts(data))
 
 
-def _place(run_id: str, model: Model, step: int) -> int:
+def _recorded_index(run_id: str, model: Model, step: int) -> int:
     """Return the first place of a checkpoint of this step. Raise CommandError if there is none."""
-    for place, one in enumerate(model.recorded):
-        if one.exists and steps_before(one.step) == step:
-            return place
-    known = sorted({steps_before(one.step) for one in model.recorded if one.exists})
+    for index, recorded in enumerate(model.recorded):
+        if recorded.exists and steps_before(recorded.step) == step:
+            return index
+    steps = sorted({steps_before(recorded.step) for recorded in model.recorded if recorded.exists})
     raise CommandError(
-        f"no checkpoint of step {step} is recorded for run {run_id}",
-        f"Name one of step {', '.join(map(str, known))}"
-        if known
-        else "Name one first: aftermath-solana checkpoint",
+        f"run {run_id} has no recorded checkpoint of step {step}",
+        f"Choose one of these steps: {', '.join(map(str, steps))}"
+        if steps
+        else "Record one first: aftermath-solana checkpoint",
     )
 
 
-def _plain(one: Recorded) -> dict[str, Any]:
+def _recorded_data(recorded: Recorded) -> dict[str, Any]:
     return {
-        "step": steps_before(one.step),
-        "kind": one.checkpoint.kind.name.lower(),
-        "repo": one.checkpoint.repo,
-        "revision": one.checkpoint.revision,
-        "data_index": one.data_index,
+        "step": steps_before(recorded.step),
+        "kind": recorded.checkpoint.kind.name.lower(),
+        "repo": recorded.checkpoint.repo,
+        "revision": recorded.checkpoint.revision,
+        "data_index": recorded.data_index,
     }
 
 
-def _list(run_id: str, model: Model) -> Result:
-    rows = [_plain(one) for one in model.recorded if one.exists]
+def _recorded_list(run_id: str, model: Model) -> Result:
+    rows = [_recorded_data(one) for one in model.recorded if one.exists]
     if not rows:
         return Result([], f"run {run_id} has no checkpoint yet", case="none")
     table = listing(list(rows[0]), [list(row.values()) for row in rows])
@@ -205,21 +205,21 @@ def reopen(
     Without a terminal, or with --json, pass --yes.
     """
     if not yes:
-        unsaved = run_in_loop(_checked(options, run_id, total_steps))
+        unsaved = run_in_loop(_check_reopen(options, run_id, total_steps))
         if unsaved and not options.dry_run:
             from aftermath.events.status import not_recorded
 
-            unknown = not_recorded(unsaved)
+            unsaved_text = not_recorded(unsaved)
             check_can_ask(
-                "reopen", f"may start from an older model ({unknown})", as_json=json_output
+                "reopen", f"may start from an older model ({unsaved_text})", as_json=json_output
             )
-            lost = f"Unless a running member still has the model of run {run_id}, that training is lost"
-            if not agreed(f"{unknown}. {lost}. Reopen it?"):
-                return Result({"run_id": run_id}, f"run {run_id} stays as it is", EXIT_KNOWN)
-    return run_in_loop(_reopened(options, run_id, total_steps))
+            consequence = f"Unless a running member still has the model of run {run_id}, that training is lost"
+            if not agreed(f"{unsaved_text}. {consequence}. Reopen it?"):
+                return Result({"run_id": run_id}, f"run {run_id} is unchanged", EXIT_KNOWN)
+    return run_in_loop(_reopen(options, run_id, total_steps))
 
 
-async def _checked(options: SigningOptions, run_id: str, total_steps: int) -> int:
+async def _check_reopen(options: SigningOptions, run_id: str, total_steps: int) -> int:
     """Return how many trained steps of a finished run are in no checkpoint on chain.
 
     Raises CommandError if the run would train its new steps at a learning rate of 0.
@@ -240,16 +240,16 @@ async def _checked(options: SigningOptions, run_id: str, total_steps: int) -> in
 
 
 def _rate_is_zero(run_id: str, idle: int, total_steps: int) -> CommandError:
-    named = f"--run-id {shlex.quote(run_id)}"
+    run_flag = f"--run-id {shlex.quote(run_id)}"
     return CommandError(
         f"the learning rate of run {run_id} is 0 from step {idle} on: more steps would change nothing",
         f"Extend the schedule first: in the run's config file, set total_steps = {total_steps} and let lr_schedule "
-        f"last as long. Then: aftermath-solana update-config {named} --config-path FILE, and "
-        f"aftermath-solana reopen {named} --total-steps {total_steps}. To train at a rate of 0, add --yes",
+        f"last as long. Then: aftermath-solana update-config {run_flag} --config-path FILE, and "
+        f"aftermath-solana reopen {run_flag} --total-steps {total_steps}. To train at a rate of 0, add --yes",
     )
 
 
-async def _reopened(options: SigningOptions, run_id: str, total_steps: int) -> Result:
+async def _reopen(options: SigningOptions, run_id: str, total_steps: int) -> Result:
     from aftermath.cli.connection import sign_in
     from aftermath.events.progress import in_words
     from aftermath.owner.warnings import warning_about_schedule
@@ -259,17 +259,17 @@ async def _reopened(options: SigningOptions, run_id: str, total_steps: int) -> R
         run, model, _ = await chain.coordinator.snapshot(run_id)
         if run.state is not RunState.FINISHED:
             raise CommandError(
-                f"run {run_id} is {in_words(run.state)}, and only a finished run is reopened",
-                f"To resume a paused one: aftermath-solana set-paused --run-id {shlex.quote(run_id)} resume",
+                f"run {run_id} is {in_words(run.state)}, and only a finished run can be reopened",
+                f"To resume a paused run: aftermath-solana set-paused --run-id {shlex.quote(run_id)} resume",
             )
         if total_steps <= run.trained_steps:
             raise CommandError(
-                f"run {run_id} has trained {run.trained_steps} steps already",
-                f"Name more than these, or first take it back: aftermath-solana rewind --run-id {shlex.quote(run_id)}",
+                f"run {run_id} has already trained {run.trained_steps} steps",
+                f"Pass more --total-steps, or rewind it first: aftermath-solana rewind --run-id {shlex.quote(run_id)}",
             )
-        unmeant = warning_about_schedule(model.lr_schedule, total_steps)
-        if unmeant:
-            note(f"warning: {unmeant}")
+        warning = warning_about_schedule(model.lr_schedule, total_steps)
+        if warning:
+            note(f"warning: {warning}")
         ix = chain.coordinator.ix
         steps = [
             ix.update(run_id, config=asdict(run.config) | {"total_steps": total_steps}),
@@ -282,8 +282,8 @@ async def _reopened(options: SigningOptions, run_id: str, total_steps: int) -> R
         "state": run.state.name.lower(),
         "step": run.trained_steps,
         "total_steps": run.config.total_steps,
-        "warnings": [unmeant] if unmeant else [],
+        "warnings": [warning] if warning else [],
         "signatures": [str(signature) for signature in signatures],
     }
-    shown = {name: value for name, value in data.items() if name != "warnings"}
-    return Result(data, facts(shown | {"state": in_words(run.state)}))
+    rows = {name: value for name, value in data.items() if name != "warnings"}
+    return Result(data, facts(rows | {"state": in_words(run.state)}))

@@ -17,7 +17,7 @@ from aftermath.base.errors import UsageError
 from aftermath.base.signals import hear_ignored_interrupts, looped
 from aftermath.base.stdio import VERBOSITY, Verbosity
 from aftermath.cli.next_steps import say_next
-from aftermath.cli.present import Ended, Result, reporting, show, tell_given
+from aftermath.cli.present import Ended, Result, remember_options, reporting, show
 
 Body = Callable[..., Result | Coroutine[Any, Any, Result]]
 Done = TypeVar("Done")
@@ -40,10 +40,10 @@ JSON = Annotated[
 def _level(level: Verbosity) -> Callable[[bool], None]:
     """Return an option callback that sets the verbosity. It raises UsageError for -q with -v."""
 
-    def choose(given: bool) -> None:
-        if given and VERBOSITY.get() not in (Verbosity.INFO, level):
+    def choose(chosen: bool) -> None:
+        if chosen and VERBOSITY.get() not in (Verbosity.INFO, level):
             raise UsageError("--quiet and --verbose contradict each other", "Leave one of them out")
-        if given:
+        if chosen:
             VERBOSITY.set(level)
 
     return choose
@@ -109,35 +109,37 @@ def _entry(
     built: dict[str, tuple[Callable[..., Any], list[str]]] = {}
     parameters: list[inspect.Parameter] = []
     hints = get_type_hints(body, include_extras=True)
-    for taken, parameter in inspect.signature(body).parameters.items():
-        group = groups.get(taken) or _dataclass_group(hints[taken])
+    for name_in_body, parameter in inspect.signature(body).parameters.items():
+        group = groups.get(name_in_body) or _dataclass_group(hints[name_in_body])
         if group is None:
             parameters.append(
-                parameter.replace(annotation=hints[taken], kind=inspect.Parameter.KEYWORD_ONLY)
+                parameter.replace(
+                    annotation=hints[name_in_body], kind=inspect.Parameter.KEYWORD_ONLY
+                )
             )
             continue
         options = group.options()
-        built[taken] = (group.build, [option.name for option in options])
+        built[name_in_body] = (group.build, [option.name for option in options])
         parameters += options
     reads_json = "json_output" in hints
     if not reads_json:
         parameters.append(keyword("json_output", JSON, False))
     parameters += [keyword("quiet", QUIET, False), keyword("verbose", VERBOSE, False)]
 
-    def entry(**given: Any) -> None:
-        as_json = given["json_output"] if reads_json else given.pop("json_output")
+    def entry(**values: Any) -> None:
+        as_json = values["json_output"] if reads_json else values.pop("json_output")
         for chosen_by_callback in ("quiet", "verbose"):  # typer passes their defaults
-            given.pop(chosen_by_callback, None)
-        called = dict(given)
+            values.pop(chosen_by_callback, None)
+        options_given = dict(values)
         with reporting(as_json=as_json):
             _show_logs()
             if until_interrupt:
                 hear_ignored_interrupts()
-            tell_given(called)
-            for taken, (build, options) in built.items():
-                given[taken] = build(**{option: given.pop(option) for option in options})
+            remember_options(options_given)
+            for name_in_body, (build, options) in built.items():
+                values[name_in_body] = build(**{option: values.pop(option) for option in options})
             try:
-                result = _done(body, given)
+                result = _call(body, values)
                 refusal = None
                 dry = False
             except Ended as ended:
@@ -150,7 +152,7 @@ def _entry(
             if result.exit_code:
                 raise typer.Exit(result.exit_code)
             if not (as_json or dry):
-                say_next(name, result.case, {**called, **result.made})
+                say_next(name, result.case, {**options_given, **result.made})
 
     entry.__doc__ = inspect.getdoc(body)
     entry.__name__ = body.__name__
@@ -165,8 +167,8 @@ def _show_logs() -> None:
     show_logs()
 
 
-def _done(body: Body, given: Mapping[str, Any]) -> Result:
-    result = body(**given)
+def _call(body: Body, values: Mapping[str, Any]) -> Result:
+    result = body(**values)
     return run_in_loop(result) if isinstance(result, Coroutine) else result
 
 
@@ -198,8 +200,8 @@ def settings_of(cls: type[Any]) -> list[Setting]:
     """Return the fields of a dataclass in order."""
     hints = get_type_hints(cls, include_extras=True)
     return [
-        Setting(one.name, hints[one.name], ... if one.default is MISSING else one.default)
-        for one in fields(cls)
+        Setting(field.name, hints[field.name], ... if field.default is MISSING else field.default)
+        for field in fields(cls)
     ]
 
 
@@ -232,9 +234,12 @@ def limits(metadata: Iterable[object]) -> tuple[Any, Any]:
     """Return the least (`ge`) and the most (`le`) that a field with this metadata may be. None: no
     limit.
     """
-    known = list(metadata)
+    constraints = list(metadata)
     least, most = (
-        next((getattr(one, side) for one in known if hasattr(one, side)), None)
+        next(
+            (getattr(constraint, side) for constraint in constraints if hasattr(constraint, side)),
+            None,
+        )
         for side in ("ge", "le")
     )
     return least, most

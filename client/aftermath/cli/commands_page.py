@@ -73,12 +73,16 @@ Options = Mapping[str, list[Option]]
 
 def options_of(index: Index) -> Options:
     """Return the options of every command of a script, without those that all commands have."""
-    found = {}
+    by_command = {}
     for name in index.entries:
         loaded = index.load(name)
         context = loaded.context_class(loaded, info_name=name, **SETTINGS)
-        found[name] = [_option(one, context) for one in loaded.params if one.name not in HIDDEN]
-    return found
+        by_command[name] = [
+            _option(parameter, context)
+            for parameter in loaded.params
+            if parameter.name not in HIDDEN
+        ]
+    return by_command
 
 
 def _option(parameter: Any, context: Any) -> Option:
@@ -95,14 +99,20 @@ def _option(parameter: Any, context: Any) -> Option:
 
 def shared_of(options: Options) -> list[Option]:
     """Return by panel the options that SHARED_FROM or more commands explain in the same words."""
-    count = Counter(one for every in options.values() for one in every)
+    counts = Counter(
+        option for options_of_command in options.values() for option in options_of_command
+    )
     shared = [
-        one for one, commands in count.items() if commands >= SHARED_FROM or one.panel in PANELS
+        option
+        for option, commands in counts.items()
+        if commands >= SHARED_FROM or option.panel in PANELS
     ]
-    most = {one.names: one for one in sorted(shared, key=lambda one: count[one])}
-    ordered = [one for one in shared if most[one.names] is one]
+    most_used = {
+        option.names: option for option in sorted(shared, key=lambda option: counts[option])
+    }
+    ordered = [option for option in shared if most_used[option.names] is option]
     return sorted(
-        ordered, key=lambda one: PANELS.index(one.panel) + 1 if one.panel in PANELS else 0
+        ordered, key=lambda option: PANELS.index(option.panel) + 1 if option.panel in PANELS else 0
     )
 
 
@@ -113,26 +123,26 @@ def page(index: Index = SOLANA, preface: str = PREFACE) -> str:
     solana = options_of(SOLANA)
     shared = shared_of(solana)
     options = solana if index is SOLANA else options_of(index)
-    parts = [preface]
+    blocks = [preface]
     if index is SOLANA:
-        parts.append(SHARED_PREFACE)
+        blocks.append(SHARED_PREFACE)
         for panel, group in groupby(
             shared, key=lambda one: one.panel if one.panel in PANELS else ""
         ):
-            parts += [f"### {panel} options"] * bool(panel) + [listed(list(group))]
+            blocks += [f"### {panel} options"] * bool(panel) + [option_list(list(group))]
     for panel, entries in groupby(index.entries.items(), key=lambda item: item[1].panel):
-        parts.append(f"## {panel}")
+        blocks.append(f"## {panel}")
         for name, _ in entries:
             of_train = (
                 [] if index is SOLANA else [one for one in solana["train"] if one not in shared]
             )
-            parts.append(section(index, name, options[name], shared, of_train))
-    return "\n\n".join(parts) + "\n"
+            blocks.append(section(index, name, options[name], shared, of_train))
+    return "\n\n".join(blocks) + "\n"
 
 
-def listed(options: list[Option]) -> str:
+def option_list(options: list[Option]) -> str:
     """Return a list of options."""
-    return "\n".join(one.line for one in options)
+    return "\n".join(option.line for option in options)
 
 
 def section(
@@ -143,17 +153,23 @@ def section(
     `of_train`: further options that another page explains, under `train`.
     """
     loaded = index.load(name)
-    text = [_filled(part) for part in (loaded.help or "").strip().split("\n\n")]
-    parts = [f"### {name}", *text, f"```sh\n{index.find(name).example}\n```"]
-    own = [one for one in options if one not in shared and one not in of_train]
-    if own:
-        parts.append(listed(own))
-    if named := _named([one for one in options if one in shared], shared):
-        where = "" if index is SOLANA else "commands.md"
-        parts.append(_filled(f"[Shared options]({where}#shared-options): {', '.join(named)}."))
-    if same := [one for one in options if one in of_train]:
-        parts.append(_filled(f"As for [train](commands.md#train): {_most_of(same, of_train)}."))
-    return "\n\n".join(parts)
+    text = [_filled(paragraph) for paragraph in (loaded.help or "").strip().split("\n\n")]
+    blocks = [f"### {name}", *text, f"```sh\n{index.find(name).example}\n```"]
+    own_options = [option for option in options if option not in shared and option not in of_train]
+    if own_options:
+        blocks.append(option_list(own_options))
+    if shared_names := _shared_names([option for option in options if option in shared], shared):
+        page_name = "" if index is SOLANA else "commands.md"
+        blocks.append(
+            _filled(f"[Shared options]({page_name}#shared-options): {', '.join(shared_names)}.")
+        )
+    if train_options := [option for option in options if option in of_train]:
+        blocks.append(
+            _filled(
+                f"As for [train](commands.md#train): {_names_or_exceptions(train_options, of_train)}."
+            )
+        )
+    return "\n\n".join(blocks)
 
 
 def _filled(text: str, indent: str = "") -> str:
@@ -163,24 +179,26 @@ def _filled(text: str, indent: str = "") -> str:
     )
 
 
-def _most_of(options: list[Option], every: list[Option]) -> str:
+def _names_or_exceptions(options: list[Option], all_options: list[Option]) -> str:
     """Return the names of options, or "all options but" the others where these are fewer."""
-    missing = [one for one in every if one not in options]
-    fewer = missing if len(missing) < len(options) else options
-    names = ", ".join(one.names.partition(",")[0] for one in fewer)
-    return f"all options but {names}" if fewer is missing else names
+    others = [option for option in all_options if option not in options]
+    fewer = others if len(others) < len(options) else options
+    names = ", ".join(option.names.partition(",")[0] for option in fewer)
+    return f"all options but {names}" if fewer is others else names
 
 
-def _named(options: list[Option], shared: list[Option]) -> list[str]:
+def _shared_names(options: list[Option], shared: list[Option]) -> list[str]:
     """Return the names of shared options, with one name for a whole panel."""
-    named = []
-    whole = [
-        panel for panel in PANELS if {one for one in shared if one.panel == panel} <= set(options)
+    names = []
+    whole_panels = [
+        panel
+        for panel in PANELS
+        if {option for option in shared if option.panel == panel} <= set(options)
     ]
-    for one in options:
-        if one.panel not in whole:
-            named.append(one.names.partition(",")[0])
-    return [*named, *(f"{panel.lower()} options" for panel in whole)]
+    for option in options:
+        if option.panel not in whole_panels:
+            names.append(option.names.partition(",")[0])
+    return [*names, *(f"{panel.lower()} options" for panel in whole_panels)]
 
 
 def main(index: Index = SOLANA, preface: str = PREFACE) -> None:

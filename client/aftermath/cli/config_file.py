@@ -30,24 +30,22 @@ def config_validate(
     """
     from aftermath.cli.config_check import check
 
-    found = check(file)
+    checked = check(file)
     data = {
         "file": str(file),
-        "ok": not found.mistakes,
+        "ok": not checked.mistakes,
         "mistakes": [
             {"code": one.code, "line": one.line, "key": one.key, "message": one.sentence}
-            for one in found.mistakes
+            for one in checked.mistakes
         ],
-        "warnings": [{"code": code, "message": sentence} for code, sentence in found.warnings],
-        "not_looked_at": list(found.unseen),
+        "warnings": [{"code": code, "message": sentence} for code, sentence in checked.warnings],
+        "not_looked_at": list(checked.unchecked),
     }
-    lines = [f"{file}:{one.line}: {one.sentence}" for one in found.mistakes]
-    lines += [f"warning: {sentence}" for _, sentence in found.warnings]
-    lines += [f"not looked at: {what}" for what in found.unseen]
-    lines.append(
-        f"{file} has mistakes" if found.mistakes else f"{file} is a config that a run can have"
-    )
-    return Result(data, plain_text("\n".join(lines)), EXIT_KNOWN if found.mistakes else 0)
+    lines = [f"{file}:{one.line}: {one.sentence}" for one in checked.mistakes]
+    lines += [f"warning: {sentence}" for _, sentence in checked.warnings]
+    lines += [f"not checked: {part}" for part in checked.unchecked]
+    lines.append(f"{file} has mistakes" if checked.mistakes else f"{file} is a valid config")
+    return Result(data, plain_text("\n".join(lines)), EXIT_KNOWN if checked.mistakes else 0)
 
 
 @command("config explain", example="aftermath-solana config explain config.global_batch_size_end")
@@ -66,17 +64,21 @@ def config_explain(
     """
     from aftermath.config.keys import find, held_by, nearest
 
-    found = find(key)
-    if not found:
+    matches = find(key)
+    if not matches:
         close = nearest(key)
-        hint = f"Did you mean {', or '.join(close)}?" if close else "docs/config.md lists them"
+        hint = f"Did you mean {', or '.join(close)}?" if close else "docs/config.md lists all keys"
         raise UsageError(f"a run's config file has no key {key!r}", hint)
-    inner = {one.name: [held.path[-1] for held in held_by(one)] for one in found}
-    data = [_data(one, inner[one.name]) for one in found]
-    return Result(data, plain_text("\n\n".join(_page(one, inner[one.name]) for one in found)))
+    keys_inside = {
+        match.name: [inner_key.path[-1] for inner_key in held_by(match)] for match in matches
+    }
+    data = [_data(match, keys_inside[match.name]) for match in matches]
+    return Result(
+        data, plain_text("\n\n".join(_page(match, keys_inside[match.name]) for match in matches))
+    )
 
 
-def _data(key: ConfigKey, inner: list[str]) -> dict[str, Any]:
+def _data(key: ConfigKey, keys_inside: list[str]) -> dict[str, Any]:
     return {
         "key": key.name,
         "type": key.kind,
@@ -86,25 +88,24 @@ def _data(key: ConfigKey, inner: list[str]) -> dict[str, Any]:
         "limits": key.limits,
         "what": key.text,
         "example": key.example,
-        "keys": inner,
+        "keys": keys_inside,
     }
 
 
-def _page(key: ConfigKey, inner: list[str]) -> str:
+def _page(key: ConfigKey, keys_inside: list[str]) -> str:
     rows = {
         "type": key.kind,
         "unit": key.unit,
         "limits": key.limits,
-        "default": key.default
-        or ("none: it must be given" if key.required else "none: it may be left out"),
+        "default": key.default or ("none: required" if key.required else "none: optional"),
         "example": key.example,
-        "keys": ", ".join(inner),
+        "keys": ", ".join(keys_inside),
     }
     return "\n".join(
         [
             key.name,
             f"  {key.text}",
-            *(f"  {name + ':':9} {said}" for name, said in rows.items() if said),
+            *(f"  {name + ':':9} {value}" for name, value in rows.items() if value),
         ]
     )
 
@@ -113,8 +114,8 @@ def _page(key: ConfigKey, inner: list[str]) -> str:
 def config_schema() -> Result:
     """Print the JSON Schema of a run's config file.
 
-    Editors complete and check a config file by it, if the file's first line is #:schema
-    ./run.schema.json.
+    Save it as run.schema.json. Editors complete and check a config file next to it whose first line
+    is #:schema ./run.schema.json.
     """
     from aftermath.config.json_schema import json_schema
 
@@ -166,14 +167,14 @@ def preview_lr(
         "plot": str(plot.expanduser()) if plot is not None else None,
         "rates": [{"step": step, "rate": value} for step, value in curve],
     }
-    shown: dict[str, object] = {
+    rows: dict[str, object] = {
         "schedule": schedule.kind.name.lower().replace("_", " "),
         # From 0, so that a constant rate does not look like none.
         f"steps 1 to {total}": sparkline([rate(step) for step in _steps(total, BARS)], low=0.0),
         "rate": [f"{rate(step):.3e}  at step {step}" for step in _steps(total, ROWS)],
     }
-    shown |= {"plot": plot.expanduser()} if plot is not None else {}
-    return Result(data, facts(shown | ({"warning": warning} if warning else {})))
+    rows |= {"plot": plot.expanduser()} if plot is not None else {}
+    return Result(data, facts(rows | ({"warning": warning} if warning else {})))
 
 
 def _steps(total: int, room: int) -> list[int]:
@@ -213,13 +214,17 @@ def run_files(
 
     from aftermath.testnet.configs import chosen, log_of, make_missing
 
-    found = chosen(file)
-    log = log_of(found.path)
-    made = make_missing(
-        found.path, found.config, log, os.environ, lambda place: note(f"making {place}; log: {log}")
+    config_choice = chosen(file)
+    log = log_of(config_choice.path)
+    created = make_missing(
+        config_choice.path,
+        config_choice.config,
+        log,
+        os.environ,
+        lambda path: note(f"making {path}; log: {log}"),
     )
-    text = "\n".join(f"made {place}" for place in made)
+    text = "\n".join(f"made {path}" for path in created)
     return Result(
-        {"made": [str(place) for place in made]},
+        {"made": [str(path) for path in created]},
         text or "nothing to make: the model and the tokens exist",
     )

@@ -18,10 +18,10 @@ from aftermath.cli.profile import (
     KEY_VARIABLE,
     VARIABLES,
     Name,
+    option_values,
     profile_path,
     read_profile,
     shown_value,
-    stored,
     write_profile,
 )
 
@@ -43,12 +43,12 @@ def config_set(
     variable, profile, default. A wallet is stored as its file's path, never as a key. config show
     prints the profile's path.
     """
-    held = read_profile() | {str(name): _checked(name, value)}
-    path = write_profile(held)
-    shown = shown_value(name, held[name])
+    values = read_profile() | {str(name): _checked(name, value)}
+    path = write_profile(values)
+    display = shown_value(name, values[name])
     return Result(
-        {"name": str(name), "value": shown, "file": str(path)},
-        plain_text(f"{name} {shown}, in {path}"),
+        {"name": str(name), "value": display, "file": str(path)},
+        plain_text(f"{name} {display}, in {path}"),
     )
 
 
@@ -57,7 +57,7 @@ def _checked(name: Name, value: str) -> str:
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise UsageError(f"the value for {name} is not text", "It has to be UTF-8") from None
+        raise UsageError(f"the value for {name} is not text", "Pass it in UTF-8") from None
     from aftermath.chain.addresses import run_seed
     from aftermath.chain.defaults import RPC
     from aftermath.chain.endpoints import endpoint
@@ -77,12 +77,12 @@ def _path(value: str) -> str:
     from aftermath.chain.wallet import refuse_key_as_path
 
     if not value:
-        raise UsageError("the path given for wallet is empty", "Name a key file")
+        raise UsageError("the path for wallet is empty", "Name a key file")
     refuse_key_as_path(Path(value))
     path = Path(value).expanduser().absolute()
     if not path.is_file():
         note(
-            f"warning: there is no key file {path} yet; show-identity --create -w {path} makes one"
+            f"warning: there is no key file {path} yet; create it with show-identity --create -w {path}"
         )
     return str(path)
 
@@ -102,8 +102,8 @@ def config_show() -> Result:
     An option comes first, then its environment variable, the profile (config set) and the default.
     Hides what follows the port of an address, because it may be an API key.
     """
-    held = stored()
-    rows = {name: _found(name, held) for name in Name}
+    values = option_values()
+    rows = {name: _effective_value(name, values) for name in Name}
     if rows[Name.RPC][1].startswith("variable") and rows[Name.WS_RPC][1] == "profile":
         rows[Name.WS_RPC] = _DEFAULTS[Name.WS_RPC]
     path = profile_path()
@@ -115,19 +115,19 @@ def config_show() -> Result:
     }
     table = [[name, value, source] for name, (value, source) in rows.items()]
     table.append(
-        ["profile", str(path) if path is not None else None, "" if held else "nothing is stored"]
+        ["profile", str(path) if path is not None else None, "" if values else "nothing is stored"]
     )
     return Result(data, listing(("what", "value", "from"), table))
 
 
-def _found(name: Name, held: dict[str, str]) -> tuple[str | None, str]:
+def _effective_value(name: Name, values: dict[str, str]) -> tuple[str | None, str]:
     """Return a value for display, and its source."""
     if variable := os.environ.get(VARIABLES[name]):
         return shown_value(name, variable), f"variable {VARIABLES[name]}"
     if name is Name.WALLET and os.environ.get(KEY_VARIABLE):
         return None, f"variable {KEY_VARIABLE}"
-    if name in held:
-        return shown_value(name, held[name]), "profile"
+    if name in values:
+        return shown_value(name, values[name]), "profile"
     return _DEFAULTS[name]
 
 
@@ -136,12 +136,10 @@ def config_unset(
     name: Annotated[Name, typer.Argument(help="What to remove.", show_default=False)],
 ) -> Result:
     """Remove a stored cluster, wallet or run."""
-    held = read_profile()
-    if name not in held:
+    values = read_profile()
+    if name not in values:
         raise CommandError(
-            f"the profile has no {name}", "See what it has: aftermath-solana config show"
+            f"the profile has no {name}", "List its values: aftermath-solana config show"
         )
-    path = write_profile({key: value for key, value in held.items() if key != name})
-    return Result(
-        {"name": str(name), "file": str(path)}, plain_text(f"{name} is not in {path} any more")
-    )
+    path = write_profile({key: value for key, value in values.items() if key != name})
+    return Result({"name": str(name), "file": str(path)}, plain_text(f"removed {name} from {path}"))

@@ -66,7 +66,7 @@ class SignedCluster(Cluster):
 @asynccontextmanager
 async def connect(choice: ClusterOptions) -> AsyncIterator[Cluster]:
     """Open the cluster that these options name, for reading."""
-    pool, program_id = _chosen(choice)
+    pool, program_id = _open(choice)
     async with pool:
         yield Cluster(pool, CoordinatorClient(pool, program_id=program_id), Authorizer(pool))
 
@@ -79,16 +79,16 @@ async def sign_in(choice: SigningOptions) -> AsyncIterator[SignedCluster]:
     """
     wallet = load_wallet(choice.wallet_private_key_path)
     cap = choice.max_priority_fee
-    pool, program_id = _chosen(choice)
+    pool, program_id = _open(choice)
     async with pool:
         coordinator = CoordinatorClient(
             pool, wallet, program_id=program_id, max_priority_fee=cap, dry=choice.dry_run
         )
         try:
             yield SignedCluster(pool, coordinator, Authorizer(pool), wallet)
-        except Rehearsed as found:
-            raise ended(found) from None
+        except Rehearsed as report:
+            raise ended(report) from None
 
 
-def _chosen(choice: ClusterOptions) -> tuple[RpcPool, Pubkey | None]:
+def _open(choice: ClusterOptions) -> tuple[RpcPool, Pubkey | None]:
     return open_pool(choice, patience=PATIENCE_SECONDS), coordinator_id(choice)

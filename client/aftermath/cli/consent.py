@@ -13,15 +13,17 @@ import typer
 from aftermath.base.errors import UsageError
 from aftermath.events.printable import printable
 
-YES = Annotated[bool, typer.Option("--yes", help="Do it without a question.", show_default=False)]
+YES = Annotated[
+    bool, typer.Option("--yes", help="Do not ask for confirmation.", show_default=False)
+]
 
 
-def check_can_ask(command: str, does: str, *, as_json: bool) -> None:
+def check_can_ask(command: str, effect: str, *, as_json: bool) -> None:
     """Raise UsageError if there is no terminal to ask on, or with --json."""
     terminal = all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stderr))
     if as_json or not terminal:
-        why = "with --json nothing is asked" if as_json else "there is no terminal to ask on"
-        raise UsageError(f"{command} {does}, and {why}", "Add --yes if that is what you want")
+        reason = "--json asks no questions" if as_json else "there is no terminal to ask on"
+        raise UsageError(f"{command} {effect}, and {reason}", "Add --yes to confirm")
 
 
 def agreed(question: str) -> bool:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from aftermath.cli.connection import SignedCluster
 
-LATER = 20
+LATER_TRANSACTIONS = 20
 """Transactions that the owner can pay for afterwards: to configure the run, start, pause, change
 and close it.
 """
@@ -70,39 +70,41 @@ async def create_run(
     from aftermath.events.progress import in_words
 
     check_readable(run_id)
-    if unmeant := warning_about_version(client_version, __version__):
-        note(f"warning: {unmeant}")
-    named = public_key(join_authority) if join_authority is not None else None
+    if warning := warning_about_version(client_version, __version__):
+        note(f"warning: {warning}")
+    named_authority = public_key(join_authority) if join_authority is not None else None
     async with sign_in(options) as chain:
-        own = chain.wallet.pubkey
-        authority = named or own
-        texts = {"name": name, "description": description, "num_parameters": 0, "vocab_size": 0}
-        steps = await remaining(chain, run_id, texts, authority, client_version)
-        opened = _authorization_size(chain, run_id) if authority == own else {}
-        await chain.sender.afford(steps, chain.coordinator.sizes(run_id) | opened, later=LATER)
-        before = await chain.balance(own)
+        owner = chain.wallet.pubkey
+        authority = named_authority or owner
+        metadata = {"name": name, "description": description, "num_parameters": 0, "vocab_size": 0}
+        steps = await remaining_instructions(chain, run_id, metadata, authority, client_version)
+        authorization_sizes = _authorization_size(chain, run_id) if authority == owner else {}
+        await chain.sender.afford(
+            steps, chain.coordinator.sizes(run_id) | authorization_sizes, later=LATER_TRANSACTIONS
+        )
+        balance_before = await chain.balance(owner)
         signatures = await chain.sender.send_packed(steps)
-        spent = before - await chain.balance(own)
+        spent = balance_before - await chain.balance(owner)
         run = await chain.coordinator.run(run_id)
-        everybody = await open_to_all(chain, authority, run_id)
-    if everybody and not chain.pool.is_local:
+        open_to_everybody = await open_to_all(chain, authority, run_id)
+    if open_to_everybody and not chain.pool.is_local:
         note(
-            "warning: an earlier authorization of this wallet admits everybody to all its runs; before you start this "
-            "run, type aftermath-solana join-authorization-delete"
+            "warning: an earlier authorization of this wallet admits everybody to all its runs; delete it before you "
+            "start this run: aftermath-solana join-authorization-delete"
         )
     data = {
         "run_id": run_id,
         "address": str(run_addresses(chain.coordinator.program_id, run_id).run),
-        "main_authority": str(own),
+        "main_authority": str(owner),
         "join_authority": str(authority),
-        "permissionless": everybody,
+        "permissionless": open_to_everybody,
         "state": run.state.name.lower(),
         "lamports": spent,
         "signatures": [str(signature) for signature in signatures],
     }
-    shown = renamed(data, "lamports", "paid", sol(spent))
-    shown["state"] = in_words(run.state)
-    return Result(data, facts(shown))
+    rows = renamed(data, "lamports", "paid", sol(spent))
+    rows["state"] = in_words(run.state)
+    return Result(data, facts(rows))
 
 
 def _authorization_size(chain: SignedCluster, run_id: str) -> dict[Pubkey, int]:
@@ -128,55 +130,64 @@ def check_readable(run_id: str) -> None:
     """Raise UsageError for an id with outer spaces, unprintable characters or no NFC form."""
     if not run_id.isprintable() or run_id != unicodedata.normalize("NFC", run_id.strip()):
         raise UsageError(
-            f"{run_id!r} cannot be told from other ids by reading it",
-            "Choose one that people can type",
+            f"run id {run_id!r} has outer spaces or characters that people cannot tell apart",
+            "Choose an id that people can type",
         )
 
 
-async def remaining(
-    chain: SignedCluster, run_id: str, texts: dict[str, Any], authority: Pubkey, client_version: str
+async def remaining_instructions(
+    chain: SignedCluster,
+    run_id: str,
+    metadata: dict[str, Any],
+    authority: Pubkey,
+    client_version: str,
 ) -> list[Instruction]:
-    """Return `missing`. Raise RunExists also if nothing is missing."""
-    steps = await missing(chain, run_id, texts, authority, client_version)
+    """Return `missing_instructions`. Raise RunExists also if nothing is missing."""
+    steps = await missing_instructions(chain, run_id, metadata, authority, client_version)
     if not steps:
         raise RunExists(
-            f"run {run_id} exists already", "Choose another id, or change it with update-config"
+            f"run {run_id} exists already",
+            "Choose another id, or change the run with update-config",
         )
     return steps
 
 
-async def missing(
-    chain: SignedCluster, run_id: str, texts: dict[str, Any], authority: Pubkey, client_version: str
+async def missing_instructions(
+    chain: SignedCluster,
+    run_id: str,
+    metadata: dict[str, Any],
+    authority: Pubkey,
+    client_version: str,
 ) -> list[Instruction]:
     """Return the missing instructions of a creation: accounts, metadata and first authorization.
 
     Raise RunExists if the run belongs to another wallet.
     """
-    from aftermath.cli.authorization import granting
+    from aftermath.cli.authorization import missing_grants
 
-    own = chain.wallet.pubkey
-    steps = await growing(chain, run_id)
+    owner = chain.wallet.pubkey
+    steps = await missing_grows(chain, run_id)
     if steps is None:
         steps = chain.coordinator.creation(
             run_id, join_authority=authority, client_version=client_version
         )
-    if steps and any(texts.values()):
-        steps.append(chain.coordinator.ix.update(run_id, metadata=texts))
-    if authority == own:
-        steps += await granting(chain, *_first_admitted(chain, run_id))
+    if steps and any(metadata.values()):
+        steps.append(chain.coordinator.ix.update(run_id, metadata=metadata))
+    if authority == owner:
+        steps += await missing_grants(chain, *_first_admitted(chain, run_id))
     return steps
 
 
-async def growing(chain: SignedCluster, run_id: str) -> list[Instruction] | None:
+async def missing_grows(chain: SignedCluster, run_id: str) -> list[Instruction] | None:
     """Return the missing `grow` instructions of an interrupted creation, or None without a run."""
     from aftermath.chain.accounts import fetch_many
     from aftermath.chain.addresses import run_addresses
     from aftermath.chain.instructions import GROWTH, MEMBERS, WITNESSES
     from aftermath.chain.views import members_account, parse_run, witnesses_account
 
-    places = run_addresses(chain.coordinator.program_id, run_id)
+    addresses = run_addresses(chain.coordinator.program_id, run_id)
     _, (run, members, witnesses) = await fetch_many(
-        chain.pool, [places.run, places.members, places.witnesses]
+        chain.pool, [addresses.run, addresses.members, addresses.witnesses]
     )
     if (
         run is None
@@ -190,12 +201,12 @@ async def growing(chain: SignedCluster, run_id: str) -> list[Instruction] | None
         raise RunExists(
             f"run {run_id} exists already and belongs to another wallet", "Choose another id"
         )
-    parts = (
+    accounts = (
         (MEMBERS, len(members.data), members_account().size),
         (WITNESSES, len(witnesses.data), witnesses_account().size),
     )
     return [
-        chain.coordinator.ix.grow(run_id, which)
-        for which, held, size in parts
-        for _ in range(held, size, GROWTH)
+        chain.coordinator.ix.grow(run_id, account_number)
+        for account_number, length, size in accounts
+        for _ in range(length, size, GROWTH)
     ]

@@ -94,16 +94,16 @@ def convert(chosen: Conversion) -> Result:
         data, text = _write(chosen, encoder, documents, chosen.output)
     else:
         if chosen.held_out.absolute() == chosen.output.absolute():
-            raise UsageError("--held-out is --output itself", "Name two folders")
+            raise UsageError("--held-out and --output are the same folder", "Name two folders")
         check_output_unused(chosen.held_out)
         root = chosen.input or standard_library_root()
-        kept, held_out = hold_out(
+        training, held_out = hold_out(
             documents, root if root.is_dir() else root.parent, chosen.held_out_percent
         )
-        data, text = _write(chosen, encoder, kept, chosen.output)
-        more, other = _write(chosen, encoder, held_out, chosen.held_out)
-        data |= {"held_out": more}
-        text = f"{text}\n{other}"
+        data, text = _write(chosen, encoder, training, chosen.output)
+        held_out_data, held_out_text = _write(chosen, encoder, held_out, chosen.held_out)
+        data |= {"held_out": held_out_data}
+        text = f"{text}\n{held_out_text}"
     if encoder.end_token is None:
         note(
             "warning: no end-of-text token is known, so documents follow each other directly. "
@@ -128,7 +128,7 @@ def _write(
     from aftermath.data.texts import SEPARATOR
     from aftermath.data.tokenise import tokenise
 
-    done = tokenise(
+    written = tokenise(
         documents,
         output,
         encoder.tokenizer,
@@ -137,28 +137,28 @@ def _write(
         text_field=chosen.text_field,
         companions=encoder.companions,
     )
-    if done.inline_separators:
+    if written.inline_separators:
         note(
-            f"warning: {SEPARATOR} stayed text where it is not alone in its line: {done.inline_separators} times"
+            f"warning: {SEPARATOR} inside a line was kept as text, {counted(written.inline_separators, 'time')}"
         )
-    if done.skipped_records:
-        records = counted(done.skipped_records, "record")
+    if written.skipped_records:
+        records = counted(written.skipped_records, "record")
         note(
-            f'warning: skipped {records} without text in "{chosen.text_field}", the first at {done.first_skipped}. '
+            f'warning: skipped {records} without text in "{chosen.text_field}", the first at {written.first_skipped}. '
             "fix: if the text is in another field, name it with --text-field, and write to a new --output"
         )
     data = {
-        "documents": done.documents,
-        "skipped": done.skipped,
-        "skipped_records": done.skipped_records,
-        "tokens": done.tokens,
-        "vocab_size": done.vocab_size,
+        "documents": written.documents,
+        "skipped": written.skipped,
+        "skipped_records": written.skipped_records,
+        "tokens": written.tokens,
+        "vocab_size": written.vocab_size,
     }
-    kinds = ", ".join(f"{count} {what}" for what, count in sorted(done.left_out.items()))
-    skipped = f" ({counted(done.skipped, 'file')} left out: {kinds})" if done.skipped else ""
+    kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(written.left_out.items()))
+    skipped = f" ({counted(written.skipped, 'file')} left out: {kinds})" if written.skipped else ""
     return (
-        data | {"files": [str(path) for path in done.files]},
-        f"{counted(done.tokens, 'token')} of {counted(done.documents, 'document')} in {output}{skipped}",
+        data | {"files": [str(path) for path in written.files]},
+        f"{counted(written.tokens, 'token')} of {counted(written.documents, 'document')} in {output}{skipped}",
     )
 
 
@@ -168,23 +168,23 @@ def _encoder(path: Path | None, end_token: str | None) -> Encoder:
     from aftermath.model.tokenizer_files import TOKENIZER_CONFIG, end_id, with_end_token
 
     companions: dict[str, bytes] = {}
-    named = end_token
+    end_name = end_token
     if path is None:
         tokenizer = byte_tokenizer()
-        named = END_TOKEN if end_token is None else end_token
+        end_name = END_TOKEN if end_token is None else end_token
     else:
         tokenizer, companions = _tokenizer(path.expanduser())
-        number = end_id(companions, tokenizer.token_to_id)
-        if named is None and number is not None:
-            named = tokenizer.id_to_token(number)
-    if named is not None and tokenizer.token_to_id(named) is None:
+        end_number = end_id(companions, tokenizer.token_to_id)
+        if end_name is None and end_number is not None:
+            end_name = tokenizer.id_to_token(end_number)
+    if end_name is not None and tokenizer.token_to_id(end_name) is None:
         raise UsageError(
-            f"--end-token {named!r} is not a token of the tokenizer", "Name one of its tokens"
+            f"--end-token {end_name!r} is not a token of the tokenizer", "Name one of its tokens"
         )
     return Encoder(
         tokenizer,
-        named,
-        {TOKENIZER_CONFIG: with_end_token(companions.get(TOKENIZER_CONFIG), named)},
+        end_name,
+        {TOKENIZER_CONFIG: with_end_token(companions.get(TOKENIZER_CONFIG), end_name)},
     )
 
 
@@ -203,7 +203,7 @@ def _tokenizer(path: Path) -> tuple[Tokenizer, dict[str, bytes]]:
         ) from None
 
 
-_ANY = 1 << 32  # a vocabulary that takes every token
+_ANY_VOCABULARY = 1 << 32  # a vocabulary that takes every token
 
 
 @command("data inspect", example="aftermath-solana data inspect --data-path runs/light/tokens")
@@ -228,21 +228,25 @@ def data_inspect(
     from aftermath.data.local import open_tokens
     from aftermath.data.source import Source
     from aftermath.data.tokens import TokenFiles
-    from aftermath.owner.agreed_data import source_of
+    from aftermath.owner.agreed_data import open_run_data
 
     if (data_path is None) == (config_path is None):
         raise UsageError(
-            "data inspect needs one place of data", "Pass --data-path FOLDER or --config-path FILE"
+            "data inspect needs either --data-path or --config-path",
+            "Pass --data-path FOLDER or --config-path FILE",
         )
     source: Source
     if config_path is not None:
-        source = source_of(load_config(config_path), _ANY)
+        source = open_run_data(load_config(config_path), _ANY_VOCABULARY)
     else:
         assert data_path is not None
-        source = open_tokens(data_path, int(token_bytes), seq_len, vocab_size=_ANY)
+        source = open_tokens(data_path, int(token_bytes), seq_len, vocab_size=_ANY_VOCABULARY)
     records = source.record()
     data = {
-        "files": [{"name": one.name, "bytes": one.size, "samples": one.samples} for one in records],
+        "files": [
+            {"name": record.name, "bytes": record.size, "samples": record.samples}
+            for record in records
+        ],
         "tokens": source.tokens
         if isinstance(source, TokenFiles)
         else source.sequences * source.seq_len,
@@ -250,10 +254,12 @@ def data_inspect(
         "seq_len": source.seq_len,
         "hash": records_hash(records).hex(),
     }
-    redacted_url = data | {
-        "files": [f"{one.name}: {one.size:,} bytes, {one.samples[:16]}" for one in records]
+    rows = data | {
+        "files": [
+            f"{record.name}: {record.size:,} bytes, {record.samples[:16]}" for record in records
+        ]
     }
-    return Result(data, facts(redacted_url))
+    return Result(data, facts(rows))
 
 
 FINEWEB = "https://huggingface.co/datasets/kjj0/fineweb10B-gpt2/resolve/main/fineweb_train_{}.bin"
@@ -287,7 +293,7 @@ def data_fetch(
     client = HttpClient()
     paths = []
     for url in numbered_urls(url_template or FINEWEB, start_index, left_pad_zeros, files):
-        paths.append(download(url, output, client, lambda here, whole: None))
+        paths.append(download(url, output, client, lambda _done, _total: None))
         note(f"{paths[-1]}: {paths[-1].stat().st_size:,} bytes")
     data = {
         "files": [str(path) for path in paths],
@@ -308,7 +314,7 @@ async def data_serve(
     host: Annotated[
         str,
         typer.Option(
-            help="Address to listen at. The default admits members on other machines, 127.0.0.1 only "
+            help="Address to listen on. The default accepts members on other machines; 127.0.0.1 accepts only "
             "this machine."
         ),
     ] = "0.0.0.0",

@@ -52,26 +52,26 @@ def decode_gradients(
 
     if out is not None and len({path.name for path in files}) < len(files):
         raise UsageError(
-            "two files have the same name, and --out takes one of each",
-            "Decode them one after the other",
+            "two files have the same name, so --out would write both to one file",
+            "Decode them one at a time, into different directories",
         )
     if out is not None:
-        _check_apart(files, out)
-    found = []
+        _check_not_input(files, out)
+    results = []
     for path in files:
         file = read_gradient_file(path)
         votes = _votes(path, file)
         if out is not None:
             _check_room(path, file, out)
-        described = _described(path, file, votes)
+        result = _result_data(path, file, votes)
         if out is None:
-            found.append(described)
+            results.append(result)
             continue
-        found.append(described | {"out": str(_write(out / path.name, file, votes))})
-    return Result(found, _shown(found))
+        results.append(result | {"out": str(_write(out / path.name, file, votes))})
+    return Result(results, _results_table(results))
 
 
-def _check_apart(files: Sequence[Path], out: Path) -> None:
+def _check_not_input(files: Sequence[Path], out: Path) -> None:
     """Raise UsageError if an output file would replace its input file."""
     for path in files:
         if (out / path.name).exists() and path.exists() and path.samefile(out / path.name):
@@ -87,11 +87,12 @@ def _votes(path: Path, file: GradientFile) -> dict[int, Votes]:
         return file.votes()
     except BadPayload as error:
         raise CommandError(
-            f"{path} is not a result of a member: {error.message}", "Copy it again from its member"
+            f"{path} is not a valid result: {error.message}",
+            "Copy the file again from the member that wrote it",
         ) from None
 
 
-def _described(path: Path, file: GradientFile, votes: Mapping[int, Votes]) -> dict[str, Any]:
+def _result_data(path: Path, file: GradientFile, votes: Mapping[int, Votes]) -> dict[str, Any]:
     from aftermath.optim.vote_tensors import counted
 
     levels = {}
@@ -113,17 +114,17 @@ def _described(path: Path, file: GradientFile, votes: Mapping[int, Votes]) -> di
     }
 
 
-def _shown(found: Sequence[Mapping[str, Any]]) -> Any:
+def _results_table(results: Sequence[Mapping[str, Any]]) -> Any:
     rows = [
         (
             *(entry[name] for name in ("file", "run_id", "step", "seat")),
             level,
-            f"{of['bytes']:,}",
-            f"{of['votes']:,} of {of['of']:,}",
-            None if of["least"] is None else f"{of['least']:.6g} to {of['most']:.6g}",
+            f"{counts['bytes']:,}",
+            f"{counts['votes']:,} of {counts['of']:,}",
+            None if counts["least"] is None else f"{counts['least']:.6g} to {counts['most']:.6g}",
         )
-        for entry in found
-        for level, of in entry["levels"].items()
+        for entry in results
+        for level, counts in entry["levels"].items()
     ]
     return listing(COLUMNS, rows)
 
@@ -140,15 +141,15 @@ def _check_room(path: Path, file: GradientFile, out: Path) -> None:
     name = max(sizes, key=lambda one: sizes[one])
     if sizes[name] > LARGEST_TENSOR:
         raise CommandError(
-            f"{path}: {name} would take {sizes[name]:,} bytes, and {LARGEST_TENSOR:,} is the most that is made",
-            "Leave --out away, which shows the votes alone",
+            f"{path}: {name} would take {sizes[name]:,} bytes, more than the limit of {LARGEST_TENSOR:,}",
+            "Leave out --out to show only the votes",
         )
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(out).free
     if sum(sizes.values()) >= free:
         raise CommandError(
-            f"{path} makes tensors of {sum(sizes.values()):,} bytes, and {out} has {free:,} free",
+            f"{path} needs {sum(sizes.values()):,} bytes for its tensors, but {out} has only {free:,} free",
             "Free some space, or name a directory on another disk",
         )
 

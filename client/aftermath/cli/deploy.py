@@ -53,13 +53,13 @@ async def deploy(
 
     if program_keypair and program is Which.ALL:
         raise UsageError(
-            "--program-keypair is the key of one program", "Say which: --program coordinator"
+            "--program-keypair is the key of one program", "Name the program: --program coordinator"
         )
     names = (Which.AUTHORIZER, Which.COORDINATOR) if program is Which.ALL else (program,)
     keys = {
         name: program_key(name, program_keypair or KEYS / f"{name}-keypair.json") for name in names
     }
-    done: list[dict[str, Any]] = []
+    deployed: list[dict[str, Any]] = []
     async with sign_in(options) as chain:
         costs = [
             await deployment_cost(chain.sender, shared_object(name), key)
@@ -68,40 +68,44 @@ async def deploy(
         if any(costs):
             await chain.sender.ensure_funds(sum(costs))
         if isinstance(chain.sender, DrySender) and any(costs):
-            raise await rehearsed(chain.sender, keys)
+            raise await simulate_deployment(chain.sender, keys)
         for name, key in keys.items():
-            found = await deploy_program(
+            deployment = await deploy_program(
                 chain.sender, shared_object(name), key, progress=_progress(name)
             )
-            done.append(
+            deployed.append(
                 {
                     "program": name.value,
-                    "program_id": str(found.program_id),
-                    "action": found.action,
-                    "bytes": found.bytes,
-                    "signature": str(found.signature) if found.signature else None,
+                    "program_id": str(deployment.program_id),
+                    "action": deployment.action,
+                    "bytes": deployment.bytes,
+                    "signature": str(deployment.signature) if deployment.signature else None,
                 }
             )
         spend = chain.sender.spend
-    data = {"programs": done, "transactions": spend.transactions, "fees_lamports": spend.lamports}
+    data = {
+        "programs": deployed,
+        "transactions": spend.transactions,
+        "fees_lamports": spend.lamports,
+    }
     return Result(
         data,
         listing(
-            ("program", "address", "action", "bytes"), [list(row.values())[:4] for row in done]
+            ("program", "address", "action", "bytes"), [list(row.values())[:4] for row in deployed]
         ),
     )
 
 
-async def rehearsed(sender: DrySender, keys: Mapping[Which, Keypair]) -> Rehearsed:
+async def simulate_deployment(sender: DrySender, keys: Mapping[Which, Keypair]) -> Rehearsed:
     """Simulate the missing transactions of these deployments, and return the report."""
     from aftermath.chain.deploy import deployment_steps
 
     steps: list[PlannedTransaction] = []
     sizes: dict[Pubkey, int] = {}
     for name, key in keys.items():
-        more, made = await deployment_steps(sender, shared_object(name), key)
-        steps += more
-        sizes |= made
+        new_steps, new_sizes = await deployment_steps(sender, shared_object(name), key)
+        steps += new_steps
+        sizes |= new_sizes
     await sender.creating(sizes)
     return await sender.rehearse(steps)
 
@@ -120,27 +124,27 @@ def program_key(name: Which, path: Path) -> Keypair:
 
     if not path.is_file():
         raise CommandError(
-            f"there is no key file {path.absolute()}, which the address of the {name} is made from",
+            f"there is no key file {path.absolute()} for the address of the {name}",
             "Run this in the project's directory, or name the file: --program NAME --program-keypair FILE",
         )
     key = program_keypair(path)
     built_for = COORDINATOR_ID if name is Which.COORDINATOR else AUTHORIZER_ID
     if str(key.pubkey()) != built_for:
         raise CommandError(
-            f"the {name} is built for the address {built_for}, and {path} is the key of {key.pubkey()}",
+            f"the {name} is built for the address {built_for}, but {path} is the key of {key.pubkey()}",
             f"Put that address into declare_id! of programs/{name}/src/lib.rs, then run make programs",
         )
     return key
 
 
 def _progress(name: Which) -> Any:
-    shown = -1
+    printed_tenths = -1
 
-    def say(written: int, total: int) -> None:
-        nonlocal shown
+    def report(written: int, total: int) -> None:
+        nonlocal printed_tenths
         percent = 100 * written // total
-        if percent // 10 > shown:
-            shown = percent // 10
+        if percent // 10 > printed_tenths:
+            printed_tenths = percent // 10
             note(f"{name}: {percent} % of {total} bytes written")
 
-    return say
+    return report

@@ -143,24 +143,24 @@ async def doctor(
         authorizer=public_key(authorizer) if authorizer is not None else None,
         max_bond=max_bond,
     )
-    found = await examine(
+    findings = await examine(
         subject, ("python", "torch", "disk", "wallet", "hub-token", "metrics-port", "udp")
     )
     if options.rpc or run_id:
         async with connect(replace(options, rpc=options.rpc or defaults.RPC)) as chain:
             subject.chain = chain
-            found += await examine(subject, ("rpc",))
+            findings += await examine(subject, ("rpc",))
             if subject.answers:
-                found += await examine(
+                findings += await examine(
                     subject, ("websocket", "clock", "run", *ADMISSION, "balance", "reach")
                 )
-    return result_of([*found, *await examine(subject, ("relay", *FIT))])
+    return result_of([*findings, *await examine(subject, ("relay", *FIT))])
 
 
-def result_of(found: list[tuple[str, Finding]]) -> Result:
+def result_of(findings: list[tuple[str, Finding]]) -> Result:
     """Return the findings; a failure among them makes the exit code 1."""
     from aftermath.cli.findings import Status, as_data, as_text
 
-    failed = any(finding.status is Status.FAILURE for _, finding in found)
-    data = {"ok": not failed, "checks": as_data(found)}
-    return Result(data, as_text(found), EXIT_KNOWN if failed else 0)
+    failed = any(finding.status is Status.FAILURE for _, finding in findings)
+    data = {"ok": not failed, "checks": as_data(findings)}
+    return Result(data, as_text(findings), EXIT_KNOWN if failed else 0)

@@ -21,17 +21,17 @@ _NAMES = {LOADER: CALLS, SYSTEM_PROGRAM: {bytes(4): "system.create_account"}}
 _WORDS = {
     Outcome.ACCEPTED: "accepted by the simulation",
     Outcome.REFUSED: "refused by the simulation",
-    Outcome.OPEN: "not known before what comes first is done",
+    Outcome.OPEN: "unknown until the transactions before it land",
 }
 
 
-def ended(found: Rehearsed) -> Ended:
+def ended(report: Rehearsed) -> Ended:
     """Return the exception that ends a dry run, with its report and first refusal."""
-    refusal = found.refusal
-    return Ended(Result(_data(found), _text(found)), refusal)
+    refusal = report.refusal
+    return Ended(Result(_data(report), _text(report)), refusal)
 
 
-def call(instruction: Instruction) -> str:
+def instruction_name(instruction: Instruction) -> str:
     """Return an instruction's name, or its program's address if it is unknown."""
     names = _NAMES.get(instruction.program_id)
     if names is None:
@@ -45,86 +45,91 @@ def call(instruction: Instruction) -> str:
     )
 
 
-def _calls(one: Simulated) -> list[str]:
-    runs = [(name, len(list(group))) for name, group in groupby(map(call, one.step.instructions))]
-    return [name if count == 1 else f"{name} x {count}" for name, count in runs]
+def _calls(simulated: Simulated) -> list[str]:
+    repeats = [
+        (name, len(list(group)))
+        for name, group in groupby(map(instruction_name, simulated.step.instructions))
+    ]
+    return [name if count == 1 else f"{name} x {count}" for name, count in repeats]
 
 
-def _data(found: Rehearsed) -> dict[str, Any]:
-    refusal = found.refusal
+def _data(report: Rehearsed) -> dict[str, Any]:
+    refusal = report.refusal
     return {
         "dry_run": True,
-        "wallet": str(found.wallet),
-        "transactions": [_transaction(one) for one in found.simulated],
+        "wallet": str(report.wallet),
+        "transactions": [_transaction(item) for item in report.simulated],
         "accounts": [
-            {"address": str(one.address), "bytes": one.size, "rent_lamports": one.rent}
-            for one in found.accounts
+            {"address": str(item.address), "bytes": item.size, "rent_lamports": item.rent}
+            for item in report.accounts
         ],
-        "rent_lamports": found.rent,
-        "fees_lamports": found.fees,
-        "bond_lamports": found.bond,
-        "total_lamports": found.total,
-        "returned_lamports": sum(one.returned for one in found.simulated),
-        "held_lamports": found.held,
-        "needed_lamports": found.needed,
+        "rent_lamports": report.rent,
+        "fees_lamports": report.fees,
+        "bond_lamports": report.bond,
+        "total_lamports": report.total,
+        "returned_lamports": sum(item.returned for item in report.simulated),
+        "held_lamports": report.held,
+        "needed_lamports": report.needed,
         "refusal": refusal
         and {"code": refusal.code, "error": refusal.message, "fix": completed_text(refusal.fix)},
-        **found.output,
+        **report.output,
     }
 
 
-def _transaction(one: Simulated) -> dict[str, Any]:
+def _transaction(simulated: Simulated) -> dict[str, Any]:
     return {
-        "instructions": [call(instruction) for instruction in one.step.instructions],
-        "times": one.step.times,
-        "outcome": one.outcome.value,
-        "compute_units": one.units,
-        "fee_lamports": one.fee,
+        "instructions": [
+            instruction_name(instruction) for instruction in simulated.step.instructions
+        ],
+        "times": simulated.step.times,
+        "outcome": simulated.outcome.value,
+        "compute_units": simulated.units,
+        "fee_lamports": simulated.fee,
     }
 
 
-def _text(found: Rehearsed) -> RenderableType:
+def _text(report: Rehearsed) -> RenderableType:
     from rich.console import Group
 
-    parts: list[RenderableType] = [plain_text("nothing was sent; this would be:")]
+    blocks: list[RenderableType] = [plain_text("nothing was sent; the command would send:")]
     columns = ("transactions", "instructions", "fee at most", "outcome")
-    parts.append(
+    blocks.append(
         listing(
             columns,
             [
-                [one.step.times, _calls(one), sol(one.fee), _ends(one, found)]
-                for one in found.simulated
+                [item.step.times, _calls(item), sol(item.fee), _outcome_text(item, report)]
+                for item in report.simulated
             ],
         )
     )
-    if found.accounts:
-        rows = [[str(one.address), f"{one.size:,}", sol(one.rent)] for one in found.accounts]
-        parts.append(listing(("account", "bytes", "rent"), rows))
-    bond = f"{sol(found.bond)} of bond, " if found.bond else ""
+    if report.accounts:
+        rows = [[str(item.address), f"{item.size:,}", sol(item.rent)] for item in report.accounts]
+        blocks.append(listing(("account", "bytes", "rent"), rows))
+    bond = f"{sol(report.bond)} of bond, " if report.bond else ""
     costs = {
-        "in all": f"{sol(found.total)}: {sol(found.rent)} of rent, {bond}{sol(found.fees)} of fees at most"
+        "in all": f"{sol(report.total)}: {sol(report.rent)} of rent, {bond}{sol(report.fees)} of fees at most"
     }
-    if returned := sum(one.returned for one in found.simulated):
+    if returned := sum(item.returned for item in report.simulated):
         costs["comes back"] = sol(returned)
-    lacks = _lacks(found)
-    costs["wallet"] = f"{found.wallet} holds {sol(found.held)}, and needs {sol(found.needed)}"
+    lacks = _lacks(report)
+    costs["wallet"] = f"{report.wallet} holds {sol(report.held)} and needs {sol(report.needed)}"
     if lacks:
         costs["wallet"] += f": it lacks {sol(lacks)}"
-    if lacks and found.granted:
-        costs["test money"] = "this machine's network gives what is missing"
-    return Group(*parts, facts(costs))
+    if lacks and report.granted:
+        costs["test money"] = "the local network gives the missing SOL"
+    return Group(*blocks, facts(costs))
 
 
-def _lacks(found: Rehearsed) -> int:
+def _lacks(report: Rehearsed) -> int:
     """Return the lamports that the wallet lacks."""
-    return max(0, found.needed - found.held)
+    return max(0, report.needed - report.held)
 
 
-def _ends(one: Simulated, found: Rehearsed) -> str:
+def _outcome_text(simulated: Simulated, report: Rehearsed) -> str:
     """Return a transaction's outcome in words. Name missing SOL if that makes it unknown."""
-    lacks = _lacks(found)
-    if one.outcome is not Outcome.OPEN or not lacks:
-        return _WORDS[one.outcome]
-    if found.granted:
-        return f"not known before the wallet has the {sol(lacks)} that it lacks"
+    lacks = _lacks(report)
+    if simulated.outcome is not Outcome.OPEN or not lacks:
+        return _WORDS[simulated.outcome]
+    if report.granted:
+        return f"unknown until the wallet has the missing {sol(lacks)}"
     return f"would fail: the wallet lacks {sol(lacks)}"

@@ -40,12 +40,12 @@ PAGES = {
 }
 
 
-def placed(text: str) -> str:
+def with_local_pages(text: str) -> str:
     """Return a text with the pages that it names as paths on this machine."""
-    return _PAGE.sub(lambda page: _place(DOCS / page[1]), text)
+    return _PAGE.sub(lambda page: _display_path(DOCS / page[1]), text)
 
 
-def _place(file: Path) -> str:
+def _display_path(file: Path) -> str:
     try:
         return str(file.relative_to(Path.cwd()))
     except (ValueError, OSError):  # elsewhere, or we are nowhere

@@ -69,16 +69,16 @@ async def estimate(
     config = load_config(config_path)
     unseen: list[str] = []
     shape = shape_of(config, planned_document(config, recipe_of(config_path), unseen))
-    for what in unseen:
-        note(f"not looked at: {what}")
+    for part in unseen:
+        note(f"not checked: {part}")
     rules = Config(**config.to_chain()["config"])
-    there = members or rules.init_min_clients
+    member_count = members or rules.init_min_clients
     rents, fees = await owner_costs(config, shape)
-    rent, joining, taking_part = member_costs(rules, there)
-    total = rents + fees + there * (rules.join_bond + rent + joining + taking_part)
+    rent, joining, taking_part = member_costs(rules, member_count)
+    total = rents + fees + member_count * (rules.join_bond + rent + joining + taking_part)
     tokens, sequences = tokens_of(rules)
     data: dict[str, Any] = {
-        "members": there,
+        "members": member_count,
         "owner": {"rent": rents, "fees": fees, "lamports": rents + fees},
         "member": {
             "rent": rent,
@@ -88,9 +88,9 @@ async def estimate(
             "lamports": rules.join_bond + rent + joining + taking_part,
         },
         "lamports": total,
-        "lamports_that_come_back": rents + there * (rent + rules.join_bond),
+        "lamports_that_come_back": rents + member_count * (rent + rules.join_bond),
         "bytes_per_round": shape.bytes_per_round,
-        "memory_bytes": needs(shape.schema, config.llm.max_seq_len, there),
+        "memory_bytes": needs(shape.schema, config.llm.max_seq_len, member_count),
         "parameters": [
             shape.schema.state.parameters(tier) for tier in range(shape.schema.state.tiers)
         ],
@@ -102,13 +102,12 @@ async def estimate(
     }
     if device is not None:
         data["here"] = [
-            asdict(pace) for pace in measured(shape.schema, rules, there, sequences, device)
+            asdict(pace)
+            for pace in measured_paces(shape.schema, rules, member_count, sequences, device)
         ]
     if not rules.total_steps:
-        note(
-            "warning: total_steps is 0, so that the run has no end: what it takes until then is that of no step"
-        )
-    return Result(data, facts(_shown(data)))
+        note("warning: total_steps is 0, so the run never ends and the estimate covers no steps")
+    return Result(data, facts(_rows(data)))
 
 
 async def owner_costs(config: RunConfig, shape: Shape) -> tuple[int, int]:
@@ -135,19 +134,22 @@ async def owner_costs(config: RunConfig, shape: Shape) -> tuple[int, int]:
         ]
         creation.append(authorizer.ix(wallet.pubkey).grantor_update(EVERYONE, True))
         on_chain = config.to_chain()
-        shown = {
+        metadata = {
             "name": "",
             "description": "",
             "num_parameters": shape.num_parameters,
             "vocab_size": shape.vocab_size,
         }
-        parts: list[dict[str, Any]] = [{"config": on_chain["config"]}, {"model": on_chain["model"]}]
-        parts += [{"schema": shape.to_chain()}, {"metadata": shown}]
+        updates: list[dict[str, Any]] = [
+            {"config": on_chain["config"]},
+            {"model": on_chain["model"]},
+        ]
+        updates += [{"schema": shape.to_chain()}, {"metadata": metadata}]
         change = client.ix.write_spec(name, config.llm.spec.encode())
-        change += [client.ix.update(name, **part) for part in parts]
+        change += [client.ix.update(name, **update) for update in updates]
         sizes = client.sizes(name) | authorizer.size(wallet.pubkey, EVERYONE)
-        sent = len(pack(wallet, creation)) + len(pack(wallet, change)) + RESUME
-    return sum(map(rent_of, sizes.values())), sent * highest_fee()
+        transactions = len(pack(wallet, creation)) + len(pack(wallet, change)) + RESUME
+    return sum(map(rent_of, sizes.values())), transactions * highest_fee()
 
 
 def member_costs(rules: Config, members: int) -> tuple[int, int, int]:
@@ -195,11 +197,11 @@ def tokens_of(rules: Config) -> tuple[int, int]:
     from aftermath.rules.assignment import batch_size
 
     sequences = 0
-    left = rules.total_steps
-    while left and sequences * rules.max_seq_len < rules.global_batch_size_warmup_tokens:
+    steps_left = rules.total_steps
+    while steps_left and sequences * rules.max_seq_len < rules.global_batch_size_warmup_tokens:
         sequences += batch_size(rules, sequences)
-        left -= 1
-    sequences += left * rules.global_batch_size_end
+        steps_left -= 1
+    sequences += steps_left * rules.global_batch_size_end
     return sequences * rules.max_seq_len, sequences
 
 
@@ -210,38 +212,39 @@ def seconds_at_most(rules: Config) -> int:
     )
 
 
-def _shown(data: dict[str, Any]) -> dict[str, object]:
+def _rows(data: dict[str, Any]) -> dict[str, object]:
     from aftermath.chain.refusals import sol
 
     owner = data["owner"]
     member = data["member"]
-    there = counted(data["members"], "member")
+    member_count = counted(data["members"], "member")
     tiers = zip(data["parameters"], data["bytes_per_round"], data["memory_bytes"], strict=True)
-    shown: dict[str, object] = {
-        "SOL in all": f"{sol(data['lamports'])} with {there}, of which {sol(data['lamports_that_come_back'])} "
+    rows: dict[str, object] = {
+        "SOL in all": f"{sol(data['lamports'])} with {member_count}, of which {sol(data['lamports_that_come_back'])} "
         "come back when the run is closed, members withdraw and the authorization for everybody is deleted",
         "its owner": f"{sol(owner['lamports'])}: rent {sol(owner['rent'])}, fees up to {sol(owner['fees'])}",
         "each member": f"{sol(member['lamports'])}: rent {sol(member['rent'])}, bond {sol(member['bond'])}, fees up to "
         f"{sol(member['join_fee'] + member['fees_until_the_end'])}",
         "by tier": [
-            f"{tier}: {size:,} parameters, {sent:,} bytes a round to each other member, {memory / 1e9:.2f} GB of memory"
-            for tier, (size, sent, memory) in enumerate(tiers)
+            f"{tier}: {size:,} parameters, {bytes_sent:,} bytes a round to each other member, "
+            f"{memory / 1e9:.2f} GB of memory"
+            for tier, (size, bytes_sent, memory) in enumerate(tiers)
         ],
         "tokens": f"{data['tokens']:,} in {data['steps']:,} steps ({data['sequences']:,} sequences)",
         "time": f"{_days(data['seconds_at_most'])} at most, in rounds of {data['seconds_per_round_at_most']} s "
         "at most, by the file's limits",
     }
     if "here" in data:
-        shown["like this machine"] = [
-            f"{pace['tier']}: {there} of {pace['sequences_per_minute']} sequences a minute compute "
+        rows["like this machine"] = [
+            f"{pace['tier']}: {member_count} of {pace['sequences_per_minute']} sequences a minute need "
             f"{pace['seconds_per_round']:.1f} s for a round, {_days(pace['seconds'])} in all"
             for pace in data["here"]
         ]
-    return shown
+    return rows
 
 
 def _days(seconds: float) -> str:
-    """Minutes, hours, and days where they are several."""
+    """Return a duration in minutes, hours or days."""
     if seconds < 3600:
         return counted(max(1, round(seconds / 60)), "minute")
     hours = seconds / 3600
@@ -260,7 +263,7 @@ class Pace:
     """Seconds for all rounds."""
 
 
-def measured(
+def measured_paces(
     schema: Schema, rules: Config, members: int, sequences: int, device: str
 ) -> list[Pace]:
     """Return the pace of each tier that fits into the device's memory.
@@ -281,11 +284,11 @@ def measured(
         )
     settings = TrainSettings(run_id="estimate", device=device)
     arithmetic = arithmetic_of(mesh.devices[0], settings.precision, settings.compile)
-    found = []
+    paces = []
     for tier in range(schema.state.tiers):
         if speed := speed_here(schema, tier, rules.max_seq_len, settings, arithmetic):
-            found.append(pace(rules, members, sequences, tier, speed))
-    return found
+            paces.append(pace(rules, members, sequences, tier, speed))
+    return paces
 
 
 def pace(rules: Config, members: int, sequences: int, tier: int, speed: int) -> Pace:

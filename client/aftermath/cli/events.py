@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Places = Annotated[
     list[Path],
     typer.Argument(
-        help="Directories that train --events-dir wrote, or one above them, or files of events."
+        help="Directories that train --events-dir wrote, a directory above them, or event files."
     ),
 ]
 OnlyRun = Annotated[
@@ -60,7 +60,7 @@ def events(
         typer.Option(
             min=0,
             max=100_000,
-            help="Use only the last events, this many. By default all; 20 with --follow.",
+            help="Number of last events to use. By default all; 20 with --follow.",
         ),
     ] = None,
     speed: Annotated[
@@ -95,33 +95,33 @@ def events(
     reader = EventReader(places)
     runs = RunFilter(run)
 
-    def found() -> Iterator[EventRecord]:
+    def matching_records() -> Iterator[EventRecord]:
         return _of_kinds(runs(reader.read()), kind)
 
     if follow:
-        _follow(found, _printer(as_json=json_output, everything=kind is not None), lines)
+        _follow(matching_records, _printer(as_json=json_output, everything=kind is not None), lines)
         say_notes(reader)
         return Result(None, None)
-    listed = found() if lines is None else iter(deque(found(), maxlen=lines))
+    records = matching_records() if lines is None else iter(deque(matching_records(), maxlen=lines))
     if out is not None and str(out) != "-":
-        written = _export(
+        count = _export(
             out,
-            listed,
+            records,
             lambda count: _finish(reader, places, count, runs),
             as_table=_as_table(csv, out),
         )
-        data = {"events": written, "out": str(out), "notes": reader.notes()}
-        return Result(data, f"{written:,} events written to {out}")
+        data = {"events": count, "out": str(out), "notes": reader.notes()}
+        return Result(data, f"{count:,} events written to {out}")
     if csv is not None or out is not None:
         with writing():
-            shown = _write(sys.stdout, listed, as_table=bool(csv))
+            printed = _write(sys.stdout, records, as_table=bool(csv))
     else:
         show = _printer(as_json=json_output, everything=kind is not None)
-        shown = 0
-        for record in _at_pace(listed, speed):
+        printed = 0
+        for record in _at_pace(records, speed):
             show(record)
-            shown += 1
-    _finish(reader, places, shown, runs)
+            printed += 1
+    _finish(reader, places, printed, runs)
     return Result(None, None)
 
 
@@ -129,25 +129,26 @@ def _check_modes(*, follow: bool, speed: float | None, csv: bool | None, out: Pa
     """Raise UsageError for options that exclude each other."""
     pace = {"--follow": follow, "--speed": speed is not None}
     form = {"--out": out is not None, "--csv": csv is True, "--jsonl": csv is False}
-    given = [name for name, used in (pace | form).items() if used]
-    if sum(pace.values()) > 1 or (any(pace.values()) and len(given) > 1):
+    options_used = [name for name, used in (pace | form).items() if used]
+    if sum(pace.values()) > 1 or (any(pace.values()) and len(options_used) > 1):
         raise UsageError(
-            f"{given[0]} and {given[1]} contradict each other", "Leave one of them out"
+            f"{options_used[0]} and {options_used[1]} contradict each other",
+            "Leave one of them out",
         )
 
 
 def _follow(
-    found: Callable[[], Iterator[EventRecord]],
+    matching_records: Callable[[], Iterator[EventRecord]],
     show: Callable[[EventRecord], None],
     lines: int | None,
 ) -> None:
     """Show the last events, then new ones until Ctrl-C. Files and directories may appear later."""
     try:
-        for record in deque(found(), maxlen=FOLLOWED_LINES if lines is None else lines):
+        for record in deque(matching_records(), maxlen=FOLLOWED_LINES if lines is None else lines):
             show(record)
         while True:
             time.sleep(LOOK_AGAIN)
-            for record in found():
+            for record in matching_records():
                 show(record)
     except KeyboardInterrupt:  # the way to end it
         return
@@ -166,19 +167,19 @@ def _of_kinds(records: Iterable[EventRecord], kinds: str | None) -> Iterator[Eve
     for name in names:
         if name not in known:
             raise UsageError(
-                f"--kind {name}: there is no such kind of event",
-                f"Kinds are {', '.join(sorted(known))}",
+                f"--kind {name} is not a kind of event",
+                f"Choose from {', '.join(sorted(known))}",
             )
-    wanted = tuple(known[name] for name in names)
-    return (one for one in records if isinstance(one.event, wanted))
+    event_classes = tuple(known[name] for name in names)
+    return (record for record in records if isinstance(record.event, event_classes))
 
 
 def _at_pace(records: Iterable[EventRecord], speed: float | None) -> Iterator[EventRecord]:
-    before = None
+    previous = None
     for record in records:
-        if speed is not None and before is not None:
-            time.sleep(max(0.0, (record.at - before).total_seconds() / speed))
-        before = record.at
+        if speed is not None and previous is not None:
+            time.sleep(max(0.0, (record.at - previous).total_seconds() / speed))
+        previous = record.at
         yield record
 
 
@@ -238,21 +239,21 @@ def _export(
 
     with output_file(out.expanduser(), is_table if as_table else is_log) as stream:
         file = io.TextIOWrapper(stream, encoding="utf-8", newline="")
-        written = _write(file, records, as_table=as_table)
+        count = _write(file, records, as_table=as_table)
         file.detach()  # flushes, and leaves the stream open so that output_file can sync it to disk
-        finish(written)
-    return written
+        finish(count)
+    return count
 
 
 def _write(stream: TextIO, records: Iterable[EventRecord], *, as_table: bool) -> int:
     from aftermath.events.reader import CsvTable
 
     write = CsvTable(stream) if as_table else lambda record: stream.write(_json_line(record))
-    written = 0
+    count = 0
     for record in records:
         write(record)
-        written += 1
-    return written
+        count += 1
+    return count
 
 
 def say_notes(reader: EventReader) -> None:
@@ -261,7 +262,7 @@ def say_notes(reader: EventReader) -> None:
         note(sentence)
 
 
-def _finish(reader: EventReader, places: list[Path], found: int, runs: RunFilter) -> None:
+def _finish(reader: EventReader, places: list[Path], count: int, runs: RunFilter) -> None:
     """Say what could not be read, and which runs share an id. Raises NoEvents if no event was
     found.
     """
@@ -269,11 +270,11 @@ def _finish(reader: EventReader, places: list[Path], found: int, runs: RunFilter
 
     say_notes(reader)
     if namesakes := runs.namesakes():
-        note("these events are of several runs with the same run id:")
+        note("these events belong to several runs with the same run id:")
         for run in namesakes:
             note(f"  {run}")
-    if not found:
+    if not count:
         reader.check_readable()
         names = ", ".join(map(str, places))
-        fix = "Name a directory that train got as --events-dir; train-local writes plain lines of JSON, for jq"
-        raise NoEvents(f"there are no such events in {names}", fix)
+        fix = "Name a directory that train wrote (--events-dir); for the JSON lines of train-local use jq"
+        raise NoEvents(f"there are no matching events in {names}", fix)

@@ -113,18 +113,23 @@ def failed(error: AftermathError) -> Finding:
     return Finding(Status.FAILURE, error.message, error.fix, error)
 
 
-def as_data(found: Sequence[tuple[str, Finding]]) -> list[dict[str, Any]]:
+def as_data(findings: Sequence[tuple[str, Finding]]) -> list[dict[str, Any]]:
     """Return findings for scripts."""
     return [
-        {"check": name, "status": str(f.status), "message": f.message, "fix": f.fix}
-        for name, f in found
+        {
+            "check": name,
+            "status": str(finding.status),
+            "message": finding.message,
+            "fix": finding.fix,
+        }
+        for name, finding in findings
     ]
 
 
-def as_text(found: Sequence[tuple[str, Finding]]) -> str:
+def as_text(findings: Sequence[tuple[str, Finding]]) -> str:
     """Return findings for people: a line for each, and one for its fix."""
     lines = []
-    for name, finding in found:
+    for name, finding in findings:
         lines.append(f"{finding.status.value:8} {name}: {finding.message}")
         if finding.fix:
             label = "hint" if finding.status is Status.OK else "fix"

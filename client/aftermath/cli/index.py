@@ -21,14 +21,14 @@ from typer.core import TyperCommand, TyperGroup
 from aftermath.base.errors import UsageError
 from aftermath.base.quiet_interrupts import QuietInterrupts
 from aftermath.base.stdio import VERBOSITY, Verbosity
-from aftermath.cli.present import reporting, tell_given, tell_stored, writing
+from aftermath.cli.present import remember_options, remember_profile, reporting, writing
 from aftermath.cli.usage import (
     ParserError,
-    explained,
     kind_of,
-    misplaced,
-    stored_as,
+    misplaced_option,
+    profile_key,
     unknown_command,
+    usage_error,
 )
 
 GENERAL = "Options"
@@ -67,16 +67,16 @@ class Index:
 
     def kinds(self, name: str) -> Mapping[str, Any]:
         """Return the types of a command's options."""
-        found: Mapping[str, Any] = self.find(name).entry.__annotations__
-        return found
+        annotations: Mapping[str, Any] = self.find(name).entry.__annotations__
+        return annotations
 
-    def called(self, words: Sequence[str]) -> str | None:
+    def command_of(self, words: Sequence[str]) -> str | None:
         """Return the name of the command that `words` begin with, or None."""
         return next(
             (name for name in (" ".join(words[:2]), *words[:1]) if name in self.entries), None
         )
 
-    def begun(self, word: str) -> dict[str, Entry]:
+    def commands_with(self, word: str) -> dict[str, Entry]:
         """Return the two-word commands whose first word is `word`."""
         return {name: entry for name, entry in self.entries.items() if name.startswith(f"{word} ")}
 
@@ -92,8 +92,8 @@ class Index:
         return self._built[name]
 
     def _build(self, name: str) -> TyperCommand:
-        found = self.find(name)
-        kinds = found.entry.__annotations__
+        definition = self.find(name)
+        kinds = definition.entry.__annotations__
         holder = typer.Typer(
             add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False
         )
@@ -101,9 +101,9 @@ class Index:
             "OneCommand", (_OneCommand,), {"kinds": kinds, "stored": staticmethod(self.stored)}
         )
         # \b keeps click from wrapping the example, so that it can be copied
-        epilog = f"\b\nExample:\n  {found.example}"
+        epilog = f"\b\nExample:\n  {definition.example}"
         declare = holder.command(name, cls=kind, epilog=epilog, context_settings=SETTINGS)
-        declare(found.entry)
+        declare(definition.entry)
         built = typer.main.get_command(holder)
         assert isinstance(built, TyperCommand)
         return built
@@ -150,30 +150,34 @@ class _OneCommand(TyperCommand):
         for flag, value in (*pairwise(args), *(word.split("=", 1) for word in args if "=" in word)):
             if flag in paths and not value:
                 raise UsageError(
-                    f"the path given for {flag} is empty", "Name a file, or leave the option out"
+                    f"the path for {flag} is empty", "Name a file, or leave the option out"
                 )
-        names = {option.name: key for option in self.params if (key := stored_as(option))}
-        held = self.stored() if names else {}
-        ctx.default_map = {name: held[key] for name, key in names.items() if key in held}
+        names = {option.name: key for option in self.params if (key := profile_key(option))}
+        profile = self.stored() if names else {}
+        ctx.default_map = {name: profile[key] for name, key in names.items() if key in profile}
         try:
-            rest = super().parse_args(ctx, args)
+            remaining = super().parse_args(ctx, args)
         finally:
             sources = {name: getattr(ctx.get_parameter_source(name), "name", "") for name in names}
-            taken = {
-                key: held[key] for name, key in names.items() if sources[name] == "DEFAULT_MAP"
+            from_profile = {
+                key: profile[key] for name, key in names.items() if sources[name] == "DEFAULT_MAP"
             }
-            if sources.get("rpc") in ("COMMANDLINE", "ENVIRONMENT") and taken.pop("ws-rpc", ""):
+            if sources.get("rpc") in ("COMMANDLINE", "ENVIRONMENT") and from_profile.pop(
+                "ws-rpc", ""
+            ):
                 ctx.params["ws_rpc"] = None  # it belongs to the profile's own node
-            tell_stored(taken)
-        return rest
+            remember_profile(from_profile)
+        return remaining
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the options by panel, those without one first."""
-        shown: list[Any] = [
+        options_shown: list[Any] = [
             option for option in self.get_params(ctx) if option.get_help_record(ctx)
         ]
-        shown.sort(key=lambda option: option.rich_help_panel or "")
-        for panel, options in groupby(shown, key=lambda option: option.rich_help_panel or GENERAL):
+        options_shown.sort(key=lambda option: option.rich_help_panel or "")
+        for panel, options in groupby(
+            options_shown, key=lambda option: option.rich_help_panel or GENERAL
+        ):
             with formatter.section(panel):
                 formatter.write_dl([option.get_help_record(ctx) for option in options])
 
@@ -192,11 +196,11 @@ class _LazyCommands(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         """Return the called command, imported, and its arguments."""
-        if name := self.index.called(args):
+        if name := self.index.command_of(args):
             return name, self.index.load(name), args[len(name.split()) :]
         if ctx.resilient_parsing:  # a shell that completes a word that is not finished
             return None, None, args
-        words = " ".join(args[:2]) if self.index.begun(args[0]) else args[0]
+        words = " ".join(args[:2]) if self.index.commands_with(args[0]) else args[0]
         raise unknown_command(self.index.name, words, self.index.entries)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
@@ -204,26 +208,26 @@ class _LazyCommands(TyperGroup):
         it.
         """
         word = (ctx.info_name or "").removeprefix(self.index.name).strip()
-        entries = self.index.begun(word) if word else self.index.entries
+        entries = self.index.commands_with(word) if word else self.index.entries
         for panel, group in groupby(entries.items(), key=lambda item: item[1].panel):
             with formatter.section(panel):
                 formatter.write_dl([(name, entry.summary) for name, entry in group])
 
-    def main(self, *given: Any, **named: Any) -> Any:
+    def main(self, *positional: Any, **keywords: Any) -> Any:
         """Run a command line (`args`, else the process's own) and end the process with its exit
         code.
         """
-        args = given[0] if given else named.get("args")
+        args = positional[0] if positional else keywords.get("args")
         words = self._in_order(list(sys.argv[1:] if args is None else args)) or ["--help"]
-        before = VERBOSITY.set(Verbosity.INFO)
+        verbosity = VERBOSITY.set(Verbosity.INFO)
         try:
-            tell_given({})
+            remember_options({})
             with reporting(as_json="--json" in words):
                 code = 0 if self._shows_page(words) else self._run(words)
         except typer.Exit as ending:
             code = ending.exit_code
         finally:
-            VERBOSITY.reset(before)
+            VERBOSITY.reset(verbosity)
         sys.exit(code)
 
     def _in_order(self, words: list[str]) -> list[str]:
@@ -232,19 +236,19 @@ class _LazyCommands(TyperGroup):
         """
         if words[:1] == ["help"] and "help" not in self.index.entries:
             return [*words[1:], "--help"]
-        before = list(takewhile(_LEVELS.__contains__, words))
-        rest = words[len(before) :]
-        named = len((self.index.called(rest) or "").split()) if rest else 0
-        return [*rest[:named], *before, *rest[named:]] if named else words
+        levels = list(takewhile(_LEVELS.__contains__, words))
+        rest = words[len(levels) :]
+        name_length = len((self.index.command_of(rest) or "").split()) if rest else 0
+        return [*rest[:name_length], *levels, *rest[name_length:]] if name_length else words
 
     def _shows_page(self, words: list[str]) -> bool:
         """Print requested help without the slow parser. Return whether help was requested."""
         page: Any = None
-        name = self.index.called(words)
+        name = self.index.command_of(words)
         if words in _HELP_ASKED:
             page = self
             path = self.index.name
-        elif self.index.begun(words[0]) and words[1:] in ([], *_HELP_ASKED):
+        elif self.index.commands_with(words[0]) and words[1:] in ([], *_HELP_ASKED):
             page = self
             path = f"{self.index.name} {words[0]}"
         elif name and words[len(name.split()) :][:1] in _HELP_ASKED:
@@ -260,26 +264,26 @@ class _LazyCommands(TyperGroup):
         try:
             ended = super().main(words, self.index.name, standalone_mode=False)
         except ParserError as error:
-            name = self.index.called(words)
+            name = self.index.command_of(words)
             if name is None:
                 self._check_order(error, words)
             kinds = self.index.kinds(name) if name else {}
-            raise explained(error, self.index.name, name, kinds) from None
+            raise usage_error(error, self.index.name, name, kinds) from None
         return ended if isinstance(ended, int) else 0
 
     def _check_order(self, error: Any, words: list[str]) -> None:
         """Raise UsageError if the option that the script does not know belongs to the command."""
-        tails = (self.index.called(words[start:]) for start in range(len(words)))
+        tails = (self.index.command_of(words[start:]) for start in range(len(words)))
         name = next(filter(None, tails), None)
         if name is None:
             return
         options = self.index.load(name).params
-        if found := misplaced(error, self.index.name, name, options=options):
-            raise found from None
+        if order_error := misplaced_option(error, self.index.name, name, options=options):
+            raise order_error from None
 
 
-def _say_version(asked: bool) -> None:
-    if asked:
+def _say_version(requested: bool) -> None:
+    if requested:
         from aftermath import __version__
 
         with writing():

@@ -20,7 +20,7 @@ import typer
 from aftermath.base.errors import AftermathError, UsageError
 from aftermath.base.outputs import STANDARD_OUTPUT, check_file, output_file
 from aftermath.cli.command import command
-from aftermath.cli.error_docs import placed
+from aftermath.cli.error_docs import with_local_pages
 from aftermath.cli.present import CommandError, Result, note, plain_text, writing
 from aftermath.config.recipe import making, recipe_file
 from aftermath.model.presets import PRESETS
@@ -31,7 +31,7 @@ from aftermath.rules.optimizers import ExchangedName
 if TYPE_CHECKING:
     from aftermath.cli.new_config import FILES
 
-_NEITHER = "the recipe's"
+_RECIPE_VALUE = "the recipe's"
 _WALLET = "owner.json"
 
 
@@ -42,30 +42,28 @@ class InitOptions:
     recipe: Annotated[
         str | None,
         typer.Option(
-            help="The config to begin with: one that comes with the package, as demo or solana-test/light-config.toml, "
-            "or a file; else the latter."
+            help="Config to start from: a packaged one, such as demo, or a file. By default "
+            "solana-test/light-config.toml."
         ),
     ] = None
     preset: Annotated[
         str | None,
-        typer.Option(help=f"A model by name; else the recipe's. One of {', '.join(PRESETS)}."),
+        typer.Option(help=f"Named model. By default the recipe's. One of {', '.join(PRESETS)}."),
     ] = None
     tiers: Annotated[
         int | None,
-        typer.Option(
-            min=1, max=MAX_LEVELS, help="Tiers that the model is cut into; else the recipe's."
-        ),
+        typer.Option(min=1, max=MAX_LEVELS, help="Number of tiers. By default the recipe's."),
     ] = None
     optimizer: Annotated[
         ExchangedName | None,
         typer.Option(
-            help="What members exchange results with, and the numbers that go with it; else the recipe's."
+            help="Optimizer, with the learning rate, overlap and batch size that suit it. By default the recipe's."
         ),
     ] = None
     members: Annotated[
         int | None,
         typer.Option(
-            min=1, max=MAX_MEMBERS, help="Members that the run begins with; else the recipe's."
+            min=1, max=MAX_MEMBERS, help="Members that start the run. By default the recipe's."
         ),
     ] = None
     steps: Annotated[
@@ -73,13 +71,13 @@ class InitOptions:
         typer.Option(
             min=1,
             max=2**32 - 1,
-            help="Steps of the run, over which the learning rate goes; else the recipe's.",
+            help="Number of steps, which also scales the learning-rate schedule. By default the recipe's.",
         ),
     ] = None
     data_path: Annotated[
         Path | None,
         typer.Option(
-            help="Token file or directory of them; else they are made as the recipe's are."
+            help="Token file, or a directory of them. By default tokens are made as in the recipe."
         ),
     ] = None
 
@@ -92,12 +90,10 @@ def init(
     out: Annotated[
         Path, typer.Option(help="Config file to write; - writes to standard output.")
     ] = Path("run.toml"),
-    force: Annotated[
-        bool, typer.Option("--force", help="Write over a file that is there.")
-    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite existing files.")] = False,
     json_output: Annotated[
         bool,
-        typer.Option("--json", help="Print one JSON document instead of text; nothing is asked."),
+        typer.Option("--json", help="Print one JSON document instead of text, and ask nothing."),
     ] = False,
 ) -> Result:
     """Write the commented config file of a new run.
@@ -106,8 +102,8 @@ def init(
     asks for options that were not given. If model or tokens do not exist yet, it also writes
     NAME.files.toml, by which run-files and local-testnet start make them.
     """
-    from aftermath.cli.config_check import look
-    from aftermath.cli.new_config import RECIPE, NewRunOptions, begin, changed
+    from aftermath.cli.config_check import check_config
+    from aftermath.cli.new_config import RECIPE, NewRunOptions, apply_options, begin
     from aftermath.config.document import RunConfig, parse_as
     from aftermath.config.errors import Mistaken
     from aftermath.config.written import tables_of, text_of
@@ -124,52 +120,52 @@ def init(
         )
     files_path = recipe_file(out)
     targets = [] if to_stdout else [out, files_path]
-    if there := [path for path in targets if path.exists() and not force]:
+    if existing := [path for path in targets if path.exists() and not force]:
         raise CommandError(
-            f"{there[0]} is there already", "Name another file with --out, or say --force"
+            f"{existing[0]} exists already", "Name another file with --out, or pass --force"
         )
     for path in targets:
         check_file(path, _is_no_key)
     if sys.stdin is not None and sys.stdin.isatty() and not json_output:
-        options = asked(options)
+        options = ask_missing(options)
     new_options = NewRunOptions(**asdict(options))
     recipe = begin(new_options.recipe or RECIPE)
-    config, files = changed(*recipe, new_options, f"runs/{'run' if to_stdout else out.stem}")
-    text = text_of(config, _about(options, None if to_stdout else files_path, files))
+    config, files = apply_options(*recipe, new_options, f"runs/{'run' if to_stdout else out.stem}")
+    text = text_of(config, _header_lines(options, None if to_stdout else files_path, files))
     parsed = parse_as(text, str(out), RunConfig)
-    found = look(parsed, files)
-    if found.mistakes:
+    checked = check_config(parsed, files)
+    if checked.mistakes:
         raise Mistaken(
             str(out),
-            found.mistakes,
-            "Nothing was written; choose other options, or another --recipe",
+            checked.mistakes,
+            "Nothing was written. Choose other options, or another --recipe",
         )
     if to_stdout:
         with writing():
             sys.stdout.write(text)
         return Result(None, None)
-    about = (
-        f"What the model and the tokens of {out.name} are made of, where they are not there yet."
-    )
-    _write_both(out, text, files_path, tables_of(files, [about]) if files else "")
-    new = set(found.warnings).difference(look(*recipe).warnings)
-    told = [warning for warning in found.warnings if warning in new]
-    for _, warning in told:
+    header = f"How run-files makes the model and the tokens of {out.name} if they do not exist yet."
+    _write_both(out, text, files_path, tables_of(files, [header]) if files else "")
+    new = set(checked.warnings).difference(check_config(*recipe).warnings)
+    new_warnings = [warning for warning in checked.warnings if warning in new]
+    for _, warning in new_warnings:
         note(f"warning: {warning}")
-    return _made(out, files_path if files else None, config.config.init_min_clients, told)
+    return _summary(
+        out, files_path if files else None, config.config.init_min_clients, new_warnings
+    )
 
 
-def _write_both(out: Path, text: str, files_path: Path, made_of: str) -> None:
+def _write_both(out: Path, text: str, files_path: Path, recipe_text: str) -> None:
     """Write the config and its recipe file, if it has one. Write neither if one of them fails."""
     out.parent.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
-        if made_of:
+        if recipe_text:
             stream = stack.enter_context(output_file(files_path, _is_no_key))
-            stream.write(made_of.encode())
+            stream.write(recipe_text.encode())
             stream.flush()
         with output_file(out, _is_no_key) as stream:
             stream.write(text.encode())
-    if not made_of:
+    if not recipe_text:
         files_path.unlink(missing_ok=True)  # of a file that is written over
 
 
@@ -178,62 +174,62 @@ def _is_no_key(head: bytes) -> bool:
     return re.match(rb"\s*\[\s*\d", head) is None
 
 
-def _made(out: Path, files_path: Path | None, members: int, told: list[tuple[str, str]]) -> Result:
+def _summary(
+    out: Path, files_path: Path | None, members: int, new_warnings: list[tuple[str, str]]
+) -> Result:
     """Return what was written and the next steps. `files_path` describes files that are still to be
     made.
     """
-    steps = _next(out, made=files_path is not None)
+    steps = _next_commands(out, needs_files=files_path is not None)
     at_once = f"aftermath-solana local-testnet start --num-clients {members} --config-path {shlex.quote(str(out))}"
     data = {
         "file": str(out),
         "files": str(files_path) if files_path else None,
-        "warnings": [{"code": code, "message": sentence} for code, sentence in told],
+        "warnings": [{"code": code, "message": sentence} for code, sentence in new_warnings],
         "next": steps,
         "at_once": at_once,
     }
     lines = [
-        f"wrote {out}" + (f", and {files_path} for what is still to be made" if files_path else ""),
-        "next, the first in a terminal of its own:",
+        f"wrote {out}" + (f", and {files_path} for run-files" if files_path else ""),
+        "next steps, the first in a terminal of its own:",
         *(f"  {line}" for line in steps),
-        *(
-            [f"  which {members} members call, each with a wallet of its own"]
-            if members > 1
-            else []
-        ),
-        "or all of it at once, on this machine:",
+        *([f"  (run by {members} members, each with a wallet of its own)"] if members > 1 else []),
+        "or everything at once on this machine:",
         f"  {at_once}",
     ]
     return Result(data, plain_text("\n".join(lines)))
 
 
-def asked(options: InitOptions) -> InitOptions:
+def ask_missing(options: InitOptions) -> InitOptions:
     """Ask for the options that were not given, and return all of them."""
     from aftermath.cli.new_config import RECIPE, begin, optimizer_name
     from aftermath.testnet.configs import SHIPPED, configs
 
-    note("Enter takes what is in brackets; ? says what may be answered")
-    known = f"one of {', '.join(sorted(str(path.relative_to(SHIPPED)) for path in configs()))}, or a file"
-    recipe = options.recipe or _ask(Question("Recipe", known, RECIPE, _known_recipe))
+    note("Enter accepts the value in brackets; ? lists the valid answers")
+    known_recipes = f"one of {', '.join(sorted(str(path.relative_to(SHIPPED)) for path in configs()))}, or a file"
+    recipe = options.recipe or _ask(Question("Recipe", known_recipes, RECIPE, _known_recipe))
     config, _ = begin(recipe)
-    found = replace(options, recipe=recipe)
-    has = optimizer_name(config)
+    answered = replace(options, recipe=recipe)
+    current_optimizer = optimizer_name(config)
     exchanged = get_args(ExchangedName)
     rules = config.config
     questions: dict[str, Question] = {
-        "preset": Question("Model", _any_of(*PRESETS), _NEITHER, _one_of(*PRESETS, _NEITHER)),
-        "tiers": _counted("Tiers", config.llm.matformer.tiers, MAX_LEVELS),
-        "optimizer": Question(
-            "Optimizer", _any_of(*exchanged), has or "sparseloco", _one_of(*exchanged)
+        "preset": Question(
+            "Model", _any_of(*PRESETS), _RECIPE_VALUE, _one_of(*PRESETS, _RECIPE_VALUE)
         ),
-        "members": _counted("Members that begin", rules.init_min_clients, MAX_MEMBERS),
-        "steps": _counted("Steps", rules.total_steps, 2**32 - 1),
-        "data_path": Question("Token files", "a file or a directory of them", _NEITHER, _path),
+        "tiers": _number_question("Tiers", config.llm.matformer.tiers, MAX_LEVELS),
+        "optimizer": Question(
+            "Optimizer", _any_of(*exchanged), current_optimizer or "sparseloco", _one_of(*exchanged)
+        ),
+        "members": _number_question("Members at the start", rules.init_min_clients, MAX_MEMBERS),
+        "steps": _number_question("Steps", rules.total_steps, 2**32 - 1),
+        "data_path": Question("Token files", "a file or a directory of them", _RECIPE_VALUE, _path),
     }
     for name, question in questions.items():
-        if getattr(found, name) is None:
+        if getattr(answered, name) is None:
             answer = _ask(question)
-            found = replace(found, **{name: None if answer == _NEITHER else answer})
-    return found
+            answered = replace(answered, **{name: None if answer == _RECIPE_VALUE else answer})
+    return answered
 
 
 @dataclass(frozen=True)
@@ -241,7 +237,7 @@ class Question:
     """A question. `says`: its help for `?`. `read` raises UsageError for an invalid answer."""
 
     text: str
-    says: str
+    help_text: str
     default: str
     read: Callable[[str], Any]
 
@@ -253,7 +249,7 @@ def _ask(question: Question) -> Any:
             answer = typer.prompt(question.text, default=question.default, err=True).strip()
             if answer != "?":
                 return question.read(answer)
-            note(question.says)
+            note(question.help_text)
         except typer.Abort:
             raise KeyboardInterrupt from None
         except AftermathError as error:
@@ -268,7 +264,7 @@ def _known_recipe(text: str) -> str:
 
 
 def _path(text: str) -> Path | str:
-    return text if text == _NEITHER else Path(text)
+    return text if text == _RECIPE_VALUE else Path(text)
 
 
 def _any_of(*words: str) -> str:
@@ -278,71 +274,74 @@ def _any_of(*words: str) -> str:
 def _one_of(*words: str) -> Callable[[str], str]:
     def read(text: str) -> str:
         if text not in words:
-            raise UsageError(f"{text!r} is none of them", f"Choose {_any_of(*words)}")
+            raise UsageError(f"{text!r} is not a valid choice", f"Choose {_any_of(*words)}")
         return text
 
     return read
 
 
-def _counted(text: str, default: int, most: int) -> Question:
-    says = f"a whole number from 1 to {most}"
+def _number_question(text: str, default: int, most: int) -> Question:
+    help_text = f"a whole number from 1 to {most}"
 
-    def read(given: str) -> int:
+    def read(answer: str) -> int:
         if not (
-            given.isascii() and given.isdecimal() and len(given) < 20 and 1 <= int(given) <= most
+            answer.isascii()
+            and answer.isdecimal()
+            and len(answer) < 20
+            and 1 <= int(answer) <= most
         ):
-            raise UsageError(f"{given!r} is not {says}", "Write one")
-        return int(given)
+            raise UsageError(f"{answer!r} is not {help_text}", "Enter one")
+        return int(answer)
 
-    return Question(text, says, str(default), read)
+    return Question(text, help_text, str(default), read)
 
 
-def _about(options: InitOptions, files_path: Path | None, files: FILES) -> list[str]:
+def _header_lines(options: InitOptions, files_path: Path | None, files: FILES) -> list[str]:
     """Return the lines that the config begins with. `files_path` describes files that are still to
     be made.
     """
     from aftermath.cli.new_config import RECIPE
 
     lines = [
-        f"The config of a run, made by aftermath-solana init from the recipe {options.recipe or RECIPE}."
+        f"Config of a run, written by aftermath-solana init from the recipe {options.recipe or RECIPE}."
     ]
     if files and files_path is None:
         lines += [
-            "Its model and its tokens are still to be made: init --out FILE also writes what run-files needs for that."
+            "Its model and tokens do not exist yet: init --out FILE also writes the recipe file that run-files needs."
         ]
     elif files and files_path is not None:
         lines += [
-            f"{files_path.name} says what its model and its tokens are made of, where they are not there yet."
+            f"{files_path.name} tells run-files how to make its model and tokens if they do not exist yet."
         ]
     return [
         *lines,
-        f"aftermath-solana config explain KEY says more of each key, {placed('docs/config.md')} of all.",
+        f"aftermath-solana config explain KEY describes a key, and {with_local_pages('docs/config.md')} all keys.",
     ]
 
 
-def _next(out: Path, *, made: bool) -> list[str]:
+def _next_commands(out: Path, *, needs_files: bool) -> list[str]:
     """Return the commands that an owner runs next, in order, until the run trains."""
     file = shlex.quote(str(out))
-    run = shlex.quote(_run_id(out))
-    signed = f"--run-id {run} -w {_WALLET}"
-    make = [making(out)] if made else []
+    run = shlex.quote(_suggested_run_id(out))
+    run_flags = f"--run-id {run} -w {_WALLET}"
+    make_files = [making(out)] if needs_files else []
     # else the model is lost with the last member
-    kept = shlex.quote(str(Path("runs") / _run_id(out) / "checkpoints"))
-    new = (
+    checkpoint_dir = shlex.quote(str(Path("runs") / _suggested_run_id(out) / "checkpoints"))
+    create_wallet = (
         [] if Path(_WALLET).exists() else [f"aftermath-solana show-identity --create -w {_WALLET}"]
     )
     return [
         "aftermath-solana localnet",
-        *make,
-        *new,
-        f"aftermath-solana create-run {signed}",
-        f"aftermath-solana update-config --config-path {file} {signed}",
-        f"aftermath-solana set-paused resume {signed}",
-        f"aftermath-solana train {signed} --matformer-tier 0 --checkpoint-dir {kept}",
+        *make_files,
+        *create_wallet,
+        f"aftermath-solana create-run {run_flags}",
+        f"aftermath-solana update-config --config-path {file} {run_flags}",
+        f"aftermath-solana set-paused resume {run_flags}",
+        f"aftermath-solana train {run_flags} --matformer-tier 0 --checkpoint-dir {checkpoint_dir}",
     ]
 
 
-def _run_id(out: Path) -> str:
+def _suggested_run_id(out: Path) -> str:
     """Return the config's file name as run id, or "RUN" if it is not a valid one."""
     from aftermath.cli.create_run import check_readable
     from aftermath.cli.options import checked_run_id

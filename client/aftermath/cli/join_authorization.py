@@ -36,10 +36,10 @@ async def join_authorization_create(
     from aftermath.chain.addresses import EVERYONE
     from aftermath.chain.options import public_key
     from aftermath.cli.authorization import (
-        check_for_everybody,
-        described,
-        granting,
-        present,
+        authorization_data,
+        check_may_open,
+        missing_grants,
+        require_authorization,
         scope_of,
         warning_about_grantor,
     )
@@ -48,17 +48,21 @@ async def join_authorization_create(
     grantee = public_key(authorizer) if authorizer is not None else EVERYONE
     async with sign_in(options) as chain:
         if grantee == EVERYONE:
-            await check_for_everybody(chain, run_id)
+            await check_may_open(chain, run_id)
         grantor = chain.wallet.pubkey
         scope = scope_of(chain, run_id)
-        steps = await granting(chain, grantee, scope)
-        if run_id is not None and (unmeant := await warning_about_grantor(chain, run_id)):
-            note(f"warning: {unmeant}")
+        steps = await missing_grants(chain, grantee, scope)
+        if run_id is not None and (warning := await warning_about_grantor(chain, run_id)):
+            note(f"warning: {warning}")
         if steps:
             await chain.sender.afford(steps, chain.authorizer.size(grantor, grantee, scope=scope))
         signatures = await chain.sender.send_packed(steps)
-        found = present(await chain.authorization(grantor, grantee, scope), grantor, grantee)
-    data = described(found, run_id) | {"signatures": [str(signature) for signature in signatures]}
+        authorization = require_authorization(
+            await chain.authorization(grantor, grantee, scope), grantor, grantee
+        )
+    data = authorization_data(authorization, run_id) | {
+        "signatures": [str(signature) for signature in signatures]
+    }
     return Result(data, facts(data))
 
 
@@ -82,14 +86,14 @@ async def join_authorization_read(
     """Show an authorization and its delegates."""
     from aftermath.chain.addresses import EVERYONE
     from aftermath.chain.options import public_key
-    from aftermath.cli.authorization import described, present, scope_of
+    from aftermath.cli.authorization import authorization_data, require_authorization, scope_of
     from aftermath.cli.connection import connect
 
     grantor = public_key(join_authority)
     grantee = public_key(authorizer) if authorizer is not None else EVERYONE
     async with connect(options) as chain:
-        found = await chain.authorizer.fetch(grantor, grantee, scope_of(chain, run_id))
-        data = described(present(found, grantor, grantee), run_id)
+        authorization = await chain.authorizer.fetch(grantor, grantee, scope_of(chain, run_id))
+        data = authorization_data(require_authorization(authorization, grantor, grantee), run_id)
     return Result(data, facts(data))
 
 
@@ -123,28 +127,34 @@ async def join_authorization_delegate(
     The wallet is the authorized key (grantee).
     """
     from aftermath.chain.options import public_key
-    from aftermath.cli.authorization import described, present, scope_of
+    from aftermath.cli.authorization import authorization_data, require_authorization, scope_of
     from aftermath.cli.connection import sign_in
 
     if not delegates_clear and not delegates_added:
         raise UsageError(
-            "nothing to change was given", "Pass --delegates-added KEY or --delegates-clear"
+            "no change was requested", "Pass --delegates-added KEY or --delegates-clear"
         )
     added = [public_key(text) for text in delegates_added or []]
     grantor = public_key(join_authority)
     async with sign_in(options) as chain:
         grantee = chain.wallet.pubkey
         scope = scope_of(chain, run_id)
-        before = present(await chain.authorization(grantor, grantee, scope), grantor, grantee)
-        kept = () if delegates_clear else before.delegates
-        new = [key for key in dict.fromkeys(added) if key not in kept]
-        steps = chain.authorizer.ix(grantee).delegation(before, clear=delegates_clear, added=new)
+        current = require_authorization(
+            await chain.authorization(grantor, grantee, scope), grantor, grantee
+        )
+        remaining = () if delegates_clear else current.delegates
+        new = [key for key in dict.fromkeys(added) if key not in remaining]
+        steps = chain.authorizer.ix(grantee).delegation(current, clear=delegates_clear, added=new)
         if new or delegates_clear:
-            size = chain.authorizer.size(grantor, grantee, len(kept) + len(new), scope=scope)
+            size = chain.authorizer.size(grantor, grantee, len(remaining) + len(new), scope=scope)
             await chain.sender.afford(steps, size)
         signatures = await chain.sender.send_packed(steps) if new or delegates_clear else []
-        found = present(await chain.authorization(grantor, grantee, scope), grantor, grantee)
-    data = described(found, run_id) | {"signatures": [str(signature) for signature in signatures]}
+        authorization = require_authorization(
+            await chain.authorization(grantor, grantee, scope), grantor, grantee
+        )
+    data = authorization_data(authorization, run_id) | {
+        "signatures": [str(signature) for signature in signatures]
+    }
     return Result(data, facts(data))
 
 
@@ -173,7 +183,7 @@ async def join_authorization_delete(
     from aftermath.chain.addresses import EVERYONE
     from aftermath.chain.options import public_key
     from aftermath.chain.refusals import CLOSED_TOO_EARLY, sol, told
-    from aftermath.cli.authorization import present, scope_of
+    from aftermath.cli.authorization import require_authorization, scope_of
     from aftermath.cli.connection import sign_in
     from aftermath.coordinator.errors import Refused
 
@@ -182,24 +192,27 @@ async def join_authorization_delete(
         grantor = chain.wallet.pubkey
         scope = scope_of(chain, run_id)
         ix = chain.authorizer.ix(grantor)
-        found = present(await chain.authorization(grantor, grantee, scope), grantor, grantee, _SIGN)
-        withdrawn = [ix.grantor_update(grantee, False, scope)] if found.active else []
-        before = await chain.balance(grantor)
-        closed = not (found.active and found.delegates)  # or it is too early for that
+        authorization = require_authorization(
+            await chain.authorization(grantor, grantee, scope), grantor, grantee, _SIGN
+        )
+        withdrawn = [ix.grantor_update(grantee, False, scope)] if authorization.active else []
+        balance_before = await chain.balance(grantor)
+        # an authorization with delegates can be closed only later
+        closed = not (authorization.active and authorization.delegates)
         try:
             signatures = await chain.sender.send_packed(
-                [*withdrawn, *([ix.close(found)] if closed else [])]
+                [*withdrawn, *([ix.close(authorization)] if closed else [])]
             )
         except Refused as error:
             if error.name != CLOSED_TOO_EARLY:
                 raise
             closed = False
             signatures = await chain.sender.send_packed(withdrawn)
-        returned = await chain.balance(grantor) - before
+        returned = await chain.balance(grantor) - balance_before
         if not closed:
             note(told(CLOSED_TOO_EARLY)[0])
     data = {
-        "address": str(found.address),
+        "address": str(authorization.address),
         "active": False,
         "closed": closed,
         "lamports_returned": returned,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from aftermath.cli.can_join import admission, gravest
+from aftermath.cli.can_join import admission, most_severe
 from aftermath.cli.present import Ended, Result, facts, note, plain_text
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from aftermath.train.settings import TrainSettings
 
 
-async def rehearsed(settings: TrainSettings) -> Ended:
+async def dry_run_join(settings: TrainSettings) -> Ended:
     """Return the end of a dry run of `train`. Raises what keeps this wallet, or this machine, from
     the run.
 
@@ -40,15 +40,15 @@ async def rehearsed(settings: TrainSettings) -> Ended:
         fits = await examine(subject, ("torch", *FIT))
         _refuse(fits)
         assert subject.tier is not None
-        found = await _join(settings, backend, subject, subject.tier)
-    found.output = {
+        report = await _join(settings, backend, subject, subject.tier)
+    report.output = {
         "run_id": settings.run_id,
         "tier": subject.tier,
         "why_tier": subject.why_tier,
         "warnings": _warnings(fits),
-        "withdrawable_lamports": found.rent + found.bond,
+        "withdrawable_lamports": report.rent + report.bond,
     }
-    return _ended(found, subject.tier, subject.why_tier)
+    return _ended(report, subject.tier, subject.why_tier)
 
 
 def _subject(settings: TrainSettings, backend: MemberBackend) -> Subject:
@@ -74,24 +74,24 @@ def _subject(settings: TrainSettings, backend: MemberBackend) -> Subject:
     )
 
 
-def _refuse(found: list[tuple[str, Finding]]) -> None:
+def _refuse(findings: list[tuple[str, Finding]]) -> None:
     """Raise the refusal that `can-join` takes its exit code from, if there is one, and note the
     others.
     """
     from aftermath.cli.check_list import refusals
 
-    if not (reasons := refusals(found)):
+    if not (reasons := refusals(findings)):
         return
-    told = gravest(reasons)
+    worst = most_severe(reasons)
     for other in reasons:
-        if other is not told:
+        if other is not worst:
             note(f"no: {other.message}")
-    raise told
+    raise worst
 
 
-def _warnings(found: list[tuple[str, Finding]]) -> list[str]:
+def _warnings(findings: list[tuple[str, Finding]]) -> list[str]:
     """Return the warnings that `train` would begin with, and note them."""
-    warnings = [one.message for _, one in found if one.status == "warning"]
+    warnings = [finding.message for _, finding in findings if finding.status == "warning"]
     for warning in warnings:
         note(f"warning: {warning}")
     return warnings
@@ -129,31 +129,31 @@ async def _join(
     sender = DrySender(
         backend.pool, backend.wallet, errors=errors, max_priority_fee=settings.max_priority_fee
     )
-    place = membership_address(
+    membership = membership_address(
         program.id, run_addresses(program.id, run.run_id).run, run.created, backend.wallet.pubkey
     )
-    await sender.creating({place: membership_account().size})
-    # train asks that the wallet hold this much in all, its own account's rent included
+    await sender.creating({membership: membership_account().size})
+    # train requires this much in the wallet, including the rent of the wallet's own account
     await sender.ensure_funds(FEES_IN_HAND + bond - await rent(backend.pool, 0))
     return await sender.rehearse([PlannedTransaction(steps)], TRANSITION_UNITS, bond=bond)
 
 
-def _ended(found: Rehearsed, tier: int, why: str) -> Ended:
+def _ended(report: Rehearsed, tier: int, reason: str) -> Ended:
     """Return the end of a dry run, with what comes back later and what comes on top."""
     from rich.console import Group
 
     from aftermath.chain.refusals import sol
     from aftermath.cli.dry_run import ended
 
-    told = ended(found)
-    paid = found.rent + found.bond
-    later = {"tier": f"{tier}: {why}" if why else str(tier)}
+    end = ended(report)
+    paid = report.rent + report.bond
+    rows = {"tier": f"{tier}: {reason}" if reason else str(tier)}
     if paid:
-        later["withdraw"] = (
-            f"gives back {sol(paid)} once you have left; the bond not to a member that was ejected"
+        rows["withdraw"] = (
+            f"returns {sol(paid)} after you have left; an ejected member loses the bond"
         )
-    later["on top"] = "fees of what a member sends while it trains, which answers what others do"
+    rows["on top"] = "fees of transactions while training, which depend on the other members"
     return Ended(
-        Result(told.result.data, Group(told.result.text or plain_text(""), facts(later))),
-        told.error,
+        Result(end.result.data, Group(end.result.text or plain_text(""), facts(rows))),
+        end.error,
     )

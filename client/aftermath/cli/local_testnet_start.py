@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 FAULTS = "Faults"
 CLIENTS = "Clients"
-SHOWN = "What is shown"
+SHOWN = "Display"
 
 
 class BackendName(StrEnum):
@@ -162,7 +162,7 @@ class ClientOptions:
         ),
     ] = None
 
-    def wishes(self, trackers: TrackerOptions) -> ClientExtras:
+    def extras(self, trackers: TrackerOptions) -> ClientExtras:
         """Return the options as a testnet plan takes them."""
         from aftermath.testnet.plan import ClientExtras
 
@@ -212,8 +212,8 @@ class ShowOptions:
     tui: Annotated[
         DisplayOption,
         typer.Option(
-            help="true: pictures in tmux panes, without tmux a screen of tabs; screen: that screen, with tmux too; "
-            "false: lines, in panes where there is tmux.",
+            help="true: screens in tmux panes, or one screen of tabs without tmux; screen: tabs even with tmux; "
+            "false: log lines, in panes if there is tmux.",
             rich_help_panel=SHOWN,
         ),
     ] = DisplayOption.TRUE
@@ -238,7 +238,7 @@ class ShowOptions:
         ),
     ] = None
 
-    def showing(self) -> DisplayMode:
+    def display_mode(self) -> DisplayMode:
         """Return what to show on this terminal."""
         import shutil
 
@@ -287,7 +287,7 @@ def local_testnet_start(
     from rich.console import Console
 
     from aftermath.base.errors import UsageError
-    from aftermath.cli.variables import environment
+    from aftermath.cli.variables import child_environment
     from aftermath.events.trackers import TrackerOptions
     from aftermath.testnet.backends import Centralized, Solana
     from aftermath.testnet.configs import chosen
@@ -302,35 +302,37 @@ def local_testnet_start(
     from aftermath.testnet.workdir import claimed_workdir
 
     if show.headless_exit_after_secs is not None and not show.headless:
-        raise UsageError("--headless-exit-after-secs goes with --headless", "Pass both")
+        raise UsageError("--headless-exit-after-secs needs --headless", "Pass both")
     trackers = TrackerOptions.of(clients)
     trackers.check()
     config = chosen(config_path, deployment.first_client_checkpoint)
-    them = clients_of(num_clients, clients.client_matformer_tiers, config)
-    wishes = clients.wishes(trackers)
-    showing = show.showing()
-    panes = showing is DisplayMode.PANES
-    place = deployment.dir.expanduser().absolute()
+    client_plans = clients_of(num_clients, clients.client_matformer_tiers, config)
+    extras = clients.extras(trackers)
+    mode = show.display_mode()
+    panes = mode is DisplayMode.PANES
+    workdir = deployment.dir.expanduser().absolute()
     port = deployment.server_port
     plan = LocalTestnetPlan(
-        config, them, place, port, wishes, panes, panes and show.tui is DisplayOption.TRUE
+        config, client_plans, workdir, port, extras, panes, panes and show.tui is DisplayOption.TRUE
     )
-    killed = chaos_of(
+    chaos = chaos_of(
         kills.random_kill_num,
         kills.random_kill_interval,
         given=kills.allowed_to_kill,
-        clients=them,
+        clients=client_plans,
     )
-    own = environment() | {"OMP_NUM_THREADS": str(plan.threads)} | deployment.variables
+    variables = child_environment() | {"OMP_NUM_THREADS": str(plan.threads)} | deployment.variables
     console = Console(stderr=json_output, quiet=panes)
-    asked = VERBOSITY.get()
-    level = show.log if asked is Verbosity.INFO else asked
-    backend = Solana(plan, own) if deployment.backend is BackendName.SOLANA else Centralized(plan)
-    seen = shown(showing, plan, backend.keeper, console, level)
-    with claimed_workdir(plan.place, "testnet", "--dir DIR", TESTNET_NAMES), seen as lines:
-        testnet = Testnet(plan, backend, killed, own, lines)
+    verbosity = VERBOSITY.get()
+    level = show.log if verbosity is Verbosity.INFO else verbosity
+    backend = (
+        Solana(plan, variables) if deployment.backend is BackendName.SOLANA else Centralized(plan)
+    )
+    display = shown(mode, plan, backend.keeper, console, level)
+    with claimed_workdir(plan.place, "testnet", "--dir DIR", TESTNET_NAMES), display as lines:
+        testnet = Testnet(plan, backend, chaos, variables, lines)
         summary = testnet.perform(show.headless_exit_after_secs)
-    interrupted = summary.ending is Ending.LEFT and showing is DisplayMode.LINES
+    interrupted = summary.ending is Ending.LEFT and mode is DisplayMode.LINES
     return Result(
         summary.data(), summary.line(), EXIT_INTERRUPTED if interrupted else int(not summary.good)
     )

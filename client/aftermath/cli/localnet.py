@@ -63,7 +63,7 @@ class NetworkOptions:
     )
     engine: Annotated[
         EngineName,
-        typer.Option(help="embedded needs nothing; validator runs solana-test-validator."),
+        typer.Option(help="embedded needs no other program; validator runs solana-test-validator."),
     ] = EngineName.EMBEDDED
     slot_ms: Annotated[
         int,
@@ -128,7 +128,7 @@ def clear(ledger: Path | None) -> None:
     from aftermath.localnet.ledger import Ledger
 
     if ledger is None:
-        raise UsageError("--reset needs the ledger to reset", "Pass --ledger DIR")
+        raise UsageError("--reset needs a ledger to delete", "Pass --ledger DIR")
     directory = ledger.expanduser()
     if not directory.exists():
         return

@@ -25,44 +25,46 @@ _DRIVER = Path("/proc/driver/nvidia/version")
 def python(_: Subject) -> Finding:
     """Check that the packages that aftermath requires are installed in the right versions."""
     try:
-        asked = requires("aftermath") or []
+        requirements = requires("aftermath") or []
     except PackageNotFoundError:
         return dubious(
             "aftermath runs from its source and is not installed", "Install it: make env"
         )
-    if wrong := [*_unmet(asked)]:
-        return broken(f"packages do not fit: {'; '.join(wrong)}", "Install it again: make env")
+    if unmet := [*_unmet(requirements)]:
+        return broken(f"wrong packages: {'; '.join(unmet)}", "Install them again: make env")
     return fine(
         f"Python {platform.python_version()}, aftermath {version('aftermath')}, all packages it requires"
     )
 
 
-def _unmet(asked: list[str]) -> Iterator[str]:
-    for line in asked:
+def _unmet(requirements: list[str]) -> Iterator[str]:
+    for line in requirements:
         requirement, _, marker = line.partition(";")
         if "extra" in marker:
             continue
         name = re.split(r"[^A-Za-z0-9._-]", requirement.strip(), maxsplit=1)[0]
         bounds = re.findall(r"(>=|==|<)\s*([0-9.]+)", requirement)
         try:
-            there = version(name)
+            installed = version(name)
         except PackageNotFoundError:
             yield f"{name} is not installed"
             continue
         for sign, bound in bounds:
-            ours = _numbers(there)
-            theirs = _numbers(bound)
-            met = {">=": ours >= theirs, "<": ours < theirs, "==": ours[: len(theirs)] == theirs}[
-                sign
-            ]
+            installed_numbers = _numbers(installed)
+            bound_numbers = _numbers(bound)
+            met = {
+                ">=": installed_numbers >= bound_numbers,
+                "<": installed_numbers < bound_numbers,
+                "==": installed_numbers[: len(bound_numbers)] == bound_numbers,
+            }[sign]
             if not met:
-                yield f"{name} is {there}, and {sign}{bound} is required"
+                yield f"{name} is {installed}, but {sign}{bound} is required"
 
 
 def _numbers(text: str) -> tuple[int, ...]:
     """Return the release numbers of a version, without what follows them."""
-    found = re.match(r"[0-9]+(\.[0-9]+)*", text)
-    return tuple(int(part) for part in found[0].split(".")) if found else ()
+    match = re.match(r"[0-9]+(\.[0-9]+)*", text)
+    return tuple(int(part) for part in match[0].split(".")) if match else ()
 
 
 def torch_and_device(subject: Subject) -> Finding:
@@ -74,15 +76,15 @@ def torch_and_device(subject: Subject) -> Finding:
 
     subject.mesh = mesh_of(subject.device, 0, 1)
     device = exact_device(subject.device)
-    said = f"PyTorch {torch.__version__}, {device}"
+    text = f"PyTorch {torch.__version__}, {device}"
     if device.type == "cuda":
-        said += f" ({torch.cuda.get_device_name(device)}, CUDA {torch.version.cuda})"
+        text += f" ({torch.cuda.get_device_name(device)}, CUDA {torch.version.cuda})"
     elif device.type == "cpu" and subject.device == "auto" and _has_nvidia_driver():
         return dubious(
-            f"{said}: this machine has an NVIDIA driver, and this PyTorch does not use it",
+            f"{text}: this machine has an NVIDIA driver, but this PyTorch does not use it",
             "Install a PyTorch built for CUDA (docs/operations.md#on-a-gpu), or pass --device cpu if you want the CPU",
         )
-    return fine(f"{said}: its products are exact")
+    return fine(f"{text}: its matrix products are exact")
 
 
 def _has_nvidia_driver() -> bool:
@@ -93,36 +95,36 @@ def disk(_: Subject) -> Finding:
     """Check the free space for caches, error reports and temporary files."""
     from aftermath.base.files import cache_directory, state_directory
 
-    places = {
-        str(place): _free_at(place)
-        for place in (cache_directory(""), state_directory(), Path.cwd())
+    free_by_path = {
+        str(path): _free_at(path) for path in (cache_directory(""), state_directory(), Path.cwd())
     }
-    places[tempfile.gettempdir()] = _free_at(Path(tempfile.gettempdir()))
-    least, where = min((free, place) for place, free in places.items())
-    said = f"{least / 1e9:.1f} GB free at {where}"
+    free_by_path[tempfile.gettempdir()] = _free_at(Path(tempfile.gettempdir()))
+    least, fullest = min((free, path) for path, free in free_by_path.items())
+    text = f"{least / 1e9:.1f} GB free at {fullest}"
     if least < LEAST_DISK:
         return dubious(
-            said,
-            "Free some, or move caches with XDG_CACHE_HOME, HF_HOME and TMPDIR; a checkpoint takes 4 bytes a parameter",
+            text,
+            "Free some space, or move caches with XDG_CACHE_HOME, HF_HOME and TMPDIR; a checkpoint takes 4 bytes per "
+            "parameter",
         )
-    return fine(said)
+    return fine(text)
 
 
-def _free_at(place: Path) -> int:
-    while not place.exists():
-        place = place.parent
-    return shutil.disk_usage(place).free
+def _free_at(path: Path) -> int:
+    while not path.exists():
+        path = path.parent
+    return shutil.disk_usage(path).free
 
 
 def wallet(subject: Subject) -> Finding:
     """Check that there is a key file, and that only its owner can read it."""
     from aftermath.chain.wallet import DEFAULT_PATH, WALLET_VARIABLE, WalletError, load_wallet
 
-    asked = subject.wallet_path is not None or subject.run_id is not None
+    required = subject.wallet_path is not None or subject.run_id is not None
     try:
         loaded = load_wallet(subject.wallet_path)
     except WalletError as error:
-        return (broken if asked else dubious)(error.message, error.fix)
+        return (broken if required else dubious)(error.message, error.fix)
     key = loaded.pubkey
     subject.wallet = key
     if loaded.source == WALLET_VARIABLE:
@@ -157,12 +159,13 @@ async def hub_token(_: Subject) -> Finding:
             )
     except (httpx.HTTPError, ValueError) as error:
         return dubious(
-            f"HF_TOKEN is set, and {base} does not answer ({type(error).__name__})",
+            f"HF_TOKEN is set, but {base} does not answer ({type(error).__name__})",
             "Check the network",
         )
     if answer.status_code in (401, 403):
         return broken(
-            f"{base} refuses HF_TOKEN", "Make a new one at https://huggingface.co/settings/tokens"
+            f"{base} refuses HF_TOKEN",
+            "Create a new token at https://huggingface.co/settings/tokens",
         )
     if answer.status_code != 200:
         return dubious(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from aftermath.cli.index import Entry, Index
-from aftermath.cli.profile import stored
+from aftermath.cli.profile import option_values
 
 OWN = "Own a run"
 MEMBER = "Take part in a run"
@@ -13,7 +13,7 @@ DATA = "Token files"
 LOOK = "Look at runs"
 JOIN = "Who may join"
 NETWORK = "Networks and programs"
-PROFILE = "What is typed each time"
+PROFILE = "Stored defaults"
 
 
 INDEX = {
@@ -119,11 +119,8 @@ SOLANA = Index(
     about="Train one language model together, through Solana.",
     epilog="Options that name a cluster, a wallet or a run also read an environment variable: --run-id reads RUN_ID; "
     "after that comes the profile (config set), then the default.",
-    stored=stored,
+    stored=option_values,
 )
-find = SOLANA.find
-called = SOLANA.called
-about = SOLANA.begun
 load = SOLANA.load
 app = SOLANA.app
 main = SOLANA.main

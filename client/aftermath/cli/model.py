@@ -34,15 +34,15 @@ def model_inspect(model: Annotated[Path, typer.Option(help=CHECKPOINT)]) -> Resu
     from aftermath.model.schema import ELEMENT_BYTES
     from aftermath.model.weights import weight_files
 
-    place = model.expanduser()
-    config = load_config(place)
-    stored = stored_tier(hf_config(place / "config.json"))[0]
+    directory = model.expanduser()
+    config = load_config(directory)
+    stored = stored_tier(hf_config(directory / "config.json"))[0]
     width = config.intermediate_size
     tiers = {
         tier: sum(map(math.prod, config.parameter_shapes(tier).values()))
         for tier in range(stored, config.possible_tiers())
     }
-    files = weight_files(place)
+    files = weight_files(directory)
     data = {
         "architecture": config.MODEL_TYPE,
         "vocab": config.vocab_size,
@@ -54,10 +54,10 @@ def model_inspect(model: Annotated[Path, typer.Option(help=CHECKPOINT)]) -> Resu
         "state_bytes": {tier: count * ELEMENT_BYTES for tier, count in tiers.items()},
         "weight_files": len(files),
         "weight_bytes": sum(path.stat().st_size for path in files),
-        "tokenizer": (place / "tokenizer.json").is_file(),
-        "manifest": (place / MANIFEST_FILE).is_file(),
+        "tokenizer": (directory / "tokenizer.json").is_file(),
+        "manifest": (directory / MANIFEST_FILE).is_file(),
     }
-    shown = {
+    rows = {
         "architecture": config.MODEL_TYPE,
         "stores": "the full model" if stored == 0 else f"the slice of tier {stored}",
         "vocabulary": f"{config.vocab_size:,}"
@@ -68,11 +68,11 @@ def model_inspect(model: Annotated[Path, typer.Option(help=CHECKPOINT)]) -> Resu
         "tokenizer": data["tokenizer"],
         "manifest of tiers": data["manifest"],
     }
-    shown |= {
+    rows |= {
         f"tier {tier}": f"{count:,} parameters, {count * ELEMENT_BYTES / 1e6:,.1f} MB, {config.kept(tier)}"
         for tier, count in tiers.items()
     }
-    return Result(data, facts(shown))
+    return Result(data, facts(rows))
 
 
 DTYPE = (
@@ -86,11 +86,11 @@ _DTYPES = {"float32": "float32", "fp32": "float32", "bfloat16": "bfloat16", "bf1
 def model_export(
     src: Annotated[Path, typer.Option(help="The full checkpoint.")],
     tiers: Annotated[
-        str, typer.Option(help=f"Tiers to export, 1 to {MAX_LEVELS - 1}, with commas between them.")
+        str, typer.Option(help=f"Comma-separated tiers to export, 1 to {MAX_LEVELS - 1}.")
     ],
     out: Annotated[
         Path | None,
-        typer.Option(help="Directory to export to; without it the one that --src lies in."),
+        typer.Option(help="Output directory. By default the parent of --src."),
     ] = None,
     dtype: Annotated[str, typer.Option(help=DTYPE)] = "float32",
 ) -> Result:
@@ -107,20 +107,20 @@ def model_export(
     from aftermath.model.export import export_tiers
 
     rounded: torch.dtype = getattr(torch, _dtype(dtype))
-    wanted = _numbers(tiers)
-    place = src.expanduser()
-    most = load_config(place).possible_tiers() - 1
-    if most < max(wanted):
+    tier_numbers = _numbers(tiers)
+    directory = src.expanduser()
+    most = load_config(directory).possible_tiers() - 1
+    if most < max(tier_numbers):
         raise UsageError(
-            f"--tiers {max(wanted)}: {src} can be cut into {counted(most, 'tier')} next to the full model",
+            f"--tiers {max(tier_numbers)}: {src} has only {counted(most, 'tier')} besides the full model",
             f"Choose --tiers from 1 to {most}"
             if most
             else "Name a checkpoint whose FFN width is even",
         )
-    exported = export_tiers(place, wanted, out.expanduser() if out else None, rounded)
+    exported = export_tiers(directory, tier_numbers, out.expanduser() if out else None, rounded)
     data = {"tiers": [str(path) for path in exported.tiers], "manifest": str(exported.manifest)}
-    told = "\n".join(["Wrote", *(f"  {path}" for path in (*data["tiers"], data["manifest"]))])
-    return Result(data, told, made={"checkpoint": exported.manifest.parent})
+    text = "\n".join(["Wrote", *(f"  {path}" for path in (*data["tiers"], data["manifest"]))])
+    return Result(data, text, made={"checkpoint": exported.manifest.parent})
 
 
 def _dtype(text: str) -> str:
@@ -141,7 +141,7 @@ def _numbers(text: str) -> list[int]:
     if not all(1 <= number < MAX_LEVELS for number in numbers):
         raise UsageError(
             f"--tiers must be whole numbers from 1 to {MAX_LEVELS - 1}, not {text!r}",
-            "Name them with commas, for example --tiers 1,2; aftermath-solana model export --help explains it",
+            "Separate them with commas, for example --tiers 1,2; aftermath-solana model export --help explains it",
         )
     return numbers
 
@@ -168,14 +168,16 @@ def model_merge(
     from aftermath.model.checkpoint import merged
     from aftermath.model.store import read_companions, write_checkpoint
 
-    place = out.expanduser()
-    check_directory(place, "model merge")
+    directory = out.expanduser()
+    check_directory(directory, "model merge")
     config, params = merged(
         into.expanduser(), slice.expanduser(), lambda sentence: note(f"warning: {sentence}")
     )
     companions = read_companions(into.expanduser())
-    write_checkpoint(place, params, config, tier=0, companions=companions, made_by="model merge")
-    return Result({"out": str(place)}, f"Wrote {place}")
+    write_checkpoint(
+        directory, params, config, tier=0, companions=companions, made_by="model merge"
+    )
+    return Result({"out": str(directory)}, f"Wrote {directory}")
 
 
 @command("model verify", example="aftermath-solana model verify --model checkpoints/tiny")
@@ -190,17 +192,21 @@ def model_verify(
     """
     from aftermath.model.checkpoint import verified
 
-    found = verified(model.expanduser())
+    report = verified(model.expanduser())
     data = {
-        "tensors": found.tensors,
-        "files": found.files,
-        "tiers": list(found.tiers),
-        "slice_of": found.slice_of,
+        "tensors": report.tensors,
+        "files": report.files,
+        "tiers": list(report.tiers),
+        "slice_of": report.slice_of,
     }
-    tiers = f"; tiers {', '.join(map(str, found.tiers))} are the same model" if found.tiers else ""
-    files = f", {counted(found.files, 'file')} as the manifest says" if found.files else ""
-    of = f" of tier {found.slice_of}" if found.slice_of else ""
-    return Result(data, f"{counted(found.tensors, 'tensor')}{of} whole and finite{files}{tiers}")
+    tiers = (
+        f"; tiers {', '.join(map(str, report.tiers))} are the same model" if report.tiers else ""
+    )
+    files = f", {counted(report.files, 'file')} matching the manifest" if report.files else ""
+    tier_text = f" of tier {report.slice_of}" if report.slice_of else ""
+    return Result(
+        data, f"{counted(report.tensors, 'tensor')}{tier_text} complete and finite{files}{tiers}"
+    )
 
 
 @command(
@@ -228,15 +234,18 @@ def model_push(
 
     if not is_repository(repo):
         raise UsageError(
-            f"--repo {repo!r} is not the name of a repository",
-            "It is OWNER/NAME, for example --repo ada/my-model",
+            f"--repo {repo!r} is not a valid repository name",
+            "Use OWNER/NAME, for example --repo ada/my-model",
         )
-    place = model.expanduser()
-    load_config(place), weight_files(place)
-    tiers = {tier: files for tier, files in manifest_files(place).items() if tier}
+    directory = model.expanduser()
+    load_config(directory), weight_files(directory)
+    tiers = {tier: files for tier, files in manifest_files(directory).items() if tier}
     exported = sorted(
-        {path.parent for files in tiers.values() for path in files.values()} - {place.absolute()}
+        {path.parent for files in tiers.values() for path in files.values()}
+        - {directory.absolute()}
     )
-    commit = upload(place, repo, token=os.environ.get("HF_TOKEN"), message=message, tiers=exported)
+    commit = upload(
+        directory, repo, token=os.environ.get("HF_TOKEN"), message=message, tiers=exported
+    )
     text = f"{repo}@{commit}" + (f", with {counted(len(tiers), 'tier')}" if tiers else "")
     return Result({"repo": repo, "commit": commit, "tiers": sorted(tiers)}, text)

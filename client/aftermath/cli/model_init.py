@@ -141,20 +141,22 @@ def model_init(
 
     sizes = {"hidden": hidden, "layers": layers, "heads": heads, "kv_heads": kv_heads}
     sizes |= {"intermediate": intermediate, "vocab": vocab, "context": context}
-    given = {name: number for name, number in sizes.items() if number is not None}
+    sizes_given = {name: number for name, number in sizes.items() if number is not None}
     tokens = byte_tokens() if tokenizer is None else tokens_of(tokenizer)
-    described = document(
-        preset, architecture, given, tied=tied, entries=matformer_tiers, tokens=tokens
+    model_document = document(
+        preset, architecture, sizes_given, tied=tied, entries=matformer_tiers, tokens=tokens
     )
     tiers = tiers if matformer_tiers is None else 1
     if preset is None or preset in PRESETS:  # another package's config checks its own sizes
-        _check(described, tiers, kv_heads=kv_heads)
-    config = config_of(described | {"bos_token_id": tokens.begin, "eos_token_id": tokens.end})
+        _check(model_document, tiers, kv_heads=kv_heads)
+    config = config_of(model_document | {"bos_token_id": tokens.begin, "eos_token_id": tokens.end})
     tiers = config.possible_tiers() if matformer_tiers is not None else tiers
-    place = out.expanduser()
-    check_directory(place, "model init")
+    directory = out.expanduser()
+    check_directory(directory, "model init")
     weights = init_weights(config, seed)
-    write_checkpoint(place, weights, config, tier=0, companions=tokens.files, made_by="model init")
+    write_checkpoint(
+        directory, weights, config, tier=0, companions=tokens.files, made_by="model init"
+    )
     if tokens.end is None:
         note(
             f"warning: the files next to {tokenizer} name no end-of-text token, so eos_token_id is empty. "
@@ -162,13 +164,13 @@ def model_init(
         )
     by_tier = {tier: _parameters(config, tier) for tier in range(tiers)}
     data = {
-        "out": str(place),
+        "out": str(directory),
         "parameters": by_tier[0],
         "tiers": by_tier,
         "vocab": config.vocab_size,
     }
-    told = ", ".join(f"{tier}: {count:,}" for tier, count in by_tier.items())
-    return Result(data, f"{by_tier[0]:,} parameters in {place}\nby tier: {told}")
+    by_tier_text = ", ".join(f"{tier}: {count:,}" for tier, count in by_tier.items())
+    return Result(data, f"{by_tier[0]:,} parameters in {directory}\nby tier: {by_tier_text}")
 
 
 def document(
@@ -189,26 +191,27 @@ def document(
     from aftermath.model.tiers import KEY
 
     if preset is None:
-        described = _described(architecture or Kind.LLAMA, _SIZES | sizes, tied)
+        result = _sized_document(architecture or Kind.LLAMA, _SIZES | sizes, tied)
     elif architecture is not None:
         raise UsageError(
-            f"--architecture {architecture.value}: the preset {preset} has its own", "Leave it out"
+            f"--architecture {architecture.value} contradicts the preset {preset}",
+            "Leave out --architecture or --preset",
         )
-    elif preset not in (known := presets()):
-        raise UsageError(f"there is no preset {preset}", f"Choose one of {', '.join(known)}")
+    elif preset not in (all_presets := presets()):
+        raise UsageError(f"there is no preset {preset}", f"Choose one of {', '.join(all_presets)}")
     else:
-        described = dict(known[preset]) | {SIZES[name]: number for name, number in sizes.items()}
-        described |= {"tie_word_embeddings": True} if tied else {}
+        result = dict(all_presets[preset]) | {SIZES[name]: number for name, number in sizes.items()}
+        result |= {"tie_word_embeddings": True} if tied else {}
     if entries is not None:
-        described[KEY] = _entries(entries)
+        result[KEY] = _entries(entries)
     if tokens is not None:
         if "vocab" in sizes and sizes["vocab"] < tokens.size:
             raise UsageError(
                 f"--vocab {sizes['vocab']} is less than the {tokens.size} ids of {tokens.name}",
-                f"Say --vocab {tokens.size} or more, or name another --tokenizer",
+                f"Pass --vocab {tokens.size} or more, or another --tokenizer",
             )
-        described["vocab_size"] = max(described["vocab_size"], tokens.size)
-    return described
+        result["vocab_size"] = max(result["vocab_size"], tokens.size)
+    return result
 
 
 def _entries(path: Path) -> Any:
@@ -217,7 +220,7 @@ def _entries(path: Path) -> Any:
         return json_value(read_limited(path.expanduser(), _MAX_ENTRIES_BYTES))
     except Malformed as error:
         raise CheckpointError(
-            f"{path} is not JSON: {error}", "docs/models.md#tiers shows what it may say"
+            f"{path} is not JSON: {error}", "See the format in docs/models.md#tiers"
         ) from None
 
 
@@ -225,25 +228,25 @@ def _parameters(config: ModelConfig, tier: int) -> int:
     return sum(map(math.prod, config.parameter_shapes(tier).values()))
 
 
-def _described(architecture: Kind, sizes: dict[str, int], tied: bool) -> dict[str, Any]:
+def _sized_document(architecture: Kind, sizes: dict[str, int], tied: bool) -> dict[str, Any]:
     """Return a config.json of these sizes."""
-    described: dict[str, Any] = {SIZES[name]: number for name, number in sizes.items()}
-    described |= {
+    result: dict[str, Any] = {SIZES[name]: number for name, number in sizes.items()}
+    result |= {
         "model_type": architecture.value,
         "rms_norm_eps": 1e-5,
         "tie_word_embeddings": tied,
     }
-    described |= {"bos_token_id": None, "eos_token_id": None}
+    result |= {"bos_token_id": None, "eos_token_id": None}
     if architecture is Kind.DEEPSEEK:
-        return described | {"model_type": "deepseek_v3"} | _latent_and_experts(sizes)
+        return result | {"model_type": "deepseek_v3"} | _latent_and_experts(sizes)
     if architecture is Kind.NANOGPT:
-        ideas = {
+        features = {
             "value_embeddings": min(3, sizes["layers"] // 2),
             "x0_residual": True,
             "unet_skips": True,
         }
-        return described | ideas
-    return {"num_key_value_heads": min(_KV_HEADS, sizes["heads"])} | described
+        return result | features
+    return {"num_key_value_heads": min(_KV_HEADS, sizes["heads"])} | result
 
 
 def _latent_and_experts(sizes: dict[str, int]) -> dict[str, Any]:
@@ -267,10 +270,10 @@ def _latent_and_experts(sizes: dict[str, int]) -> dict[str, Any]:
     }
 
 
-def _check(described: dict[str, Any], tiers: int, *, kv_heads: int | None) -> None:
+def _check(document: dict[str, Any], tiers: int, *, kv_heads: int | None) -> None:
     """Raise UsageError for inconsistent sizes, with valid values in its fix."""
-    hidden = described["hidden_size"]
-    heads = described["num_attention_heads"]
+    hidden = document["hidden_size"]
+    heads = document["num_attention_heads"]
     step = 1 << tiers - 1
     least, most = LIMITS["head_dim"]
     # positions turn pairs
@@ -280,26 +283,26 @@ def _check(described: dict[str, Any], tiers: int, *, kv_heads: int | None) -> No
     if hidden not in (heads * size for size in sizes):
         allowed = ", ".join(str(hidden // size) for size in reversed(sizes))
         raise UsageError(
-            f"--heads {heads} does not cut --hidden {hidden} into heads of an even size",
+            f"--heads {heads} does not divide --hidden {hidden} into heads of an even size",
             f"Choose --heads from {allowed}, or another --hidden",
         )
-    llama = described["model_type"] == Kind.LLAMA.value
+    llama = document["model_type"] == Kind.LLAMA.value
     if not llama and kv_heads not in (None, heads):
         raise UsageError(
-            f"--kv-heads {kv_heads}: a Llama alone has fewer than its --heads", "Leave it out"
+            f"--kv-heads {kv_heads}: only a Llama can have fewer than --heads", "Leave it out"
         )
-    groups = described.get("num_key_value_heads", heads) if llama else heads
+    groups = document.get("num_key_value_heads", heads) if llama else heads
     if heads % groups:
         allowed = ", ".join(str(count) for count in range(1, heads + 1) if heads % count == 0)
         raise UsageError(
             f"--kv-heads {groups} does not divide --heads {heads}",
             f"Choose --kv-heads from {allowed}",
         )
-    if rest := described["intermediate_size"] % step:
-        below = described["intermediate_size"] - rest
+    if remainder := document["intermediate_size"] % step:
+        below = document["intermediate_size"] - remainder
         nearest = f"{below} or {below + step}" if below else str(step)
         raise UsageError(
-            f"--intermediate {described['intermediate_size']} cannot be halved for --tiers {tiers}: it must be a "
+            f"--intermediate {document['intermediate_size']} cannot be halved for --tiers {tiers}: it must be a "
             f"multiple of {step}",
             f"Choose --intermediate {nearest}, or fewer --tiers",
         )
@@ -343,14 +346,14 @@ def tokens_of(path: Path) -> Tokens:
         name = tokenizer.token_of(end) if end is not None else None
         end = end if name is not None else None
     except (Malformed, CheckpointError) as error:
-        what = (
+        reason = (
             error.message
             if isinstance(error, CheckpointError)
             else f"{path} is not a tokenizer: {error}"
         )
-        raise CheckpointError(what, "Name a tokenizer.json") from None
+        raise CheckpointError(reason, "Name a tokenizer.json") from None
     files = {
-        **_carried(path.expanduser()),
+        **_companions(path.expanduser()),
         **{name: data for name, data in companions.items() if name == SPECIAL_TOKENS},
         TOKENIZER_FILE: without_limits(data),
         TOKENIZER_CONFIG: with_end_token(companions.get(TOKENIZER_CONFIG), name),
@@ -360,7 +363,7 @@ def tokens_of(path: Path) -> Tokens:
     return Tokens(str(path), tokenizer.vocab_size, begin, end, files)
 
 
-def _carried(tokenizer: Path) -> dict[str, bytes]:
+def _companions(tokenizer: Path) -> dict[str, bytes]:
     """Return a tokenizer's other files, such as its chat template.
 
     From a checkpoint also return the license, but not the model card of that other model.

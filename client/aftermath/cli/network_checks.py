@@ -35,8 +35,8 @@ def metrics_port(subject: Subject) -> Finding | None:
         socket.create_server((ADDRESS, port)).close()
     except OSError as error:
         return broken(
-            f"TCP port {port} of {ADDRESS} cannot be had for metrics: {error.strerror}",
-            "Stop the program that has it, or choose another with --metrics-port",
+            f"cannot listen on TCP port {port} of {ADDRESS} for metrics: {error.strerror}",
+            "Stop the program that uses it, or choose another with --metrics-port",
         )
     return fine(f"TCP port {port} is free for metrics")
 
@@ -49,8 +49,8 @@ async def udp(subject: Subject) -> Finding:
     from aftermath.p2p.transport import BindFailed
 
     check_interface(subject.interface)
-    opened: list[IrohTransport] = []
-    with tempfile.TemporaryDirectory() as place:
+    endpoints: list[IrohTransport] = []
+    with tempfile.TemporaryDirectory() as directory:
         async with AsyncExitStack() as stack:
             for port in (subject.bind_port, 0):
                 try:
@@ -60,31 +60,31 @@ async def udp(subject: Subject) -> Finding:
                         bind_host=subject.interface,
                         relay="disabled",
                         discovery="local",
-                        discovery_dir=Path(place) / "peers",
+                        discovery_dir=Path(directory) / "peers",
                     )
                 except BindFailed as error:
                     return broken(error.message, error.fix)
                 stack.push_async_callback(transport.close)
-                opened.append(transport)
-            for transport in opened:
-                transport.set_members([one.node_id for one in opened])
+                endpoints.append(transport)
+            for transport in endpoints:
+                transport.set_members([endpoint.node_id for endpoint in endpoints])
             try:
                 async with asyncio.timeout(CONNECT_SECONDS):
-                    while not all(one.reachable() for one in opened):
+                    while not all(endpoint.reachable() for endpoint in endpoints):
                         await asyncio.sleep(0.02)
             except TimeoutError:
                 return broken(
                     f"UDP is blocked: two endpoints of this machine do not reach each other in {CONNECT_SECONDS:.0f} s",
                     "Let the firewall of this machine pass UDP, on loopback as well",
                 )
-    which = (
+    port_text = (
         f"UDP port {subject.bind_port}" if subject.bind_port else "a UDP port that the system chose"
     )
-    where = f" of {subject.interface}" if subject.interface else ""
+    interface_text = f" of {subject.interface}" if subject.interface else ""
     return fine(
-        f"QUIC works on this machine, at {which}{where}; this machine cannot tell whether others reach it",
-        "If they do not: forward a UDP port of the router and name it with --bind-p2p-port, name members of your own "
-        "network with --peer KEY@HOST:PORT, or have a relay carry what UDP cannot: --iroh-relay n0, or its URL",
+        f"QUIC works on this machine, at {port_text}{interface_text}; only other machines know whether they reach it",
+        "If they do not: forward a UDP port of the router and pass it as --bind-p2p-port, pass members of your own "
+        "network as --peer KEY@HOST:PORT, or use a relay: --iroh-relay n0 or its URL",
     )
 
 
@@ -99,7 +99,7 @@ async def relay(subject: Subject) -> Finding:
     # without a cluster, contact a relay only if the user names one
     if chosen == AUTO and (subject.chain is None or not subject.answers):
         return fine(
-            "no relay was asked",
+            "no relay was tested",
             "Pass --iroh-relay n0 or --iroh-relay URL, or pass --rpc with a cluster that answers",
         )
     if chosen == AUTO:
@@ -110,11 +110,13 @@ async def relay(subject: Subject) -> Finding:
             "no relay is used: members have to reach each other directly",
             f"If they do not, {_NO_RELAY}",
         )
-    found = await reachable_via_relay(chosen, subject.interface, RELAY_SECONDS)
-    return judged(chosen, None if found is None else found.addresses, named=subject.relay != AUTO)
+    seen = await reachable_via_relay(chosen, subject.interface, RELAY_SECONDS)
+    return relay_finding(
+        chosen, None if seen is None else seen.addresses, named=subject.relay != AUTO
+    )
 
 
-def judged(chosen: str, addresses: Sequence[str] | None, *, named: bool) -> Finding:
+def relay_finding(chosen: str, addresses: Sequence[str] | None, *, named: bool) -> Finding:
     """Judge a relay by the addresses at which it sees this machine. None: the relay did not accept
     it.
 
@@ -122,20 +124,20 @@ def judged(chosen: str, addresses: Sequence[str] | None, *, named: bool) -> Find
     """
     from aftermath.p2p.relay import N0
 
-    called = "n0's relay" if chosen == N0 else f"the relay {chosen}"
+    name = "n0's relay" if chosen == N0 else f"the relay {chosen}"
     if addresses is None:
         return (broken if named else dubious)(
-            f"{called} did not take this machine within {RELAY_SECONDS} s: members can only reach it directly",
+            f"{name} did not accept this machine within {RELAY_SECONDS} s: members can reach it only directly",
             _unreached(chosen),
         )
-    if public := [one for one in addresses if _is_public(one)]:
+    if public := [address for address in addresses if _is_public(address)]:
         return fine(
-            f"{called} takes this machine, which others may also reach directly at {', '.join(public)}"
+            f"{name} accepts this machine, which others may also reach directly at {', '.join(public)}"
         )
     return (dubious if chosen == N0 else fine)(
-        f"{called} takes this machine, and knows no public UDP address of it: members elsewhere are relayed",
-        "For direct ways let the firewall pass UDP, to port 7842 of the relay and to members; your own relay needs "
-        "TLS and enable_quic_addr_discovery = true for that. Members of one network need none of it",
+        f"{name} accepts this machine but sees no public UDP address of it: it relays members elsewhere",
+        "For direct connections let the firewall pass UDP to port 7842 of the relay and to members; your own relay "
+        "needs TLS and enable_quic_addr_discovery = true. Members of one network need none of this",
     )
 
 
@@ -147,14 +149,14 @@ def _unreached(chosen: str) -> str:
 
     if chosen == N0:
         return (
-            "Let the firewall pass TCP port 443, or take a relay of your own: --iroh-relay URL; "
-            f"without, {_NO_RELAY}"
+            "Let the firewall pass TCP port 443, or use your own relay: --iroh-relay URL; "
+            f"without a relay, {_NO_RELAY}"
         )
     parts = urlsplit(chosen)
     port = parts.port or (443 if parts.scheme == "https" else 80)
     return (
-        f"See that iroh-relay runs at {parts.hostname}, that firewalls pass TCP port {port}, and that this machine "
-        "trusts its certificate if it has one; or take another: --iroh-relay n0, or disabled"
+        f"Check that iroh-relay runs at {parts.hostname}, that firewalls pass TCP port {port}, and that this machine "
+        "trusts its certificate; or pass --iroh-relay n0 or disabled"
     )
 
 

@@ -55,25 +55,31 @@ def begin(recipe: str) -> tuple[RunConfig, FILES]:
     return chosen(path).config, recipe_of(path)
 
 
-def changed(
-    config: RunConfig, files: FILES, new_options: NewRunOptions, home: str
+def apply_options(
+    config: RunConfig, files: FILES, new_options: NewRunOptions, directory: str
 ) -> tuple[RunConfig, FILES]:
     """Return the config and files tables after the owner's choices. Raises UsageError.
 
-    `home`: directory for the model and the tokens.
+    `directory`: directory for the model and the tokens.
     """
     rules = config.config
     llm = config.llm
     steps = new_options.steps or rules.total_steps
     if new_options.optimizer is not None and new_options.optimizer != optimizer_name(config):
-        other, _ = begin(RECIPES[new_options.optimizer])
+        optimizer_recipe, _ = begin(RECIPES[new_options.optimizer])
         keys = ("overlap", "global_batch_size_start", "global_batch_size_end")
-        rules = rules.model_copy(update={name: getattr(other.config, name) for name in keys})
-        rates = lasting(other.llm.lr_schedule, other.config.total_steps, steps)
-        llm = llm.model_copy(update={"optimizer": other.llm.optimizer, "lr_schedule": rates})
+        rules = rules.model_copy(
+            update={name: getattr(optimizer_recipe.config, name) for name in keys}
+        )
+        rates = scale_schedule(
+            optimizer_recipe.llm.lr_schedule, optimizer_recipe.config.total_steps, steps
+        )
+        llm = llm.model_copy(
+            update={"optimizer": optimizer_recipe.llm.optimizer, "lr_schedule": rates}
+        )
     else:
         llm = llm.model_copy(
-            update={"lr_schedule": lasting(llm.lr_schedule, rules.total_steps, steps)}
+            update={"lr_schedule": scale_schedule(llm.lr_schedule, rules.total_steps, steps)}
         )
     if new_options.tiers is not None:
         llm = llm.model_copy(
@@ -83,26 +89,32 @@ def changed(
     if new_options.preset is not None:
         described = document(new_options.preset, None, {}, tied=False, entries=None)
         files = _with_preset(files, new_options.preset, described)
-        found = architecture_of(described)
+        architecture = architecture_of(described)
         length = min(llm.max_seq_len, config_of(described).max_position_embeddings)
-        llm = llm.model_copy(update={"architecture": found, "max_seq_len": length})
+        llm = llm.model_copy(update={"architecture": architecture, "max_seq_len": length})
     if "model" in files:
         if llm.matformer.tiers > 1:
             files["model"]["tiers"] = llm.matformer.tiers
         llm = llm.model_copy(
-            update={"checkpoint": CheckpointChoice(Local=LocalCheckpoint(path=f"{home}/model"))}
+            update={
+                "checkpoint": CheckpointChoice(Local=LocalCheckpoint(path=f"{directory}/model"))
+            }
         )
     if new_options.data_path is not None:
         files = {name: options for name, options in files.items() if name == "model"}
         tokenizer = _tokenizer_of(new_options.data_path)
         if "model" in files and tokenizer is not None:
             files["model"]["tokenizer"] = str(tokenizer)
-    place = f"{home}/tokens" if files.keys() & {"tokens", "fetch"} else None
+    tokens_path = f"{directory}/tokens" if files.keys() & {"tokens", "fetch"} else None
     if (
-        place := place if new_options.data_path is None else str(new_options.data_path)
+        tokens_path := tokens_path if new_options.data_path is None else str(new_options.data_path)
     ) is not None:
-        held = llm.data_location.Local
-        local = LocalData(path=place) if held is None else held.model_copy(update={"path": place})
+        local_data = llm.data_location.Local
+        local = (
+            LocalData(path=tokens_path)
+            if local_data is None
+            else local_data.model_copy(update={"path": tokens_path})
+        )
         llm = llm.model_copy(
             update={"data_location": DataLocationChoice(Local=local), "data_hash": ""}
         )
@@ -118,47 +130,47 @@ def changed(
 
 def _tokenizer_of(data: Path) -> Path | None:
     """Return the tokenizer.json next to token files, or None."""
-    found = (data if data.is_dir() else data.parent) / TOKENIZER_FILE
-    return found if found.is_file() else None
+    path = (data if data.is_dir() else data.parent) / TOKENIZER_FILE
+    return path if path.is_file() else None
 
 
 def optimizer_name(config: RunConfig) -> str | None:
     """Return a config's optimizer, or None for one without exchange."""
-    known = EXCHANGED.get(optimizer_of(config.llm.optimizer).kind)
-    return known.option if known is not None else None
+    exchanged = EXCHANGED.get(optimizer_of(config.llm.optimizer).kind)
+    return exchanged.option if exchanged is not None else None
 
 
-def lasting(rates: LearningRate, steps: int, wished: int) -> LearningRate:
-    """Scale a learning-rate schedule, and all its parts, from `steps` to `wished` steps."""
-    if steps == wished:
+def scale_schedule(rates: LearningRate, steps: int, new_steps: int) -> LearningRate:
+    """Scale a learning-rate schedule, and all its parts, from `steps` to `new_steps` steps."""
+    if steps == new_steps:
         return rates
     name = next(name for name in type(rates).model_fields if getattr(rates, name) is not None)
-    held = rates.chosen
+    schedule = rates.chosen
     scaled = {
-        part: getattr(held, part) * wished // steps
-        for part in type(held).model_fields
-        if part.endswith("_steps")
+        field: getattr(schedule, field) * new_steps // steps
+        for field in type(schedule).model_fields
+        if field.endswith("_steps")
     }
     if rates.WarmupStableDecay is not None:  # what rounding takes goes to the stable part
-        parts = ("warmup_steps", "stable_steps", "cosine_decay_steps", "linear_decay_steps")
-        rest = (
-            wished
-            + sum(getattr(held, part) for part in parts)
+        fields = ("warmup_steps", "stable_steps", "cosine_decay_steps", "linear_decay_steps")
+        rounding = (
+            new_steps
+            + sum(getattr(schedule, field) for field in fields)
             - steps
-            - sum(scaled[part] for part in parts)
+            - sum(scaled[field] for field in fields)
         )
-        scaled["stable_steps"] += rest
-    return LearningRate.model_validate({name: held.model_dump() | scaled})
+        scaled["stable_steps"] += rounding
+    return LearningRate.model_validate({name: schedule.model_dump() | scaled})
 
 
 def _with_preset(files: FILES, preset: str, described: Mapping[str, Any]) -> FILES:
     """Return the files of another model. Tokens of a larger vocabulary become tokens of single
     bytes.
     """
-    rest = {name: options for name, options in files.items() if name != "model"}
+    other_tables = {name: options for name, options in files.items() if name != "model"}
     if described["vocab_size"] == VOCAB_SIZE:
-        rest = {"tokens": rest.get("tokens", {})}
-    return {"model": {"preset": preset}} | rest
+        other_tables = {"tokens": other_tables.get("tokens", {})}
+    return {"model": {"preset": preset}} | other_tables
 
 
 def _with_members(rules: RunRules, members: int | None, inner_steps: int) -> RunRules:
@@ -172,7 +184,8 @@ def _with_members(rules: RunRules, members: int | None, inner_steps: int) -> Run
     }
     if least > 65535:
         raise UsageError(
-            f"--members {members} would need a batch of {least} sequences", "Say fewer"
+            f"--members {members} needs a batch of {least} sequences, and the limit is 65535",
+            "Choose fewer members",
         )
     return rules.model_copy(
         update={"init_min_clients": members, "min_clients": max(1, members - members // 3)} | batch

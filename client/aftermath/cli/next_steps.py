@@ -15,7 +15,7 @@ from typing import Any
 
 from aftermath.base.errors import AftermathError
 from aftermath.cli.present import note
-from aftermath.cli.usage import choices, stored_as
+from aftermath.cli.usage import choices, profile_key
 from aftermath.train.tier import AUTO_TIER
 
 QUIET = "AFTERMATH_QUIET"
@@ -83,44 +83,47 @@ _OTHERS = re.compile(r"\b(owner|join authority|grantee)\b[^;\n]*$")
 """Words before a command that say that another person calls it."""
 
 
-def say_next(name: str, case: str, given: Mapping[str, Any]) -> None:
-    """Print the command that usually follows `name`, if there is one. `given`: its options."""
-    if "server_addr" in given:
+def say_next(name: str, case: str, options: Mapping[str, Any]) -> None:
+    """Print the command that usually follows `name`, if there is one. `options`: its options."""
+    if "server_addr" in options:
         if name in ("can-join", "predownload") and not os.environ.get(QUIET):
-            note(f"next: {_train_at_server(given)}")
+            note(f"next: {_train_at_server(options)}")
         return
     template = NEXT.get((name, case))
     if template is not None and not os.environ.get(QUIET):
-        note(f"next: {line(template, given)}")
+        note(f"next: {line(template, options)}")
 
 
-def _train_at_server(given: Mapping[str, Any]) -> str:
+def _train_at_server(options: Mapping[str, Any]) -> str:
     """Return the command that joins the run of a server."""
     words = [
         "aftermath-centralized",
         "client",
         "train",
         "--run-id",
-        given["run_id"],
+        options["run_id"],
         "--server-addr",
     ]
-    words += [given["server_addr"], "-i", str(given["identity_secret_key_path"] or "FILE")]
-    words += ["--tls"] if given["tls"] else []
-    words += ["--tls-ca", str(given["tls_ca"])] if given["tls_ca"] else []
-    tier = given["matformer_tier"]
+    words += [options["server_addr"], "-i", str(options["identity_secret_key_path"] or "FILE")]
+    words += ["--tls"] if options["tls"] else []
+    words += ["--tls-ca", str(options["tls_ca"])] if options["tls_ca"] else []
+    tier = options["matformer_tier"]
     words += ["--matformer-tier", "auto" if tier == AUTO_TIER else str(tier)]
-    return shlex.join([*words, *_of_train(given)])
+    return shlex.join([*words, *_train_options(options)])
 
 
-def _of_train(given: Mapping[str, Any]) -> list[str]:
+def _train_options(options: Mapping[str, Any]) -> list[str]:
     """Return `--checkpoint-dir` for tiers that save checkpoints, and the options to repeat."""
     from aftermath.model.saved_checkpoints import file_name
 
     words = []
-    if given["matformer_tier"] in (0, AUTO_TIER):  # else the model is lost with the last member
-        words += ["--checkpoint-dir", f"runs/{file_name(given['run_id'] or 'RUN_ID')}/checkpoints"]
+    if options["matformer_tier"] in (0, AUTO_TIER):  # else the model is lost with the last member
+        words += [
+            "--checkpoint-dir",
+            f"runs/{file_name(options['run_id'] or 'RUN_ID')}/checkpoints",
+        ]
     for name in _CARRIED:
-        value = given.get(name)
+        value = options.get(name)
         if value in (None, False, 0, "auto"):  # the defaults, which are those of `train`
             continue
         flag = f"--{name.replace('_', '-')}"
@@ -128,59 +131,61 @@ def _of_train(given: Mapping[str, Any]) -> list[str]:
     return words
 
 
-def line(template: str, given: Mapping[str, Any]) -> str:
+def line(template: str, options: Mapping[str, Any]) -> str:
     """Return the command line of a template, with cluster and wallet options."""
-    more = _of_train(given) if template.startswith("train ") else []
-    given = (
-        {**given, "matformer_tier": "auto"} if given.get("matformer_tier") == AUTO_TIER else given
+    train_options = _train_options(options) if template.startswith("train ") else []
+    options = (
+        {**options, "matformer_tier": "auto"}
+        if options.get("matformer_tier") == AUTO_TIER
+        else options
     )
-    named = {
+    values = {
         key: shlex.quote(str(value)) if value is not None else key.upper()
-        for key, value in given.items()
+        for key, value in options.items()
     }
     from aftermath.cli.main import SOLANA
 
-    follows = SOLANA.called(shlex.split(template))
-    assert follows is not None
-    words = [f"{SOLANA.name} {template.format_map(named)}", *map(shlex.quote, more)]
-    return " ".join([*words, *_where(follows, template, given)])
+    next_command = SOLANA.command_of(shlex.split(template))
+    assert next_command is not None
+    words = [f"{SOLANA.name} {template.format_map(values)}", *map(shlex.quote, train_options)]
+    return " ".join([*words, *_context_options(next_command, template, options)])
 
 
-def completed(text: str, given: Mapping[str, Any]) -> str:
+def completed(text: str, options: Mapping[str, Any]) -> str:
     """Add the running command's cluster and wallet options to the commands that a text suggests.
 
-    `given`: the options of the running command. Commands for another person get no wallet.
+    `options`: the options of the running command. Commands for another person get no wallet.
     """
     from aftermath.cli.main import SOLANA
 
-    parts = re.split(rf"\b({SOLANA.name} )(?=[a-z])", text)
-    done = parts[0]
-    prose = parts[0]  # without the commands: a file may be called owner.json
-    for script, rest in zip(parts[1::2], parts[2::2], strict=True):
-        name = SOLANA.called([word.rstrip(";,.:)") for word in rest.split()[:2]])
-        if name is None or not rest.startswith(name):
-            done += script + rest
-            prose += rest
+    pieces = re.split(rf"\b({SOLANA.name} )(?=[a-z])", text)
+    text_so_far = pieces[0]
+    prose = pieces[0]  # without the commands: a file may be called owner.json
+    for script, tail in zip(pieces[1::2], pieces[2::2], strict=True):
+        name = SOLANA.command_of([word.rstrip(";,.:)") for word in tail.split()[:2]])
+        if name is None or not tail.startswith(name):
+            text_so_far += script + tail
+            prose += tail
             continue
-        end = len(name) + _end(name, rest[len(name) :])
-        line = rest[:end]
-        after = rest[end:]
-        mine = {
+        end = len(name) + _end_of_command(name, tail[len(name) :])
+        line = tail[:end]
+        following = tail[end:]
+        usable = {
             key: value
-            for key, value in given.items()
+            for key, value in options.items()
             if key != _WALLET or not _OTHERS.search(prose)
         }
         added = (
             ""
-            if after.startswith(" --help")
-            else "".join(f" {word}" for word in _where(name, f"{line} ", mine))
+            if following.startswith(" --help")
+            else "".join(f" {word}" for word in _context_options(name, f"{line} ", usable))
         )
-        done += script + line + added + after
-        prose += after
-    return done
+        text_so_far += script + line + added + following
+        prose += following
+    return text_so_far
 
 
-def _end(name: str, after: str) -> int:
+def _end_of_command(name: str, tail: str) -> int:
     """Return where the options and arguments of a command end in the text behind its name."""
     from aftermath.cli.main import SOLANA
 
@@ -193,19 +198,19 @@ def _end(name: str, after: str) -> int:
             words |= set(choices(kinds.get(option.name)))
     end = 0
     value_follows = False
-    while found := _WORD.match(after, end):
-        word = found[1].rstrip(".:)")
+    while match := _WORD.match(tail, end):
+        word = match[1].rstrip(".:)")
         if not value_follows and word not in flags and word not in words:
             break
         value_follows = not value_follows and not flags.get(word, True)
-        end = found.start(1) + len(word)
-        if word != found[1]:
+        end = match.start(1) + len(word)
+        if word != match[1]:
             break
     return end
 
 
-def _where(follows: str, template: str, given: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the cluster and wallet options that the command `follows` would otherwise miss.
+def _context_options(next_command: str, template: str, options: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the cluster and wallet options that the command `next_command` would otherwise miss.
 
     Skip options that `template` has, and values in an environment variable or the profile.
     """
@@ -215,12 +220,12 @@ def _where(follows: str, template: str, given: Mapping[str, Any]) -> Iterator[st
     stored: Mapping[str, str] = {}
     with suppress(AftermathError):  # the error that is being told may be that of the profile
         stored = SOLANA.stored()
-    for option in SOLANA.load(follows).params:
-        value = given.get(str(option.name))
+    for option in SOLANA.load(next_command).params:
+        value = options.get(str(option.name))
         flag = _FLAGS.get(str(option.name))
         if flag is None or value in (None, option.default) or f" {flag} " in template:
             continue
-        if str(value) in (os.environ.get(str(option.envvar)), stored.get(stored_as(option))):
+        if str(value) in (os.environ.get(str(option.envvar)), stored.get(profile_key(option))):
             continue
         if flag in _ADDRESSES and value not in CLUSTERS and shown(value) != value.rstrip("/"):
             # the address may contain an API key, so print a placeholder

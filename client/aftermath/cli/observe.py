@@ -62,7 +62,7 @@ async def observe(
     from aftermath.ui.web.web_server import ObserverServer
 
     if events is not None and not events.exists():
-        note(f"there is no {events} yet: what is told there is shown once it is there")
+        note(f"{events} does not exist yet: its events are shown once it does")
     with contextlib.suppress(asyncio.CancelledError):  # Ctrl-C ends it
         async with connect(options) as chain:
             observatory = Observatory(

@@ -75,8 +75,8 @@ def _checked_repository(name: str | None) -> str | None:
 
     if name is not None and not is_repository(name):
         raise UsageError(
-            f"--hub-token-for {name!r} is not the name of a repository",
-            "It is OWNER/NAME, for example --hub-token-for ada/my-model",
+            f"--hub-token-for {name!r} is not a valid repository name",
+            "Use OWNER/NAME, for example --hub-token-for ada/my-model",
         )
     return name
 
@@ -111,16 +111,16 @@ OneRun = Annotated[
         check=checked_run_id,
     ),
 ]
-SHOWN_NAME = at_most(64, "A name for people")
-DESCRIPTION = at_most(280, "A description for people")
+SHOWN_NAME = at_most(64, "Display name of the run")
+DESCRIPTION = at_most(280, "Description of the run")
 
 
 def checked_version(version: str | None) -> str | None:
     """Return a version. Raise UsageError for a word that means any version."""
     if version is not None and version.strip().lower() in ("any", "all", "none", "*"):
         raise UsageError(
-            f"--client-version {version} would admit only clients whose version has that name",
-            "Let any version join: --client-version ''",
+            f"--client-version {version} would admit only clients of a version with that name",
+            "To admit any version, pass --client-version ''",
         )
     return version
 
@@ -158,9 +158,9 @@ Tier = Annotated[
 ]
 
 
-def tier_named(given: object) -> int:
+def tier_named(value: object) -> int:
     """auto, or a whole number from 0 to 7"""
-    text = str(given)
+    text = str(value)
     if text == "auto":
         return AUTO_TIER
     if not text.isascii() or not text.isdigit() or int(text) >= MAX_LEVELS:

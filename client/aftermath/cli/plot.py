@@ -51,22 +51,22 @@ def plot(
         )
     if path.suffix not in SUFFIXES and str(path) != STANDARD_OUTPUT:
         raise UsageError(
-            f"--out {out} does not end in {', '.join(SUFFIXES)}",
-            "Name a file that does: --out loss.png",
+            f"--out {out} must end in one of {', '.join(SUFFIXES)}",
+            "Name another file, for example --out loss.png",
         )
-    for place in places:
-        if not place.exists():
+    for path_given in places:
+        if not path_given.exists():
             raise NoEvents(
-                f"{place}: no such file or directory",
-                "Name what train was given as --events-dir, or train-local as --out",
+                f"{path_given}: no such file or directory",
+                "Name the --events-dir of train, or the --out of train-local",
             )
     trainings = trainings_in(places)
     if not trainings:
         return _run(places, path, run)
-    without = [place for place in places if not trainings_in([place])]
-    if without:
+    not_trainings = [path_given for path_given in places if not trainings_in([path_given])]
+    if not_trainings:
         raise UsageError(
-            f"{without[0]} is not a training of train-local, and {trainings[0].parent} is",
+            f"{not_trainings[0]} is not an --out directory of train-local, but {trainings[0].parent} is",
             "Plot a run's events and local trainings with two commands",
         )
     return _trainings(trainings, path)
@@ -81,23 +81,25 @@ def _trainings(files: Sequence[Path], path: Path) -> Result:
     trainings = read_trainings(files)
     curves = curves_of(trainings)
     if not curves:
-        raise NoEvents(f"{files[0].parent} has no step yet", "Wait for the first step")
+        raise NoEvents(f"{files[0].parent} has no steps yet", "Wait for the first step")
     title = trainings[0].name if len(trainings) == 1 else f"{len(trainings)} trainings"
     if not _table(path, curves):
         step_plot(path, curves, [], title)
     if str(path) == STANDARD_OUTPUT:
         return Result(None, None)
-    listed: list[dict[str, Any]] = [
+    summaries: list[dict[str, Any]] = [
         {
-            "name": one.name,
-            "steps": one.steps,
-            "loss": one.loss[-1][1] if one.loss else None,
-            "held_out_by_tier": {str(tier): curve[-1][1] for tier, curve in one.held_out.items()},
+            "name": training.name,
+            "steps": training.steps,
+            "loss": training.loss[-1][1] if training.loss else None,
+            "held_out_by_tier": {
+                str(tier): curve[-1][1] for tier, curve in training.held_out.items()
+            },
         }
-        for one in trainings
+        for training in trainings
     ]
-    shown: dict[str, object] = {one["name"]: _words(one) for one in listed}
-    return Result({"plot": str(path), "trainings": listed}, facts(shown | {"plot": path}))
+    rows: dict[str, object] = {training["name"]: _words(training) for training in summaries}
+    return Result({"plot": str(path), "trainings": summaries}, facts(rows | {"plot": path}))
 
 
 def _words(training: Mapping[str, Any]) -> str:
@@ -121,7 +123,7 @@ def _table(path: Path, curves: Mapping[str, Curve]) -> bool:
 
 
 def _only_run(
-    reader: EventReader, places: Sequence[Path], wanted: str | None
+    reader: EventReader, places: Sequence[Path], run_filter: str | None
 ) -> tuple[str, EventHistory]:
     """Return the run id and the history of the one run that was trained. Raises CommandError for
     several, NoEvents.
@@ -130,33 +132,33 @@ def _only_run(
     from aftermath.events.reader import NoEvents, RunFilter, RunName
 
     histories: dict[RunName, EventHistory] = defaultdict(EventHistory)
-    for told in RunFilter(wanted)(reader.read()):
-        histories[RunName.of(told.about)].take(told)
+    for record in RunFilter(run_filter)(reader.read()):
+        histories[RunName.of(record.about)].take(record)
     say_notes(reader)
     names = ", ".join(map(str, places))
     trained = {run: history for run, history in histories.items() if history.shares}
     if not trained:
         reader.check_readable()
-        of_run = f" of run {wanted}" if wanted is not None else ""
+        of_run = f" of run {run_filter}" if run_filter is not None else ""
         raise NoEvents(
             f"{names} has no training events{of_run}", "Name a member's --events-dir directory"
         )
     if len(trained) > 1:
         runs = "; ".join(sorted(map(str, trained)))
         raise CommandError(
-            f"the events in {names} are of several runs: {runs}", "Pass --run with one of them"
+            f"the events in {names} belong to several runs: {runs}", "Pass --run with one of them"
         )
     ((run, history),) = trained.items()
     return run.run_id, history
 
 
-def _run(places: Sequence[Path], path: Path, wanted: str | None) -> Result:
+def _run(places: Sequence[Path], path: Path, run_filter: str | None) -> Result:
     """Draw the history of one run."""
     from aftermath.events.plot import run_plot
     from aftermath.events.reader import EventReader
 
     reader = EventReader(places)
-    run_id, history = _only_run(reader, places, wanted)
+    run_id, history = _only_run(reader, places, run_filter)
     losses = history.loss_by_tier()
     if not _table(path, {f"tier {tier}": curve for tier, curve in losses.items()}):
         run_plot(
@@ -174,12 +176,12 @@ def _run(places: Sequence[Path], path: Path, wanted: str | None) -> Result:
         "marks": [{"step": step, "what": text} for step, text in history.marks],
         "notes": reader.notes(),
     }
-    shown: dict[str, object] = {
+    rows: dict[str, object] = {
         "run": run_id,
         "steps": max(history.shares),
         "epochs": len(history.epochs),
     }
-    shown["newest loss"] = [f"tier {tier}: {loss:.4f}" for tier, loss in newest.items()]
+    rows["newest loss"] = [f"tier {tier}: {loss:.4f}" for tier, loss in newest.items()]
     if history.marks:
-        shown["on the way"] = [f"step {step}: {text}" for step, text in history.marks]
-    return Result(data, facts(shown | {"plot": path}))
+        rows["on the way"] = [f"step {step}: {text}" for step, text in history.marks]
+    return Result(data, facts(rows | {"plot": path}))

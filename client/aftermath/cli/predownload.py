@@ -35,10 +35,10 @@ async def predownload(
     async with connect(options) as chain:
         subject.chain = chain
         await read_run(subject)
-    return await fetched(subject)
+    return await fetch_run_files(subject)
 
 
-async def fetched(subject: Subject) -> Result:
+async def fetch_run_files(subject: Subject) -> Result:
     """Check and fetch what a run trains with. Raises the first refusal."""
     import math
 
@@ -48,8 +48,8 @@ async def fetched(subject: Subject) -> Result:
     from aftermath.model.resolve import resolve
     from aftermath.rules.state import CheckpointKind
 
-    found = await examine(subject, ("configured", "model", "tier", "data"))
-    for _, finding in found:
+    findings = await examine(subject, ("configured", "model", "tier", "data"))
+    for _, finding in findings:
         if finding.error is not None:
             raise finding.error
     assert subject.view is not None

@@ -22,7 +22,7 @@ from aftermath.base.errors import AftermathError
 from aftermath.base.files import NO_ROOM
 from aftermath.base.quiet_interrupts import EXIT_INTERRUPTED
 from aftermath.base.stdio import is_quiet
-from aftermath.cli.error_docs import PAGES, placed
+from aftermath.cli.error_docs import PAGES, with_local_pages
 from aftermath.events.printable import json_text, printable
 
 if TYPE_CHECKING:
@@ -73,10 +73,10 @@ PIPE_WIDTH = 200
 RECIPE = "AFTERMATH_RECIPE"
 
 
-_GIVEN: ContextVar[Mapping[str, object] | None] = ContextVar(
+_OPTIONS: ContextVar[Mapping[str, object] | None] = ContextVar(
     "options of the running command", default=None
 )
-_STORED: ContextVar[Mapping[str, str] | None] = ContextVar(
+_FROM_PROFILE: ContextVar[Mapping[str, str] | None] = ContextVar(
     "what a command has from the user's profile", default=None
 )
 
@@ -124,26 +124,26 @@ def show(result: Result, *, as_json: bool) -> None:
             console = Console(
                 highlight=False, emoji=False, width=None if sys.stdout.isatty() else PIPE_WIDTH
             )
-            drawn = (
+            renderable = (
                 plain_text(completed_text(result.text))
                 if isinstance(result.text, str)
                 else result.text
             )
-            if isinstance(drawn, Text):
-                console.print(drawn, soft_wrap=True)
+            if isinstance(renderable, Text):
+                console.print(renderable, soft_wrap=True)
             else:
-                _draw(console, drawn)
+                _draw(console, renderable)
 
 
-def _draw(console: Console, drawn: RenderableType) -> None:
+def _draw(console: Console, renderable: RenderableType) -> None:
     """Print a table. Unless it goes to a terminal, remove the spaces with which rich pads its
     lines.
     """
     if console.is_terminal:
-        console.print(drawn)
+        console.print(renderable)
         return
     with console.capture() as padded:
-        console.print(drawn)
+        console.print(renderable)
     console.file.write(
         "".join(f"{line.rstrip()}\n" for line in padded.get().removesuffix("\n").split("\n"))
     )
@@ -157,7 +157,7 @@ def writing() -> Iterator[None]:
     """
     if sys.stdout is None:
         raise CommandError(
-            "the standard output is closed", "Let it go to a terminal, a pipe or a file"
+            "the standard output is closed", "Connect it to a terminal, a pipe or a file"
         )
     try:
         yield
@@ -167,7 +167,7 @@ def writing() -> Iterator[None]:
     except OSError as error:
         _drop_output()
         raise CommandError(
-            f"the output cannot be written: {error.strerror}", "Let it go elsewhere"
+            f"cannot write the output: {error.strerror}", "Write it to another file or disk"
         ) from None
 
 
@@ -216,7 +216,7 @@ def plain_text(text: str) -> Text:
     return Text(printable(text, keep="\n\t"))
 
 
-def aside(drawn: RenderableType) -> None:
+def aside(renderable: RenderableType) -> None:
     """Print a table on stderr, unless quiet."""
     if is_quiet():
         return
@@ -225,14 +225,14 @@ def aside(drawn: RenderableType) -> None:
     console = Console(
         stderr=True, highlight=False, emoji=False, width=None if sys.stderr.isatty() else PIPE_WIDTH
     )
-    _draw(console, drawn)
+    _draw(console, renderable)
 
 
 def renamed(pairs: Mapping[str, object], name: str, shown: str, value: object) -> dict[str, object]:
     """Return the pairs with the entry `name` replaced by `shown: value`, in the same place."""
     return {
-        shown if key == name else key: value if key == name else given
-        for key, given in pairs.items()
+        shown if key == name else key: value if key == name else old_value
+        for key, old_value in pairs.items()
     }
 
 
@@ -299,9 +299,9 @@ def reporting(*, as_json: bool) -> Iterator[None]:
     except OSError as error:
         if error.errno in NO_ROOM:
             _drop_unwritten_output()
-            where = f" {error.filename}" if error.filename else ""
+            target = f" {error.filename}" if error.filename else ""
             fix = "Free some space, or write to another disk"
-            _fail(f"cannot write{where}: {error.strerror}", fix, "file", as_json=as_json)
+            _fail(f"cannot write{target}: {error.strerror}", fix, "file", as_json=as_json)
         if error.filename is None:
             _fail_unexpected(error, as_json=as_json)
         _fail(
@@ -314,40 +314,40 @@ def reporting(*, as_json: bool) -> Iterator[None]:
         _fail_unexpected(error, as_json=as_json)
 
 
-def tell_given(options: Mapping[str, object]) -> None:
+def remember_options(options: Mapping[str, object]) -> None:
     """Store this command's options, which suggested commands repeat."""
-    _GIVEN.set(options)
+    _OPTIONS.set(options)
 
 
 def completed_text(text: str) -> str:
     """Return the text with commands that run as they stand (see `next_steps.completed`)."""
-    given = _GIVEN.get()
-    if not given or "aftermath-solana " not in text or os.environ.get(RECIPE):
+    options = _OPTIONS.get()
+    if not options or "aftermath-solana " not in text or os.environ.get(RECIPE):
         return text
     from aftermath.cli.next_steps import completed
 
-    return completed(text, given)
+    return completed(text, options)
 
 
-def tell_stored(taken: Mapping[str, str]) -> None:
+def remember_profile(values: Mapping[str, str]) -> None:
     """Store which options came from the profile, so that errors can name it."""
-    _STORED.set(taken)
+    _FROM_PROFILE.set(values)
 
 
 def _with_origin(error: AftermathError) -> str:
     """Return the fix, with what came from the profile if the error is about that choice or quotes
     it.
     """
-    taken = _STORED.get() or {}
+    from_profile = _FROM_PROFILE.get() or {}
     quoted = any(
         re.search(rf"(?<![\w/.-]){re.escape(value)}(?![\w/-])", error.message)
-        for value in taken.values()
+        for value in from_profile.values()
     )
-    if not taken or not (quoted or error.code in _ABOUT_CHOICES):
+    if not from_profile or not (quoted or error.code in _ABOUT_CHOICES):
         return error.fix
-    from aftermath.cli.profile import told
+    from aftermath.cli.profile import profile_summary
 
-    origin = f"From the profile: {told(taken)} (aftermath-solana config show)"
+    origin = f"From the profile: {profile_summary(from_profile)} (aftermath-solana config show)"
     return f"{error.fix.rstrip('.')}. {origin}" if error.fix else origin
 
 
@@ -367,11 +367,11 @@ def _as_typed(fix: str) -> str:
 
 
 def _fail(sentence: str, fix: str, code: str, *, as_json: bool) -> NoReturn:
-    docs = placed(PAGES.get(code, ""))
-    fix = placed(_as_typed(completed_text(fix)))
+    docs = with_local_pages(PAGES.get(code, ""))
+    fix = with_local_pages(_as_typed(completed_text(fix)))
     if as_json:
-        said = {"error": sentence, "fix": fix, "code": code} | ({"docs": docs} if docs else {})
-        print(json_text(said), file=sys.stderr, flush=True)
+        document = {"error": sentence, "fix": fix, "code": code} | ({"docs": docs} if docs else {})
+        print(json_text(document), file=sys.stderr, flush=True)
     else:
         from rich.console import Console
         from rich.markup import escape
@@ -387,8 +387,8 @@ def _fail(sentence: str, fix: str, code: str, *, as_json: bool) -> NoReturn:
 
 def _fail_unexpected(error: Exception, *, as_json: bool) -> NoReturn:
     path = _write_traceback(error)
-    sentence = f"something unexpected went wrong ({type(error).__name__})"
-    _fail(sentence, f"The details are in {path}; please report them", "unexpected", as_json=as_json)
+    sentence = f"unexpected error ({type(error).__name__})"
+    _fail(sentence, f"Please report it with the details in {path}", "unexpected", as_json=as_json)
 
 
 def _write_traceback(error: Exception) -> Path:

@@ -45,9 +45,9 @@ class ProfileError(AftermathError):
 
 def profile_path() -> Path | None:
     """Return the profile's path, which may not exist. None if AFTERMATH_PROFILE is empty."""
-    named = os.environ.get(PROFILE_VARIABLE)
-    if named is not None:
-        return Path(named).expanduser() if named else None
+    variable = os.environ.get(PROFILE_VARIABLE)
+    if variable is not None:
+        return Path(variable).expanduser() if variable else None
     from aftermath.base.files import config_directory
 
     return config_directory() / "profile.toml"
@@ -66,24 +66,26 @@ def read_profile() -> dict[str, str]:
             raw = file.read(MAX_PROFILE_BYTES + 1)
         if len(raw) > MAX_PROFILE_BYTES:
             raise ProfileError(f"the profile {path} is larger than {MAX_PROFILE_BYTES} bytes", fix)
-        held = toml_value(raw.decode())
+        values = toml_value(raw.decode())
     except OSError as error:
         raise ProfileError(
             f"cannot read the profile {path}: {error.strerror}", "Check its permissions"
         ) from None
     except (UnicodeDecodeError, Malformed) as error:
-        raise ProfileError(f"the profile {path} is no TOML: {error}", fix) from None
-    strange = [
-        name for name, value in held.items() if name not in list(Name) or not isinstance(value, str)
+        raise ProfileError(f"the profile {path} is not valid TOML: {error}", fix) from None
+    unknown = [
+        name
+        for name, value in values.items()
+        if name not in list(Name) or not isinstance(value, str)
     ]
-    if strange:
+    if unknown:
         raise ProfileError(
-            f"the profile {path} has {strange[0]!r}, which is nothing that it stores as a text", fix
+            f"the profile {path} has an unknown entry or one that is not text: {unknown[0]!r}", fix
         )
-    return held
+    return values
 
 
-def write_profile(held: Mapping[str, str]) -> Path:
+def write_profile(values: Mapping[str, str]) -> Path:
     """Replace the profile atomically with these values, readable only by this user.
 
     Raises ProfileError.
@@ -91,13 +93,16 @@ def write_profile(held: Mapping[str, str]) -> Path:
     path = profile_path()
     if path is None:
         raise ProfileError(
-            f"{PROFILE_VARIABLE} is empty: there is no profile", "Unset it, or let it name a file"
+            f"{PROFILE_VARIABLE} is empty, so there is no profile",
+            "Unset it, or set it to the path of a file",
         )
     from aftermath.base.files import fix_of, standing_in
     from aftermath.config.keys import written
 
-    text = "# What aftermath-solana takes where neither an option nor a variable says it (config set).\n"
-    text += "".join(f"{name} = {written(value)}\n" for name, value in held.items())
+    text = (
+        "# Defaults of aftermath-solana, for options and variables that are not set (config set).\n"
+    )
+    text += "".join(f"{name} = {written(value)}\n" for name, value in values.items())
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with standing_in(path) as partial:
@@ -111,17 +116,17 @@ def write_profile(held: Mapping[str, str]) -> Path:
     return path
 
 
-def stored() -> dict[str, str]:
+def option_values() -> dict[str, str]:
     """Return the profile's values that options may take, without a wallet if a key is given."""
-    held = read_profile()
+    values = read_profile()
     if os.environ.get(KEY_VARIABLE):
-        held.pop(Name.WALLET, None)
-    return held
+        values.pop(Name.WALLET, None)
+    return values
 
 
-def told(held: Mapping[str, str]) -> str:
+def profile_summary(values: Mapping[str, str]) -> str:
     """Stored values in a line, without the API keys that addresses may have."""
-    return ", ".join(f"{name} {shown_value(name, value)}" for name, value in held.items())
+    return ", ".join(f"{name} {shown_value(name, value)}" for name, value in values.items())
 
 
 def shown_value(name: str, value: str) -> str:

@@ -33,25 +33,31 @@ async def rpc(subject: Subject) -> Finding | None:
     from aftermath.chain.rpc import RpcPool
     from aftermath.coordinator.errors import Unavailable
 
-    told = []
-    away = []
+    answers = []
+    failures = []
     for endpoint in subject.chain.pool.endpoints:
-        async with RpcPool([endpoint], patience=subject.chain.pool.patience) as alone:
+        async with RpcPool([endpoint], patience=subject.chain.pool.patience) as single:
             try:
-                await alone.genesis()  # opens the connection, so that only the second call is timed
+                await (
+                    single.genesis()
+                )  # opens the connection, so that only the second call is timed
                 started = time.monotonic()
-                await alone.genesis()
+                await single.genesis()
             except Unavailable as error:
-                away.append(error)
+                failures.append(error)
                 continue
-            told.append(f"{endpoint.shown} answers in {(time.monotonic() - started) * 1e3:.0f} ms")
-    if not told:
+            answers.append(
+                f"{endpoint.shown} answers in {(time.monotonic() - started) * 1e3:.0f} ms"
+            )
+    if not answers:
         subject.answers = False
-        return broken(away[0].message, away[0].fix)
+        return broken(failures[0].message, failures[0].fix)
     await subject.chain.pool.check()
-    if away:
-        return dubious("; ".join([*told, *(error.message for error in away)]), away[0].fix)
-    return fine("; ".join(told))
+    if failures:
+        return dubious(
+            "; ".join([*answers, *(error.message for error in failures)]), failures[0].fix
+        )
+    return fine("; ".join(answers))
 
 
 async def server(subject: Subject) -> Finding:
@@ -66,7 +72,7 @@ async def server(subject: Subject) -> Finding:
         subject.answers = False
         raise
     return fine(
-        f"{pool.endpoints[0].shown} answers in {(time.monotonic() - started) * 1e3:.0f} ms, and lets the key in"
+        f"{pool.endpoints[0].shown} answers in {(time.monotonic() - started) * 1e3:.0f} ms, and accepts the key"
     )
 
 
@@ -79,32 +85,32 @@ async def websocket(subject: Subject) -> Finding | None:
     from aftermath.chain.rpc import RpcPool
     from aftermath.chain.socket import AccountSocket
 
-    told = []
-    away = []
+    subscribed = []
+    silent = []
     for endpoint in subject.chain.pool.endpoints:
-        async with RpcPool([endpoint]) as alone:
-            socket = AccountSocket(alone, CLOCK, lambda _: None, lambda: None)
+        async with RpcPool([endpoint]) as single:
+            socket = AccountSocket(single, CLOCK, lambda _: None, lambda: None)
             started = time.monotonic()
             listening = asyncio.create_task(socket.run())
             try:
                 async with asyncio.timeout(SOCKET_SECONDS):
                     await socket.ready.wait()
-                told.append(
+                subscribed.append(
                     f"{shown(endpoint.ws)} subscribes in {(time.monotonic() - started) * 1e3:.0f} ms"
                 )
             except TimeoutError:
-                away.append(f"{shown(endpoint.ws)} does not")
+                silent.append(f"{shown(endpoint.ws)} does not subscribe")
             finally:
                 listening.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await listening
-    said = "; ".join([*told, *away])
-    if away:
+    text = "; ".join([*subscribed, *silent])
+    if silent:
         return dubious(
-            f"{said}: the run would be polled, which is slower",
+            f"{text}: a member would poll the run, which is slower",
             "Check --ws-rpc, or pass another node",
         )
-    return fine(said)
+    return fine(text)
 
 
 async def clock(subject: Subject) -> Finding | None:
@@ -121,12 +127,12 @@ async def clock(subject: Subject) -> Finding | None:
     chain = ChainClock(time.monotonic)
     chain.observe_sysvar(account.data)
     ahead = time.time() - chain.now()
-    said = f"this machine's clock is {abs(ahead):.0f} s {'ahead of' if ahead >= 0 else 'behind'} the chain's"
+    text = f"this machine's clock is {abs(ahead):.0f} s {'ahead of' if ahead >= 0 else 'behind'} the chain's"
     if abs(ahead) > SKEW_SECONDS:
         return dubious(
-            said, "Synchronise it: timedatectl set-ntp true. Members use the chain's clock"
+            text, "Synchronise it: timedatectl set-ntp true. Members use the chain's clock"
         )
-    return fine(said)
+    return fine(text)
 
 
 async def read_run(subject: Subject) -> None:
@@ -206,14 +212,16 @@ def _halted(view: View) -> Refused:
             "the run is finished",
             "Ask its owner to continue it with more steps: reopen",
         )
-    waits = f"the run is {state_words(run.state.name)}, and waits: {owner_owes(run, model)}"
+    text = f"the run is {state_words(run.state.name)}, and waits: {owner_owes(run, model)}"
     if model.configured:
-        return Refused("RunHalted", waits, "Start train now: it joins once that is done")
+        return Refused(
+            "RunHalted", text, "You can start train now: it joins as soon as the run resumes"
+        )
     # train would end at once, because the run is not configured
     return Refused(
         "RunHalted",
-        waits,
-        f"See when that is done: aftermath-solana watch --run-id {shlex.quote(run.run_id)}",
+        text,
+        f"Wait until it does: aftermath-solana watch --run-id {shlex.quote(run.run_id)}",
     )
 
 
@@ -237,7 +245,7 @@ def seats(subject: Subject) -> Finding | None:
 
     members = subject.view.members
     taken = sum(
-        one.used and (one.pending or one.state is not MemberState.IDLE) for one in members.seats
+        seat.used and (seat.pending or seat.state is not MemberState.IDLE) for seat in members.seats
     )
     if taken == len(members.seats) and members.find(bytes(subject.wallet)) is None:
         raise as_told("MembersFull", subject.view.run.run_id)
@@ -256,12 +264,12 @@ async def owner(subject: Subject) -> Finding | None:
 
     run = subject.view.run
     cluster = await subject.chain.pool.genesis()
-    known = KnownRuns(
+    known_runs = KnownRuns(
         state_directory() / "runs",
         cluster=cluster,
         program=str(subject.chain.coordinator.program_id),
     )
-    known.check(run, owner_key(subject.owner))
+    known_runs.check(run, owner_key(subject.owner))
     return fine(f"the run's owner is {Pubkey.from_bytes(run.main_authority)}")
 
 
@@ -272,7 +280,7 @@ def verification(subject: Subject) -> Finding | None:
     from aftermath.chain.admission import check_verdicts
 
     check_verdicts(subject.view.run)
-    return fine("no member may convict another")
+    return fine("members cannot convict others")
 
 
 def version(subject: Subject) -> Finding | None:
@@ -282,10 +290,10 @@ def version(subject: Subject) -> Finding | None:
     from aftermath import __version__
     from aftermath.chain.admission import check_version
 
-    wanted = subject.view.model.client_version
-    check_version(subject.view.run.run_id, wanted, __version__)
+    required = subject.view.model.client_version
+    check_version(subject.view.run.run_id, required, __version__)
     return fine(
-        f"the run takes clients of {f'version {wanted}' if wanted else 'any version'}; this is {__version__}"
+        f"the run takes clients of {f'version {required}' if required else 'any version'}; this is {__version__}"
     )
 
 
@@ -309,14 +317,14 @@ async def process(subject: Subject) -> Finding | None:
     from aftermath.base.files import cache_directory
     from aftermath.train.lock import only_process
 
-    place = {
+    lock_fields = {
         "cluster": await subject.chain.pool.genesis(),
         "program": str(subject.chain.coordinator.program_id),
         "run_id": subject.view.run.run_id,
         "wallet": str(subject.wallet),
     }
-    with only_process(cache_directory("locks"), **place):
-        return fine("no other process on this machine takes part with this wallet")
+    with only_process(cache_directory("locks"), **lock_fields):
+        return fine("no other process on this machine trains with this wallet")
 
 
 async def balance(subject: Subject) -> Finding | None:
@@ -332,14 +340,14 @@ async def balance(subject: Subject) -> Finding | None:
     needed = FEES_IN_HAND
     if subject.view is not None:
         needed += lacking(subject.view.run, subject.membership)
-    held = await subject.chain.balance(subject.wallet)
-    if held < needed:
+    lamports = await subject.chain.balance(subject.wallet)
+    if lamports < needed:
         if pool.is_local and not subject.may_fund:
             return fine(
-                f"{subject.wallet} has {sol(held)} of {sol(needed)}; train asks the local network for the rest"
+                f"{subject.wallet} has {sol(lamports)} of {sol(needed)}; train asks the local network for the rest"
             )
-        held = await ensure_funds(pool, subject.wallet, needed)
-    return fine(f"{subject.wallet} has {sol(held)}; a start takes {sol(needed)} at most")
+        lamports = await ensure_funds(pool, subject.wallet, needed)
+    return fine(f"{subject.wallet} has {sol(lamports)}; a start costs at most {sol(needed)}")
 
 
 def reach(subject: Subject) -> Finding | None:
@@ -381,7 +389,7 @@ def model(subject: Subject) -> Finding | None:
         if subject.wallet is None or not may_ask(view, bytes(subject.wallet)):
             raise
         return dubious(
-            f"train would ask the run's members what its model is: {error.message}",
+            f"train would ask the run's members for the model's description: {error.message}",
             error.fix,
             error,
         )
@@ -402,8 +410,8 @@ def tier(subject: Subject) -> Finding | None:
     if subject.tier == AUTO_TIER:
         _choose_tier(subject)
     check_tier(subject.tier, tiers, run_id)
-    why = f": {subject.why_tier}" if subject.why_tier else ""
-    return fine(f"tier {subject.tier} of 0 to {tiers - 1}{why}")
+    reason = f": {subject.why_tier}" if subject.why_tier else ""
+    return fine(f"tier {subject.tier} of 0 to {tiers - 1}{reason}")
 
 
 def _choose_tier(subject: Subject) -> None:
@@ -437,7 +445,7 @@ def memory(subject: Subject) -> Finding | None:
 
     devices = subject.mesh.devices
     free = sum(free_bytes(device) for device in set(devices))
-    room = f"{free / 1e9:.1f} GB free on {', '.join(str(one) for one in devices)}"
+    room = f"{free / 1e9:.1f} GB free on {', '.join(str(device) for device in devices)}"
     if subject.view is None or subject.schema is None:
         return fine(f"{room}; with --rpc and --run-id, doctor says which tier fits")
     config = subject.view.run.config
@@ -446,13 +454,13 @@ def memory(subject: Subject) -> Finding | None:
     )
     fits = first_fitting(needed, free)
     sizes = ", ".join(f"{number}: {size / 1e9:.2f} GB" for number, size in enumerate(needed))
-    room = f"{room}; tiers of the run need, at least, {sizes}"
+    room = f"{room}; the run's tiers need at least {sizes}"
     if fits is None and subject.tier is None:
         return broken(f"{room}: none fits", "Free memory, or pass another --device")
-    wanted = fits if subject.tier is None else subject.tier
-    assert wanted is not None
-    if 0 <= wanted < len(needed):
-        check_memory(subject.view, subject.schema, wanted, devices)
+    chosen = fits if subject.tier is None else subject.tier
+    assert chosen is not None
+    if 0 <= chosen < len(needed):
+        check_memory(subject.view, subject.schema, chosen, devices)
     return fine(
         f"{room}: tier {fits} fits",
         f"Pass --matformer-tier {fits}" if fits != (subject.tier or 0) else "",
@@ -468,6 +476,6 @@ def data(subject: Subject) -> Finding | None:
 
     try:
         subject.sequences = data_of(subject.view.model, subject.schema, subject.access()).sequences
-    except SourceUnavailable as away:
-        return dubious(f"{away.message}; train would wait for it", away.fix, away)
+    except SourceUnavailable as error:
+        return dubious(f"{error.message}; train would wait for it", error.fix, error)
     return fine(f"the run's data is here: {subject.sequences} sequences")

@@ -47,7 +47,7 @@ async def set_paused(
     from aftermath.events.progress import in_words
 
     if resume and action is Action.PAUSE:
-        raise UsageError("pause and --resume contradict each other", "Say one of them")
+        raise UsageError("pause and --resume contradict each other", "Pass one of them")
     if not resume and action is None:
         raise UsageError(
             "set-paused needs the word pause or resume",
@@ -59,7 +59,7 @@ async def set_paused(
         signature = await chain.coordinator.set_paused(run_id, paused)
         run = await chain.coordinator.run(run_id)
     state = run.state.name.lower()
-    text = f"run {run_id} is now {in_words(run.state)}{_coming(run)}"
+    text = f"run {run_id} is now {in_words(run.state)}{_pause_text(run)}"
     return Result(
         {
             "run_id": run_id,
@@ -79,14 +79,14 @@ def case_of(run: Run) -> str:
     return "paused" if run.state is RunState.PAUSED else ""
 
 
-def _coming(run: Run) -> str:
+def _pause_text(run: Run) -> str:
     """Return when the run will pause, if it will."""
     from aftermath.rules.state import RunState
 
     if not run.pending_pause:
         return ""
-    rest = "it" if run.state is RunState.COOLDOWN else "this round and cooldown"
-    return f" and will pause after {rest}"
+    remaining = "it" if run.state is RunState.COOLDOWN else "this round and cooldown"
+    return f" and will pause after {remaining}"
 
 
 @command(
@@ -116,8 +116,8 @@ async def tick(
     from aftermath.ui.web.follower import RunFollower
 
     tried = 0
-    landed: list[str] = []
-    told = False
+    signatures: list[str] = []
+    announced = False
     async with sign_in(options) as chain:
         await chain.coordinator.run(run_id)  # says so if there is no such run
         follower = RunFollower(chain.coordinator, run_id)
@@ -128,19 +128,18 @@ async def tick(
                 await asyncio.sleep(ms_interval / 1000)
             tried += 1
             try:
-                landed.append(str(await chain.coordinator.tick(run_id)))
+                signatures.append(str(await chain.coordinator.tick(run_id)))
             except Refused as error:
                 if error.name != "NothingToTick":
                     raise
-                found = await follower.now()
-                if (
-                    found.deadline is None
-                ):  # only a new member can move the run on, and members tick by themselves
-                    note(f"no tick can change run {run_id} now: {line(found)}")
+                status = await follower.now()
+                if status.deadline is None:
+                    # only a new member can advance the run, and members tick by themselves
+                    note(f"no tick can change run {run_id} now: {line(status)}")
                     break
-                if not told:  # once, not in each round
-                    note(not_due(found))
-                told = True
+                if not announced:  # once, not in each round
+                    note(waiting_text(status))
+                announced = True
                 continue
             note(f"tick {tried}: {in_words((await chain.coordinator.run(run_id)).state)}")
         run = await chain.coordinator.run(run_id)
@@ -148,24 +147,24 @@ async def tick(
     data = {
         "run_id": run_id,
         "tried": tried,
-        "signatures": landed,
+        "signatures": signatures,
         "state": state,
         "epoch": run.epoch,
         "step": run.trained_steps,
     }
     return Result(
         data,
-        f"{len(landed)} of {counted(tried, 'tick')} changed run {run_id}, which is now {in_words(run.state)}",
+        f"{len(signatures)} of {counted(tried, 'tick')} changed run {run_id}, which is now {in_words(run.state)}",
     )
 
 
-def not_due(found: RunStatus) -> str:
+def waiting_text(status: RunStatus) -> str:
     """Return a sentence that says when the run's next deadline is due."""
     from aftermath.events.progress import span
     from aftermath.events.status import line
 
-    left = found.deadline or 0
-    return f"nothing is due {f'for {span(left)}' if left > 0 else 'yet'}: {line(found)}"
+    seconds = status.deadline or 0
+    return f"nothing is due {f'for {span(seconds)}' if seconds > 0 else 'yet'}: {line(status)}"
 
 
 @command("close-run", example="aftermath-solana close-run --run-id demo --yes")
@@ -180,8 +179,8 @@ def close_run(
     if not (yes or options.dry_run):
         check_can_ask("close-run", f"ends run {run_id} for good", as_json=json_output)
         if not agreed(run_in_loop(_question(options, run_id))):
-            return Result({"run_id": run_id}, f"run {run_id} stays as it is", EXIT_KNOWN)
-    return run_in_loop(_closed(options, run_id))
+            return Result({"run_id": run_id}, f"run {run_id} is unchanged", EXIT_KNOWN)
+    return run_in_loop(_close(options, run_id))
 
 
 async def _question(options: SigningOptions, run_id: str) -> str:
@@ -199,27 +198,27 @@ async def _question(options: SigningOptions, run_id: str) -> str:
         _, accounts = await fetch_many(chain.pool, list(chain.coordinator.sizes(run_id)))
         try:
             await chain.coordinator.close_run(run_id)
-        except Rehearsed as found:
-            if found.refusal is not None:
-                raise found.refusal from None
+        except Rehearsed as report:
+            if report.refusal is not None:
+                raise report.refusal from None
     rent = sum(account.lamports for account in accounts if account is not None)
     points = f"the points of {counted(sum(seat.used for seat in members.seats), 'member')}"
-    back = f"and have {sol(rent)} of rent back in {chain.wallet.pubkey}"
+    returned = f"and have {sol(rent)} of rent back in {chain.wallet.pubkey}"
     unsaved = unsaved_steps(run, model)
     warning = f"{not_recorded(unsaved)}; otherwise that training is lost. " if unsaved else ""
-    return f"{warning}close run {run_id} for good, with its {run.trained_steps:,} steps and {points}, {back}?"
+    return f"{warning}close run {run_id} for good, with its {run.trained_steps:,} steps and {points}, {returned}?"
 
 
-async def _closed(options: SigningOptions, run_id: str) -> Result:
+async def _close(options: SigningOptions, run_id: str) -> Result:
     from aftermath.chain.refusals import sol
     from aftermath.cli.connection import sign_in
 
     async with sign_in(options) as chain:
         await chain.coordinator.run(run_id)  # says so if there is no such run
         await chain.sender.afford([chain.coordinator.ix.close_run(run_id)])
-        before = await chain.balance(chain.wallet.pubkey)
+        balance_before = await chain.balance(chain.wallet.pubkey)
         signatures = await chain.coordinator.close_run(run_id)
-        returned = await chain.balance(chain.wallet.pubkey) - before
+        returned = await chain.balance(chain.wallet.pubkey) - balance_before
     return Result(
         {"run_id": run_id, "lamports_returned": returned, "signature": str(signatures[-1])},
         f"run {run_id} is closed; {sol(returned)} came back to {chain.wallet.pubkey}",
@@ -252,27 +251,27 @@ async def kick(
         except Refused as error:
             raise _not_kicked(error, run_id, wallet, str(kicked)) from None
         run, _, members = await chain.coordinator.snapshot(run_id, any_spec=True)
-        held = await membership_of(chain.pool, chain.coordinator.program_id, run, kicked)
+        membership = await membership_of(chain.pool, chain.coordinator.program_id, run, kicked)
     data = {
         "run_id": run_id,
         "wallet": str(kicked),
         "seat": members.find(bytes(kicked)),
-        "barred": held is not None and held.barred,
+        "barred": membership is not None and membership.barred,
         "signature": str(signature),
     }
     return Result(data, facts(data))
 
 
-def _not_kicked(error: Refused, run_id: str, given: str, key: str) -> Refused:
+def _not_kicked(error: Refused, run_id: str, typed: str, key: str) -> Refused:
     """Return the error of `kick`. It names the wallet to remove, which is not the signing one."""
     if error.name != "NotAMember":
         return error
-    called = key if given == key else f"{key} ({given})"
-    again = f"--run-id {shlex.quote(run_id)} --wallet {shlex.quote(given)}"
+    name = key if typed == key else f"{key} ({typed})"
+    flags = f"--run-id {shlex.quote(run_id)} --wallet {shlex.quote(typed)}"
     return Refused(
         error.name,
-        f"wallet {called} is not a member of run {run_id}",
-        f"To keep it out, bar it: aftermath-solana kick {again} --bar. "
+        f"wallet {name} is not a member of run {run_id}",
+        f"To keep it out, bar it: aftermath-solana kick {flags} --bar. "
         f"To list the members: aftermath-solana show-run --run-id {shlex.quote(run_id)}",
         reason=error.reason,
     )

@@ -26,13 +26,13 @@ Facts = tuple[str, Mapping[str, str]]
 """Name and rows of the screen's tab that shows the connection to the run."""
 
 
-async def shown(coordinator: CoordinatorClient, run_id: str) -> Result:
+async def status_result(coordinator: CoordinatorClient, run_id: str) -> Result:
     """Return a run's status now. Raise NoSuchRun or Unavailable."""
-    found = await RunFollower(coordinator, run_id).now()
-    return Result(plain(found), page(found))
+    status = await RunFollower(coordinator, run_id).now()
+    return Result(plain(status), page(status))
 
 
-async def followed(
+async def follow_run(
     coordinator: CoordinatorClient, run_id: str, facts: Facts, *, as_json: bool
 ) -> Result:
     """Show a run's state until it is finished or Ctrl-C. Raises NoSuchRun, Unavailable."""
@@ -46,18 +46,18 @@ async def followed(
 
 
 async def _follow(follower: RunFollower, show: Callable[[RunStatus], None]) -> None:
-    async with follower.following() as standings:
+    async with follower.following() as statuses:
         while True:
-            coming = asyncio.ensure_future(anext(standings))
+            next_status = asyncio.ensure_future(anext(statuses))
             try:
-                while not (await asyncio.wait({coming}, timeout=_REDRAW))[0]:
+                while not (await asyncio.wait({next_status}, timeout=_REDRAW))[0]:
                     show(follower.standing())
             finally:
-                if not coming.done():
-                    await cancel([coming])
-            found = coming.result()
-            show(found)
-            if found.state is RunState.FINISHED:
+                if not next_status.done():
+                    await cancel([next_status])
+            status = next_status.result()
+            show(status)
+            if status.state is RunState.FINISHED:
                 return
 
 
@@ -66,52 +66,52 @@ def _showing(run_id: str, facts: Facts, *, as_json: bool) -> Iterator[Callable[[
     """Yield a function that shows a run's status on a screen, or as a line per change."""
     console = line_console(soft_wrap=True, highlight=False)
 
-    def say(found: RunStatus, said: str) -> None:
-        dated = f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S}  {said}"
-        console.out(json_text(plain(found)) if as_json else dated)
+    def say(last_status: RunStatus, text: str) -> None:
+        dated = f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S}  {text}"
+        console.out(json_text(plain(last_status)) if as_json else dated)
 
     lines = _changes(say)
     if as_json or not can_show(console):
         yield lines
         return
-    found: RunStatus | None = None
+    last_status: RunStatus | None = None
     with Screen(console, lambda: datetime.now(UTC), time.monotonic(), "watch", run_id) as screen:
         screen.facts(*facts)
         logged = _changes(lambda _, said: screen.line(said))
 
-        def show(now: RunStatus) -> None:
-            nonlocal found
-            found = now
+        def show(status: RunStatus) -> None:
+            nonlocal last_status
+            last_status = status
             if screen.open:
-                screen.stands(now)
-                logged(now)
+                screen.stands(status)
+                logged(status)
             else:
-                lines(now)
+                lines(status)
 
         yield show
-    if found is not None:
-        console.out(line(found))  # what is left on the terminal
+    if last_status is not None:
+        console.out(line(last_status))  # what is left on the terminal
 
 
 def _changes(tell: Callable[[RunStatus, str], None]) -> Callable[[RunStatus], None]:
     """Return a function that calls `tell` with a status and its line, if the line has changed."""
     last = ""
 
-    def show(found: RunStatus) -> None:
+    def show(status: RunStatus) -> None:
         nonlocal last
-        if (now := line(found)) != last:
-            tell(found, now)
-        last = now
+        if (text := line(status)) != last:
+            tell(status, text)
+        last = text
 
     return show
 
 
-def page(found: RunStatus) -> RenderableType:
+def page(status: RunStatus) -> RenderableType:
     """Return a run's facts and the table of its members."""
-    known = facts_of(found)
-    if levels := shown_levels(found):
-        known["proven holders"] = levels
-    parts: list[RenderableType] = [facts(known), Text()]
-    if found.members:
-        parts.append(listing(COLUMNS, [row_of(member) for member in found.members]))
-    return Group(*parts)
+    rows = facts_of(status)
+    if levels := shown_levels(status):
+        rows["proven holders"] = levels
+    blocks: list[RenderableType] = [facts(rows), Text()]
+    if status.members:
+        blocks.append(listing(COLUMNS, [row_of(member) for member in status.members]))
+    return Group(*blocks)

@@ -37,11 +37,11 @@ async def list_runs(options: ClusterOptions) -> Result:
         }
         for run, model, members in runs
     ]
-    shown = [
+    status_result = [
         [*(row | {"state": state_words(run.state.name)}).values()]
         for row, (run, _, _) in zip(data, runs, strict=True)
     ]
-    text = listing(COLUMNS, shown) if data else "no runs on this cluster"
+    text = listing(COLUMNS, status_result) if data else "no runs on this cluster"
     return Result(data, text)
 
 
@@ -53,10 +53,10 @@ async def show_run(options: ClusterOptions, run_id: RunId) -> Result:
     round in which the chain last saw it. json-dump-run prints everything.
     """
     from aftermath.cli.connection import connect
-    from aftermath.cli.run_view import shown
+    from aftermath.cli.run_view import status_result
 
     async with connect(options) as chain:
-        return await shown(chain.coordinator, run_id)
+        return await status_result(chain.coordinator, run_id)
 
 
 @command("watch", example="aftermath-solana watch --run-id demo", until_interrupt=True)
@@ -68,11 +68,14 @@ async def watch(options: ClusterOptions, run_id: RunId, json_output: JsonLines =
     """
     from aftermath.chain.endpoints import shown
     from aftermath.cli.connection import connect
-    from aftermath.cli.run_view import followed
+    from aftermath.cli.run_view import follow_run
 
     async with connect(options) as chain:
-        return await followed(
-            chain.coordinator, run_id, ("Chain", {"rpc": shown(options.rpc)}), as_json=json_output
+        return await follow_run(
+            chain.coordinator,
+            run_id,
+            ("Chain", {"rpc": shown(options.rpc)}),
+            as_json=json_output,
         )
 
 
@@ -109,16 +112,16 @@ async def json_dump_user(
     key = public_key(address)
     async with connect(options) as chain:
         run, _, members = await chain.coordinator.snapshot(run_id, any_spec=True)
-        held = await membership_of(chain.pool, chain.coordinator.program_id, run, key)
+        membership = await membership_of(chain.pool, chain.coordinator.program_id, run, key)
     index = members.find(bytes(key))
-    if index is None and held is None:
+    if index is None and membership is None:
         raise CommandError(
             f"{key} is not a member of run {run_id}",
-            f"See who is: aftermath-solana json-dump-run --run-id {shlex.quote(run_id)}",
+            f"List the members: aftermath-solana json-dump-run --run-id {shlex.quote(run_id)}",
         )
     data = {
         "run_id": run_id,
         "member": member(index, members.seats[index]) if index is not None else None,
-        "membership": plain(held),
+        "membership": plain(membership),
     }
     return Result(data, json_text(data, indent=2))

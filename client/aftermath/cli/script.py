@@ -69,10 +69,10 @@ def one_of(allowed: Collection[int]) -> Callable[[str], int]:
     """Return an argparse type for one of some numbers."""
 
     def read(text: str) -> int:
-        found = next((number for number in allowed if text == str(number)), None)
-        if found is None:
+        match = next((number for number in allowed if text == str(number)), None)
+        if match is None:
             raise argparse.ArgumentTypeError(f"must be one of {', '.join(map(str, allowed))}")
-        return found
+        return match
 
     return read
 
@@ -84,10 +84,10 @@ def run(
 
     `argv`: the arguments, or None for those of the process.
     """
-    given = sys.argv[1:] if argv is None else argv
+    words = sys.argv[1:] if argv is None else argv
     try:
-        with reporting(as_json="--json" in given):
-            arguments = parser.parse_args(given)
+        with reporting(as_json="--json" in words):
+            arguments = parser.parse_args(words)
             result = body(arguments)
             show(result, as_json=arguments.json)
             return result.exit_code

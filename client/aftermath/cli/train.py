@@ -43,9 +43,9 @@ ENVIRONMENT_ONLY = {"hub_token": "HF_TOKEN"}
 """Secrets come from variables, because every user of the machine can read arguments."""
 
 
-def _sequences(given: object) -> int:
+def _sequences(value: object) -> int:
     """auto, or a whole number of at least 1"""
-    text = str(given)
+    text = str(value)
     if text == "auto":
         return AUTO
     if not re.fullmatch(r"[0-9]{1,6}", text) or not int(text):
@@ -130,14 +130,14 @@ def settings_options() -> list[inspect.Parameter]:
     return options
 
 
-def build_settings(**given: Any) -> TrainSettings:
+def build_settings(**values: Any) -> TrainSettings:
     """Return settings from parsed options and the environment's secrets."""
     secrets = {
         name: os.environ[variable]
         for name, variable in ENVIRONMENT_ONLY.items()
         if os.environ.get(variable)
     }
-    return TrainSettings(**given | secrets)
+    return TrainSettings(**values | secrets)
 
 
 @command(
@@ -166,9 +166,9 @@ def train(
     It joins nothing, makes no directory, requests no test SOL, and exits as can-join does.
     """
     if dry_run:
-        from aftermath.cli.join_dry_run import rehearsed
+        from aftermath.cli.join_dry_run import dry_run_join
 
-        raise run_in_loop(rehearsed(settings))
+        raise run_in_loop(dry_run_join(settings))
     from aftermath.train.session import run_member
 
     take_part(settings, run_member, as_json=json_output)

@@ -52,7 +52,7 @@ PANELS = (
 
 
 def lab_options() -> list[inspect.Parameter]:
-    """One option per field of `LabSettings`, with its limits."""
+    """Return one option per field of `LabSettings`, with its limits."""
     panels = {name: panel for panel, names in PANELS for name in names}
     return [
         setting_option(setting, panel=panels[setting.name]) for setting in settings_of(LabSettings)
@@ -110,7 +110,7 @@ def train_local(
         else StepLines(Console(soft_wrap=not sys.stdout.isatty()), quiet=is_quiet())
     )
     if recipe.agreed is not None and device.type == "cpu" and needs_compilation():
-        note("compiling kernels for this processor: half a minute or more, this once")
+        note("compiling kernels for this processor, once: half a minute or more")
     if arithmetic.compiled:
         note("compiling the model: half a minute or more, unless it was compiled before")
     out = settings.out.expanduser().absolute() if settings.out else None
@@ -130,8 +130,8 @@ def train_local(
 def _ending_after_the_step(stop: Callable[[], None]) -> AbstractContextManager[None]:
     """Call `stop` at the first Ctrl-C, which ends after this step. A second one ends at once."""
 
-    def told() -> None:
+    def stop_and_note() -> None:
         stop()
         note("ending after this step; Ctrl-C once more ends at once")
 
-    return on_interrupt(told)
+    return on_interrupt(stop_and_note)

@@ -40,13 +40,17 @@ class ShownOptions:
     num_parameters: Annotated[
         int | None,
         typer.Option(
-            min=0, max=U64_MAX, help="Shown to people. By default from the checkpoint's config."
+            min=0,
+            max=U64_MAX,
+            help="Displayed number of parameters. By default from the checkpoint's config.",
         ),
     ] = None
     vocab_size: Annotated[
         int | None,
         typer.Option(
-            min=0, max=U64_MAX, help="Shown to people. By default from the checkpoint's config."
+            min=0,
+            max=U64_MAX,
+            help="Displayed vocabulary size. By default from the checkpoint's config.",
         ),
     ] = None
 
@@ -89,31 +93,31 @@ async def update_config(
     from aftermath.owner.change import Change
     from aftermath.owner.warnings import warnings_of
 
-    given = {key: value for key, value in asdict(shown).items() if value is not None}
+    metadata = {key: value for key, value in asdict(shown).items() if value is not None}
     if not (
-        config_path or restart_from_step or switch_to_hub or given or client_version is not None
+        config_path or restart_from_step or switch_to_hub or metadata or client_version is not None
     ):
         raise UsageError(
-            "nothing to change was given", "Pass --config-path FILE or one of the other options"
+            "no change was requested", "Pass --config-path FILE or one of the other options"
         )
-    config, shape, trouble = _read(config_path)
-    change = Change(given, config, shape, restart_from_step, switch_to_hub, client_version)
+    config, shape, data_warning = _read(config_path)
+    change = Change(metadata, config, shape, restart_from_step, switch_to_hub, client_version)
     async with sign_in(options) as chain:
         run, model, _ = await chain.coordinator.snapshot(run_id, any_spec=True)
         if run.main_authority != bytes(chain.wallet.pubkey):
             raise as_told("NotMainAuthority", run_id)
-        kept = change.kept_checkpoint(model)
-        everybody = await open_to_all(chain, Pubkey.from_bytes(run.join_authority), run_id)
-        if everybody and not chain.pool.is_local:
+        kept_checkpoint = change.kept_checkpoint(model)
+        open_to_everybody = await open_to_all(chain, Pubkey.from_bytes(run.join_authority), run_id)
+        if open_to_everybody and not chain.pool.is_local:
             _check_open(change, run_id, model)
-        sent = await _send(chain, change, run, model, as_json=json_output)
+        sent_data = await _send(chain, change, run, model, as_json=json_output)
         run, model, _ = await chain.coordinator.snapshot(run_id, any_spec=True)
-    warnings = warnings_of(run, model, shape, trouble) if shape else []
-    if unmeant := warning_about_version(client_version or "", __version__):
-        warnings.append(unmeant)
-    _warn(kept, warnings)
-    data = _data(run, model, shape) | {"warnings": warnings} | sent
-    return Result(data, _for_people(data, shape), case="" if everybody else "invited")
+    warnings = warnings_of(run, model, shape, data_warning) if shape else []
+    if version_warning := warning_about_version(client_version or "", __version__):
+        warnings.append(version_warning)
+    _warn(kept_checkpoint, warnings)
+    data = _data(run, model, shape) | {"warnings": warnings} | sent_data
+    return Result(data, _for_people(data, shape), case="" if open_to_everybody else "invited")
 
 
 def _check_open(change: Change, run_id: str, model: Model) -> None:
@@ -124,7 +128,7 @@ def _check_open(change: Change, run_id: str, model: Model) -> None:
     if change.config is None:
         return
     rules = change.config.config
-    begins = (
+    start = (
         checkpoint_of(change.config.llm.checkpoint)
         if change.kept_checkpoint(model) is None
         else None
@@ -133,7 +137,7 @@ def _check_open(change: Change, run_id: str, model: Model) -> None:
         run_id,
         overlap=rules.overlap,
         init_min_clients=rules.init_min_clients,
-        checkpoint=begins,
+        checkpoint=start,
     )
 
 
@@ -145,26 +149,26 @@ async def _send(
     Raises CannotChange or Refused if the run does not accept the change.
     """
     from aftermath.chain.dry_run import Rehearsed
-    from aftermath.owner.difference import differences, usual
+    from aftermath.owner.difference import default_keys, differences
 
     steps = change.instructions(chain.coordinator.ix, run, model)
-    found = differences(change, run, model)
-    changes = [asdict(one) for one in found]
-    announce(run.run_id, found, usual(change, run, model), as_json=as_json)
+    changed_keys = differences(change, run, model)
+    changes = [asdict(item) for item in changed_keys]
+    announce(run.run_id, changed_keys, default_keys(change, run, model), as_json=as_json)
     try:
-        signatures = await chain.sender.send_packed(steps if found else [])
+        signatures = await chain.sender.send_packed(steps if changed_keys else [])
     except Rehearsed as rehearsed:
         rehearsed.output["changes"] = changes
         raise
-    return {"changes": changes, "signatures": [str(one) for one in signatures]}
+    return {"changes": changes, "signatures": [str(item) for item in signatures]}
 
 
-def _warn(kept: Checkpoint | None, warnings: list[str]) -> None:
-    """Print warnings on stderr. `kept`: the checkpoint that the run keeps instead of the file's."""
-    if kept:
+def _warn(kept_checkpoint: Checkpoint | None, warnings: list[str]) -> None:
+    """Print warnings on stderr. The run keeps `kept_checkpoint`, if any, instead of the file's."""
+    if kept_checkpoint:
         note(
-            f"the run keeps its checkpoint {kept.repo}, which members have named; --switch-to-hub begins from that of "
-            "the file"
+            f"the run keeps the checkpoint {kept_checkpoint.repo}, which its members recorded; pass --switch-to-hub to "
+            "start from the file's"
         )
     for warning in warnings:
         note(f"warning: {warning}")
@@ -183,39 +187,51 @@ def _read(path: Path | None) -> tuple[RunConfig | None, Shape | None, str]:
         return None, None, ""
     config = load_config(path)
     shape = shape_of(config)
-    config, trouble = with_agreed_data(config, shape.vocab_size)
-    return config, shape, trouble
+    config, data_warning = with_agreed_data(config, shape.vocab_size)
+    return config, shape, data_warning
 
 
 def announce(
-    run_id: str, found: list[Difference], usual: frozenset[str] | None, *, as_json: bool
+    run_id: str,
+    changed_keys: list[Difference],
+    default_keys: frozenset[str] | None,
+    *,
+    as_json: bool,
 ) -> None:
     """Print the changes on stderr; with --json they are in the result.
 
     `usual`: keys of a first config with default values, which are only counted. None if the run
     already has a config.
     """
-    if not found:
-        note(f"run {run_id} is so already: nothing is sent")
+    if not changed_keys:
+        note(f"run {run_id} has these settings already: nothing is sent")
     elif as_json:
         return
-    elif usual is None:
-        aside(listing(("key", "is", "will be"), [[one.key, one.old, one.new] for one in found]))
+    elif default_keys is None:
+        aside(
+            listing(
+                ("key", "is", "will be"),
+                [[change.key, change.old, change.new] for change in changed_keys],
+            )
+        )
     else:
-        told = [[one.key, one.new] for one in found if one.key not in usual]
-        aside(listing(("key", "will be"), told))
-        if rest := len(found) - len(told):
+        rows = [
+            [change.key, change.new] for change in changed_keys if change.key not in default_keys
+        ]
+        aside(listing(("key", "will be"), rows))
+        if default_count := len(changed_keys) - len(rows):
             note(
-                f"and {counted(rest, 'other')} as by default: aftermath-solana config explain KEY says what one is"
+                f"and {counted(default_count, 'other')} with their defaults: aftermath-solana config explain KEY "
+                "describes a key"
             )
 
 
 def _for_people(data: dict[str, Any], shape: Shape | None) -> Table:
     """Return the result as a table, without the changes and warnings printed before."""
-    shown = {name: value for name, value in data.items() if name not in ("warnings", "changes")}
+    rows = {name: value for name, value in data.items() if name not in ("warnings", "changes")}
     if shape:
-        shown["bytes_per_round"] = shape.bytes_in_words
-    return facts(shown)
+        rows["bytes_per_round"] = shape.bytes_in_words
+    return facts(rows)
 
 
 def _data(run: Run, model: Model, shape: Shape | None) -> dict[str, Any]:

@@ -31,17 +31,20 @@ def unknown_command(script: str, name: str, known: Iterable[str]) -> UsageError:
     return UsageError(f"there is no command {name!r}", f"{hint}{script} --help lists the commands")
 
 
-def explained(error: Any, script: str, command: str | None, kinds: Mapping[str, Any]) -> UsageError:
+def usage_error(
+    error: Any, script: str, command: str | None, kinds: Mapping[str, Any]
+) -> UsageError:
     """Return the parser's error as a UsageError. `kinds`: types of the command's options."""
-    more = f"{script} {command} --help" if command else f"{script} --help"
+    help_command = f"{script} {command} --help" if command else f"{script} --help"
     parameter = getattr(error, "param", None)
     option = getattr(error, "option_name", None)
     if parameter is not None:
-        name = _called(parameter, error.ctx)
+        name = _option_name(parameter, error.ctx)
         if type(error).__name__ == "MissingParameter":
-            called = " ".join(filter(None, (script, command)))
+            command_line = " ".join(filter(None, (script, command)))
             return UsageError(
-                f"{name} is missing", f"{_how_given(parameter, called)}; {more} explains it"
+                f"{name} is missing",
+                f"{_how_to_pass(parameter, command_line)}; {help_command} explains it",
             )
         if unreadable := _UNREADABLE.search(error.message):
             path = unreadable[1]
@@ -50,26 +53,36 @@ def explained(error: Any, script: str, command: str | None, kinds: Mapping[str, 
                 f"Allow it for this user: chmod u+r {path}",
             )
         return UsageError(
-            f"{name} must be {wanted(parameter, kinds.get(parameter.name))}", f"{more} explains it"
+            f"{name} must be {valid_values(parameter, kinds.get(parameter.name))}",
+            f"{help_command} explains it",
         )
     if option is not None and hasattr(error, "possibilities"):
         close = nearest(
             option,
-            [name for one in error.ctx.command.params for name in (*one.opts, *one.secondary_opts)],
+            [
+                name
+                for option in error.ctx.command.params
+                for name in (*option.opts, *option.secondary_opts)
+            ],
         )
         hint = f"Did you mean {close}? " if close else ""
-        return UsageError(f"there is no option {option}", f"{hint}{more} lists the options")
+        return UsageError(f"there is no option {option}", f"{hint}{help_command} lists the options")
     if option is not None:
         needs = "requires" in error.message
         return UsageError(
-            f"{option} {'needs a value' if needs else 'takes no value'}", f"{more} explains it"
+            f"{option} {'needs a value' if needs else 'takes no value'}",
+            f"{help_command} explains it",
         )
     if superfluous := _SUPERFLUOUS.search(error.message):
-        return UsageError(f"{superfluous[1]!r} is not expected here", f"{more} shows what is")
-    return UsageError(error.format_message().rstrip("."), f"{more} shows what is expected")
+        return UsageError(
+            f"{superfluous[1]!r} is not expected here", f"{help_command} shows what is expected"
+        )
+    return UsageError(error.format_message().rstrip("."), f"{help_command} shows what is expected")
 
 
-def misplaced(error: Any, script: str, command: str, options: Iterable[Any]) -> UsageError | None:
+def misplaced_option(
+    error: Any, script: str, command: str, options: Iterable[Any]
+) -> UsageError | None:
     """Return the error for an option of `command` before its name, None if it is another mistake.
 
     `options` are those of the command.
@@ -77,28 +90,35 @@ def misplaced(error: Any, script: str, command: str, options: Iterable[Any]) -> 
     if not hasattr(error, "possibilities"):  # only what the parser says of an unknown option has it
         return None
     name = error.option_name
-    option = next((one for one in options if name in (*one.opts, *one.secondary_opts)), None)
+    option = next(
+        (
+            option_param
+            for option_param in options
+            if name in (*option_param.opts, *option_param.secondary_opts)
+        ),
+        None,
+    )
     if option is None:
         return None
     value = "" if option.is_flag else " VALUE"
     return UsageError(
-        f"{name} stands before the command",
+        f"{name} is before the command",
         f"Write {name} after the command: {script} {command} {name}{value}",
     )
 
 
-def nearest(option: str, known: Iterable[str]) -> str:
+def nearest(option: str, known_options: Iterable[str]) -> str:
     """Return the known option closest to an unknown one, ignoring dashes; "" if none is similar."""
-    names = {name.lstrip("-"): name for name in known}
-    given = option.lstrip("-")
-    close = difflib.get_close_matches(given, names, n=1, cutoff=_ALIKE)
-    told = names if len(given) >= _TELLING else ()
-    begun = [name for name in told if name.startswith(given)]
-    words = [name for name in told if given in name.split("-")]
-    return next((names[name] for name in (*close, *begun, *words)), "")
+    names = {name.lstrip("-"): name for name in known_options}
+    typed = option.lstrip("-")
+    close = difflib.get_close_matches(typed, names, n=1, cutoff=_ALIKE)
+    candidates = names if len(typed) >= _TELLING else ()
+    prefixed = [name for name in candidates if name.startswith(typed)]
+    containing = [name for name in candidates if typed in name.split("-")]
+    return next((names[name] for name in (*close, *prefixed, *containing)), "")
 
 
-def wanted(parameter: Any, kind: Any) -> str:
+def valid_values(parameter: Any, kind: Any) -> str:
     """Describe the valid values of an option."""
     if words := choices(kind):
         return "one of " + ", ".join(words)
@@ -113,15 +133,15 @@ def wanted(parameter: Any, kind: Any) -> str:
         if least is not None:
             return f"{sort} of at least {least}"
         return sort
-    return "something else"
+    return "another value"
 
 
-def stored_as(parameter: Any) -> str:
+def profile_key(parameter: Any) -> str:
     """Return the option's name in the profile, or "" if it is not stored there."""
     return str(getattr(getattr(parameter.type_descriptor, "parameter_info", None), "stored", ""))
 
 
-def _called(parameter: Any, context: Any) -> str:
+def _option_name(parameter: Any, context: Any) -> str:
     """Return the name by which the user gave a value: flag, variable, profile key or argument."""
     if parameter.param_type_name == "argument":
         return str(parameter.name)
@@ -129,13 +149,13 @@ def _called(parameter: Any, context: Any) -> str:
     if source is not None and source.name == "ENVIRONMENT":
         return f"the variable {parameter.envvar}"
     if source is not None and source.name == "DEFAULT_MAP":
-        return f"the profile's {stored_as(parameter)}"
+        return f"the profile's {profile_key(parameter)}"
     return str(parameter.opts[0])
 
 
-def _how_given(parameter: Any, called: str) -> str:
+def _how_to_pass(parameter: Any, command_line: str) -> str:
     if parameter.param_type_name == "argument":
-        return f"{called} {parameter.name.upper()}"
+        return f"{command_line} {parameter.name.upper()}"
     return f"Pass {parameter.opts[0]}" + (
         f", or set {parameter.envvar}" if parameter.envvar else ""
     )
@@ -152,8 +172,16 @@ def choices(kind: Any) -> list[str]:
 
 def kind_of(kind: Any) -> Any:
     """Return an option's plain type, without annotations and `None`."""
-    inner = [kind_of(each) for each in get_args(kind) if isinstance(each, type) or get_args(each)]
-    return next((each for each in inner if each not in (type(None), None)), None) if inner else kind
+    inner = [
+        kind_of(argument)
+        for argument in get_args(kind)
+        if isinstance(argument, type) or get_args(argument)
+    ]
+    return (
+        next((argument for argument in inner if argument not in (type(None), None)), None)
+        if inner
+        else kind
+    )
 
 
 def bounds(parameter: Any) -> tuple[int | float | None, int | float | None]:

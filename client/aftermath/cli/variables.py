@@ -10,11 +10,11 @@ from aftermath.cli.next_steps import QUIET
 from aftermath.cli.profile import PROFILE_VARIABLE
 
 
-def environment() -> dict[str, str]:
+def child_environment() -> dict[str, str]:
     """Return this process's environment without option variables, keys and profile, and quiet."""
     options = {
         str(option.envvar) for name in INDEX for option in load(name).params if option.envvar
     }
-    read = options | {WALLET_VARIABLE, IDENTITY_VARIABLE}
-    kept = {name: value for name, value in os.environ.items() if name not in read}
-    return kept | {PROFILE_VARIABLE: "", QUIET: "1"}
+    hidden = options | {WALLET_VARIABLE, IDENTITY_VARIABLE}
+    inherited = {name: value for name, value in os.environ.items() if name not in hidden}
+    return inherited | {PROFILE_VARIABLE: "", QUIET: "1"}

@@ -71,7 +71,7 @@ def show_identity(
 
     path = options.wallet_private_key_path
     if create and path is None:
-        raise UsageError("--create needs a path", "Say where the key goes: -w wallet.json")
+        raise UsageError("--create needs a path", "Name the new key file: -w wallet.json")
     wallet = create_wallet(path) if create and path else load_wallet(path)
     data = {"wallet": str(wallet.pubkey), "source": wallet.source}
     if run_id or options.identity_secret_key_path:
@@ -105,23 +105,25 @@ async def status(cluster: ClusterOptions, options: WalletOptions) -> Result:
         program = chain.coordinator.program_id
         endpoint = chain.pool.endpoints[0].shown
         lamports = await chain.balance(wallet.pubkey)
-        listed = await chain.coordinator.list_runs()
-        held = {
-            (one.run, one.created): one
-            for one in await memberships_of_wallet(chain.pool, program, wallet.pubkey)
+        runs_on_chain = await chain.coordinator.list_runs()
+        memberships = {
+            (item.run, item.created): item
+            for item in await memberships_of_wallet(chain.pool, program, wallet.pubkey)
         }
-    addresses = [bytes(run_addresses(program, run.run_id).run) for run, _, _ in listed]
+    addresses = [bytes(run_addresses(program, run.run_id).run) for run, _, _ in runs_on_chain]
     runs = [
         row
-        for run, _, members in listed
+        for run, _, members in runs_on_chain
         if (row := _owned(run, members, wallet.public)) is not None
     ]
     seats: list[dict[str, Any]] = []
-    for (run, model, members), address in zip(listed, addresses, strict=True):
-        kept = held.pop((address, run.created), None)
-        seats += _seated(run, model, members, kept, wallet.public)
-    names = dict(zip(addresses, (run.run_id for run, _, _ in listed), strict=True))
-    seats += [_without_run(one, names.get(one.run)) for one in held.values() if one.enrolled]
+    for (run, model, members), address in zip(runs_on_chain, addresses, strict=True):
+        membership = memberships.pop((address, run.created), None)
+        seats += _seated(run, model, members, membership, wallet.public)
+    names = dict(zip(addresses, (run.run_id for run, _, _ in runs_on_chain), strict=True))
+    seats += [
+        _without_run(item, names.get(item.run)) for item in memberships.values() if item.enrolled
+    ]
     data = {
         "wallet": str(wallet.pubkey),
         "source": wallet.source,
@@ -132,13 +134,13 @@ async def status(cluster: ClusterOptions, options: WalletOptions) -> Result:
     }
     for withdraw in dict.fromkeys(row["withdraw"] for row in seats if row["withdraw"] is not None):
         note(f"get back bond and rent: {withdraw}")  # not in the table, which would break the line
-    about = {
+    wallet_rows = {
         "wallet": wallet.pubkey,
         "source": wallet.source,
         "rpc": endpoint,
         "holds": sol(lamports),
     }
-    return Result(data, _page(about, runs, seats))
+    return Result(data, _page(wallet_rows, runs, seats))
 
 
 def _owned(run: Run, members: Members | None, wallet: bytes) -> dict[str, Any] | None:
@@ -146,13 +148,13 @@ def _owned(run: Run, members: Members | None, wallet: bytes) -> dict[str, Any] |
     from aftermath.chain.dump import plain
 
     roles = {"owner": run.main_authority, "join authority": run.join_authority}
-    mine = [role for role, key in roles.items() if key == wallet]
-    if not mine:
+    own_roles = [role for role, key in roles.items() if key == wallet]
+    if not own_roles:
         return None
     return {
         "run_id": run.run_id,
         "state": plain(run.state),
-        "roles": mine,
+        "roles": own_roles,
         "epoch": run.epoch,
         "step": run.trained_steps,
         "total_steps": run.config.total_steps,
@@ -161,7 +163,7 @@ def _owned(run: Run, members: Members | None, wallet: bytes) -> dict[str, Any] |
 
 
 def _seated(
-    run: Run, model: Model, members: Members | None, held: Membership | None, wallet: bytes
+    run: Run, model: Model, members: Members | None, membership: Membership | None, wallet: bytes
 ) -> Iterator[dict[str, Any]]:
     """Yield the row of the wallet's seat in a run, or of its membership without one."""
     from aftermath.chain.dump import plain
@@ -174,38 +176,40 @@ def _seated(
         "seat": index,
         "tier": None,
     }
-    bond = held.bond if held is not None else 0
+    bond = membership.bond if membership is not None else 0
     if members is not None and index is not None:
         now = run.state_started_at  # the words about a member do not depend on the time
-        mine = next(one for one in standing(run, model, members, now).members if one.seat == index)
-        held_here = {"points": mine.points, "bond_lamports": bond, "withdraw": None}
-        yield row | {"tier": mine.tier, "member": mine.standing} | held_here
-    elif held is not None and (held.enrolled or held.barred):
-        word = "barred" if held.barred else NO_SEAT
-        withdraw = _withdraw(run.run_id) if held.enrolled else None
+        own_member = next(
+            member for member in standing(run, model, members, now).members if member.seat == index
+        )
+        seat_values = {"points": own_member.points, "bond_lamports": bond, "withdraw": None}
+        yield row | {"tier": own_member.tier, "member": own_member.standing} | seat_values
+    elif membership is not None and (membership.enrolled or membership.barred):
+        word = "barred" if membership.barred else NO_SEAT
+        withdraw = _withdraw(run.run_id) if membership.enrolled else None
         yield row | {
             "member": word,
-            "points": held.points,
+            "points": membership.points,
             "bond_lamports": bond,
             "withdraw": withdraw,
         }
 
 
-def _without_run(held: Membership, run_id: str | None) -> dict[str, Any]:
+def _without_run(membership: Membership, run_id: str | None) -> dict[str, Any]:
     """Return the row of a membership whose run was closed. `run_id`: its name, if another run has
     it now.
     """
     from solders.pubkey import Pubkey
 
-    run = run_id or str(Pubkey.from_bytes(held.run))
+    run = run_id or str(Pubkey.from_bytes(membership.run))
     return {
         "run_id": run,
         "state": CLOSED,
         "seat": None,
         "tier": None,
         "member": NO_SEAT,
-        "points": held.points,
-        "bond_lamports": held.bond,
+        "points": membership.points,
+        "bond_lamports": membership.bond,
         "withdraw": _withdraw(run),
     }
 
@@ -216,31 +220,34 @@ def _withdraw(run: str) -> str:
 
 
 def _page(
-    about: dict[str, object], runs: Sequence[dict[str, Any]], seats: Sequence[dict[str, Any]]
+    wallet_rows: dict[str, object], runs: Sequence[dict[str, Any]], seats: Sequence[dict[str, Any]]
 ) -> RenderableType:
     from rich.console import Group
 
     from aftermath.chain.refusals import sol
     from aftermath.events.progress import state_words
 
-    parts: list[RenderableType] = [facts(about)]
+    blocks: list[RenderableType] = [facts(wallet_rows)]
     rows = [
         [*(row | {"state": state_words(row["state"]), "roles": ", ".join(row["roles"])}).values()]
         for row in runs
     ]
-    parts += [plain_text(""), listing(RUNS, rows) if rows else plain_text("no runs of this wallet")]
+    blocks += [
+        plain_text(""),
+        listing(RUNS, rows) if rows else plain_text("no runs of this wallet"),
+    ]
     rows = []
     for row in seats:
-        shown = row | {
+        cells = row | {
             "state": state_words(row["state"]),
             "bond_lamports": sol(row["bond_lamports"]),
         }
-        rows.append([shown[name] for name in _COLUMNS])
-    parts += [
+        rows.append([cells[name] for name in _COLUMNS])
+    blocks += [
         plain_text(""),
         listing(SEATS, rows) if rows else plain_text("no seats of this wallet"),
     ]
-    return Group(*parts)
+    return Group(*blocks)
 
 
 def _checked(run: str | None) -> str | None:
@@ -287,34 +294,37 @@ async def withdraw(options: SigningOptions, run_id: RunOrAddress) -> Result:
     async with sign_in(options) as chain:
         program = chain.coordinator.program_id
         wallet = chain.wallet.pubkey
-        run, name = await _named(chain, run_id)
-        found = [
-            one for one in await memberships_of(chain.pool, program, run, wallet) if one.enrolled
+        run, name = await _run_address(chain, run_id)
+        memberships = [
+            membership
+            for membership in await memberships_of(chain.pool, program, run, wallet)
+            if membership.enrolled
         ]
-        if not found:
+        if not memberships:
             raise Refused(
                 # the program's own error name; without an account there is nothing to send
                 "NotEnrolled",
-                f"{wallet} has no membership of run {run_id}",
-                "Name the run that it joined, and its wallet: --run-id, -w FILE; runs: aftermath-solana list-runs",
+                f"{wallet} has no membership in run {run_id}",
+                "Pass the run that the wallet joined (--run-id) and its key (-w FILE); see its runs: aftermath-solana "
+                "status",
             )
-        before = await chain.balance(wallet)
+        balance_before = await chain.balance(wallet)
         # one by one: a membership that is still bound must not hold up those that are not
-        steps = [[chain.coordinator.ix.withdraw(one, name)] for one in found]
+        steps = [[chain.coordinator.ix.withdraw(membership, name)] for membership in memberships]
         signatures = [str(signature) for signature in await chain.sender.send_each(steps)]
-        returned = await chain.balance(wallet) - before
-    lost = sum(map(_lost, found))
+        returned = await chain.balance(wallet) - balance_before
+    lost = sum(map(_lost_bond, memberships))
     data = {
         "run_id": run_id,
         "wallet": str(wallet),
         "lamports_returned": returned,
         "signatures": signatures,
     }
-    text = f"{wallet} is no member of run {run_id} any more; {sol(returned)} came back"
+    text = f"{wallet} is no longer a member of run {run_id}; {sol(returned)} came back"
     return Result(data, text + (f", and a bond of {sol(lost)} is lost" if lost else ""))
 
 
-async def _named(chain: Cluster, run: str) -> tuple[Pubkey, str | None]:
+async def _run_address(chain: Cluster, run: str) -> tuple[Pubkey, str | None]:
     """Return the address of a run, and its id, or None if only the address of a closed run is
     known.
     """
@@ -324,11 +334,11 @@ async def _named(chain: Cluster, run: str) -> tuple[Pubkey, str | None]:
     address = _address(run)
     if address is None:
         return run_addresses(program, run).run, run
-    listed = (one.run_id for one, _, _ in await chain.coordinator.list_runs())
+    run_ids = (listed_run.run_id for listed_run, _, _ in await chain.coordinator.list_runs())
     return address, next(
-        (name for name in listed if run_addresses(program, name).run == address), None
+        (name for name in run_ids if run_addresses(program, name).run == address), None
     )
 
 
-def _lost(held: Membership) -> int:
-    return held.forfeited
+def _lost_bond(membership: Membership) -> int:
+    return membership.forfeited

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from aftermath.cli.variables import environment
+from aftermath.cli.variables import child_environment
 from aftermath.config.recipe import recipe_of
 from aftermath.testnet.chain import SOLANA, LocalNetwork, launch_chain
 from aftermath.testnet.configs import SHIPPED
@@ -167,7 +167,7 @@ def prepare_files(places: Places, model: str = "llama") -> None:
         "--seed",
         "0",
     ]
-    at_once(([sys.executable, *command] for command in (corpus, init)), log, environment())
+    at_once(([sys.executable, *command] for command in (corpus, init)), log, child_environment())
 
 
 def write_config(places: Places, template: Path, model: str = "llama") -> None:
@@ -187,7 +187,7 @@ def write_config(places: Places, template: Path, model: str = "llama") -> None:
 
 def launch(places: Places, engine: str, device: str = "cpu") -> tuple[Process, Commands]:
     """Start the local network without waiting for it."""
-    own = environment()
+    own = child_environment()
     process, chain = launch_chain(places.ledger, places.log("localnet"), own, engine)
     return process, Commands(places, chain, own, device)
 

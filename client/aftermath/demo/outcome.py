@@ -19,8 +19,8 @@ from aftermath.data.local import open_tokens
 from aftermath.data.tokens import TokenFiles
 from aftermath.demo.commands import RUN_ID, TIERS, DemoFailed, Places
 from aftermath.evals.eval_options import SOURCE_CHOICE, EvalRequest
-from aftermath.evals.likelihood import asked_of
-from aftermath.evals.suite import evaluated
+from aftermath.evals.likelihood import direct_ask
+from aftermath.evals.suite import evaluate
 from aftermath.lab.held_out import loss_on
 from aftermath.model.checkpoint import load
 from aftermath.model.checkpoint import load_config as load_model_config
@@ -104,7 +104,7 @@ def words_of(data: TokenFiles, tokenizer: Tokenizer) -> set[str]:
 def part_answered(model: LanguageModel, tokenizer: Tokenizer) -> float:
     """Return the fraction of `QUESTIONS` that the model answers correctly."""
     wish = EvalRequest((SOURCE_CHOICE,), docs=QUESTIONS)
-    (score,) = evaluated(asked_of(model), tokenizer, model.config.max_position_embeddings, wish)
+    (score,) = evaluate(direct_ask(model), tokenizer, model.config.max_position_embeddings, wish)
     return score.value
 
 

@@ -23,7 +23,9 @@ class EvalRequest:
     """Questions of each task at most."""
 
 
-def wanted(tasks: str, fewshot: int | None, seed: int | None, docs: int | None) -> EvalRequest:
+def eval_request(
+    tasks: str, fewshot: int | None, seed: int | None, docs: int | None
+) -> EvalRequest:
     """Return the request that the options describe, without looking for the tasks. Raises
     UsageError.
     """
@@ -32,7 +34,7 @@ def wanted(tasks: str, fewshot: int | None, seed: int | None, docs: int | None) 
         raise UsageError("no task is named", f"Name one, for example {SOURCE_CHOICE}")
     if fewshot and SOURCE_CHOICE in names:
         raise UsageError(
-            f"{SOURCE_CHOICE} has no examples to show",
-            "Leave their number out, or name another task",
+            f"{SOURCE_CHOICE} takes no few-shot examples",
+            "Leave out the number of examples, or name another task",
         )
     return EvalRequest(names, fewshot or 0, seed or 0, docs or DOCS)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aftermath.base.errors import Unsuitable, UsageError
-from aftermath.evals.likelihood import Ask, likelihood, written
+from aftermath.evals.likelihood import Ask, generate_greedily, likelihood
 from aftermath.model.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -23,23 +23,23 @@ if TYPE_CHECKING:
 
 _MOST_TOKENS = 256
 _FILES = (".yaml", ".yml")
-_FIX = "pip install 'aftermath[eval]'; the task source-choice needs nothing"
+_FIX = "pip install 'aftermath[eval]', or use the task source-choice"
 
 
 def check(names: Sequence[str]) -> None:
     """Raise Unsuitable if the harness is missing, and UsageError for an unknown task."""
-    called = {name: _called(name) for name in names}
+    task_names = {name: _task_name(name) for name in names}
     known = set(_manager(names).all_tasks)
     for name in names:
-        if called[name] not in known:
+        if task_names[name] not in known:
             raise UsageError(
                 f"there is no task {name}",
-                "--tasks takes source-choice, names that the LM Evaluation Harness has, and YAML files of its kind",
+                "Use source-choice, a task of the LM Evaluation Harness, or one of its YAML files",
             )
 
 
 def scores(
-    ask: Ask, tokenizer: Tokenizer, window: int, name: str, wish: EvalRequest
+    ask: Ask, tokenizer: Tokenizer, window: int, name: str, request: EvalRequest
 ) -> list[Score]:
     """Return the scores of one task or group. Raises Unsuitable if its data cannot be
     downloaded.
@@ -49,18 +49,18 @@ def scores(
     from aftermath.evals.suite import Score
 
     seeds = {
-        f"{kind}_seed": wish.seed
+        f"{kind}_seed": request.seed
         for kind in ("random", "numpy_random", "torch_random", "fewshot_random")
     }
     asker = _model(ask, tokenizer, window)
-    # it asks git, which says aloud where there is none
+    # it runs git, which prints an error outside a repository
     evaluator.get_git_commit_hash = lambda: None
     try:
-        found: Any = evaluator.simple_evaluate(
+        evaluation: Any = evaluator.simple_evaluate(
             model=asker,
-            tasks=[_called(name)],
-            num_fewshot=wish.fewshot,
-            limit=wish.docs,
+            tasks=[_task_name(name)],
+            num_fewshot=request.fewshot,
+            limit=request.docs,
             task_manager=_manager([name]),
             bootstrap_iters=0,
             log_samples=False,
@@ -69,45 +69,45 @@ def scores(
     except (OSError, ImportError, ValueError) as error:
         first = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise Unsuitable(
-            f"the task {name} cannot be had: {first}",
-            "Its data come from the Hugging Face Hub: look at the connection, or use the task source-choice",
+            f"cannot load the task {name}: {first}",
+            "Check the connection to the Hugging Face Hub, or use the task source-choice",
         ) from None
-    made = []
-    for task, figures in found["results"].items():
+    results = []
+    for task, figures in evaluation["results"].items():
         for key, value in figures.items():
-            metric, comma, kept = key.partition(",")
-            if not comma or metric.endswith("_stderr") or not isinstance(value, int | float):
+            metric, has_filter, filter_name = key.partition(",")
+            if not has_filter or metric.endswith("_stderr") or not isinstance(value, int | float):
                 continue
-            spread = figures.get(f"{metric}_stderr,{kept}")
-            known = spread if isinstance(spread, float) and math.isfinite(spread) else None
-            docs = found.get("n-samples", {}).get(task, {}).get("effective", 0)
-            made.append(
+            spread = figures.get(f"{metric}_stderr,{filter_name}")
+            stderr = spread if isinstance(spread, float) and math.isfinite(spread) else None
+            docs = evaluation.get("n-samples", {}).get(task, {}).get("effective", 0)
+            results.append(
                 Score(
                     task,
-                    metric if kept == "none" else f"{metric} ({kept})",
+                    metric if filter_name == "none" else f"{metric} ({filter_name})",
                     float(value),
-                    known,
+                    stderr,
                     docs,
                 )
             )
-    return made
+    return results
 
 
-def _called(name: str) -> str:
+def _task_name(name: str) -> str:
     """Return a task's name. For a YAML file, read it from the file."""
     if not name.endswith(_FILES):
         return name
     import yaml
 
     try:
-        said = yaml.safe_load(Path(name).expanduser().read_text())
+        document = yaml.safe_load(Path(name).expanduser().read_text())
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise UsageError(
             f"{name} cannot be read as a task: {error}", "Name a YAML file of the harness"
         ) from None
-    task = said.get("task") if isinstance(said, dict) else None
+    task = document.get("task") if isinstance(document, dict) else None
     if not isinstance(task, str):
-        raise UsageError(f"{name} names no task", "Say task: NAME in it")
+        raise UsageError(f"{name} does not name its task", "Add the line task: NAME")
     return task
 
 
@@ -116,7 +116,7 @@ def _manager(names: Sequence[str]) -> Any:
         from lm_eval.tasks import TaskManager
     except ImportError:
         raise Unsuitable(
-            f"the task {names[0]} is of the LM Evaluation Harness, which is not installed", _FIX
+            f"the task {names[0]} needs the LM Evaluation Harness, which is not installed", _FIX
         ) from None
     from tqdm import tqdm
 
@@ -184,20 +184,20 @@ def _model(ask: Ask, tokenizer: Tokenizer, window: int) -> Any:
             del disable_tqdm
             return [self._text(*request.args) for request in requests]
 
-        def _text(self, context: str, said: dict[str, Any]) -> str:
+        def _text(self, context: str, settings: dict[str, Any]) -> str:
             stops = (
-                [said["until"]]
-                if isinstance(said.get("until"), str)
-                else list(said.get("until") or ())
+                [settings["until"]]
+                if isinstance(settings.get("until"), str)
+                else list(settings.get("until") or ())
             )
 
-            def ends(made: Sequence[int]) -> bool:
-                text = tokenizer.decode(list(made))
+            def ends(generated: Sequence[int]) -> bool:
+                text = tokenizer.decode(list(generated))
                 return any(stop in text for stop in stops)
 
             ids = self.tok_encode(context) or [self.prefix_token_id]
             text = tokenizer.decode(
-                written(ask, ids, int(said.get("max_gen_toks") or _MOST_TOKENS), ends)
+                generate_greedily(ask, ids, int(settings.get("max_gen_toks") or _MOST_TOKENS), ends)
             )
             for stop in filter(None, stops):
                 text = text.split(stop)[0]

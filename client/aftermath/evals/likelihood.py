@@ -23,7 +23,7 @@ class Ask(Protocol):
     def __call__(self, question: Callable[[LanguageModel], T], /) -> T: ...
 
 
-def asked_of(model: LanguageModel) -> Ask:
+def direct_ask(model: LanguageModel) -> Ask:
     """Return an `Ask` for a model that nothing else uses."""
 
     def ask(question: Callable[[LanguageModel], T]) -> T:
@@ -43,27 +43,25 @@ def likelihood(
     if not context:
         raise ValueError("a continuation needs at least one token before it")
     window = model.config.max_position_embeddings
-    wanted = list(continuation[-window:])
+    target_ids = list(continuation[-window:])
     ids = [*context, *continuation][-(window + 1) :]
     device = next(model.parameters()).device
     # [T, V]
-    logits = model(torch.tensor([ids[:-1]], device=device))[0, -len(wanted) :].float().cpu()
-    targets = torch.tensor(wanted)
-    given = logits.log_softmax(-1).gather(1, targets[:, None])  # [T, 1]
-    return float(given.double().sum()), bool((logits.argmax(-1) == targets).all())
+    logits = model(torch.tensor([ids[:-1]], device=device))[0, -len(target_ids) :].float().cpu()
+    targets = torch.tensor(target_ids)
+    target_logits = logits.log_softmax(-1).gather(1, targets[:, None])  # [T, 1]
+    return float(target_logits.double().sum()), bool((logits.argmax(-1) == targets).all())
 
 
-def written(
-    ask: Ask, context: Sequence[int], most: int, ends: Callable[[Sequence[int]], bool]
+def generate_greedily(
+    ask: Ask, context: Sequence[int], max_tokens: int, ends: Callable[[Sequence[int]], bool]
 ) -> list[int]:
-    """Generate greedily after a context, at most `most` tokens, until `ends` is true or the text
-    ends.
-    """
-    made: list[int] = []
-    while len(made) < most and not ends(made):
-        before = [*context, *made]
-        following = ask(lambda model: generate(model, before, new_tokens=1).ids)  # noqa: B023  # asked at once
+    """Generate up to `max_tokens` tokens greedily, until the text ends or `ends` is true."""
+    generated: list[int] = []
+    while len(generated) < max_tokens and not ends(generated):
+        tokens = [*context, *generated]
+        following = ask(lambda model: generate(model, tokens, new_tokens=1).ids)  # noqa: B023  # asked at once
         if not following:
             break
-        made += following
-    return made
+        generated += following
+    return generated

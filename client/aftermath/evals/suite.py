@@ -40,11 +40,11 @@ def questions(count: int, seed: int) -> Iterator[SourceQuestion]:
     texts = _texts()
     draw = random.Random(seed)
     for _ in range(count):
-        chosen = draw.sample(range(len(texts)), _ANSWERS)
-        places = [draw.randrange(len(texts[one]) - _CONTEXT - _ANSWER) for one in chosen]
+        files = draw.sample(range(len(texts)), _ANSWERS)
+        starts = [draw.randrange(len(texts[file]) - _CONTEXT - _ANSWER) for file in files]
         pieces = [
-            texts[one][place : place + _CONTEXT + _ANSWER]
-            for one, place in zip(chosen, places, strict=True)
+            texts[file][start : start + _CONTEXT + _ANSWER]
+            for file, start in zip(files, starts, strict=True)
         ]
         order = draw.sample(range(_ANSWERS), _ANSWERS)
         answers = tuple(pieces[number][_CONTEXT:] for number in order)
@@ -54,16 +54,16 @@ def questions(count: int, seed: int) -> Iterator[SourceQuestion]:
 def is_right(ask: Ask, tokenizer: Tokenizer, question: SourceQuestion) -> bool:
     """Return whether the model gives the right answer the highest likelihood per byte."""
     context = tokenizer.encode(question.context)
-    given = []
+    scores = []
     for answer in question.answers:
-        whole = tokenizer.encode(question.context + answer)
+        tokens = tokenizer.encode(question.context + answer)
         # a token across the border
-        kept = len(context) if whole[: len(context)] == context else len(context) - 1
+        split = len(context) if tokens[: len(context)] == context else len(context) - 1
         nats, _ = ask(
-            functools.partial(likelihood, context=whole[:kept], continuation=whole[kept:])
+            functools.partial(likelihood, context=tokens[:split], continuation=tokens[split:])
         )
-        given.append(nats / len(answer.encode()))
-    return max(range(len(given)), key=given.__getitem__) == question.right
+        scores.append(nats / len(answer.encode()))
+    return max(range(len(scores)), key=scores.__getitem__) == question.right
 
 
 @functools.cache
@@ -91,33 +91,41 @@ class Score:
     docs: int
 
 
-def check_known(wish: EvalRequest) -> None:
+def check_known(request: EvalRequest) -> None:
     """Raise UsageError for an unknown task, and Unsuitable if it needs the harness and that is
     missing.
     """
-    if others := [name for name in wish.tasks if name != SOURCE_CHOICE]:
+    if harness_tasks := [name for name in request.tasks if name != SOURCE_CHOICE]:
         from aftermath.evals.harness import check
 
-        check(others)
+        check(harness_tasks)
 
 
-def evaluated(ask: Ask, tokenizer: Tokenizer, window: int, wish: EvalRequest) -> list[Score]:
+def evaluate(ask: Ask, tokenizer: Tokenizer, window: int, request: EvalRequest) -> list[Score]:
     """Return the scores of all tasks, in order. Raises Unsuitable for a task that cannot be run."""
-    found = []
-    for name in wish.tasks:
+    results = []
+    for name in request.tasks:
         if name == SOURCE_CHOICE:
-            found.append(_of_our_own(ask, tokenizer, wish))
+            results.append(_source_choice_score(ask, tokenizer, request))
             continue
         from aftermath.evals.harness import scores
 
-        found += scores(ask, tokenizer, window, name, wish)
-    return found
+        results += scores(ask, tokenizer, window, name, request)
+    return results
 
 
-def _of_our_own(ask: Ask, tokenizer: Tokenizer, wish: EvalRequest) -> Score:
-    right = [is_right(ask, tokenizer, question) for question in questions(wish.docs, wish.seed)]
-    part = sum(right) / len(right)
-    return Score(SOURCE_CHOICE, "acc", part, math.sqrt(part * (1 - part) / len(right)), len(right))
+def _source_choice_score(ask: Ask, tokenizer: Tokenizer, request: EvalRequest) -> Score:
+    right = [
+        is_right(ask, tokenizer, question) for question in questions(request.docs, request.seed)
+    ]
+    accuracy = sum(right) / len(right)
+    return Score(
+        SOURCE_CHOICE,
+        "acc",
+        accuracy,
+        math.sqrt(accuracy * (1 - accuracy) / len(right)),
+        len(right),
+    )
 
 
 def lines(scores: Sequence[Score]) -> str:

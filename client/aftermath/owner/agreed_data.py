@@ -20,10 +20,10 @@ from aftermath.data.source import DataError, Source, WrongTokens
 from aftermath.model.tokenizer_files import TOKENIZER_FILE, same_tokens
 from aftermath.train.locations import open_source
 
-_WITHOUT = "and without data_hash in the file nobody finds out that a member has other files"
+_UNCHECKED = "Without data_hash in the config, members with other files go unnoticed"
 
 
-def source_of(config: RunConfig, vocab_size: int) -> Source:
+def open_run_data(config: RunConfig, vocab_size: int) -> Source:
     """Open the data that a config names on this machine. Raises DataError, Unsuitable."""
     llm = config.llm
     labels = llm.data_type == "Finetuning"
@@ -46,34 +46,33 @@ def with_agreed_data(config: RunConfig, vocab_size: int) -> tuple[RunConfig, str
 
     Raises Mistaken if no member can train on the data with the config's settings.
     """
-    given = config.llm.data_hash
+    agreed_hash = config.llm.data_hash
     try:
-        records = source_of(config, vocab_size).record()
+        records = open_run_data(config, vocab_size).record()
     except AftermathError as error:
-        if isinstance(error, WrongTokens) and not given:
+        if isinstance(error, WrongTokens) and not agreed_hash:
             mistake = Mistake(("model", "LLM", "data_location"), error.message, error.code)
             raise config.refused([mistake], error.fix) from error
-        said = ". ".join(filter(None, (error.message, error.fix)))
-        return (
-            config,
-            f"a member on this machine could not train{'' if given else f', {_WITHOUT}'}: {said}",
-        )
-    if not records and not given:
+        reason = ". ".join(filter(None, (error.message, error.fix)))
+        warning = f"this machine cannot train on the run's data: {reason}"
+        return config, warning if agreed_hash else f"{warning}. {_UNCHECKED}"
+    if not records and not agreed_hash:
         return config, ""
-    found = records_hash(records).hex()
-    if given and given != found:
+    local_hash = records_hash(records).hex()
+    if agreed_hash and agreed_hash != local_hash:
         return config, (
-            f"a member on this machine could not train: its data has the hash {found}, and data_hash is another"
+            f"this machine cannot train on the run's data: its files have the hash {local_hash}, "
+            f"but data_hash is {agreed_hash}"
         )
-    trouble = warning_about_tokenizer(config)
-    if given:
-        return config, trouble
+    warning = warning_about_tokenizer(config)
+    if agreed_hash:
+        return config, warning
     try:
-        return config.with_data_hash(found), trouble
+        return config.with_data_hash(local_hash), warning
     except ConfigError:
         return (
             config,
-            "the folder of the data leaves no room for its hash: nobody finds out that a member has others",
+            "the data's path is too long to store data_hash with it: members with other files go unnoticed",
         )
 
 
@@ -92,7 +91,7 @@ def warning_about_tokenizer(config: RunConfig) -> str:
     except (OSError, RuntimeError, ValueError):  # one of them has none here
         return ""
     return (
-        f"the tokens in {data.path} and the model in {model.path} come from different tokenizers. Run "
+        f"the tokens in {data.path} and the model in {model.path} have different tokenizers. Run "
         f"aftermath-solana model init --tokenizer {tokens_file} --out DIR, or "
         f"aftermath-solana data tokenize --tokenizer {model_file} --input TEXT --output DIR"
     )

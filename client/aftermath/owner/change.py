@@ -59,32 +59,32 @@ class Change:
         """
         self._refuse_unless_halted(run)
         if self.config and self.shape and not self.switch_to_hub:
-            _refuse_to_forget(self.shape, run, model)
-        parts: list[dict[str, Any]] = []
-        written: list[Instruction] = []
+            _refuse_lost_steps(self.shape, run, model)
+        updates: list[dict[str, Any]] = []
+        spec_instructions: list[Instruction] = []
         if self.config and self.shape:
             on_chain = self.config.to_chain()
-            if held := self.kept_checkpoint(model):
+            if kept := self.kept_checkpoint(model):
                 on_chain["model"]["checkpoint"] = {
-                    "kind": int(held.kind),
-                    "repo": held.repo,
-                    "revision": held.revision,
+                    "kind": int(kept.kind),
+                    "repo": kept.repo,
+                    "revision": kept.revision,
                 }
-            parts += [
+            updates += [
                 {"config": on_chain["config"]},
                 {"model": on_chain["model"]},
                 {"schema": self.shape.to_chain()},
             ]
             spec = self.config.llm.spec.encode()
             if spec_hash(spec) != model.spec_hash:
-                written = ix.write_spec(run.run_id, spec)
-        if metadata := self.texts(model):
-            parts.append({"metadata": metadata})
+                spec_instructions = ix.write_spec(run.run_id, spec)
+        if metadata := self.metadata_after(model):
+            updates.append({"metadata": metadata})
         if self.restart_from_step:
-            parts.append({"progress": self.progress(run)})
+            updates.append({"progress": self.progress(run)})
         if self.switch_to_hub:
-            parts.append({"use_durable": True})
-        steps = [*written, *(ix.update(run.run_id, **part) for part in parts)]
+            updates.append({"use_durable": True})
+        steps = [*spec_instructions, *(ix.update(run.run_id, **update) for update in updates)]
         if self.client_version is not None:
             steps.append(ix.update_client_version(run.run_id, self.client_version))
         return steps
@@ -107,25 +107,29 @@ class Change:
         if not run.halted:
             raise NotHalted(
                 f"run {run.run_id} is {in_words(run.state)}, and only a new, paused or finished run can be changed",
-                "Pause it first, and try again once it is paused: "
+                "Pause it, and try again once it is paused: "
                 f"aftermath-solana set-paused --run-id {shlex.quote(run.run_id)} pause",
             )
 
-    def texts(self, model: Model) -> dict[str, Any] | None:
+    def metadata_after(self, model: Model) -> dict[str, Any] | None:
         """Return the run's metadata after the change, or None if the change does not touch it.
 
         Given values come first, then the new model's, then those on chain.
         """
         if not self.metadata and self.shape is None:
             return None
-        held = model.metadata
-        figures = {"num_parameters": held.num_parameters, "vocab_size": held.vocab_size}
+        current = model.metadata
+        figures = {"num_parameters": current.num_parameters, "vocab_size": current.vocab_size}
         if self.shape:
             figures = {
                 "num_parameters": self.shape.num_parameters,
                 "vocab_size": self.shape.vocab_size,
             }
-        return {"name": held.name, "description": held.description} | figures | dict(self.metadata)
+        return (
+            {"name": current.name, "description": current.description}
+            | figures
+            | dict(self.metadata)
+        )
 
     def progress(self, run: Run) -> dict[str, int]:
         """Return the progress at the start of `restart_from_step`, after earlier steps' data."""
@@ -133,9 +137,8 @@ class Change:
         rules = Config(**self.config.to_chain()["config"]) if self.config else run.config
         if 0 < rules.total_steps < self.restart_from_step:
             raise CannotChange(
-                f"--restart-from-step {self.restart_from_step} is after the last of {rules.total_steps} steps: the run "
-                "would be finished",
-                f"Name a step from 1 to {rules.total_steps}, or give a config with more total_steps",
+                f"--restart-from-step {self.restart_from_step} is beyond the run's last step, {rules.total_steps}",
+                f"Pass a step from 1 to {rules.total_steps}, or a config with more total_steps",
             )
         data_index = 0
         for step in range(1, self.restart_from_step):
@@ -143,23 +146,25 @@ class Change:
                 data_index += (self.restart_from_step - step) * rules.global_batch_size_end
                 break
             data_index += batch_size(rules, data_index)
-        if (
-            self.restart_from_step <= run.step
-        ):  # batches may have been smaller than they are now: leave nothing out
+        if self.restart_from_step <= run.step:
+            # earlier batches may have been smaller than today's: skip no sequence
             data_index = min(data_index, run.data_index)
         return {"epoch": run.epoch, "step": self.restart_from_step, "data_index": data_index}
 
 
-def _refuse_to_forget(shape: Shape, run: Run, model: Model) -> None:
+def _refuse_lost_steps(shape: Shape, run: Run, model: Model) -> None:
     """Raise CannotChange if the file changes the model's schema and no checkpoint has all steps."""
-    kept = steps_before(model.checkpoint_step)
-    reached = run.trained_steps
-    peers = run.model_source is ModelSource.PEERS and shape.schema.hash() != model.schema_hash
-    if peers and kept < reached:
+    saved_steps = steps_before(model.checkpoint_step)
+    trained_steps = run.trained_steps
+    would_use_peers = (
+        run.model_source is ModelSource.PEERS and shape.schema.hash() != model.schema_hash
+    )
+    if would_use_peers and saved_steps < trained_steps:
+        lost = counted(trained_steps - saved_steps, "step")
         raise CannotChange(
-            "the file changes the model, its tiers or its optimizer, and what members hold does not fit any more: the "
-            f"next epoch would begin from the checkpoint of step {kept}, and forget {counted(reached - kept, 'step')}",
-            "Resume without that change until a member of tier 0 with --checkpoint-dir or --hub-repo has ended an "
-            f"epoch; or name a checkpoint of step {reached} (aftermath-solana checkpoint), or pass --switch-to-hub as "
-            f"well to begin from step {kept}",
+            "the new model, tiers or optimizer do not fit the members' state: the next epoch would "
+            f"start from the checkpoint of step {saved_steps} and lose {lost}",
+            "Resume without this change until a tier-0 member with --checkpoint-dir or --hub-repo "
+            f"finishes an epoch, record a checkpoint of step {trained_steps} (aftermath-solana "
+            f"checkpoint), or add --switch-to-hub to start from step {saved_steps}",
         )

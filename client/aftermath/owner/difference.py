@@ -45,7 +45,7 @@ def differences(change: Change, run: Run, model: Model) -> list[Difference]:
     ]
 
 
-def usual(change: Change, run: Run, model: Model) -> frozenset[str] | None:
+def default_keys(change: Change, run: Run, model: Model) -> frozenset[str] | None:
     """Return the keys that a run's first config leaves at their defaults.
 
     None if the change does not set a first config.
@@ -53,31 +53,31 @@ def usual(change: Change, run: Run, model: Model) -> frozenset[str] | None:
     if change.config is None or model.configured:
         return None
     names: set[str] = set()
-    config = _defaulted(change.config, names)
-    plainest = replace(change, config=config)
-    as_wished, as_usual = (
+    config = _with_defaults(change.config, names)
+    all_default = replace(change, config=config)
+    values, defaults = (
         dict(_flat({"run": plain(_run(one, run, model)), "model": plain(_model(one, model))}))
-        for one in (change, plainest)
+        for one in (change, all_default)
     )
-    as_usual["model.tiers"] = config.llm.matformer.tiers  # `_model` takes tiers from the shape
+    defaults["model.tiers"] = config.llm.matformer.tiers  # `_model` takes tiers from the shape
     return frozenset(
         key
-        for key, value in as_wished.items()
-        if key.split(".")[-1] in names and as_usual.get(key) == value
+        for key, value in values.items()
+        if key.split(".")[-1] in names and defaults.get(key) == value
     )
 
 
-def _defaulted(table: Table, names: set[str]) -> Table:
+def _with_defaults(table: Table, names: set[str]) -> Table:
     """Return a table with its optional keys left out, and add their names to `names`."""
-    usual: dict[str, Any] = {}
+    defaults: dict[str, Any] = {}
     for name, field in type(table).model_fields.items():
         value = getattr(table, name)
         if isinstance(value, BaseModel):
-            usual[name] = _defaulted(value, names)
+            defaults[name] = _with_defaults(value, names)
         elif not field.is_required():
             names.add(name)
-            usual[name] = field.get_default(call_default_factory=True)
-    return table.model_copy(update=usual)
+            defaults[name] = field.get_default(call_default_factory=True)
+    return table.model_copy(update=defaults)
 
 
 def _run(change: Change, run: Run, model: Model) -> Run:
@@ -85,9 +85,13 @@ def _run(change: Change, run: Run, model: Model) -> Run:
     if change.config is not None:
         run = replace(run, config=rules_of(change.config))
     if change.restart_from_step is not None:
-        at = change.progress(run)
+        progress = change.progress(run)
         run = replace(
-            run, epoch=at["epoch"], step=at["step"], data_index=at["data_index"], backlog=0
+            run,
+            epoch=progress["epoch"],
+            step=progress["step"],
+            data_index=progress["data_index"],
+            backlog=0,
         )
     reshaped = change.shape is not None and change.shape.schema.hash() != model.schema_hash
     return (
@@ -116,7 +120,7 @@ def _model(change: Change, model: Model) -> Model:
         model = replace(
             model, schema_hash=change.shape.schema.hash(), tier_widths=widths, tiers=len(widths)
         )
-    if metadata := change.texts(model):
+    if metadata := change.metadata_after(model):
         model = replace(model, metadata=Metadata(**metadata))
     return (
         model

@@ -13,7 +13,7 @@ from aftermath.rules.members import Members
 from aftermath.rules.model import Checkpoint
 from aftermath.rules.state import CheckpointKind
 
-MOST_SEATS = 64
+MAX_OPEN_MEMBERS = 64
 """Maximum members. With more, fingerprints are shorter than 40 bits, so results can be forged to
 collide.
 """
@@ -32,20 +32,20 @@ def check_open_run(
 
     `checkpoint`: where the run starts, or None if the chain has the hashes of its model.
     """
-    named = (
-        "or admit named wallets only: aftermath-solana join-authorization-delete, then for each wallet "
+    or_admit_wallets = (
+        "or admit only chosen wallets: aftermath-solana join-authorization-delete, then for each wallet "
         f"aftermath-solana join-authorization-create --run-id {run_id} --authorizer KEY"
     )
     if overlap == 0:
         raise OpenRunRefused(
-            "overlap = 0: everybody may join this run, and without overlap two results can be made to look alike",
-            f"Set overlap = 1, {named}",
+            "overlap = 0 is unsafe in a run that everybody may join: members can forge results that look alike",
+            f"Set overlap = 1, {or_admit_wallets}",
         )
-    if init_min_clients > MOST_SEATS:
+    if init_min_clients > MAX_OPEN_MEMBERS:
         raise OpenRunRefused(
-            f"init_min_clients = {init_min_clients}: everybody may join this run, and with more than {MOST_SEATS} "
-            "members two results can be made to look alike",
-            f"Set init_min_clients to at most {MOST_SEATS}, {named}",
+            f"init_min_clients = {init_min_clients} is unsafe in a run that everybody may join: with more than "
+            f"{MAX_OPEN_MEMBERS} members, members can forge results that look alike",
+            f"Set init_min_clients to at most {MAX_OPEN_MEMBERS}, {or_admit_wallets}",
         )
     if (
         checkpoint is not None
@@ -53,9 +53,9 @@ def check_open_run(
         and not _is_commit(checkpoint.revision)
     ):
         raise OpenRunRefused(
-            f"checkpoint revision {checkpoint.revision!r} of {checkpoint.repo} is not a commit hash: its repository's "
-            "owner can replace the model that everybody who joins loads",
-            "Set revision to the 40 hex digits of a commit, which the repository's history shows",
+            f"checkpoint revision {checkpoint.revision!r} of {checkpoint.repo} is not a commit hash: the "
+            "repository's owner could replace the model that new members load",
+            "Set revision to the 40-digit hash of a commit in the repository's history",
         )
 
 
@@ -67,14 +67,14 @@ def check_opening(run_id: str | None, members: Members | None) -> None:
     """
     if run_id is None:
         raise OpenRunRefused(
-            "an authorization for everybody is for one run, not for all runs of a join authority",
-            "Name the run: --run-id RUN; or name who may join all of them: --authorizer KEY",
+            "an authorization for everybody can cover only one run",
+            "Pass --run-id RUN, or --authorizer KEY to let one wallet join all runs",
         )
     if members is None or not members.established:
         raise OpenRunRefused(
-            f"no epoch of run {run_id} has ended yet: the members of the first one decide what the model is",
+            f"run {run_id} has not finished an epoch yet, and its first members decide what the model is",
             "Admit its first members one by one: aftermath-solana join-authorization-create "
-            f"--run-id {run_id} --authorizer KEY; open the run to everybody after they finish an epoch",
+            f"--run-id {run_id} --authorizer KEY; open the run to everybody after their first epoch",
         )
 
 

@@ -26,13 +26,13 @@ from aftermath.rules.schedules import highest_rate
 from aftermath.rules.state import CheckpointKind
 
 CODES = {
-    "repository-name": "no name of a repository",
-    "verification-not-there": "members that check others, which no client does yet",
+    "repository-name": "an invalid repository name",
+    "verification-not-there": "verification of results, which no client supports yet",
     "labels-not-there": "finetuning on data without labels",
     "sequence-too-short": "sequences of one token",
-    "sequence-too-long": "sequences longer than the model is made for",
-    "optimizer-not-exchanged": "an optimizer with which members have nothing to exchange",
-    "weight-decay-too-high": "a step that would turn every weight's sign",
+    "sequence-too-long": "sequences longer than the model allows",
+    "optimizer-not-exchanged": "an optimizer whose results members cannot exchange",
+    "weight-decay-too-high": "a weight decay that flips the sign of every weight in one step",
     "checkpoint-is-a-slice": "a checkpoint of another tier than 0",
     "architecture-differs": "another architecture than the checkpoint's",
 }
@@ -82,10 +82,10 @@ def shape_of(config: RunConfig, document: Mapping[str, Any] | None = None) -> Sh
     `document`: the config.json of a checkpoint that does not exist yet. Raises Mistaken for
     unsupported settings, and `model`'s errors if the checkpoint cannot be read or cut into tiers.
     """
-    if mistakes := [*not_there(config)]:
+    if mistakes := [*invalid_checkpoint_names(config)]:
         raise config.refused(mistakes)
     document = document_of(config) if document is None else document
-    if mistakes := [*not_done(config), *not_fitting(config, document)]:
+    if mistakes := [*unsupported_settings(config), *checkpoint_contradictions(config, document)]:
         raise config.refused(mistakes)
     return shape_with(config, document)
 
@@ -107,54 +107,54 @@ def document_of(config: RunConfig) -> Mapping[str, Any]:
     except CheckpointError as error:
         if config.llm.checkpoint.Local is None:
             raise
-        if make := _making(config):
+        if command := _command_for_model(config):
             raise config.refused(
-                [Mistake((*_LLM, "checkpoint"), error.message, error.code)], make
+                [Mistake((*_LLM, "checkpoint"), error.message, error.code)], command
             ) from error
-        said = ". ".join(filter(None, (error.message, error.fix)))
-        raise config.refused([Mistake((*_LLM, "checkpoint"), said, error.code)]) from error
+        reason = ". ".join(filter(None, (error.message, error.fix)))
+        raise config.refused([Mistake((*_LLM, "checkpoint"), reason, error.code)]) from error
 
 
-def _making(config: RunConfig) -> str:
+def _command_for_model(config: RunConfig) -> str:
     """Return the command that makes the Local model. Empty if its directory exists, or no file
     describes it.
     """
     try:
-        taken = local_directory(checkpoint_of(config.llm.checkpoint)).exists()
+        exists = local_directory(checkpoint_of(config.llm.checkpoint)).exists()
     except CheckpointError:
         return ""
-    return "" if taken else made_first(config.file, "model")
+    return "" if exists else made_first(config.file, "model")
 
 
-def not_there(config: RunConfig) -> Iterator[Mistake]:
+def invalid_checkpoint_names(config: RunConfig) -> Iterator[Mistake]:
     """Yield checkpoint names that are invalid, known without asking anybody."""
     hub = config.llm.checkpoint.Hub
     if hub is not None and not is_repository(hub.repo_id):
         yield Mistake(
             (*_LLM, "checkpoint", "Hub", "repo_id"),
-            f'repo_id = "{hub.repo_id}" is not the name of a repository: it is OWNER/NAME, for example "ada/my-model"',
+            f'repo_id = "{hub.repo_id}" is not a valid repository name; use OWNER/NAME, for example "ada/my-model"',
             "repository-name",
         )
 
 
-def not_done(config: RunConfig) -> Iterator[Mistake]:
+def unsupported_settings(config: RunConfig) -> Iterator[Mistake]:
     """Yield settings that this client's members do not support."""
     if percent := config.config.verification_percent:
         yield Mistake(
             ("config", "verification_percent"),
-            f"verification_percent = {percent}: no client recomputes results yet, so verifiers would stand idle; use 0",
+            f"verification_percent = {percent}: no client can verify results yet; use 0",
             "verification-not-there",
         )
     if config.llm.data_type == "Finetuning" and not config.llm.data_location.source.has_labels:
         yield Mistake(
             (*_LLM, "data_type"),
-            'data_type = "Finetuning": only data_location = { Preprocessed = "DIR" } has labels; use that, or '
-            'use "Pretraining"',
+            'data_type = "Finetuning" needs labels, which only data_location = { Preprocessed = "DIR" } has; use '
+            'that, or use "Pretraining"',
             "labels-not-there",
         )
     if config.llm.max_seq_len < 2:
-        told = "max_seq_len = 1: a sequence of one token leaves nothing to predict; use more"
-        yield Mistake((*_LLM, "max_seq_len"), told, "sequence-too-short")
+        message = "max_seq_len = 1 leaves no token to predict; use at least 2"
+        yield Mistake((*_LLM, "max_seq_len"), message, "sequence-too-short")
     optimizer = config.llm.optimizer
     kind = optimizer_of(optimizer).kind
     if kind not in EXCHANGED:
@@ -170,34 +170,34 @@ def not_done(config: RunConfig) -> Iterator[Mistake]:
     if kind in EXCHANGED and rate * decay > 1:
         yield Mistake(
             (*_LLM, "optimizer", OPTIMIZERS[kind].table, "weight_decay"),
-            f"weight_decay = {decay}: a step at the highest learning rate, {rate}, would turn every weight's sign; use "
+            f"weight_decay = {decay} would flip the sign of every weight at the highest learning rate, {rate}; use "
             f"at most {1 / rate:g}",
             "weight-decay-too-high",
         )
 
 
-def not_fitting(config: RunConfig, document: Mapping[str, Any]) -> Iterator[Mistake]:
+def checkpoint_contradictions(config: RunConfig, document: Mapping[str, Any]) -> Iterator[Mistake]:
     """Yield settings that contradict the checkpoint's config.json (`document`)."""
     stored, _ = stored_tier(document)
     if stored:
-        place = config.llm.checkpoint.to_chain()
+        recorded = config.llm.checkpoint.to_chain()
         yield Mistake(
-            (*_LLM, "checkpoint", CheckpointKind(place["kind"]).name.title()),
-            f"checkpoint {place['repo']} is a slice of tier {stored}, without what tier 0 holds; use the full one",
+            (*_LLM, "checkpoint", CheckpointKind(recorded["kind"]).name.title()),
+            f"checkpoint {recorded['repo']} holds only tier {stored}; use the full checkpoint",
             "checkpoint-is-a-slice",
         )
-    found = architecture_of(document)
-    if config.llm.architecture != found:
+    architecture = architecture_of(document)
+    if config.llm.architecture != architecture:
         yield Mistake(
             (*_LLM, "architecture"),
-            f'architecture = "{config.llm.architecture}": the checkpoint is of another; use "{found}"',
+            f'architecture = "{config.llm.architecture}" differs from the checkpoint\'s; use "{architecture}"',
             "architecture-differs",
         )
     positions = config_of(document).max_position_embeddings
     if config.llm.max_seq_len > positions:
         yield Mistake(
             (*_LLM, "max_seq_len"),
-            f"max_seq_len = {config.llm.max_seq_len}: the model is made for {positions} tokens "
+            f"max_seq_len = {config.llm.max_seq_len} exceeds the model's {positions} positions "
             f"(max_position_embeddings in its config.json); use at most {positions}",
             "sequence-too-long",
         )

@@ -15,13 +15,13 @@ from aftermath.rules.run import Config, Run
 from aftermath.rules.schedules import last_change, learning_rate
 
 WARNINGS = {
-    "large-results": "results are not small compared with the model",
+    "large-results": "results are large compared with the model",
     "few-sequences": "members have fewer sequences than inner steps",
     "late-results": "results come too late for this optimizer",
     "rate-schedule": "the learning rate does not fit the run's steps",
-    "unlikely-rate": "the learning rate is far above those that train",
-    "short-rounds": "a round is hardly longer than its transactions take",
-    "data-here": "a member on this machine could not train on the data",
+    "unlikely-rate": "the learning rate is unusually high",
+    "short-rounds": "rounds are too short for their transactions",
+    "data-here": "this machine cannot train on the data",
 }
 """Stable codes of the warnings, and what they mean."""
 # warn if a result has more bytes per step than the model's bytes over this: one bit per parameter
@@ -35,24 +35,26 @@ SMALL_RESULT = 1 << 20
 
 def warnings_of(run: Run, model: Model, shape: Shape, with_data: str = "") -> list[str]:
     """Return all warnings. `with_data`: the warning of `owner.agreed_data`, or ""."""
-    found = [sentence for _, sentence in coded(model.lr_schedule, run.config, shape)]
-    return [with_data, *found] if with_data else found
+    warnings = [sentence for _, sentence in warnings_by_code(model.lr_schedule, run.config, shape)]
+    return [with_data, *warnings] if with_data else warnings
 
 
-def coded(schedule: LrSchedule, rules: Config, shape: Shape | None) -> list[tuple[str, str]]:
+def warnings_by_code(
+    schedule: LrSchedule, rules: Config, shape: Shape | None
+) -> list[tuple[str, str]]:
     """Return the code and text of each warning except those about data."""
-    found = {
+    sentences = {
         "unlikely-rate": warning_about_rate(schedule),
         "short-rounds": warning_about_rounds(rules),
         "rate-schedule": warning_about_schedule(schedule, rules.total_steps),
     }
     if shape is not None:
-        found |= {
+        sentences |= {
             "large-results": warning_about_size(shape),
             "few-sequences": warning_about_shares(shape, rules),
             "late-results": warning_about_overlap(shape, rules),
         }
-    return [(code, sentence) for code, sentence in found.items() if sentence]
+    return [(code, sentence) for code, sentence in sentences.items() if sentence]
 
 
 def warning_about_rate(schedule: LrSchedule) -> str:
@@ -79,10 +81,10 @@ def warning_about_size(shape: Shape) -> str:
     steps = shape.schema.optimizer.inner_steps
     if size <= SMALL_RESULT or size * LARGE_RESULT <= model * steps:
         return ""
-    each = "" if steps == 1 else f", for {steps} steps"
+    per_steps = "" if steps == 1 else f", for {steps} steps,"
     return (
-        f"a member of tier 0 sends {size:,} bytes in every round to every other{each}, and the whole model has only "
-        f"{model:,}: raise compression_chunk, or lower compression_topk or compression_topk_embeddings"
+        f"a tier-0 member sends {size:,} bytes to every other member in each round{per_steps} and the whole model has "
+        f"only {model:,}: raise compression_chunk, or lower compression_topk or compression_topk_embeddings"
     )
 
 
@@ -95,8 +97,8 @@ def warning_about_shares(shape: Shape, rules: Config) -> str:
     batch = rules.global_batch_size_start
     members = counted(rules.init_min_clients, "member")
     return (
-        f"inner_steps = {settings.inner_steps}: a share takes at most as many steps as it has sequences, and with "
-        f"{members} and global_batch_size_start = {batch} that is {share}; raise the batch, or lower inner_steps"
+        f"inner_steps = {settings.inner_steps}, but each step takes a sequence, and with {members} and "
+        f"global_batch_size_start = {batch} a share has only {share}; raise the batch size, or lower inner_steps"
     )
 
 
@@ -114,15 +116,15 @@ def warning_about_schedule(schedule: LrSchedule, total_steps: int) -> str:
     last = last_change(schedule)
     if last - max(last // 20, 1) > total_steps:
         return (
-            f"the learning rate changes until step {last:,} and the run has {total_steps:,} steps: it ends at the rate "
-            f"{learning_rate(schedule, total_steps):.3g}; let the schedule last as long as total_steps"
+            f"the learning-rate schedule lasts until step {last:,}, but the run has only {total_steps:,} steps and "
+            f"ends at the rate {learning_rate(schedule, total_steps):.3g}; make the schedule as long as total_steps"
         )
     idle = _idle_from(schedule, schedule.warmup_steps, total_steps - total_steps // 20)
     if idle is None:
         return ""
     return (
-        f"the learning rate is 0 from step {idle} on and the run has {total_steps:,} steps: what is trained then "
-        "changes nothing; let the schedule last as long as total_steps"
+        f"the learning rate is 0 from step {idle} on, so the steps up to {total_steps:,} change nothing; make the "
+        "schedule as long as total_steps"
     )
 
 
@@ -137,10 +139,10 @@ def idle_when_reopened(schedule: LrSchedule, trained_steps: int, total_steps: in
     )
 
 
-def _idle_from(schedule: LrSchedule, done: int, last: int) -> int | None:
-    """Return the first step after `done`, up to `last`, at which the learning rate is 0; None if
-    there is none.
+def _idle_from(schedule: LrSchedule, trained_steps: int, last: int) -> int | None:
+    """Return the first step with a learning rate of 0 after `trained_steps` and up to `last`, or
+    None.
     """
-    steps = range(done + 1, last + 1)
-    found = bisect_left(steps, True, key=lambda step: learning_rate(schedule, step) == 0)
-    return steps[found] if found < len(steps) else None
+    steps = range(trained_steps + 1, last + 1)
+    index = bisect_left(steps, True, key=lambda step: learning_rate(schedule, step) == 0)
+    return steps[index] if index < len(steps) else None

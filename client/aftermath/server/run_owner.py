@@ -23,7 +23,7 @@ from aftermath.chain.rpc import RpcPool
 from aftermath.chain.wallet import Wallet, create_wallet, load_wallet
 from aftermath.chain.wire import Connection
 from aftermath.cli.connection import SignedCluster
-from aftermath.cli.create_run import LATER, missing
+from aftermath.cli.create_run import LATER_TRANSACTIONS, missing_instructions
 from aftermath.config.document import RunConfig
 from aftermath.localnet.ledger import holds_chain
 from aftermath.localnet.node import EmbeddedNode
@@ -118,7 +118,7 @@ async def ensure_run(chain: SignedCluster, run_id: str, file: RunConfig) -> list
             f"--save-state-dir has the run {existing}, not {run_id!r}",
             f"Pass --run-id {shlex.quote(names[0])}, or an empty --save-state-dir DIR for {run_id!r}",
         )
-    steps = await missing(chain, run_id, {}, chain.wallet.pubkey, "")
+    steps = await missing_instructions(chain, run_id, {}, chain.wallet.pubkey, "")
     if not steps:
         run, model, _ = await chain.coordinator.snapshot(run_id, any_spec=True)
         rules = Config(**file.to_chain()["config"])
@@ -137,7 +137,7 @@ async def ensure_run(chain: SignedCluster, run_id: str, file: RunConfig) -> list
     shape = await asyncio.to_thread(shape_of, file)
     config, data_warning = await asyncio.to_thread(with_agreed_data, file, shape.vocab_size)
     if steps:
-        await chain.sender.afford(steps, chain.coordinator.sizes(run_id), later=LATER)
+        await chain.sender.afford(steps, chain.coordinator.sizes(run_id), later=LATER_TRANSACTIONS)
         await chain.sender.send_packed(steps)
     run, model, _ = await chain.coordinator.snapshot(run_id, any_spec=True)
     change = Change(

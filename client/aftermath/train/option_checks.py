@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from aftermath.base.errors import UsageError
-from aftermath.evals.eval_options import EvalRequest, wanted
+from aftermath.evals.eval_options import EvalRequest, eval_request
 from aftermath.events.trackers import TrackerOptions
 from aftermath.p2p.discovery import parse_static_peers
 from aftermath.train.settings import TrainSettings
@@ -54,6 +54,6 @@ def eval_request_of(settings: TrainSettings) -> EvalRequest | None:
     """
     if settings.eval_tasks is None:
         return None
-    return wanted(
+    return eval_request(
         settings.eval_tasks, settings.eval_fewshot, settings.eval_seed, settings.eval_task_max_docs
     )

@@ -402,4 +402,4 @@ async def test_command_serves_until_ctrl_c_despite_visitors(
             pass
         assert await asyncio.wait_for(process.wait(), 30) == 0
     (warned,) = (await process.stderr.read()).decode().splitlines()
-    assert f"there is no {absent} yet" in warned
+    assert f"{absent} does not exist yet" in warned

@@ -16,7 +16,7 @@ from aftermath.base.concurrency import ThreadWorker, Worker, first_of
 from aftermath.base.errors import AftermathError
 from aftermath.evals.eval_options import EvalRequest
 from aftermath.evals.likelihood import Ask
-from aftermath.evals.suite import Score, evaluated
+from aftermath.evals.suite import Score, evaluate
 from aftermath.events import event_types
 from aftermath.events.stream import Events
 from aftermath.model.network import LanguageModel
@@ -95,7 +95,7 @@ class Evaluations:
     async def _evaluate(self, model: LanguageModel) -> list[Score]:
         ask = self._whenever_free(model)
         return await self._worker(
-            lambda: evaluated(ask, self._tokenizer, self._window, self._request)
+            lambda: evaluate(ask, self._tokenizer, self._window, self._request)
         )
 
     def _whenever_free(self, model: LanguageModel) -> Ask:

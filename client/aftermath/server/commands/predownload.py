@@ -26,7 +26,7 @@ async def predownload(
     --identity-secret-key-path.
     """
     from aftermath.cli.findings import Subject
-    from aftermath.cli.predownload import fetched
+    from aftermath.cli.predownload import fetch_run_files
     from aftermath.cli.run_checks import read_run
     from aftermath.server.client_backend import load_identity, open_cluster
 
@@ -35,4 +35,4 @@ async def predownload(
     async with open_cluster(server.server_addr, trusted(server), wallet, run_id) as chain:
         subject.chain = chain
         await read_run(subject)
-    return await fetched(subject)
+    return await fetch_run_files(subject)

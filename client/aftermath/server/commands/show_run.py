@@ -18,10 +18,10 @@ async def show_run(server: ServerOptions, run_id: RunId) -> Result:
     Like `aftermath-solana show-run`. Without --identity-secret-key-path the command uses a
     temporary identity. If the server has a list of members, pass a listed identity.
     """
-    from aftermath.cli.run_view import shown
+    from aftermath.cli.run_view import status_result
     from aftermath.server.client_backend import open_coordinator
 
     async with open_coordinator(
         server.server_addr, trusted(server), server.identity_secret_key_path, run_id
     ) as coordinator:
-        return await shown(coordinator, run_id)
+        return await status_result(coordinator, run_id)

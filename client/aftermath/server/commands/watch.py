@@ -20,11 +20,11 @@ async def watch(server: ServerOptions, run_id: RunId, json_output: JsonLines = F
     line for each change. Do not use the identity of a running member: the server would count that
     member as connected while this command runs.
     """
-    from aftermath.cli.run_view import followed
+    from aftermath.cli.run_view import follow_run
     from aftermath.server.client_backend import open_coordinator
 
     network = ("Network", {"server": server.server_addr})
     async with open_coordinator(
         server.server_addr, trusted(server), server.identity_secret_key_path, run_id
     ) as coordinator:
-        return await followed(coordinator, run_id, network, as_json=json_output)
+        return await follow_run(coordinator, run_id, network, as_json=json_output)
