@@ -51,6 +51,7 @@ class Oracle(Transitions):
         require((0 if lost else held.bond) >= self.config.join_bond, "BondTooLow")
         if number is not None:
             self._settle_seat(self.members[number], held)
+        awaited_others = self._newcomers_alone(self.waiting)
         number = self._claim(wallet)
         seat = self.members[number]
         if seat.state is MemberState.IDLE:
@@ -66,6 +67,7 @@ class Oracle(Transitions):
         if stateless:
             self._reelect()
         enough = self.waiting.bit_count() == self.config.init_min_clients
+        enough |= awaited_others and not self._newcomers_alone(self.waiting)
         if added and enough and self.state is RunState.WAITING_FOR_MEMBERS:
             self.since = self.now
         self._follow()
@@ -249,6 +251,7 @@ class Oracle(Transitions):
         seat = self.members[number]
         cooling = self.state is RunState.COOLDOWN and seat.state is MemberState.HEALTHY
         cooling = cooling and bitmap.contains(self.round.roster, number)
+        cooling = cooling and (seat.established or bitmap.contains(self.proven, number))
         holds = seat.tier == 0 and (cooling or bitmap.contains(self.finishers, number))
         require(holds, "NotAllowedToCheckpoint")
         require(

@@ -625,3 +625,22 @@ def test_outvoted_first_returner_keeps_run_from_newcomers(
     attest(run, NEWCOMERS, FALSE)
     end(run, 20)
     assert (known(run)[:5] != before[:5]) is stands
+
+
+def test_newcomers_do_not_outvote_judges_one_by_one(world: World) -> None:
+    """One of three established members is away, so newcomers vote, and leave out one of the other
+    two. If that judge lost its status, the next epoch could not be undone.
+    """
+    run = founded(world, {0: 0, 1: 0, 2: 0}, rounds=6)
+    newcomers = dict.fromkeys(NEWCOMERS, 0)
+    join(run, {0: 0, 1: 0} | newcomers)
+    run.world.advance(40)
+    run.tick().ok()
+    begin(run, 0)
+    roster = run.run.current.roster
+    judges = 0b11
+    train(run, 1, lambda index, _: judges if index < 3 else roster & ~1)
+    attest(run, (0, 1, *newcomers), NEWER)
+    end(run, 1)
+    assert run.run.step > run.run.start_step
+    assert run.members.established & 0b111 == 0b111

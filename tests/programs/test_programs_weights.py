@@ -319,3 +319,16 @@ def test_counts_of_many_members_are_exact() -> None:
     owed = {seat: run.members.seats[seat].weight for seat in counts}
     assert owed == expected
     assert bytes(member(0).pubkey()) == run.members.seats[0].signer
+
+
+def test_idle_wallets_do_not_lower_the_median(run: Scenario) -> None:
+    """Wallets that declare 1 and deliver nothing have a weight of 1. They outnumber the members."""
+    declared = {0: 60, 1: 60, 2: 240}
+    for _ in range(3):
+        again(run, declared)
+        epoch(run)
+    idle = dict.fromkeys(range(20, 26), 1)
+    for _ in range(2):
+        again(run, declared | idle)
+        assert weights(run) == declared | idle
+        epoch(run, silent=dict.fromkeys(idle, 0))

@@ -586,7 +586,8 @@ class Transitions:
 
     def _begin(self, waiting: int) -> None:
         known = self._established() & waiting
-        if not known & ~self._undone() and known.bit_count() < 3:
+        outvoted = not known & ~self._undone() and known.bit_count() < 3
+        if outvoted and not self._unsaved():
             for number in bitmap.seats(known):
                 self.members[number].established = False
         for number, seat in enumerate(self.members):
@@ -634,9 +635,11 @@ class Transitions:
         return min(nodes or clients, clients, MAX_WITNESSES)
 
     def _weigh(self, seats: list[Seat]) -> None:
-        known = sorted(min(seat.declared, seat.weight) for seat in seats if seat.weight)
-        known = known or sorted(seat.declared for seat in seats)
-        median = known[(len(known) - 1) // 2]
+        experienced = [seat for seat in seats if seat.weight]
+        compared = [seat for seat in experienced if seat.established] or experienced
+        weights = sorted(min(seat.declared, seat.weight) for seat in compared)
+        weights = weights or sorted(seat.declared for seat in seats)
+        median = weights[(len(weights) - 1) // 2]
         for seat in seats:
             seat.weight = max(1, min(seat.declared, seat.weight or median, MEDIANS * median))
 
@@ -1031,11 +1034,14 @@ class Transitions:
         judges = [self.members[number] for number in bitmap.seats(self.judges)]
         judges = [seat for seat in judges if seat.established]
         shown = min((seat.tier for seat in judges if seat.shown >= 0), default=self.levels)
-        for seat in judges:  # also those who have gone
-            seat.established = seat.shown >= 0 or (seat.shown >= -ABSENT and seat.tier < shown)
+        at_risk = self._established().bit_count() >= 3 and bool(self.judges)
+        if not at_risk or self.rounds[-1].established:
+            for seat in judges:  # also those who have gone
+                seat.established = seat.shown >= 0 or (seat.shown >= -ABSENT and seat.tier < shown)
         for number in bitmap.seats(healthy & self.proven):
             self.members[number].established = True
-        holders = healthy
+        trained = healthy & self._established()
+        holders = trained if trained and self.step != self.start_step else healthy
         if self.step == self.start_step and self.known.source is ModelSource.PEERS:
             # nobody has anything newer
             holders = self.finishers & ~(self.began & ~healthy) or healthy

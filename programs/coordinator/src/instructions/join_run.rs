@@ -65,13 +65,15 @@ pub fn join_run(ctx: &mut Context<JoinRun>, params: &JoinParams) -> Result<()> {
     let mut evicted = open_evicted(&accounts.evicted, &own)?;
     let unsaved = levels::beyond_durable(run, &accounts.model) != 0;
     let mut context = JoinContext { own: &mut own, evicted: evicted.as_deref_mut(), unsaved };
+    let awaited_others = awaits_others(run, &accounts.members);
     let added = members::join(run, &mut accounts.members, &mut context, params, &moment)?;
     if params.stateless {
         committee::reelect(run, &accounts.members);
     }
     if added && run.state == run_state::WAITING_FOR_MEMBERS {
         let waiting = bitmap::count(&members::pending(&accounts.members));
-        if waiting == u32::from(run.config.init_min_clients) {
+        let first_awaited = awaited_others && !awaits_others(run, &accounts.members);
+        if waiting == u32::from(run.config.init_min_clients) || first_awaited {
             // The time for latecomers starts now: after an outage all members come back, but not in the same second.
             run.state_started_at = moment.now;
         }
@@ -81,6 +83,11 @@ pub fn join_run(ctx: &mut Context<JoinRun>, params: &JoinParams) -> Result<()> {
         Machine { run, model: &accounts.model, members: &mut accounts.members, witnesses: &mut accounts.witnesses };
     machine.follow(&moment)?;
     sequence::seal(&mut accounts.run, &accounts.members, &accounts.witnesses)
+}
+
+/// Return whether newcomers wait for established members.
+fn awaits_others(run: &Run, members: &Members) -> bool {
+    !bitmap::is_empty(&members::expected(run, members, &members::pending(members)))
 }
 
 /// Return the evicted wallet's membership of the same run, or None if the account is `own` again.

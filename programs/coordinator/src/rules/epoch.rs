@@ -20,7 +20,7 @@ impl Machine<'_> {
                 seat.last_epoch = self.run.epoch;
             }
         }
-        provisional::demote(self.run, self.members, pending);
+        provisional::demote(self.run, self.model, self.members, pending);
         self.members.epoch = self.run.epoch;
         weights::begin(self.members);
         let run = &mut *self.run;
@@ -111,12 +111,19 @@ impl Machine<'_> {
         Ok(())
     }
 
-    /// Record that the `healthy` members, which finished the epoch, hold the model. An epoch without a step leaves the
-    /// model as it was: then the previous finishers keep their claim, except those that left the epoch, and newcomers
-    /// get none.
+    /// Record which of the `healthy` members, which finished the epoch, hold the model: the established ones, which
+    /// include all that delivered. An epoch without a step leaves the model as it was: then the previous finishers keep
+    /// their claim, except those that left the epoch, and newcomers get none.
     fn take_over(&mut self, healthy: &Bitmap, unknown: u8) {
         let run = &mut *self.run;
+        let newcomers_judged = run.current().established == established_only::NOTHING;
+        let keep_judges = newcomers_judged && provisional::is_at_risk(self.members);
+        level_holders::end(self.members, healthy, keep_judges);
         let mut holders = *healthy;
+        let established = bitmap::both(healthy, &self.members.established);
+        if run.step != run.start_step && !bitmap::is_empty(&established) {
+            holders = established;
+        }
         if run.step == run.start_step && run.model_source == model_source::PEERS {
             let left = bitmap::without(&run.began, healthy);
             let remaining = bitmap::without(&run.finishers, &left);
@@ -125,7 +132,6 @@ impl Machine<'_> {
             }
         }
         run.finishers = bitmap::without(&holders, &members::unwanted(self.members));
-        level_holders::end(self.members, healthy);
         levels::go_back(run, self.model, unknown);
         if run.step != run.start_step {
             run.levels_lost = unknown;

@@ -79,10 +79,13 @@ pub fn begin(run: &mut Run, members: &mut Members) {
 /// Update the established members at the end of an epoch that the `healthy` members finished. Judges stay established
 /// if they showed their levels while they were in the epoch. Judges that left are checked too, or only members that
 /// stay would pay for hiding a level.
+///
+/// With `keep_judges` all judges stay established: newcomers decided who delivered, although the run has enough
+/// established members. Otherwise newcomers could outvote the judges one by one until too few are left to undo an epoch.
 #[inline(never)]
-pub fn end(members: &mut Members, healthy: &Bitmap) {
+pub fn end(members: &mut Members, healthy: &Bitmap, keep_judges: bool) {
     let judges = bitmap::both(&members.judges, &members.established);
-    let failed = bitmap::without(&judges, in_half(members));
+    let failed = if keep_judges { [0; 32] } else { bitmap::without(&judges, in_half(members)) };
     if !bitmap::is_empty(&failed) {
         let lost = replaced(members, &judges, &failed);
         members.established = bitmap::without(&members.established, &lost);
@@ -403,7 +406,7 @@ mod tests {
             }
         }
         members.established = members.judges;
-        end(&mut members, &[0; 32]); // all have gone
+        end(&mut members, &[0; 32], false); // all have gone
         (0..judges.len()).map(|seat| bitmap::has(&members.established, seat as u8)).collect()
     }
 

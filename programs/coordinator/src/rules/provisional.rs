@@ -3,7 +3,7 @@
 //! Newcomers must not replace the model while the members that built it are absent or voted out. So an epoch that
 //! starts from an older model, or with few established members, stands only if established members take part in it.
 
-use super::{bitmap, checkpoints, committee, members};
+use super::{bitmap, checkpoints, committee, levels, members};
 use crate::{constants::Bitmap, state::*};
 
 /// Return whether newcomers could decide about the model in the epoch that begins, although the run has enough
@@ -93,8 +93,12 @@ fn undone(run: &Run, members: &Members) -> Bitmap {
 
 /// Make newcomers of the waiting members of an undone epoch, if the next epoch begins although `ends_wait` is false.
 /// The other established members had a day to come.
-pub fn demote(run: &Run, members: &mut Members, pending: &Bitmap) {
-    if !ends_wait(run, members, pending) {
+///
+/// While the run has levels that are in no durable checkpoint, nobody is demoted: newcomers may have outvoted an honest
+/// member, and could then replace these levels. Each epoch of theirs is undone until the owner bars wallets or
+/// rewinds the run.
+pub fn demote(run: &Run, model: &Model, members: &mut Members, pending: &Bitmap) {
+    if levels::beyond_durable(run, model) == 0 && !ends_wait(run, members, pending) {
         let demoted = bitmap::both(&undone(run, members), pending);
         members.established = bitmap::without(&members.established, &demoted);
     }

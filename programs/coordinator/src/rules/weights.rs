@@ -1,7 +1,8 @@
 //! The weight of a member, which decides its share of the work: at most what it has shown.
 //!
-//! A newcomer's weight is at most the median of experienced members. Theirs is at most twice what they delivered of
-//! their last share, and eight medians: nobody recomputes results, so a declared speed must not win most of the work.
+//! A newcomer's weight is at most the median of established members. The weight of others is at most twice what they
+//! delivered of their last share, and eight medians: nobody recomputes results, so a declared speed must not win most of
+//! the work.
 
 use super::{bitmap, level_holders, quorum};
 use crate::{constants::*, state::*};
@@ -79,16 +80,24 @@ pub fn reset_newcomers(members: &mut Members) {
     }
 }
 
-/// Return the lower median of the weights of experienced members, or of all declared weights if there are none.
+/// Return the lower median of the weights of established members, else of experienced ones, or of all declared weights
+/// if there are none. Any number of wallets that deliver nothing become experienced, with a weight of 1.
 fn median(members: &Members) -> u16 {
-    let healthy =
-        || members.seats.iter().take_while(|seat| seat.used == 1).filter(|seat| seat.state == member_state::HEALTHY);
-    let has_experienced = healthy().any(|seat| seat.weight > 0);
-    let weights: alloc::vec::Vec<u16> = if has_experienced {
-        healthy().filter(|seat| seat.weight > 0).map(|seat| seat.declared.min(seat.weight)).collect()
-    } else {
-        healthy().map(|seat| seat.declared).collect()
+    let healthy = || {
+        let seats = members.seats.iter().take_while(|seat| seat.used == 1).enumerate();
+        seats.filter(|(_, seat)| seat.state == member_state::HEALTHY)
     };
+    let experienced = || healthy().filter(|(_, seat)| seat.weight > 0);
+    let is_established = |index: usize| bitmap::has(&members.established, index as u8);
+    let weight = |seat: &Seat| seat.declared.min(seat.weight);
+    let mut weights: alloc::vec::Vec<u16> =
+        experienced().filter(|(index, _)| is_established(*index)).map(|(_, seat)| weight(seat)).collect();
+    if weights.is_empty() {
+        weights = experienced().map(|(_, seat)| weight(seat)).collect();
+    }
+    if weights.is_empty() {
+        weights = healthy().map(|(_, seat)| seat.declared).collect();
+    }
     lower_median(&weights)
 }
 
