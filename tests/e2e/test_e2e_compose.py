@@ -18,7 +18,7 @@ import pytest
 from xprocess import XProcess
 
 from aftermath.localnet.free_ports import free_ports
-from e2e.diary import Diary, compare_replicas
+from e2e.event_log import EventLog, compare_replicas
 from e2e.processes import Running, until
 from service.compose_file import ROOT, Service, services
 from service.test_service_files import DOCKERFILE, MEMBERS
@@ -108,14 +108,16 @@ def test_compose_run_is_trained_although_a_member_is_killed(
         assert owner.wait() == 0, owner.last_words
     assert {path.stat().st_mode & 0o777 for path in (tmp_path / "keys").iterdir()} == {0o600}
     running = {name: machine.start(them[name]) for name in (*MEMBERS, "observer")}
-    told = {name: Diary(tmp_path / "state" / "events" / name) for name in MEMBERS}
+    told = {name: EventLog(tmp_path / "state" / "events" / name) for name in MEMBERS}
 
     def watched() -> None:
         for process in (localnet, *running.values()):
             process.check()
 
     until(
-        lambda: all(diary.saw("applied") for diary in told.values()), "all train", watched=watched
+        lambda: all(event_log.events_of("applied") for event_log in told.values()),
+        "all train",
+        watched=watched,
     )
     for name in running:
         assert machine.well(them[name]), name
@@ -127,9 +129,9 @@ def test_compose_run_is_trained_although_a_member_is_killed(
     running["member-1"] = machine.start(them["member-1"])  # on-failure
     for name in MEMBERS:
         assert running[name].wait() == 0, running[name].last_words
-    starts = told["member-1"].saw("started")
+    starts = told["member-1"].events_of("started")
     assert [start["wallet"] for start in starts] == [starts[0]["wallet"]] * 2, "who it was before"
-    assert all(diary.saw("finished") for diary in told.values())
+    assert all(event_log.events_of("finished") for event_log in told.values())
     assert compare_replicas(told) > 24
     assert machine.well(them["localnet"])
     assert any((tmp_path / "state" / "checkpoints").iterdir())

@@ -22,10 +22,10 @@ import pytest
 from xprocess import XProcess
 
 from docs.test_docs import FENCE
-from e2e.diary import Diary, compare_replicas
+from e2e.event_log import EventLog, compare_replicas
 from e2e.installed import Installed, without_us
-from e2e.material import ROOT
 from e2e.processes import PATIENCE, Running, until
+from e2e.run_inputs import ROOT
 
 # The slow tests follow the same pages in one process (tests/cli/test_cli_error_docs.py).
 pytestmark = pytest.mark.nightly
@@ -171,7 +171,9 @@ def test_a_run_from_its_first_line_to_its_last(person: Person) -> None:
         if "model push" not in line:  # to the Hub
             person.types(line.replace("mine-step60", checkpoint.name))
     assert (
-        compare_replicas({"provider": diary(person, "runs/mine"), "keeper": diary(person, "kept")})
+        compare_replicas(
+            {"provider": event_log(person, "runs/mine"), "keeper": event_log(person, "kept")}
+        )
         > 0
     )
 
@@ -184,8 +186,8 @@ def test_a_run_from_its_first_line_to_its_last(person: Person) -> None:
     assert "mine" not in person.types("aftermath-solana list-runs")
 
 
-def diary(person: Person, where: str) -> Diary:
-    return Diary(person.place / where / "events")
+def event_log(person: Person, where: str) -> EventLog:
+    return EventLog(person.place / where / "events")
 
 
 def make_smaller(config: Path) -> None:

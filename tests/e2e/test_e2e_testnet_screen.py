@@ -11,16 +11,16 @@ from pathlib import Path
 import psutil
 import pytest
 
-from e2e.material import Material
 from e2e.processes import CONSOLE, PATIENCE
+from e2e.run_inputs import RunInputs
 from ui.terminal.tui_terminal import Terminal
 
 SHORT = {"init_min_clients": 2, "min_clients": 1, "min_round_time": 0, "total_steps": 5000}
 
 
 @pytest.fixture
-def line(material: Material, tmp_path: Path) -> list[str | Path]:
-    config = material.config(tmp_path / "config", **SHORT)
+def line(run_inputs: RunInputs, tmp_path: Path) -> list[str | Path]:
+    config = run_inputs.config(tmp_path / "config", **SHORT)
     given = [
         "--num-clients",
         "2",

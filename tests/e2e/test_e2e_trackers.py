@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from xprocess import XProcess
 
-from e2e.diary import Diary
-from e2e.material import Material
+from e2e.event_log import EventLog
 from e2e.processes import CONSOLE, Running
+from e2e.run_inputs import RunInputs
 from events.test_trackers import with_trackio, with_wandb
 from events.wandb_file import kept
 
@@ -48,9 +48,9 @@ def losses_of_trackio(place: Path) -> dict[str, list[Any]]:
 @with_wandb
 @with_trackio
 def test_clients_of_a_local_testnet_have_their_losses_there(
-    xprocess: XProcess, material: Material, tmp_path: Path
+    xprocess: XProcess, run_inputs: RunInputs, tmp_path: Path
 ) -> None:
-    config = material.config(tmp_path / "config", init_min_clients=2, total_steps=12)
+    config = run_inputs.config(tmp_path / "config", init_min_clients=2, total_steps=12)
     place = tmp_path / "testnet"
     line = [
         CONSOLE,
@@ -78,9 +78,11 @@ def test_clients_of_a_local_testnet_have_their_losses_there(
     assert testnet.wait() == 0, testnet.last_words
     told = {}
     for number in (1, 2):
-        diary = Diary(place / "events" / f"client-{number}")
-        (started,) = diary.saw("started")[:1]
-        told[started["wallet"]] = [(event["step"], event["loss"]) for event in diary.saw("trained")]
+        event_log = EventLog(place / "events" / f"client-{number}")
+        (started,) = event_log.events_of("started")[:1]
+        told[started["wallet"]] = [
+            (event["step"], event["loss"]) for event in event_log.events_of("trained")
+        ]
     assert all(len(losses) >= 10 for losses in told.values())
     assert losses_of_wandb(tmp_path) == told
     assert losses_of_trackio(tmp_path) == told

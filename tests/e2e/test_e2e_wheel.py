@@ -17,10 +17,10 @@ from xprocess import XProcess
 from aftermath.programs import COORDINATOR_SO
 from aftermath.testnet.configs import configs
 from docs.test_docs import slugs
-from e2e.diary import Diary, compare_replicas
+from e2e.event_log import EventLog, compare_replicas
 from e2e.installed import OURS, Installed, without_us
-from e2e.material import ROOT
 from e2e.processes import Running, until
+from e2e.run_inputs import ROOT
 
 
 @pytest.mark.slow
@@ -104,9 +104,11 @@ def test_a_local_testnet_trains_without_the_checkout(
     ]
     unset = dict.fromkeys(OURS, "")
     testnet = Running(xprocess, "wheel", [*enter, tmp_path, *line], unset)
-    told = {name: Diary(place / "events" / name) for name in ("client-1", "client-2", "client-3")}
+    told = {
+        name: EventLog(place / "events" / name) for name in ("client-1", "client-2", "client-3")
+    }
     until(
-        lambda: all(diary.saw("applied") for diary in told.values()),
+        lambda: all(event_log.events_of("applied") for event_log in told.values()),
         "they train",
         watched=testnet.check,
     )
