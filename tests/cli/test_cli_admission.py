@@ -75,7 +75,7 @@ async def airdrop(rpc: str, key: Pubkey, lamports: int) -> None:
             await asyncio.sleep(0.05)
 
 
-def test_the_client_version_as_train_says_it(waiting: Shell, run_id: str) -> None:
+def test_can_join_wrong_client_version_is_refused_as_by_train(waiting: Shell, run_id: str) -> None:
     assert verdict(waiting, run_id, waiting.wallet) == []
     assert waiting("set-paused", "--run-id", run_id, "pause").code == 0
     assert waiting("update-config", "--run-id", run_id, "--client-version", OTHER).code == 0
@@ -96,7 +96,7 @@ def test_the_client_version_as_train_says_it(waiting: Shell, run_id: str) -> Non
     assert verdict(waiting, run_id, waiting.wallet) == []
 
 
-def test_a_wallet_that_takes_part_here_already(waiting: Shell, run_id: str) -> None:
+def test_can_join_wallet_already_training_here_is_refused(waiting: Shell, run_id: str) -> None:
     cluster = asyncio.run(genesis(waiting.rpc))
     place = {
         "cluster": cluster,
@@ -114,7 +114,7 @@ def test_a_wallet_that_takes_part_here_already(waiting: Shell, run_id: str) -> N
     assert verdict(waiting, run_id, waiting.wallet) == []
 
 
-def test_run_id_taken_by_another_wallet_is_not_joined(
+def test_join_run_id_of_another_owner_is_refused(
     waiting: Shell, run_id: str, material: Path, tmp_path: Path
 ) -> None:
     def admit(owner: str | None = None) -> None:
@@ -162,7 +162,7 @@ async def genesis(rpc: str) -> str:
         return await pool.genesis()
 
 
-def test_a_run_in_which_others_convict_is_joined_by_nobody(waiting: Shell, run_id: str) -> None:
+def test_join_below_verification_quorum_is_refused(waiting: Shell, run_id: str) -> None:
     from aftermath.cli.connection import sign_in
     from aftermath.cli.options import SigningOptions
 
@@ -228,7 +228,7 @@ def other_model(place: Path) -> tuple[str, ...]:
     ],
     ids=["tier", "device", "data", "other data", "model"],
 )
-def test_it_asks_what_train_on_this_machine_asks(
+def test_can_join_checks_same_requirements_as_train(
     owner: Shell,
     run_id: str,
     material: Path,
@@ -290,7 +290,7 @@ def test_can_join_tier_beyond_memory_is_refused_as_by_train(
     assert refused.code != 0
 
 
-def test_data_that_train_would_wait_for_is_a_warning(
+def test_can_join_unreachable_data_server_is_a_warning(
     owner: Shell, run_id: str, material: Path, tmp_path: Path
 ) -> None:
     text = (material / "config.toml").read_text()
@@ -309,7 +309,7 @@ def test_data_that_train_would_wait_for_is_a_warning(
 
 
 @pytest.mark.parametrize("lamports", [0, FEES_IN_HAND - 1])
-def test_a_wallet_that_train_finds_too_poor(
+def test_can_join_wallet_below_train_minimum_is_refused(
     waiting: Shell, run_id: str, tmp_path: Path, lamports: int
 ) -> None:
     """On a cluster that gives nothing, as one node that is not of this machine makes it."""
@@ -330,7 +330,7 @@ def test_a_wallet_that_train_finds_too_poor(
     assert verdict(poor, run_id, poor.wallet, *FAR) == []
 
 
-def test_a_faucet_that_gives_nothing(
+def test_can_join_silent_faucet_is_refused(
     waiting: Shell, run_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An RPC address of this machine need not be a local network's: it can lead to any node."""
@@ -358,7 +358,7 @@ def test_a_faucet_that_gives_nothing(
     assert asyncio.run(asked(FEES_IN_HAND)) == []
 
 
-def test_create_run_asks_once_for_all_of_it(owner: Shell, run_id: str, material: Path) -> None:
+def test_create_run_requests_total_funds_once(owner: Shell, run_id: str, material: Path) -> None:
     """The authorization that lets everybody join and the owner's next commands included: the sum is
     enough for them.
     """
@@ -389,7 +389,7 @@ def test_create_run_asks_once_for_all_of_it(owner: Shell, run_id: str, material:
         assert done.code == 0, done.err
 
 
-def test_list_runs_counts_who_is_there(waiting: Shell, run_id: str) -> None:
+def test_list_runs_counts_waiting_and_active_members(waiting: Shell, run_id: str) -> None:
     """The list counts wallets that wait to take part, and in an epoch those that have not
     left it.
     """
@@ -425,7 +425,7 @@ def test_list_runs_counts_who_is_there(waiting: Shell, run_id: str) -> None:
     asyncio.run(life())
 
 
-def test_list_runs_shows_a_run_whose_creation_was_interrupted(owner: Shell, run_id: str) -> None:
+def test_list_runs_shows_interrupted_creation(owner: Shell, run_id: str) -> None:
     from aftermath.cli.connection import sign_in
     from aftermath.cli.options import SigningOptions
 
@@ -439,7 +439,7 @@ def test_list_runs_shows_a_run_whose_creation_was_interrupted(owner: Shell, run_
     assert [row["members"] for row in owner("list-runs").data if row["run_id"] == run_id] == [0]
 
 
-def test_the_tier_that_this_machine_takes(waiting: Shell, run_id: str) -> None:
+def test_can_join_auto_tier_names_fitting_tier(waiting: Shell, run_id: str) -> None:
     asked = (
         "can-join",
         "--run-id",
@@ -463,7 +463,7 @@ def test_the_tier_that_this_machine_takes(waiting: Shell, run_id: str) -> None:
     assert ", tier 0, wallet " in ended.out
 
 
-def test_create_run_accepts_addresses_that_hold_lamports(owner: Shell, run_id: str) -> None:
+def test_create_run_accepts_prefunded_addresses(owner: Shell, run_id: str) -> None:
     places = run_addresses(Pubkey.from_string(COORDINATOR_ID), run_id)
     for place in (places.run, places.members, places.witnesses):
         asyncio.run(airdrop(owner.rpc, place, 10**6))

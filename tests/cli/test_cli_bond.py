@@ -39,7 +39,7 @@ def bonded(owner: Shell, run_id: str, material: Path, tmp_path: Path) -> Shell:
     return owner
 
 
-def test_nobody_pays_a_bond_that_its_user_has_not_agreed_to(bonded: Shell, run_id: str) -> None:
+def test_join_with_bond_above_limit_is_refused(bonded: Shell, run_id: str) -> None:
     (reason,) = verdict(bonded, run_id, bonded.wallet)
     assert f"run {run_id} asks for a bond of 0.02 SOL" in reason
     assert "--max-bond allows 0 SOL" in reason

@@ -27,7 +27,7 @@ def calls(planned: Outcome) -> list[str]:
 
 
 @pytest.mark.slow
-def test_a_finished_run_is_recorded_taken_back_and_reopened(
+def test_finished_run_checkpoint_is_recorded_and_run_reopened(
     owner: Shell, run_id: str, material: Path, tmp_path: Path
 ) -> None:
     """One epoch of a run of two steps: what may be recorded after it, and how the run continues."""
@@ -130,7 +130,7 @@ def test_a_finished_run_is_recorded_taken_back_and_reopened(
 
 
 @pytest.mark.slow
-def test_finished_run_without_checkpoint_warns_before_it_ends(
+def test_finished_run_without_checkpoint_warns(
     owner: Shell, run_id: str, material: Path, tmp_path: Path
 ) -> None:
     """A member that was stopped may have saved the model, which the chain does not know."""

@@ -46,7 +46,7 @@ def line_of(text: str, part: str) -> int:
         ),
     ],
 )
-def test_what_members_do_not_do_is_refused(
+def test_config_beyond_member_limits_is_refused(
     owner: Shell, material: Path, tmp_path: Path, right: str, wrong: str, says: str
 ) -> None:
     text = (material / "config.toml").read_text()
@@ -58,7 +58,7 @@ def test_what_members_do_not_do_is_refused(
     assert says in found
 
 
-def test_a_slice_is_no_checkpoint_for_a_run(owner: Shell, material: Path, tmp_path: Path) -> None:
+def test_checkpoint_slice_for_run_is_refused(owner: Shell, material: Path, tmp_path: Path) -> None:
     out = tmp_path / "slices"
     assert (
         invoke("model", "export", "--src", material / "model", "--tiers", "1", "--out", out).code
@@ -90,7 +90,7 @@ def test_invalid_hub_repo_is_refused_before_any_request(
     assert "OWNER/NAME" in found
 
 
-def test_every_limit_is_reported_at_once(owner: Shell, material: Path, tmp_path: Path) -> None:
+def test_config_reports_all_limit_violations(owner: Shell, material: Path, tmp_path: Path) -> None:
     text = (material / "config.toml").read_text()
     for right, wrong in (
         ("max_seq_len = 64", "max_seq_len = 4096"),
@@ -100,7 +100,7 @@ def test_every_limit_is_reported_at_once(owner: Shell, material: Path, tmp_path:
     assert len(configure(owner, tmp_path / "config.toml", text).splitlines()) == 2
 
 
-def test_what_the_model_allows_is_accepted(
+def test_config_within_model_limits_is_accepted(
     owner: Shell, run_id: str, material: Path, tmp_path: Path
 ) -> None:
     assert owner("create-run", "--run-id", run_id).code == 0

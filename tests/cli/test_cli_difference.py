@@ -47,7 +47,7 @@ def flat(values: Any, path: str = "") -> dict[str, Any]:
     }
 
 
-def test_what_is_told_is_what_then_differs(
+def test_printed_changes_equal_dump_differences(
     configured: Shell, run_id: str, material: Path, tmp_path: Path
 ) -> None:
     """The optimizer's kind and the rules change: every key of the dumps before and after that an
@@ -90,7 +90,7 @@ def test_what_is_told_is_what_then_differs(
     assert told["model.metadata.name"] == ("Test", "New")
 
 
-def test_what_is_so_already_is_not_sent(configured: Shell, run_id: str, material: Path) -> None:
+def test_unchanged_config_is_not_sent(configured: Shell, run_id: str, material: Path) -> None:
     for more in ((), ("--name", "Test"), ("--client-version", ""), ("--switch-to-hub",)):
         line = (
             "update-config",
@@ -106,7 +106,7 @@ def test_what_is_so_already_is_not_sent(configured: Shell, run_id: str, material
             assert f"run {run_id} is so already: nothing is sent" in found.err
 
 
-def test_people_read_it_before_it_is_sent(
+def test_changes_are_printed_before_sending(
     configured: Shell, run_id: str, material: Path, tmp_path: Path
 ) -> None:
     line = ("update-config", "--rpc", configured.rpc, "-w", configured.wallet, "--run-id", run_id)
@@ -117,9 +117,7 @@ def test_people_read_it_before_it_is_sent(
         assert (row[0], row[2]) == ("run.config.cooldown_time", "78")
 
 
-def test_of_a_first_config_people_read_what_is_not_as_by_default(
-    owner: Shell, run_id: str, material: Path
-) -> None:
+def test_first_config_prints_nondefault_values(owner: Shell, run_id: str, material: Path) -> None:
     assert owner("create-run", "--run-id", run_id).code == 0
     line = (
         "update-config",
@@ -147,7 +145,7 @@ def test_of_a_first_config_people_read_what_is_not_as_by_default(
     } <= shown
 
 
-def test_a_step_to_restart_from_is_told_with_its_data(configured: Shell, run_id: str) -> None:
+def test_restart_step_change_prints_its_data(configured: Shell, run_id: str) -> None:
     configured("set-paused", "--run-id", run_id, "--resume")
     configured("set-paused", "--run-id", run_id, "pause")
     line = ("update-config", "--run-id", run_id, "--restart-from-step", 11)

@@ -78,7 +78,7 @@ def has_dry_run(index: Index, name: str) -> bool:
 
 
 @pytest.mark.parametrize("index", [SOLANA, CENTRALIZED], ids=lambda index: index.name)
-def test_every_command_that_signs_has_a_dry_run(index: Index) -> None:
+def test_signing_commands_all_have_dry_run(index: Index) -> None:
     """A new one has it with `SigningOptions`, and is asked for its line below."""
     for name in index.entries:
         wallet = SIGNING & names_in(index, name)
@@ -184,7 +184,7 @@ async def airdrop(shell: Shell) -> None:
 
 
 @pytest.mark.parametrize("name", LINES)
-def test_dry_run_predicts_the_costs_to_the_lamport(
+def test_dry_run_predicts_costs_to_the_lamport(
     name: str, owner: Shell, run_id: str, material: Path
 ) -> None:
     asyncio.run(airdrop(owner))
@@ -207,7 +207,7 @@ def test_dry_run_predicts_the_costs_to_the_lamport(
     assert before - lamports(owner) == found["total_lamports"] - found["returned_lamports"]
 
 
-def test_every_dry_run_is_tried() -> None:
+def test_dry_run_commands_all_have_a_test() -> None:
     assert {name for name in INDEX if has_dry_run(SOLANA, name)} == set(LINES) | ELSEWHERE
 
 
@@ -230,7 +230,7 @@ def test_instructions_and_accounts_go_by_name(owner: Shell, run_id: str) -> None
     assert all(one["rent_lamports"] == minimum_balance(one["bytes"]) for one in data["accounts"])
 
 
-def test_a_wallet_without_money_is_given_none(owner: Shell, run_id: str) -> None:
+def test_dry_run_of_empty_wallet_requests_no_funds(owner: Shell, run_id: str) -> None:
     """On a local network it could be; elsewhere the dry run says what is missing."""
     data = owner("create-run", "--run-id", run_id, "--dry-run").data
     assert (data["held_lamports"], lamports(owner)) == (0, 0)
@@ -251,9 +251,7 @@ def test_a_wallet_without_money_is_given_none(owner: Shell, run_id: str) -> None
     assert lamports(owner) == 0
 
 
-def test_a_refusal_is_told_with_its_fix_and_its_exit_code(
-    owner: Shell, run_id: str, material: Path
-) -> None:
+def test_dry_run_refusal_has_fix_and_exit_code(owner: Shell, run_id: str, material: Path) -> None:
     named = created(owner, run_id, material)
     refused = owner("set-paused", *named, "resume", "--dry-run")
     assert refused.error["code"] == owner("set-paused", *named, "resume").error["code"]
@@ -272,20 +270,20 @@ def person(shell: Shell, name: str, *line: Any) -> Outcome:
     return invoke(name, "--rpc", shell.rpc, "-w", shell.wallet, *line)
 
 
-def test_a_tick_that_is_not_due_ends_the_dry_run(owner: Shell, run_id: str, material: Path) -> None:
+def test_dry_run_of_early_tick_ends(owner: Shell, run_id: str, material: Path) -> None:
     """It is no loop."""
     named = configured(owner, run_id, material)
     assert owner("set-paused", *named, "resume").code == 0
     assert owner("tick", *named, "--dry-run").error["code"] == "nothing-to-tick"
 
 
-def test_nothing_to_be_sent_needs_no_dry_run(owner: Shell) -> None:
+def test_dry_run_without_transaction_sends_nothing(owner: Shell) -> None:
     granted(owner)
     again = owner("join-authorization-create", "--authorizer", stranger(owner), "--dry-run").data
     assert (again["active"], again["signatures"]) == (True, [])
 
 
-def test_delegates_keep_an_authorization_from_being_closed(owner: Shell) -> None:
+def test_dry_run_close_of_authorization_with_delegates_matches(owner: Shell) -> None:
     """What the dry run says of that is what happens."""
     line = granted(owner)
     grantee = Shell(owner.rpc, stranger(owner))

@@ -57,7 +57,7 @@ async def join(rpc: str, wallet: Wallet, run_id: str) -> None:
         )
 
 
-def test_the_sum_is_what_owner_and_member_spend(
+def test_estimate_equals_actual_costs(
     owner: Shell, run_id: str, material: Path, tmp_path: Path
 ) -> None:
     """On a cluster whose faucet gave both enough before, so that nothing is added meanwhile."""
@@ -85,7 +85,7 @@ def test_the_sum_is_what_owner_and_member_spend(
     )
 
 
-def test_bytes_are_those_of_a_result(material: Path) -> None:
+def test_estimate_bytes_equal_result_size(material: Path) -> None:
     found = estimated(material / "config.toml")
     config = load_config(material / "config.toml")
     schema = shape_of(config).schema
@@ -155,7 +155,7 @@ def test_tokens_time_and_members(material: Path, tmp_path: Path) -> None:
         )
 
 
-def test_estimate_of_a_planned_model_uses_its_recipe(
+def test_estimate_of_planned_model_uses_its_recipe(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Estimate a config of the package in a directory without its model and tokens."""
@@ -166,7 +166,7 @@ def test_estimate_of_a_planned_model_uses_its_recipe(
     assert "is not there yet" in outcome.err
 
 
-def test_members_like_this_machine_need_what_is_measured_here(material: Path) -> None:
+def test_estimate_here_contains_measured_speed(material: Path) -> None:
     """The estimate contains each tier's measured speed, and the time that follows from it."""
     config = load_config(material / "config.toml")
     tiers = config.llm.matformer.tiers
@@ -202,7 +202,7 @@ def test_members_like_this_machine_need_what_is_measured_here(material: Path) ->
     assert "device" in refused.err
 
 
-def test_the_pace_of_a_round_is_that_of_its_largest_part() -> None:
+def test_round_pace_equals_slowest_part() -> None:
     rules = builders.config(global_batch_size_end=10, min_round_time=2, total_steps=100)
     assert pace(rules, 3, 1000, 1, 60) == Pace(1, 60, 4.0, pytest.approx(1000 / 3))
     # no round ends before its least time

@@ -25,7 +25,7 @@ MADE = {"model export": {"checkpoint"}}
 
 
 @pytest.mark.parametrize(("name", "case"), NEXT)
-def test_what_follows_exists_and_takes_these_options(name: str, case: str) -> None:
+def test_next_step_commands_and_options_exist(name: str, case: str) -> None:
     """So do the options of the command before that its words in braces stand for."""
     assert name in INDEX
     own = {str(option.name) for option in SOLANA.load(name).params} | MADE.get(name, set())
@@ -42,7 +42,7 @@ def test_what_follows_exists_and_takes_these_options(name: str, case: str) -> No
     )
 
 
-def test_the_line_is_one_that_can_be_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_next_step_line_is_quoted_for_shell(monkeypatch: pytest.MonkeyPatch) -> None:
     given = {
         "rpc": "http://x:1",
         "wallet_private_key_path": Path("my wallet.json"),
@@ -63,7 +63,7 @@ def test_the_line_is_one_that_can_be_copied(monkeypatch: pytest.MonkeyPatch) -> 
     )
 
 
-def test_who_takes_part_is_told_what_follows_too(tmp_path: Path) -> None:
+def test_provider_commands_print_next_steps(tmp_path: Path) -> None:
     wallet = tmp_path / "wallet.json"
     model = tmp_path / "model"
     made = invoke("show-identity", "--create", "-w", wallet)
@@ -130,7 +130,7 @@ def test_next_command_of_export_runs_as_printed(
     assert invoke(*shlex.split(command[1])).code == 0
 
 
-def test_people_are_told_and_scripts_are_not(
+def test_next_steps_are_printed_for_people_not_scripts(
     owner: Shell, run_id: str, material: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     named = ("--rpc", owner.rpc, "-w", owner.wallet, "--run-id", run_id)
@@ -161,7 +161,7 @@ def test_people_are_told_and_scripts_are_not(
     assert "next: aftermath-solana update-config" in paused
 
 
-def test_who_invites_members_is_told_to_invite_them(
+def test_next_step_of_invitation_run_is_authorization(
     owner: Shell, run_id: str, material: Path, tmp_path: Path
 ) -> None:
     create_wallet(tmp_path / "grantor.json")
@@ -182,7 +182,7 @@ def test_who_invites_members_is_told_to_invite_them(
     )
 
 
-def test_a_run_that_will_pause_is_watched_until_it_has() -> None:
+def test_next_step_of_pausing_run_is_watch() -> None:
     """Only a paused run can be changed."""
     assert "update-config" in NEXT["set-paused", case_of(builders.run(RunState.PAUSED))]
     for state in (RunState.WARMUP, RunState.ROUND_TRAIN, RunState.COOLDOWN):
@@ -223,7 +223,7 @@ def test_suggested_command_names_cluster_and_wallet(text: str) -> None:
     assert completed(wanted, GIVEN) == wanted
 
 
-def test_suggested_commands_all_name_a_wallet_called_owner() -> None:
+def test_suggested_commands_all_name_given_wallet() -> None:
     given = {"wallet_private_key_path": Path("owner.json")}
     text = "aftermath-solana tick --run-id r, and aftermath-solana tick --run-id r. Or wait"
     tick = "aftermath-solana tick --run-id r -w owner.json"
@@ -231,14 +231,14 @@ def test_suggested_commands_all_name_a_wallet_called_owner() -> None:
     assert completed(f"Ask its owner: {text}", given) == f"Ask its owner: {text}"
 
 
-def test_suggested_command_has_no_key_of_an_rpc_address() -> None:
+def test_suggested_command_hides_rpc_api_key() -> None:
     given = {"rpc": "https://me:SECRET@x.example/SECRET?api-key=SECRET"}
     text = completed("See aftermath-solana list-runs", given)
     assert text == "See aftermath-solana list-runs --rpc RPC_ADDRESS"
     assert line(NEXT["close-run", ""], given) == "aftermath-solana list-runs --rpc RPC_ADDRESS"
 
 
-def test_suggested_command_leaves_out_what_is_stored(
+def test_suggested_command_omits_stored_options(
     owner: Shell, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("AFTERMATH_PROFILE", str(tmp_path / "profile.toml"))
@@ -250,9 +250,7 @@ def test_suggested_command_leaves_out_what_is_stored(
     assert "--rpc http://x:1" in completed("aftermath-solana tick", given)
 
 
-def test_copied_fix_of_a_refused_change_does_as_it_says(
-    owner: Shell, run_id: str, material: Path
-) -> None:
+def test_fix_of_refused_change_works_when_copied(owner: Shell, run_id: str, material: Path) -> None:
     named = ("--rpc", owner.rpc, "-w", owner.wallet, "--run-id", run_id)
     assert invoke("create-run", *named).code == 0
     update = ("update-config", *named, "--config-path", material / "config.toml")

@@ -197,14 +197,14 @@ def test_directory_output_replaces_own_output(line: Line, material: Path, home: 
     assert everything_in(out) == changed
 
 
-def test_one_command_does_not_replace_what_another_wrote(material: Path, home: Path) -> None:
+def test_output_of_another_command_is_not_replaced(material: Path, home: Path) -> None:
     assert invoke(*model_init(material, home / "model")).code == 0
     before = everything_in(home)
     assert invoke(*model_merge(material, home / "model")).code == 1
     assert everything_in(home) == before
 
 
-def test_tokenize_leaves_the_tokenizer_of_a_folder_alone(home: Path) -> None:
+def test_tokenize_keeps_foreign_tokenizer_file(home: Path) -> None:
     (home / "tokenizer.json").write_text("mine")
     assert invoke("data", "tokenize", "--budget-bytes", 1000, "--output", home).code == 1
     assert everything_in(home) == {"tokenizer.json": b"mine".hex()}
@@ -295,7 +295,7 @@ def room_for(size: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("line", FILES, ids=lambda line: line.__name__)
-def test_file_output_without_room_says_so_and_leaves_nothing(line: Line, home: Path) -> None:
+def test_file_output_on_full_disk_leaves_nothing(line: Line, home: Path) -> None:
     (home / "out").mkdir()
     words = line(home, home / "out" / "file.png")
     before = everything_in(home)
@@ -336,7 +336,7 @@ def test_output_without_room_in_new_directory_leaves_nothing(
     assert not (home / "new").exists()
 
 
-def test_plot_into_a_directory_names_a_file_in_it(home: Path) -> None:
+def test_plot_into_directory_is_refused_with_file_name(home: Path) -> None:
     (home / "pictures").mkdir()
     done = invoke(*plot(home, home / "pictures"))
     assert done.code == 1
@@ -369,7 +369,7 @@ def test_export_of_foreign_directory_is_refused_with_option(
 @pytest.mark.parametrize(
     "line", [plot, events_csv, events_lines, init], ids=lambda line: line.__name__
 )
-def test_a_dash_is_the_standard_output(
+def test_dash_output_writes_to_standard_output(
     line: Line, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(home)
@@ -381,7 +381,7 @@ def test_a_dash_is_the_standard_output(
     assert everything_in(home) == before
 
 
-def test_write_log_does_not_append_to_a_wallet(home: Path) -> None:
+def test_write_log_onto_wallet_is_refused(home: Path) -> None:
     wallet(home / "w.json", home)
     before = everything_in(home)
     with pytest.raises(OutputError):
@@ -389,14 +389,14 @@ def test_write_log_does_not_append_to_a_wallet(home: Path) -> None:
     assert everything_in(home) == before
 
 
-def test_init_into_a_directory_names_a_file(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_init_into_directory_is_refused(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(home)
     done = invoke("init", "--out", ".")
     assert done.code == 2
     assert done.err.startswith("error: --out . is not a file name\nfix: Name the config file")
 
 
-def test_table_on_a_pipe_has_no_trailing_spaces(capsys: pytest.CaptureFixture[str]) -> None:
+def test_table_on_pipe_has_no_trailing_spaces(capsys: pytest.CaptureFixture[str]) -> None:
     table = listing(["run", "name"], [["a", "b"], ["longer", ""], ["c", ["of two", "lines"]]])
     show(Result(None, table), as_json=False)
     aside(table)

@@ -58,7 +58,7 @@ def state_of(shell: Shell, run_id: str) -> str:
     return str(shell("json-dump-run", "--run-id", run_id).data["run"]["state"])
 
 
-def test_the_seeds_command_lines(owner: Shell, run_id: str, material: Path) -> None:
+def test_seed_command_lines_work(owner: Shell, run_id: str, material: Path) -> None:
     """The three command lines of the seed's book with our command's name, `resume` as a bare word
     included.
     """
@@ -94,7 +94,7 @@ def test_create_run_makes_full_accounts_in_few_transactions(
     assert again["lamports"] > 0
 
 
-def test_an_interrupted_creation_is_finished_by_the_same_command(owner: Shell, run_id: str) -> None:
+def test_interrupted_creation_is_finished_by_same_command(owner: Shell, run_id: str) -> None:
     import asyncio
 
     from aftermath.cli.connection import sign_in
@@ -114,7 +114,7 @@ def test_an_interrupted_creation_is_finished_by_the_same_command(owner: Shell, r
     assert again["code"] == "run-exists"
 
 
-def test_a_version_that_this_client_is_not_is_warned_of(created: Shell, run_id: str) -> None:
+def test_foreign_client_version_is_a_warning(created: Shell, run_id: str) -> None:
     line = ("update-config", "--run-id", run_id, "--client-version")
     (warning,) = created(*line, "0.0.0-other").data["warnings"]
     assert f"this one is {__version__}" in warning
@@ -122,7 +122,7 @@ def test_a_version_that_this_client_is_not_is_warned_of(created: Shell, run_id: 
     assert created(*line, "").data["warnings"] == []
 
 
-def test_pause_is_advised_to_the_owner_only(configured: Shell, run_id: str, tmp_path: Path) -> None:
+def test_pause_advice_is_for_the_owner_only(configured: Shell, run_id: str, tmp_path: Path) -> None:
     configured("set-paused", "--run-id", run_id, "resume")
     invoke("show-identity", "--create", "-w", tmp_path / "other.json")
     changed = ("update-config", "--run-id", run_id, "--name", "Mine")
@@ -144,7 +144,7 @@ def test_update_config_sets_schema_and_figures(
     assert dump["run"]["config"]["rounds_per_epoch"] == 16
 
 
-def test_data_that_nobody_could_read_here_is_warned_about(
+def test_data_unreadable_here_is_a_warning(
     created: Shell, run_id: str, material: Path, tmp_path: Path
 ) -> None:
     """The owner need not hold the data, so it is no refusal."""
@@ -194,7 +194,7 @@ def test_update_config_reports_bytes_per_round_and_large_ones(
 @pytest.mark.parametrize(
     ("ends", "idle"), [(24, "from step 24 on and the run has 48 steps"), (47, ""), (48, "")]
 )
-def test_a_rate_that_is_zero_long_before_the_end_is_warned_about(
+def test_learning_rate_zero_before_end_is_a_warning(
     created: Shell, run_id: str, material: Path, tmp_path: Path, ends: int, idle: str
 ) -> None:
     config = tmp_path / "config.toml"
@@ -208,7 +208,7 @@ def test_a_rate_that_is_zero_long_before_the_end_is_warned_about(
     assert [idle in warning for warning in warnings] == [True] * bool(idle)
 
 
-def test_an_optimizer_without_results_is_refused(
+def test_optimizer_without_results_is_refused(
     created: Shell, run_id: str, material: Path, tmp_path: Path
 ) -> None:
     config = tmp_path / "config.toml"
@@ -224,7 +224,7 @@ def test_an_optimizer_without_results_is_refused(
     )
 
 
-def test_a_run_with_inner_steps_is_configured_and_shown(
+def test_run_with_inner_steps_is_configured_and_shown(
     created: Shell, run_id: str, material: Path, tmp_path: Path
 ) -> None:
     config = tmp_path / "config.toml"
@@ -287,9 +287,7 @@ def test_texts_change_alone(configured: Shell, run_id: str) -> None:
     assert after["schema_hash"] == before["schema_hash"]
 
 
-def test_restart_from_step_skips_the_data_of_the_steps_before(
-    configured: Shell, run_id: str
-) -> None:
+def test_restart_from_step_skips_earlier_data(configured: Shell, run_id: str) -> None:
     configured("set-paused", "--run-id", run_id, "--resume")
     configured("set-paused", "--run-id", run_id, "pause")
     assert configured("update-config", "--run-id", run_id, "--restart-from-step", 11).code == 0
@@ -298,7 +296,7 @@ def test_restart_from_step_skips_the_data_of_the_steps_before(
     assert step_shown(configured, run_id) == 10  # step 11 comes next
 
 
-def test_before_training_no_step_is_shown(configured: Shell, run_id: str) -> None:
+def test_step_before_training_is_zero(configured: Shell, run_id: str) -> None:
     assert step_shown(configured, run_id) == 0
     configured("set-paused", "--run-id", run_id, "--resume")
     assert step_shown(configured, run_id) == 0
@@ -310,14 +308,14 @@ def step_shown(shell: Shell, run_id: str) -> int:
     return int(step)
 
 
-def test_switch_to_hub_takes_the_model_from_the_checkpoint(configured: Shell, run_id: str) -> None:
+def test_switch_to_hub_uses_model_of_checkpoint(configured: Shell, run_id: str) -> None:
     assert configured("update-config", "--run-id", run_id, "--switch-to-hub").code == 0
     assert (
         configured("json-dump-run", "--run-id", run_id).data["run"]["model_source"] == "checkpoint"
     )
 
 
-def test_restart_counts_the_batch_warm_up() -> None:
+def test_restart_counts_batch_warm_up() -> None:
     from dataclasses import replace
 
     from aftermath.rules.assignment import batch_size
@@ -370,7 +368,7 @@ def test_pause_and_resume(configured: Shell, run_id: str) -> None:
     )
 
 
-def test_program_refusals_name_the_command_that_fixes_them(
+def test_program_refusals_name_fixing_command(
     created: Shell, run_id: str, material: Path, tmp_path: Path
 ) -> None:
     assert "update-config" in created("set-paused", "--run-id", run_id, "resume").error["fix"]
@@ -391,7 +389,7 @@ def test_program_refusals_name_the_command_that_fixes_them(
         assert command in running["fix"]
 
 
-def test_rates_of_future_epochs_are_recorded(configured: Shell, run_id: str) -> None:
+def test_future_epoch_rates_are_recorded(configured: Shell, run_id: str) -> None:
     rates = ("--earning-rate-total-shared", 1000, "--slashing-rate-per-client", 10)
     assert (
         configured("set-future-epoch-rates", "--run-id", run_id, *rates).data["future_earning_rate"]
@@ -428,7 +426,7 @@ def test_tick_without_running_deadline_ends_and_says_why(
     assert "0 of 1 tick changed" in waits.out
 
 
-def test_list_runs_shows_the_run(unchanged: tuple[Shell, str]) -> None:
+def test_list_runs_shows_run(unchanged: tuple[Shell, str]) -> None:
     configured, run_id = unchanged
     (row,) = [row for row in configured("list-runs").data if row["run_id"] == run_id]
     assert row["tiers"] == 3
@@ -441,9 +439,7 @@ def test_list_runs_shows_the_run(unchanged: tuple[Shell, str]) -> None:
     assert "the run is new, and waits: its owner has not begun it yet (set-paused resume)" in asked
 
 
-def test_a_run_is_listed_and_told_in_the_words_of_a_members_view(
-    configured: Shell, run_id: str
-) -> None:
+def test_run_description_equals_member_view(configured: Shell, run_id: str) -> None:
     said = configured("create-run", "--run-id", f"{run_id}b", "--name", "Two words")
     assert said.data["state"] == "uninitialized"
     told = invoke(
@@ -460,7 +456,7 @@ def test_a_run_is_listed_and_told_in_the_words_of_a_members_view(
 
 
 @pytest.mark.parametrize("state", RunState, ids=lambda state: state.name)
-def test_no_state_is_told_by_its_name_in_a_program(state: RunState) -> None:
+def test_run_state_words_differ_from_program_names(state: RunState) -> None:
     words = in_words(state)
     assert words.removeprefix("in ") == state_words(state.name)
     assert "_" not in words
@@ -499,7 +495,7 @@ def test_kick_by_owner_or_join_authority_removes_and_bars(
     assert "barred" not in asked.out
 
 
-def test_close_run_returns_the_rent(configured: Shell, run_id: str) -> None:
+def test_close_run_returns_rent(configured: Shell, run_id: str) -> None:
     closed = configured("close-run", "--run-id", run_id, "--yes").data
     assert closed["lamports_returned"] > 500_000_000
     for command in (("json-dump-run",), ("close-run", "--yes"), ("set-paused", "pause")):
@@ -524,7 +520,7 @@ def close_line(shell: Shell, run_id: str) -> tuple[str | Path, ...]:
 
 
 @pytest.mark.slow
-def test_close_run_interrupted_at_its_question_ends_with_130(unchanged: tuple[Shell, str]) -> None:
+def test_close_run_interrupted_at_question_exits_130(unchanged: tuple[Shell, str]) -> None:
     configured, run_id = unchanged
     mine, theirs = pty.openpty()
     line = [CONSOLE, *close_line(configured, run_id)]
@@ -544,7 +540,7 @@ def test_close_run_interrupted_at_its_question_ends_with_130(unchanged: tuple[Sh
     assert configured("show-run", "--run-id", run_id).code == 0
 
 
-def test_close_run_asks_on_a_terminal(configured: Shell, run_id: str) -> None:
+def test_close_run_on_terminal_asks(configured: Shell, run_id: str) -> None:
     """An empty line, a no and the end of the input close nothing; a yes does."""
     line = close_line(configured, run_id)
     for typed in ("\n", "no\n", ""):
@@ -566,7 +562,7 @@ def test_close_run_asks_on_a_terminal(configured: Shell, run_id: str) -> None:
     assert "list-runs" in told["fix"]
 
 
-def test_every_command_says_of_a_closed_run_that_there_is_none(
+def test_closed_run_is_unknown_to_every_command(
     configured: Shell, run_id: str, material: Path, tmp_path: Path
 ) -> None:
     assert configured("close-run", "--run-id", run_id, "--yes").code == 0
@@ -592,7 +588,7 @@ def test_every_command_says_of_a_closed_run_that_there_is_none(
         assert "list-runs" in told["fix"], command
 
 
-def test_close_run_asks_nothing_where_it_would_be_refused(configured: Shell, run_id: str) -> None:
+def test_close_run_refused_without_question(configured: Shell, run_id: str) -> None:
     configured("set-paused", "--run-id", run_id, "resume")
     refused = invoke_typing("y\n", *close_line(configured, run_id))
     assert refused.code == 1
@@ -613,7 +609,7 @@ def test_checkpoint_needs_an_attested_model(unchanged: tuple[Shell, str], materi
     assert "not attested a model yet" in refused["error"]
 
 
-def test_json_dump_user_names_those_who_are_not_members(unchanged: tuple[Shell, str]) -> None:
+def test_json_dump_user_of_nonmember_is_refused(unchanged: tuple[Shell, str]) -> None:
     configured, run_id = unchanged
     refused = configured("json-dump-user", "--run-id", run_id, "--address", configured.wallet).error
     assert "is not a member" in refused["error"]

@@ -107,7 +107,7 @@ async def join(address: str) -> None:
         )
 
 
-def test_show_run_and_watch_of_server_run_match_a_clusters(server: Server) -> None:
+def test_show_run_and_watch_of_server_run_match_cluster(server: Server) -> None:
     before = server("show-run", "--json").data
     assert (before["run_id"], before["state"], before["members"]) == (
         RUN,
@@ -161,7 +161,7 @@ def test_predownload_and_doctor_at_server_find_run_and_files(server: Server) -> 
 
 
 @pytest.mark.slow
-def test_refusals_of_show_run_and_watch_are_explained(
+def test_show_run_and_watch_refusals_have_fix(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for command in ("show-run", "watch"):

@@ -79,7 +79,7 @@ def trained(event: Event, steps: int) -> bool:
 
 
 @pytest.mark.slow
-def test_interrupted_lone_member_resumes_from_its_steps(
+def test_interrupted_lone_member_resumes_from_saved_steps(
     owner: Shell, run_id: str, line: list[str]
 ) -> None:
     with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as first:
@@ -100,9 +100,7 @@ def test_interrupted_lone_member_resumes_from_its_steps(
 
 
 @pytest.mark.slow
-def test_lone_member_that_cannot_save_names_its_steps_and_fails(
-    line: list[str], tmp_path: Path
-) -> None:
+def test_lone_member_unable_to_save_fails_with_lost_steps(line: list[str], tmp_path: Path) -> None:
     """Nobody is there who could press Ctrl-C again."""
     with subprocess.Popen(
         line, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True

@@ -46,7 +46,7 @@ def events(text: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_a_run_s_config_is_trained_with_its_tiers(material: Path, tmp_path: Path) -> None:
+def test_train_local_config_of_run_trains_its_tiers(material: Path, tmp_path: Path) -> None:
     done = invoke(*quick(material, "--tiers", "0,1,2", "--out", tmp_path / "out", "--json"))
     assert (done.code, done.err) == (0, "")
     said = events(done.out)
@@ -64,7 +64,7 @@ def test_a_run_s_config_is_trained_with_its_tiers(material: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon", "distro", "sparseloco"])
-def test_a_person_reads_lines(material: Path, tmp_path: Path, optimizer: str) -> None:
+def test_train_local_prints_readable_lines(material: Path, tmp_path: Path, optimizer: str) -> None:
     held_out = tmp_path / "held-out"
     held_out.mkdir()
     text = (material / "tokens" / "tokens-00000.bin").read_bytes()
@@ -84,7 +84,7 @@ class Killed(BaseException):
 
 
 @pytest.mark.slow
-def test_train_local_interrupted_ends_with_the_same_weights(
+def test_train_local_interrupted_ends_with_same_weights(
     material: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ctrl-C in step 2 and SIGTERM in step 4 lose no step; the end in step 7 loses those since step
@@ -128,7 +128,7 @@ def test_train_local_interrupted_ends_with_the_same_weights(
 
 
 @pytest.mark.slow
-def test_interrupted_training_resumes_to_the_same_end(material: Path, tmp_path: Path) -> None:
+def test_train_local_interrupted_resumes_to_same_end(material: Path, tmp_path: Path) -> None:
     """End it by Ctrl-C, which loses no step, then by kill -9."""
     options = ("--tiers", "0,1,2", "--steps", 16, "--save-every", 7, "--json")
     whole, cut = (quick(material, *options, "--out", tmp_path / name) for name in ("whole", "cut"))
@@ -206,7 +206,7 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("more", "sentence", "fix"), MISTAKES, ids=str)
-def test_a_mistake_is_a_sentence_and_ends_with_2(
+def test_train_local_invalid_option_exits_2(
     material: Path, more: tuple[str | int, ...], sentence: str, fix: str
 ) -> None:
     told = invoke(*quick(material, *more), "--json").mistake
@@ -214,7 +214,7 @@ def test_a_mistake_is_a_sentence_and_ends_with_2(
     assert fix in told["fix"]
 
 
-def test_what_is_not_there_is_a_sentence_and_ends_with_1(material: Path, tmp_path: Path) -> None:
+def test_train_local_missing_file_exits_1(material: Path, tmp_path: Path) -> None:
     for more, sentence in (
         (("--model", tmp_path / "none"), "config.json"),
         (("--data-path", tmp_path / "none"), "there is no token data"),
@@ -228,7 +228,7 @@ def test_what_is_not_there_is_a_sentence_and_ends_with_1(material: Path, tmp_pat
         assert told["fix"] or "config.json" in sentence or "write" in sentence
 
 
-def test_training_with_other_options_does_not_resume(material: Path, tmp_path: Path) -> None:
+def test_train_local_with_other_options_does_not_resume(material: Path, tmp_path: Path) -> None:
     assert invoke(*quick(material, "--out", tmp_path / "out")).code == 0
     told = invoke(*quick(material, "--out", tmp_path / "out", "--seed", 1), "--json").error
     assert "holds a training with other options (--seed was " in told["error"]

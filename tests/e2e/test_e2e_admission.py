@@ -84,7 +84,7 @@ def test_permissioned_run_admits_delegates_only(
 
 
 @pytest.mark.parametrize("engine", ["embedded"], indirect=True)
-def test_a_member_that_waits_in_a_run_that_is_closed_is_told_so(
+def test_member_waiting_in_closed_run_ends_with_reason(
     cluster: TrainingCluster, run_inputs: RunInputs
 ) -> None:
     """The member does not try to leave the closed run."""

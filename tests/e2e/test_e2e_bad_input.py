@@ -184,7 +184,7 @@ def outcomes(
 
 @pytest.mark.parametrize("engine", ["embedded"], indirect=True)
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.__name__)
-def test_a_mistake_is_a_sentence_and_its_fix(
+def test_mistake_prints_sentence_and_fix(
     outcomes: dict[Mistake, Running], mistake: Mistake
 ) -> None:
     done = outcomes[mistake]

@@ -59,7 +59,7 @@ def cluster(started: TrainingCluster) -> Iterator[TrainingCluster]:
 
 
 @BOTH_ENGINES  # the first one: it needs members that have seen everything
-def test_members_survive_a_chain_that_is_gone_for_a_while(cluster: TrainingCluster) -> None:
+def test_members_during_chain_outage_keep_running(cluster: TrainingCluster) -> None:
     members = cluster.members[:3]
     before = cluster.until_early_in_an_epoch()
     cluster.network.go_down()
@@ -92,7 +92,7 @@ def test_members_survive_a_chain_that_is_gone_for_a_while(cluster: TrainingClust
 
 
 @ONE_ENGINE
-def test_late_joiner_takes_the_model_and_leaves_by_two_ctrl_c(cluster: TrainingCluster) -> None:
+def test_late_joiner_loads_model_and_leaves_on_two_ctrl_c(cluster: TrainingCluster) -> None:
     late = cluster.add_member(1)
     epoch = cluster.until_early_in_an_epoch().epoch
     cluster.start(late)
@@ -137,7 +137,7 @@ def has_left(cluster: TrainingCluster, member: ClusterMember) -> bool:
 
 
 @ONE_ENGINE
-def test_ctrl_c_leaves_the_run_and_the_member_can_return(cluster: TrainingCluster) -> None:
+def test_member_after_ctrl_c_can_rejoin_run(cluster: TrainingCluster) -> None:
     member = cluster.members[2]
     leave(cluster, member)
     mark = member.event_log.position()
@@ -147,7 +147,7 @@ def test_ctrl_c_leaves_the_run_and_the_member_can_return(cluster: TrainingCluste
 
 
 @ONE_ENGINE
-def test_a_second_process_with_the_same_wallet_is_refused(cluster: TrainingCluster) -> None:
+def test_second_process_with_same_wallet_is_refused(cluster: TrainingCluster) -> None:
     member = cluster.members[2]
     mark = member.event_log.position()
     second = cluster.start(member)
@@ -218,7 +218,7 @@ def test_pause_and_resume_with_members_waiting(cluster: TrainingCluster) -> None
 
 
 @ONE_ENGINE  # the last one: the run drops this member only after a while
-def test_ctrl_c_ends_a_member_whose_chain_does_not_answer(cluster: TrainingCluster) -> None:
+def test_ctrl_c_with_unresponsive_chain_ends_member(cluster: TrainingCluster) -> None:
     member = cluster.members[1]
     cluster.until(lambda: cluster.in_epoch(member), "it is in an epoch")
     cluster.network.process.signal_all(signal.SIGSTOP)

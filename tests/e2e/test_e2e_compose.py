@@ -94,9 +94,7 @@ def shorter(config: Path) -> None:
     files.write_text(files.read_text().replace("budget-bytes = 2000000", "budget-bytes = 400000"))
 
 
-def test_compose_run_is_trained_although_a_member_is_killed(
-    xprocess: XProcess, tmp_path: Path
-) -> None:
+def test_compose_run_with_killed_member_finishes(xprocess: XProcess, tmp_path: Path) -> None:
     machine = Machine(xprocess, tmp_path)
     them = services()
     shorter(tmp_path / "config" / "demo" / "config.toml")

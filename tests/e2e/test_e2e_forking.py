@@ -22,7 +22,7 @@ pytestmark = [
 NOBODY = ["--rpc", "http://127.0.0.1:9", "--ws-rpc", "ws://127.0.0.1:9"]
 
 
-def test_forked_command_gives_its_status_and_output(tmp_path: Path) -> None:
+def test_forked_command_returns_status_and_output(tmp_path: Path) -> None:
     wallet = tmp_path / "wallet.json"
     made = RunningMember("made", ["show-identity", "--create", "-w", wallet], tmp_path, {})
     mistaken = RunningMember("mistaken", ["train", "--run-id", "x" * 99], tmp_path, {})

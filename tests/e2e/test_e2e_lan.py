@@ -33,7 +33,7 @@ def fund(network: Network, wallet: Pubkey) -> None:
     ask(network.rpc, "requestAirdrop", str(wallet), 2_000_000_000)
 
 
-def test_members_that_name_each_other_train_to_the_end(
+def test_members_with_static_peers_train_to_end(
     xprocess: XProcess, run_inputs: RunInputs, tmp_path: Path
 ) -> None:
     """The first names nobody, the second the first, the third both: of every two one is enough."""

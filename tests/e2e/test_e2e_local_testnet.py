@@ -46,7 +46,7 @@ def event_logs(place: Path, count: int) -> dict[str, EventLog]:
     return {name: EventLog(place / "events" / name) for name in names}
 
 
-def test_embedded_run_of_three_tiers_survives_a_killed_member(
+def test_embedded_testnet_with_killed_member_finishes(
     xprocess: XProcess, run_inputs: RunInputs, tmp_path: Path
 ) -> None:
     # Two suffice while the third is away, and no round waits long for it.
@@ -93,7 +93,7 @@ def test_embedded_run_of_three_tiers_survives_a_killed_member(
     assert not (place / "checkpoints" / "client-2").exists()
 
 
-def test_on_a_server_from_a_servers_file_and_another_checkpoint(
+def test_server_testnet_from_state_file_trains(
     xprocess: XProcess, run_inputs: RunInputs, tmp_path: Path
 ) -> None:
     directory = tmp_path / "config"
@@ -122,7 +122,7 @@ def test_on_a_server_from_a_servers_file_and_another_checkpoint(
     assert compare_replicas(event_logs(place, 2)) > 8
 
 
-def test_clients_that_fail_are_reported_and_not_restarted(
+def test_testnet_failing_clients_are_reported_not_restarted(
     xprocess: XProcess, run_inputs: RunInputs, tmp_path: Path
 ) -> None:
     config = run_inputs.config(tmp_path / "config", **SHORT)
@@ -137,7 +137,7 @@ def test_clients_that_fail_are_reported_and_not_restarted(
     assert "is started again" not in testnet.output
 
 
-def test_it_ends_when_its_time_is_over(
+def test_testnet_after_time_limit_ends(
     xprocess: XProcess, run_inputs: RunInputs, tmp_path: Path
 ) -> None:
     config = run_inputs.config(tmp_path / "config", **SHORT, total_steps=5000)

@@ -85,7 +85,7 @@ PLACES = [
 
 
 @pytest.mark.parametrize("there", PLACES)
-def test_checkpoint_without_model_is_skipped_for_an_earlier_one(
+def test_missing_checkpoint_falls_back_to_earlier_one(
     trained: TrainingCluster, there: bool
 ) -> None:
     newcomer = trained.add_member(1)

@@ -121,7 +121,7 @@ def at_network(person: Person, line: str) -> None:
     person.variables |= {"RPC": found[1], "WS_RPC": found[2]}
 
 
-def test_a_run_from_its_first_line_to_its_last(person: Person) -> None:
+def test_owner_and_provider_pages_complete_whole_run(person: Person) -> None:
     """An owner, a provider and a user who keeps the model, each by the page for them."""
     network, *lines = told("owner.md", "The first time, on this machine alone")
     at_network(person, network)
@@ -199,7 +199,7 @@ def make_smaller(config: Path) -> None:
     config.write_text(text)
 
 
-def test_a_comparison_of_the_researchers_page(person: Person) -> None:
+def test_researcher_page_comparison_runs(person: Person) -> None:
     """In a checkout, which is what that page is about."""
     for name in ("scripts", "config", "client", "benchmarks"):
         (person.place / name).symlink_to(ROOT / name)

@@ -32,7 +32,7 @@ def ranks_of(member: ClusterMember) -> list[psutil.Process]:
 
 
 @EMBEDDED
-def test_two_ranks_equal_one_and_a_killed_rank_ends_its_member(
+def test_two_ranks_equal_one_and_killed_rank_ends_member(
     cluster: TrainingCluster, run_inputs: RunInputs
 ) -> None:
     # so that everybody has a share
@@ -86,9 +86,7 @@ def test_two_ranks_equal_one_and_a_killed_rank_ends_its_member(
 
 
 @EMBEDDED
-def test_the_ranks_of_a_member_that_is_killed_end_with_it(
-    cluster: TrainingCluster, run_inputs: RunInputs
-) -> None:
+def test_killed_member_ends_its_ranks(cluster: TrainingCluster, run_inputs: RunInputs) -> None:
     cluster.configure(
         run_inputs.config(cluster.place, init_min_clients=1, min_clients=1, total_steps=1000)
     )

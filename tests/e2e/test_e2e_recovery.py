@@ -15,7 +15,7 @@ STEPS = 12
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["embedded"], indirect=True)  # no engine knows of members
-def test_all_gone_and_back_from_the_durable_checkpoint(
+def test_run_with_all_members_killed_resumes_from_checkpoint(
     cluster: TrainingCluster, run_inputs: RunInputs
 ) -> None:
     rules = {

@@ -87,7 +87,7 @@ def configured(cluster: TrainingCluster) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("engine", ["embedded"], indirect=True)
-def test_the_seeds_sample_trains_where_its_network_is(
+def test_seed_sample_config_trains_on_hub_and_bucket(
     cluster: TrainingCluster, hub: Hub, bucket: Web, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)

@@ -41,7 +41,7 @@ def check_whole(server_run: ServerRun, name: str, steps: int) -> None:
     assert mean(losses[-3:]) < mean(losses[:3])
 
 
-def test_a_run_outlives_kill_9_of_its_server_and_of_a_member(
+def test_server_run_survives_kill_of_server_and_member(
     xprocess: XProcess, run_inputs: RunInputs, tmp_path: Path
 ) -> None:
     server_run = ServerRun(

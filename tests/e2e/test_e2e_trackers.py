@@ -47,7 +47,7 @@ def losses_of_trackio(place: Path) -> dict[str, list[Any]]:
 
 @with_wandb
 @with_trackio
-def test_clients_of_a_local_testnet_have_their_losses_there(
+def test_testnet_clients_report_losses_to_trackers(
     xprocess: XProcess, run_inputs: RunInputs, tmp_path: Path
 ) -> None:
     config = run_inputs.config(tmp_path / "config", init_min_clients=2, total_steps=12)

@@ -22,9 +22,7 @@ ENGINES = ["embedded", pytest.param("validator", marks=pytest.mark.slow)]
 
 
 @pytest.mark.parametrize("engine", ENGINES, indirect=True)
-def test_three_tiers_train_two_epochs_to_the_end(
-    cluster: TrainingCluster, run_inputs: RunInputs
-) -> None:
+def test_three_tiers_train_two_epochs(cluster: TrainingCluster, run_inputs: RunInputs) -> None:
     rules = {"rounds_per_epoch": STEPS // EPOCHS, "total_steps": STEPS, "overlap": 1}
     cluster.configure(run_inputs.config(cluster.place, **rules))
     members = cluster.start_three()
@@ -65,7 +63,7 @@ def test_three_tiers_train_two_epochs_to_the_end(
 @pytest.mark.nightly
 @pytest.mark.parametrize("engine", ["embedded"], indirect=True)
 @pytest.mark.parametrize("architecture", ["nanogpt", "deepseek"])
-def test_other_architectures_train_while_one_is_evaluated(
+def test_other_architectures_with_evaluated_member_train(
     cluster: TrainingCluster, tmp_path: Path, architecture: str
 ) -> None:
     """NanoGPT, with all of its ideas, and DeepSeek, whose experts are cut into tiers, in rounds

@@ -24,7 +24,7 @@ from e2e.run_inputs import ROOT
 
 
 @pytest.mark.slow
-def test_sdist_and_wheel_have_what_a_user_needs(installed: Installed) -> None:
+def test_sdist_and_wheel_contain_user_files(installed: Installed) -> None:
     with tarfile.open(installed.sdist) as archive:
         kept = {name.partition("/")[2] for name in archive.getnames()}
     assert {
@@ -49,9 +49,7 @@ def test_sdist_and_wheel_have_what_a_user_needs(installed: Installed) -> None:
 
 
 @pytest.mark.slow
-def test_the_page_that_an_error_names_is_in_the_package(
-    installed: Installed, tmp_path: Path
-) -> None:
+def test_error_docs_page_is_in_package(installed: Installed, tmp_path: Path) -> None:
     script = installed.scripts / "aftermath-solana"
     (tmp_path / "run.toml").write_text("[config]\nnonsense = 1\n")
     line = [script, "estimate", "--config", "run.toml", "--json"]
@@ -65,7 +63,7 @@ def test_the_page_that_an_error_names_is_in_the_package(
 
 # Forty CPU seconds. What the package has and that its command starts are slow tests above.
 @pytest.mark.nightly
-def test_a_local_testnet_trains_without_the_checkout(
+def test_installed_testnet_without_checkout_trains(
     installed: Installed, xprocess: XProcess, tmp_path: Path
 ) -> None:
     where = installed.python("-c", "import aftermath; print(aftermath.__file__)").strip()
