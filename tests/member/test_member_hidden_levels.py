@@ -80,7 +80,7 @@ def _holder_went_through(sim: SimulatedRun) -> bool:
 
 
 @pytest.mark.slow
-def test_holder_that_missed_a_round_fetches_from_attesters(tmp_path: Path) -> None:
+def test_holder_after_missed_round_fetches_from_attesters(tmp_path: Path) -> None:
     """It was in no duty of that round, and learns of who has what when it applies it."""
 
     async def story(sim: SimulatedRun) -> None:
@@ -301,7 +301,7 @@ def test_holder_dying_before_attesting_leaves_no_liar_alone(tmp_path: Path, over
 
 
 @pytest.mark.parametrize("overlap", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_nobody_waits_for_a_level_that_one_member_alone_holds(tmp_path: Path, overlap: int) -> None:
+def test_level_with_one_slow_holder_delays_nobody(tmp_path: Path, overlap: int) -> None:
     """The slow line of the only holder keeps it from serving the level. The witnesses attest
     without its results.
     """

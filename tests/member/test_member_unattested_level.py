@@ -54,7 +54,7 @@ def _told(player: SimMember) -> list[str]:
     "parted",
     ["a newcomer", "a holder, with another one whose attestation is late"],
 )
-def test_two_faced_offers_part_nobody(tmp_path: Path, parted: str) -> None:
+def test_inconsistent_offers_do_not_fork_replicas(tmp_path: Path, parted: str) -> None:
     """Two holders of a level attest different hashes, or one of three attests any hash."""
 
     async def story(sim: SimulatedRun) -> None:

@@ -89,7 +89,7 @@ def test_transformers_reads_several_files(model: str, tmp_path: Path) -> None:
     torch.testing.assert_close(ours(tokens), theirs(tokens).logits, rtol=1e-4, atol=1e-4)
 
 
-def test_a_step_is_the_same_model_only_with_the_same_files(tmp_path: Path) -> None:
+def test_same_step_needs_same_files(tmp_path: Path) -> None:
     config = config_of(LLAMA)
 
     def keep(seed: int) -> Path:

@@ -36,7 +36,7 @@ async def test_80_column_server_screen_shows_last_seen(count: int) -> None:
     assert "witness" in lines[0]
 
 
-def test_what_there_is_no_room_for_is_given_up_in_order() -> None:
+def test_narrow_table_drops_columns_in_order() -> None:
     here: frozenset[bytes] = frozenset()
     found = members("takes part, joins the next epoch")
     forms = {}
@@ -54,7 +54,7 @@ def test_what_there_is_no_room_for_is_given_up_in_order() -> None:
     assert {form[-1] for form in forms} == {"epoch 2, round 39"}
 
 
-def test_a_table_is_as_wide_as_there_is_room_and_no_wider() -> None:
+def test_table_width_fits_its_content_and_room() -> None:
     found = members()
     columns, rows = table(found, None, None, 1000)
     cells = [columns, *rows.values()]

@@ -35,7 +35,7 @@ FAST_CASES = {"busy-run", "busy-network", "failing-log", "server-members"}
     "case",
     [pytest.param(case, marks=() if case in FAST_CASES else pytest.mark.slow) for case in CASES],
 )
-def test_it_is_drawn_as_it_was(case: str, snap_compare: Callable[..., bool]) -> None:
+def test_screen_matches_snapshot(case: str, snap_compare: Callable[..., bool]) -> None:
     role, told, key = CASES[case]
 
     async def turned_over(pilot: Pilot[None]) -> None:

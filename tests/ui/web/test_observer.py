@@ -61,7 +61,7 @@ def observed_there(people: Crowd, **options: Any) -> Any:
     return observing(network.rpc_url, network.ws_url, **options)
 
 
-async def test_the_page_is_its_own_files_and_may_run_nothing_else(people: Crowd) -> None:
+async def test_observer_page_loads_only_its_own_files(people: Crowd) -> None:
     async with observed_there(people) as viewer:
         for path in (
             "/",
@@ -99,7 +99,7 @@ def test_page_files_make_no_markup_and_no_foreign_requests() -> None:
         assert set(re.findall(r"https?://[^\s\"']+", text)) <= {"http://www.w3.org/2000/svg"}, path
 
 
-async def test_a_run_is_told_as_the_chain_has_it(people: Crowd) -> None:
+async def test_observer_run_equals_chain_state(people: Crowd) -> None:
     async with observed_there(people) as viewer:
         (listed,) = (await viewer.json("/api/runs"))["list"]["runs"]
         assert (listed["run_id"], listed["name"], listed["state"]) == (
@@ -149,7 +149,7 @@ async def test_losses_without_events_come_from_witnesses(people: Crowd) -> None:
     assert found["curves"]["epochs"] == {"0": 1}
 
 
-async def test_a_step_that_nobody_has_been_at_is_no_place_in_a_chart(people: Crowd) -> None:
+async def test_observer_step_beyond_run_is_not_charted(people: Crowd) -> None:
     async with observed_there(people) as viewer:
         await people.join()
         async with viewer.live(f"/live/{AT}") as socket:
@@ -164,7 +164,7 @@ async def test_a_step_that_nobody_has_been_at_is_no_place_in_a_chart(people: Cro
     assert set(found["curves"]["epochs"].values()) <= set(range(8))
 
 
-async def test_a_transaction_is_pushed_and_can_be_gone_back_to(people: Crowd) -> None:
+async def test_observer_transaction_is_pushed_and_kept_in_history(people: Crowd) -> None:
     async with observed_there(people) as viewer, viewer.live(f"/live/{AT}") as socket:
         before = (await until(socket, state_is("waiting_for_members")))["now"]["moment"]
         assert "members" not in before
@@ -178,7 +178,7 @@ async def test_a_transaction_is_pushed_and_can_be_gone_back_to(people: Crowd) ->
         assert (await viewer.json(f"/api/runs/{AT}/at/{times[-1] + 10**6}"))["state"] == "paused"
 
 
-async def test_the_list_of_runs_is_pushed(people: Crowd) -> None:
+async def test_observer_run_list_is_pushed(people: Crowd) -> None:
     async with observed_there(people) as viewer, viewer.live("/live") as socket:
         assert len((await socket.receive_json(timeout=30))["list"]["runs"]) == 1
         await people.place.coordinator.create_run("another")
@@ -186,7 +186,7 @@ async def test_the_list_of_runs_is_pushed(people: Crowd) -> None:
         assert {run["run_id"] for run in names["list"]["runs"]} == {RUN, "another"}
 
 
-async def test_viewers_are_counted_and_other_sites_refused(people: Crowd) -> None:
+async def test_observer_viewers_are_limited_and_other_sites_refused(people: Crowd) -> None:
     async with observed_there(people, most_viewers=2) as viewer:
         async with viewer.live("/live"), viewer.live(f"/live/{AT}"):
             with pytest.raises(WSServerHandshakeError, match="503"):
@@ -204,7 +204,7 @@ async def test_viewers_are_counted_and_other_sites_refused(people: Crowd) -> Non
 @pytest.mark.parametrize(
     "asks", [b"", b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 500], ids=["nothing", "500 pages"]
 )
-async def test_idle_strangers_block_nobody(
+async def test_observer_idle_connections_block_nobody(
     people: Crowd, asks: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(web_server, "MOST_OTHERS", 24)
@@ -230,7 +230,7 @@ async def test_idle_strangers_block_nobody(
             writer.transport.abort()
 
 
-async def test_what_is_no_run_is_said(people: Crowd) -> None:
+async def test_observer_unknown_run_is_404(people: Crowd) -> None:
     async with observed_there(people) as viewer:
         assert await viewer.status(f"/api/runs/{'x' * 33}") == 404
         assert await viewer.status(f"/api/runs/{AT}/at/{'9' * 17}") == 404
@@ -243,7 +243,7 @@ async def test_what_is_no_run_is_said(people: Crowd) -> None:
     assert found["now"]["moment"] is None
 
 
-async def test_observer_of_a_dead_node_answers_503_and_warns(
+async def test_observer_of_dead_node_answers_503_and_warns(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     port = free_ports("127.0.0.1", 1)
@@ -254,7 +254,7 @@ async def test_observer_of_a_dead_node_answers_503_and_warns(
     assert any("does not answer" in record.getMessage() for record in caplog.records)
 
 
-async def test_runs_that_are_followed_are_counted(
+async def test_observer_followed_runs_are_limited(
     people: Crowd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(observatory, "MOST_RUNS", 2)
@@ -271,7 +271,7 @@ async def test_runs_that_are_followed_are_counted(
         assert await viewer.status(f"/api/runs/{AT}") == 200
 
 
-async def test_a_network_that_goes_away_and_comes_back(
+async def test_observer_after_network_outage_recovers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(observed, "OUTAGE_SECONDS", 2.5)
@@ -304,7 +304,7 @@ async def test_a_network_that_goes_away_and_comes_back(
         await network.close()
 
 
-async def test_a_place_of_events_may_come_later(people: Crowd, tmp_path: Path) -> None:
+async def test_observer_events_directory_may_appear_later(people: Crowd, tmp_path: Path) -> None:
     place = tmp_path / "later"
     async with observed_there(people, events=[place]) as viewer:
         assert "told later" not in await viewer.text("/api/runs")
@@ -317,9 +317,7 @@ async def test_a_place_of_events_may_come_later(people: Crowd, tmp_path: Path) -
                 await asyncio.sleep(0.5)
 
 
-async def test_a_run_created_again_shows_nothing_of_the_first(
-    people: Crowd, tmp_path: Path
-) -> None:
+async def test_observer_recreated_run_hides_the_first(people: Crowd, tmp_path: Path) -> None:
     coordinator = people.place.coordinator
     await coordinator.create_run("twice")
     run = await coordinator.run("twice")
@@ -354,7 +352,7 @@ async def test_a_run_created_again_shows_nothing_of_the_first(
     assert (await coordinator.run("twice")).identity != run.identity
 
 
-async def test_a_port_that_is_taken_is_said(people: Crowd) -> None:
+async def test_observer_taken_port_is_refused(people: Crowd) -> None:
     async with observed_there(people) as viewer:
         port = int(viewer.url.rsplit(":", 1)[1])
         second = ObserverServer(Observatory(people.place.coordinator))

@@ -121,7 +121,7 @@ async def shown(people: Crowd, browser: Browser, url: str) -> None:
     assert await browser.ask("document.title") == f"{EVIL} · aftermath"
 
 
-async def test_the_page_in_a_browser(browser: Browser) -> None:
+async def test_observer_page_works_in_browser(browser: Browser) -> None:
     rules = {"init_min_clients": 3, "rounds_per_epoch": 6}
     async with (
         crowd("shown", (0, 1, 2), name=EVIL, **rules) as people,
