@@ -34,7 +34,7 @@ async def listed(place: Place) -> set[str]:
     return {run.run_id for run, *_ in runs if run.main_authority == place.wallet.public}
 
 
-async def test_a_run_is_created_configured_started_and_closed(place: Place) -> None:
+async def test_run_is_created_configured_started_and_closed(place: Place) -> None:
     coordinator = await place.open_run("first")
     run, model, members = await coordinator.snapshot("first")
     assert run.state is RunState.WAITING_FOR_MEMBERS
@@ -56,7 +56,7 @@ async def test_a_run_is_created_configured_started_and_closed(place: Place) -> N
         await coordinator.run("first")
 
 
-async def test_refusals_carry_the_programs_name_and_sentence(place: Place) -> None:
+async def test_refusals_have_program_name_and_sentence(place: Place) -> None:
     coordinator = await place.configured_run("strict")
     spent = coordinator.sender.spend.transactions
     with pytest.raises(Refused, match="Nothing is due yet") as caught:
@@ -78,7 +78,7 @@ async def test_refusals_carry_the_programs_name_and_sentence(place: Place) -> No
     )
 
 
-async def test_a_stranger_may_not_change_the_run(place: Place) -> None:
+async def test_stranger_may_not_change_run(place: Place) -> None:
     await place.configured_run("mine")
     stranger = Wallet(Keypair())
     await ensure_funds(place.pool, stranger.pubkey, 1_000_000_000)
@@ -87,7 +87,7 @@ async def test_a_stranger_may_not_change_the_run(place: Place) -> None:
     assert caught.value.name == "NotMainAuthority"
 
 
-async def test_a_run_cannot_be_created_twice(place: Place) -> None:
+async def test_run_cannot_be_created_twice(place: Place) -> None:
     await place.coordinator.create_run("twice")
     with pytest.raises(Refused):
         await place.coordinator.create_run("twice")
@@ -104,7 +104,7 @@ async def test_partly_created_run_is_listed_without_members(
     assert len(found["whole"].seats) == 256
 
 
-async def test_no_funds_says_how_much_is_missing(
+async def test_insufficient_funds_error_names_missing_sum(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     poor = Wallet(Keypair())
@@ -123,7 +123,7 @@ async def test_no_funds_says_how_much_is_missing(
         await sender.send([transfer(gift)])
 
 
-async def test_money_is_given_on_a_local_network_only(
+async def test_funds_are_requested_only_on_local_network(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     poor = Keypair().pubkey()
@@ -134,7 +134,7 @@ async def test_money_is_given_on_a_local_network_only(
     assert await ensure_funds(place.pool, poor, 3_000_000_000) >= 3_000_000_000
 
 
-async def test_a_wrong_program_id_says_so(place: Place) -> None:
+async def test_wrong_program_id_is_reported(place: Place) -> None:
     nowhere = Keypair().pubkey()
     coordinator = CoordinatorClient(place.pool, place.wallet, program_id=nowhere)
     with pytest.raises(CoordinatorError, match=f"there is no program {nowhere}"):
@@ -187,7 +187,7 @@ async def test_packing_keeps_order_and_fits(place: Place) -> None:
     assert (await coordinator.run("packed")).future_earning_rate == 59
 
 
-async def test_an_instruction_too_large_for_a_transaction_says_so(embedded: Place) -> None:
+async def test_oversized_instruction_is_refused(embedded: Place) -> None:
     ix = embedded.coordinator.ix
     with pytest.raises(CoordinatorError, match="the limit is 1232"):
         pack(
@@ -222,7 +222,7 @@ async def test_authorizations_are_created_delegated_and_closed(place: Place) -> 
     assert caught.value.name == "StillActive"
 
 
-def test_a_percentile_is_one_of_the_values_and_0_of_none() -> None:
+def test_percentile_is_one_of_the_values_or_zero() -> None:
     assert percentile([], 50) == 0
     assert [percentile([30, 10, 20], percent) for percent in (0, 33, 34, 66, 67, 100)] == [
         10,
@@ -234,7 +234,7 @@ def test_a_percentile_is_one_of_the_values_and_0_of_none() -> None:
     ]
 
 
-async def test_priority_fees_stay_within_the_users_limit(place: Place) -> None:
+async def test_priority_fees_stay_within_users_limit(place: Place) -> None:
     run = run_addresses(place.coordinator.program_id, "fees").run
     rich = CoordinatorClient(place.pool, place.wallet, max_priority_fee=1000)
     await rich.create_run("fees")
@@ -244,7 +244,7 @@ async def test_priority_fees_stay_within_the_users_limit(place: Place) -> None:
     assert run
 
 
-async def test_a_fallback_sends_when_the_primary_is_down(place: Place) -> None:
+async def test_fallback_sends_while_primary_is_down(place: Place) -> None:
     where = [endpoint("http://127.0.0.1:9"), endpoint(place.network.rpc_url, place.network.ws_url)]
     async with RpcPool(where) as pool:
         coordinator = CoordinatorClient(pool, place.wallet)

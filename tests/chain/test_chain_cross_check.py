@@ -168,7 +168,7 @@ async def changed(place: Place, rate: int) -> int:
     [finished, no_run, nothing, far_ahead],
     ids=["finished", "closed", "unknown", "far ahead"],
 )
-async def test_state_that_one_node_denies_is_not_believed(embedded: Place, lie: Forge) -> None:
+async def test_state_denied_by_one_node_is_not_believed(embedded: Place, lie: Forge) -> None:
     node = Switch(lie)
     async with watched(embedded, node, None) as (coordinator, pool, watcher):
         reader = RunReader(pool, coordinator.program_id, embedded.run_id, watcher)
@@ -182,13 +182,13 @@ async def test_state_that_one_node_denies_is_not_believed(embedded: Place, lie: 
         assert (await reader.view()).model.metadata.name == embedded.run_id
 
 
-async def test_finished_run_at_start_is_not_believed_if_a_node_denies(embedded: Place) -> None:
+async def test_finished_run_at_start_denied_by_node_is_not_believed(embedded: Place) -> None:
     async with watched(embedded, finished, None) as (_, _, watcher):
         assert watcher.latest.state is RunState.WAITING_FOR_MEMBERS
 
 
 @pytest.mark.parametrize("other", [None, AWAY], ids=["agrees", "does not answer"])
-async def test_end_of_run_that_no_node_denies_is_believed(
+async def test_end_of_run_denied_by_no_node_is_believed(
     embedded: Place, other: Endpoint | None
 ) -> None:
     async with watched(embedded, None, other) as (coordinator, _, watcher):
@@ -212,7 +212,7 @@ async def test_finish_confirmed_later_by_second_node_is_believed(
     )
 
 
-async def test_missing_program_that_one_node_denies_is_not_believed(embedded: Place) -> None:
+async def test_missing_program_denied_by_one_node_is_not_believed(embedded: Place) -> None:
     await embedded.configured_run()
     async with (
         forging(embedded, nothing) as forgetful,
@@ -224,7 +224,7 @@ async def test_missing_program_that_one_node_denies_is_not_believed(embedded: Pl
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
-async def test_missing_program_that_no_node_denies_is_believed(embedded: Place, nodes: int) -> None:
+async def test_missing_program_denied_by_no_node_is_believed(embedded: Place, nodes: int) -> None:
     honest = Endpoint(embedded.network.rpc_url, embedded.network.ws_url)
     async with RpcPool([honest] * nodes) as pool:
         client = CoordinatorClient(pool, program_id=Keypair().pubkey())
@@ -235,7 +235,7 @@ async def test_missing_program_that_no_node_denies_is_believed(embedded: Place, 
 @pytest.mark.parametrize(
     "lie", [UNREADABLE, OTHER_DATA, with_spec(b"")], ids=["unreadable", "other data", "none"]
 )
-async def test_spec_that_one_node_denies_is_not_believed(embedded: Place, lie: Forge) -> None:
+async def test_spec_denied_by_one_node_is_not_believed(embedded: Place, lie: Forge) -> None:
     node = Switch(lie)
     async with watched(embedded, node, None) as (coordinator, pool, watcher):
         reader = RunReader(pool, coordinator.program_id, embedded.run_id, watcher)
@@ -252,7 +252,7 @@ async def test_spec_that_one_node_denies_is_not_believed(embedded: Place, lie: F
         assert not (await client.snapshot(embedded.run_id))[1].spec_error
 
 
-async def test_unreadable_spec_at_start_that_a_node_denies_is_ignored(embedded: Place) -> None:
+async def test_unreadable_spec_at_start_denied_by_node_is_ignored(embedded: Place) -> None:
     async with watched(embedded, UNREADABLE, None) as (coordinator, pool, watcher):
         reader = RunReader(pool, coordinator.program_id, embedded.run_id, watcher)
         assert (await reader.view()).model.configured
@@ -260,7 +260,7 @@ async def test_unreadable_spec_at_start_that_a_node_denies_is_ignored(embedded: 
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
-async def test_unreadable_spec_that_no_node_denies_is_believed(embedded: Place, nodes: int) -> None:
+async def test_unreadable_spec_denied_by_no_node_is_believed(embedded: Place, nodes: int) -> None:
     async with watched(embedded, *[UNREADABLE] * nodes) as (coordinator, pool, watcher):
         reader = RunReader(pool, coordinator.program_id, embedded.run_id, watcher)
         with pytest.raises(Unsuitable, match="HfMamba"):

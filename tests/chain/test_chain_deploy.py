@@ -54,7 +54,7 @@ async def bytes_of(place: Place, deployment: Deployment) -> bytes:
 
 
 @pytest.mark.slow
-async def test_deploy_leave_alone_and_upgrade_to_a_larger_program(
+async def test_deploy_keeps_equal_and_upgrades_larger_program(
     place: Place, tmp_path: Path, larger_so: Path, larger_elf: bytes
 ) -> None:
     key = Keypair()
@@ -90,7 +90,7 @@ async def test_deploy_leave_alone_and_upgrade_to_a_larger_program(
     assert (await deploy_program(sender, AUTHORIZER_SO, key, cache=tmp_path)).action == "unchanged"
 
 
-async def test_what_a_larger_program_would_take_is_known_before(
+async def test_deploy_cost_of_larger_program_is_known_before(
     place: Place, tmp_path: Path, larger_so: Path, larger_elf: bytes
 ) -> None:
     """Whether the cluster knows the checked way to make a program larger is found out only when it
@@ -152,7 +152,7 @@ async def test_interrupted_deployment_resumes_where_it_stopped(
     assert await bytes_of(place, done) == elf
 
 
-async def test_another_wallets_program_is_not_upgraded(
+async def test_foreign_program_is_not_upgraded(
     embedded: Place, tmp_path: Path, larger_so: Path
 ) -> None:
     key = Keypair()
@@ -165,7 +165,7 @@ async def test_another_wallets_program_is_not_upgraded(
         )
 
 
-async def test_lack_of_funds_names_the_amount_before_anything_is_sent(
+async def test_missing_funds_are_named_before_anything_is_sent(
     embedded: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Endpoint, "is_loopback", False)
@@ -178,7 +178,7 @@ async def test_lack_of_funds_names_the_amount_before_anything_is_sent(
 
 
 @pytest.mark.parametrize("what", ["missing", "text", "empty"])
-async def test_files_that_are_no_program_are_refused(
+async def test_files_without_program_are_refused(
     embedded: Place, tmp_path: Path, what: str
 ) -> None:
     path = tmp_path / "program.so"
@@ -190,7 +190,7 @@ async def test_files_that_are_no_program_are_refused(
         await deploy_program(sender_of(embedded), path, Keypair(), cache=tmp_path)
 
 
-async def test_what_cannot_be_upgraded_says_so(embedded: Place, tmp_path: Path) -> None:
+async def test_immutable_program_upgrade_is_refused(embedded: Place, tmp_path: Path) -> None:
     with pytest.raises(CoordinatorError, match="cannot be upgraded"):
         await deploy_program(
             sender_of(embedded), AUTHORIZER_SO, embedded.wallet.keypair, cache=tmp_path

@@ -83,7 +83,7 @@ async def asked(sender: Sender, error: Refused) -> int:
     return round(float(error.message.split("needs ")[1].split(" SOL")[0]) * 10**9)
 
 
-async def test_a_drained_member_is_refilled_by_a_local_network(place: Place) -> None:
+async def test_drained_member_is_refilled_by_local_network(place: Place) -> None:
     """In `train`: the wallet could pay at the start, and cannot any more when it has to send."""
     await place.open_run("drained")
     wallet = Wallet(Keypair())
@@ -123,7 +123,7 @@ async def test_airdrop_requests_never_repeat_a_sum() -> None:
     assert len(asked_for) == len(set(asked_for)) == 2
 
 
-async def test_a_transaction_of_several_transfers_is_refilled_for_each(place: Place) -> None:
+async def test_several_transfers_are_refilled_for_each(place: Place) -> None:
     poor = Wallet(Keypair())
     gifts = [
         transfer(
@@ -150,7 +150,7 @@ async def test_drained_wallet_error_names_sum_balance_and_address(
 
 
 @pytest.mark.parametrize("priority", [0, 10_000])
-async def test_a_run_is_paid_for_by_the_sum_that_was_asked_for(
+async def test_requested_sum_pays_for_run(
     embedded: Place, monkeypatch: pytest.MonkeyPatch, priority: int
 ) -> None:
     """A lamport less and nothing is sent; with the sum everything is; and the sum is little more
@@ -178,7 +178,7 @@ async def test_a_run_is_paid_for_by_the_sum_that_was_asked_for(
     assert 0 <= needed - await rent(embedded.pool, 0) - spent <= highest - FEE * len(sent)
 
 
-async def test_an_interrupted_creation_asks_for_the_rest_only(
+async def test_interrupted_creation_requests_only_the_rest(
     embedded: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     coordinator = embedded.coordinator
@@ -199,7 +199,7 @@ async def test_an_interrupted_creation_asks_for_the_rest_only(
 
 
 @pytest.mark.parametrize("delegates", [0, 3])
-async def test_the_size_of_an_authorization(embedded: Place, delegates: int) -> None:
+async def test_authorization_size_equals_account(embedded: Place, delegates: int) -> None:
     authorizer = Authorizer(embedded.pool)
     own = embedded.wallet.pubkey
     grantee = Wallet(Keypair())
@@ -220,7 +220,7 @@ async def test_the_size_of_an_authorization(embedded: Place, delegates: int) -> 
     assert place not in authorizer.size(own, EVERYONE)
 
 
-async def test_a_deployment_is_paid_for_by_the_sum_that_was_asked_for(
+async def test_requested_sum_pays_for_deployment(
     embedded: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Endpoint, "is_loopback", False)

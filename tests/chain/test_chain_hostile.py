@@ -74,7 +74,7 @@ async def test_malformed_account_is_the_nodes_failure(value: Any) -> None:
         await node_that_sends(value).account(Pubkey.default())
 
 
-def test_chain_time_is_the_best_lower_bound() -> None:
+def test_chain_time_is_best_lower_bound() -> None:
     now = itertools.count(100.0, 0.25)
     clock = ChainClock(lambda: next(now))
     with pytest.raises(CoordinatorError, match="not known"):
@@ -88,7 +88,7 @@ def test_chain_time_is_the_best_lower_bound() -> None:
         clock.observe_sysvar(b"short")
 
 
-async def test_lost_replies_never_make_a_transaction_twice(
+async def test_lost_replies_never_send_transaction_twice(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A node that answers one call in three with 429 or 503, half of these after having done the
@@ -138,7 +138,7 @@ async def test_expired_transaction_is_built_again(embedded: Place) -> None:
     assert swallowed
 
 
-async def test_a_transaction_that_never_lands_is_told(embedded: Place) -> None:
+async def test_transaction_that_never_lands_is_reported(embedded: Place) -> None:
 
     async def swallow(body: dict[str, Any]) -> web.StreamResponse | None:
         if body["method"] == "sendTransaction":
@@ -154,7 +154,7 @@ async def test_a_transaction_that_never_lands_is_told(embedded: Place) -> None:
     assert (await coordinator.run("never")).future_earning_rate == 0
 
 
-async def test_a_lagging_node_is_not_believed_and_the_fallback_is(place: Place) -> None:
+async def test_lagging_node_is_not_believed_and_fallback_is(place: Place) -> None:
     """The node knows only an old slot: it refuses later minContextSlots as real nodes do, and else
     answers the old state.
     """
@@ -202,7 +202,7 @@ async def test_a_lagging_node_is_not_believed_and_the_fallback_is(place: Place) 
 @pytest.mark.parametrize(
     "nonsense", [None, [], {"context": {"slot": 1}}, {"context": {"slot": -1}, "value": 1}]
 )
-async def test_nonsense_results_are_told(embedded: Place, nonsense: Any) -> None:
+async def test_malformed_results_are_reported(embedded: Place, nonsense: Any) -> None:
     async def lie(body: dict[str, Any]) -> web.StreamResponse | None:
         return (
             answer(body, nonsense)
@@ -218,9 +218,7 @@ async def test_nonsense_results_are_told(embedded: Place, nonsense: Any) -> None
 
 
 @pytest.mark.parametrize("code", [-32601, -32603, 429])
-async def test_a_faucet_that_gives_nothing_is_a_wallet_without_funds(
-    embedded: Place, code: int
-) -> None:
+async def test_faucet_without_funds_is_insufficient_funds(embedded: Place, code: int) -> None:
     """Loopback may be a tunnel to a cluster whose faucet is empty."""
 
     async def refuse(body: dict[str, Any]) -> web.StreamResponse | None:
@@ -232,7 +230,7 @@ async def test_a_faucet_that_gives_nothing_is_a_wallet_without_funds(
     assert caught.value.name == "InsufficientFunds"
 
 
-async def test_failed_call_leaves_nothing_in_the_background(embedded: Place) -> None:
+async def test_failed_call_leaves_no_background_tasks(embedded: Place) -> None:
     async def hang_or_refuse(body: dict[str, Any]) -> web.StreamResponse | None:
         if body["method"] == "simulateTransaction":
             simulating.set()
@@ -270,13 +268,13 @@ class OneMessage:
         raise NotImplementedError
 
 
-async def test_websocket_message_that_panics_solders_is_a_bad_reply() -> None:
+async def test_websocket_message_panicking_solders_is_a_bad_reply() -> None:
     session = SolanaSession(OneMessage(TWO_ERRORS % 1))
     with pytest.raises(BadReply):
         await session.recv()
 
 
-async def test_genesis_reply_that_panics_solders_is_the_nodes_failure() -> None:
+async def test_genesis_reply_panicking_solders_is_node_failure() -> None:
     def reply(request: httpx.Request) -> httpx.Response:
         return httpx.Response(200, text=TWO_ERRORS % json.loads(request.content)["id"])
 
@@ -287,7 +285,7 @@ async def test_genesis_reply_that_panics_solders_is_the_nodes_failure() -> None:
             await pool.genesis()
 
 
-async def test_slot_of_the_far_future_is_forgotten_after_an_outage(embedded: Place) -> None:
+async def test_far_future_slot_is_forgotten_after_outage(embedded: Place) -> None:
     """Every node is behind such a slot, so the watcher drops it when no node could answer."""
     coordinator = await embedded.configured_run("far")
     async with RpcPool([endpoint(embedded.network.rpc_url)]) as pool:

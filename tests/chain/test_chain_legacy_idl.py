@@ -39,7 +39,7 @@ def stock(name: str, client: AsyncClient) -> Program:
 @pytest.mark.parametrize(
     "idl", [COORDINATOR_IDL, AUTHORIZER_IDL], ids=["coordinator", "authorizer"]
 )
-def test_legacy_idl_is_that_of_the_program(idl: Path) -> None:
+def test_legacy_idl_equals_program(idl: Path) -> None:
     expected = convert(json.loads(idl.read_text(encoding="utf-8")), zero_copy=True)
     committed = json.loads((LEGACY / idl.name).read_text(encoding="utf-8"))
     fix = "python scripts/legacy_idl.py"

@@ -71,7 +71,7 @@ def at_height(height: int, run: Run) -> bool:
     return run.state is RunState.ROUND_TRAIN and run.current.height == height
 
 
-async def test_one_member_lives_through_an_epoch(place: Place) -> None:
+async def test_chain_member_completes_epoch(place: Place) -> None:
     await place.open_run(rounds_per_epoch=2)
     async with member_of(place) as member:
         now = asyncio.get_running_loop().time
@@ -140,7 +140,7 @@ async def witness(member: SolanaMember, run: Run) -> None:
     assert caught.value.name in ("StaleHeight", "WrongState", "DuplicateWitness", "NotElected")
 
 
-async def test_joining_is_refused_by_name(place: Place) -> None:
+async def test_join_refusals_are_named(place: Place) -> None:
     await place.open_run()
     async with member_of(place) as member:
         for changes, name in (
@@ -154,7 +154,7 @@ async def test_joining_is_refused_by_name(place: Place) -> None:
             assert caught.value.name == name
 
 
-async def test_a_wallet_nobody_admitted_is_told_whom_to_ask(place: Place) -> None:
+async def test_unauthorized_wallet_error_names_whom_to_ask(place: Place) -> None:
     coordinator = await place.configured_run()
     await coordinator.set_paused(place.run_id, False)
     async with member_of(place) as member:
@@ -164,13 +164,13 @@ async def test_a_wallet_nobody_admitted_is_told_whom_to_ask(place: Place) -> Non
     assert str(place.wallet.pubkey) in caught.value.fix
 
 
-async def test_an_unknown_run_is_told_at_the_start(place: Place) -> None:
+async def test_unknown_run_is_reported_at_start(place: Place) -> None:
     with pytest.raises(NoSuchRun, match="there is no run 'nowhere'"):
         async with member_of(place, run_id="nowhere"):
             pass
 
 
-async def test_model_and_members_are_read_again_only_when_they_changed(
+async def test_model_and_members_are_read_only_when_changed(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await place.open_run()
@@ -192,7 +192,7 @@ async def test_model_and_members_are_read_again_only_when_they_changed(
         assert len(reads) == 2
 
 
-async def test_calls_time_out_while_reads_wait_for_the_node(embedded: Place) -> None:
+async def test_calls_time_out_while_reads_wait_for_node(embedded: Place) -> None:
     """Round logic must not hang on a call. Only reads that a member needs to continue wait."""
     await embedded.open_run()
     async with proxy(embedded.rpc_port) as http, proxy(embedded.ws_port) as ws:
@@ -210,7 +210,7 @@ async def test_calls_time_out_while_reads_wait_for_the_node(embedded: Place) -> 
             assert (await asyncio.wait_for(reading, 30)).members.pending == 0
 
 
-async def test_transactions_survive_an_outage(place: Place) -> None:
+async def test_transactions_survive_outage(place: Place) -> None:
     await place.open_run()
     async with proxy(place.rpc_port) as http, proxy(place.ws_port) as ws:
         where = Endpoint(f"http://127.0.0.1:{http.port}", f"ws://127.0.0.1:{ws.port}")
@@ -227,7 +227,7 @@ async def test_transactions_survive_an_outage(place: Place) -> None:
             assert (await member.view()).members.find(member.wallet) is not None
 
 
-async def test_another_client_version_is_named(place: Place) -> None:
+async def test_other_client_version_is_named(place: Place) -> None:
     """The error names it even if the owner asks for it while the member joins."""
     coordinator = await place.configured_run()
     async with member_of(place) as member:
@@ -244,7 +244,7 @@ async def test_another_client_version_is_named(place: Place) -> None:
         assert f"update-config --run-id {place.run_id} --client-version 1.0.0" in caught.value.fix
 
 
-async def test_a_run_in_which_others_may_convict_it_is_not_joined(place: Place) -> None:
+async def test_run_below_verification_quorum_is_not_joined(place: Place) -> None:
     coordinator = await place.open_run()
     async with member_of(place) as member:
         await join(member)
@@ -260,7 +260,7 @@ async def test_a_run_in_which_others_may_convict_it_is_not_joined(place: Place) 
         assert (after.run.seq, after.members.pending) == (run.seq, 0)
 
 
-async def test_it_is_told_too_if_the_owner_was_faster(
+async def test_join_after_owner_changed_config_is_refused(
     embedded: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The transaction that asks for a place says nothing of the config, and may land after a change

@@ -48,7 +48,7 @@ def standing_still(
     return lie
 
 
-async def test_client_reads_its_own_writes_past_node_that_is_behind(embedded: Place) -> None:
+async def test_client_reads_its_own_writes_past_lagging_node(embedded: Place) -> None:
     """The command said that a run which it had just paused was new."""
     await embedded.open_run()
     async with meddling(
@@ -63,7 +63,7 @@ async def test_client_reads_its_own_writes_past_node_that_is_behind(embedded: Pl
             assert (await coordinator.run(embedded.run_id)).state is RunState.PAUSED
 
 
-async def test_command_sees_its_effects_past_a_stale_node(embedded: Place) -> None:
+async def test_command_sees_its_effects_past_stale_node(embedded: Place) -> None:
     """A stale node hides an authorization that was just created, and the cost of a new run."""
     grantee = Keypair().pubkey()
     wallet = embedded.wallet
@@ -80,7 +80,7 @@ async def test_command_sees_its_effects_past_a_stale_node(embedded: Place) -> No
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
-async def test_node_with_still_slot_is_left_for_another(embedded: Place, nodes: int) -> None:
+async def test_node_with_frozen_slot_is_left_for_another(embedded: Place, nodes: int) -> None:
     coordinator = await embedded.open_run()
     address = run_addresses(coordinator.program_id, embedded.run_id).run
     lie = standing_still(embedded, "getMultipleAccounts", refuses=False)
@@ -95,7 +95,7 @@ async def test_node_with_still_slot_is_left_for_another(embedded: Place, nodes: 
     assert watcher.latest.future_earning_rate == (0 if nodes == 1 else 3)
 
 
-async def test_cluster_that_stands_still_is_waited_for(embedded: Place) -> None:
+async def test_cluster_with_frozen_slot_is_awaited(embedded: Place) -> None:
     coordinator = await embedded.open_run()
     address = run_addresses(coordinator.program_id, embedded.run_id).run
     lie = standing_still(embedded, "getMultipleAccounts", refuses=False)

@@ -66,7 +66,7 @@ async def seen(watcher: RunWatcher, seq: int, within: float) -> Run:
     raise AssertionError
 
 
-async def test_updates_start_with_the_present_and_follow_every_change(place: Place) -> None:
+async def test_updates_start_with_current_state_and_follow_changes(place: Place) -> None:
     coordinator = await place.configured_run()
     _, clock = await fetch(place.pool, CLOCK)
     assert clock is not None
@@ -88,7 +88,7 @@ async def test_updates_start_with_the_present_and_follow_every_change(place: Pla
         assert chain_time <= watcher.clock.now() <= chain_time + (now() - began) + 5
 
 
-async def test_a_slow_reader_gets_the_newest_state(embedded: Place) -> None:
+async def test_slow_reader_gets_newest_state(embedded: Place) -> None:
     await embedded.configured_run()
     async with watching(embedded) as watcher:
         updates = watcher.updates()
@@ -139,7 +139,7 @@ async def test_lost_websocket_and_its_return_are_logged(
 
 
 @pytest.mark.parametrize("hangs", [False, True], ids=["refused", "hangs"])
-async def test_every_outage_told_within_five_seconds(
+async def test_outages_are_reported_within_five_seconds(
     embedded: Place, hangs: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     await embedded.configured_run()
@@ -171,7 +171,7 @@ async def test_every_outage_told_within_five_seconds(
             )
 
 
-async def test_a_mute_socket_is_left_for_the_next_endpoint(embedded: Place) -> None:
+async def test_mute_websocket_is_left_for_next_endpoint(embedded: Place) -> None:
     await embedded.configured_run()
     url = embedded.network.rpc_url
     ws = embedded.network.ws_url
@@ -197,7 +197,7 @@ NONSENSE = {
 
 
 @pytest.mark.parametrize("nonsense", NONSENSE)
-async def test_websocket_with_bad_data_gives_way_to_the_next_endpoint(
+async def test_websocket_with_bad_data_is_left_for_next_endpoint(
     embedded: Place, nonsense: str
 ) -> None:
     await embedded.configured_run()
@@ -206,7 +206,7 @@ async def test_websocket_with_bad_data_gives_way_to_the_next_endpoint(
 
 
 @pytest.mark.slow
-async def test_a_subscription_is_confirmed_by_the_reply_to_it_alone(embedded: Place) -> None:
+async def test_subscription_is_confirmed_only_by_its_reply(embedded: Place) -> None:
     await embedded.configured_run()
     for confirmation in (
         {"id": 2},
@@ -238,7 +238,7 @@ async def _left_for_the_next(place: Place, faulty: FaultyNode, case: str = "") -
         assert faulty.subscriptions == 1, case
 
 
-async def test_a_fault_of_ours_in_reading_a_run_does_not_end_the_watch(
+async def test_unexpected_read_error_does_not_end_watch(
     embedded: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     await embedded.configured_run()
@@ -266,7 +266,7 @@ async def proxied(place: Place) -> AsyncIterator[tuple[Proxy, Proxy, Endpoint]]:
 
 
 @pytest.mark.parametrize("fault", ["cut", "black hole"])
-async def test_the_node_goes_away_for_some_seconds_in_mid_run(place: Place, fault: str) -> None:
+async def test_watch_survives_node_outage_in_mid_run(place: Place, fault: str) -> None:
     await place.configured_run()
     async with (
         proxied(place) as (http, ws, where),
@@ -306,7 +306,7 @@ async def _until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.01)
 
 
-async def test_down_at_the_start_says_so(embedded: Place) -> None:
+async def test_watch_without_node_at_start_is_an_error(embedded: Place) -> None:
     await embedded.configured_run()
     async with proxied(embedded) as (http, ws, where), RpcPool([where]) as pool:
         await http.close()
@@ -315,7 +315,7 @@ async def test_down_at_the_start_says_so(embedded: Place) -> None:
             await watcher_of(embedded, pool).start()
 
 
-async def test_a_start_that_is_cancelled_leaves_nothing_behind(embedded: Place) -> None:
+async def test_cancelled_watch_start_leaves_no_tasks(embedded: Place) -> None:
     await embedded.configured_run()
     async with proxied(embedded) as (_, ws, where), RpcPool([where]) as pool:
         ws.black_hole()
@@ -331,7 +331,7 @@ def _following() -> int:
     return sum("AccountSocket" in repr(task.get_coro()) for task in asyncio.all_tasks())
 
 
-async def test_down_for_good_ends_the_updates_with_the_reason(embedded: Place) -> None:
+async def test_permanent_outage_ends_updates_with_reason(embedded: Place) -> None:
     await embedded.configured_run()
     async with (
         proxied(embedded) as (http, ws, where),
@@ -344,7 +344,7 @@ async def test_down_for_good_ends_the_updates_with_the_reason(embedded: Place) -
             await seen(watcher, 1 << 60, 120)
 
 
-async def test_a_closed_run_ends_the_updates(place: Place) -> None:
+async def test_closed_run_ends_updates(place: Place) -> None:
     coordinator = await place.configured_run()
     async with watching(place) as watcher:
         await coordinator.close_run(place.run_id)
@@ -352,7 +352,7 @@ async def test_a_closed_run_ends_the_updates(place: Place) -> None:
             await seen(watcher, 1 << 60, 10)
 
 
-async def test_run_created_again_ends_the_updates(place: Place) -> None:
+async def test_recreated_run_ends_updates(place: Place) -> None:
     """It may be another owner's, which its members never agreed to."""
     coordinator = await place.configured_run()
     another = CoordinatorClient(place.pool, Wallet(Keypair()))
@@ -369,12 +369,12 @@ async def test_run_created_again_ends_the_updates(place: Place) -> None:
         assert watcher.latest.main_authority == bytes(place.wallet.pubkey)
 
 
-async def test_a_run_that_never_was_is_told_at_the_start(embedded: Place) -> None:
+async def test_missing_run_is_reported_at_start(embedded: Place) -> None:
     with pytest.raises(CoordinatorError, match="list-runs"):
         await watcher_of(embedded, embedded.pool).start()
 
 
-async def test_an_older_state_never_replaces_a_newer_one(place: Place) -> None:
+async def test_older_state_never_replaces_newer(place: Place) -> None:
     await place.configured_run()
     async with watching(place, silence=60) as watcher:
         old = watcher.latest
@@ -404,7 +404,7 @@ async def _state(place: Place, run_id: str | None = None, **later: int) -> bytes
     return bytes(data)
 
 
-async def test_finish_that_websocket_alone_tells_is_not_believed(embedded: Place) -> None:
+async def test_finish_told_only_by_websocket_is_not_believed(embedded: Place) -> None:
     """A member that believed it would end."""
     coordinator = await embedded.configured_run()
     data = bytearray(await _state(embedded, changes=1))
@@ -432,7 +432,7 @@ async def test_run_state_change_is_pushed(embedded: Place) -> None:
         assert (await seen(watcher, newest.seq, 5)).state is newest.state
 
 
-async def test_another_run_is_not_taken_for_this_one(
+async def test_notification_of_another_run_is_ignored(
     embedded: Place, caplog: pytest.LogCaptureFixture
 ) -> None:
     coordinator = await embedded.configured_run()
@@ -448,7 +448,7 @@ async def test_another_run_is_not_taken_for_this_one(
     assert caplog.text.count("sent another run") == 1
 
 
-async def test_a_websocket_that_repeats_what_was_stops_no_poll(embedded: Place) -> None:
+async def test_websocket_repeating_old_state_does_not_stop_polling(embedded: Place) -> None:
     coordinator = await embedded.configured_run()
     old = _notification(coordinator.program_id, await _state(embedded))
     async with (

@@ -25,7 +25,7 @@ from chain.faults import account_json, answer, meddling
 from chain.networks import SCHEMA_HASH, Place
 
 
-async def test_an_account_that_cannot_be_read_is_read_again(embedded: Place) -> None:
+async def test_unreadable_account_is_read_again(embedded: Place) -> None:
     coordinator = await embedded.configured_run("torn")
     owner = str(coordinator.program_id)
     at = run_addresses(coordinator.program_id, "torn")
@@ -51,7 +51,7 @@ async def test_an_account_that_cannot_be_read_is_read_again(embedded: Place) -> 
     assert not any(torn.values())
 
 
-async def test_lamports_at_an_unused_address_refuse_no_member(
+async def test_lamports_at_unused_address_refuse_no_member(
     embedded: Place,
 ) -> None:
     coordinator = await embedded.open_run("sprinkled")
@@ -81,7 +81,7 @@ async def test_lamports_at_an_unused_address_refuse_no_member(
     assert made.active
 
 
-async def test_a_clock_that_cannot_be_read_does_not_end_the_watch(
+async def test_unreadable_clock_does_not_end_watch(
     embedded: Place, caplog: pytest.LogCaptureFixture
 ) -> None:
     coordinator = await embedded.configured_run("clock")
@@ -148,7 +148,7 @@ def _with_attestations(member: SolanaMember) -> Round:
 
 
 @pytest.mark.parametrize("nodes", [1, 3])
-async def test_unreadable_attestations_end_in_an_error(embedded: Place, nodes: int) -> None:
+async def test_unreadable_attestations_end_in_error(embedded: Place, nodes: int) -> None:
     """A few readings of every node, whatever slot it claims: a member then leaves the epoch, and
     does not end.
     """
@@ -168,9 +168,7 @@ async def test_unreadable_attestations_end_in_an_error(embedded: Place, nodes: i
 
 
 @pytest.mark.parametrize("busy", [False, True], ids=["alone", "while the node answers other calls"])
-async def test_torn_attestations_are_fetched_from_the_next_node(
-    embedded: Place, busy: bool
-) -> None:
+async def test_torn_attestations_are_fetched_from_next_node(embedded: Place, busy: bool) -> None:
     await embedded.configured_run()
     read: list[int] = []
     async with AsyncExitStack() as stack:
@@ -192,7 +190,7 @@ async def test_torn_attestations_are_fetched_from_the_next_node(
     assert read == [2]
 
 
-async def test_a_clock_that_cannot_be_read_is_asked_for_again(embedded: Place) -> None:
+async def test_unreadable_clock_is_requested_again(embedded: Place) -> None:
     """A member also asks again when it reads the run before it acts, not only in its watch."""
     await embedded.configured_run("clock-again")
     torn = 3

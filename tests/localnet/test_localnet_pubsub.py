@@ -134,7 +134,7 @@ async def test_signatures_before_and_after(
     assert again.result.value.err is None
 
 
-async def test_a_failed_signature(
+async def test_failed_signature_is_notified(
     socket: SolanaWsClientProtocol, client: AsyncClient, payer: Keypair
 ) -> None:
     tx = sign([memo(PRELOADED_ID, b"\xff")], await recent(client), payer)
@@ -159,7 +159,7 @@ async def test_logs(socket: SolanaWsClientProtocol, client: AsyncClient, payer: 
     assert seen.count(signature) == 2
 
 
-async def test_wrong_messages_are_errors(network: Urls) -> None:
+async def test_invalid_websocket_messages_get_errors(network: Urls) -> None:
     calls = [
         ("accountUnsubscribe", [123_456]),
         ("accountSubscribe", ["xx"]),

@@ -63,7 +63,7 @@ def show(run: Scenario, *signed: Signed, by: int = 0) -> Outcome:
     return prove(run, IX.check_signatures(signed), by=by)
 
 
-def test_who_signs_two_results_is_ejected_and_forfeits(training: Scenario) -> None:
+def test_equivocating_member_is_ejected_and_forfeits(training: Scenario) -> None:
     run = training
     record = run.world.record("Members", "test")
     record["seats"][0]["points"][:3] = 20
@@ -86,7 +86,7 @@ def test_who_signs_two_results_is_ejected_and_forfeits(training: Scenario) -> No
     show(run, *pair(run)).refused("WrongState")
 
 
-def test_leaving_before_it_is_found_out_does_not_help(training: Scenario) -> None:
+def test_leave_before_proof_does_not_save_bond(training: Scenario) -> None:
     run = training
     signed = pair(run)
     run.by(LIAR, "leave_run").ok()
@@ -96,7 +96,7 @@ def test_leaving_before_it_is_found_out_does_not_help(training: Scenario) -> Non
     assert (seat.state, seat.exited_height) == (MemberState.EJECTED, 0)
 
 
-def test_a_proof_costs_one_bond_and_no_other_one(world: World) -> None:
+def test_equivocation_proof_costs_one_bond_once(world: World) -> None:
     """The exploit: the owner set the epoch back, and the holder of the two statements showed them
     again.
     """
@@ -122,7 +122,7 @@ def test_a_proof_costs_one_bond_and_no_other_one(world: World) -> None:
     assert (held.bond, held.ejections) == (10**6, 1)
 
 
-def test_what_is_no_contradiction_ejects_nobody(training: Scenario) -> None:
+def test_consistent_statements_eject_nobody(training: Scenario) -> None:
     run = training
     first = said(run)
 
@@ -148,7 +148,7 @@ def test_what_is_no_contradiction_ejects_nobody(training: Scenario) -> None:
     assert run.members.mask(MemberState.HEALTHY) == 0b111
 
 
-def test_nobody_signs_for_another(training: Scenario) -> None:
+def test_equivocation_signed_by_another_is_refused(training: Scenario) -> None:
     run = training
     other = {"sender": p2p(2)}
     show(run, sign(said(run)), sign(said(run, 2, **other), 2)).refused("NoEquivocation")  # two keys
@@ -169,7 +169,7 @@ def packed(entries: list[tuple[int, ...]], data: bytes, count: int | None = None
     )
 
 
-def test_signatures_that_lie_elsewhere_prove_nothing(training: Scenario) -> None:
+def test_signatures_of_other_instructions_prove_nothing(training: Scenario) -> None:
     """The Ed25519 program takes keys, messages and signatures from any instruction of the
     transaction: what it checks there is not what lies at the same place of its own.
     """
@@ -206,7 +206,7 @@ def test_signatures_that_lie_elsewhere_prove_nothing(training: Scenario) -> None
     assert run.members.mask(MemberState.HEALTHY) == 0b111
 
 
-def test_only_the_instruction_before_counts(training: Scenario) -> None:
+def test_only_previous_instruction_counts_as_proof(training: Scenario) -> None:
     run = training
     check = IX.check_signatures(pair(run))
     prove(run).refused("NoEquivocation")  # the budget's instruction is before it
@@ -236,7 +236,7 @@ def test_only_the_instruction_before_counts(training: Scenario) -> None:
     prove(run, check).ok()
 
 
-def test_the_statement_of_a_result_keeps_its_form(world: World) -> None:
+def test_commitment_statement_layout_is_stable(world: World) -> None:
     """The program reads it at fixed places."""
     del world
     one = Commitment(

@@ -53,7 +53,7 @@ OTHERS -= {*ESSENTIAL, ("llama", "sparseloco-muon")}
     [pytest.param(*pair, marks=pytest.mark.slow) for pair in ESSENTIAL]
     + [pytest.param(*pair, marks=pytest.mark.nightly) for pair in sorted(OTHERS)],
 )
-def test_rounds_as_on_a_gpu_leave_the_bits_of_the_cpu(model: str, optimizer: str) -> None:
+def test_simulated_gpu_rounds_equal_cpu_bits(model: str, optimizer: str) -> None:
     if model.startswith("auto"):
         pytest.importorskip("transformers")
     there = play(model, optimizer, CPU)
@@ -90,7 +90,7 @@ def test_imitated_gpu_measures_speed_and_writes_text() -> None:
 
 
 @pytest.mark.parametrize("model", HERE)
-def test_passes_in_bf16_have_the_types_that_a_gpu_gives_them(
+def test_simulated_gpu_bf16_passes_have_gpu_types(
     monkeypatch: pytest.MonkeyPatch, model: str
 ) -> None:
     """Without numbers, by torch's own rules for CUDA: what it would refuse, or compute in another

@@ -108,9 +108,7 @@ def test_device_with_native_float64_passes_the_check() -> None:
 
 
 @pytest.mark.parametrize("bits", [24, 40, 51, 52])
-def test_device_that_emulates_float64_is_refused(
-    monkeypatch: pytest.MonkeyPatch, bits: int
-) -> None:
+def test_device_emulating_float64_is_refused(monkeypatch: pytest.MonkeyPatch, bits: int) -> None:
     """Products whose numbers, or sums, keep fewer than 53 bits."""
     plain = as_on_a_gpu._computed
 
