@@ -69,7 +69,7 @@ def report_of(story: RunProgress) -> dict[str, Any]:
     return findings(story, RunCosts(7, 35_000), reached, 60.04)
 
 
-def test_the_report_is_what_the_members_wrote(tmp_path: Path) -> None:
+def test_demo_report_equals_member_events(tmp_path: Path) -> None:
     story = told(tmp_path, {tier: events(tier) for tier in TIERS})
     report = report_of(story)
     assert report == {
@@ -94,14 +94,14 @@ def test_the_report_is_what_the_members_wrote(tmp_path: Path) -> None:
     assert shortcomings(story, report) == []
 
 
-def test_one_differing_replica_fails_the_demo(tmp_path: Path) -> None:
+def test_one_differing_replica_fails_demo(tmp_path: Path) -> None:
     story = told(tmp_path, {0: events(0), 1: events(1, wrong_at=7), 2: events(2)})
     report = report_of(story)
     assert report["replicas_identical"] is False
     assert ["level 2 at step 7" in sentence for sentence in shortcomings(story, report)] == [True]
 
 
-def test_what_was_never_compared_is_not_called_identical(tmp_path: Path) -> None:
+def test_uncompared_replicas_are_not_called_identical(tmp_path: Path) -> None:
     silent = [line for line in events(1) if not isinstance(line, Applied)]
     story = told(tmp_path, {0: events(0), 1: silent, 2: silent})
     report = report_of(story)
@@ -117,7 +117,7 @@ def test_what_was_never_compared_is_not_called_identical(tmp_path: Path) -> None
         ({}, False, "did not come back"),
     ],
 )
-def test_every_promise_is_held_against_the_run(
+def test_demo_shortcomings_name_broken_promises(
     tmp_path: Path, change: Any, returns: bool, says: str
 ) -> None:
     story = told(tmp_path, {tier: events(tier, **change) for tier in TIERS}, returns=returns)
@@ -125,6 +125,6 @@ def test_every_promise_is_held_against_the_run(
     assert TIERS[KILLED] == story.members[KILLED].tier
 
 
-def test_without_a_loss_there_is_no_report(tmp_path: Path) -> None:
+def test_demo_report_without_loss_fails(tmp_path: Path) -> None:
     with pytest.raises(DemoFailed, match="ever reported a loss"):
         report_of(told(tmp_path, {tier: events(tier, steps=0) for tier in TIERS}))

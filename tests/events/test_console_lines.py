@@ -19,7 +19,7 @@ from events.sample_events import said
 @pytest.mark.parametrize(
     ("term", "drawn"), [("xterm-256color", True), ("dumb", False), ("unknown", False)]
 )
-def test_a_picture_is_drawn_only_where_it_can_be_drawn_over(
+def test_picture_is_drawn_only_on_capable_terminal(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, term: str, drawn: bool
 ) -> None:
     monkeypatch.setenv("TERM", term)
@@ -32,7 +32,7 @@ def test_a_picture_is_drawn_only_where_it_can_be_drawn_over(
 
 
 @pytest.mark.slow
-def test_the_live_picture_into_a_pipe_is_lines(capsys: pytest.CaptureFixture[str]) -> None:
+def test_tui_log_into_pipe_prints_lines(capsys: pytest.CaptureFixture[str]) -> None:
     with contextlib.ExitStack() as stack:
         events = events_of(TrainSettings(run_id="demo", logs="tui"), stack)
         events.emit(said("state", state="WARMUP", step=3, total_steps=10))

@@ -49,7 +49,7 @@ def test_full_disk_under_log_and_stderr_costs_only_the_log(monkeypatch: pytest.M
 
 
 @given(st.text())
-def test_nothing_that_steers_a_terminal_is_left(text: str) -> None:
+def test_printable_text_has_no_terminal_codes(text: str) -> None:
     shown = printable(text)
     assert len(shown) == len(text)
     assert not any(ord(character) < 32 or 127 <= ord(character) < 160 for character in shown)
@@ -58,13 +58,13 @@ def test_nothing_that_steers_a_terminal_is_left(text: str) -> None:
 
 
 @given(st.dictionaries(st.text(), st.text()))
-def test_json_text_escapes_and_keeps_what_it_means(value: dict[str, str]) -> None:
+def test_json_text_escapes_and_keeps_its_value(value: dict[str, str]) -> None:
     document = json_text(value, indent=1)
     assert document == printable(document, keep="\n")
     assert json.loads(document) == value
 
 
-def test_every_kind_of_event_is_read_back_from_a_file() -> None:
+def test_every_event_kind_is_read_back_from_file() -> None:
     made = {
         kind
         for kind in vars(event_types).values()
@@ -80,7 +80,7 @@ def test_every_kind_of_event_is_read_back_from_a_file() -> None:
         ("numba is not installed", "using PyTorch kernels: numba is not installed"),
     ],
 )
-def test_what_encodes_results_is_one_line(missing: str | None, line: str) -> None:
+def test_kernel_event_prints_one_line(missing: str | None, line: str) -> None:
     out = io.StringIO()
     lines = ConsoleLines(Console(file=out, width=120), lambda: NOON)
     lines(said("compiling"))
@@ -102,7 +102,7 @@ def _drawn(thing: object) -> str:
     return out.getvalue()
 
 
-def test_names_of_runs_cannot_steer_the_terminal_of_a_command() -> None:
+def test_run_names_in_tables_are_escaped() -> None:
     for table in (listing(["run", "name"], [[EVIL, [EVIL, EVIL]]]), facts({"name": EVIL})):
         shown = _drawn(table)
         assert "a[/b]" in shown
@@ -111,14 +111,14 @@ def test_names_of_runs_cannot_steer_the_terminal_of_a_command() -> None:
         assert "\u202e" not in shown
 
 
-def test_a_table_on_a_narrow_terminal_has_all_of_what_is_copied() -> None:
+def test_table_on_narrow_terminal_keeps_copyable_values() -> None:
     wallet = "4vHBmwGHnHQHTB8DGvbsByPimV1auSND465FymNk4LL3"
     out = io.StringIO()
     Console(width=40, file=out).print(listing(["seat", "wallet"], [[0, wallet]]))
     assert "".join(line[6:].strip() for line in out.getvalue().splitlines()[1:]) == wallet
 
 
-def test_what_a_module_warns_of_is_an_event_in_one_line() -> None:
+def test_module_warning_is_one_line_event() -> None:
     seen: list[Any] = []
     log = logging.Logger("test")
     log.addHandler(LogWarnings(Events(lambda: 1.5, [seen.append])))
@@ -134,7 +134,7 @@ def test_what_a_module_warns_of_is_an_event_in_one_line() -> None:
     ]
 
 
-def test_nor_that_of_a_member() -> None:
+def test_member_text_in_lines_is_escaped() -> None:
     out = io.StringIO()
     lines = ConsoleLines(Console(file=out, width=200), lambda: NOON)
     lines(said("warning", message=f"{EVIL}\nand its fix"))
@@ -142,7 +142,7 @@ def test_nor_that_of_a_member() -> None:
     assert "\x1b" not in out.getvalue()
 
 
-def test_a_log_of_lines_reads_from_the_first_to_the_last() -> None:
+def test_console_lines_read_in_order() -> None:
     out = io.StringIO()
     lines = ConsoleLines(Console(file=out, width=200), lambda: NOON)
     events: list[Event] = [
@@ -218,7 +218,7 @@ def test_log_line_has_utc_time_and_level_word(event: Event, line: str) -> None:
     assert written["at"] == "2026-11-21T12:00:00.250+00:00"
 
 
-def test_one_thing_is_told_as_one() -> None:
+def test_console_lines_use_singular_for_one() -> None:
     out = io.StringIO()
     lines = ConsoleLines(Console(file=out, width=200), lambda: NOON)
     for event in (
@@ -237,7 +237,7 @@ def test_one_thing_is_told_as_one() -> None:
     ]
 
 
-def test_a_spark_line_has_its_ends_at_the_lowest_and_highest() -> None:
+def test_spark_line_ends_are_lowest_and_highest() -> None:
     assert sparkline([]) == ""
     assert sparkline([1.0]) == "▁"
     assert sparkline([3.0, 1.0, 2.0]) == "█▁▅"
@@ -245,7 +245,7 @@ def test_a_spark_line_has_its_ends_at_the_lowest_and_highest() -> None:
 
 @pytest.mark.parametrize("width", [60, 76, 196])
 @pytest.mark.parametrize("steps", [2, 7, 120, 5000])
-def test_a_course_says_what_it_draws(steps: int, width: int) -> None:
+def test_loss_line_labels_equal_first_and_last_bar(steps: int, width: int) -> None:
     """The labels are the values of the first and the last bar, whatever is left out between
     them.
     """
@@ -260,7 +260,7 @@ def test_a_course_says_what_it_draws(steps: int, width: int) -> None:
     )
 
 
-def test_a_course_draws_all_of_it() -> None:
+def test_loss_line_draws_all_steps() -> None:
     """Half of the steps are high and half are low, and so are the bars."""
     shown = loss_line([(step, 6.0 if step <= 500 else 3.0) for step in range(1, 1001)], 76)
     bars = shown.removeprefix("loss, steps 1 to 1000:  6.000 ").removesuffix(" 3.000")
@@ -268,6 +268,6 @@ def test_a_course_draws_all_of_it() -> None:
     assert bars == "█" * bars.count("█") + "▁" * bars.count("▁")
 
 
-def test_a_course_of_one_step_or_none() -> None:
+def test_loss_line_of_one_or_no_step_is_a_sentence() -> None:
     assert loss_line([], 70) == "no loss yet"
     assert loss_line([(4, 2.5)], 70) == "loss at step 4: 2.500"

@@ -59,7 +59,7 @@ def names() -> set[str]:
     }
 
 
-def test_what_a_member_tells_is_served_while_it_lives() -> None:
+def test_metrics_are_served_while_member_runs() -> None:
     port = free_ports("127.0.0.1", 1)
     with contextlib.ExitStack() as stack:
         events = events_of(TrainSettings(run_id=OWN["run"], metrics_port=port), stack)
@@ -158,7 +158,7 @@ def test_metrics_accept_every_event_in_any_order() -> None:
             metrics(said(kind))
 
 
-def test_a_port_that_cannot_be_had_is_said_with_its_option() -> None:
+def test_taken_metrics_port_error_names_option() -> None:
     port = free_ports("127.0.0.1", 1)
     settings = TrainSettings(run_id="demo", metrics_port=port)
     with contextlib.ExitStack() as stack:
@@ -167,12 +167,12 @@ def test_a_port_that_cannot_be_had_is_said_with_its_option() -> None:
             events_of(settings, stack)
 
 
-def test_the_page_has_every_metric_and_no_other() -> None:
+def test_metrics_page_lists_exactly_all_metrics() -> None:
     page = (ROOT / "docs/operations.md").read_text()
     assert set(re.findall(r"`(aftermath_\w+)", page)) == names()
 
 
-def test_the_dashboard_asks_for_every_metric_and_no_other() -> None:
+def test_dashboard_queries_exactly_all_metrics() -> None:
     dashboard = json.loads((ROOT / "config/grafana/aftermath.json").read_text())
     asked = {target["expr"] for panel in dashboard["panels"] for target in panel["targets"]}
     assert set(re.findall(r"aftermath_\w+", " ".join(asked))) == names()

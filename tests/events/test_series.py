@@ -25,7 +25,7 @@ def rows(*events: Any) -> list[Row]:
     return [row for event in events if (row := series.take(event)) is not None]
 
 
-def test_the_page_has_every_series_and_no_other() -> None:
+def test_series_page_lists_exactly_all_series() -> None:
     everything = rows(
         *(said(kind) for kind in KINDS),
         said("trained", loss=1.0),
@@ -51,7 +51,7 @@ def test_the_page_has_every_series_and_no_other() -> None:
     }
 
 
-def test_a_row_is_at_the_step_that_it_is_about() -> None:
+def test_series_row_belongs_to_its_step() -> None:
     told = rows(
         said("state", step=7, epoch=1),
         said("machine", cpu=3.0),
@@ -66,7 +66,7 @@ def test_a_row_is_at_the_step_that_it_is_about() -> None:
     assert told[2].numbers == {"eval/t/acc": 0.25}
 
 
-def test_a_share_without_a_loss_has_no_number_for_it() -> None:
+def test_series_row_without_loss_omits_it() -> None:
     (row,) = rows(said("trained", loss=None, tokens=3))
     assert "loss" not in row.numbers
     assert row.numbers["tokens"] == 3
@@ -81,7 +81,7 @@ def test_refused_peer_data_adds_no_rows(times: int) -> None:
 
 
 @given(NUMBERS, NUMBERS, NUMBERS)
-def test_every_number_is_finite(one: float, two: float, three: float) -> None:
+def test_series_numbers_are_all_finite(one: float, two: float, three: float) -> None:
     told = rows(
         said("trained", loss=one, tokens_per_sec=two, seconds=three),
         said("evaluated", value=one),

@@ -52,14 +52,14 @@ def feed(decoder: Decoder, decode: Decode, data: bytes, met: Counter[str]) -> No
 
 
 @every
-def test_changed_messages_are_read_or_refused(decoder: Decoder) -> None:
+def test_decoder_of_mutated_messages_reads_or_refuses(decoder: Decoder) -> None:
     run_through(decoder, seed=1, count=100)
 
 
 @every
 @pytest.mark.nightly
 @pytest.mark.timeout(900)
-def test_very_many_changed_messages_are_read_or_refused(decoder: Decoder) -> None:
+def test_decoder_of_very_many_mutated_messages_reads_or_refuses(decoder: Decoder) -> None:
     run_through(decoder, seed=2, count=100_000)
 
 
@@ -88,7 +88,7 @@ def run_through(decoder: Decoder, *, seed: int, count: int) -> None:
 @every
 # hypothesis marks only what it wraps itself, and the profile decides how many examples run
 @pytest.mark.hypothesis
-def test_anything_is_read_or_refused(decoder: Decoder) -> None:
+def test_decoder_of_random_bytes_reads_or_refuses(decoder: Decoder) -> None:
     seeds, decode = decoder.prepare()
     met: Counter[str] = Counter()
 

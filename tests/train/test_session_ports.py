@@ -15,7 +15,7 @@ from events.sample_events import said
 
 
 @pytest.mark.parametrize(("discovery", "entries"), [("auto", 1), ("n0", 0)])
-async def test_peers_of_a_local_chain_are_found_in_a_directory(
+async def test_peers_of_local_chain_are_found_in_directory(
     tmp_path: Path, discovery: str, entries: int
 ) -> None:
     settings = TrainSettings(
@@ -36,7 +36,7 @@ def found(directory: Path) -> int:
     return len(list(directory.glob("*.json")))
 
 
-def test_a_line_of_a_piped_log_is_one_line_whatever_its_length(
+def test_piped_log_line_is_never_wrapped(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
