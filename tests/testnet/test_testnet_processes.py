@@ -49,7 +49,7 @@ def test_children_end_with_killed_parent(tmp_path: Path) -> None:
         assert psutil.wait_procs(descendants, 10)[1] == []
 
 
-def test_process_input_from_named_pipe_is_read(tmp_path: Path) -> None:
+def test_watched_process_ends_when_named_pipe_closes(tmp_path: Path) -> None:
     """The pane of a terminal needs it, where the user has the standard input."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
