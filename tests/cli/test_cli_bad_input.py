@@ -55,7 +55,7 @@ def refusal(name: str) -> str:
 @pytest.mark.parametrize(
     "name", ["json-dump-run", "close-run", "set-paused", "tick", "predownload", "update-config"]
 )
-def test_unknown_run(owner: Shell, name: str) -> None:
+def test_unknown_run_is_refused_with_fix(owner: Shell, name: str) -> None:
     more = {
         "update-config": ("--name", "x"),
         "close-run": ("--yes",),
@@ -66,7 +66,7 @@ def test_unknown_run(owner: Shell, name: str) -> None:
     assert "list-runs" in found["fix"]
 
 
-def test_wrong_program_id(owner: Shell) -> None:
+def test_wrong_program_id_is_refused(owner: Shell) -> None:
     other = str(Keypair().pubkey())
     found = owner("json-dump-run", "--run-id", "x", "--coordinator-program-id", other).error
     assert f"there is no program {other} on this cluster" in found["error"]
@@ -128,7 +128,7 @@ CONFIG_MISTAKES = [
 
 
 @pytest.mark.parametrize(("right", "wrong", "name"), CONFIG_MISTAKES)
-def test_bad_config(
+def test_invalid_config_is_refused(
     owner: Shell, run: str, material: Path, tmp_path: Path, right: str, wrong: str, name: str | None
 ) -> None:
     """The sentence is the program's own, with file and line, before anything is sent: the run does
@@ -198,11 +198,11 @@ def test_update_without_changes_is_refused(owner: Shell, run: str) -> None:
         assert json.loads(outcome.err)["fix"]
 
 
-def test_contradicting_pause_and_resume(owner: Shell, run: str) -> None:
+def test_pause_with_resume_is_refused(owner: Shell, run: str) -> None:
     assert owner("set-paused", "--run-id", run, "pause", "--resume").code == 2
 
 
-def test_missing_wallet(rpc: str) -> None:
+def test_missing_wallet_is_refused_with_fix(rpc: str) -> None:
     found = invoke("create-run", "--rpc", rpc, "--run-id", "x")
     assert found.code == 1
     assert "no wallet was given" in found.err
@@ -260,7 +260,7 @@ def test_address_neither_key_nor_file_is_refused(owner: Shell, run: str) -> None
     assert "neither a public key nor a key file" in found.err
 
 
-def test_rpc_down(owner: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_rpc_is_refused_with_fix(owner: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "PATIENCE_SECONDS", 1.0)
     found = Shell("http://127.0.0.1:9", owner.wallet)("list-runs").error
     assert "no Solana RPC endpoint answered for 1 s" in found["error"]

@@ -56,7 +56,7 @@ def test_join_with_bond_above_limit_is_refused(bonded: Shell, run_id: str) -> No
 
 
 @pytest.mark.parametrize("closed", [False, True])
-def test_bond_and_rent_come_back(bonded: Shell, run_id: str, closed: bool) -> None:
+def test_bond_and_rent_are_refunded(bonded: Shell, run_id: str, closed: bool) -> None:
     user = ("json-dump-user", "--run-id", run_id, "--address", bonded.wallet)
     ask = ("withdraw", "--run-id", run_id)
     never = bonded(*ask).error

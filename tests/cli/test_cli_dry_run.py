@@ -211,7 +211,7 @@ def test_dry_run_commands_all_have_a_test() -> None:
     assert {name for name in INDEX if has_dry_run(SOLANA, name)} == set(LINES) | ELSEWHERE
 
 
-def test_instructions_and_accounts_go_by_name(owner: Shell, run_id: str) -> None:
+def test_dry_run_names_instructions_and_accounts(owner: Shell, run_id: str) -> None:
     line = ("create-run", "--rpc", owner.rpc, "-w", owner.wallet, "--run-id", run_id, "--dry-run")
     said = invoke(*line)
     assert said.code == 0, said.err

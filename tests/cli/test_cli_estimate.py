@@ -123,7 +123,7 @@ def test_owner_page_quotes_the_estimate_of_its_example(
         assert quoted.removesuffix(" …") in shown
 
 
-def test_tokens_time_and_members(material: Path, tmp_path: Path) -> None:
+def test_estimate_has_tokens_time_and_members(material: Path, tmp_path: Path) -> None:
     """12 sequences of 64 in each of 48 steps, three epochs of 16 rounds of 21 s, each with 75 s
     around it.
     """

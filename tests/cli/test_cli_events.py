@@ -281,7 +281,7 @@ def test_plot_of_local_trainings_overlays_them_by_name(tmp_path: Path) -> None:
     )
 
 
-def test_plot_of_a_training_with_a_run_is_refused(kept: Path, tmp_path: Path) -> None:
+def test_plot_of_training_with_run_is_refused(kept: Path, tmp_path: Path) -> None:
     one = local_training(tmp_path / "adamw", [5.0])
     refused = invoke("plot", one, kept, "--json").mistake
     assert f"{kept} is not a training of train-local" in refused["error"]
@@ -289,7 +289,7 @@ def test_plot_of_a_training_with_a_run_is_refused(kept: Path, tmp_path: Path) ->
     assert f"skipped {one / lab_events.EVENTS}: train-local wrote it" in told.err
 
 
-def test_plot_writes_the_numbers_of_a_run(kept: Path, tmp_path: Path) -> None:
+def test_plot_to_csv_writes_numbers_of_run(kept: Path, tmp_path: Path) -> None:
     assert invoke("plot", kept, "--out", tmp_path / "loss.csv").code == 0
     assert "tier 1,7,4.3" in (tmp_path / "loss.csv").read_text().splitlines()
 

@@ -18,7 +18,7 @@ from cli.cli_runs import invoke, unread
 from cli.conftest import ROOT
 
 
-def test_help_of_every_command_has_an_example_and_json() -> None:
+def test_help_of_every_command_has_example_and_json() -> None:
     for name in INDEX:
         shown = invoke(*name.split(), "--help")
         assert shown.code == 0, name
@@ -81,7 +81,7 @@ def test_shared_options_are_explained_once() -> None:
 
 
 @pytest.mark.parametrize("name", INDEX)
-def test_examples_parse(name: str) -> None:
+def test_help_examples_parse(name: str) -> None:
     """Every example is a command line that the command takes."""
     loaded = load(name)
     words = shlex.split(SOLANA.find(name).example)
@@ -90,7 +90,7 @@ def test_examples_parse(name: str) -> None:
     loaded.make_context(name, words[1 + len(named) :])
 
 
-def test_documentation_is_current() -> None:
+def test_commands_page_is_current() -> None:
     assert (ROOT / "docs/commands.md").read_text() == commands_page.page(), (
         "run: python -m aftermath.cli.commands_page docs/commands.md"
     )

@@ -102,7 +102,7 @@ def test_init_short_run_schedule_has_no_warning() -> None:
 
 
 @pytest.mark.parametrize("kind", ["Constant", "Linear", "Cosine"])
-def test_schedules_of_other_kinds_become_longer_too(kind: str) -> None:
+def test_init_lengthens_schedules_of_every_kind(kind: str) -> None:
     total = "" if kind == "Constant" else "\ntotal_steps = 100"
     table = f"[model.LLM.lr_schedule.{kind}]\nbase_lr = 1e-3\nwarmup_steps = 10{total}"
     rates = parse_as(without("model.LLM.lr_schedule.Cosine", table), "c", RunConfig).llm.lr_schedule

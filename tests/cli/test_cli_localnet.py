@@ -84,7 +84,7 @@ def test_reset_of_foreign_directory_is_refused(tmp_path: Path) -> None:
     assert invoke("localnet", "--reset").code == 2
 
 
-def test_occupied_port() -> None:
+def test_occupied_localnet_port_is_refused() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

@@ -278,7 +278,7 @@ def test_run_with_inner_steps_is_configured_and_shown(
     assert "weight_decay = 251.0: a step at the highest learning rate, 0.004, would turn" in refused
 
 
-def test_texts_change_alone(configured: Shell, run_id: str) -> None:
+def test_name_and_description_change_alone(configured: Shell, run_id: str) -> None:
     before = configured("json-dump-run", "--run-id", run_id).data["model"]
     configured("update-config", "--run-id", run_id, "--name", "Other", "--client-version", "0.1.0")
     after = configured("json-dump-run", "--run-id", run_id).data["model"]
@@ -343,7 +343,7 @@ class _Run:
         self.data_index = data_index
 
 
-def test_pause_and_resume(configured: Shell, run_id: str) -> None:
+def test_set_paused_pauses_and_resumes_run(configured: Shell, run_id: str) -> None:
     resumed = configured("set-paused", "--run-id", run_id, "resume").data
     assert resumed["state"] == "waiting_for_members"
     ticked = invoke(

@@ -332,7 +332,9 @@ def test_invalid_handwritten_profile_value_names_its_file(profile: Path) -> None
     assert "From the profile: run xxx" in told["fix"]
 
 
-def test_another_file_and_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_profile_path_may_be_changed_or_disabled(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv(PROFILE_VARIABLE, str(tmp_path / "devnet.toml"))
     store(run="there")
     assert (tmp_path / "devnet.toml").is_file()

@@ -155,7 +155,7 @@ def test_take_part_with_ignored_sigint_ends_on_sigint(monkeypatch: pytest.Monkey
     assert ended.value.code == 130
 
 
-def test_unknown_run(owner: Shell) -> None:
+def test_train_for_unknown_run_is_refused(owner: Shell) -> None:
     done = train(owner, "--run-id", "nowhere")
     assert done.code == 1
     assert done.err.startswith("error: there is no run 'nowhere'")

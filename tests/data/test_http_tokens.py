@@ -203,7 +203,7 @@ def test_address_secrets_are_not_shown(web: Web, caplog: pytest.LogCaptureFixtur
     assert "secret" not in str(told.value) + caplog.text
 
 
-def test_numbered_files() -> None:
+def test_numbered_http_files_are_read_in_order() -> None:
     assert numbered_urls("http://x/f{}.bin", 9, 3, 2) == ["http://x/f009.bin", "http://x/f010.bin"]
     with pytest.raises(DataError, match="no single"):
         numbered_urls("http://x/f.bin", 0, 0, 2)

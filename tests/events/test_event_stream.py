@@ -90,7 +90,7 @@ def test_kernel_event_prints_one_line(missing: str | None, line: str) -> None:
     assert line in ending
 
 
-def test_ordinary_text_stays() -> None:
+def test_printable_keeps_ordinary_text() -> None:
     assert printable("Grüße, 世界 – 1 → 2") == "Grüße, 世界 – 1 → 2"
     assert printable("a\nb", keep="\n") == "a\nb"
     assert json_text("Grüße, 世界 \N{FAMILY}") == '"Grüße, 世界 \N{FAMILY}"'

@@ -189,7 +189,7 @@ def test_cached_token_is_computed_once(name: str, cacheable: int) -> None:
     assert passed == [3, *wanted[1:]]
 
 
-def test_models_of_transformers_keep_nothing() -> None:
+def test_models_of_transformers_cache_nothing() -> None:
     pytest.importorskip("transformers")
     config = config_of(
         {"model_type": "gpt2", "vocab_size": 48, "n_embd": 16, "n_layer": 1, "n_head": 2}

@@ -53,7 +53,7 @@ def test_llama_logits_equal_transformers(name: str, theirs: dict[str, torch.Tens
     torch.testing.assert_close(logits, theirs[name], rtol=1e-4, atol=1e-4)
 
 
-def test_these_configurations_tell_functions_apart(theirs: dict[str, torch.Tensor]) -> None:
+def test_configurations_distinguish_functions(theirs: dict[str, torch.Tensor]) -> None:
     alike = {"grouped heads", "swish", "keys that change nothing"}
     bases = {"rope base", "rope table", "rope table over its own key", "two rope tables that agree"}
     for name, logits in theirs.items():

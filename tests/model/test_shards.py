@@ -80,7 +80,7 @@ def test_sharded_export_of_tiers_merges_to_same_bits(model: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize("model", ["llama", "deepseek-v3"])
-def test_transformers_reads_several_files(model: str, tmp_path: Path) -> None:
+def test_sharded_checkpoint_is_read_by_transformers(model: str, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     config = written(tmp_path / "m", MODELS[model])
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "m").eval()

@@ -113,7 +113,7 @@ def test_tied_schema_has_one_tensor(name: str) -> None:
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "apart"])
 @settings(max_examples=max(1, settings().max_examples // 50))
 @given(seed=SEEDS)
-def test_checkpoints_go_both_ways(name: str, tied: bool, seed: int) -> None:
+def test_tied_checkpoints_load_tied_and_untied(name: str, tied: bool, seed: int) -> None:
     """A directory gives what went into it, at every tier and to transformers, where it knows the
     model, and back.
     """

@@ -27,7 +27,7 @@ def test_equal_holders_keep_callers_order(measured):
     assert measured.ranked([A, B, C], ALL, 4 * MIB) == [A, B, C]
 
 
-def test_connected_ones_come_first(measured):
+def test_connected_holders_are_ranked_first(measured):
     assert measured.ranked([A, B, C], frozenset({C}), 1) == [C, A, B]
 
 

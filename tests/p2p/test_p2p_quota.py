@@ -70,7 +70,7 @@ async def test_shared_limit_cancelled_wait_takes_no_turn() -> None:
         await first
 
 
-async def test_reconnecting_fills_no_bucket(opened, rogue, monkeypatch):
+async def test_reconnect_does_not_refill_quota(opened, rogue, monkeypatch):
     monkeypatch.setattr(limits, "ASKED_RATE", 1e-3)
     monkeypatch.setattr(limits, "ASKED_BURST", 5.0)
     node = await opened(1)
@@ -208,7 +208,7 @@ def test_full_slots_evict_oldest_of_busiest_address() -> None:
     assert sum(map(len, one._inside.values())) == MAX_HANDSHAKES
 
 
-def test_restarting_strangers_keep_no_former_peer_out() -> None:
+def test_restarting_strangers_do_not_exclude_former_peer() -> None:
     now = 0.0
     one = AcceptLimits(lambda: now)
     gave_way = list[Handshake]()

@@ -133,7 +133,7 @@ async def test_crashed_rank_prints_its_traceback(capfd: pytest.CaptureFixture[st
     assert "aftermath/parallel/worker.py" in said
 
 
-def test_launched_leaves_no_process_and_no_file(
+def test_launched_ranks_leave_no_process_or_file(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))

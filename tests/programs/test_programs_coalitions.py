@@ -559,7 +559,7 @@ def test_thousands_of_transactions_follow_oracle(machine: type[RuleBasedStateMac
 @MACHINES
 @pytest.mark.nightly
 @pytest.mark.timeout(3600)
-def test_hundreds_of_thousands_of_transactions_do_not_either(
+def test_hundreds_of_thousands_of_transactions_follow_oracle(
     machine: type[RuleBasedStateMachine],
 ) -> None:
     asked = os.environ.get("FUZZ_TRANSACTIONS", "250000")

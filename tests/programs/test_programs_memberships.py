@@ -93,7 +93,7 @@ def test_empty_wallet_gets_no_seat(bonded: Scenario) -> None:
     bonded.by(7, "join_run", JOIN).refused("NotEnrolled")
 
 
-def test_256_idle_seats_lock_256_rents_and_bonds() -> None:
+def test_idle_256_seats_lock_256_rents_and_bonds() -> None:
     run = Scenario(World()).start(join_bond=BOND, init_min_clients=256)
     for index in range(256):
         run.join(index).ok()

@@ -230,7 +230,7 @@ def test_close_needs_halted_run_and_returns_all_rent(run: Scenario) -> None:
     assert run.run.seq == 1
 
 
-def test_fewer_tiers_leave_nothing_of_those_before(world: World) -> None:
+def test_fewer_tiers_clear_old_levels(world: World) -> None:
     scenario = Scenario(world)
     scenario.create().ok()
     scenario.configure().ok()

@@ -231,7 +231,7 @@ def test_banned_wallet_stays_out_until_ban_is_lifted(run: Scenario) -> None:
     run.join(3).ok()
 
 
-def test_leaving_lifts_no_bar(run: Scenario) -> None:
+def test_leave_does_not_lift_ban(run: Scenario) -> None:
     run.train([0, 1, 2, 3])
     kick(run, 3, barred=True).ok()
     run.by(3, "leave_run").ok()
@@ -240,7 +240,7 @@ def test_leaving_lifts_no_bar(run: Scenario) -> None:
     run.by(3, "leave_run").refused("NotAMember")
 
 
-def test_256_bars_leave_room_for_others(run: Scenario) -> None:
+def test_bans_of_256_wallets_leave_room_for_others(run: Scenario) -> None:
     """The exploit: each bar of a wallet that never came took a seat that was given to nobody."""
     for index in range(256):
         kick(run, 1000 + index, barred=True).ok()

@@ -72,7 +72,7 @@ def test_shares_are_fair_and_cover_whole_batch(run: Scenario) -> None:
                 position += length
 
 
-def test_inspect_knows_four_views_and_four_places(run: Scenario) -> None:
+def test_inspect_accepts_only_four_views_and_places(run: Scenario) -> None:
     for which, ring in ((4, 0), (0, 4), (255, 255)):
         run.world.send(run.instruction("inspect", which, ring)).refused("UnknownInspection")
 

@@ -69,7 +69,7 @@ def test_simulated_gpu_rounds_equal_cpu_bits(model: str, optimizer: str) -> None
     )
 
 
-def test_imitated_gpu_measures_speed_and_writes_text() -> None:
+def test_simulated_gpu_measures_speed_and_writes_text() -> None:
     with gpu_at_hand() as gpu:
         config = config_of(MODELS["nanogpt"])
         schema = build_schema(config.to_hf(), 3, OPTIMIZERS["distro"])
@@ -129,7 +129,7 @@ def test_simulated_gpu_bf16_passes_have_gpu_types(
     }
 
 
-def test_imitated_gpu_refuses_mixed_devices() -> None:
+def test_simulated_gpu_refuses_mixed_devices() -> None:
     with gpu_at_hand():
         here = torch.ones(3).to(GPU)
         there = torch.ones(3)

@@ -26,7 +26,7 @@ def network() -> LanguageModel:
 
 
 @pytest.mark.parametrize("micro", [1, 2, 4, 6])
-def test_micro_batches_make_no_difference(micro: int) -> None:
+def test_labelled_loss_is_equal_for_any_micro_batch(micro: int) -> None:
     model = network()
     other = network()
     loss = accumulate(Passes(model), SHARE, micro, threading.Event())

@@ -123,7 +123,7 @@ def test_directory_of_another_user_is_refused(tmp_path: Path) -> None:
         check_places(settings(checkpoint_dir=tmp_path / "theirs"))
 
 
-def test_there_must_be_room_for_two_checkpoints(
+def test_disk_without_room_for_two_checkpoints_is_refused(
     tmp_path: Path, schema: StateSchema, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     needed = 8 * schema.parameters() + RESERVE

@@ -60,7 +60,7 @@ def test_label_of_foreign_file_is_refused(home: Path, access: RunAccess, label: 
     assert opens(access, label.replace("~", str(home))) is None
 
 
-def test_label_of_made_directory_opens_on_local_network_only(home: Path) -> None:
+def test_label_of_new_directory_opens_on_local_network_only(home: Path) -> None:
     assert opens(ON_THIS_MACHINE, "~/tokens") == home / "tokens"
     assert (
         opens(ON_THIS_MACHINE, "~/tokens/tokens-00000.bin") == home / "tokens" / "tokens-00000.bin"

@@ -114,7 +114,7 @@ def test_error_is_not_logged_if_stderr_is_same_file(
 
 
 @pytest.mark.slow
-def test_virtual_members_know_no_date(tmp_path: Path) -> None:
+def test_simulated_member_events_have_no_date(tmp_path: Path) -> None:
     """The date is the sinks' alone: what a member says is the same in every run on virtual time."""
 
     async def story(sim: SimulatedRun) -> None:

@@ -23,7 +23,7 @@ def members(standing: str = "takes part", count: int = 5) -> RunStatus:
 
 
 @pytest.mark.parametrize("count", [5, 40])
-async def test_80_column_server_screen_shows_last_seen(count: int) -> None:
+async def test_server_screen_of_80_columns_shows_last_seen(count: int) -> None:
     """The scroll bar of many members leaves it readable."""
     found = members(count=count)
     here = frozenset(one.signer for one in found.members[:2])

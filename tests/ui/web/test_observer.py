@@ -89,7 +89,7 @@ async def test_observer_page_loads_only_its_own_files(people: Crowd) -> None:
             assert reply.status == 405
 
 
-def test_page_files_make_no_markup_and_no_foreign_requests() -> None:
+def test_observer_files_build_no_markup_or_foreign_requests() -> None:
     for path in PAGE.iterdir():
         text = path.read_text()
         assert not re.search(
