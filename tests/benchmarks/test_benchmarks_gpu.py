@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from replica.as_on_a_gpu import gpu_at_hand
+from replica.simulated_gpu import gpu_at_hand
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 SMALL = {

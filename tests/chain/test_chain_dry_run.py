@@ -18,7 +18,7 @@ from aftermath.chain.dry_run import DrySender, Outcome, Rehearsed
 from aftermath.chain.rpc import RpcPool
 from aftermath.chain.wallet import Wallet
 from chain.faults import answer
-from chain.scripted import Node, serving
+from chain.scripted_node import Node, serving
 
 HELD = 10**9
 AFTER = 10**9 - 5_000 + 77

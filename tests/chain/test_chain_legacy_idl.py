@@ -24,7 +24,7 @@ from aftermath.chain.addresses import (
 from aftermath.chain.idl import convert
 from aftermath.chain.member import SolanaMember
 from aftermath.programs import AUTHORIZER_ID, AUTHORIZER_IDL, COORDINATOR_ID, COORDINATOR_IDL
-from chain.networks import SCHEMA_HASH, Place
+from chain.funded_network import SCHEMA_HASH, FundedNetwork
 
 LEGACY = Path(__file__).parents[2] / "idl" / "legacy"
 
@@ -46,7 +46,7 @@ def test_legacy_idl_equals_program(idl: Path) -> None:
     assert committed == expected.legacy | {"metadata": {"address": str(expected.address)}}, fix
 
 
-async def test_stock_anchorpy_decodes_every_account_of_live_run(embedded: Place) -> None:
+async def test_stock_anchorpy_decodes_every_account_of_live_run(embedded: FundedNetwork) -> None:
     coordinator = await embedded.open_run()
     wallet = embedded.wallet.pubkey
     async with SolanaMember(

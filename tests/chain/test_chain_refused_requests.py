@@ -14,7 +14,7 @@ from aiohttp import web
 from aftermath.chain.endpoints import endpoint
 from aftermath.chain.rpc import RpcPool
 from aftermath.coordinator.errors import Unavailable
-from chain.scripted import Answer, Node, get_slot, serving, status
+from chain.scripted_node import Answer, Node, get_slot, serving, status
 
 
 def timed(answer: Answer, times: list[float]) -> Answer:

@@ -24,7 +24,7 @@ from aftermath.chain.refusals import refused
 from aftermath.chain.rpc import RpcPool
 from aftermath.coordinator.errors import Unavailable
 from chain.faults import answer
-from chain.scripted import Node, get_slot, result, serving, status, text
+from chain.scripted_node import Node, get_slot, result, serving, status, text
 
 UNFUNDED = {"err": "AccountNotFound", "logs": None}
 

@@ -16,7 +16,7 @@ from aftermath.chain.failures import RpcRejected, TransactionFailed
 from aftermath.chain.node_client import NodeClient
 from aftermath.chain.rpc import RpcPool, WrongCluster
 from aftermath.coordinator.errors import CoordinatorError, Unavailable
-from chain.scripted import (
+from chain.scripted_node import (
     Answer,
     Node,
     cluster,

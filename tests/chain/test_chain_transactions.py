@@ -21,25 +21,25 @@ from aftermath.chain.rpc import RpcPool
 from aftermath.chain.transactions import PAGE, RunTransactions, Stated, _stated, _witness
 from aftermath.coordinator.errors import Unavailable
 from aftermath.rules.state import RunState
-from chain.networks import SCHEMA_HASH, Place
-from chain.scripted import Answer, Node, by_method, result, serving
+from chain.funded_network import SCHEMA_HASH, FundedNetwork
+from chain.scripted_node import Answer, Node, by_method, result, serving
 
 
-def reader(place: Place, run_id: str, **options: int) -> RunTransactions:
-    program = place.coordinator.program_id
-    return RunTransactions(place.pool, run_addresses(program, run_id).run, program, **options)
+def reader(funded: FundedNetwork, run_id: str, **options: int) -> RunTransactions:
+    program = funded.coordinator.program_id
+    return RunTransactions(funded.pool, run_addresses(program, run_id).run, program, **options)
 
 
-async def test_sent_transaction_is_read_once_with_fee(place: Place) -> None:
-    coordinator = await place.configured_run("read")
-    found = reader(place, "read")
+async def test_sent_transaction_is_read_once_with_fee(funded: FundedNetwork) -> None:
+    coordinator = await funded.configured_run("read")
+    found = reader(funded, "read")
     async with asyncio.timeout(30):
         first = []
         while not first or not found.complete:
             first += await found.read(2)
     assert len(first) >= 2
     assert all(
-        one.fee >= 5000 and one.payer == place.wallet.pubkey and not one.stated for one in first
+        one.fee >= 5000 and one.payer == funded.wallet.pubkey and not one.stated for one in first
     )
     await coordinator.set_paused("read", False)
     async with asyncio.timeout(30):
@@ -49,7 +49,7 @@ async def test_sent_transaction_is_read_once_with_fee(place: Place) -> None:
     assert more[0].at is not None
 
 
-async def test_witness_metadata_is_read(embedded: Place) -> None:
+async def test_witness_metadata_is_read(embedded: FundedNetwork) -> None:
     coordinator = await embedded.open_run("stated")
     async with SolanaMember(embedded.pool, embedded.wallet, "stated", client_version="") as member:
         await member.join(
@@ -85,7 +85,7 @@ def test_other_instructions_are_not_read_as_witness() -> None:
 
 
 async def test_first_transaction_read_goes_back_few_pages(
-    embedded: Place, monkeypatch: pytest.MonkeyPatch
+    embedded: FundedNetwork, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transactions, "PAGES_BACK", 2)
     coordinator = await embedded.configured_run("long")

@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 
 from aftermath.localnet import validator_binary
-from chain.networks import PROGRAMS, Place, place_on
+from chain.funded_network import PROGRAMS, FundedNetwork, fund_network
 from chain.test_chain_client import (  # noqa: F401
     test_equal_instructions_are_two_transactions,
     test_insufficient_funds_error_names_missing_sum,
@@ -37,7 +37,7 @@ from chain.test_chain_subscription import (  # noqa: F401
     test_updates_start_with_current_state_and_follow_changes,
 )
 from chain.test_chain_transactions import test_sent_transaction_is_read_once_with_fee  # noqa: F401
-from localnet.processes import Urls, start
+from localnet.localnet_processes import Urls, start
 
 pytestmark = pytest.mark.slow
 
@@ -57,6 +57,6 @@ def validator() -> Iterator[Urls]:
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def place(validator: Urls) -> AsyncIterator[Place]:
-    async with place_on(validator) as place:
-        yield place
+async def funded(validator: Urls) -> AsyncIterator[FundedNetwork]:
+    async with fund_network(validator) as funded:
+        yield funded

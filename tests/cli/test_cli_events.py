@@ -17,7 +17,7 @@ from aftermath.events.reader import columns
 from aftermath.events.stream import Events, JsonLines
 from aftermath.lab import lab_events
 from cli.cli_runs import CONSOLE, invoke
-from events.sample_events import said
+from events.sample_events import sample_event
 
 NOON = datetime(2026, 11, 21, 12, 0, 0, tzinfo=UTC)
 EVIL = "=1+1\x1b[2J"
@@ -30,24 +30,30 @@ class Writer:
         self.at = NOON + timedelta(seconds=tier / 10)
         self.events = Events(lambda: 1.0, [EpochFiles(directory, lambda: self.at)])
         self.events.emit(
-            said("started", run_id="demo", tier=tier, wallet=f"Wa11et{tier}" * 6, version="0.1.0")
+            sample_event(
+                "started", run_id="demo", tier=tier, wallet=f"Wa11et{tier}" * 6, version="0.1.0"
+            )
         )
         if run is not None:
             owner, created, identity = run
-            self.events.emit(said("run_found", owner=owner, created=created, identity=identity))
+            self.events.emit(
+                sample_event("run_found", owner=owner, created=created, identity=identity)
+            )
 
     def train(self, first: int, last: int) -> None:
         for step in range(first, last + 1):
             self.at += timedelta(seconds=1)
             if step % 5 == 1:
                 self.events.emit(
-                    said("state", epoch=step // 5, state="WARMUP", step=step - 1, total_steps=20)
+                    sample_event(
+                        "state", epoch=step // 5, state="WARMUP", step=step - 1, total_steps=20
+                    )
                 )
-            self.events.emit(said("round", epoch=step // 5, step=step))
+            self.events.emit(sample_event("round", epoch=step // 5, step=step))
             self.events.emit(
-                said("trained", epoch=step // 5, step=step, loss=5.0 - step / 10, tokens=10)
+                sample_event("trained", epoch=step // 5, step=step, loss=5.0 - step / 10, tokens=10)
             )
-            self.events.emit(said("fetch_failed", height=step, seat=2, why=EVIL))
+            self.events.emit(sample_event("fetch_failed", height=step, seat=2, why=EVIL))
 
 
 @pytest.fixture
@@ -304,8 +310,8 @@ def test_plot_that_cannot_be_drawn_is_refused(kept: Path, tmp_path: Path) -> Non
         in invoke("plot", kept, "--out", tmp_path / "no" / "loss.png", "--json").error["error"]
     )
     other = Events(lambda: 1.0, [EpochFiles(kept / "other", lambda: NOON)])
-    other.emit(said("started", run_id="another", wallet="x"))
-    other.emit(said("trained", step=1, loss=2.0))
+    other.emit(sample_event("started", run_id="another", wallet="x"))
+    other.emit(sample_event("trained", step=1, loss=2.0))
     mixed = invoke("plot", kept, "--out", tmp_path / "loss.png", "--json").error
     assert "of several runs: another (its events do not say who owns it); demo" in mixed["error"]
     assert (

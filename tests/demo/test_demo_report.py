@@ -14,7 +14,7 @@ from aftermath.demo.report import RunCosts, findings, shortcomings
 from aftermath.events.event_types import Applied, Event
 from aftermath.events.stream import line_of
 from aftermath.testnet.member_progress import MemberProgress, RunProgress
-from events.sample_events import said
+from events.sample_events import sample_event
 
 LAST = 60
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -27,21 +27,23 @@ def events(
     another one.
     """
     lines = [
-        said("started", run_id="demo", tier=tier, wallet=f"W{tier}"),
-        said("joined", seat=tier),
-        said("model", source="the checkpoint"),
+        sample_event("started", run_id="demo", tier=tier, wallet=f"W{tier}"),
+        sample_event("joined", seat=tier),
+        sample_event("model", source="the checkpoint"),
     ]
     for step in range(1, steps + 1):
         loss = 5.0 + tier - loss_falls * step / steps
         lines.append(
-            said("trained", height=step, step=step, loss=loss, tokens=10, tokens_per_sec=1.0)
+            sample_event(
+                "trained", height=step, step=step, loss=loss, tokens=10, tokens_per_sec=1.0
+            )
         )
         hashes = {level: f"{step}-{level}" for level in range(tier, len(TIERS))}
         if step == wrong_at:
             hashes[2] = "another"
-        lines.append(said("applied", step=step, hashes=hashes))
+        lines.append(sample_event("applied", step=step, hashes=hashes))
     costs = {"transactions": 0, "lamports": 0, "push_bytes_max": 700 + tier}
-    lines.append(said("traffic", sent=100 * steps, costs=costs))
+    lines.append(sample_event("traffic", sent=100 * steps, costs=costs))
     return lines
 
 
@@ -51,7 +53,7 @@ def told(place: Path, written: dict[int, list[Event]], *, returns: bool = True) 
     for member in members:
         directory = place / member.name
         directory.mkdir()
-        lines = written[member.tier] + ([said("model", source="peers")] if returns else [])
+        lines = written[member.tier] + ([sample_event("model", source="peers")] if returns else [])
         written_then = "".join(line_of(line, NOON) for line in lines)
         (directory / "1.jsonl").write_text(written_then + '{"kind": "torn')
     story.follow(place)

@@ -19,7 +19,7 @@ from aftermath.demo.report import RunCosts, closing, findings
 from aftermath.demo.screen import LINE_EVERY, DemoScreen, line, picture
 from aftermath.events.reader import EventOrigin, EventRecord
 from aftermath.testnet.member_progress import MemberProgress, RunProgress
-from events.sample_events import said
+from events.sample_events import sample_event
 
 TOTAL = 120
 REACHED = [
@@ -51,7 +51,10 @@ def say(story: RunProgress, member: MemberProgress, kind: str, **fields: Any) ->
     about = EventOrigin("demo", f"wallet of {member.name}", member.tier, "0.1.0")
     story._take(
         EventRecord(
-            datetime.now(UTC), about, said(kind, **fields), Path(member.name) / "events.jsonl"
+            datetime.now(UTC),
+            about,
+            sample_event(kind, **fields),
+            Path(member.name) / "events.jsonl",
         ),
         1.0,
     )

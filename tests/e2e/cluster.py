@@ -22,7 +22,7 @@ from aftermath.rules.members import Members, Seat
 from aftermath.rules.model import Model
 from aftermath.rules.run import Run
 from aftermath.rules.state import MemberState
-from e2e import forking
+from e2e import fork_server
 from e2e.event_log import EventLog, applied_sequences, compare_replicas
 from e2e.network import Network
 from e2e.processes import CONSOLE, PATIENCE, Running, RunningMember, until
@@ -134,7 +134,7 @@ class TrainingCluster:
         """Start `aftermath-solana train` for it; `on` are the words before it, `own` what its
         environment says more.
         """
-        if on or own or self.starts_commands or not forking.SUPPORTED:
+        if on or own or self.starts_commands or not fork_server.SUPPORTED:
             return self._launch(member, [*on, CONSOLE, *self.line(member, *options)], **own)
         name = f"{self.run_id}-{member.name}"
         process = RunningMember(name, self.line(member, *options), self.place / "logs", THREADS)

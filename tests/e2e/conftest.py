@@ -11,11 +11,11 @@ from xprocess import XProcess
 
 from aftermath.localnet import validator_binary
 from e2e.cluster import TrainingCluster
-from e2e.forking import close_fork_server
-from e2e.installed import Installed, install
+from e2e.fork_server import close_fork_server
 from e2e.network import Network
 from e2e.processes import PATIENCE
 from e2e.run_inputs import RunInputs, make_run_inputs
+from e2e.wheel_install import Installed, install
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -11,12 +11,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from e2e import forking
+from e2e import fork_server
 from e2e.processes import RunningMember, until
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not forking.SUPPORTED, reason="needs prctl"),
+    pytest.mark.skipif(not fork_server.SUPPORTED, reason="needs prctl"),
     pytest.mark.usefixtures("xprocess"),
 ]
 NOBODY = ["--rpc", "http://127.0.0.1:9", "--ws-rpc", "ws://127.0.0.1:9"]

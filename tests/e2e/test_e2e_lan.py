@@ -14,8 +14,8 @@ from aftermath.chain.wallet import identity_public, identity_secret, load_wallet
 from aftermath.rules.state import RunState
 from aftermath.testnet.chain import ask
 from e2e.cluster import ClusterMember, TrainingCluster
-from e2e.lan import HERE, NETWORK, lan, possible
 from e2e.network import Network
+from e2e.network_namespaces import HERE, NETWORK, lan, possible
 from e2e.run_inputs import RunInputs
 
 pytestmark = pytest.mark.slow

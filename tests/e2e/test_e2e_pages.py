@@ -23,9 +23,9 @@ from xprocess import XProcess
 
 from docs.test_docs import FENCE
 from e2e.event_log import EventLog, compare_replicas
-from e2e.installed import Installed, without_us
 from e2e.processes import PATIENCE, Running, until
 from e2e.run_inputs import ROOT
+from e2e.wheel_install import Installed, without_us
 
 # The slow tests follow the same pages in one process (tests/cli/test_cli_error_docs.py).
 pytestmark = pytest.mark.nightly

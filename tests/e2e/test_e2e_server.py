@@ -15,7 +15,7 @@ import pytest
 from xprocess import XProcess
 
 from e2e.event_log import applied_sequences, compare_replicas
-from e2e.lan import HERE, lan, possible
+from e2e.network_namespaces import HERE, lan, possible
 from e2e.run_inputs import RunInputs
 from e2e.server_run import ServerRun, ServerRunOptions
 

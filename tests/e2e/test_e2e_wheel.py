@@ -18,9 +18,9 @@ from aftermath.programs import COORDINATOR_SO
 from aftermath.testnet.configs import configs
 from docs.test_docs import slugs
 from e2e.event_log import EventLog, compare_replicas
-from e2e.installed import OURS, Installed, without_us
 from e2e.processes import Running, until
 from e2e.run_inputs import ROOT
+from e2e.wheel_install import OURS, Installed, without_us
 
 
 @pytest.mark.slow

@@ -31,7 +31,7 @@ from aftermath.model.initial import init_weights
 from aftermath.model.network import LanguageModel
 from aftermath.model.tokenizer import Tokenizer
 from evals.known_text import CONFIG, TEXT
-from model.of_library import in_its_process
+from model.library_tokenizer import isolated_tokenizer
 
 torch.set_num_threads(1)
 # --- likelihoods ---
@@ -177,7 +177,7 @@ class Member:
 
 
 def asking(docs: int) -> Evaluations:
-    return Evaluations(EvalRequest((SOURCE_CHOICE,), docs=docs), in_its_process(), 24)
+    return Evaluations(EvalRequest((SOURCE_CHOICE,), docs=docs), isolated_tokenizer(), 24)
 
 
 @pytest.mark.slow

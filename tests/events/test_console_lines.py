@@ -13,7 +13,7 @@ from rich.console import Console
 from aftermath.events.console import redraws
 from aftermath.train.settings import TrainSettings
 from aftermath.train.sinks import events_of
-from events.sample_events import said
+from events.sample_events import sample_event
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def test_picture_is_drawn_only_on_capable_terminal(
 def test_tui_log_into_pipe_prints_lines(capsys: pytest.CaptureFixture[str]) -> None:
     with contextlib.ExitStack() as stack:
         events = events_of(TrainSettings(run_id="demo", logs="tui"), stack)
-        events.emit(said("state", state="WARMUP", step=3, total_steps=10))
+        events.emit(sample_event("state", state="WARMUP", step=3, total_steps=10))
         shown = capsys.readouterr().out
     assert shown.strip().endswith("epoch 0: warm-up; step 3 of 10")
     assert "\x1b" not in shown

@@ -24,7 +24,7 @@ from aftermath.events.event_files import EpochFiles, process_of
 from aftermath.events.reader import MOST_LINE, EventReader, EventRecord, NoEvents, flat
 from aftermath.events.stream import Events, plain
 from events.event_writer import EPOCH
-from events.sample_events import KINDS, said
+from events.sample_events import KINDS, sample_event
 
 NOON = datetime(2026, 11, 21, 12, 0, 0, tzinfo=UTC)
 TESTS = Path(__file__).parents[1]
@@ -41,7 +41,7 @@ class Member:
 
     def say(self, kind: str, after: float = 0.0, **fields: Any) -> None:
         self.at += timedelta(seconds=after)
-        self.events.emit(said(kind, **fields))
+        self.events.emit(sample_event(kind, **fields))
 
 
 def steps(told: list[EventRecord]) -> list[tuple[str, int]]:
@@ -260,7 +260,7 @@ def test_reader_follows_growing_and_new_files(tmp_path: Path) -> None:
     second.say("trained", after=1, step=1)
     assert steps(list(reader.read())) == [("A", 1), ("B", 1)]
     path = sorted((tmp_path / "a").iterdir())[-1]
-    line = json.dumps({"at": NOON.isoformat(), **plain(said("trained", step=2))}).encode()
+    line = json.dumps({"at": NOON.isoformat(), **plain(sample_event("trained", step=2))}).encode()
     with path.open("ab", buffering=0) as file:
         file.write(line[:30])
         assert list(reader.read()) == []
@@ -313,7 +313,9 @@ def test_endless_line_uses_bounded_memory(tmp_path: Path, size: int) -> None:
 
 def test_reader_skips_events_without_header(tmp_path: Path) -> None:
     path = tmp_path / "headless.jsonl"
-    path.write_text(json.dumps({"at": NOON.isoformat(), **plain(said("trained", step=1))}) + "\n")
+    path.write_text(
+        json.dumps({"at": NOON.isoformat(), **plain(sample_event("trained", step=1))}) + "\n"
+    )
     reader = EventReader([path])
     assert list(reader.read()) == []
     assert "line 1" in reader.notes()[0]
@@ -352,4 +354,6 @@ def test_event_objects_are_read_back_unchanged(tmp_path: Path) -> None:
 
 def test_event_fields_never_use_header_names() -> None:
     for kind in KINDS:
-        assert not {"at", "run", "member", "member_tier", "client"} & plain(said(kind)).keys()
+        assert (
+            not {"at", "run", "member", "member_tier", "client"} & plain(sample_event(kind)).keys()
+        )

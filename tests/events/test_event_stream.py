@@ -24,7 +24,7 @@ from aftermath.events.event_types import Event, Warning
 from aftermath.events.plot import loss_line, sparkline
 from aftermath.events.printable import json_text, printable
 from aftermath.events.stream import Events, LogWarnings, line_of
-from events.sample_events import KINDS, said
+from events.sample_events import KINDS, sample_event
 
 EVIL = "a[/b]\x1b[2J\x1b]0;owned\x07\u202egpj.exe\r"
 NOON = datetime(2026, 11, 21, 12, 0, 0, 250_000, tzinfo=UTC)
@@ -83,8 +83,8 @@ def test_every_event_kind_is_read_back_from_file() -> None:
 def test_kernel_event_prints_one_line(missing: str | None, line: str) -> None:
     out = io.StringIO()
     lines = ConsoleLines(Console(file=out, width=120), lambda: NOON)
-    lines(said("compiling"))
-    lines(said("kernels", missing=missing))
+    lines(sample_event("compiling"))
+    lines(sample_event("kernels", missing=missing))
     compiling, ending = out.getvalue().splitlines()
     assert "compiling kernels for this machine" in compiling
     assert line in ending
@@ -137,7 +137,7 @@ def test_module_warning_is_one_line_event() -> None:
 def test_member_text_in_lines_is_escaped() -> None:
     out = io.StringIO()
     lines = ConsoleLines(Console(file=out, width=200), lambda: NOON)
-    lines(said("warning", message=f"{EVIL}\nand its fix"))
+    lines(sample_event("warning", message=f"{EVIL}\nand its fix"))
     assert "a[/b]" in out.getvalue()
     assert "\x1b" not in out.getvalue()
 
@@ -146,22 +146,24 @@ def test_console_lines_read_in_order() -> None:
     out = io.StringIO()
     lines = ConsoleLines(Console(file=out, width=200), lambda: NOON)
     events: list[Event] = [
-        said("started", run_id="demo", tier=1, wallet="Wal1et", version="0.1.0"),
-        said("measuring", tier=1, parameters=672_896, limit=10.0),
-        said("measured", weight=1_579, seconds=1.2),
-        said("joined", seat=0, tier=1, weight=1_579, epoch=0),
-        said("state", epoch=0, state="WAITING_FOR_MEMBERS", step=0, total_steps=120, since=5),
-        said("model", source="the checkpoint", step=0),
-        said("round", epoch=0, height=0, step=1, since=6),
-        said("trained", epoch=0, height=0, step=1, loss=5.75, tokens_per_sec=3678.4),
-        said("round", epoch=0, height=1, step=2, since=7),
-        said("trained", epoch=0, height=1, step=2, loss=None, tokens_per_sec=3678.4),
-        said("applied", epoch=0, height=0, step=1, results=1),
-        said("applied", epoch=0, height=1, step=2, results=3),
-        said("checkpoint", step=120, path="/kept/demo-step120"),
-        said("leaving"),
-        said("left"),
-        said("finished", step=120),
+        sample_event("started", run_id="demo", tier=1, wallet="Wal1et", version="0.1.0"),
+        sample_event("measuring", tier=1, parameters=672_896, limit=10.0),
+        sample_event("measured", weight=1_579, seconds=1.2),
+        sample_event("joined", seat=0, tier=1, weight=1_579, epoch=0),
+        sample_event(
+            "state", epoch=0, state="WAITING_FOR_MEMBERS", step=0, total_steps=120, since=5
+        ),
+        sample_event("model", source="the checkpoint", step=0),
+        sample_event("round", epoch=0, height=0, step=1, since=6),
+        sample_event("trained", epoch=0, height=0, step=1, loss=5.75, tokens_per_sec=3678.4),
+        sample_event("round", epoch=0, height=1, step=2, since=7),
+        sample_event("trained", epoch=0, height=1, step=2, loss=None, tokens_per_sec=3678.4),
+        sample_event("applied", epoch=0, height=0, step=1, results=1),
+        sample_event("applied", epoch=0, height=1, step=2, results=3),
+        sample_event("checkpoint", step=120, path="/kept/demo-step120"),
+        sample_event("leaving"),
+        sample_event("left"),
+        sample_event("finished", step=120),
     ]
     for event in events:
         lines(event)
@@ -187,21 +189,21 @@ def test_console_lines_read_in_order() -> None:
 @pytest.mark.parametrize(
     ("event", "line"),
     [
-        (said("left"), "2026-11-21T12:00:00.250Z INFO    left the run"),
+        (sample_event("left"), "2026-11-21T12:00:00.250Z INFO    left the run"),
         (
-            said("warning", message="[b]slow[/b]\nfix it"),
+            sample_event("warning", message="[b]slow[/b]\nfix it"),
             "2026-11-21T12:00:00.250Z WARNING [b]slow[/b]\n    fix it",
         ),
         (
-            said("error", message="full"),
+            sample_event("error", message="full"),
             "2026-11-21T12:00:00.250Z ERROR   ends with an error: full",
         ),
         (
-            said("dropped", seats=[2], height=4),
+            sample_event("dropped", seats=[2], height=4),
             "2026-11-21T12:00:00.250Z INFO    the member in seat 2 did not deliver and is dropped",
         ),
         (
-            said("dropped", seats=[2, 5], height=4),
+            sample_event("dropped", seats=[2, 5], height=4),
             "2026-11-21T12:00:00.250Z INFO    "
             "the members in seats 2, 5 did not deliver and are dropped",
         ),
@@ -222,9 +224,11 @@ def test_console_lines_use_singular_for_one() -> None:
     out = io.StringIO()
     lines = ConsoleLines(Console(file=out, width=200), lambda: NOON)
     for event in (
-        said("measured", weight=1, seconds=60.0),
-        said("traffic", peers=1, sent=1, received=1, costs={"transactions": 1, "lamports": 5000}),
-        said("finished", step=1),
+        sample_event("measured", weight=1, seconds=60.0),
+        sample_event(
+            "traffic", peers=1, sent=1, received=1, costs={"transactions": 1, "lamports": 5000}
+        ),
+        sample_event("finished", step=1),
     ):
         lines(event)
     assert "this machine declares 1 sequence a minute" in out.getvalue()

@@ -15,7 +15,7 @@ import pytest
 from aftermath.events.history import EventHistory
 from aftermath.events.plot import run_plot, step_plot
 from aftermath.events.reader import EventOrigin, EventRecord
-from events.sample_events import said
+from events.sample_events import sample_event
 
 NOON = datetime(2026, 11, 21, 12, 0, 0, tzinfo=UTC)
 
@@ -30,7 +30,7 @@ class Run:
     def say(self, wallet: str, kind: str, **fields: Any) -> None:
         self.now += timedelta(seconds=1)
         about = EventOrigin("demo", wallet, int(wallet[-1]), "0.1.0")
-        self.history.take(EventRecord(self.now, about, said(kind, **fields), Path("x")))
+        self.history.take(EventRecord(self.now, about, sample_event(kind, **fields), Path("x")))
 
     def start(self, *wallets: str) -> None:
         for seat, wallet in enumerate(wallets):

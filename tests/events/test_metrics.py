@@ -20,7 +20,7 @@ from aftermath.localnet.free_ports import free_ports
 from aftermath.rules.state import RunState
 from aftermath.train.settings import TrainSettings
 from aftermath.train.sinks import events_of
-from events.sample_events import KINDS, said
+from events.sample_events import KINDS, sample_event
 
 ROOT = Path(__file__).parents[2]
 NOON = datetime(2026, 11, 21, 12, 0, 0, tzinfo=UTC)
@@ -64,12 +64,14 @@ def test_metrics_are_served_while_member_runs() -> None:
     with contextlib.ExitStack() as stack:
         events = events_of(TrainSettings(run_id=OWN["run"], metrics_port=port), stack)
         assert scraped(port) == {}
-        events.emit(said("started", run_id=OWN["run"], wallet="Wal1et", tier=1, version="0.1.0"))
-        events.emit(said("state", epoch=2, state="WARMUP", step=39, total_steps=120))
+        events.emit(
+            sample_event("started", run_id=OWN["run"], wallet="Wal1et", tier=1, version="0.1.0")
+        )
+        events.emit(sample_event("state", epoch=2, state="WARMUP", step=39, total_steps=120))
         for step in (40, 41):
-            events.emit(said("round", epoch=2, step=step))
+            events.emit(sample_event("round", epoch=2, step=step))
             events.emit(
-                said(
+                sample_event(
                     "trained",
                     step=step,
                     loss=4.0 - step / 100,
@@ -78,20 +80,24 @@ def test_metrics_are_served_while_member_runs() -> None:
                     seconds=1.5,
                 )
             )
-            events.emit(said("applied", step=step, results=3, waited=0.25, seconds=0.5))
+            events.emit(sample_event("applied", step=step, results=3, waited=0.25, seconds=0.5))
             costs = {"transactions": step - 39, "lamports": 5000 * (step - 39)}
             events.emit(
-                said("traffic", sent=1000 * step, received=2000 * step, peers=2, costs=costs)
+                sample_event(
+                    "traffic", sent=1000 * step, received=2000 * step, peers=2, costs=costs
+                )
             )
-        events.emit(said("trained", step=42, loss=None, tokens=500, tokens_per_sec=99.5))
-        events.emit(said("fetch_failed"))
-        events.emit(said("refused"))
-        events.emit(said("dropped", seats=[3, 4]))
-        events.emit(said("warning", message="trouble"))
+        events.emit(sample_event("trained", step=42, loss=None, tokens=500, tokens_per_sec=99.5))
+        events.emit(sample_event("fetch_failed"))
+        events.emit(sample_event("refused"))
+        events.emit(sample_event("dropped", seats=[3, 4]))
+        events.emit(sample_event("warning", message="trouble"))
         for network in (100, 250):
             machine = {"cpu": 12.5, "resident": 1 << 30, "available": 2 << 30, "disk_free": 3 << 30}
             network_told = {"network_sent": network, "network_received": 2 * network}
-            events.emit(said("machine", **machine, **network_told, gpus=[{"number": 0}, GPU]))
+            events.emit(
+                sample_event("machine", **machine, **network_told, gpus=[{"number": 0}, GPU])
+            )
         found = scraped(port)
         none: frozenset[tuple[str, str]] = frozenset()
         expected = {
@@ -155,7 +161,7 @@ def test_metrics_accept_every_event_in_any_order() -> None:
     metrics = Metrics(lambda: NOON)
     for _ in range(2):
         for kind in KINDS:
-            metrics(said(kind))
+            metrics(sample_event(kind))
 
 
 def test_taken_metrics_port_error_names_option() -> None:

@@ -5,18 +5,18 @@ from __future__ import annotations
 import pytest
 
 from aftermath.events.progress import Progress, span
-from events.sample_events import said
+from events.sample_events import sample_event
 
 
 def state(progress: Progress, step: int, name: str = "WARMUP", total: int = 100) -> None:
-    progress.take(said("state", state=name, step=step, total_steps=total))
+    progress.take(sample_event("state", state=name, step=step, total_steps=total))
 
 
 def rounds(progress: Progress, first: int, last: int, at: int, seconds: int) -> None:
     """Rounds that train the steps from `first` to `last`."""
     for step in range(first, last + 1):
         since = at + (step - first) * seconds
-        progress.take(said("round", step=step, since=since))
+        progress.take(sample_event("round", step=step, since=since))
 
 
 def test_progress_before_some_steps_has_no_forecast() -> None:
@@ -56,7 +56,7 @@ def test_progress_of_drain_round_is_last_step() -> None:
     state(progress, 90)
     rounds(progress, 91, 101, 0, 1)  # the drain round is about a step that is never trained
     assert progress.words() == "step 100 of 100"
-    progress.take(said("finished", step=100))
+    progress.take(sample_event("finished", step=100))
     assert progress.words() == "step 100 of 100"
 
 

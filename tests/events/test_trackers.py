@@ -27,19 +27,19 @@ from aftermath.train.option_checks import check_choices
 from aftermath.train.machine import looked_at
 from aftermath.train.settings import TrainSettings
 from aftermath.train.sinks import events_of
-from events.sample_events import said
+from events.sample_events import sample_event
 
 settings = TrainSettings(run_id="demo", logs="json", **json.loads(os.environ["WANTED"]))
 check_choices(settings)
 with contextlib.ExitStack() as stack:
     events = events_of(settings, stack)
-    events.emit(said("started", run_id="demo", wallet="Wal1etWal1et", tier=1, version="0.1.0"))
-    events.emit(said("run_found", owner="0wner", created=7, identity=os.environ["IDENTITY"]))
+    events.emit(sample_event("started", run_id="demo", wallet="Wal1etWal1et", tier=1, version="0.1.0"))
+    events.emit(sample_event("run_found", owner="0wner", created=7, identity=os.environ["IDENTITY"]))
     for step in range(int(os.environ["FIRST"]), int(os.environ["FIRST"]) + 3):
-        events.emit(said("trained", step=step, loss=9.0 - step, tokens=500))
-        events.emit(said("applied", step=step, results=3, waited=0.25, seconds=0.5))
-    events.emit(said("machine", cpu=12.5, gpus=[{"number": 0, "power": 250.5}]))
-    events.emit(said("evaluated", step=1, task="source-choice", metric="acc", value=0.5))
+        events.emit(sample_event("trained", step=step, loss=9.0 - step, tokens=500))
+        events.emit(sample_event("applied", step=step, results=3, waited=0.25, seconds=0.5))
+    events.emit(sample_event("machine", cpu=12.5, gpus=[{"number": 0, "power": 250.5}]))
+    events.emit(sample_event("evaluated", step=1, task="source-choice", metric="acc", value=0.5))
 sys.stdout.flush()
 os._exit(0)
 """

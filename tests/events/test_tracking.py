@@ -12,10 +12,10 @@ import pytest
 
 from aftermath.events.event_types import MemberStarted
 from aftermath.events.trackers import Row, Tracker, Tracking
-from events.sample_events import said
+from events.sample_events import sample_event
 
-STARTED = said("started", run_id="demo", wallet="Wal1et", tier=1, version="0.1.0")
-FOUND = said("run_found", owner="0wner", created=7, identity="0123456789abcdef")
+STARTED = sample_event("started", run_id="demo", wallet="Wal1et", tier=1, version="0.1.0")
+FOUND = sample_event("run_found", owner="0wner", created=7, identity="0123456789abcdef")
 
 
 class Notebook:
@@ -43,7 +43,7 @@ def told(tracking: Tracking, steps: int) -> None:
     tracking(STARTED)
     tracking(FOUND)
     for step in range(steps):
-        tracking(said("trained", step=step, loss=1.0))
+        tracking(sample_event("trained", step=step, loss=1.0))
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -68,7 +68,7 @@ def test_tracker_opens_once_run_is_found() -> None:
 
     with Tracking("notes", begin) as tracking:
         tracking(STARTED)
-        tracking(said("error"))
+        tracking(sample_event("error"))
     assert begun == []
     with Tracking("notes", begin) as tracking:
         told(tracking, 1)
@@ -143,9 +143,9 @@ def test_leaving_member_closes_tracker_at_once(caplog: pytest.LogCaptureFixture)
     notebook = Notebook(lambda row: closed.set() if row is None else None)
     with Tracking("notes", opened(notebook)) as tracking:
         told(tracking, 3)
-        tracking(said("leaving"))
+        tracking(sample_event("leaving"))
         assert closed.wait(60)
-        tracking(said("trained", step=9))
+        tracking(sample_event("trained", step=9))
     assert [row.step for row in notebook.rows] == [0, 1, 2]
     assert warnings(caplog) == []
 
@@ -156,6 +156,6 @@ def test_leaving_member_does_not_wait_for_hanging_tracker(
     never = threading.Event()
     with Tracking("notes", opened(Notebook(lambda row: never.wait())), end=3600) as tracking:
         told(tracking, 3)
-        tracking(said("leaving"))
+        tracking(sample_event("leaving"))
     assert warnings(caplog) == ["notes was not done in time, and may miss the last figures"]
     never.set()

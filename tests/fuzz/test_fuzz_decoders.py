@@ -15,15 +15,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from fuzz.data_decoders import DATA
 from fuzz.decoder import Decode, Decoder
-from fuzz.from_data import DATA
-from fuzz.from_events import EVENTS
-from fuzz.from_files import FILES
-from fuzz.from_members import MEMBERS
-from fuzz.from_nodes import NODES
-from fuzz.from_own import OWN
-from fuzz.from_peers import PEERS
+from fuzz.event_decoders import EVENTS
+from fuzz.file_decoders import FILES
+from fuzz.member_decoders import MEMBERS
 from fuzz.mutations import mutations, nested
+from fuzz.node_decoders import NODES
+from fuzz.own_file_decoders import OWN
+from fuzz.peer_decoders import PEERS
 
 DECODERS = [*PEERS, *NODES, *MEMBERS, *DATA, *FILES, *OWN, *EVENTS]
 LONGEST = 20_000  # a config file may make many mistakes

@@ -13,7 +13,7 @@ from solders.keypair import Keypair
 from solders.sysvar import CLOCK
 
 from aftermath.localnet import LocalnetConfig, RealTime, VirtualTime, serve
-from localnet.chainwork import fund, health, recent, rpc, transfer_new
+from localnet.localnet_requests import fund, health, recent, rpc, transfer_new
 
 HOUR = 3600.0
 START = 1_700_000_000.0

@@ -14,7 +14,7 @@ from solders.pubkey import Pubkey
 from solders.system_program import ID as SYSTEM_ID
 from solders.system_program import CreateAccountParams, create_account
 
-from localnet.chainwork import (
+from localnet.localnet_requests import (
     PRELOADED_ID,
     close_program,
     deploy,

@@ -20,10 +20,10 @@ from aftermath.chain.wallet import Wallet
 from aftermath.localnet import LocalnetConfig, RunningLocalnet, VirtualTime, serve
 from aftermath.localnet.ledger import MARK_SLOTS, Ledger
 from aftermath.localnet.slots import MAX_PROCESSING_AGE
-from chain.networks import PROGRAMS, RICH
+from chain.funded_network import PROGRAMS, RICH
 from localnet import ledger_writer
-from localnet.chainwork import SOL, fund, move, recent, sign, transfer_new
-from localnet.coordinated import LoneMember
+from localnet.localnet_requests import SOL, fund, move, recent, sign, transfer_new
+from localnet.virtual_run import LoneMember
 
 ROUNDS = 6
 ATTESTATION_BYTES = 40_000

@@ -18,7 +18,7 @@ from aftermath.localnet import (
     validator_binary,
 )
 from aftermath.localnet.__main__ import main
-from localnet.processes import start
+from localnet.localnet_processes import start
 
 needs_validator = pytest.mark.skipif(
     validator_binary() is None, reason="solana-test-validator not found"

@@ -24,7 +24,7 @@ from aftermath.localnet.read_methods import ReadMethods
 from aftermath.localnet.rpc import Rpc
 from aftermath.localnet.server import MAX_BODY_BYTES
 from aftermath.localnet.transaction_methods import TransactionMethods
-from localnet.chainwork import SOL, fund, move, post, recent, rpc, sign
+from localnet.localnet_requests import SOL, fund, move, post, recent, rpc, sign
 
 
 def offline() -> tuple[Bank, Rpc, list[str]]:

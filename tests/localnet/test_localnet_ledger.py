@@ -24,9 +24,19 @@ from solders.signature import Signature
 from aftermath.localnet import LedgerError, LocalnetConfig, VirtualTime, serve
 from aftermath.localnet.ledger import DATABASE, Ledger, holds_chain, is_of_older_format
 from aftermath.localnet.node import EmbeddedNode
-from localnet.chainwork import SOL, deploy, fund, health, memo, move, recent, sign, transfer_new
-from localnet.chainwork import rpc as call
-from localnet.processes import start
+from localnet.localnet_processes import start
+from localnet.localnet_requests import (
+    SOL,
+    deploy,
+    fund,
+    health,
+    memo,
+    move,
+    recent,
+    sign,
+    transfer_new,
+)
+from localnet.localnet_requests import rpc as call
 
 PAYERS = 4
 

@@ -18,7 +18,8 @@ from solders.pubkey import Pubkey
 from solders.rpc.config import RpcTransactionLogsFilter, RpcTransactionLogsFilterMentions
 from solders.rpc.responses import SubscriptionResult
 
-from localnet.chainwork import (
+from localnet.localnet_processes import Urls
+from localnet.localnet_requests import (
     LOADER_ID,
     OPTIONS,
     PRELOADED_ID,
@@ -32,7 +33,6 @@ from localnet.chainwork import (
     transfer_new,
     write_buffer,
 )
-from localnet.processes import Urls
 
 PATIENCE = 30.0
 

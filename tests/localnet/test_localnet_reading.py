@@ -18,7 +18,8 @@ from solders.rpc.requests import GetBlockHeight, GetSlot
 from solders.rpc.responses import GetBlockHeightResp, GetSlotResp
 from solders.sysvar import CLOCK, RENT, SLOT_HASHES
 
-from localnet.chainwork import (
+from localnet.localnet_processes import Urls
+from localnet.localnet_requests import (
     LOADER_ID,
     PRELOADED_ID,
     SOL,
@@ -34,7 +35,6 @@ from localnet.chainwork import (
     until_slot,
     write_buffer,
 )
-from localnet.processes import Urls
 
 
 async def test_chain_info_methods_answer(client: AsyncClient, network: Urls) -> None:

@@ -23,7 +23,8 @@ from solders.signature import Signature
 from solders.system_program import ID as SYSTEM_ID
 from solders.transaction import VersionedTransaction
 
-from localnet.chainwork import (
+from localnet.localnet_processes import Urls
+from localnet.localnet_requests import (
     OPTIONS,
     PRELOADED_ID,
     SOL,
@@ -37,7 +38,6 @@ from localnet.chainwork import (
     transfer_new,
     until_slot,
 )
-from localnet.processes import Urls
 
 BASE64 = {"encoding": "base64", "commitment": "confirmed", "preflightCommitment": "confirmed"}
 LOOKUP_PROGRAM = Pubkey.from_string("AddressLookupTab1e1111111111111111111111111")

@@ -13,7 +13,7 @@ from solders.keypair import Keypair
 from solders.sysvar import CLOCK, SLOT_HASHES
 
 from aftermath.localnet import LocalnetConfig, RunningLocalnet, VirtualTime, serve
-from localnet.chainwork import SOL, fund, move, recent, rpc, sign, transfer_new
+from localnet.localnet_requests import SOL, fund, move, recent, rpc, sign, transfer_new
 
 START = 1_700_000_000.0
 

@@ -15,7 +15,7 @@ from aftermath.rules.announcements import Commitment, encode_announcement
 from aftermath.sim.sim_member import SimMember
 from aftermath.sim.sim_transport import SimTransport
 from aftermath.sim.simulation import SimulatedRun, play
-from member.lying_members import Lie, other_result, send_lies, sign, tell_all
+from member.dishonest_members import Lie, falsify_results, other_result, sign, tell_all
 from member.result_inbox import SECRETS, ResultInbox, commitment_of
 from member.test_member_hostile import seat_of
 
@@ -85,13 +85,13 @@ def test_partial_equivocation_is_proven_by_all_members(tmp_path: Path) -> None:
         players = [sim.add(tier) for tier in (0, 0, 1, 1, 2)]
         await sim.until_round(1)
 
-        async def two_faced(said: Commitment, transport: SimTransport) -> None:
+        async def offer_inconsistently(said: Commitment, transport: SimTransport) -> None:
             faces = sign(players[0], said), sign(players[0], other_result(sim, said, transport))
             for index, peer in enumerate(sorted(transport.reachable())):
                 transport.tell(peer, faces[index % 2])
 
-        lie: Lie = two_faced
-        send_lies(players[0], lie)
+        lie: Lie = offer_inconsistently
+        falsify_results(players[0], lie)
         await sim.until(lambda run: run.epoch == 1)
 
     sim = play(tmp_path, story, init_min_clients=5, rounds_per_epoch=4)
@@ -111,7 +111,7 @@ def test_open_equivocation_is_proven_by_all_members(tmp_path: Path) -> None:
             tell_all(transport, sign(players[0], other_result(sim, said, transport)))
 
         lie: Lie = both
-        send_lies(players[0], lie)
+        falsify_results(players[0], lie)
         await sim.until(lambda run: run.epoch == 1)
 
     sim = play(tmp_path, story, rounds_per_epoch=4)

@@ -24,7 +24,7 @@ from aftermath.sim.invariants import Invariants
 from aftermath.sim.sim_member import SimMember
 from aftermath.sim.sim_transport import SimTransport
 from aftermath.sim.simulation import SimulatedRun, play
-from member.lying_members import Lie, send_lies, sign, tell_all
+from member.dishonest_members import Lie, falsify_results, sign, tell_all
 from member.short_runs import SHORT
 
 ROUND_SECONDS = 15  # of the run's rules
@@ -150,7 +150,7 @@ def test_copied_result_is_not_credited_and_member_drops_out(
     """
 
     def hostile(sim: SimulatedRun, players: list[SimMember]) -> None:
-        send_lies(
+        falsify_results(
             players[0], copies(sim, players[0], players[3], copied, opened=copied is the_work)
         )
 
@@ -188,7 +188,7 @@ def test_copied_result_with_lying_witness_is_not_credited(tmp_path: Path) -> Non
         for liar in players[:2]:
             _closes_early_and_continues(liar)
         sim.chain.observers.append(look)
-        send_lies(players[0], copies(sim, players[0], players[3], the_work, opened=True))
+        falsify_results(players[0], copies(sim, players[0], players[3], the_work, opened=True))
         await sim.until(lambda run: run.epoch == 1)
 
     sim = play(tmp_path, story, init_min_clients=5)

@@ -21,7 +21,7 @@ from aftermath.sim.sim_member import SimMember
 from aftermath.sim.sim_transport import SimTransport
 from aftermath.sim.simulation import SimulatedRun, play
 from fuzz.mutations import mutations, nested
-from member.lying_members import sign
+from member.dishonest_members import sign
 from member.short_runs import SHORT
 
 READY = b"\x02"  # the head of what is no commitment

@@ -19,14 +19,14 @@ from aftermath.rules.state import RunState
 from aftermath.sim.sim_member import SimMember
 from aftermath.sim.sim_transport import SimTransport
 from aftermath.sim.simulation import SimulatedRun, play
-from member.lying_members import (
+from member.dishonest_members import (
     Lie,
     conspire,
+    falsify_results,
     garbage_in,
     hides,
     nan_in,
     other_result,
-    send_lies,
     sign,
     tell_all,
 )
@@ -49,7 +49,7 @@ def _epoch_with_a_liar(
         players = [sim.add(tier) for tier in tiers]
         await sim.until_round(1)
         lie: Lie = lie_of(sim, players[0])  # type: ignore[operator]
-        send_lies(players[0], lie)
+        falsify_results(players[0], lie)
         await sim.until(lambda run: run.epoch == 1)
 
     return play(place, story, init_min_clients=len(tiers), rounds_per_epoch=rounds, **rules)
@@ -295,7 +295,7 @@ def test_two_results_of_one_share_count_as_none(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_equivocating_member_does_not_fork_replicas(tmp_path: Path) -> None:
-    def two_faced(sim: SimulatedRun, liar: SimMember) -> Lie:
+    def offer_inconsistently(sim: SimulatedRun, liar: SimMember) -> Lie:
         async def lie(said: Commitment, transport: SimTransport) -> None:
             faces = sign(liar, said), sign(liar, other_result(sim, said, transport))
             for index, peer in enumerate(sorted(transport.reachable())):
@@ -303,7 +303,7 @@ def test_equivocating_member_does_not_fork_replicas(tmp_path: Path) -> None:
 
         return lie
 
-    sim = _epoch_with_a_liar(tmp_path, two_faced, tiers=(0, 1, 2, 0, 1))
+    sim = _epoch_with_a_liar(tmp_path, offer_inconsistently, tiers=(0, 1, 2, 0, 1))
     honest = sim.players[1:]
     assert sim.compare(honest) > 0
     sim.record.check_coverage(sim.backlog)

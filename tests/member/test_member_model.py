@@ -9,7 +9,7 @@ import pytest
 from aftermath.replica.modelshare import segment_size
 from aftermath.sim.sim_member import SimMember
 from aftermath.sim.simulation import SimulatedRun, play
-from member.lying_members import offer_garbage
+from member.dishonest_members import offer_garbage
 from member.short_runs import SHORT
 
 

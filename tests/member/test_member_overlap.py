@@ -16,7 +16,7 @@ from aftermath.rules.state import ExitReason, RunState
 from aftermath.sim.setup import RUN_ID
 from aftermath.sim.sim_member import SimMember
 from aftermath.sim.simulation import SimulatedRun, play
-from member.lying_members import other_result, send_lies, sign, tell_all
+from member.dishonest_members import falsify_results, other_result, sign, tell_all
 from member.short_runs import EITHER_OVERLAP, SHORT
 
 
@@ -177,7 +177,7 @@ def test_equivocating_member_delivers_nothing(tmp_path: Path) -> None:
             for one in (said, other_result(sim, said, transport)):
                 tell_all(transport, sign(liar, one))
 
-        send_lies(liar, lie)
+        falsify_results(liar, lie)
         await sim.until(lambda run: run.epoch == 1)
 
     sim = play(tmp_path, story, overlap=0, init_min_clients=4, rounds_per_epoch=3)

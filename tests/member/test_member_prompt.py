@@ -16,7 +16,7 @@ from aftermath.model.tokenizer import Tokenizer
 from aftermath.sim.setup import CONFIG
 from aftermath.sim.simulation import SimulatedRun, play
 from member.short_runs import EITHER_OVERLAP, SHORT
-from model.of_library import in_its_process
+from model.library_tokenizer import isolated_tokenizer
 
 WORDS = [f"w{number}" for number in range(CONFIG.vocab_size)]
 
@@ -27,7 +27,7 @@ def words() -> Tokenizer:
         models.WordLevel({word: at for at, word in enumerate(WORDS)}, unk_token="w0")
     )
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    return in_its_process(tokenizer)
+    return isolated_tokenizer(tokenizer)
 
 
 def whole_run(place: Path, prompt: Prompt | None, **rules: Any) -> SimulatedRun:

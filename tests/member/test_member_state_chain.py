@@ -26,7 +26,7 @@ from aftermath.sim.sim_member import SimMember
 from aftermath.sim.sim_transport import SimTransport
 from aftermath.sim.simulation import SimulatedRun, play
 from aftermath.sim.virtual_time import run_virtual
-from member.lying_members import Lie, send_lies, sign, tell_all
+from member.dishonest_members import Lie, falsify_results, sign, tell_all
 from member.result_inbox import ResultInbox, commitment_of, plan_of
 from member.short_runs import ALONE, SHORT
 from member.test_member_own_state import ALL, SPARSELOCO, restart
@@ -314,7 +314,7 @@ def test_member_exchanging_its_state_delivers_nothing(tmp_path: Path) -> None:
             sim.add(tier)
         await sim.until_round(1)
         liar = sim.players[-1]
-        send_lies(liar, exchanges(liar))
+        falsify_results(liar, exchanges(liar))
         await sim.until_finished()
 
     sim = play(tmp_path, story, rounds_per_epoch=4, total_steps=8)

@@ -20,7 +20,7 @@ from aftermath.rules.state import RunState
 from aftermath.sim.sim_member import SimMember
 from aftermath.sim.simulation import SimulatedRun, play
 from aftermath.sim.virtual_time import run_virtual
-from member.lying_members import send_lies, sign, tell_all
+from member.dishonest_members import falsify_results, sign, tell_all
 from member.result_inbox import ResultInbox, header_of, plan_of, run_at, three_members
 from member.short_runs import EITHER_OVERLAP
 from rules import builders
@@ -35,7 +35,7 @@ def _late(player: SimMember, seconds: float) -> None:
     async def lie(said: object, transport: object) -> None:
         asyncio.get_running_loop().call_later(seconds, tell_all, transport, sign(player, said))  # type: ignore[arg-type]
 
-    send_lies(player, lie)
+    falsify_results(player, lie)
 
 
 def _rounds(player: SimMember) -> list[float]:

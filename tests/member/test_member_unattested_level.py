@@ -14,7 +14,7 @@ from aftermath.rules.contents import unattested
 from aftermath.rules.state import RunState
 from aftermath.sim.sim_member import SimMember
 from aftermath.sim.simulation import SimulatedRun, play
-from member.lying_members import two_faced
+from member.dishonest_members import offer_inconsistently
 
 GONE_BACK = "too few said at the end of the last epoch what level 0 of the model is"
 HOSTILE = 3
@@ -62,7 +62,7 @@ def test_inconsistent_offers_do_not_fork_replicas(tmp_path: Path, parted: str) -
         players = [sim.add(tier) for tier in tiers]
         await sim.until(lambda run: run.state is RunState.WARMUP)
         hostile = players[HOSTILE]
-        two_faced(hostile, {players[0].id})
+        offer_inconsistently(hostile, {players[0].id})
         if parted == "a newcomer":
             _says_another_level_0(hostile)
             await sim.until_round(1)

@@ -19,7 +19,7 @@ from aftermath.model.network import LanguageModel
 from aftermath.model.schema import state_schema
 from aftermath.optim.distro import Distro
 from aftermath.optim.schema import Schema, build_schema
-from model.nanogpt_restated import HF, OPTIONS, config, restated, tokens, weights
+from model.nanogpt_reference import HF, OPTIONS, config, restated, tokens, weights
 
 torch.set_num_threads(1)
 

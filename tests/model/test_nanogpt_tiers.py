@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from model.nanogpt_restated import config, restated, tokens, weights
+from model.nanogpt_reference import config, restated, tokens, weights
 
 torch.set_num_threads(1)
 

@@ -10,7 +10,7 @@ from aftermath.base.errors import UsageError
 from aftermath.data.bytelevel import byte_tokenizer
 from aftermath.model.documents import CheckpointError
 from aftermath.model.text import Prompt, load_tokenizer
-from model.of_library import in_its_process
+from model.library_tokenizer import isolated_tokenizer
 
 
 def test_tokenizer_file_loads(tmp_path: Path) -> None:
@@ -31,10 +31,10 @@ def test_invalid_tokenizer_file_is_refused_with_fix(tmp_path: Path, content: byt
 
 def test_prompt_needs_tokens_known_to_model() -> None:
     with pytest.raises(UsageError, match="no token"):
-        Prompt("", 8, in_its_process()).check(257)
+        Prompt("", 8, isolated_tokenizer()).check(257)
     with pytest.raises(UsageError, match="is not text"):
-        Prompt("\udcff", 8, in_its_process()).check(257)
+        Prompt("\udcff", 8, isolated_tokenizer()).check(257)
     with pytest.raises(
         CheckpointError, match="gives a token 102, and the model's vocabulary has 100"
     ):
-        Prompt("def", 8, in_its_process()).check(100)
+        Prompt("def", 8, isolated_tokenizer()).check(100)

@@ -24,7 +24,7 @@ from aftermath.model.documents import CheckpointError
 from aftermath.model.text import Prompt
 from aftermath.model.tokenizer import Tokenizer
 from aftermath.model.tokenizer_process import LENGTH
-from model.of_library import in_its_process
+from model.library_tokenizer import isolated_tokenizer
 
 TEXT = "Once upon a time aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa!"
 
@@ -112,12 +112,12 @@ def test_tokenizer_saved_with_limits_neither_cuts_nor_pads(what: str) -> None:
 
 def test_tokenizer_with_gaps_counts_up_to_largest_id() -> None:
     gaps = tokenizers.Tokenizer(models.WordLevel({"a": 0, "b": 90}, unk_token="a"))
-    assert in_its_process(gaps).vocab_size == 91
+    assert isolated_tokenizer(gaps).vocab_size == 91
 
 
 def test_tokenizer_without_tokens_is_refused() -> None:
     with pytest.raises(CheckpointError, match="is not a tokenizer: it has no tokens"):
-        in_its_process(tokenizers.Tokenizer(models.BPE()))
+        isolated_tokenizer(tokenizers.Tokenizer(models.BPE()))
 
 
 def _with_tokens(*texts: str) -> tokenizers.Tokenizer:
@@ -173,7 +173,7 @@ def test_decode_after_other_tokens_keeps_leading_space() -> None:
 
 
 def test_tokenizer_answers_equal_library() -> None:
-    tokenizer = in_its_process()
+    tokenizer = isolated_tokenizer()
     library = byte_tokenizer()
     assert tokenizer.vocab_size == library.get_vocab_size()
     for text in ("", "def f():\n", "naïve 猫\u2028", TEXT * 1000):
@@ -186,7 +186,7 @@ def test_tokenizer_answers_equal_library() -> None:
 
 
 def test_endless_tokenizer_is_abandoned(monkeypatch: pytest.MonkeyPatch) -> None:
-    tokenizer = in_its_process()
+    tokenizer = isolated_tokenizer()
     os.kill(tokenizer._child.pid, signal.SIGSTOP)
     monkeypatch.setattr(module, "_PATIENCE", 0.5)
     for text in ("a", "a" * 1_000_000):  # which does not fit into the pipe
@@ -217,14 +217,14 @@ def test_endless_tokenizer_ends_itself_without_a_parent() -> None:
 
 
 def test_tokenizer_answer_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    tokenizer = in_its_process()
+    tokenizer = isolated_tokenizer()
     monkeypatch.setattr(module, "_MOST_ANSWER", 1000)
     with pytest.raises(CheckpointError, match="bytes of it"):
         tokenizer.encode(TEXT * 100)
 
 
 def test_tokenizer_process_ends_with_its_object() -> None:
-    tokenizer = in_its_process()
+    tokenizer = isolated_tokenizer()
     process = psutil.Process(tokenizer._child.pid)
     prompt = Prompt("def", 8, tokenizer)
     prompt.check(257)
@@ -234,7 +234,7 @@ def test_tokenizer_process_ends_with_its_object() -> None:
 
 
 def test_tokenizer_answers_are_separate_per_thread() -> None:
-    tokenizer = in_its_process()
+    tokenizer = isolated_tokenizer()
     wrong = []
 
     def ask(text: str) -> None:

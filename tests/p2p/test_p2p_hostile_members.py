@@ -299,7 +299,11 @@ async def test_frequent_reconnects_are_refused(opened, rogue, monkeypatch):
 
 async def test_failed_handshake_makes_no_backtrace(tmp_path):
     """Rust's libraries look for RUST_BACKTRACE when their errors are made with a backtrace."""
-    command = [sys.executable, str(Path(__file__).with_name("abandoned.py")), str(tmp_path / "run")]
+    command = [
+        sys.executable,
+        str(Path(__file__).with_name("abandoned_handshakes.py")),
+        str(tmp_path / "run"),
+    ]
     environment = {**os.environ, "RUST_BACKTRACE": "1"}
     environment.pop("RUST_LIB_BACKTRACE", None)
     process = await asyncio.create_subprocess_exec(

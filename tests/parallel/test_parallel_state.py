@@ -42,7 +42,7 @@ from parallel.rank_processes import (
     share,
     two,
 )
-from replica.as_on_a_gpu import gpu_at_hand, without_gpu
+from replica.simulated_gpu import gpu_at_hand, without_gpu
 
 pytestmark = pytest.mark.skipif(
     unavailable_reason() is not None, reason="torch's transforms round otherwise in other batches"

@@ -54,8 +54,8 @@ def said(run: Scenario, result: int = 1, index: int = LIAR, **changed: Any) -> C
     return msgspec.structs.replace(found, **changed)
 
 
-def sign(said: Commitment | Ready, index: int = LIAR) -> Signed:
-    return signed_part(encode_announcement(said, secret(index)))
+def sign(message: Commitment | Ready, index: int = LIAR) -> Signed:
+    return signed_part(encode_announcement(message, secret(index)))
 
 
 def pair(run: Scenario) -> list[Signed]:

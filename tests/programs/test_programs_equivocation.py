@@ -24,7 +24,7 @@ from aftermath.rules.announcements import (
     Signed,
 )
 from aftermath.rules.state import MemberState, RunState
-from programs.evidence import IX, LIAR, p2p, pair, said, sign
+from programs.evidence import IX, LIAR, p2p, pair, round_commitment, sign
 from programs.harness import Outcome, World
 from programs.scenario import Scenario, member
 
@@ -124,14 +124,14 @@ def test_equivocation_proof_costs_one_bond_once(world: World) -> None:
 
 def test_consistent_statements_eject_nobody(training: Scenario) -> None:
     run = training
-    first = said(run)
+    first = round_commitment(run)
 
     def against(**changed: Any) -> Outcome:
-        return show(run, sign(first), sign(said(run, 2, **changed)))
+        return show(run, sign(first), sign(round_commitment(run, 2, **changed)))
 
     show(run, sign(first), sign(first)).refused("NoEquivocation")
     # hearsay, which is not committed to
-    show(run, sign(first), sign(said(run, loss=2.0))).refused("NoEquivocation")
+    show(run, sign(first), sign(round_commitment(run, loss=2.0))).refused("NoEquivocation")
     against(height=1).refused("NoEquivocation")
     # another attempt at the epoch, or another run of that name
     against(seed=first.seed ^ 1).refused("NoEquivocation")
@@ -139,8 +139,12 @@ def test_consistent_statements_eject_nobody(training: Scenario) -> None:
     against(seat=2).refused("NoEquivocation")
     against(run_id="other").refused("NoEquivocation")
     both = {"run_id": "other"}
-    show(run, sign(said(run, 1, **both)), sign(said(run, 2, **both))).refused("StaleHeight")
-    show(run, sign(said(run, 1, epoch=1)), sign(said(run, 2, epoch=1))).refused("StaleHeight")
+    show(
+        run, sign(round_commitment(run, 1, **both)), sign(round_commitment(run, 2, **both))
+    ).refused("StaleHeight")
+    show(
+        run, sign(round_commitment(run, 1, epoch=1)), sign(round_commitment(run, 2, epoch=1))
+    ).refused("StaleHeight")
     ready = Ready(sender=p2p(LIAR), signer=first.signer, run_id="test", epoch=0, seat=LIAR)
     show(run, sign(ready), sign(msgspec.structs.replace(ready, signer=b"x" * 32))).refused(
         "NoEquivocation"
@@ -151,13 +155,17 @@ def test_consistent_statements_eject_nobody(training: Scenario) -> None:
 def test_equivocation_signed_by_another_is_refused(training: Scenario) -> None:
     run = training
     other = {"sender": p2p(2)}
-    show(run, sign(said(run)), sign(said(run, 2, **other), 2)).refused("NoEquivocation")  # two keys
-    mine = [sign(said(run, result, **other), 2) for result in (1, 2)]
+    show(run, sign(round_commitment(run)), sign(round_commitment(run, 2, **other), 2)).refused(
+        "NoEquivocation"
+    )  # two keys
+    mine = [sign(round_commitment(run, result, **other), 2) for result in (1, 2)]
     show(run, *mine).refused("SeatMismatch")  # the key of seat 2 speaks of seat 1
-    unused = [sign(said(run, result, seat=9)) for result in (1, 2)]
+    unused = [sign(round_commitment(run, result, seat=9)) for result in (1, 2)]
     show(run, *unused).refused("SeatMismatch")
-    forged = sign(said(run, 2))._replace(signature=sign(said(run)).signature)
-    assert show(run, sign(said(run)), forged).error is not None
+    forged = sign(round_commitment(run, 2))._replace(
+        signature=sign(round_commitment(run)).signature
+    )
+    assert show(run, sign(round_commitment(run)), forged).error is not None
     assert run.members.mask(MemberState.HEALTHY) == 0b111
 
 
@@ -174,8 +182,8 @@ def test_signatures_of_other_instructions_prove_nothing(training: Scenario) -> N
     transaction: what it checks there is not what lies at the same place of its own.
     """
     run = training
-    honest = sign(said(run, 1, 0), 0)
-    lie = sign(said(run, 2, 0), 0)
+    honest = sign(round_commitment(run, 1, 0), 0)
+    lie = sign(round_commitment(run, 2, 0), 0)
     # member 0 signed one result; an attacker puts another one where the program looks, and has the
     # check look elsewhere
     real = honest.signature + honest.key + honest.statement

@@ -10,7 +10,7 @@ import pytest
 
 from aftermath.rules import bitmap
 from aftermath.rules.state import RunState
-from programs.judged_states import Cooldowns, Drawn
+from programs.random_cooldowns import Cooldowns, Drawn
 
 
 @pytest.mark.parametrize(

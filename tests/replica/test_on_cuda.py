@@ -1,4 +1,4 @@
-"""On a real GPU, where there is one: `make gpu-check` runs these. Elsewhere `test_as_on_a_gpu.py`
+"""On a real GPU, where there is one: `make gpu-check` runs these. Elsewhere `test_simulated_gpu.py`
 does what it can.
 """
 

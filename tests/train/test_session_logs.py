@@ -20,7 +20,7 @@ from aftermath.events.stream import JsonLines
 from aftermath.sim.simulation import SimulatedRun, play
 from aftermath.train import session
 from aftermath.train.settings import TrainSettings
-from events.sample_events import said
+from events.sample_events import sample_event
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:
@@ -43,7 +43,7 @@ def test_event_file_begins_with_session_and_dates_each_event(
         with contextlib.ExitStack() as stack:
             events = session.events_of(settings, stack)
             session._introduce(settings, wallet, "wallet", events)
-            events.emit(said("trained", step=1, loss=2.0))
+            events.emit(sample_event("trained", step=1, loss=2.0))
     after = datetime.now(UTC)
     files = sorted((tmp_path / "events").iterdir())
     assert len(files) == 2, "one for each process"
@@ -76,7 +76,7 @@ def test_log_with_torn_last_line_continues_on_new_line(tmp_path: Path) -> None:
         log.unlink(missing_ok=True)
         if before is not None:
             log.write_bytes(before)
-        JsonLines(log, lambda: datetime.now(UTC))(said("started"))
+        JsonLines(log, lambda: datetime.now(UTC))(sample_event("started"))
         found = log.read_text().splitlines()
         assert len(found) == lines
         assert json.loads(found[-1])["kind"] == "started"
@@ -106,8 +106,8 @@ def test_error_is_not_logged_if_stderr_is_same_file(
         monkeypatch.setattr(sys, "stderr", errors)
         with contextlib.ExitStack() as stack:
             events = session.events_of(TrainSettings(run_id="demo"), stack)
-            events.emit(said("warning", message="slow"))
-            events.emit(said("error", message="full"))
+            events.emit(sample_event("warning", message="slow"))
+            events.emit(sample_event("error", message="full"))
     assert [line.split()[1] for line in log.read_text().splitlines()] == ["WARNING", "ERROR"][
         : 2 - together
     ]

@@ -11,7 +11,7 @@ import pytest
 
 from aftermath.train import session
 from aftermath.train.settings import TrainSettings
-from events.sample_events import said
+from events.sample_events import sample_event
 
 
 @pytest.mark.parametrize(("discovery", "entries"), [("auto", 1), ("n0", 0)])
@@ -42,8 +42,8 @@ def test_piped_log_line_is_never_wrapped(
     monkeypatch.setenv("COLUMNS", "80")
     with contextlib.ExitStack() as stack:
         events = session.events_of(TrainSettings(run_id="long"), stack)
-        events.emit(said("warning", message="word " * 100 + "end"))
-        events.emit(said("left"))
+        events.emit(sample_event("warning", message="word " * 100 + "end"))
+        events.emit(sample_event("left"))
     first, second = capsys.readouterr().out.splitlines()
     assert first.endswith("word end")
     assert second.endswith("left the run")

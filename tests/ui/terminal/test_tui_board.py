@@ -14,7 +14,7 @@ from rich.console import Console
 from aftermath.ui.terminal.board import Alerts, Board
 from aftermath.ui.terminal.messages import MESSAGES, End, Facts, Line, Stands, line_of, message_of
 from aftermath.ui.terminal.pages import LABEL, chart, progress_words, run_page
-from events.sample_events import said
+from events.sample_events import sample_event
 from rules import builders
 from ui.terminal.tui_boards import EVIL, busy_member, told, where
 
@@ -128,18 +128,20 @@ def test_waiting_member_sees_steps_of_others() -> None:
 
 def test_alert_is_removed_by_its_ending_event() -> None:
     alerts = Alerts()
-    alerts.take(said("warning", t=0.0, message="the model is not to be had yet", until="model"))
-    alerts.take(said("round", t=1.0))
+    alerts.take(
+        sample_event("warning", t=0.0, message="the model is not to be had yet", until="model")
+    )
+    alerts.take(sample_event("round", t=1.0))
     assert shown(alerts, 10_000.0) == ["2 h 47 min ago: the model is not to be had yet"]
-    alerts.take(said("model", t=2.0, source="peers", step=0))
+    alerts.take(sample_event("model", t=2.0, source="peers", step=0))
     assert shown(alerts, 3.0) == []
 
 
 def test_alert_without_ending_event_expires() -> None:
     alerts = Alerts()
-    alerts.take(said("warning", t=0.0, message="a node does not answer"))
+    alerts.take(sample_event("warning", t=0.0, message="a node does not answer"))
     assert shown(alerts, 120.0) == ["2 min ago: a node does not answer"]
-    alerts.take(said("warning", t=120.0, message="a node does not answer"))
+    alerts.take(sample_event("warning", t=120.0, message="a node does not answer"))
     assert shown(alerts, 120.0) == ["0 s ago, 2 times: a node does not answer"]
     assert shown(alerts, 419.0) == ["5 min ago, 2 times: a node does not answer"]
     assert shown(alerts, 421.0) == []
@@ -147,14 +149,14 @@ def test_alert_without_ending_event_expires() -> None:
 
 def test_error_alert_stays_and_newest_come_first() -> None:
     alerts = Alerts()
-    alerts.take(said("error", t=0.0, message=EVIL))
+    alerts.take(sample_event("error", t=0.0, message=EVIL))
     for number in range(10):
-        alerts.take(said("warning", t=1000.0 + number, message=f"trouble {number}"))
+        alerts.take(sample_event("warning", t=1000.0 + number, message=f"trouble {number}"))
     found = shown(alerts, 1010.0)
     assert found[0] == "1 s ago: trouble 9"
     assert found[-1] == "17 min ago: [bold red]evil[/]�[2J�gpj.exe"
     for number in range(60):
-        alerts.take(said("warning", t=1010.0, message=f"more {number}"))
+        alerts.take(sample_event("warning", t=1010.0, message=f"more {number}"))
     assert len(shown(alerts, 1010.0)) <= 20
 
 

@@ -9,7 +9,7 @@ from textual.widgets import Static
 from aftermath.ui.terminal.messages import TABS, Stands
 from aftermath.ui.terminal.testnet_app import LocalTestnetApp
 from ui.terminal.tui_boards import busy_member, screen_of, told, where
-from ui.terminal.tui_drawn import drawn
+from ui.terminal.tui_screen import drawn
 from ui.terminal.tui_testnets import busy, overview_of, stands
 
 LOOKS = 5

@@ -23,7 +23,7 @@ from ui.terminal.tui_boards import (
     told,
     where,
 )
-from ui.terminal.tui_drawn import drawn, seen
+from ui.terminal.tui_screen import drawn, seen
 
 ROWS = {
     "Run": ["run", "name", "now", "state", "steps", "deadline", "members", "waits for"],

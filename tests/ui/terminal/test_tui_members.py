@@ -10,7 +10,7 @@ from aftermath.events.status import RunStatus
 from aftermath.ui.terminal.messages import Stands
 from aftermath.ui.terminal.run_app import table
 from ui.terminal.tui_boards import WALLET, screen_of, server, where
-from ui.terminal.tui_drawn import drawn
+from ui.terminal.tui_screen import drawn
 
 ALL = ("seat", "wallet", "tier", "standing", "weight", "points", "here", "last seen")
 

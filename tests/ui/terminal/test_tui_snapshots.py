@@ -14,7 +14,7 @@ from textual.pilot import Pilot
 from aftermath.ui.terminal.board import Role
 from aftermath.ui.terminal.messages import MESSAGES
 from ui.terminal.tui_boards import busy_member, failing_member, screen_of, server
-from ui.terminal.tui_drawn import drawn
+from ui.terminal.tui_screen import drawn
 
 CASES: dict[str, tuple[Role, Callable[[], list[MESSAGES]], str]] = {
     "empty-run": ("member", list, "1"),

@@ -11,7 +11,7 @@ from textual.pilot import Pilot
 from textual.widgets import DataTable, TabbedContent
 
 from aftermath.ui.terminal.messages import MESSAGES, ClientRow, Output, line_of, message_of
-from ui.terminal.tui_drawn import drawn
+from ui.terminal.tui_screen import drawn
 from ui.terminal.tui_testnets import busy, killed, overview_of, stands
 
 CASES: dict[str, tuple[Callable[[], list[MESSAGES]], str]] = {

@@ -22,8 +22,8 @@ from aftermath.ui.web.from_events import EventSnapshots, Losses, Sent
 from aftermath.ui.web.observed_run import ObservedRun
 from aftermath.ui.web.run_history import RunRecords, SnapshotHistory
 from aftermath.ui.web.snapshot import RunSnapshot
-from events.sample_events import said
-from ui.web.observing import observing
+from events.sample_events import sample_event
+from ui.web.observer_client import observing
 
 NOON = datetime(2026, 11, 21, 12, 0, 0, tzinfo=UTC)
 WALLETS = ("Big1111111111", "Small22222222")
@@ -39,7 +39,7 @@ class Story:
     def say(self, member: int, kind: str, **fields: Any) -> None:
         self.now += timedelta(seconds=1)
         about = EventOrigin("told", WALLETS[member], member, "0.1.0")
-        self.told.append(EventRecord(self.now, about, said(kind, **fields), Path("x")))
+        self.told.append(EventRecord(self.now, about, sample_event(kind, **fields), Path("x")))
 
     def play(self) -> Story:
         for member in (0, 1):
@@ -109,7 +109,9 @@ def of_run(created: int, loss: float) -> EventRecord:
     about = EventOrigin(
         "twice", WALLETS[0], 0, "0.1.0", owner="0wner", created=created, identity=identity
     )
-    return EventRecord(NOON, about, said("trained", step=1, loss=loss, tokens=10), Path("x"))
+    return EventRecord(
+        NOON, about, sample_event("trained", step=1, loss=loss, tokens=10), Path("x")
+    )
 
 
 @pytest.mark.parametrize("order", [(0, 100, 200), (200, 100, 0)], ids=["in turn", "backwards"])
@@ -163,7 +165,9 @@ def test_observed_invented_members_are_limited_and_names_cut() -> None:
     for member in range(3000):
         about = EventOrigin("told", f"{member}".ljust(100_000, "x"), 1 << 200, "")
         found.take(
-            EventRecord(NOON, about, said("trained", step=member, loss=1.0, tokens=1), Path("x"))
+            EventRecord(
+                NOON, about, sample_event("trained", step=member, loss=1.0, tokens=1), Path("x")
+            )
         )
     assert len(found.members) == 1024
     assert max(map(len, found.members)) <= 64

@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 from aiohttp import WSServerHandshakeError
 
-from ui.web.observing import Viewer, observing
+from ui.web.observer_client import Viewer, observing
 
 NOWHERE = "http://127.0.0.1:9"
 OWN = (

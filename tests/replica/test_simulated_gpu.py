@@ -21,7 +21,7 @@ from aftermath.replica.options import Arithmetic
 from aftermath.replica.pass_size import PassSize
 from aftermath.replica.passes import Passes
 from aftermath.replica.replica import Replica
-from replica.as_on_a_gpu import GPU, OnGpu, gpu_at_hand
+from replica.simulated_gpu import GPU, OnGpu, gpu_at_hand
 from replica.whole_round import CPU, MODELS, OPTIMIZERS, play
 
 torch.set_num_threads(1)
