@@ -51,9 +51,9 @@ says where.
 
 
 @pytest.fixture
-def waiting(owner: Shell, run_id: str, material: Path, tmp_path: Path) -> Shell:
+def waiting(owner: Shell, run_id: str, run_dir: Path, tmp_path: Path) -> Shell:
     """The owner of a run that waits for one member to start with, and continues with one."""
-    text = (material / "config.toml").read_text()
+    text = (run_dir / "config.toml").read_text()
     for usual, quick in QUICK.items():
         text = text.replace(usual, quick, 1)
     (tmp_path / "config.toml").write_text(
@@ -115,7 +115,7 @@ def test_can_join_wallet_already_training_here_is_refused(waiting: Shell, run_id
 
 
 def test_join_run_id_of_another_owner_is_refused(
-    waiting: Shell, run_id: str, material: Path, tmp_path: Path
+    waiting: Shell, run_id: str, run_dir: Path, tmp_path: Path
 ) -> None:
     def admit(owner: str | None = None) -> None:
         settings = TrainSettings(
@@ -231,15 +231,15 @@ def other_model(place: Path) -> tuple[str, ...]:
 def test_can_join_checks_same_requirements_as_train(
     owner: Shell,
     run_id: str,
-    material: Path,
+    run_dir: Path,
     tmp_path: Path,
     spoil: Callable[[Path], tuple[str, ...]],
     said: str,
 ) -> None:
     place = tmp_path / "here"
-    shutil.copytree(material, place)
+    shutil.copytree(run_dir, place)
     config = place / "config.toml"
-    config.write_text(config.read_text().replace(str(material), str(place)))
+    config.write_text(config.read_text().replace(str(run_dir), str(place)))
     assert owner("create-run", "--run-id", run_id).code == 0
     assert owner("update-config", "--run-id", run_id, "--config-path", config).code == 0
     assert owner("set-paused", "--run-id", run_id, "resume").code == 0
@@ -257,11 +257,11 @@ def test_can_join_checks_same_requirements_as_train(
 
 @pytest.mark.slow
 def test_can_join_tier_beyond_memory_is_refused_as_by_train(
-    owner: Shell, run_id: str, material: Path, tmp_path: Path
+    owner: Shell, run_id: str, run_dir: Path, tmp_path: Path
 ) -> None:
     """A run may begin without stored weights, so this large model costs its owner nothing."""
     place = tmp_path / "here"
-    shutil.copytree(material, place)
+    shutil.copytree(run_dir, place)
     document = json.loads((place / "model/config.json").read_text())
     sizes = {
         "hidden_size": 16_384,
@@ -272,7 +272,7 @@ def test_can_join_tier_beyond_memory_is_refused_as_by_train(
     sizes |= {"head_dim": 128, "matformer_base_intermediate_size": 65_536}
     (place / "model/config.json").write_text(json.dumps(document | sizes))
     config = place / "config.toml"
-    text = config.read_text().replace(str(material), str(place))
+    text = config.read_text().replace(str(run_dir), str(place))
     config.write_text(
         text.replace("[model.LLM.checkpoint]\nLocal =", "[model.LLM.checkpoint.Dummy]\nrepo_id =")
     )
@@ -291,12 +291,12 @@ def test_can_join_tier_beyond_memory_is_refused_as_by_train(
 
 
 def test_can_join_unreachable_data_server_is_a_warning(
-    owner: Shell, run_id: str, material: Path, tmp_path: Path
+    owner: Shell, run_id: str, run_dir: Path, tmp_path: Path
 ) -> None:
-    text = (material / "config.toml").read_text()
+    text = (run_dir / "config.toml").read_text()
     config = tmp_path / "config.toml"
     config.write_text(
-        text.replace(f"Local = {json.dumps(str(material / 'tokens'))}", 'Server = "127.0.0.1:9"')
+        text.replace(f"Local = {json.dumps(str(run_dir / 'tokens'))}", 'Server = "127.0.0.1:9"')
     )
     assert owner("create-run", "--run-id", run_id).code == 0
     assert owner("update-config", "--run-id", run_id, "--config-path", config).code == 0
@@ -358,7 +358,7 @@ def test_can_join_silent_faucet_is_refused(
     assert asyncio.run(asked(FEES_IN_HAND)) == []
 
 
-def test_create_run_requests_total_funds_once(owner: Shell, run_id: str, material: Path) -> None:
+def test_create_run_requests_total_funds_once(owner: Shell, run_id: str, run_dir: Path) -> None:
     """The authorization that lets everybody join and the owner's next commands included: the sum is
     enough for them.
     """
@@ -377,7 +377,7 @@ def test_create_run_requests_total_funds_once(owner: Shell, run_id: str, materia
     made = owner("create-run", *elsewhere).data
     assert 0 <= whole - made["lamports"] - minimum_balance(0) < 500_000
     for line in (
-        ("update-config", "--config-path", material / "config.toml"),
+        ("update-config", "--config-path", run_dir / "config.toml"),
         ("set-paused", "resume"),
         ("set-paused", "pause"),
         ("update-config", "--name", "Another"),

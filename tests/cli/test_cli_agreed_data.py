@@ -16,18 +16,18 @@ from cli.cli_runs import Shell, invoke, train
 
 
 @pytest.fixture
-def tokens(material: Path, tmp_path: Path) -> Path:
+def tokens(run_dir: Path, tmp_path: Path) -> Path:
     """Tokens of this test's own."""
-    return Path(shutil.copytree(material / "tokens", tmp_path / "tokens"))
+    return Path(shutil.copytree(run_dir / "tokens", tmp_path / "tokens"))
 
 
 @pytest.fixture
-def config(material: Path, tokens: Path) -> Path:
+def config(run_dir: Path, tokens: Path) -> Path:
     """A config file of a run on them."""
-    text = (material / "config.toml").read_text()
-    assert str(material / "tokens") in text
+    text = (run_dir / "config.toml").read_text()
+    assert str(run_dir / "tokens") in text
     place = tokens.parent / "config.toml"
-    place.write_text(text.replace(str(material / "tokens"), str(tokens)))
+    place.write_text(text.replace(str(run_dir / "tokens"), str(tokens)))
     return place
 
 

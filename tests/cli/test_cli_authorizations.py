@@ -105,7 +105,7 @@ def test_empty_key_option_is_refused(owner: Shell, line: tuple[str, ...]) -> Non
 
 
 def test_can_join_refusal_names_the_reason_and_a_fix(
-    owner: Shell, run_id: str, people: dict[str, Path], material: Path
+    owner: Shell, run_id: str, people: dict[str, Path], run_dir: Path
 ) -> None:
     assert owner("create-run", "--run-id", run_id).code == 0
 
@@ -120,7 +120,7 @@ def test_can_join_refusal_names_the_reason_and_a_fix(
         f"See when that is done: aftermath-solana watch --run-id {run_id}",
     ]
     assert (
-        owner("update-config", "--run-id", run_id, "--config-path", material / "config.toml").code
+        owner("update-config", "--run-id", run_id, "--config-path", run_dir / "config.toml").code
         == 0
     )
     assert asked() == [
@@ -134,7 +134,7 @@ def test_can_join_refusal_names_the_reason_and_a_fix(
 
 
 def test_permissioned_run_by_seed_scripts_admits_delegates(
-    owner: Shell, run_id: str, people: dict[str, Path], material: Path, tmp_path: Path
+    owner: Shell, run_id: str, people: dict[str, Path], run_dir: Path, tmp_path: Path
 ) -> None:
     """Grantor admits grantee by script, grantee names delegates by script; a delegate may join, a
     stranger may not.
@@ -147,7 +147,7 @@ def test_permissioned_run_by_seed_scripts_admits_delegates(
         is False
     )
     assert (
-        owner("update-config", "--run-id", run_id, "--config-path", material / "config.toml").code
+        owner("update-config", "--run-id", run_id, "--config-path", run_dir / "config.toml").code
         == 0
     )
     assert owner("set-paused", "--run-id", run_id, "resume").code == 0
@@ -197,7 +197,7 @@ def test_permissioned_run_by_seed_scripts_admits_delegates(
 
 
 def test_authorization_for_one_run_does_not_admit_to_others(
-    owner: Shell, run_id: str, people: dict[str, Path], material: Path, tmp_path: Path
+    owner: Shell, run_id: str, people: dict[str, Path], run_dir: Path, tmp_path: Path
 ) -> None:
     grantor = Shell(owner.rpc, people["grantor"])
     grantee = people["grantee"]
@@ -207,7 +207,7 @@ def test_authorization_for_one_run_does_not_admit_to_others(
             owner("create-run", "--run-id", name, "--join-authority", people["grantor"]).code == 0
         )
         assert (
-            owner("update-config", "--run-id", name, "--config-path", material / "config.toml").code
+            owner("update-config", "--run-id", name, "--config-path", run_dir / "config.toml").code
             == 0
         )
         assert owner("set-paused", "--run-id", name, "resume").code == 0
@@ -356,7 +356,7 @@ async def fund(rpc: str, key: str) -> None:
 
 
 def test_run_on_public_network_stays_closed_before_first_epoch(
-    owner: Shell, run_id: str, material: Path
+    owner: Shell, run_id: str, run_dir: Path
 ) -> None:
     """The second node is on another machine, so strangers may be on that network."""
     asyncio.run(fund(owner.rpc, public(Path(owner.wallet))))  # on another network it gets nothing
@@ -372,7 +372,7 @@ def test_run_on_public_network_stays_closed_before_first_epoch(
     refused = owner("join-authorization-create", "--rpc-2", ELSEWHERE)
     assert "for one run" in refused.err
     assert owner("join-authorization-create", "--run-id", run_id).code == 0  # on a local network
-    text = (material / "config.toml").read_text()
+    text = (run_dir / "config.toml").read_text()
     weak = Path(owner.wallet).with_name("weak.toml")
     weak.write_text(text.replace("[config]\n", "[config]\noverlap = 0\n", 1))
     refused = owner("update-config", *far, "--config-path", weak)

@@ -129,12 +129,12 @@ CONFIG_MISTAKES = [
 
 @pytest.mark.parametrize(("right", "wrong", "name"), CONFIG_MISTAKES)
 def test_invalid_config_is_refused(
-    owner: Shell, run: str, material: Path, tmp_path: Path, right: str, wrong: str, name: str | None
+    owner: Shell, run: str, run_dir: Path, tmp_path: Path, right: str, wrong: str, name: str | None
 ) -> None:
     """The sentence is the program's own, with file and line, before anything is sent: the run does
     not change.
     """
-    text = (material / "config.toml").read_text()
+    text = (run_dir / "config.toml").read_text()
     assert right in text
     path = tmp_path / "config.toml"
     path.write_text(text.replace(right, wrong, 1))
@@ -157,12 +157,12 @@ def test_missing_or_invalid_config_file_is_refused(owner: Shell, run: str, tmp_p
 
 
 def test_missing_checkpoint_is_refused(
-    owner: Shell, run: str, material: Path, tmp_path: Path
+    owner: Shell, run: str, run_dir: Path, tmp_path: Path
 ) -> None:
     text = (
-        (material / "config.toml")
+        (run_dir / "config.toml")
         .read_text()
-        .replace(str(material / "model"), str(tmp_path / "gone"))
+        .replace(str(run_dir / "model"), str(tmp_path / "gone"))
     )
     (tmp_path / "config.toml").write_text(text)
     assert (
@@ -174,16 +174,16 @@ def test_missing_checkpoint_is_refused(
 
 
 def test_indivisible_width_error_names_nearest_width(
-    owner: Shell, run: str, material: Path, tmp_path: Path
+    owner: Shell, run: str, run_dir: Path, tmp_path: Path
 ) -> None:
-    whole = json.loads((material / "model/config.json").read_text())
+    whole = json.loads((run_dir / "model/config.json").read_text())
     model = {key: value for key, value in whole.items() if not key.startswith("matformer_")}
     (tmp_path / "model").mkdir()
     (tmp_path / "model/config.json").write_text(json.dumps(model | {"intermediate_size": 250}))
     text = (
-        (material / "config.toml")
+        (run_dir / "config.toml")
         .read_text()
-        .replace(str(material / "model"), str(tmp_path / "model"))
+        .replace(str(run_dir / "model"), str(tmp_path / "model"))
     )
     (tmp_path / "config.toml").write_text(text)
     found = owner("update-config", "--run-id", run, "--config-path", tmp_path / "config.toml").error
@@ -314,9 +314,9 @@ def test_command_with_closed_output_pipe_is_not_an_error() -> None:
 
 
 @pytest.mark.slow
-def test_ctrl_c_ends_with_130(owner: Shell, run_id: str, material: Path, tmp_path: Path) -> None:
+def test_ctrl_c_ends_with_130(owner: Shell, run_id: str, run_dir: Path, tmp_path: Path) -> None:
     more_time = {"waiting_for_members_extra_time = 2": "waiting_for_members_extra_time = 250"}
-    config = quick_config(material, tmp_path, more_time)
+    config = quick_config(run_dir, tmp_path, more_time)
     assert owner("create-run", "--run-id", run_id).code == 0
     assert owner("update-config", "--run-id", run_id, "--config-path", config).code == 0
     assert owner("set-paused", "--run-id", run_id, "resume").code == 0

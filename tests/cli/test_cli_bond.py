@@ -20,10 +20,10 @@ FEE = 5_000
 
 
 @pytest.fixture
-def bonded(owner: Shell, run_id: str, material: Path, tmp_path: Path) -> Shell:
+def bonded(owner: Shell, run_id: str, run_dir: Path, tmp_path: Path) -> Shell:
     """The owner of a run that asks for a bond and waits for two members."""
     text = (
-        (material / "config.toml")
+        (run_dir / "config.toml")
         .read_text()
         .replace("init_min_clients = 1", "init_min_clients = 2")
     )

@@ -48,10 +48,10 @@ def refused(path: Path, text: str) -> list[dict[str, str | int]]:
 
 
 @pytest.fixture
-def run_toml(material: Path, tmp_path: Path) -> Path:
+def run_toml(run_dir: Path, tmp_path: Path) -> Path:
     """A config whose model and tokens are here."""
     path = tmp_path / "run.toml"
-    path.write_text((material / "config.toml").read_text())
+    path.write_text((run_dir / "config.toml").read_text())
     return path
 
 

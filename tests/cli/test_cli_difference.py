@@ -13,18 +13,18 @@ from cli.cli_runs import Shell, invoke
 
 
 @pytest.fixture
-def configured(owner: Shell, run_id: str, material: Path) -> Shell:
+def configured(owner: Shell, run_id: str, run_dir: Path) -> Shell:
     assert owner("create-run", "--run-id", run_id, "--name", "Test").code == 0
     assert (
-        owner("update-config", "--run-id", run_id, "--config-path", material / "config.toml").code
+        owner("update-config", "--run-id", run_id, "--config-path", run_dir / "config.toml").code
         == 0
     )
     return owner
 
 
-def other(material: Path, place: Path, **replaced: str) -> Path:
+def other(run_dir: Path, place: Path, **replaced: str) -> Path:
     """The config with some keys' values replaced."""
-    text = (material / "config.toml").read_text()
+    text = (run_dir / "config.toml").read_text()
     for key, value in replaced.items():
         lines = [
             f"{key} = {value}" if line.startswith(f"{key} = ") else line
@@ -48,14 +48,14 @@ def flat(values: Any, path: str = "") -> dict[str, Any]:
 
 
 def test_printed_changes_equal_dump_differences(
-    configured: Shell, run_id: str, material: Path, tmp_path: Path
+    configured: Shell, run_id: str, run_dir: Path, tmp_path: Path
 ) -> None:
     """The optimizer's kind and the rules change: every key of the dumps before and after that an
     owner sets is told.
     """
     before = flat(configured("json-dump-run", "--run-id", run_id).data)
     head = (
-        other(material, tmp_path, cooldown_time="77")
+        other(run_dir, tmp_path, cooldown_time="77")
         .read_text()
         .partition("[model.LLM.optimizer")[0]
     )
@@ -90,14 +90,14 @@ def test_printed_changes_equal_dump_differences(
     assert told["model.metadata.name"] == ("Test", "New")
 
 
-def test_unchanged_config_is_not_sent(configured: Shell, run_id: str, material: Path) -> None:
+def test_unchanged_config_is_not_sent(configured: Shell, run_id: str, run_dir: Path) -> None:
     for more in ((), ("--name", "Test"), ("--client-version", ""), ("--switch-to-hub",)):
         line = (
             "update-config",
             "--run-id",
             run_id,
             "--config-path",
-            material / "config.toml",
+            run_dir / "config.toml",
             *more,
         )
         for asked in (line, (*line, "--dry-run")):
@@ -107,24 +107,24 @@ def test_unchanged_config_is_not_sent(configured: Shell, run_id: str, material: 
 
 
 def test_changes_are_printed_before_sending(
-    configured: Shell, run_id: str, material: Path, tmp_path: Path
+    configured: Shell, run_id: str, run_dir: Path, tmp_path: Path
 ) -> None:
     line = ("update-config", "--rpc", configured.rpc, "-w", configured.wallet, "--run-id", run_id)
     for more in (("--dry-run",), ()):
-        said = invoke(*line, "--config-path", other(material, tmp_path, cooldown_time="78"), *more)
+        said = invoke(*line, "--config-path", other(run_dir, tmp_path, cooldown_time="78"), *more)
         assert said.code == 0
         [row] = [row.split() for row in said.err.splitlines() if "cooldown_time" in row]
         assert (row[0], row[2]) == ("run.config.cooldown_time", "78")
 
 
-def test_first_config_prints_nondefault_values(owner: Shell, run_id: str, material: Path) -> None:
+def test_first_config_prints_nondefault_values(owner: Shell, run_id: str, run_dir: Path) -> None:
     assert owner("create-run", "--run-id", run_id).code == 0
     line = (
         "update-config",
         "--run-id",
         run_id,
         "--config-path",
-        material / "config.toml",
+        run_dir / "config.toml",
         "--dry-run",
     )
     changes = {one["key"]: one["new"] for one in owner(*line).data["changes"]}
@@ -135,7 +135,7 @@ def test_first_config_prints_nondefault_values(owner: Shell, run_id: str, materi
     assert f"and {len(hidden)} others as by default" in said
     left_out = {"min_round_time", "overlap", "weight_decay", "compression_topk_embeddings"}
     assert {key.split(".")[-1] for key in hidden} == left_out
-    assert not any(f"{name} =" in (material / "config.toml").read_text() for name in left_out)
+    assert not any(f"{name} =" in (run_dir / "config.toml").read_text() for name in left_out)
     assert changes["model.tiers"] == 3
     assert {
         "run.config.total_steps",

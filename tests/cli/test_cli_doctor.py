@@ -279,7 +279,7 @@ def test_doctor_unresponsive_cluster_is_a_failure(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.slow
 def test_doctor_run_checks_name_each_missing_step(
-    owner: Shell, run_id: str, material: Path, monkeypatch: pytest.MonkeyPatch
+    owner: Shell, run_id: str, run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From no run to one that the wallet may join: every check says what is missing."""
     line = ("--rpc", owner.rpc, "--run-id", run_id, "-w", owner.wallet)
@@ -294,7 +294,7 @@ def test_doctor_run_checks_name_each_missing_step(
     assert code == 1
     assert "its owner has not configured it yet (update-config)" in checks["state"]["message"]
     assert (
-        owner("update-config", "--run-id", run_id, "--config-path", material / "config.toml").code
+        owner("update-config", "--run-id", run_id, "--config-path", run_dir / "config.toml").code
         == 0
     )
     assert owner("set-paused", "--run-id", run_id, "resume").code == 0
@@ -309,7 +309,7 @@ def test_doctor_run_checks_name_each_missing_step(
     assert needed == sorted(needed, reverse=True)
     assert (
         checks["reach"]["message"]
-        == f"the run reads {material / 'model'} (model); reads {material / 'tokens'} (data)"
+        == f"the run reads {run_dir / 'model'} (model); reads {run_dir / 'tokens'} (data)"
     )
 
     code, checks = examined(*line, "--matformer-tier", 7)

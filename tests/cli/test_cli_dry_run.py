@@ -88,15 +88,15 @@ def test_signing_commands_all_have_dry_run(index: Index) -> None:
             )
 
 
-def created(shell: Shell, run_id: str, material: Path) -> tuple[Any, ...]:
+def created(shell: Shell, run_id: str, run_dir: Path) -> tuple[Any, ...]:
     assert shell("create-run", "--run-id", run_id, "--name", "Test").code == 0
     return ("--run-id", run_id)
 
 
-def configured(shell: Shell, run_id: str, material: Path) -> tuple[Any, ...]:
-    named = created(shell, run_id, material)
+def configured(shell: Shell, run_id: str, run_dir: Path) -> tuple[Any, ...]:
+    named = created(shell, run_id, run_dir)
     text = (
-        (material / "config.toml")
+        (run_dir / "config.toml")
         .read_text()
         .replace("init_min_clients = 1", "init_min_clients = 2")
     )
@@ -106,9 +106,9 @@ def configured(shell: Shell, run_id: str, material: Path) -> tuple[Any, ...]:
     return named
 
 
-def left(shell: Shell, run_id: str, material: Path) -> tuple[Any, ...]:
+def left(shell: Shell, run_id: str, run_dir: Path) -> tuple[Any, ...]:
     """A wallet that has joined a run and left it."""
-    named = configured(shell, run_id, material)
+    named = configured(shell, run_id, run_dir)
     assert shell("set-paused", *named, "resume").code == 0
     asyncio.run(join(shell, run_id, 0))
     asyncio.run(leave(shell, run_id))
@@ -138,29 +138,29 @@ def authorized(shell: Shell) -> tuple[Any, ...]:
 
 
 LINES: dict[str, Ready] = {
-    "create-run": lambda shell, run_id, material: ("--run-id", run_id, "--name", "Test"),
-    "update-config": lambda shell, run_id, material: (
-        *created(shell, run_id, material),
+    "create-run": lambda shell, run_id, run_dir: ("--run-id", run_id, "--name", "Test"),
+    "update-config": lambda shell, run_id, run_dir: (
+        *created(shell, run_id, run_dir),
         "--config-path",
-        material / "config.toml",
+        run_dir / "config.toml",
     ),
-    "set-paused": lambda shell, run_id, material: (*configured(shell, run_id, material), "resume"),
-    "close-run": lambda shell, run_id, material: (*created(shell, run_id, material), "--yes"),
+    "set-paused": lambda shell, run_id, run_dir: (*configured(shell, run_id, run_dir), "resume"),
+    "close-run": lambda shell, run_id, run_dir: (*created(shell, run_id, run_dir), "--yes"),
     "withdraw": left,
-    "kick": lambda shell, run_id, material: (
-        *configured(shell, run_id, material),
+    "kick": lambda shell, run_id, run_dir: (
+        *configured(shell, run_id, run_dir),
         "--bar",
         "--wallet",
         stranger(shell),
     ),
-    "set-future-epoch-rates": lambda shell, run_id, material: (
-        *created(shell, run_id, material),
+    "set-future-epoch-rates": lambda shell, run_id, run_dir: (
+        *created(shell, run_id, run_dir),
         "--earning-rate-total-shared",
         9,
     ),
-    "join-authorization-create": lambda shell, run_id, material: ("--authorizer", stranger(shell)),
-    "join-authorization-delegate": lambda shell, run_id, material: authorized(shell),
-    "join-authorization-delete": lambda shell, run_id, material: granted(shell),
+    "join-authorization-create": lambda shell, run_id, run_dir: ("--authorizer", stranger(shell)),
+    "join-authorization-delegate": lambda shell, run_id, run_dir: authorized(shell),
+    "join-authorization-delete": lambda shell, run_id, run_dir: granted(shell),
 }
 """What makes a command ready to be done, and its options. `ELSEWHERE` has the others."""
 ELSEWHERE = {"checkpoint", "rewind", "reopen", "deploy", "tick", "train"}
@@ -185,10 +185,10 @@ async def airdrop(shell: Shell) -> None:
 
 @pytest.mark.parametrize("name", LINES)
 def test_dry_run_predicts_costs_to_the_lamport(
-    name: str, owner: Shell, run_id: str, material: Path
+    name: str, owner: Shell, run_id: str, run_dir: Path
 ) -> None:
     asyncio.run(airdrop(owner))
-    line = LINES[name](owner, run_id, material)
+    line = LINES[name](owner, run_id, run_dir)
     before = lamports(owner)
     slots = invoke("json-dump-run", "--rpc", owner.rpc, "--run-id", run_id).out
     found = owner(name, *line, "--dry-run").data
@@ -251,8 +251,8 @@ def test_dry_run_of_empty_wallet_requests_no_funds(owner: Shell, run_id: str) ->
     assert lamports(owner) == 0
 
 
-def test_dry_run_refusal_has_fix_and_exit_code(owner: Shell, run_id: str, material: Path) -> None:
-    named = created(owner, run_id, material)
+def test_dry_run_refusal_has_fix_and_exit_code(owner: Shell, run_id: str, run_dir: Path) -> None:
+    named = created(owner, run_id, run_dir)
     refused = owner("set-paused", *named, "resume", "--dry-run")
     assert refused.error["code"] == owner("set-paused", *named, "resume").error["code"]
     assert f"update-config --run-id {run_id}" in refused.error["fix"]
@@ -270,9 +270,9 @@ def person(shell: Shell, name: str, *line: Any) -> Outcome:
     return invoke(name, "--rpc", shell.rpc, "-w", shell.wallet, *line)
 
 
-def test_dry_run_of_early_tick_ends(owner: Shell, run_id: str, material: Path) -> None:
+def test_dry_run_of_early_tick_ends(owner: Shell, run_id: str, run_dir: Path) -> None:
     """It is no loop."""
-    named = configured(owner, run_id, material)
+    named = configured(owner, run_id, run_dir)
     assert owner("set-paused", *named, "resume").code == 0
     assert owner("tick", *named, "--dry-run").error["code"] == "nothing-to-tick"
 

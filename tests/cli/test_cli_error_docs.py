@@ -77,7 +77,7 @@ def trained(line: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("project", "made_in_this_process")
+@pytest.mark.usefixtures("project", "in_process_builds")
 @pytest.mark.timeout(1800)
 def test_owner_and_provider_pages_commands_run(rpc: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RPC", rpc)

@@ -118,10 +118,10 @@ def test_init_batch_has_sequence_per_member_and_inner_step() -> None:
     assert invoke("init", "--out", "x.toml", "--members", 256, "--recipe", "demo").code == 0
 
 
-def test_init_with_own_data_does_not_create_data(material: Path) -> None:
-    config = written("--preset", "llama-1m", "--data-path", material / "tokens")
+def test_init_with_own_data_does_not_create_data(run_dir: Path) -> None:
+    config = written("--preset", "llama-1m", "--data-path", run_dir / "tokens")
     assert config.llm.data_location.Local is not None
-    assert config.llm.data_location.Local.path == str(material / "tokens")
+    assert config.llm.data_location.Local.path == str(run_dir / "tokens")
     assert recipe_of(Path("run.toml")).keys() == {"model"}
 
 
@@ -160,12 +160,12 @@ def test_init_with_data_path_uses_tokenizer_of_data(preset: str, tmp_path: Path)
         assert (document["vocab_size"], document["eos_token_id"]) == (317, 256)
 
 
-@pytest.mark.usefixtures("made_in_this_process")
+@pytest.mark.usefixtures("in_process_builds")
 def test_update_config_accepts_init_output(
-    owner: Shell, run_id: str, material: Path, tmp_path: Path
+    owner: Shell, run_id: str, run_dir: Path, tmp_path: Path
 ) -> None:
     config = written(
-        "--preset", "llama-1m", "--data-path", material / "tokens", "--members", 2, "--steps", 30
+        "--preset", "llama-1m", "--data-path", run_dir / "tokens", "--members", 2, "--steps", 30
     )
     made = invoke("run-files", "run.toml", "--json")
     assert config.llm.checkpoint.Local is not None
@@ -194,13 +194,13 @@ def test_run_files_without_recipe_prints_fix() -> None:
     assert "fix: Make it: aftermath-solana model init --out runs/run/" in wrong.err
 
 
-@pytest.mark.usefixtures("made_in_this_process")
+@pytest.mark.usefixtures("in_process_builds")
 def test_init_next_steps_lead_to_training_run(
-    rpc: str, material: Path, monkeypatch: pytest.MonkeyPatch
+    rpc: str, run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Run each printed line as it is, except the first one, which starts the network."""
     monkeypatch.setenv("RPC", rpc)
-    options = ("--preset", "llama-1m", "--data-path", material / "tokens", "--steps", 20)
+    options = ("--preset", "llama-1m", "--data-path", run_dir / "tokens", "--steps", 20)
     said = invoke("init", "--out", "my first.toml", *options).out
     told = said.partition("next, the first in a terminal of its own:\n")[2].splitlines()
     lines = [line.strip() for line in told[: told.index("or all of it at once, on this machine:")]]
@@ -277,7 +277,7 @@ def test_init_to_standard_output_uses_default_file_paths() -> None:
     assert not list(Path().iterdir())
 
 
-def test_init_replaces_files_toml_of_another_config(material: Path) -> None:
+def test_init_replaces_files_toml_of_another_config(run_dir: Path) -> None:
     written()
     assert Path("run.files.toml").is_file()
     written("--recipe", "consilience-match-llama2-20m-fineweb-pretrain-dev", "--force")
@@ -304,7 +304,7 @@ def test_init_with_invalid_recipe_writes_nothing(options: list[str], code: int, 
     )
     refused = invoke("init", "--out", "run.toml", *options, "--json")
     assert refused.code == code
-    assert says in refused.told["error"]
+    assert says in refused.error_json["error"]
     assert not Path("run.toml").exists()
     assert not Path("run.files.toml").exists()
 

@@ -136,5 +136,5 @@ def test_join_dry_run_refusals_equal_can_join(
     refused = dry(bonded, run_id, *more)
     assert refused.code == asked.code != 0
     assert refused.out == ""
-    assert f'"{refused.told["code"]}"' in asked.out
-    assert refused.told["error"] in asked.out
+    assert f'"{refused.error_json["code"]}"' in asked.out
+    assert refused.error_json["error"] in asked.out

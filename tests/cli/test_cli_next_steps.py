@@ -120,9 +120,9 @@ def test_next_train_command_keeps_model_and_options(given: dict[str, object], op
 
 @pytest.mark.parametrize("where", [[], ["--out", "other place"]], ids=["default", "elsewhere"])
 def test_next_command_of_export_runs_as_printed(
-    material: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: list[str]
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: list[str]
 ) -> None:
-    shutil.copytree(material / "model", tmp_path / "my model")
+    shutil.copytree(run_dir / "model", tmp_path / "my model")
     monkeypatch.chdir(tmp_path)
     done = invoke("model", "export", "--src", "my model", "--tiers", "1", *where)
     command = re.search(r"next: aftermath-solana (.*)", done.err)
@@ -131,7 +131,7 @@ def test_next_command_of_export_runs_as_printed(
 
 
 def test_next_steps_are_printed_for_people_not_scripts(
-    owner: Shell, run_id: str, material: Path, monkeypatch: pytest.MonkeyPatch
+    owner: Shell, run_id: str, run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     named = ("--rpc", owner.rpc, "-w", owner.wallet, "--run-id", run_id)
     where = f"--rpc {owner.rpc} -w {owner.wallet}"
@@ -140,7 +140,7 @@ def test_next_steps_are_printed_for_people_not_scripts(
         f"next: aftermath-solana update-config --run-id {run_id} --config-path FILE {where}\n"
         in made.err
     )
-    update = ("update-config", *named, "--config-path", material / "config.toml")
+    update = ("update-config", *named, "--config-path", run_dir / "config.toml")
     assert "next:" not in invoke(*update, "--dry-run").err
     assert (
         f"next: aftermath-solana set-paused --run-id {run_id} resume {where}\n"
@@ -162,12 +162,12 @@ def test_next_steps_are_printed_for_people_not_scripts(
 
 
 def test_next_step_of_invitation_run_is_authorization(
-    owner: Shell, run_id: str, material: Path, tmp_path: Path
+    owner: Shell, run_id: str, run_dir: Path, tmp_path: Path
 ) -> None:
     create_wallet(tmp_path / "grantor.json")
     named = ("--rpc", owner.rpc, "-w", owner.wallet, "--run-id", run_id)
     assert invoke("create-run", *named, "--join-authority", tmp_path / "grantor.json").code == 0
-    said = invoke("update-config", *named, "--config-path", material / "config.toml").err
+    said = invoke("update-config", *named, "--config-path", run_dir / "config.toml").err
     assert (
         f"next: aftermath-solana join-authorization-create --run-id {run_id} --authorizer KEY -w JOIN_AUTH"
         in said
@@ -250,10 +250,10 @@ def test_suggested_command_omits_stored_options(
     assert "--rpc http://x:1" in completed("aftermath-solana tick", given)
 
 
-def test_fix_of_refused_change_works_when_copied(owner: Shell, run_id: str, material: Path) -> None:
+def test_fix_of_refused_change_works_when_copied(owner: Shell, run_id: str, run_dir: Path) -> None:
     named = ("--rpc", owner.rpc, "-w", owner.wallet, "--run-id", run_id)
     assert invoke("create-run", *named).code == 0
-    update = ("update-config", *named, "--config-path", material / "config.toml")
+    update = ("update-config", *named, "--config-path", run_dir / "config.toml")
     assert invoke(*update).code == 0
     assert invoke("set-paused", *named, "resume").code == 0
     refused = invoke(*update, "--restart-from-step", "1")

@@ -33,22 +33,22 @@ def created(owner: Shell, run_id: str) -> Shell:
 
 
 @pytest.fixture
-def configured(created: Shell, run_id: str, material: Path) -> Shell:
-    found = created("update-config", "--run-id", run_id, "--config-path", material / "config.toml")
+def configured(created: Shell, run_id: str, run_dir: Path) -> Shell:
+    found = created("update-config", "--run-id", run_id, "--config-path", run_dir / "config.toml")
     assert found.code == 0, found.err
     return created
 
 
 @pytest.fixture(scope="module")
 def unchanged(
-    rpc: str, material: Path, tmp_path_factory: pytest.TempPathFactory
+    rpc: str, run_dir: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Shell, str]:
     """The owner of a configured run that no test changes, and the run's id."""
     owner = new_user(rpc, tmp_path_factory.mktemp("unchanged"))
     run_id = new_run_id()
     assert owner("create-run", "--run-id", run_id, "--name", "Test").code == 0
     assert (
-        owner("update-config", "--run-id", run_id, "--config-path", material / "config.toml").code
+        owner("update-config", "--run-id", run_id, "--config-path", run_dir / "config.toml").code
         == 0
     )
     return owner, run_id
@@ -58,7 +58,7 @@ def state_of(shell: Shell, run_id: str) -> str:
     return str(shell("json-dump-run", "--run-id", run_id).data["run"]["state"])
 
 
-def test_seed_command_lines_work(owner: Shell, run_id: str, material: Path) -> None:
+def test_seed_command_lines_work(owner: Shell, run_id: str, run_dir: Path) -> None:
     """The three command lines of the seed's book with our command's name, `resume` as a bare word
     included.
     """
@@ -66,7 +66,7 @@ def test_seed_command_lines_work(owner: Shell, run_id: str, material: Path) -> N
     signer = ("-w", owner.wallet)
     lines = (
         ("create-run", *where, "--name", "A name", "--description", "A description", *signer),
-        ("update-config", *where, "--config-path", material / "config.toml", *signer),
+        ("update-config", *where, "--config-path", run_dir / "config.toml", *signer),
         ("set-paused", *where, "resume", *signer),
     )
     for line in lines:
@@ -131,43 +131,41 @@ def test_pause_advice_is_for_the_owner_only(configured: Shell, run_id: str, tmp_
     assert refused["error"] == f"run {run_id} belongs to another wallet"
 
 
-def test_update_config_sets_schema_and_figures(
-    unchanged: tuple[Shell, str], material: Path
-) -> None:
+def test_update_config_sets_schema_and_figures(unchanged: tuple[Shell, str], run_dir: Path) -> None:
     configured, run_id = unchanged
     dump = configured("json-dump-run", "--run-id", run_id).data
     assert dump["model"]["tier_widths"] == [256, 128, 64]
     assert dump["model"]["schema_hash"] != "00" * 32
     assert dump["model"]["metadata"]["name"] == "Test"
     assert dump["model"]["metadata"]["num_parameters"] > 0
-    assert dump["model"]["checkpoint"]["repo"] == str(material / "model")
+    assert dump["model"]["checkpoint"]["repo"] == str(run_dir / "model")
     assert dump["run"]["config"]["rounds_per_epoch"] == 16
 
 
 def test_data_unreadable_here_is_a_warning(
-    created: Shell, run_id: str, material: Path, tmp_path: Path
+    created: Shell, run_id: str, run_dir: Path, tmp_path: Path
 ) -> None:
     """The owner need not hold the data, so it is no refusal."""
     config = tmp_path / "config.toml"
-    text = (material / "config.toml").read_text()
+    text = (run_dir / "config.toml").read_text()
     for place, says in (
         ('Local = "nowhere"', f"no token data at {Path.cwd() / 'nowhere'}"),
         ('Server = "x:1"', "the data server x:1 cannot be reached"),
     ):
-        config.write_text(text.replace(f'Local = "{material / "tokens"}"', place))
+        config.write_text(text.replace(f'Local = "{run_dir / "tokens"}"', place))
         found = created("update-config", "--run-id", run_id, "--config-path", config)
         (warning,) = found.data["warnings"]
         assert says in warning
         assert f"warning: {warning.splitlines()[0]}" in found.err
-    found = created("update-config", "--run-id", run_id, "--config-path", material / "config.toml")
+    found = created("update-config", "--run-id", run_id, "--config-path", run_dir / "config.toml")
     assert found.data["warnings"] == []
 
 
 def test_update_config_reports_bytes_per_round_and_large_ones(
-    created: Shell, run_id: str, material: Path, tmp_path: Path
+    created: Shell, run_id: str, run_dir: Path, tmp_path: Path
 ) -> None:
     change = ("update-config", "--run-id", run_id, "--config-path")
-    found = created(*change, material / "config.toml").data
+    found = created(*change, run_dir / "config.toml").data
     # Level 2 has 29 blocks with 10 * 85 + 10 * 88 + 4 * 80 + 5 * 40 bits of index codes. Levels 1
     # and 0 have 6 and 12 blocks of 88 bits. Each block has 8 signs. The codes and the signs of a
     # level end with whole bytes.
@@ -176,7 +174,7 @@ def test_update_config_reports_bytes_per_round_and_large_ones(
     config = tmp_path / "config.toml"
     topk = "compression_topk = 8\n"
     config.write_text(
-        (material / "config.toml")
+        (run_dir / "config.toml")
         .read_text()
         .replace(topk, topk + "compression_topk_embeddings = 64\n")
     )
@@ -195,10 +193,10 @@ def test_update_config_reports_bytes_per_round_and_large_ones(
     ("ends", "idle"), [(24, "from step 24 on and the run has 48 steps"), (47, ""), (48, "")]
 )
 def test_learning_rate_zero_before_end_is_a_warning(
-    created: Shell, run_id: str, material: Path, tmp_path: Path, ends: int, idle: str
+    created: Shell, run_id: str, run_dir: Path, tmp_path: Path, ends: int, idle: str
 ) -> None:
     config = tmp_path / "config.toml"
-    text = (material / "config.toml").read_text()
+    text = (run_dir / "config.toml").read_text()
     schedule = "total_steps = 48\nfinal_lr = 1.0e-3"
     assert schedule in text
     config.write_text(text.replace(schedule, f"total_steps = {ends}\nfinal_lr = 0.0"))
@@ -209,10 +207,10 @@ def test_learning_rate_zero_before_end_is_a_warning(
 
 
 def test_optimizer_without_results_is_refused(
-    created: Shell, run_id: str, material: Path, tmp_path: Path
+    created: Shell, run_id: str, run_dir: Path, tmp_path: Path
 ) -> None:
     config = tmp_path / "config.toml"
-    head = (material / "config.toml").read_text().partition("[model.LLM.optimizer")[0]
+    head = (run_dir / "config.toml").read_text().partition("[model.LLM.optimizer")[0]
     config.write_text(
         head + "[model.LLM.optimizer.AdamW]\nbetas = [0.9, 0.95]\nweight_decay = 0.1\neps = 1e-8\n"
     )
@@ -225,10 +223,10 @@ def test_optimizer_without_results_is_refused(
 
 
 def test_run_with_inner_steps_is_configured_and_shown(
-    created: Shell, run_id: str, material: Path, tmp_path: Path
+    created: Shell, run_id: str, run_dir: Path, tmp_path: Path
 ) -> None:
     config = tmp_path / "config.toml"
-    head = (material / "config.toml").read_text().partition("[model.LLM.optimizer")[0]
+    head = (run_dir / "config.toml").read_text().partition("[model.LLM.optimizer")[0]
     config.write_text(head + "[model.LLM.optimizer.SparseLoCo]\n")
     (warning,) = created("update-config", "--run-id", run_id, "--config-path", config).data[
         "warnings"
@@ -369,7 +367,7 @@ def test_set_paused_pauses_and_resumes_run(configured: Shell, run_id: str) -> No
 
 
 def test_program_refusals_name_fixing_command(
-    created: Shell, run_id: str, material: Path, tmp_path: Path
+    created: Shell, run_id: str, run_dir: Path, tmp_path: Path
 ) -> None:
     assert "update-config" in created("set-paused", "--run-id", run_id, "resume").error["fix"]
     stranger = tmp_path / "stranger.json"
@@ -379,7 +377,7 @@ def test_program_refusals_name_fixing_command(
     ]
     assert fix == "Sign with its owner's key: -w FILE"
     assert (
-        created("update-config", "--run-id", run_id, "--config-path", material / "config.toml").code
+        created("update-config", "--run-id", run_id, "--config-path", run_dir / "config.toml").code
         == 0
     )
     assert created("set-paused", "--run-id", run_id, "resume").code == 0
@@ -465,7 +463,7 @@ def test_run_state_words_differ_from_program_names(state: RunState) -> None:
 
 
 def test_kick_by_owner_or_join_authority_removes_and_bars(
-    owner: Shell, run_id: str, material: Path, tmp_path: Path
+    owner: Shell, run_id: str, run_dir: Path, tmp_path: Path
 ) -> None:
     grantor = tmp_path / "grantor.json"
     stranger = tmp_path / "stranger.json"
@@ -474,7 +472,7 @@ def test_kick_by_owner_or_join_authority_removes_and_bars(
     whom = ("kick", "--run-id", run_id, "--wallet", stranger)
     assert owner("create-run", "--run-id", run_id, "--join-authority", grantor).code == 0
     assert (
-        owner("update-config", "--run-id", run_id, "--config-path", material / "config.toml").code
+        owner("update-config", "--run-id", run_id, "--config-path", run_dir / "config.toml").code
         == 0
     )
     assert owner("set-paused", "--run-id", run_id, "resume").code == 0
@@ -563,7 +561,7 @@ def test_close_run_on_terminal_asks(configured: Shell, run_id: str) -> None:
 
 
 def test_closed_run_is_unknown_to_every_command(
-    configured: Shell, run_id: str, material: Path, tmp_path: Path
+    configured: Shell, run_id: str, run_dir: Path, tmp_path: Path
 ) -> None:
     assert configured("close-run", "--run-id", run_id, "--yes").code == 0
     wallet = str(load_wallet(configured.wallet).pubkey)
@@ -575,7 +573,7 @@ def test_closed_run_is_unknown_to_every_command(
         ("predownload",),
         ("tick", "--count", "1"),
         ("set-paused", "pause"),
-        ("update-config", "--config-path", material / "config.toml"),
+        ("update-config", "--config-path", run_dir / "config.toml"),
         ("checkpoint", "--path", tmp_path),
         ("rewind",),
         ("reopen", "--total-steps", "9"),
@@ -596,16 +594,16 @@ def test_close_run_refused_without_question(configured: Shell, run_id: str) -> N
     assert "[y/N]" not in refused.err
 
 
-def test_predownload_loads_model_and_data(unchanged: tuple[Shell, str], material: Path) -> None:
+def test_predownload_loads_model_and_data(unchanged: tuple[Shell, str], run_dir: Path) -> None:
     configured, run_id = unchanged
     found = configured("predownload", "--run-id", run_id, "--matformer-tier", 2).data
-    assert found["model"] == str(material / "model")
+    assert found["model"] == str(run_dir / "model")
     assert found["sequences"] > 100
 
 
-def test_checkpoint_needs_an_attested_model(unchanged: tuple[Shell, str], material: Path) -> None:
+def test_checkpoint_needs_an_attested_model(unchanged: tuple[Shell, str], run_dir: Path) -> None:
     configured, run_id = unchanged
-    refused = configured("checkpoint", "--run-id", run_id, "--path", material / "model").error
+    refused = configured("checkpoint", "--run-id", run_id, "--path", run_dir / "model").error
     assert "not attested a model yet" in refused["error"]
 
 

@@ -276,7 +276,7 @@ def test_profile_rpc_is_validated_like_the_option(value: str, tmp_path: Path) ->
 @pytest.mark.parametrize("value", ["a/b c", "x" * 32, "x" * 33, "", "ä" * 17, "a\0b"])
 def test_profile_run_id_is_validated_like_the_option(value: str) -> None:
     """A program's run may have any bytes for its id: a new one, that people can type."""
-    takes = invoke("show-identity", "--run-id", value, "-w", "none.json", "--json").told
+    takes = invoke("show-identity", "--run-id", value, "-w", "none.json", "--json").error_json
     stores = invoke("config", "set", "run", value, "--json")
     if stores.code == 0:
         assert takes["code"] == "wallet"
@@ -321,7 +321,7 @@ def test_invalid_profile_file_is_reported_and_kept(profile: Path, text: str | by
     assert profile.read_bytes() == raw
     assert invoke("tick", "--help").code == 0
     # which takes nothing from it
-    assert invoke("model", "inspect", "nowhere", "--json").told["code"] != "profile"
+    assert invoke("model", "inspect", "nowhere", "--json").error_json["code"] != "profile"
 
 
 def test_invalid_handwritten_profile_value_names_its_file(profile: Path) -> None:

@@ -19,9 +19,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(3 * PATIENCE)]
 
 
 def test_member_screen_shows_training_and_q_leaves(
-    owner: Shell, run_id: str, material: Path, tmp_path: Path
+    owner: Shell, run_id: str, run_dir: Path, tmp_path: Path
 ) -> None:
-    config = quick_config(material, tmp_path, {"rounds_per_epoch = 2": "rounds_per_epoch = 40"})
+    config = quick_config(run_dir, tmp_path, {"rounds_per_epoch = 2": "rounds_per_epoch = 40"})
     for command, *arguments in (
         ("create-run", "--name", "a run"),
         ("update-config", "--config-path", config),
@@ -67,8 +67,8 @@ def test_member_screen_shows_training_and_q_leaves(
     assert member["standing"] != "takes part"
 
 
-def test_server_screen_opens_and_q_stops_server(material: Path, tmp_path: Path) -> None:
-    state = quick_config(material, tmp_path)
+def test_server_screen_opens_and_q_stops_server(run_dir: Path, tmp_path: Path) -> None:
+    state = quick_config(run_dir, tmp_path)
     command = [
         CONSOLE.with_name("aftermath-centralized"),
         "server",

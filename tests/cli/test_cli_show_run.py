@@ -23,9 +23,9 @@ from ui.terminal.tui_terminal import Terminal
 EVIL = "a[/b]\x1b[2J\u202egpj.exe"
 
 
-def begin(owner: Shell, run_id: str, material: Path, place: Path) -> None:
+def begin(owner: Shell, run_id: str, run_dir: Path, place: Path) -> None:
     """Create a run that one member may begin, and that nobody has joined."""
-    config = quick_config(material, place)
+    config = quick_config(run_dir, place)
     for command, *arguments in (
         ("create-run", "--name", EVIL, "--description", "for a test"),
         ("update-config", "--config-path", config),
@@ -35,8 +35,8 @@ def begin(owner: Shell, run_id: str, material: Path, place: Path) -> None:
 
 
 @pytest.fixture
-def run(owner: Shell, run_id: str, material: Path, tmp_path: Path) -> str:
-    begin(owner, run_id, material, tmp_path)
+def run(owner: Shell, run_id: str, run_dir: Path, tmp_path: Path) -> str:
+    begin(owner, run_id, run_dir, tmp_path)
     return run_id
 
 
@@ -70,11 +70,11 @@ class Watched:
 
 
 @pytest.fixture(scope="module")
-def watched(rpc: str, material: Path, tmp_path_factory: pytest.TempPathFactory) -> Watched:
+def watched(rpc: str, run_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Watched:
     place = tmp_path_factory.mktemp("watched")
     create_wallet(place / "owner.json")
     owner = Shell(rpc, place / "owner.json")
-    begin(owner, "watched", material, place)
+    begin(owner, "watched", run_dir, place)
     before = owner("show-run", "--run-id", "watched").data
 
     def one_epoch_and_ctrl_c(shows: Callable[[str], None]) -> None:

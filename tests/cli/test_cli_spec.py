@@ -23,8 +23,8 @@ Steps = Callable[[CoordinatorInstructions], list[Instruction]]
 
 
 @pytest.fixture
-def config(material: Path, tmp_path: Path) -> Path:
-    return quick_config(material, tmp_path)
+def config(run_dir: Path, tmp_path: Path) -> Path:
+    return quick_config(run_dir, tmp_path)
 
 
 @pytest.fixture

@@ -24,10 +24,10 @@ def status(shell: Shell) -> Any:
 
 
 def test_status_shows_runs_and_seats_of_wallet(
-    owner: Shell, run_id: str, material: Path, tmp_path: Path
+    owner: Shell, run_id: str, run_dir: Path, tmp_path: Path
 ) -> None:
     text = (
-        (material / "config.toml")
+        (run_dir / "config.toml")
         .read_text()
         .replace("init_min_clients = 1", "init_min_clients = 2")
     )
@@ -72,11 +72,11 @@ def test_status_shows_runs_and_seats_of_wallet(
 
 
 def test_withdraw_by_address_of_existing_run_names_run_option(
-    owner: Shell, run_id: str, material: Path
+    owner: Shell, run_id: str, run_dir: Path
 ) -> None:
     named = ("--run-id", run_id)
     assert owner("create-run", *named).code == 0
-    assert owner("update-config", *named, "--config-path", material / "config.toml").code == 0
+    assert owner("update-config", *named, "--config-path", run_dir / "config.toml").code == 0
     assert owner("set-paused", *named, "resume").code == 0
     asyncio.run(join(owner, run_id, 0))
     (seat,) = status(owner)["seats"]

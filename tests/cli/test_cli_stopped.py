@@ -34,7 +34,7 @@ def events_until(
 
 
 @pytest.fixture
-def line(owner: Shell, run_id: str, material: Path, tmp_path: Path) -> list[str]:
+def line(owner: Shell, run_id: str, run_dir: Path, tmp_path: Path) -> list[str]:
     """The command line of the only member of a run with long epochs, which keeps checkpoints in
     `kept`.
     """
@@ -42,7 +42,7 @@ def line(owner: Shell, run_id: str, material: Path, tmp_path: Path) -> list[str]
         "rounds_per_epoch = 2": "rounds_per_epoch = 40",
         "max_round_train_time = 20": "max_round_train_time = 6",
     }
-    config = quick_config(material, tmp_path, more)
+    config = quick_config(run_dir, tmp_path, more)
     for command, *arguments in (
         ("create-run", "--name", "a run"),
         ("update-config", "--config-path", config),

@@ -73,13 +73,13 @@ def test_train_option_errors_come_before_torch_import(
 
 
 def test_train_is_refused_before_torch_import(
-    owner: Shell, run_id: str, material: Path, torchless: Torchless
+    owner: Shell, run_id: str, run_dir: Path, torchless: Torchless
 ) -> None:
     assert owner("create-run", "--run-id", run_id).code == 0
     done = torchless(*train_line(owner, run_id))
     assert "is not configured yet" in done.err
     assert (
-        owner("update-config", "--run-id", run_id, "--config-path", material / "config.toml").code
+        owner("update-config", "--run-id", run_id, "--config-path", run_dir / "config.toml").code
         == 0
     )
     done = torchless(*train_line(owner, run_id, "--matformer-tier", "3"))
@@ -96,7 +96,7 @@ def test_train_is_refused_before_torch_import(
 
 
 def test_can_join_is_refused_before_torch_import(
-    owner: Shell, run_id: str, material: Path, torchless: Torchless
+    owner: Shell, run_id: str, run_dir: Path, torchless: Torchless
 ) -> None:
     def asked(*more: str) -> Outcome:
         return torchless(
@@ -111,7 +111,7 @@ def test_can_join_is_refused_before_torch_import(
     assert done.err.startswith(f"error: there is no run '{run_id}'")
     assert owner("create-run", "--run-id", run_id).code == 0
     assert (
-        owner("update-config", "--run-id", run_id, "--config-path", material / "config.toml").code
+        owner("update-config", "--run-id", run_id, "--config-path", run_dir / "config.toml").code
         == 0
     )
     assert owner("update-config", "--run-id", run_id, "--client-version", "of old").code == 0
