@@ -48,7 +48,9 @@ def commitment(
     )  # fmt: skip
 
 
-def round_commitment(run: Scenario, result: int = 1, index: int = LIAR, **changed: Any) -> Commitment:
+def round_commitment(
+    run: Scenario, result: int = 1, index: int = LIAR, **changed: Any
+) -> Commitment:
     """Return the member's commitment for the run's current round."""
     found = commitment(run.run_id, run.run.round_id, run.seat_of(index), index, result)
     return msgspec.structs.replace(found, **changed)
