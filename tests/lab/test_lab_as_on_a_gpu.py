@@ -30,7 +30,7 @@ ARMS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("arm", ["adamw", "distro", "muon", "inner muon"])
-def test_it_ends_with_the_bits_of_the_cpu(
+def test_lab_on_simulated_gpu_equals_cpu_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arm: str
 ) -> None:
     monkeypatch.setattr(
