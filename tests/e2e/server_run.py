@@ -57,10 +57,10 @@ class ServerRun:
         self.identities: dict[str, str] = {}
         self.port = "0"
         self.start_server()
-        found = re.search(r"server ready run=(\w+) port=(\d+)", self.server.output)
-        assert found is not None
-        assert found[1] == RUN
-        self.port = found[2]
+        ready_line = re.search(r"server ready run=(\w+) port=(\d+)", self.server.output)
+        assert ready_line is not None
+        assert ready_line[1] == RUN
+        self.port = ready_line[2]
 
     def _files(self, run_inputs: RunInputs, **rules: int) -> Path:
         """Write state.toml and data.toml: the run's tokens come from the server's data server."""
@@ -136,16 +136,16 @@ class ServerRun:
         ]
         own = {
             "OMP_NUM_THREADS": "1",
-            "HOME": str(self._made(f"home-{tier}")),
-            "TMPDIR": str(self._made(f"t{tier}")),
+            "HOME": str(self._directory(f"home-{tier}")),
+            "TMPDIR": str(self._directory(f"t{tier}")),
         }
         self.members[name] = Running(self._xprocess, f"central-{name}", line, own)
         return name
 
-    def _made(self, name: str) -> Path:
-        made = self._place / name
-        made.mkdir(exist_ok=True)
-        return made
+    def _directory(self, name: str) -> Path:
+        directory = self._place / name
+        directory.mkdir(exist_ok=True)
+        return directory
 
     def check(self) -> None:
         for process in (self.server, *self.members.values()):

@@ -61,20 +61,22 @@ def test_permissioned_run_admits_delegates_only(
     assert cluster.run.join_authority == bytes(grantor_key) != bytes(cluster.owner_key)
 
     stranger = cluster.add_member(0)
-    said = refusal(cluster, stranger)
-    assert f"wallet {stranger.wallet} is not admitted to run" in said
-    assert f"Ask the run's join authority {grantor_key} for an authorization: " in said
+    output = refusal(cluster, stranger)
+    assert f"wallet {stranger.wallet} is not admitted to run" in output
+    assert f"Ask the run's join authority {grantor_key} for an authorization: " in output
 
     delegates = [cluster.add_member(tier) for tier in (0, 1)]
     assert str(grantee_key) in script(
         cluster, "join-authorization-create.sh", grantor, str(grantee_key)
     )
     keys = [member.key for member in delegates]
-    said = script(cluster, "join-authorization-set-delegates.sh", str(grantor_key), grantee, *keys)
-    assert all(str(member.wallet) in said for member in delegates)
+    output = script(
+        cluster, "join-authorization-set-delegates.sh", str(grantor_key), grantee, *keys
+    )
+    assert all(str(member.wallet) in output for member in delegates)
 
-    said = refusal(cluster, stranger)  # it is still nobody's delegate
-    assert f"wallet {stranger.wallet} is not admitted to run" in said
+    output = refusal(cluster, stranger)  # it is still nobody's delegate
+    assert f"wallet {stranger.wallet} is not admitted to run" in output
     for member in delegates:
         cluster.start(member, "--authorizer", str(grantee_key))
     cluster.until_run(lambda run: run.state is RunState.FINISHED, "the run finishes")

@@ -191,7 +191,7 @@ def test_mistake_prints_sentence_and_fix(
     sentence, fix = MISTAKES[mistake]
     assert done.wait() == (2 if mistake is no_program_id else 1), done.output
     assert "Traceback" not in done.output
-    said = re.fullmatch(r"(?:.*\n)*error: (.+)\nfix: (.+)\n(?:docs: .+\n)?", done.output)
-    assert said is not None, done.output
-    assert sentence in said[1]
-    assert fix in said[2]
+    error_text = re.fullmatch(r"(?:.*\n)*error: (.+)\nfix: (.+)\n(?:docs: .+\n)?", done.output)
+    assert error_text is not None, done.output
+    assert sentence in error_text[1]
+    assert fix in error_text[2]

@@ -106,14 +106,14 @@ def test_compose_run_with_killed_member_finishes(xprocess: XProcess, tmp_path: P
         assert owner.wait() == 0, owner.last_words
     assert {path.stat().st_mode & 0o777 for path in (tmp_path / "keys").iterdir()} == {0o600}
     running = {name: machine.start(them[name]) for name in (*MEMBERS, "observer")}
-    told = {name: EventLog(tmp_path / "state" / "events" / name) for name in MEMBERS}
+    event_logs = {name: EventLog(tmp_path / "state" / "events" / name) for name in MEMBERS}
 
     def watched() -> None:
         for process in (localnet, *running.values()):
             process.check()
 
     until(
-        lambda: all(event_log.events_of("applied") for event_log in told.values()),
+        lambda: all(event_log.events_of("applied") for event_log in event_logs.values()),
         "all train",
         watched=watched,
     )
@@ -127,9 +127,9 @@ def test_compose_run_with_killed_member_finishes(xprocess: XProcess, tmp_path: P
     running["member-1"] = machine.start(them["member-1"])  # on-failure
     for name in MEMBERS:
         assert running[name].wait() == 0, running[name].last_words
-    starts = told["member-1"].events_of("started")
+    starts = event_logs["member-1"].events_of("started")
     assert [start["wallet"] for start in starts] == [starts[0]["wallet"]] * 2, "who it was before"
-    assert all(event_log.events_of("finished") for event_log in told.values())
-    assert compare_replicas(told) > 24
+    assert all(event_log.events_of("finished") for event_log in event_logs.values())
+    assert compare_replicas(event_logs) > 24
     assert machine.well(them["localnet"])
     assert any((tmp_path / "state" / "checkpoints").iterdir())

@@ -78,15 +78,15 @@ def test_embedded_testnet_with_killed_member_finishes(
     assert (summary["ending"], summary["steps"], summary["tiers"]) == ("finished", 36, [0, 1, 2])
     assert (summary["failed"], summary["differing"], summary["directory"]) == ([], [], str(place))
     assert summary["kills"] >= 1
-    told = event_logs(place, 3)
-    assert compare_replicas(told) > 36
-    starts = {name: len(event_log.events_of("started")) for name, event_log in told.items()}
+    logs = event_logs(place, 3)
+    assert compare_replicas(logs) > 36
+    starts = {name: len(event_log.events_of("started")) for name, event_log in logs.items()}
     assert starts == {"client-1": 1, "client-2": 1, "client-3": starts["client-3"]}
     assert starts["client-3"] >= 2
     assert "client-3 was killed" in testnet.output
     assert "client-3 is started again" in testnet.output
-    assert told["client-1"].events_of("optimizer")
-    for name in told:
+    assert logs["client-1"].events_of("optimizer")
+    for name in logs:
         assert (place / "logs" / f"{name}.jsonl").stat().st_size
         assert any((tmp_path / "sent" / name).iterdir())
     assert any((place / "checkpoints" / "client-1").iterdir())

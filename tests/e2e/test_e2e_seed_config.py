@@ -82,8 +82,8 @@ def configured(cluster: TrainingCluster) -> dict[str, Any]:
         [CONSOLE, *line, *cluster.network.at], capture_output=True, text=True, timeout=PATIENCE
     )
     assert done.returncode == 0, done.stderr
-    said: dict[str, Any] = json.loads(done.stdout)
-    return said
+    document: dict[str, Any] = json.loads(done.stdout)
+    return document
 
 
 @pytest.mark.parametrize("engine", ["embedded"], indirect=True)
@@ -93,13 +93,13 @@ def test_seed_sample_config_trains_on_hub_and_bucket(
     monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", bucket.url)
     cluster.command("create-run", "--run-id", cluster.run_id)
-    said = configured(cluster)
-    assert said["warnings"] == []
-    assert (cluster.model.data_location.folder, said["data_hash"]) == (
+    document = configured(cluster)
+    assert document["warnings"] == []
+    assert (cluster.model.data_location.folder, document["data_hash"]) == (
         FOLDER,
         cluster.model.data_location.files_hash,
     )
-    assert said["data_hash"]
+    assert document["data_hash"]
     member = cluster.add_member(0)
     cluster.start(member)
     cluster.command("set-paused", "resume", "--run-id", cluster.run_id)

@@ -1,4 +1,4 @@
-"""Experiment trackers of real members: what each told in its events is what its runs there have."""
+"""Experiment trackers of real members: their runs there have what each told in its events."""
 
 from __future__ import annotations
 
@@ -76,13 +76,13 @@ def test_testnet_clients_report_losses_to_trackers(
     kept_in = {"WANDB_MODE": "offline", "WANDB_DIR": str(tmp_path), "TRACKIO_DIR": str(tmp_path)}
     testnet = Running(xprocess, "trackers", [str(word) for word in line], kept_in)
     assert testnet.wait() == 0, testnet.last_words
-    told = {}
+    losses_by_wallet = {}
     for number in (1, 2):
         event_log = EventLog(place / "events" / f"client-{number}")
         (started,) = event_log.events_of("started")[:1]
-        told[started["wallet"]] = [
+        losses_by_wallet[started["wallet"]] = [
             (event["step"], event["loss"]) for event in event_log.events_of("trained")
         ]
-    assert all(len(losses) >= 10 for losses in told.values())
-    assert losses_of_wandb(tmp_path) == told
-    assert losses_of_trackio(tmp_path) == told
+    assert all(len(losses) >= 10 for losses in losses_by_wallet.values())
+    assert losses_of_wandb(tmp_path) == losses_by_wallet
+    assert losses_of_trackio(tmp_path) == losses_by_wallet

@@ -81,12 +81,12 @@ def test_other_architectures_with_evaluated_member_train(
     cluster.until_run(lambda run: run.state is RunState.FINISHED, "the run finishes")
     assert [member.process.wait() for member in members] == [0, 0, 0]
 
-    told = asked.event_log.events_of("evaluated")
-    assert told
-    for event in told:
+    evaluations = asked.event_log.events_of("evaluated")
+    assert evaluations
+    for event in evaluations:
         assert (event["task"], event["metric"], event["docs"]) == ("source-choice", "acc", 10)
         assert event["value"] in [number / 10 for number in range(11)]
-    steps = [event["step"] for event in told]
+    steps = [event["step"] for event in evaluations]
     assert steps == sorted({*steps})
     assert {*steps} <= {*range(STEPS + 1)}, "of weights between the rounds"
     assert not any(member.event_log.events_of("evaluated") for member in others)

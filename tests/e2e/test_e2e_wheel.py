@@ -102,11 +102,11 @@ def test_installed_testnet_without_checkout_trains(
     ]
     unset = dict.fromkeys(OURS, "")
     testnet = Running(xprocess, "wheel", [*enter, tmp_path, *line], unset)
-    told = {
+    event_logs = {
         name: EventLog(place / "events" / name) for name in ("client-1", "client-2", "client-3")
     }
     until(
-        lambda: all(event_log.events_of("applied") for event_log in told.values()),
+        lambda: all(event_log.events_of("applied") for event_log in event_logs.values()),
         "they train",
         watched=testnet.check,
     )
@@ -115,5 +115,5 @@ def test_installed_testnet_without_checkout_trains(
     assert testnet.code == 130
     summary = json.loads(testnet.output[testnet.output.index("\n{\n") :])
     assert (summary["ending"], summary["failed"], summary["differing"]) == ("left", [], [])
-    assert compare_replicas(told) > 0
+    assert compare_replicas(event_logs) > 0
     assert (tmp_path / "runs" / "demo" / "model" / "config.json").exists()

@@ -161,12 +161,12 @@ class RunRecorder:
 
     def _cost(self) -> dict[str, tuple[float, float]]:
         """Return megabytes of memory and seconds of CPU of each honest process."""
-        found = {}
+        costs = {}
         for member in self._honest:
             process = psutil.Process(member.process.pid)
             times = process.cpu_times()
-            found[member.name] = process.memory_info().rss / 1e6, times.user + times.system
-        return found
+            costs[member.name] = process.memory_info().rss / 1e6, times.user + times.system
+        return costs
 
 
 def rows_of(
@@ -297,15 +297,17 @@ def _compared(honest: Sequence[ClusterMember], epoch: int) -> tuple[int, bool]:
     """How often honest members had the same level after a step of an epoch, and whether their bits
     were the same.
     """
-    found: dict[tuple[Any, ...], list[str]] = defaultdict(list)
+    digests_by_state: dict[tuple[Any, ...], list[str]] = defaultdict(list)
     for member in honest:
         for event in member.event_log.events_of(
             "applied", epoch=epoch
         ) + member.event_log.events_of("cooldown", epoch=epoch):
             for level, digest in event["hashes"].items():
-                found[(*state_of(event), level)].append(digest)
-    equal = bool(found) and all(len(set(digests)) == 1 for digests in found.values())
-    return sum(len(digests) - 1 for digests in found.values()), equal
+                digests_by_state[(*state_of(event), level)].append(digest)
+    equal = bool(digests_by_state) and all(
+        len(set(digests)) == 1 for digests in digests_by_state.values()
+    )
+    return sum(len(digests) - 1 for digests in digests_by_state.values()), equal
 
 
 def figures(
@@ -314,7 +316,7 @@ def figures(
     """The table as JSON: every row with the bars that it does not meet, and what is known to be
     missing for them.
     """
-    found = [
+    row_dicts = [
         {
             **asdict(row),
             "not_met": row.failed(),
@@ -327,7 +329,7 @@ def figures(
         "round_limit": limit,
         "warmup_limit": warmup_limit,
         "rounds_per_epoch": rounds,
-        "rows": found,
+        "rows": row_dicts,
     }
 
 

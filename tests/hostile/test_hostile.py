@@ -124,10 +124,10 @@ class AttackedRun:
         """The settings of `train`, as its command line would give them."""
         words = [str(word) for word in self.cluster.line(member)[1:]]
         pairs = zip(words[::2], words[1::2], strict=True)
-        found = {name.lstrip("-").replace("-", "_"): value for name, value in pairs}
-        found["wallet_private_key_path"] = found.pop("w")
-        found.pop("checkpoint_dir")  # only the honest member's is kept
-        return found
+        settings = {name.lstrip("-").replace("-", "_"): value for name, value in pairs}
+        settings["wallet_private_key_path"] = settings.pop("w")
+        settings.pop("checkpoint_dir")  # only the honest member's is kept
+        return settings
 
     def _configure(self, run_inputs: RunInputs) -> None:
         # so that everybody has a share
@@ -151,8 +151,8 @@ class AttackedRun:
         return run.epoch >= self.epochs or run.state is RunState.FINISHED
 
     def rows(self) -> list[Row]:
-        made = self._script.with_name("actions.json")
-        actions = json.loads(made.read_text()) if made.exists() else {}
+        actions_file = self._script.with_name("actions.json")
+        actions = json.loads(actions_file.read_text()) if actions_file.exists() else {}
         newcomers = [member for _, member in self.newcomers]
         return rows_of(
             self._recorder,
