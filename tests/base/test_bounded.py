@@ -18,7 +18,7 @@ NUMBERS = [number for power in POWERS for number in (power - 1, power, -power, 1
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("kind", ["bytes", "text", "array", "map", "extension"])
-def test_every_size_is_read(kind: str, size: int) -> None:
+def test_msgpack_of_every_size_is_read(kind: str, size: int) -> None:
     value: Any = {
         "bytes": bytes(size),
         "text": "x" * size,
@@ -34,13 +34,13 @@ def test_every_size_is_read(kind: str, size: int) -> None:
 
 
 @pytest.mark.parametrize("number", [*NUMBERS, 0.5, True, False, None])
-def test_every_number_is_read(number: float | None) -> None:
+def test_msgpack_of_every_number_is_read(number: float | None) -> None:
     data = msgspec.msgpack.encode([number, b"after"])
     assert msgpack_as(data, Any) == [number, b"after"]
 
 
 @pytest.mark.parametrize("size", [1, 2, 4, 8, 16])
-def test_extensions_of_fixed_sizes_are_read(size: int) -> None:
+def test_msgpack_extensions_of_fixed_sizes_are_read(size: int) -> None:
     value = [msgspec.msgpack.Ext(1, bytes(size)), 7]
     assert msgpack_as(msgspec.msgpack.encode(value), Any) == value
 

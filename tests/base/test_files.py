@@ -33,7 +33,7 @@ from aftermath.base.locks import alone_in, hold
         (errno.ELOOP, "Name another folder"),
     ],
 )
-def test_fix_of_failed_write_goes_by_its_cause(code: int, fix: str) -> None:
+def test_fix_of_failed_write_depends_on_its_cause(code: int, fix: str) -> None:
     assert fix_of(OSError(code, os.strerror(code)), "folder") == fix
 
 
@@ -54,7 +54,7 @@ def test_new_parents_after_error_are_removed_if_empty(tmp_path: Path, filled: bo
     assert (tmp_path / "new").exists() is filled
 
 
-def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
+def test_file_is_replaced_whole(tmp_path: Path) -> None:
     target = tmp_path / "kept"
     target.write_bytes(b"old")
     with replacing(target) as stream:
@@ -71,7 +71,7 @@ def _break_off(target: Path, error: type[BaseException]) -> None:
 
 
 @pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
-def test_after_an_error_the_old_file_stands_alone(
+def test_file_after_failed_replacement_is_unchanged(
     tmp_path: Path, error: type[BaseException]
 ) -> None:
     target = tmp_path / "kept"
@@ -82,7 +82,7 @@ def test_after_an_error_the_old_file_stands_alone(
     assert [path.name for path in tmp_path.iterdir()] == ["kept"]
 
 
-def test_what_a_killed_process_left_is_no_hindrance(tmp_path: Path) -> None:
+def test_partial_file_of_killed_process_is_overwritten(tmp_path: Path) -> None:
     (tmp_path / ".kept.partial").write_bytes(b"half of something much longer")
     with standing_in(tmp_path / "kept") as partial:
         partial.write_bytes(b"new")
@@ -117,7 +117,7 @@ def test_replacing_shared_by_two_processes_keeps_both_whole(tmp_path: Path) -> N
     assert [path.name for path in tmp_path.iterdir()] == ["kept"]
 
 
-def test_a_link_in_the_way_leads_to_no_other_file(tmp_path: Path) -> None:
+def test_link_at_partial_name_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "wallet").write_bytes(b"key")
     (tmp_path / ".kept.partial").symlink_to(tmp_path / "wallet")
     with replacing(tmp_path / "kept") as stream:
@@ -162,14 +162,14 @@ def test_directory_lock_excludes_others_and_leaves_no_file(tmp_path: Path) -> No
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_lock_is_given_back_by_closing_it(tmp_path: Path) -> None:
+def test_lock_is_released_by_close(tmp_path: Path) -> None:
     with hold(tmp_path / "lock"), pytest.raises(BlockingIOError):
         hold(tmp_path / "lock")
     hold(tmp_path / "lock").close()
     assert stat.S_IMODE((tmp_path / "lock").stat().st_mode) == 0o600
 
 
-def test_directories_are_where_the_user_wants_them(
+def test_user_directories_follow_xdg_variables(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

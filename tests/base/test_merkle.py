@@ -19,7 +19,7 @@ def tree(count: int) -> Tree:
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 6, 7, 8, 9, 31, 32, 33, 100])
-def test_every_block_is_proven_and_no_other_at_its_place(count: int) -> None:
+def test_merkle_proof_holds_only_for_its_block_and_place(count: int) -> None:
     found = tree(count)
     assert len(found) == count
     for index, block in enumerate(blocks(count)):
@@ -34,7 +34,7 @@ def test_every_block_is_proven_and_no_other_at_its_place(count: int) -> None:
 
 
 @given(st.integers(1, 40), st.data())
-def test_a_changed_proof_or_root_proves_nothing(count: int, data: st.DataObject) -> None:
+def test_merkle_proof_with_changed_bytes_fails(count: int, data: st.DataObject) -> None:
     found = tree(count)
     index = data.draw(st.integers(0, count - 1))
     proof = found.proof(index)
@@ -60,7 +60,7 @@ def test_blocks_nodes_and_roots_cannot_be_taken_for_each_other() -> None:
     assert block_digest(b"x") != blake3(b"x").digest(), "nor for a payload's hash"
 
 
-def test_the_root_keeps_its_value() -> None:
+def test_merkle_root_keeps_golden_value() -> None:
     """Members of different versions must agree on it, and recompute it from this page: contexts,
     order, count.
     """

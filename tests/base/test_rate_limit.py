@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from aftermath.base.rate_limit import Backoff, doubled
 
 
-def test_pauses_double_up_to_the_longest() -> None:
+def test_backoff_doubles_up_to_longest() -> None:
     pauses = Backoff(0.25, 4.0)
     said = [(pauses.at_longest, pauses.next()) for _ in range(7)]
     assert said == [
@@ -23,5 +23,5 @@ def test_pauses_double_up_to_the_longest() -> None:
 
 
 @given(st.integers(1, 10**6), st.floats(0.001, 10), st.floats(10, 1e4))
-def test_backoff_grows_up_to_its_limit(tries: int, first: float, longest: float) -> None:
+def test_backoff_delay_grows_up_to_its_limit(tries: int, first: float, longest: float) -> None:
     assert first <= doubled(tries, first, longest) <= doubled(tries + 1, first, longest) <= longest

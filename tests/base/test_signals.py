@@ -24,7 +24,7 @@ class Untold(asyncio.SelectorEventLoop):
 
 @pytest.mark.parametrize("loop", [asyncio.SelectorEventLoop, Untold])
 @pytest.mark.parametrize("number", ENDING)
-def test_a_signal_is_told_on_the_loop_and_does_nothing_else(
+def test_signal_reaches_only_its_handler_on_loop(
     loop: Callable[[], asyncio.AbstractEventLoop], number: signal.Signals
 ) -> None:
     async def twice() -> None:
@@ -57,7 +57,9 @@ def test_sigterm_runs_last_words_and_ends_by_signal() -> None:
 
 
 @pytest.mark.parametrize("loop", [asyncio.SelectorEventLoop, Untold])
-def test_who_is_not_ended_says_nothing(loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
+def test_last_words_without_signal_are_not_printed(
+    loop: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
     said: list[str] = []
 
     async def passes() -> None:

@@ -13,13 +13,13 @@ class Late(Exception):
     pass
 
 
-def test_what_is_in_time_is_returned_or_raised() -> None:
+def test_call_within_deadline_returns_or_raises() -> None:
     assert within(60, lambda: 7, Late()) == 7
     with pytest.raises(ZeroDivisionError):
         within(60, lambda: 1 // 0, Late())
 
 
-def test_a_timeout_of_the_call_itself_is_its_own() -> None:
+def test_timeout_error_of_call_itself_is_raised() -> None:
     def call() -> None:
         raise TimeoutError("of the call")
 
@@ -27,7 +27,7 @@ def test_a_timeout_of_the_call_itself_is_its_own() -> None:
         within(60, call, Late())
 
 
-def test_what_is_late_raises_and_ends_unheeded() -> None:
+def test_call_beyond_deadline_raises_and_is_ignored() -> None:
     gate = threading.Event()
     ended = threading.Event()
 

@@ -29,7 +29,7 @@ def test_turn_lock_is_fair_to_waiting_threads() -> None:
     assert told == ["other", "again"]
 
 
-def test_a_turn_ends_with_an_error() -> None:
+def test_turn_lock_is_released_on_error() -> None:
     turns = TurnLock()
     try:
         with turns:

@@ -7,7 +7,7 @@ import asyncio
 from aftermath.base.concurrency import cancel
 
 
-async def test_what_is_cancelled_has_ended_however_it_ends() -> None:
+async def test_cancelled_tasks_are_awaited_however_they_end() -> None:
     """One cleans up for a while, one answers with an error, one had a result before: none is waited
     for by others.
     """

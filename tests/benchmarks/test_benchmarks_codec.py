@@ -34,7 +34,7 @@ SMALL = distro.MODEL | {
 SMALL |= {"num_attention_heads": 2, "num_key_value_heads": 2}
 
 
-def test_the_reference_learns_what_distro_does() -> None:
+def test_reference_learns_like_distro() -> None:
     settings = Distro(
         8, 8, chunk=64, quantize_1bit=False, decay=distro.DECAY, weight_decay=0.0, clip=None
     )
@@ -60,7 +60,7 @@ def test_the_reference_learns_what_distro_does() -> None:
     assert moved > 10_000
 
 
-def test_codec_bytes_are_near_their_bound_and_below_demos() -> None:
+def test_codec_bytes_are_near_their_bound_and_below_demo() -> None:
     one, two = (codec.bytes_of(partial(codec.loco, SMALL, bits=bits)) for bits in (1, 2))
     assert one["8"]["bytes"] < 96 / 6.5
     assert one["8"]["bytes"] < one["32"]["bytes"] < one["64"]["bytes"] < two["64"]["bytes"]
@@ -70,7 +70,7 @@ def test_codec_bytes_are_near_their_bound_and_below_demos() -> None:
             assert size["bound"] < size["bytes"] < 1.15 * size["bound"]
 
 
-def test_the_bound_is_the_count_of_all_that_a_block_can_say() -> None:
+def test_codec_bound_counts_all_possible_block_messages() -> None:
     sets = [some for size in (1, 2) for some in combinations(range(5), size)]
     # nothing, or one of 3 exponents and a sign for each
     messages = 1 + sum(3 * 2 ** len(some) for some in sets)
@@ -79,7 +79,7 @@ def test_the_bound_is_the_count_of_all_that_a_block_can_say() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("threads", "clock"), [(1, time.process_time), (2, time.perf_counter)])
-def test_figures_of_two_threads_are_of_two_threads(
+def test_two_thread_figures_use_wall_clock(
     monkeypatch: pytest.MonkeyPatch, threads: int, clock: Callable[[], float]
 ) -> None:
     """Use a wall clock with two threads. Seconds of the CPU would count both threads, and not the
@@ -110,7 +110,7 @@ def test_figures_of_two_threads_are_of_two_threads(
 
 
 @pytest.mark.parametrize("values", [Values.SIGN, Values.ONE_BIT, Values.TWO_BIT])
-def test_results_are_near_the_least_there_can_be(values: Values) -> None:
+def test_result_bytes_are_near_minimum(values: Values) -> None:
     """Within a fifth for any count of 4,096 numbers, or of an embedding's block of 52 x 64."""
     for edges in ((64, 64), (52, 64)):
         square = partial(Blocks, Segment("square", 0, None, 0, edges[0], edges), edges)

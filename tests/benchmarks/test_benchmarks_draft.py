@@ -24,7 +24,7 @@ SMALL = codec.GPT2 | {
 SMALL |= {"num_attention_heads": 2, "num_key_value_heads": 2}
 
 
-def test_a_draft_that_is_right_spares_all_passes_but_one_of_five(
+def test_correct_draft_saves_four_of_five_passes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(draft, "NEW_TOKENS", 16)
@@ -47,7 +47,7 @@ def test_a_draft_that_is_right_spares_all_passes_but_one_of_five(
     assert not down[:, 16:].any()
 
 
-def test_another_text_is_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_draft_with_different_text_gives_no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(*given: Any, **named: Any) -> Continuation:
         said = generate(*given, **named)
         return replace(said, ids=[*said.ids[:-1], said.ids[-1] ^ 1]) if named["draft"] else said
@@ -57,7 +57,7 @@ def test_another_text_is_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
         draft.compared(draft.agreeing(SMALL), [[1, 2, 3]], 0.0)
 
 
-def test_who_writes_is_a_named_arm_with_all_tiers() -> None:
+def test_draft_writer_is_named_arm_with_all_tiers() -> None:
     for size in draft.CUTS.values():
         one = draft.training(size)
         assert (one.size, one.seed, one.said["tiers"]) == (size, draft.SEED, "0,1,2")

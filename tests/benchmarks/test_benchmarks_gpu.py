@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from replica.as_on_a_gpu import gpu_at_hand
+from replica.simulated_gpu import gpu_at_hand
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 SMALL = {
@@ -39,7 +39,7 @@ def check(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
-def test_without_a_gpu_it_says_so_in_a_sentence_and_fails(
+def test_gpu_check_without_gpu_fails_with_sentence(
     check: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     kept = BENCHMARKS / "measured" / "gpu.json"
@@ -55,16 +55,16 @@ def test_without_a_gpu_it_says_so_in_a_sentence_and_fails(
 @pytest.mark.parametrize(
     "optimizer", [pytest.param("distro", marks=pytest.mark.slow), "sparseloco"]
 )
-def test_bits_that_are_the_cpus_are_found_equal(check: ModuleType, optimizer: str) -> None:
+def test_gpu_check_finds_equal_bits(check: ModuleType, optimizer: str) -> None:
     with gpu_at_hand() as gpu:
         assert check.exactness(SMALL, optimizer, gpu)
 
 
-def test_without_kernels_it_is_said_of_every_optimizer(check: ModuleType) -> None:
+def test_gpu_check_without_kernels_reports_every_optimizer(check: ModuleType) -> None:
     assert check.kernels(torch.device("cpu")) == dict.fromkeys(check.OPTIMIZERS, False)
 
 
-def test_a_bit_that_is_not_is_found(check: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_check_finds_different_bit(check: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     apply = check.Replica.apply
 
     def flipped(replica: object, votes: object, rate: float) -> None:

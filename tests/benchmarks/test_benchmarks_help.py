@@ -12,7 +12,7 @@ from benchmarks.test_benchmarks_worth import module
 pages = module("help")
 
 
-def test_it_measures_what_it_is_asked_for(
+def test_help_benchmark_measures_named_commands(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["help.py", "tick", "model init", "--times", "1", "--json"])

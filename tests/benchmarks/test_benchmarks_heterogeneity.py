@@ -19,7 +19,7 @@ module("worth")
 unequal = module("heterogeneity")
 
 
-def test_an_interval_is_students() -> None:
+def test_interval_equals_students_formula() -> None:
     """For 1, 2, 3, 4, 5: the mean 3, and 2.776 times the square root of 2.5 / 5."""
     mean, reach = unequal.interval([1.0, 2.0, 3.0, 4.0, 5.0])
     assert mean == 3
@@ -27,7 +27,7 @@ def test_an_interval_is_students() -> None:
     assert unequal.interval([2.0]) == (2.0, math.inf)
 
 
-def test_a_gain_is_of_the_same_tier_and_seeds() -> None:
+def test_gain_compares_same_tier_and_seeds() -> None:
     losses = {"a": {0: {0: 2.0, 1: 2.1, 2: 9.0}, 1: {0: 1.0}}, "b": {0: {0: 2.5, 1: 2.7}}}
     found = unequal.gain("q", 0, ("a", "b"), losses)
     assert (found["gain"], found["seeds"]) == (0.55, 2)
@@ -38,7 +38,7 @@ def test_a_gain_is_of_the_same_tier_and_seeds() -> None:
     assert unequal.gain("q", 0, ("a", "b"), close)["clear"]
 
 
-def test_small_members_are_counted_by_what_they_compute() -> None:
+def test_small_members_count_by_their_computation() -> None:
     gains = [
         {"with": "mixed", "without": "alone", "gain": 0.1},
         {"with": "three-large", "without": "alone", "gain": 0.2},
@@ -48,7 +48,7 @@ def test_small_members_are_counted_by_what_they_compute() -> None:
     assert unequal.recovered(gains[:1], "0.2M") is None
 
 
-def test_a_goal_is_met_by_gains_that_are_clear() -> None:
+def test_goal_is_met_only_by_clear_gains() -> None:
     def gain(tier: int, without: str, gained: float) -> dict[str, object]:
         return {
             "with": "mixed",
@@ -83,7 +83,7 @@ def plots() -> ModuleType:
     return module("plots")
 
 
-def test_the_pictures_are_of_these_figures(plots: ModuleType) -> None:
+def test_heterogeneity_pictures_are_current(plots: ModuleType) -> None:
     measured, rolling = measured_figures()
     docs = BENCHMARKS.parent / "docs/assets"
     assert plots.digest(measured) in (docs / "experiments-unequal.svg").read_text(), (
@@ -113,7 +113,7 @@ def _drawn(picture: Path) -> str:
     return re.sub(r"<metadata>.*?</metadata>", "", picture.read_text(), flags=re.DOTALL)
 
 
-def test_every_question_is_about_arms() -> None:
+def test_every_question_names_existing_arms() -> None:
     named = {arm.name for source in unequal.KINDS.values() for arm in arms.arms(source)}
     assert {name for _, _, *names in unequal.QUESTIONS for name in names} == named
 
@@ -122,7 +122,7 @@ _OF_THREE = ("mixed", "three-large", "small-only", "smallest")
 
 
 @pytest.mark.parametrize("kind", unequal.KINDS)
-def test_every_arm_can_be_trained(kind: str) -> None:
+def test_every_heterogeneity_arm_is_trainable(kind: str) -> None:
     named = arms.arms(unequal.KINDS[kind])
     for arm in named:
         arms.result_bytes(arm.trainings[0])  # the others differ in steps, rate and seed
@@ -132,7 +132,7 @@ def test_every_arm_can_be_trained(kind: str) -> None:
     assert {tokens[name] for name in tokens if name in _OF_THREE} == {3 * tokens["alone"]}
 
 
-def test_the_page_is_made_from_all_that_was_trained() -> None:
+def test_heterogeneity_page_covers_all_trainings() -> None:
     written = json.loads((BENCHMARKS / "measured" / "heterogeneity.json").read_text())["figures"]
     for kind, sizes in written.items():
         source = unequal.KINDS[kind]

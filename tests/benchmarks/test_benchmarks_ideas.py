@@ -96,7 +96,7 @@ def ideas_of(*names: str | None) -> pytest.MarkDecorator:
 
 
 @ideas_of(None, *NOTHING)
-def test_what_changes_nothing_leaves_every_bit_as_it_is(
+def test_neutral_ideas_leave_every_bit_unchanged(
     place: Path, plain: dict[str, Tensor], name: str | None
 ) -> None:
     assert _equal(_trained(place, {name: NOTHING[name]} if name else {}, **SAID), plain)
@@ -118,7 +118,7 @@ SOMETHING = {
 
 
 @ideas_of(*SOMETHING)
-def test_an_idea_changes_what_is_learnt_and_is_gone_afterwards(
+def test_idea_changes_training_and_is_removed_afterwards(
     place: Path, plain: dict[str, Tensor], name: str
 ) -> None:
     before = {
@@ -141,13 +141,13 @@ def test_training_after_all_ideas_is_plain_again(place: Path, plain: dict[str, T
     assert _equal(_trained(place, None, **SAID), plain)
 
 
-def test_gradients_of_one_size_change_what_distro_learns(place: Path) -> None:
+def test_equal_gradient_sizes_change_distro(place: Path) -> None:
     said = {"optimizer": "distro", "members": 3, "tiers": "0", "total_batch": 6, "steps": 4}
     assert not _equal(_trained(place, {"rms": True}, **said), _trained(place, {}, **said))
 
 
 @pytest.mark.parametrize("idea", [{"uncut": True}, {"uncut": True, "dct": True}])
-def test_what_is_sent_arrives_with_a_dct_and_without(idea: dict[str, Any]) -> None:
+def test_results_arrive_with_and_without_dct(idea: dict[str, Any]) -> None:
     """All numbers in two bits are the change itself, but for the rounding to the lattice."""
     schema = toy_inner(divisor="all", topk=64, topk_embeddings=64)
     params = tensors(schema, 0, 0)
@@ -164,12 +164,12 @@ def test_what_is_sent_arrives_with_a_dct_and_without(idea: dict[str, Any]) -> No
         assert left.norm() < 0.6 * made[name].norm(), name
 
 
-def test_an_idea_that_nobody_wrote_down_is_refused() -> None:
+def test_unknown_idea_is_refused() -> None:
     with pytest.raises(KeyError, match="wishes"), ideas.with_idea({"wishes": 1}, {}):
         pass
 
 
-def test_momentum_is_the_formula() -> None:
+def test_momentum_equals_formula() -> None:
     """Two rounds of the mean: u1 and u2 with half of each carried on."""
     schema = toy_inner(divisor="all")
     assert isinstance(schema.optimizer, SparseLoCo)
@@ -192,7 +192,7 @@ def test_momentum_is_the_formula() -> None:
         torch.testing.assert_close(before[name] - tensor, expected, atol=1e-6, rtol=1e-3)
 
 
-def test_a_vote_of_weight_two_counts_twice() -> None:
+def test_vote_of_weight_two_counts_twice() -> None:
     schema = toy_inner(divisor="all")
     settings = schema.optimizer
     assert isinstance(settings, SparseLoCo)
@@ -204,7 +204,7 @@ def test_a_vote_of_weight_two_counts_twice() -> None:
     assert all(torch.equal(own, expected) for own, expected in zip(found, counted, strict=True))
 
 
-def test_low_rank_approximation_improves_with_the_rank() -> None:
+def test_low_rank_approximation_improves_with_rank() -> None:
     blocks = torch.randn(5, 24, 16, generator=torch.Generator().manual_seed(7))
     left = [
         float((blocks - ideas._of_rank(blocks, rank, 2)).norm() / blocks.norm())
@@ -216,7 +216,7 @@ def test_low_rank_approximation_improves_with_the_rank() -> None:
     torch.testing.assert_close(ideas._of_rank(signs, 1, 2), signs, atol=0.02, rtol=0)
 
 
-def test_a_small_member_learns_its_part_of_the_whole_gradient(place: Path) -> None:
+def test_small_member_learns_its_part_of_whole_gradient(place: Path) -> None:
     said = SAID | {"inner_steps": 1}
     with ideas.with_idea({"whole_forward": True}, said):
         trainer = course(place, **said)._begun.trainer
@@ -237,7 +237,7 @@ def test_a_small_member_learns_its_part_of_the_whole_gradient(place: Path) -> No
     assert all(torch.equal(whole.params[name], tensor) for name, tensor in before.items())
 
 
-def test_large_member_as_smaller_has_the_smaller_ones_gradient(place: Path) -> None:
+def test_large_member_as_smaller_has_smaller_gradient(place: Path) -> None:
     said = SAID | {"inner_steps": 1}
     with ideas.with_idea({"as_smaller": [2]}, said):
         trainer = course(place, **said)._begun.trainer
@@ -256,7 +256,7 @@ def test_large_member_as_smaller_has_the_smaller_ones_gradient(place: Path) -> N
         assert int((gradient != 0).sum()) == int((own != 0).sum()), "nothing beyond the prefix"
 
 
-def test_every_arm_can_be_trained_and_says_what_was_expected() -> None:
+def test_every_idea_arm_is_trainable_and_has_expectation() -> None:
     for arm in arms.arms(ideas.FILE):
         assert arm.question
         assert arm.expected
@@ -267,14 +267,14 @@ def test_every_arm_can_be_trained_and_says_what_was_expected() -> None:
 
 
 @pytest.mark.slow
-def test_the_page_is_made_from_all_that_was_trained() -> None:
+def test_ideas_page_covers_all_trainings() -> None:
     written = json.loads((BENCHMARKS / "measured" / "ideas.json").read_text())["figures"]
     named = {one.key for arm in arms.arms(ideas.FILE) for one in arm.trainings}
     assert set(arms.kept(ideas.SIZE, ideas.FILE)) <= named
     assert json.loads(json.dumps(ideas.report())) == written, "run: benchmarks/measure.py ideas"
 
 
-def test_a_gain_is_of_the_same_tier_and_seeds() -> None:
+def test_ideas_gain_compares_same_tier_and_seeds() -> None:
     found = ideas.gains(
         {0: {0: 2.0, 1: 2.0}, 1: {0: 1.0}}, {0: {0: 2.5, 1: 2.51, 2: 9.0}, 1: {0: 1.5}}
     )

@@ -34,7 +34,7 @@ def memory() -> ModuleType:
 # The fast tests compare the figures with what the client computes.
 @pytest.mark.nightly
 @pytest.mark.parametrize("model", ["light", "preset"])
-def test_what_was_measured_is_still_so(memory: ModuleType, model: str) -> None:
+def test_measured_memory_is_current(memory: ModuleType, model: str) -> None:
     measured = json.loads((BENCHMARKS / "measured" / "memory.json").read_text())["figures"][model]
     for name, value in memory.of_tier(model, 2).items():
         assert value == pytest.approx(measured[name][2], rel=0.02), (
@@ -43,12 +43,12 @@ def test_what_was_measured_is_still_so(memory: ModuleType, model: str) -> None:
 
 
 @pytest.mark.nightly  # half a minute of CPU
-def test_peak_memory_grows_by_the_same_for_each_layer(memory: ModuleType) -> None:
+def test_peak_memory_grows_equally_per_layer(memory: ModuleType) -> None:
     (_, one), (_, two), (_, three) = (memory.peak("test", 3, layers) for layers in (1, 2, 3))
     assert three == one + 2 * (two - one)
 
 
-def test_bytes_are_counted_once_and_until_they_are_dropped(memory: ModuleType) -> None:
+def test_live_bytes_are_counted_once_until_freed(memory: ModuleType) -> None:
     with memory.LiveBytes() as live:
         first = torch.zeros(1000)
         view = first.view(10, 100)
@@ -60,7 +60,7 @@ def test_bytes_are_counted_once_and_until_they_are_dropped(memory: ModuleType) -
 
 
 @pytest.mark.parametrize("model", ["light", "preset", "test"])
-def test_computed_memory_is_near_the_measured_one(memory: ModuleType, model: str) -> None:
+def test_computed_memory_is_near_measurement(memory: ModuleType, model: str) -> None:
     """The tier that doctor and --matformer-tier auto take is chosen by it."""
     config = parse_as(
         (memory.ROOT / "config" / "solana-test" / memory.CONFIGS[model]).read_text(),

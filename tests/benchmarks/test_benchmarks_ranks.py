@@ -12,7 +12,7 @@ from benchmarks.test_benchmarks_step import BENCHMARKS
 
 
 @pytest.mark.nightly  # a minute of CPU; that both ways train the same is held by tests/parallel
-def test_figures_are_of_both_ways_and_of_both_optimizers() -> None:
+def test_ranks_benchmark_gives_figures_of_both_optimizers() -> None:
     line = [sys.executable, str(BENCHMARKS / "ranks.py"), "--json", "--repetitions", "1"]
     found = json.loads(subprocess.run(line, stdout=subprocess.PIPE, check=True, timeout=280).stdout)
     for kind, per_parameter in (("adamw", 8), ("muon", 4)):

@@ -59,7 +59,9 @@ ROOT = Path(__file__).parents[2]
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else None,
 )
-def test_a_benchmark_gives_its_figures(line: tuple[str, ...], figures: tuple[str, ...]) -> None:
+def test_benchmark_script_prints_its_figures(
+    line: tuple[str, ...], figures: tuple[str, ...]
+) -> None:
     script, *arguments = line
     command = [sys.executable, ROOT / "benchmarks" / script, *arguments, "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

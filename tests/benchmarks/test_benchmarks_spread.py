@@ -33,20 +33,20 @@ def cases() -> dict[str, Any]:
     return found
 
 
-def test_spread_of_a_repeated_round_is_zero(cases: dict[str, Any]) -> None:
+def test_spread_of_repeated_round_is_zero(cases: dict[str, Any]) -> None:
     assert cases["again"]["equal"]
     assert cases["again"]["whole"] == 0
     assert cases["again"]["overlap"]["least"] == 1
 
 
-def test_spread_of_a_smaller_micro_batch_is_rounding(cases: dict[str, Any]) -> None:
+def test_spread_of_smaller_micro_batch_is_rounding(cases: dict[str, Any]) -> None:
     assert 0 < cases["micro"]["whole"] < 1e-4
 
 
 @pytest.mark.parametrize(
     "name", ["stale", "other_data", "skip_1", "skip_3", "skip_half", "direction"]
 )
-def test_spread_of_a_dishonest_round_exceeds_bf16(cases: dict[str, Any], name: str) -> None:
+def test_spread_of_dishonest_round_exceeds_bf16(cases: dict[str, Any], name: str) -> None:
     assert cases[name]["whole"] > 3 * cases["other"]["whole"]
 
 

@@ -35,7 +35,7 @@ def step(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return load("step")
 
 
-def test_plain_loop_has_loss_and_gradient_of_a_member(step: ModuleType) -> None:
+def test_plain_loop_equals_loss_and_gradient_of_member(step: ModuleType) -> None:
     config = config_of(step.MODEL | {"num_hidden_layers": 2})
     weights = init_weights(config, 5)
     ours = config.build(0, weights)
@@ -52,7 +52,7 @@ def test_plain_loop_has_loss_and_gradient_of_a_member(step: ModuleType) -> None:
     )
 
 
-def test_figures_are_medians_and_their_ratios(step: ModuleType) -> None:
+def test_step_figures_are_medians_and_ratios(step: ModuleType) -> None:
     spent = step.Spent(lambda: 0.0)
     for what, seconds in {
         "train": (1, 9, 2),
@@ -83,7 +83,7 @@ def test_figures_are_medians_and_their_ratios(step: ModuleType) -> None:
 
 
 @pytest.mark.nightly  # the tests above prove its figures in process
-def test_it_prints_what_it_measured() -> None:
+def test_step_benchmark_prints_its_measurement() -> None:
     small = [
         "--threads",
         "1",

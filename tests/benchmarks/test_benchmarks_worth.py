@@ -52,7 +52,7 @@ def members(steps: int = 400, **said: Any) -> Any:
     )
 
 
-def test_a_loss_is_reached_on_a_line_over_the_logarithm_of_steps() -> None:
+def test_steps_to_loss_are_interpolated_logarithmically() -> None:
     assert worth.steps_to(CURVE, 3.0) == pytest.approx(100)
     assert worth.steps_to(CURVE, 2.5) == pytest.approx(100 * 2**0.5)
     assert worth.steps_to(CURVE, 1.5) == pytest.approx(400 * 2**0.5)
@@ -60,7 +60,7 @@ def test_a_loss_is_reached_on_a_line_over_the_logarithm_of_steps() -> None:
     assert worth.steps_to(CURVE, 0.9) is None
 
 
-def test_members_are_worth_what_they_are_by_hand() -> None:
+def test_worth_of_members_equals_hand_computation() -> None:
     """Eight members, 400 steps each in rounds of four, as good as 800 alone: a quarter of the
     tokens counts.
     """
@@ -83,7 +83,7 @@ def test_members_are_worth_what_they_are_by_hand() -> None:
     assert beyond["by_processor"]["p"]["worth"] is None
 
 
-def test_steps_alone_have_the_range_that_seeds_leave() -> None:
+def test_steps_alone_have_range_of_seeds() -> None:
     found = worth.compared({"steps": 400, "held_out": 1.5}, members(), ALONE, {}, 0.25)
     assert found["steps_alone_range"] == [round(400 * 2**0.25), round(400 * 2**0.75)]
     assert (
@@ -106,7 +106,7 @@ def test_overlapped_transfer_costs_no_time(took: float, longest: float) -> None:
     assert found["p"][0] == pytest.approx(4 * 2 / longest)
 
 
-def test_a_worth_is_of_one_processor_that_has_trained_both() -> None:
+def test_worth_uses_one_processor_that_trained_both() -> None:
     """The faster processor of either never stands against the slower one of the other."""
     own = {"fast": 8.0, "slow": 80.0, "other": 1.0}
     one = {"fast": 1.0, "slow": 5.0}
@@ -118,7 +118,7 @@ def test_a_worth_is_of_one_processor_that_has_trained_both() -> None:
     assert seconds.shares(members(), 0, {"other": 1.0}, one) == {}
 
 
-def test_seconds_are_the_least_of_each_processor() -> None:
+def test_seconds_are_minimum_per_processor() -> None:
     lines = [
         {"machine": name, "cpu_seconds_per_step": took}
         for name, took in [("a", 3.0), ("a", 2.0), ("b", 1.0)]
@@ -140,7 +140,7 @@ def test_recorded_worth_compares_arms_of_one_processor(name: str) -> None:
 
 
 @pytest.mark.parametrize("wanted", [2, 3.5])
-def test_seconds_per_step_reproduce_the_worth(
+def test_seconds_per_step_reproduce_worth(
     wanted: float,
 ) -> None:
     """Compute the same figures with steps of that length and results of that size. They give the
@@ -159,7 +159,7 @@ def test_seconds_per_step_reproduce_the_worth(
         assert times * tokens * share == pytest.approx(wanted, rel=2e-3)
 
 
-def test_a_worth_that_hangs_by_a_thread_is_told_as_such() -> None:
+def test_narrow_worth_is_marked() -> None:
     """The protocol leaves 4.17 of 5 by tokens. That reaches 4.5 with a tenth more, and misses 4
     with a tenth less.
     """
@@ -169,7 +169,7 @@ def test_a_worth_that_hangs_by_a_thread_is_told_as_such() -> None:
         )
 
 
-def test_noise_is_pooled_by_what_trains() -> None:
+def test_noise_is_pooled_by_training_kind() -> None:
     found = noise.pooled({"polar": [(1.0, 3.0), (5.0, 5.0)], "mean": [(0.0, 1.0, 2.0)]})
     assert found["polar"]["deviation"] == pytest.approx(1.0)
     assert found["polar"]["freedom"] == 2
@@ -183,7 +183,7 @@ def test_noise_is_pooled_by_what_trains() -> None:
     assert noise.kind_of({"optimizer": "sparseloco", "orthogonal_lr": 1.5}) == "polar"
 
 
-def test_a_training_that_is_kept_in_two_files_counts_once(
+def test_training_kept_in_two_files_counts_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(noise, "RUNS", tmp_path)
@@ -197,7 +197,7 @@ def test_a_training_that_is_kept_in_two_files_counts_once(
     assert noise.noise()["machine"]["freedom"] == 2
 
 
-def test_a_best_rate_at_the_edge_of_what_was_tried_is_named() -> None:
+def test_best_rate_at_edge_of_tried_rates_is_named() -> None:
     by_rate = {"0.001": 2.0, "0.002": 1.0, "0.01": 3.0}
     assert not learning_tables.is_at_edge({"lr": 0.002, "by_rate": by_rate})
     assert learning_tables.is_at_edge({"lr": 0.01, "by_rate": by_rate})
@@ -207,14 +207,14 @@ def test_a_best_rate_at_the_edge_of_what_was_tried_is_named() -> None:
 @pytest.mark.parametrize(
     ("optimizer", "late"), [("distro", True), ("sparseloco", False), ("adamw", False)]
 )
-def test_arm_without_overlap_uses_the_default_of_the_lab(optimizer: str, late: bool) -> None:
+def test_arm_without_overlap_uses_default_of_lab(optimizer: str, late: bool) -> None:
     assert (
         arms.Training("a", "0.2M", 400, 0.1, 0, {"optimizer": optimizer, "members": 8}).overlap
         is late
     )
 
 
-def test_the_best_rate_is_that_of_the_least_mean_over_seeds() -> None:
+def test_best_rate_has_least_mean_over_seeds() -> None:
     said: dict[str, Any] = {}
     tried = [
         (
@@ -239,7 +239,7 @@ def test_the_best_rate_is_that_of_the_least_mean_over_seeds() -> None:
     assert ten["by_rate"] == {"0.1": 3.0, "0.2": 2.5}
 
 
-def test_loss_over_bound_has_the_interval_of_paired_seeds() -> None:
+def test_loss_over_bound_has_interval_of_paired_seeds() -> None:
     """A seed that only one of them has changes neither figure: it may be an easy or a hard one."""
     one = {"held_out": 1.1, "by_seed": {"0": 1.0, "1": 1.2}}
     bound = {"held_out": 9.1 / 3, "by_seed": {"0": 1.0, "1": 1.1, "2": 7.0}}
@@ -256,7 +256,7 @@ def test_loss_over_bound_has_the_interval_of_paired_seeds() -> None:
     assert worth.over(one, None, "more") == {"more": None, "more_interval": None}
 
 
-def test_bytes_for_a_loss_lie_on_the_curve_of_cheapest_arms() -> None:
+def test_bytes_for_loss_lie_on_curve_of_cheapest_arms() -> None:
     """1.9 of AdamW's, so 1.919: half-way, by the logarithm of bytes, between 2.019 and 1.819."""
 
     def arm(sent: float, loss: float, members: int = 8) -> dict[str, Any]:
@@ -287,7 +287,7 @@ def test_bytes_for_a_loss_lie_on_the_curve_of_cheapest_arms() -> None:
     assert worth.bytes_at({name: arm for name, arm in measured.items() if name != "adamw-8x"}) == {}
 
 
-def test_bytes_for_the_bar_name_their_neighbouring_arms() -> None:
+def test_bytes_for_bar_name_their_neighbouring_arms() -> None:
     few, many = (
         {"arm": name, "held_out": loss, "on_curve": True}
         for name, loss in [("few", 2.0), ("many", 1.0)]
@@ -301,7 +301,7 @@ def test_bytes_for_the_bar_name_their_neighbouring_arms() -> None:
     assert learning_tables.bytes_needed(own | {"bar": 0.5}) == "none of these"
 
 
-def test_every_arm_can_be_trained_and_says_what_was_expected() -> None:
+def test_every_worth_arm_is_trainable_and_has_expectation() -> None:
     named = arms.arms()
     assert len({arm.name for arm in named}) == len(named)
     assert {arms.winner(members) for members in worth.MEMBERS} <= {arm.name for arm in named}
@@ -317,7 +317,7 @@ def test_every_arm_can_be_trained_and_says_what_was_expected() -> None:
 
 
 @pytest.mark.slow
-def test_the_page_is_made_from_all_that_was_trained() -> None:
+def test_worth_page_covers_all_trainings() -> None:
     """A line that no arm names any more is taken out, and `measure.py worth` is run after a
     training.
     """
@@ -330,7 +330,7 @@ def test_the_page_is_made_from_all_that_was_trained() -> None:
             )
 
 
-def test_the_pictures_are_of_these_figures() -> None:
+def test_worth_pictures_are_current() -> None:
     plots = module("plots")
     for size, found in FIGURES.items():
         drawn = (BENCHMARKS.parent / "docs/assets" / f"experiments-{size}.svg").read_text()
@@ -343,7 +343,7 @@ def test_the_pictures_are_of_these_figures() -> None:
 
 
 @pytest.mark.nightly  # three trainings; tests/lab has the same trainings and stops in the slow tier
-def test_an_arm_trains_and_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arm_is_trained_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arms, "CORPUS_BYTES", 400_000)
     monkeypatch.setattr(arms, "HELD_OUT", 8)
     monkeypatch.setattr(arms, "RUNS", tmp_path / "runs")

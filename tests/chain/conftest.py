@@ -11,8 +11,8 @@ import pytest
 import pytest_asyncio
 
 from aftermath.localnet import EmbeddedEngine, RunningLocalnet
+from chain.funded_network import FundedNetwork, fund_network, network_config, share_tls_context
 from chain.jumping_loop import JumpingLoop, mark_for_module_loop
-from chain.networks import Place, network_config, place_on, share_tls_context
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -27,7 +27,7 @@ def pytest_asyncio_loop_factories(
 
 
 def pytest_pycollect_makeitem(name: str, obj: object) -> None:
-    mark_for_module_loop(name, obj, {"embedded", "place"})
+    mark_for_module_loop(name, obj, {"embedded", "funded"})
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -45,14 +45,14 @@ async def network() -> AsyncIterator[RunningLocalnet]:
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def embedded(network: RunningLocalnet) -> AsyncIterator[Place]:
+async def embedded(network: RunningLocalnet) -> AsyncIterator[FundedNetwork]:
     """The file's network with a new wallet."""
-    async with place_on(network) as place:
-        yield place
+    async with fund_network(network) as funded:
+        yield funded
 
 
 @pytest.fixture
-def place(embedded: Place) -> Place:
+def funded(embedded: FundedNetwork) -> FundedNetwork:
     """A network of any engine: test_chain_validator.py runs some tests that use it on the real
     validator.
     """

@@ -24,40 +24,40 @@ from aftermath.chain.sender import pack, transaction_size
 from aftermath.chain.wallet import Wallet
 from aftermath.coordinator.errors import CoordinatorError, NoSuchRun, Refused
 from aftermath.rules.state import RunState
-from chain.networks import Place, config_table, model_table
+from chain.funded_network import FundedNetwork, config_table, model_table
 from programs.scenario import SPEC
 
 
-async def listed(place: Place) -> set[str]:
+async def listed(funded: FundedNetwork) -> set[str]:
     """The ids of this wallet's runs."""
-    runs = await place.coordinator.list_runs()
-    return {run.run_id for run, *_ in runs if run.main_authority == place.wallet.public}
+    runs = await funded.coordinator.list_runs()
+    return {run.run_id for run, *_ in runs if run.main_authority == funded.wallet.public}
 
 
-async def test_a_run_is_created_configured_started_and_closed(place: Place) -> None:
-    coordinator = await place.open_run("first")
+async def test_run_is_created_configured_started_and_closed(funded: FundedNetwork) -> None:
+    coordinator = await funded.open_run("first")
     run, model, members = await coordinator.snapshot("first")
     assert run.state is RunState.WAITING_FOR_MEMBERS
     assert (run.run_id, run.config.rounds_per_epoch, run.levels) == ("first", 3, 2)
-    assert run.main_authority == place.wallet.public
+    assert run.main_authority == funded.wallet.public
     assert (model.metadata.name, model.checkpoint.repo, model.tier_widths) == (
         "first",
         "/tmp/model",
         (64, 32),
     )
     assert len(members.seats) == 256
-    assert "first" in await listed(place)
+    assert "first" in await listed(funded)
     await coordinator.set_paused("first", True)
-    before = await balance(place.pool, place.wallet.pubkey)
+    before = await balance(funded.pool, funded.wallet.pubkey)
     await coordinator.close_run("first")
-    assert await balance(place.pool, place.wallet.pubkey) > before + 500_000_000
-    assert "first" not in await listed(place)
+    assert await balance(funded.pool, funded.wallet.pubkey) > before + 500_000_000
+    assert "first" not in await listed(funded)
     with pytest.raises(NoSuchRun, match="there is no run 'first'"):
         await coordinator.run("first")
 
 
-async def test_refusals_carry_the_programs_name_and_sentence(place: Place) -> None:
-    coordinator = await place.configured_run("strict")
+async def test_refusals_have_program_name_and_sentence(funded: FundedNetwork) -> None:
+    coordinator = await funded.configured_run("strict")
     spent = coordinator.sender.spend.transactions
     with pytest.raises(Refused, match="Nothing is due yet") as caught:
         await coordinator.tick("strict")
@@ -78,23 +78,23 @@ async def test_refusals_carry_the_programs_name_and_sentence(place: Place) -> No
     )
 
 
-async def test_a_stranger_may_not_change_the_run(place: Place) -> None:
-    await place.configured_run("mine")
+async def test_stranger_may_not_change_run(funded: FundedNetwork) -> None:
+    await funded.configured_run("mine")
     stranger = Wallet(Keypair())
-    await ensure_funds(place.pool, stranger.pubkey, 1_000_000_000)
+    await ensure_funds(funded.pool, stranger.pubkey, 1_000_000_000)
     with pytest.raises(Refused, match="run mine belongs to another wallet") as caught:
-        await CoordinatorClient(place.pool, stranger).set_paused("mine", False)
+        await CoordinatorClient(funded.pool, stranger).set_paused("mine", False)
     assert caught.value.name == "NotMainAuthority"
 
 
-async def test_a_run_cannot_be_created_twice(place: Place) -> None:
-    await place.coordinator.create_run("twice")
+async def test_run_cannot_be_created_twice(funded: FundedNetwork) -> None:
+    await funded.coordinator.create_run("twice")
     with pytest.raises(Refused):
-        await place.coordinator.create_run("twice")
+        await funded.coordinator.create_run("twice")
 
 
 async def test_partly_created_run_is_listed_without_members(
-    embedded: Place,
+    embedded: FundedNetwork,
 ) -> None:
     coordinator = embedded.coordinator
     await coordinator.create_run("whole")
@@ -104,39 +104,39 @@ async def test_partly_created_run_is_listed_without_members(
     assert len(found["whole"].seats) == 256
 
 
-async def test_no_funds_says_how_much_is_missing(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+async def test_insufficient_funds_error_names_missing_sum(
+    funded: FundedNetwork, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     poor = Wallet(Keypair())
     monkeypatch.setattr(Endpoint, "is_loopback", False)
     with pytest.raises(Refused, match=r"holds 0 SOL but needs .* are missing") as caught:
-        await CoordinatorClient(place.pool, poor).create_run("r")
+        await CoordinatorClient(funded.pool, poor).create_run("r")
     assert caught.value.name == "InsufficientFunds"
     assert str(poor.pubkey) in caught.value.fix
     monkeypatch.undo()
-    await ensure_funds(place.pool, poor.pubkey, 1)
+    await ensure_funds(funded.pool, poor.pubkey, 1)
     monkeypatch.setattr(Endpoint, "is_loopback", False)
-    held = await balance(place.pool, poor.pubkey)
-    sender = CoordinatorClient(place.pool, poor).sender
+    held = await balance(funded.pool, poor.pubkey)
+    sender = CoordinatorClient(funded.pool, poor).sender
     gift = TransferParams(from_pubkey=poor.pubkey, to_pubkey=Pubkey.new_unique(), lamports=held * 2)
     with pytest.raises(Refused, match="10 SOL but needs 20"):
         await sender.send([transfer(gift)])
 
 
-async def test_money_is_given_on_a_local_network_only(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+async def test_funds_are_requested_only_on_local_network(
+    funded: FundedNetwork, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     poor = Keypair().pubkey()
     monkeypatch.setattr(Endpoint, "is_loopback", False)
     with pytest.raises(Refused, match="3 SOL are missing"):
-        await ensure_funds(place.pool, poor, 3_000_000_000)
+        await ensure_funds(funded.pool, poor, 3_000_000_000)
     monkeypatch.undo()
-    assert await ensure_funds(place.pool, poor, 3_000_000_000) >= 3_000_000_000
+    assert await ensure_funds(funded.pool, poor, 3_000_000_000) >= 3_000_000_000
 
 
-async def test_a_wrong_program_id_says_so(place: Place) -> None:
+async def test_wrong_program_id_is_reported(funded: FundedNetwork) -> None:
     nowhere = Keypair().pubkey()
-    coordinator = CoordinatorClient(place.pool, place.wallet, program_id=nowhere)
+    coordinator = CoordinatorClient(funded.pool, funded.wallet, program_id=nowhere)
     with pytest.raises(CoordinatorError, match=f"there is no program {nowhere}"):
         await coordinator.run("r")
     with pytest.raises(Refused) as caught:
@@ -146,12 +146,14 @@ async def test_a_wrong_program_id_says_so(place: Place) -> None:
 
 
 @pytest.mark.parametrize("run_id", ["", "x" * 33, "a\0b"])
-async def test_impossible_run_ids_are_refused_before_sending(embedded: Place, run_id: str) -> None:
+async def test_impossible_run_ids_are_refused_before_sending(
+    embedded: FundedNetwork, run_id: str
+) -> None:
     with pytest.raises(UsageError, match="1 to 32 bytes"):
         await embedded.coordinator.run(run_id)
 
 
-async def test_reading_needs_no_wallet_and_sending_does(embedded: Place) -> None:
+async def test_reading_needs_no_wallet_and_sending_does(embedded: FundedNetwork) -> None:
     await embedded.configured_run("seen")
     reader = CoordinatorClient(embedded.pool)
     assert (await reader.run("seen")).run_id == "seen"
@@ -159,8 +161,8 @@ async def test_reading_needs_no_wallet_and_sending_does(embedded: Place) -> None
         await reader.tick("seen")
 
 
-async def test_equal_instructions_are_two_transactions(place: Place) -> None:
-    coordinator = await place.configured_run("same")
+async def test_equal_instructions_are_two_transactions(funded: FundedNetwork) -> None:
+    coordinator = await funded.configured_run("same")
     before = (await coordinator.run("same")).seq
     await asyncio.gather(
         *(coordinator.set_future_epoch_rates("same", earning=1, slashing=None) for _ in range(8))
@@ -169,8 +171,8 @@ async def test_equal_instructions_are_two_transactions(place: Place) -> None:
     assert coordinator.sender.spend.lamports == coordinator.sender.spend.transactions * 5000
 
 
-async def test_packing_keeps_order_and_fits(place: Place) -> None:
-    coordinator = place.coordinator
+async def test_packing_keeps_order_and_fits(funded: FundedNetwork) -> None:
+    coordinator = funded.coordinator
     instructions = coordinator.creation("packed") + [
         *coordinator.ix.write_spec("packed", SPEC),
         coordinator.ix.update("packed", config=config_table(), model=model_table()),
@@ -179,15 +181,15 @@ async def test_packing_keeps_order_and_fits(place: Place) -> None:
             for i in range(60)
         ),
     ]
-    groups = pack(place.wallet, instructions)
+    groups = pack(funded.wallet, instructions)
     assert [i for group in groups for i in group] == instructions
-    assert all(transaction_size(place.wallet, group) <= 1232 for group in groups)
+    assert all(transaction_size(funded.wallet, group) <= 1232 for group in groups)
     assert len(groups) < 8
     assert len(await coordinator.sender.send_packed(instructions)) == len(groups)
     assert (await coordinator.run("packed")).future_earning_rate == 59
 
 
-async def test_an_instruction_too_large_for_a_transaction_says_so(embedded: Place) -> None:
+async def test_oversized_instruction_is_refused(embedded: FundedNetwork) -> None:
     ix = embedded.coordinator.ix
     with pytest.raises(CoordinatorError, match="the limit is 1232"):
         pack(
@@ -196,15 +198,15 @@ async def test_an_instruction_too_large_for_a_transaction_says_so(embedded: Plac
         )
 
 
-async def test_authorizations_are_created_delegated_and_closed(place: Place) -> None:
-    authorizer = Authorizer(place.pool)
-    grantor = place.wallet.pubkey
-    sender = place.coordinator.sender
+async def test_authorizations_are_created_delegated_and_closed(funded: FundedNetwork) -> None:
+    authorizer = Authorizer(funded.pool)
+    grantor = funded.wallet.pubkey
+    sender = funded.coordinator.sender
     grantee = Wallet(Keypair())
-    await ensure_funds(place.pool, grantee.pubkey, 1_000_000_000)
+    await ensure_funds(funded.pool, grantee.pubkey, 1_000_000_000)
     member = Keypair().pubkey()
     assert await authorizer.fetch(grantor, grantee.pubkey) is None
-    run = run_addresses(place.coordinator.program_id, "any").run
+    run = run_addresses(funded.coordinator.program_id, "any").run
     await sender.send_packed([authorizer.ix(grantor).create(grantee.pubkey)])
     assert await authorizer.admitting(grantor, grantee.pubkey, run) is None, "it starts inactive"
     await sender.send_packed([authorizer.ix(grantor).grantor_update(grantee.pubkey, True)])
@@ -213,7 +215,7 @@ async def test_authorizations_are_created_delegated_and_closed(place: Place) -> 
     assert await authorizer.admitting(grantor, member, run, grantee.pubkey) is None
     others = [Keypair().pubkey() for _ in range(30)]
     delegation = authorizer.ix(grantee.pubkey).delegation(held, clear=True, added=[*others, member])
-    await CoordinatorClient(place.pool, grantee).sender.send_packed(delegation)
+    await CoordinatorClient(funded.pool, grantee).sender.send_packed(delegation)
     found = await authorizer.admitting(grantor, member, run, grantee.pubkey)
     assert found is not None
     assert found.delegates == (*others, member)
@@ -222,7 +224,7 @@ async def test_authorizations_are_created_delegated_and_closed(place: Place) -> 
     assert caught.value.name == "StillActive"
 
 
-def test_a_percentile_is_one_of_the_values_and_0_of_none() -> None:
+def test_percentile_is_one_of_the_values_or_zero() -> None:
     assert percentile([], 50) == 0
     assert [percentile([30, 10, 20], percent) for percent in (0, 33, 34, 66, 67, 100)] == [
         10,
@@ -234,19 +236,22 @@ def test_a_percentile_is_one_of_the_values_and_0_of_none() -> None:
     ]
 
 
-async def test_priority_fees_stay_within_the_users_limit(place: Place) -> None:
-    run = run_addresses(place.coordinator.program_id, "fees").run
-    rich = CoordinatorClient(place.pool, place.wallet, max_priority_fee=1000)
+async def test_priority_fees_stay_within_users_limit(funded: FundedNetwork) -> None:
+    run = run_addresses(funded.coordinator.program_id, "fees").run
+    rich = CoordinatorClient(funded.pool, funded.wallet, max_priority_fee=1000)
     await rich.create_run("fees")
     spend = rich.sender.spend
     assert 5000 * spend.transactions <= spend.lamports <= spend.transactions * (5000 + 1400)
-    assert await place.coordinator.run("fees")
+    assert await funded.coordinator.run("fees")
     assert run
 
 
-async def test_a_fallback_sends_when_the_primary_is_down(place: Place) -> None:
-    where = [endpoint("http://127.0.0.1:9"), endpoint(place.network.rpc_url, place.network.ws_url)]
+async def test_fallback_sends_while_primary_is_down(funded: FundedNetwork) -> None:
+    where = [
+        endpoint("http://127.0.0.1:9"),
+        endpoint(funded.network.rpc_url, funded.network.ws_url),
+    ]
     async with RpcPool(where) as pool:
-        coordinator = CoordinatorClient(pool, place.wallet)
+        coordinator = CoordinatorClient(pool, funded.wallet)
         await coordinator.create_run("through")
         assert (await coordinator.run("through")).state is RunState.UNINITIALIZED

@@ -28,7 +28,7 @@ from aftermath.chain.views import model_account, run_account
 from aftermath.coordinator.errors import CoordinatorError, NoSuchRun
 from aftermath.rules.state import RunState
 from chain.faults import answer, faulty_websocket, meddling
-from chain.networks import Place
+from chain.funded_network import FundedNetwork
 from programs.scenario import SPEC
 
 Forge = Callable[[dict[str, Any]], dict[str, Any] | None]
@@ -37,7 +37,7 @@ AWAY = Endpoint("http://127.0.0.1:9", "ws://127.0.0.1:9")
 
 
 @asynccontextmanager
-async def forging(place: Place, forge: Forge) -> AsyncIterator[Endpoint]:
+async def forging(funded: FundedNetwork, forge: Forge) -> AsyncIterator[Endpoint]:
     """A node with a mute websocket that answers as the network does, but for what `forge` makes of
     every account.
     """
@@ -46,7 +46,7 @@ async def forging(place: Place, forge: Forge) -> AsyncIterator[Endpoint]:
         async def forged(body: dict[str, Any]) -> web.StreamResponse | None:
             if body["method"] not in ("getMultipleAccounts", "getAccountInfo"):
                 return None
-            async with session.post(place.network.rpc_url, json=body) as response:
+            async with session.post(funded.network.rpc_url, json=body) as response:
                 said = await response.json()
             if "result" not in said:
                 return web.json_response(said)
@@ -57,7 +57,7 @@ async def forging(place: Place, forge: Forge) -> AsyncIterator[Endpoint]:
                 body, {**said["result"], "value": made if isinstance(value, list) else made[0]}
             )
 
-        async with meddling(place.network.rpc_url, forged) as url:
+        async with meddling(funded.network.rpc_url, forged) as url:
             yield Endpoint(url, mute.url)
 
 
@@ -130,20 +130,20 @@ class Switch:
 
 @asynccontextmanager
 async def watched(
-    place: Place, *nodes: Forge | Endpoint | None
+    funded: FundedNetwork, *nodes: Forge | Endpoint | None
 ) -> AsyncIterator[tuple[CoordinatorClient, RpcPool, RunWatcher]]:
     """A run and its watcher by these nodes; None is an honest one."""
-    coordinator = await place.open_run()
-    honest = Endpoint(place.network.rpc_url, place.network.ws_url)
+    coordinator = await funded.open_run()
+    honest = Endpoint(funded.network.rpc_url, funded.network.ws_url)
     async with AsyncExitStack() as stack:
         endpoints = []
         for node in nodes:
             if callable(node):
-                endpoints.append(await stack.enter_async_context(forging(place, node)))
+                endpoints.append(await stack.enter_async_context(forging(funded, node)))
             else:
                 endpoints.append(node or honest)
         pool = await stack.enter_async_context(RpcPool(endpoints))
-        address = run_addresses(coordinator.program_id, place.run_id).run
+        address = run_addresses(coordinator.program_id, funded.run_id).run
         watcher = RunWatcher(pool, address, coordinator.program_id, silence=0.3)
         await watcher.start()
         stack.push_async_callback(watcher.close)
@@ -157,10 +157,10 @@ async def seen(watcher: RunWatcher, seq: int) -> None:
                 return
 
 
-async def changed(place: Place, rate: int) -> int:
-    coordinator = place.coordinator
-    await coordinator.set_future_epoch_rates(place.run_id, earning=rate, slashing=None)
-    return (await coordinator.run(place.run_id)).seq
+async def changed(funded: FundedNetwork, rate: int) -> int:
+    coordinator = funded.coordinator
+    await coordinator.set_future_epoch_rates(funded.run_id, earning=rate, slashing=None)
+    return (await coordinator.run(funded.run_id)).seq
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,9 @@ async def changed(place: Place, rate: int) -> int:
     [finished, no_run, nothing, far_ahead],
     ids=["finished", "closed", "unknown", "far ahead"],
 )
-async def test_state_that_one_node_denies_is_not_believed(embedded: Place, lie: Forge) -> None:
+async def test_state_denied_by_one_node_is_not_believed(
+    embedded: FundedNetwork, lie: Forge
+) -> None:
     node = Switch(lie)
     async with watched(embedded, node, None) as (coordinator, pool, watcher):
         reader = RunReader(pool, coordinator.program_id, embedded.run_id, watcher)
@@ -182,14 +184,16 @@ async def test_state_that_one_node_denies_is_not_believed(embedded: Place, lie: 
         assert (await reader.view()).model.metadata.name == embedded.run_id
 
 
-async def test_finished_run_at_start_is_not_believed_if_a_node_denies(embedded: Place) -> None:
+async def test_finished_run_at_start_denied_by_node_is_not_believed(
+    embedded: FundedNetwork,
+) -> None:
     async with watched(embedded, finished, None) as (_, _, watcher):
         assert watcher.latest.state is RunState.WAITING_FOR_MEMBERS
 
 
 @pytest.mark.parametrize("other", [None, AWAY], ids=["agrees", "does not answer"])
-async def test_end_of_run_that_no_node_denies_is_believed(
-    embedded: Place, other: Endpoint | None
+async def test_end_of_run_denied_by_no_node_is_believed(
+    embedded: FundedNetwork, other: Endpoint | None
 ) -> None:
     async with watched(embedded, None, other) as (coordinator, _, watcher):
         await coordinator.set_paused(embedded.run_id, True)
@@ -199,7 +203,7 @@ async def test_end_of_run_that_no_node_denies_is_believed(
 
 
 async def test_finish_confirmed_later_by_second_node_is_believed(
-    embedded: Place, caplog: pytest.LogCaptureFixture
+    embedded: FundedNetwork, caplog: pytest.LogCaptureFixture
 ) -> None:
     first = Switch(finished)
     second = Switch(finished)
@@ -212,7 +216,7 @@ async def test_finish_confirmed_later_by_second_node_is_believed(
     )
 
 
-async def test_missing_program_that_one_node_denies_is_not_believed(embedded: Place) -> None:
+async def test_missing_program_denied_by_one_node_is_not_believed(embedded: FundedNetwork) -> None:
     await embedded.configured_run()
     async with (
         forging(embedded, nothing) as forgetful,
@@ -224,7 +228,9 @@ async def test_missing_program_that_one_node_denies_is_not_believed(embedded: Pl
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
-async def test_missing_program_that_no_node_denies_is_believed(embedded: Place, nodes: int) -> None:
+async def test_missing_program_denied_by_no_node_is_believed(
+    embedded: FundedNetwork, nodes: int
+) -> None:
     honest = Endpoint(embedded.network.rpc_url, embedded.network.ws_url)
     async with RpcPool([honest] * nodes) as pool:
         client = CoordinatorClient(pool, program_id=Keypair().pubkey())
@@ -235,7 +241,7 @@ async def test_missing_program_that_no_node_denies_is_believed(embedded: Place, 
 @pytest.mark.parametrize(
     "lie", [UNREADABLE, OTHER_DATA, with_spec(b"")], ids=["unreadable", "other data", "none"]
 )
-async def test_spec_that_one_node_denies_is_not_believed(embedded: Place, lie: Forge) -> None:
+async def test_spec_denied_by_one_node_is_not_believed(embedded: FundedNetwork, lie: Forge) -> None:
     node = Switch(lie)
     async with watched(embedded, node, None) as (coordinator, pool, watcher):
         reader = RunReader(pool, coordinator.program_id, embedded.run_id, watcher)
@@ -252,7 +258,7 @@ async def test_spec_that_one_node_denies_is_not_believed(embedded: Place, lie: F
         assert not (await client.snapshot(embedded.run_id))[1].spec_error
 
 
-async def test_unreadable_spec_at_start_that_a_node_denies_is_ignored(embedded: Place) -> None:
+async def test_unreadable_spec_at_start_denied_by_node_is_ignored(embedded: FundedNetwork) -> None:
     async with watched(embedded, UNREADABLE, None) as (coordinator, pool, watcher):
         reader = RunReader(pool, coordinator.program_id, embedded.run_id, watcher)
         assert (await reader.view()).model.configured
@@ -260,7 +266,9 @@ async def test_unreadable_spec_at_start_that_a_node_denies_is_ignored(embedded: 
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
-async def test_unreadable_spec_that_no_node_denies_is_believed(embedded: Place, nodes: int) -> None:
+async def test_unreadable_spec_denied_by_no_node_is_believed(
+    embedded: FundedNetwork, nodes: int
+) -> None:
     async with watched(embedded, *[UNREADABLE] * nodes) as (coordinator, pool, watcher):
         reader = RunReader(pool, coordinator.program_id, embedded.run_id, watcher)
         with pytest.raises(Unsuitable, match="HfMamba"):

@@ -23,7 +23,7 @@ from aftermath.chain.sender import Sender
 from aftermath.chain.wallet import Wallet, load_wallet
 from aftermath.coordinator.errors import CoordinatorError, Refused
 from aftermath.programs import AUTHORIZER_SO, COORDINATOR_ID
-from chain.networks import Place
+from chain.funded_network import FundedNetwork
 
 MEMO_ID = Pubkey.from_string("MemoSq4gqABAXKb96qnH8TysNcWxMyWCqXgDLGmfcHr")
 
@@ -43,22 +43,22 @@ def larger_so(larger_elf: bytes, tmp_path_factory: pytest.TempPathFactory) -> Pa
     return path
 
 
-def sender_of(place: Place) -> Sender:
-    return Sender(place.pool, place.wallet, errors={})
+def sender_of(funded: FundedNetwork) -> Sender:
+    return Sender(funded.pool, funded.wallet, errors={})
 
 
-async def bytes_of(place: Place, deployment: Deployment) -> bytes:
-    _, account = await fetch(place.pool, loader.programdata_address(deployment.program_id))
+async def bytes_of(funded: FundedNetwork, deployment: Deployment) -> bytes:
+    _, account = await fetch(funded.pool, loader.programdata_address(deployment.program_id))
     assert account is not None
     return loader.parse_programdata(account).data
 
 
 @pytest.mark.slow
-async def test_deploy_leave_alone_and_upgrade_to_a_larger_program(
-    place: Place, tmp_path: Path, larger_so: Path, larger_elf: bytes
+async def test_deploy_keeps_equal_and_upgrades_larger_program(
+    funded: FundedNetwork, tmp_path: Path, larger_so: Path, larger_elf: bytes
 ) -> None:
     key = Keypair()
-    sender = sender_of(place)
+    sender = sender_of(funded)
     told: list[tuple[int, int]] = []
     size = AUTHORIZER_SO.stat().st_size
 
@@ -71,8 +71,8 @@ async def test_deploy_leave_alone_and_upgrade_to_a_larger_program(
     assert (first.action, first.bytes) == ("deployed", size)
     assert told[0] == (0, size)
     assert told[-1] == (size, size)
-    assert await bytes_of(place, first) == AUTHORIZER_SO.read_bytes()
-    _, program = await fetch(place.pool, key.pubkey())
+    assert await bytes_of(funded, first) == AUTHORIZER_SO.read_bytes()
+    _, program = await fetch(funded.pool, key.pubkey())
     assert program is not None
     assert program.executable
     assert not os.listdir(tmp_path), "the buffer's key is gone when it is of no more use"
@@ -82,23 +82,23 @@ async def test_deploy_leave_alone_and_upgrade_to_a_larger_program(
 
     larger = await deploy_program(sender, larger_so, key, cache=tmp_path)
     assert larger.action == "upgraded"
-    assert await bytes_of(place, larger) == larger_elf
+    assert await bytes_of(funded, larger) == larger_elf
 
     smaller = await deploy_program(sender, AUTHORIZER_SO, key, cache=tmp_path)
     assert smaller.action == "upgraded"
-    assert (await bytes_of(place, smaller))[:size] == AUTHORIZER_SO.read_bytes()
+    assert (await bytes_of(funded, smaller))[:size] == AUTHORIZER_SO.read_bytes()
     assert (await deploy_program(sender, AUTHORIZER_SO, key, cache=tmp_path)).action == "unchanged"
 
 
-async def test_what_a_larger_program_would_take_is_known_before(
-    place: Place, tmp_path: Path, larger_so: Path, larger_elf: bytes
+async def test_deploy_cost_of_larger_program_is_known_before(
+    funded: FundedNetwork, tmp_path: Path, larger_so: Path, larger_elf: bytes
 ) -> None:
     """Whether the cluster knows the checked way to make a program larger is found out only when it
     is upgraded.
     """
     key = Keypair()
-    await deploy_program(sender_of(place), AUTHORIZER_SO, key, cache=tmp_path)
-    sender = DrySender(place.pool, place.wallet, errors={})
+    await deploy_program(sender_of(funded), AUTHORIZER_SO, key, cache=tmp_path)
+    sender = DrySender(funded.pool, funded.wallet, errors={})
     steps, sizes = await deployment_steps(sender, larger_so, key)
     await sender.creating(sizes)
     found = await sender.rehearse(steps)
@@ -109,11 +109,12 @@ async def test_what_a_larger_program_would_take_is_known_before(
     assert found.refusal is None
     longer = len(larger_elf) - AUTHORIZER_SO.stat().st_size
     rents = [
-        await rent(place.pool, size) for size in (loader.BUFFER_HEADER + len(larger_elf), longer, 0)
+        await rent(funded.pool, size)
+        for size in (loader.BUFFER_HEADER + len(larger_elf), longer, 0)
     ]
     assert found.rent == rents[0] + rents[1] - rents[2]
     before = sender.spend.transactions
-    real = sender_of(place)
+    real = sender_of(funded)
     assert (await deploy_program(real, larger_so, key, cache=tmp_path)).action == "upgraded"
     assert (before, real.spend.transactions) == (0, sum(step.times for step in steps))
 
@@ -123,10 +124,10 @@ class Interrupted(Exception):
 
 
 async def test_interrupted_deployment_resumes_where_it_stopped(
-    place: Place, tmp_path: Path
+    funded: FundedNetwork, tmp_path: Path
 ) -> None:
     key = Keypair()
-    sender = sender_of(place)
+    sender = sender_of(funded)
     elf = AUTHORIZER_SO.read_bytes()
 
     def interrupt(done: int, of: int) -> None:
@@ -138,7 +139,7 @@ async def test_interrupted_deployment_resumes_where_it_stopped(
     buffer = load_wallet(tmp_path / name).pubkey
     for at in range(0, len(elf) // 2, 900):
         part = elf[at : min(at + 900, len(elf) // 2)]
-        await sender.send([loader.write(buffer, place.wallet.pubkey, at, part)])
+        await sender.send([loader.write(buffer, funded.wallet.pubkey, at, part)])
     before = sender.spend.transactions
     told: list[int] = []
     done = await deploy_program(
@@ -149,11 +150,11 @@ async def test_interrupted_deployment_resumes_where_it_stopped(
         "what is in the buffer is not written again"
     )
     assert sender.spend.transactions - before < len(elf) * 3 // 5 // 900 + 3
-    assert await bytes_of(place, done) == elf
+    assert await bytes_of(funded, done) == elf
 
 
-async def test_another_wallets_program_is_not_upgraded(
-    embedded: Place, tmp_path: Path, larger_so: Path
+async def test_foreign_program_is_not_upgraded(
+    embedded: FundedNetwork, tmp_path: Path, larger_so: Path
 ) -> None:
     key = Keypair()
     await deploy_program(sender_of(embedded), AUTHORIZER_SO, key, cache=tmp_path)
@@ -165,8 +166,8 @@ async def test_another_wallets_program_is_not_upgraded(
         )
 
 
-async def test_lack_of_funds_names_the_amount_before_anything_is_sent(
-    embedded: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_missing_funds_are_named_before_anything_is_sent(
+    embedded: FundedNetwork, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Endpoint, "is_loopback", False)
     poor = Wallet(Keypair())
@@ -178,8 +179,8 @@ async def test_lack_of_funds_names_the_amount_before_anything_is_sent(
 
 
 @pytest.mark.parametrize("what", ["missing", "text", "empty"])
-async def test_files_that_are_no_program_are_refused(
-    embedded: Place, tmp_path: Path, what: str
+async def test_files_without_program_are_refused(
+    embedded: FundedNetwork, tmp_path: Path, what: str
 ) -> None:
     path = tmp_path / "program.so"
     if what != "missing":
@@ -190,7 +191,9 @@ async def test_files_that_are_no_program_are_refused(
         await deploy_program(sender_of(embedded), path, Keypair(), cache=tmp_path)
 
 
-async def test_what_cannot_be_upgraded_says_so(embedded: Place, tmp_path: Path) -> None:
+async def test_immutable_program_upgrade_is_refused(
+    embedded: FundedNetwork, tmp_path: Path
+) -> None:
     with pytest.raises(CoordinatorError, match="cannot be upgraded"):
         await deploy_program(
             sender_of(embedded), AUTHORIZER_SO, embedded.wallet.keypair, cache=tmp_path

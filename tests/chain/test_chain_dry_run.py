@@ -18,7 +18,7 @@ from aftermath.chain.dry_run import DrySender, Outcome, Rehearsed
 from aftermath.chain.rpc import RpcPool
 from aftermath.chain.wallet import Wallet
 from chain.faults import answer
-from chain.scripted import Node, serving
+from chain.scripted_node import Node, serving
 
 HELD = 10**9
 AFTER = 10**9 - 5_000 + 77
@@ -100,7 +100,7 @@ async def rehearsed(node: Simulating, *groups: list[Pubkey]) -> Rehearsed:
 
 
 @pytest.mark.parametrize("nonsense", NONSENSE)
-async def test_a_simulation_that_cannot_be_read_is_asked_for_again(nonsense: Any) -> None:
+async def test_unreadable_simulation_is_requested_again(nonsense: Any) -> None:
     node = Simulating(nonsense, GOOD)
     found = await rehearsed(node, [Pubkey.new_unique()])
     assert node.count("simulateTransaction") == 2
@@ -109,7 +109,7 @@ async def test_a_simulation_that_cannot_be_read_is_asked_for_again(nonsense: Any
     assert found.refusal is None
 
 
-async def test_only_what_an_earlier_one_writes_leaves_a_refusal_open() -> None:
+async def test_refusal_stays_open_only_after_earlier_write() -> None:
     first = Pubkey.new_unique()
     second = Pubkey.new_unique()
     refusal = simulated([None], {"InstructionError": [2, {"Custom": 9}]})
@@ -123,7 +123,7 @@ async def test_only_what_an_earlier_one_writes_leaves_a_refusal_open() -> None:
     assert found.refusal.name == "Custom9"
 
 
-async def test_nothing_to_send_ends_nothing() -> None:
+async def test_dry_sender_without_instructions_ends() -> None:
     node = Simulating()
     async with serving(node) as where, RpcPool(where) as pool:
         assert await DrySender(pool, Wallet(Keypair()), errors={}).send_packed([]) == []

@@ -33,29 +33,29 @@ from aftermath.cli.options import ClusterOptions
 from aftermath.coordinator.errors import Refused
 from aftermath.programs import AUTHORIZER_SO
 from chain.faults import answer
-from chain.networks import SCHEMA_HASH, Place
-from chain.scripted import Node, cluster, serving
+from chain.funded_network import SCHEMA_HASH, FundedNetwork
+from chain.scripted_node import Node, cluster, serving
 
 FEE = 5_000
 
 
-async def give(place: Place, wallet: Wallet, lamports: int) -> None:
-    before = await balance(place.pool, wallet.pubkey)
-    await place.pool.call(lambda node: node.request_airdrop(wallet.pubkey, lamports))
-    while await balance(place.pool, wallet.pubkey) == before:
+async def give(funded: FundedNetwork, wallet: Wallet, lamports: int) -> None:
+    before = await balance(funded.pool, wallet.pubkey)
+    await funded.pool.call(lambda node: node.request_airdrop(wallet.pubkey, lamports))
+    while await balance(funded.pool, wallet.pubkey) == before:
         await asyncio.sleep(0.05)
 
 
-async def drain(place: Place, wallet: Wallet) -> None:
+async def drain(funded: FundedNetwork, wallet: Wallet) -> None:
     """Leave the wallet with too little for one more fee."""
-    spare = await balance(place.pool, wallet.pubkey) - await rent(place.pool, 0) - FEE
+    spare = await balance(funded.pool, wallet.pubkey) - await rent(funded.pool, 0) - FEE
     gift = TransferParams(from_pubkey=wallet.pubkey, to_pubkey=Pubkey.new_unique(), lamports=spare)
-    await Sender(place.pool, wallet, errors={}).send([transfer(gift)])
-    assert await balance(place.pool, wallet.pubkey) == await rent(place.pool, 0)
+    await Sender(funded.pool, wallet, errors={}).send([transfer(gift)])
+    assert await balance(funded.pool, wallet.pubkey) == await rent(funded.pool, 0)
 
 
 async def test_equal_transfers_of_two_processes_both_land(
-    embedded: Place, monkeypatch: pytest.MonkeyPatch
+    embedded: FundedNetwork, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two processes send the same transfer with the same blockhash. For example, a run that is
     paused, resumed and paused within a slot is paused.
@@ -83,18 +83,18 @@ async def asked(sender: Sender, error: Refused) -> int:
     return round(float(error.message.split("needs ")[1].split(" SOL")[0]) * 10**9)
 
 
-async def test_a_drained_member_is_refilled_by_a_local_network(place: Place) -> None:
+async def test_drained_member_is_refilled_by_local_network(funded: FundedNetwork) -> None:
     """In `train`: the wallet could pay at the start, and cannot any more when it has to send."""
-    await place.open_run("drained")
+    await funded.open_run("drained")
     wallet = Wallet(Keypair())
-    await give(place, wallet, 1_000_000_000)
-    async with SolanaMember(place.pool, wallet, "drained", client_version="") as member:
-        await drain(place, wallet)
+    await give(funded, wallet, 1_000_000_000)
+    async with SolanaMember(funded.pool, wallet, "drained", client_version="") as member:
+        await drain(funded, wallet)
         await member.join(
             p2p=member.wallet, tier=0, weight=1, schema_hash=SCHEMA_HASH, stateless=True
         )
         assert (await member.view()).members.find(member.wallet) is not None
-        await drain(place, wallet)
+        await drain(funded, wallet)
         await member.leave()
 
 
@@ -123,7 +123,7 @@ async def test_airdrop_requests_never_repeat_a_sum() -> None:
     assert len(asked_for) == len(set(asked_for)) == 2
 
 
-async def test_a_transaction_of_several_transfers_is_refilled_for_each(place: Place) -> None:
+async def test_several_transfers_are_refilled_for_each(funded: FundedNetwork) -> None:
     poor = Wallet(Keypair())
     gifts = [
         transfer(
@@ -133,25 +133,25 @@ async def test_a_transaction_of_several_transfers_is_refilled_for_each(place: Pl
         )
         for _ in range(2)
     ]
-    await Sender(place.pool, poor, errors={}).send(gifts)
+    await Sender(funded.pool, poor, errors={}).send(gifts)
 
 
 async def test_drained_wallet_error_names_sum_balance_and_address(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    funded: FundedNetwork, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    coordinator = await place.configured_run("elsewhere")
-    await drain(place, place.wallet)
+    coordinator = await funded.configured_run("elsewhere")
+    await drain(funded, funded.wallet)
     monkeypatch.setattr(Endpoint, "is_loopback", False)
     with pytest.raises(
         Refused, match=r"holds 0\.00089088 SOL but needs 0\.00089588 SOL: 0\.000005 SOL"
     ) as caught:
         await coordinator.set_future_epoch_rates("elsewhere", earning=1, slashing=None)
-    assert await asked(coordinator.sender, caught.value) == await rent(place.pool, 0) + FEE
+    assert await asked(coordinator.sender, caught.value) == await rent(funded.pool, 0) + FEE
 
 
 @pytest.mark.parametrize("priority", [0, 10_000])
-async def test_a_run_is_paid_for_by_the_sum_that_was_asked_for(
-    embedded: Place, monkeypatch: pytest.MonkeyPatch, priority: int
+async def test_requested_sum_pays_for_run(
+    embedded: FundedNetwork, monkeypatch: pytest.MonkeyPatch, priority: int
 ) -> None:
     """A lamport less and nothing is sent; with the sum everything is; and the sum is little more
     than was spent.
@@ -178,8 +178,8 @@ async def test_a_run_is_paid_for_by_the_sum_that_was_asked_for(
     assert 0 <= needed - await rent(embedded.pool, 0) - spent <= highest - FEE * len(sent)
 
 
-async def test_an_interrupted_creation_asks_for_the_rest_only(
-    embedded: Place, monkeypatch: pytest.MonkeyPatch
+async def test_interrupted_creation_requests_only_the_rest(
+    embedded: FundedNetwork, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     coordinator = embedded.coordinator
     first, *growth = coordinator.creation("half")
@@ -199,7 +199,7 @@ async def test_an_interrupted_creation_asks_for_the_rest_only(
 
 
 @pytest.mark.parametrize("delegates", [0, 3])
-async def test_the_size_of_an_authorization(embedded: Place, delegates: int) -> None:
+async def test_authorization_size_equals_account(embedded: FundedNetwork, delegates: int) -> None:
     authorizer = Authorizer(embedded.pool)
     own = embedded.wallet.pubkey
     grantee = Wallet(Keypair())
@@ -220,8 +220,8 @@ async def test_the_size_of_an_authorization(embedded: Place, delegates: int) -> 
     assert place not in authorizer.size(own, EVERYONE)
 
 
-async def test_a_deployment_is_paid_for_by_the_sum_that_was_asked_for(
-    embedded: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_requested_sum_pays_for_deployment(
+    embedded: FundedNetwork, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Endpoint, "is_loopback", False)
     poor = Wallet(Keypair())

@@ -31,7 +31,7 @@ from aftermath.chain.socket import SolanaSession
 from aftermath.chain.subscription import RunWatcher
 from aftermath.coordinator.errors import CoordinatorError, Refused, Unavailable
 from chain.faults import account_json, answer, answer_error, meddling
-from chain.networks import Place
+from chain.funded_network import FundedNetwork
 
 
 def node_that_sends(value: Any) -> NodeClient:
@@ -74,7 +74,7 @@ async def test_malformed_account_is_the_nodes_failure(value: Any) -> None:
         await node_that_sends(value).account(Pubkey.default())
 
 
-def test_chain_time_is_the_best_lower_bound() -> None:
+def test_chain_time_is_best_lower_bound() -> None:
     now = itertools.count(100.0, 0.25)
     clock = ChainClock(lambda: next(now))
     with pytest.raises(CoordinatorError, match="not known"):
@@ -88,8 +88,8 @@ def test_chain_time_is_the_best_lower_bound() -> None:
         clock.observe_sysvar(b"short")
 
 
-async def test_lost_replies_never_make_a_transaction_twice(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+async def test_lost_replies_never_send_transaction_twice(
+    funded: FundedNetwork, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A node that answers one call in three with 429 or 503, half of these after having done the
     work.
@@ -102,10 +102,13 @@ async def test_lost_replies_never_make_a_transaction_twice(
         roll = chance.random()
         return None if roll > 0.2 else web.Response(status=429 if roll > 0.1 else 503)
 
-    coordinator = await place.configured_run("once")
+    coordinator = await funded.configured_run("once")
     seq = (await coordinator.run("once")).seq
-    async with meddling(place.network.rpc_url, fail, fail) as url, RpcPool([endpoint(url)]) as pool:
-        through = CoordinatorClient(pool, place.wallet)
+    async with (
+        meddling(funded.network.rpc_url, fail, fail) as url,
+        RpcPool([endpoint(url)]) as pool,
+    ):
+        through = CoordinatorClient(pool, funded.wallet)
         for rate in range(10):
             await through.set_future_epoch_rates("once", earning=rate, slashing=None)
         assert through.sender.spend.transactions == 10
@@ -113,7 +116,7 @@ async def test_lost_replies_never_make_a_transaction_twice(
     assert (run.seq, run.future_earning_rate) == (seq + 10, 9)
 
 
-async def test_expired_transaction_is_built_again(embedded: Place) -> None:
+async def test_expired_transaction_is_built_again(embedded: FundedNetwork) -> None:
     swallowed: list[str] = []
 
     async def swallow(body: dict[str, Any]) -> web.StreamResponse | None:
@@ -138,7 +141,7 @@ async def test_expired_transaction_is_built_again(embedded: Place) -> None:
     assert swallowed
 
 
-async def test_a_transaction_that_never_lands_is_told(embedded: Place) -> None:
+async def test_transaction_that_never_lands_is_reported(embedded: FundedNetwork) -> None:
 
     async def swallow(body: dict[str, Any]) -> web.StreamResponse | None:
         if body["method"] == "sendTransaction":
@@ -154,14 +157,14 @@ async def test_a_transaction_that_never_lands_is_told(embedded: Place) -> None:
     assert (await coordinator.run("never")).future_earning_rate == 0
 
 
-async def test_a_lagging_node_is_not_believed_and_the_fallback_is(place: Place) -> None:
+async def test_lagging_node_is_not_believed_and_fallback_is(funded: FundedNetwork) -> None:
     """The node knows only an old slot: it refuses later minContextSlots as real nodes do, and else
     answers the old state.
     """
-    coordinator = await place.configured_run("lag")
+    coordinator = await funded.configured_run("lag")
     address = run_addresses(coordinator.program_id, "lag").run
-    old_slot, old = await fetch(place.pool, address)
-    _, clock = await fetch(place.pool, CLOCK)
+    old_slot, old = await fetch(funded.pool, address)
+    _, clock = await fetch(funded.pool, CLOCK)
     assert old is not None
     assert clock is not None
     refusals = 0
@@ -176,16 +179,16 @@ async def test_a_lagging_node_is_not_believed_and_the_fallback_is(place: Place) 
         values = [account_json(one.data, owner=str(one.owner)) for one in (old, clock)]
         return answer(body, {"context": {"slot": old_slot}, "value": values})
 
-    async with meddling(place.network.rpc_url, lag) as url:
-        ws = place.network.ws_url
-        where = [Endpoint(url, ws), Endpoint(place.network.rpc_url, ws)]
+    async with meddling(funded.network.rpc_url, lag) as url:
+        ws = funded.network.ws_url
+        where = [Endpoint(url, ws), Endpoint(funded.network.rpc_url, ws)]
         async with RpcPool(where) as pool:
             watcher = RunWatcher(pool, address, coordinator.program_id, silence=0.1)
             await watcher.start()
             try:
                 # a later slot than the one the lagging node knows
                 async with asyncio.timeout(10):
-                    while (await fetch(place.pool, address))[0] == old_slot:
+                    while (await fetch(funded.pool, address))[0] == old_slot:
                         await asyncio.sleep(0.05)
                 await coordinator.set_future_epoch_rates("lag", earning=7, slashing=None)
                 async with asyncio.timeout(5):
@@ -202,7 +205,7 @@ async def test_a_lagging_node_is_not_believed_and_the_fallback_is(place: Place) 
 @pytest.mark.parametrize(
     "nonsense", [None, [], {"context": {"slot": 1}}, {"context": {"slot": -1}, "value": 1}]
 )
-async def test_nonsense_results_are_told(embedded: Place, nonsense: Any) -> None:
+async def test_malformed_results_are_reported(embedded: FundedNetwork, nonsense: Any) -> None:
     async def lie(body: dict[str, Any]) -> web.StreamResponse | None:
         return (
             answer(body, nonsense)
@@ -218,8 +221,8 @@ async def test_nonsense_results_are_told(embedded: Place, nonsense: Any) -> None
 
 
 @pytest.mark.parametrize("code", [-32601, -32603, 429])
-async def test_a_faucet_that_gives_nothing_is_a_wallet_without_funds(
-    embedded: Place, code: int
+async def test_faucet_without_funds_is_insufficient_funds(
+    embedded: FundedNetwork, code: int
 ) -> None:
     """Loopback may be a tunnel to a cluster whose faucet is empty."""
 
@@ -232,7 +235,7 @@ async def test_a_faucet_that_gives_nothing_is_a_wallet_without_funds(
     assert caught.value.name == "InsufficientFunds"
 
 
-async def test_failed_call_leaves_nothing_in_the_background(embedded: Place) -> None:
+async def test_failed_call_leaves_no_background_tasks(embedded: FundedNetwork) -> None:
     async def hang_or_refuse(body: dict[str, Any]) -> web.StreamResponse | None:
         if body["method"] == "simulateTransaction":
             simulating.set()
@@ -270,13 +273,13 @@ class OneMessage:
         raise NotImplementedError
 
 
-async def test_websocket_message_that_panics_solders_is_a_bad_reply() -> None:
+async def test_websocket_message_panicking_solders_is_a_bad_reply() -> None:
     session = SolanaSession(OneMessage(TWO_ERRORS % 1))
     with pytest.raises(BadReply):
         await session.recv()
 
 
-async def test_genesis_reply_that_panics_solders_is_the_nodes_failure() -> None:
+async def test_genesis_reply_panicking_solders_is_node_failure() -> None:
     def reply(request: httpx.Request) -> httpx.Response:
         return httpx.Response(200, text=TWO_ERRORS % json.loads(request.content)["id"])
 
@@ -287,7 +290,7 @@ async def test_genesis_reply_that_panics_solders_is_the_nodes_failure() -> None:
             await pool.genesis()
 
 
-async def test_slot_of_the_far_future_is_forgotten_after_an_outage(embedded: Place) -> None:
+async def test_far_future_slot_is_forgotten_after_outage(embedded: FundedNetwork) -> None:
     """Every node is behind such a slot, so the watcher drops it when no node could answer."""
     coordinator = await embedded.configured_run("far")
     async with RpcPool([endpoint(embedded.network.rpc_url)]) as pool:

@@ -113,7 +113,7 @@ def test_every_instruction_is_encoded_as_borsh(
     ]
 
 
-def test_enums_and_options_of_structs_survive_the_conversion() -> None:
+def test_idl_conversion_keeps_enums_and_options_of_structs() -> None:
     fields = [{"name": "http", "type": "string"}, {"name": "size", "type": "u8"}]
     idl = {
         "address": "11111111111111111111111111111111",
@@ -163,9 +163,7 @@ def test_enums_and_options_of_structs_survive_the_conversion() -> None:
         ("authorizer", {"Authorization"}),
     ],
 )
-def test_other_clients_can_read_every_account_that_an_idl_lists(
-    program: str, names: set[str]
-) -> None:
+def test_idl_accounts_are_readable_by_other_clients(program: str, names: set[str]) -> None:
     """The IDL lists the accounts that the program owns, each with its discriminator and a
     layout.
     """
@@ -178,7 +176,7 @@ def test_other_clients_can_read_every_account_that_an_idl_lists(
 
 
 @pytest.mark.parametrize("program", IDLS)
-def test_the_fixed_addresses_of_an_idl_are_addresses(program: str) -> None:
+def test_idl_fixed_addresses_are_valid(program: str) -> None:
     """Stock clients fill them in: an expression in their place makes them refuse the whole
     instruction.
     """
@@ -229,14 +227,14 @@ def test_missing_field_is_named() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"metadata": {"spec": "0.2.0"}}', "\x00"])
-def test_a_file_that_is_no_idl_says_so(tmp_path: Any, text: str) -> None:
+def test_invalid_idl_file_is_refused(tmp_path: Any, text: str) -> None:
     path = tmp_path / "idl.json"
     path.write_text(text)
     with pytest.raises(CoordinatorError, match=r"not a canonical Anchor IDL"):
         load_idl(path)
 
 
-def test_a_missing_idl_says_so(tmp_path: Any) -> None:
+def test_missing_idl_is_reported(tmp_path: Any) -> None:
     with pytest.raises(CoordinatorError, match="cannot read the IDL"):
         load_idl(tmp_path / "none.json")
 

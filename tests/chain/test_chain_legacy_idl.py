@@ -24,7 +24,7 @@ from aftermath.chain.addresses import (
 from aftermath.chain.idl import convert
 from aftermath.chain.member import SolanaMember
 from aftermath.programs import AUTHORIZER_ID, AUTHORIZER_IDL, COORDINATOR_ID, COORDINATOR_IDL
-from chain.networks import SCHEMA_HASH, Place
+from chain.funded_network import SCHEMA_HASH, FundedNetwork
 
 LEGACY = Path(__file__).parents[2] / "idl" / "legacy"
 
@@ -39,14 +39,14 @@ def stock(name: str, client: AsyncClient) -> Program:
 @pytest.mark.parametrize(
     "idl", [COORDINATOR_IDL, AUTHORIZER_IDL], ids=["coordinator", "authorizer"]
 )
-def test_legacy_idl_is_that_of_the_program(idl: Path) -> None:
+def test_legacy_idl_equals_program(idl: Path) -> None:
     expected = convert(json.loads(idl.read_text(encoding="utf-8")), zero_copy=True)
     committed = json.loads((LEGACY / idl.name).read_text(encoding="utf-8"))
     fix = "python scripts/legacy_idl.py"
     assert committed == expected.legacy | {"metadata": {"address": str(expected.address)}}, fix
 
 
-async def test_stock_anchorpy_decodes_every_account_of_live_run(embedded: Place) -> None:
+async def test_stock_anchorpy_decodes_every_account_of_live_run(embedded: FundedNetwork) -> None:
     coordinator = await embedded.open_run()
     wallet = embedded.wallet.pubkey
     async with SolanaMember(

@@ -22,17 +22,17 @@ from aftermath.coordinator.errors import NoSuchRun, Refused, Unavailable
 from aftermath.rules.run import FINGERPRINT_BYTES, Run
 from aftermath.rules.state import MemberState, RunState
 from chain.faults import proxy
-from chain.networks import SCHEMA_HASH, Place, config_table
+from chain.funded_network import SCHEMA_HASH, FundedNetwork, config_table
 
 
 @asynccontextmanager
 async def member_of(
-    place: Place, pool: RpcPool | None = None, run_id: str = ""
+    funded: FundedNetwork, pool: RpcPool | None = None, run_id: str = ""
 ) -> AsyncIterator[SolanaMember]:
     wallet = Wallet(Keypair())
-    await ensure_funds(place.pool, wallet.pubkey, 1_000_000_000)
+    await ensure_funds(funded.pool, wallet.pubkey, 1_000_000_000)
     async with SolanaMember(
-        pool or place.pool, wallet, run_id or place.run_id, client_version="1.0.0"
+        pool or funded.pool, wallet, run_id or funded.run_id, client_version="1.0.0"
     ) as member:
         yield member
 
@@ -71,9 +71,9 @@ def at_height(height: int, run: Run) -> bool:
     return run.state is RunState.ROUND_TRAIN and run.current.height == height
 
 
-async def test_one_member_lives_through_an_epoch(place: Place) -> None:
-    await place.open_run(rounds_per_epoch=2)
-    async with member_of(place) as member:
+async def test_chain_member_completes_epoch(funded: FundedNetwork) -> None:
+    await funded.open_run(rounds_per_epoch=2)
+    async with member_of(funded) as member:
         now = asyncio.get_running_loop().time
         began = now()
         await join(member)
@@ -140,9 +140,9 @@ async def witness(member: SolanaMember, run: Run) -> None:
     assert caught.value.name in ("StaleHeight", "WrongState", "DuplicateWitness", "NotElected")
 
 
-async def test_joining_is_refused_by_name(place: Place) -> None:
-    await place.open_run()
-    async with member_of(place) as member:
+async def test_join_refusals_are_named(funded: FundedNetwork) -> None:
+    await funded.open_run()
+    async with member_of(funded) as member:
         for changes, name in (
             ({"schema_hash": bytes(32)}, "SchemaMismatch"),
             ({"tier": 2}, "TierOutOfRange"),
@@ -154,27 +154,27 @@ async def test_joining_is_refused_by_name(place: Place) -> None:
             assert caught.value.name == name
 
 
-async def test_a_wallet_nobody_admitted_is_told_whom_to_ask(place: Place) -> None:
-    coordinator = await place.configured_run()
-    await coordinator.set_paused(place.run_id, False)
-    async with member_of(place) as member:
+async def test_unauthorized_wallet_error_names_whom_to_ask(funded: FundedNetwork) -> None:
+    coordinator = await funded.configured_run()
+    await coordinator.set_paused(funded.run_id, False)
+    async with member_of(funded) as member:
         with pytest.raises(Refused, match="not admitted") as caught:
             await join(member)
     assert caught.value.name == "NotAuthorized"
-    assert str(place.wallet.pubkey) in caught.value.fix
+    assert str(funded.wallet.pubkey) in caught.value.fix
 
 
-async def test_an_unknown_run_is_told_at_the_start(place: Place) -> None:
+async def test_unknown_run_is_reported_at_start(funded: FundedNetwork) -> None:
     with pytest.raises(NoSuchRun, match="there is no run 'nowhere'"):
-        async with member_of(place, run_id="nowhere"):
+        async with member_of(funded, run_id="nowhere"):
             pass
 
 
-async def test_model_and_members_are_read_again_only_when_they_changed(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+async def test_model_and_members_are_read_only_when_changed(
+    funded: FundedNetwork, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await place.open_run()
-    async with member_of(place) as member:
+    await funded.open_run()
+    async with member_of(funded) as member:
         reads: list[object] = []
         read = member._reader._read_together
 
@@ -192,7 +192,7 @@ async def test_model_and_members_are_read_again_only_when_they_changed(
         assert len(reads) == 2
 
 
-async def test_calls_time_out_while_reads_wait_for_the_node(embedded: Place) -> None:
+async def test_calls_time_out_while_reads_wait_for_node(embedded: FundedNetwork) -> None:
     """Round logic must not hang on a call. Only reads that a member needs to continue wait."""
     await embedded.open_run()
     async with proxy(embedded.rpc_port) as http, proxy(embedded.ws_port) as ws:
@@ -210,11 +210,11 @@ async def test_calls_time_out_while_reads_wait_for_the_node(embedded: Place) -> 
             assert (await asyncio.wait_for(reading, 30)).members.pending == 0
 
 
-async def test_transactions_survive_an_outage(place: Place) -> None:
-    await place.open_run()
-    async with proxy(place.rpc_port) as http, proxy(place.ws_port) as ws:
+async def test_transactions_survive_outage(funded: FundedNetwork) -> None:
+    await funded.open_run()
+    async with proxy(funded.rpc_port) as http, proxy(funded.ws_port) as ws:
         where = Endpoint(f"http://127.0.0.1:{http.port}", f"ws://127.0.0.1:{ws.port}")
-        async with RpcPool([where]) as pool, member_of(place, pool) as member:
+        async with RpcPool([where]) as pool, member_of(funded, pool) as member:
             await http.close()
             await ws.close()
             joining = asyncio.create_task(join(member))
@@ -227,41 +227,41 @@ async def test_transactions_survive_an_outage(place: Place) -> None:
             assert (await member.view()).members.find(member.wallet) is not None
 
 
-async def test_another_client_version_is_named(place: Place) -> None:
+async def test_other_client_version_is_named(funded: FundedNetwork) -> None:
     """The error names it even if the owner asks for it while the member joins."""
-    coordinator = await place.configured_run()
-    async with member_of(place) as member:
+    coordinator = await funded.configured_run()
+    async with member_of(funded) as member:
         await member.view()
-        await coordinator.update_client_version(place.run_id, "2.0.0")
-        await place.admit_all()
-        await coordinator.set_paused(place.run_id, False)
+        await coordinator.update_client_version(funded.run_id, "2.0.0")
+        await funded.admit_all()
+        await coordinator.set_paused(funded.run_id, False)
         await member.view(fresh=True)
         with pytest.raises(
             Refused, match=r"version 2\.0\.0 only, and this is version 1\.0\.0"
         ) as caught:
             await join(member)
         assert caught.value.name == "ClientVersionMismatch"
-        assert f"update-config --run-id {place.run_id} --client-version 1.0.0" in caught.value.fix
+        assert f"update-config --run-id {funded.run_id} --client-version 1.0.0" in caught.value.fix
 
 
-async def test_a_run_in_which_others_may_convict_it_is_not_joined(place: Place) -> None:
-    coordinator = await place.open_run()
-    async with member_of(place) as member:
+async def test_run_below_verification_quorum_is_not_joined(funded: FundedNetwork) -> None:
+    coordinator = await funded.open_run()
+    async with member_of(funded) as member:
         await join(member)
-        await coordinator.set_paused(place.run_id, True)
-        await coordinator.update(place.run_id, config=config_table(verification_percent=40))
-        await coordinator.set_paused(place.run_id, False)
+        await coordinator.set_paused(funded.run_id, True)
+        await coordinator.update(funded.run_id, config=config_table(verification_percent=40))
+        await coordinator.set_paused(funded.run_id, False)
         run = (await member.view(fresh=True)).run
         with pytest.raises(Refused, match="lets 40 % of its members convict others") as caught:
             await join(member)
         assert caught.value.code == "verification-not-there"
-        assert f"withdraw --run-id {place.run_id}" in caught.value.fix
+        assert f"withdraw --run-id {funded.run_id}" in caught.value.fix
         after = await member.view(fresh=True)
         assert (after.run.seq, after.members.pending) == (run.seq, 0)
 
 
-async def test_it_is_told_too_if_the_owner_was_faster(
-    embedded: Place, monkeypatch: pytest.MonkeyPatch
+async def test_join_after_owner_changed_config_is_refused(
+    embedded: FundedNetwork, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The transaction that asks for a place says nothing of the config, and may land after a change
     of it.

@@ -32,7 +32,7 @@ def nodes() -> Nodes:
     )
 
 
-def test_failing_node_is_tried_by_one_call_after_doubling_pauses(
+def test_failing_node_is_probed_by_one_call_with_backoff(
     nodes: Nodes,
 ) -> None:
     primary, fallback = nodes.all

@@ -24,13 +24,13 @@ def choices(**options: str) -> list[ClusterChoice]:
 
 
 @pytest.mark.parametrize("number", [2, 3])
-def test_a_websocket_without_its_node_names_both_options(number: int) -> None:
+def test_websocket_without_its_node_names_both_options(number: int) -> None:
     for choice in choices(**{f"ws_rpc_{number}": "ws://127.0.0.1:1"}):
         with pytest.raises(UsageError, match=f"--ws-rpc-{number} was given without --rpc-{number}"):
             open_pool(choice, patience=1)
 
 
-def test_up_to_three_nodes_are_used_in_their_order() -> None:
+def test_up_to_three_nodes_are_used_in_order() -> None:
     given = {
         "rpc": "http://one:1",
         "ws_rpc": "ws://one:7",
@@ -47,7 +47,7 @@ def test_up_to_three_nodes_are_used_in_their_order() -> None:
         assert pool.patience == 3
 
 
-def test_a_node_at_the_last_port_needs_its_websocket_said() -> None:
+def test_node_at_last_port_needs_websocket_option() -> None:
     for choice in choices(rpc="http://one:65535"):
         with pytest.raises(UsageError, match="at the last port") as refused:
             open_pool(choice, patience=1)
@@ -79,7 +79,7 @@ def test_shown_address_has_no_user_password_or_key(address: str) -> None:
     assert shown(address) == SHOWN[address]
 
 
-def test_mistyped_rpc_address_is_refused_without_its_secrets() -> None:
+def test_mistyped_rpc_address_is_refused_without_secrets() -> None:
     for option in ("rpc", "ws_rpc", "rpc_2"):
         for choice in choices(**{option: "htps://me:SECRET@host.example/SECRET?api-key=SECRET"}):
             with pytest.raises(
@@ -89,13 +89,13 @@ def test_mistyped_rpc_address_is_refused_without_its_secrets() -> None:
             assert "SECRET" not in str(refused.value)
 
 
-def test_described_error_names_an_address_without_its_secrets() -> None:
+def test_described_error_hides_secrets_of_address() -> None:
     said = describe(InvalidURI("wss://me:SECRET@host.example/?api-key=SECRET", "bad"))
     assert "SECRET" not in said
     assert "wss://host.example" in said
 
 
-def test_a_coordinator_is_named_by_its_key() -> None:
+def test_coordinator_is_named_by_its_key() -> None:
     for choice in choices(coordinator_program_id=KEY):
         assert str(coordinator_id(choice)) == KEY
     for choice in choices():
@@ -107,7 +107,7 @@ def test_a_coordinator_is_named_by_its_key() -> None:
             coordinator_id(choice)
 
 
-def test_a_key_is_given_itself_or_by_its_file(tmp_path: Path) -> None:
+def test_key_is_given_directly_or_by_file(tmp_path: Path) -> None:
     wallet = create_wallet(tmp_path / "key.json")
     assert str(public_key(KEY)) == KEY
     assert public_key(str(tmp_path / "key.json")) == wallet.pubkey

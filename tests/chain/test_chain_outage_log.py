@@ -18,7 +18,7 @@ STEPS = st.lists(st.tuples(st.floats(0.1, 900.0), st.booleans()), max_size=200)
 
 
 @given(STEPS)
-def test_of_many_outages_few_are_told_and_none_is_lost(steps: list[tuple[float, bool]]) -> None:
+def test_outage_log_of_many_outages_is_short_and_complete(steps: list[tuple[float, bool]]) -> None:
     outages = Outages()
     now = 0.0
     there = False
@@ -47,7 +47,7 @@ def test_of_many_outages_few_are_told_and_none_is_lost(steps: list[tuple[float, 
     assert not began or told, "the first is told at once"
 
 
-def test_outage_log_limits_lines_of_a_flapping_endpoint(
+def test_outage_log_of_flapping_endpoint_is_limited(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """An endpoint that fails and recovers all day costs few lines. The last line about one that

@@ -34,7 +34,7 @@ def refusal_of(name: str, run_id: str) -> Refused:
 
 
 @pytest.mark.parametrize("name", sorted(_TOLD))
-def test_it_names_the_run_and_commands_that_exist(name: str) -> None:
+def test_refusal_names_run_and_existing_commands(name: str) -> None:
     told = refusal_of(name, "my run")
     assert told.name == name
     assert not re.search(r"[{}]|\bRUN\b|update\(|_update\b|set_paused", told.message + told.fix)
@@ -49,12 +49,12 @@ def test_it_names_the_run_and_commands_that_exist(name: str) -> None:
             assert parser.make_context(command, [*words, *signed]).params["run_id"] == "my run"
 
 
-def test_refusal_without_user_text_keeps_the_programs_message() -> None:
+def test_refusal_without_user_text_keeps_program_message() -> None:
     errors = error_tables(COORDINATOR, AUTHORIZER)[COORDINATOR.id]
     (message,) = [error.message for error in errors.values() if error.name == "BadParticipation"]
     assert refusal_of("BadParticipation", "mine").message == message
 
 
-def test_a_run_is_known_by_its_account() -> None:
+def test_refusal_run_name_follows_from_account() -> None:
     run_addresses(COORDINATOR.id, "other")
     assert refusal_of("StepsDone", "mine").message.startswith("run mine ")

@@ -14,7 +14,7 @@ from aiohttp import web
 from aftermath.chain.endpoints import endpoint
 from aftermath.chain.rpc import RpcPool
 from aftermath.coordinator.errors import Unavailable
-from chain.scripted import Answer, Node, get_slot, serving, status
+from chain.scripted_node import Answer, Node, get_slot, serving, status
 
 
 def timed(answer: Answer, times: list[float]) -> Answer:
@@ -41,7 +41,7 @@ async def test_retry_after_delays_every_call_to_node() -> None:
     assert all(wave >= 2.99 for wave in waves)
 
 
-async def test_node_that_asks_for_pause_leaves_calls_to_fallback() -> None:
+async def test_node_asking_for_pause_leaves_calls_to_fallback() -> None:
     primary = Node()
     fallback = Node()
     primary.script = [status(429, Retry_After="60")]
@@ -93,7 +93,7 @@ async def test_refused_request_has_fix_for_its_reason(answer: Answer, expected: 
         ("https://rpc.invalid", "that this machine is on the internet"),
     ],
 )
-async def test_unreached_node_has_fix_for_where_it_is(address: str, expected: str) -> None:
+async def test_unreached_node_has_fix_for_its_address(address: str, expected: str) -> None:
     async with RpcPool([endpoint(address)], patience=0.1) as pool:
         with pytest.raises(Unavailable) as told:
             await pool.call(get_slot)

@@ -24,7 +24,7 @@ from aftermath.chain.refusals import refused
 from aftermath.chain.rpc import RpcPool
 from aftermath.coordinator.errors import Unavailable
 from chain.faults import answer
-from chain.scripted import Node, get_slot, result, serving, status, text
+from chain.scripted_node import Node, get_slot, result, serving, status, text
 
 UNFUNDED = {"err": "AccountNotFound", "logs": None}
 
@@ -51,7 +51,7 @@ NO_HASH = [None, 7, "", "cluster-one", "1" * 31, "1" * 65, [str(Hash.default())]
 
 
 @pytest.mark.parametrize("nonsense", NO_HASH)
-async def test_a_genesis_that_is_no_hash_is_asked_for_again(nonsense: Any) -> None:
+async def test_invalid_genesis_hash_is_requested_again(nonsense: Any) -> None:
     """At the start, where it would become the cluster's, and later, where it would be another
     cluster's.
     """
@@ -71,7 +71,7 @@ async def test_a_genesis_that_is_no_hash_is_asked_for_again(nonsense: Any) -> No
 
 
 @pytest.mark.parametrize("nonsense", NO_HASH[:3])
-async def test_a_fallback_whose_genesis_is_no_hash_is_passed_over(nonsense: Any) -> None:
+async def test_fallback_with_invalid_genesis_is_skipped(nonsense: Any) -> None:
     primary = Node()
     liar = Node(nonsense)
     honest = Node()
@@ -84,7 +84,7 @@ async def test_a_fallback_whose_genesis_is_no_hash_is_passed_over(nonsense: Any)
 
 
 @pytest.mark.parametrize("number", [0, -1, 1, 9, "2", 2.5, [2]])
-async def test_the_reply_to_another_request_is_not_taken_for_ours(number: Any) -> None:
+async def test_reply_to_another_request_is_ignored(number: Any) -> None:
     async def stale(_: dict[str, Any]) -> web.Response:
         return web.json_response({"jsonrpc": "2.0", "id": number, "result": 6})
 
@@ -100,7 +100,7 @@ async def test_the_reply_to_another_request_is_not_taken_for_ours(number: Any) -
     assert node.count("getSlot") == 4
 
 
-async def test_every_request_has_a_number_of_its_own() -> None:
+async def test_requests_have_unique_numbers() -> None:
     node = Node()
     numbers = []
 
@@ -114,7 +114,7 @@ async def test_every_request_has_a_number_of_its_own() -> None:
     assert len(set(numbers)) == 21
 
 
-async def test_reader_that_fails_blames_reply() -> None:
+async def test_failing_reader_blames_reply() -> None:
     async def trips(node: NodeClient) -> int:
         return {4: 3}[await get_slot(node)]
 
@@ -127,7 +127,7 @@ async def test_reader_that_fails_blames_reply() -> None:
 @pytest.mark.parametrize(
     "detail", [5, -1, True, None, [], {}, [[1]], {"Custom": "x"}, {"a": 1, "b": 2}, "x" * 10_000]
 )
-def test_unknown_refusal_has_a_short_message(detail: Any) -> None:
+def test_unknown_refusal_has_short_message(detail: Any) -> None:
     key = Keypair.from_seed(bytes(32)).pubkey()
     moved = transfer(TransferParams(from_pubkey=key, to_pubkey=key, lamports=1))
     for error in ({"InstructionError": [0, detail]}, {"InstructionError": detail}, detail):
@@ -144,7 +144,7 @@ def packed(body: bytes, encoding: str) -> Any:
     return reply
 
 
-async def test_a_reply_in_gzip_is_read() -> None:
+async def test_gzip_reply_is_read() -> None:
     node = Node()
 
     async def compressed(body: dict[str, Any]) -> web.Response:
@@ -167,7 +167,7 @@ BOMBS = {
 
 
 @pytest.mark.parametrize("encoding", BOMBS)
-async def test_compressed_reply_is_unpacked_only_up_to_the_limit(
+async def test_compressed_reply_is_unpacked_only_up_to_limit(
     encoding: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(node_client, "MAX_REPLY", 1000)
@@ -192,7 +192,7 @@ async def test_compressed_reply_is_unpacked_only_up_to_the_limit(
     [b"no gzip", gzip.compress(b'{"result": 1}')[:-9], gzip.compress(b"{}") + b"and more"],
     ids=["none", "cut", "more"],
 )
-async def test_a_reply_that_is_no_whole_gzip_is_the_nodes_failure(body: bytes) -> None:
+async def test_incomplete_gzip_reply_is_node_failure(body: bytes) -> None:
     broken = Node()
     honest = Node()
     broken.always = packed(body, "gzip")

@@ -16,7 +16,7 @@ from aftermath.chain.failures import RpcRejected, TransactionFailed
 from aftermath.chain.node_client import NodeClient
 from aftermath.chain.rpc import RpcPool, WrongCluster
 from aftermath.coordinator.errors import CoordinatorError, Unavailable
-from chain.scripted import (
+from chain.scripted_node import (
     Answer,
     Node,
     cluster,
@@ -81,7 +81,7 @@ async def test_malformed_requests_are_not_retried(code: int) -> None:
 
 
 @pytest.mark.parametrize("code", [-32602, -32600, -32601, -32700])
-async def test_malformed_error_of_a_known_request_is_retried(code: int) -> None:
+async def test_malformed_error_of_known_request_is_retried(code: int) -> None:
     """A gateway sends it for an exhausted quota, or after it cut off the request itself.
     Both pass.
     """
@@ -95,7 +95,7 @@ async def test_malformed_error_of_a_known_request_is_retried(code: int) -> None:
             await pool.call(get_slot)
 
 
-async def test_what_one_node_calls_malformed_the_next_may_answer() -> None:
+async def test_request_malformed_for_one_node_may_pass_at_next() -> None:
     """Not every provider passes every method on."""
     primary = Node()
     fallback = Node()
@@ -106,7 +106,7 @@ async def test_what_one_node_calls_malformed_the_next_may_answer() -> None:
     assert (primary.count("getSlot"), fallback.count("getSlot")) == (2, 3)
 
 
-async def test_request_that_all_nodes_call_malformed_is_given_up() -> None:
+async def test_request_malformed_for_all_nodes_is_abandoned() -> None:
     nodes = [Node(), Node()]
     for node in nodes:
         node.script = [error(-32601)] * 9
@@ -117,7 +117,7 @@ async def test_request_that_all_nodes_call_malformed_is_given_up() -> None:
 
 
 @pytest.mark.parametrize("code", [-32000, -32050, -31999, 1])
-async def test_node_with_only_its_own_errors_ends_as_unreachable(
+async def test_node_with_only_its_own_errors_is_unreachable(
     code: int,
 ) -> None:
     node = Node()
@@ -128,7 +128,7 @@ async def test_node_with_only_its_own_errors_ends_as_unreachable(
     assert 2 <= node.count("getSlot") < 100, "it was asked again, with growing pauses"
 
 
-async def test_a_refused_transaction_is_not_retried_and_keeps_its_logs() -> None:
+async def test_refused_transaction_is_not_retried_and_keeps_logs() -> None:
     node = Node()
     err = {"InstructionError": [2, {"Custom": 6007}]}
     node.script = [error(-32002, {"err": err, "logs": ["one"]})]
@@ -142,7 +142,7 @@ async def test_a_refused_transaction_is_not_retried_and_keeps_its_logs() -> None
     )
 
 
-async def test_transaction_error_for_a_read_blames_the_node() -> None:
+async def test_transaction_error_for_read_blames_node() -> None:
     """Such an error once ended members, because no read expects it."""
     liar = Node()
     honest = Node()
@@ -152,7 +152,7 @@ async def test_transaction_error_for_a_read_blames_the_node() -> None:
         assert honest.count("getSlot") == 1
 
 
-async def test_a_result_that_makes_no_sense_is_the_nodes_failure() -> None:
+async def test_malformed_result_is_node_failure() -> None:
     liar = Node()
     honest = Node()
     async with serving(liar, honest) as where, RpcPool(where) as pool:
@@ -161,7 +161,7 @@ async def test_a_result_that_makes_no_sense_is_the_nodes_failure() -> None:
         assert honest.count("getSlot") == 1
 
 
-async def test_a_dead_primary_is_left_and_returned_to() -> None:
+async def test_dead_primary_is_left_and_later_reused() -> None:
     primary = Node()
     fallback = Node()
     async with serving(primary, fallback) as where, RpcPool(where) as pool:
@@ -181,7 +181,7 @@ async def test_a_dead_primary_is_left_and_returned_to() -> None:
                 await asyncio.sleep(0.5)
 
 
-async def test_an_outage_is_told_once_and_its_end(caplog: pytest.LogCaptureFixture) -> None:
+async def test_outage_and_its_end_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     node = Node()
     async with serving(node) as where, RpcPool(where, attempt=1.0) as pool:
         for told in (1, 0):  # another one within seconds is not
@@ -217,7 +217,7 @@ async def test_slow_first_answer_logs_one_line(
         )
 
 
-async def test_a_hanging_node_costs_one_attempt_not_the_call() -> None:
+async def test_hanging_node_costs_one_attempt_not_the_call() -> None:
     primary = Node()
     fallback = Node()
     async with serving(primary, fallback) as where, RpcPool(where, attempt=2.0) as pool:
@@ -228,7 +228,7 @@ async def test_a_hanging_node_costs_one_attempt_not_the_call() -> None:
         assert now() - started < 2 * 2.0 + 1
 
 
-async def test_a_start_waits_for_no_node_that_swallows_what_it_is_sent() -> None:
+async def test_start_with_swallowing_nodes_reaches_third() -> None:
     """Two of three nodes once hung and took all of the first call's patience. No call reached the
     third.
     """
@@ -244,7 +244,7 @@ async def test_a_start_waits_for_no_node_that_swallows_what_it_is_sent() -> None
         assert await pool.genesis() == honest.genesis
 
 
-async def test_a_hanging_node_is_left_within_the_patience_of_one_call() -> None:
+async def test_hanging_node_is_left_within_patience_of_call() -> None:
     primary = Node()
     fallback = Node()
     async with serving(primary, fallback) as where, RpcPool(where) as pool:
@@ -252,7 +252,7 @@ async def test_a_hanging_node_is_left_within_the_patience_of_one_call() -> None:
         assert await pool.call(get_slot, patience=10.0) == 7
 
 
-async def test_patient_view_shares_nodes_and_has_its_own_patience() -> None:
+async def test_patient_view_shares_nodes_with_its_own_patience() -> None:
     node = Node()
     async with serving(node) as where, RpcPool(where, patience=1000) as pool:
         brisk = pool.patient(3.0)
@@ -270,7 +270,7 @@ async def test_patient_view_shares_nodes_and_has_its_own_patience() -> None:
         assert await asyncio.wait_for(outage, 10) == 7
 
 
-async def test_nobody_answers_names_the_endpoints_and_the_fix() -> None:
+async def test_unreachable_nodes_error_names_endpoints_and_fix() -> None:
     node = Node()
     async with serving(node) as where:
         pass
@@ -288,7 +288,7 @@ async def test_nobody_answers_names_the_endpoints_and_the_fix() -> None:
     assert where
 
 
-async def test_a_fallback_of_another_cluster_is_refused() -> None:
+async def test_fallback_of_another_cluster_is_refused() -> None:
     primary = Node(cluster("one"))
     fallback = Node(cluster("two"))
     async with serving(primary, fallback) as where, RpcPool(where) as pool:
@@ -301,7 +301,7 @@ async def test_a_fallback_of_another_cluster_is_refused() -> None:
         assert fallback.count("getSlot") == 0
 
 
-async def test_node_that_changed_its_cluster_is_skipped(
+async def test_node_with_changed_cluster_is_skipped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(nodes, "LEAVE_SECONDS", 0.0)
@@ -316,7 +316,7 @@ async def test_node_that_changed_its_cluster_is_skipped(
         assert primary.count("getGenesisHash") > 1
 
 
-async def test_network_restarted_at_the_same_address_is_noticed() -> None:
+async def test_network_restarted_at_same_address_is_detected() -> None:
     node = Node(cluster("one"))
     async with serving(node) as where, RpcPool(where) as pool:
         await pool.call(get_slot)
@@ -347,7 +347,7 @@ async def test_replies_have_few_values() -> None:
         assert await pool.call(get_slot) == 7
 
 
-async def test_the_same_seed_waits_the_same() -> None:
+async def test_backoff_with_same_seed_repeats() -> None:
     where = [endpoint("http://127.0.0.1:9")]
     waits = [
         [pool.backoff(n) for n in range(1, 9)]
@@ -357,7 +357,7 @@ async def test_the_same_seed_waits_the_same() -> None:
     assert all(w <= rpc.BACKOFF_MAX for w in waits[0])
 
 
-async def test_genesis_is_asked_once_for_many_calls() -> None:
+async def test_genesis_is_requested_once_for_many_calls() -> None:
     node = Node()
     async with serving(node) as where, RpcPool(where) as pool:
         await asyncio.gather(*(pool.call(get_slot) for _ in range(20)))
@@ -399,12 +399,12 @@ async def test_local_network_without_genesis_hash_is_not_local() -> None:
         ("http://[::1]:8899", "ws://[::1]:8900"),
     ],
 )
-def test_the_websocket_address_follows_from_the_http_one(http: str, ws: str) -> None:
+def test_websocket_address_follows_from_http_address(http: str, ws: str) -> None:
     assert endpoint(http) == Endpoint(http, ws)
     assert endpoint(http, "ws://other:1") == Endpoint(http, "ws://other:1")
 
 
-def test_a_cluster_that_everybody_knows_has_a_name() -> None:
+def test_well_known_cluster_has_name() -> None:
     assert endpoint("localnet") == endpoint(defaults.RPC)
     assert endpoint("localnet").is_loopback
     assert endpoint("devnet") == Endpoint(
@@ -426,7 +426,7 @@ def test_a_cluster_that_everybody_knows_has_a_name() -> None:
     "bad",
     ["", "localhost:8899", "ftp://x", "http://", "http://x:99999", "http://x:0", "http://[::1"],
 )
-def test_addresses_that_are_none_are_refused(bad: str) -> None:
+def test_invalid_rpc_addresses_are_refused(bad: str) -> None:
     with pytest.raises(UsageError, match="not an RPC address"):
         endpoint(bad)
 
@@ -445,7 +445,7 @@ def test_too_many_endpoints_are_refused() -> None:
         RpcPool([endpoint("http://127.0.0.1:8899")] * 4)
 
 
-async def test_cookies_of_a_node_do_not_add_up() -> None:
+async def test_cookies_of_node_do_not_accumulate() -> None:
     """Each would be kept, and looked at before every request."""
     given = itertools.count()
 

@@ -20,11 +20,11 @@ from aftermath.chain.subscription import RunWatcher
 from aftermath.cli.connection import SignedCluster
 from aftermath.rules.state import RunState
 from chain.faults import answer, answer_error, faulty_websocket, meddling
-from chain.networks import Place
+from chain.funded_network import FundedNetwork
 
 
 def standing_still(
-    place: Place, *methods: str, refuses: bool = True
+    funded: FundedNetwork, *methods: str, refuses: bool = True
 ) -> Callable[[dict[str, Any]], Awaitable[web.StreamResponse | None]]:
     """Answer these methods as at first; one that `refuses` has an error for a newer
     minContextSlot.
@@ -39,7 +39,7 @@ def standing_still(
         body["params"][1].pop("minContextSlot", None)
         async with (
             ClientSession() as session,
-            session.post(place.network.rpc_url, json=body) as response,
+            session.post(funded.network.rpc_url, json=body) as response,
         ):
             return answer(
                 body, shown.setdefault(str(body["params"][0]), (await response.json())["result"])
@@ -48,7 +48,7 @@ def standing_still(
     return lie
 
 
-async def test_client_reads_its_own_writes_past_node_that_is_behind(embedded: Place) -> None:
+async def test_client_reads_its_own_writes_past_lagging_node(embedded: FundedNetwork) -> None:
     """The command said that a run which it had just paused was new."""
     await embedded.open_run()
     async with meddling(
@@ -63,7 +63,7 @@ async def test_client_reads_its_own_writes_past_node_that_is_behind(embedded: Pl
             assert (await coordinator.run(embedded.run_id)).state is RunState.PAUSED
 
 
-async def test_command_sees_its_effects_past_a_stale_node(embedded: Place) -> None:
+async def test_command_sees_its_effects_past_stale_node(embedded: FundedNetwork) -> None:
     """A stale node hides an authorization that was just created, and the cost of a new run."""
     grantee = Keypair().pubkey()
     wallet = embedded.wallet
@@ -80,7 +80,9 @@ async def test_command_sees_its_effects_past_a_stale_node(embedded: Place) -> No
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
-async def test_node_with_still_slot_is_left_for_another(embedded: Place, nodes: int) -> None:
+async def test_node_with_frozen_slot_is_left_for_another(
+    embedded: FundedNetwork, nodes: int
+) -> None:
     coordinator = await embedded.open_run()
     address = run_addresses(coordinator.program_id, embedded.run_id).run
     lie = standing_still(embedded, "getMultipleAccounts", refuses=False)
@@ -95,7 +97,7 @@ async def test_node_with_still_slot_is_left_for_another(embedded: Place, nodes: 
     assert watcher.latest.future_earning_rate == (0 if nodes == 1 else 3)
 
 
-async def test_cluster_that_stands_still_is_waited_for(embedded: Place) -> None:
+async def test_cluster_with_frozen_slot_is_awaited(embedded: FundedNetwork) -> None:
     coordinator = await embedded.open_run()
     address = run_addresses(coordinator.program_id, embedded.run_id).run
     lie = standing_still(embedded, "getMultipleAccounts", refuses=False)

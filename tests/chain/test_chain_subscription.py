@@ -31,19 +31,19 @@ from aftermath.coordinator.errors import CoordinatorError, NoSuchRun, Unavailabl
 from aftermath.rules.run import Run
 from aftermath.rules.state import RunState
 from chain.faults import FaultyNode, Proxy, account_json, faulty_websocket, proxy
-from chain.networks import Place
+from chain.funded_network import FundedNetwork
 
 
-def watcher_of(place: Place, pool: RpcPool, **options: float) -> RunWatcher:
-    program = place.coordinator.program_id
-    return RunWatcher(pool, run_addresses(program, place.run_id).run, program, **options)
+def watcher_of(funded: FundedNetwork, pool: RpcPool, **options: float) -> RunWatcher:
+    program = funded.coordinator.program_id
+    return RunWatcher(pool, run_addresses(program, funded.run_id).run, program, **options)
 
 
 @asynccontextmanager
 async def watching(
-    place: Place, pool: RpcPool | None = None, **options: float
+    funded: FundedNetwork, pool: RpcPool | None = None, **options: float
 ) -> AsyncIterator[RunWatcher]:
-    watcher = watcher_of(place, pool or place.pool, **options)
+    watcher = watcher_of(funded, pool or funded.pool, **options)
     await watcher.start()
     try:
         yield watcher
@@ -51,11 +51,11 @@ async def watching(
         await watcher.close()
 
 
-async def change(place: Place, rate: int) -> int:
+async def change(funded: FundedNetwork, rate: int) -> int:
     """Change the run and return its new seq."""
-    coordinator = place.coordinator
-    await coordinator.set_future_epoch_rates(place.run_id, earning=rate, slashing=None)
-    return (await coordinator.run(place.run_id)).seq
+    coordinator = funded.coordinator
+    await coordinator.set_future_epoch_rates(funded.run_id, earning=rate, slashing=None)
+    return (await coordinator.run(funded.run_id)).seq
 
 
 async def seen(watcher: RunWatcher, seq: int, within: float) -> Run:
@@ -66,21 +66,21 @@ async def seen(watcher: RunWatcher, seq: int, within: float) -> Run:
     raise AssertionError
 
 
-async def test_updates_start_with_the_present_and_follow_every_change(place: Place) -> None:
-    coordinator = await place.configured_run()
-    _, clock = await fetch(place.pool, CLOCK)
+async def test_updates_start_with_current_state_and_follow_changes(funded: FundedNetwork) -> None:
+    coordinator = await funded.configured_run()
+    _, clock = await fetch(funded.pool, CLOCK)
     assert clock is not None
     now = asyncio.get_running_loop().time
     began = now()
     earlier = ChainClock(now)
     earlier.observe_sysvar(clock.data)
     chain_time = earlier.now()
-    async with watching(place, silence=60) as watcher:
+    async with watching(funded, silence=60) as watcher:
         updates = watcher.updates()
         first = await anext(updates)
-        assert first == await coordinator.run(place.run_id)
+        assert first == await coordinator.run(funded.run_id)
         for rate in (5, 6):
-            await change(place, rate)
+            await change(funded, rate)
             async with asyncio.timeout(5):
                 run = await anext(updates)
             assert run.future_earning_rate == rate
@@ -88,7 +88,7 @@ async def test_updates_start_with_the_present_and_follow_every_change(place: Pla
         assert chain_time <= watcher.clock.now() <= chain_time + (now() - began) + 5
 
 
-async def test_a_slow_reader_gets_the_newest_state(embedded: Place) -> None:
+async def test_slow_reader_gets_newest_state(embedded: FundedNetwork) -> None:
     await embedded.configured_run()
     async with watching(embedded) as watcher:
         updates = watcher.updates()
@@ -101,7 +101,7 @@ async def test_a_slow_reader_gets_the_newest_state(embedded: Place) -> None:
 
 
 async def test_silent_websocket_is_replaced_by_polling(
-    embedded: Place,
+    embedded: FundedNetwork,
 ) -> None:
     await embedded.configured_run()
     now = asyncio.get_running_loop().time
@@ -120,7 +120,7 @@ async def test_silent_websocket_is_replaced_by_polling(
 
 
 async def test_lost_websocket_and_its_return_are_logged(
-    embedded: Place, caplog: pytest.LogCaptureFixture
+    embedded: FundedNetwork, caplog: pytest.LogCaptureFixture
 ) -> None:
     await embedded.configured_run()
     url = embedded.network.rpc_url
@@ -139,8 +139,8 @@ async def test_lost_websocket_and_its_return_are_logged(
 
 
 @pytest.mark.parametrize("hangs", [False, True], ids=["refused", "hangs"])
-async def test_every_outage_told_within_five_seconds(
-    embedded: Place, hangs: bool, caplog: pytest.LogCaptureFixture
+async def test_outages_are_reported_within_five_seconds(
+    embedded: FundedNetwork, hangs: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     await embedded.configured_run()
     now = asyncio.get_running_loop().time
@@ -171,7 +171,7 @@ async def test_every_outage_told_within_five_seconds(
             )
 
 
-async def test_a_mute_socket_is_left_for_the_next_endpoint(embedded: Place) -> None:
+async def test_mute_websocket_is_left_for_next_endpoint(embedded: FundedNetwork) -> None:
     await embedded.configured_run()
     url = embedded.network.rpc_url
     ws = embedded.network.ws_url
@@ -197,8 +197,8 @@ NONSENSE = {
 
 
 @pytest.mark.parametrize("nonsense", NONSENSE)
-async def test_websocket_with_bad_data_gives_way_to_the_next_endpoint(
-    embedded: Place, nonsense: str
+async def test_websocket_with_bad_data_is_left_for_next_endpoint(
+    embedded: FundedNetwork, nonsense: str
 ) -> None:
     await embedded.configured_run()
     async with faulty_websocket(NONSENSE[nonsense]) as faulty:
@@ -206,7 +206,7 @@ async def test_websocket_with_bad_data_gives_way_to_the_next_endpoint(
 
 
 @pytest.mark.slow
-async def test_a_subscription_is_confirmed_by_the_reply_to_it_alone(embedded: Place) -> None:
+async def test_subscription_is_confirmed_only_by_its_reply(embedded: FundedNetwork) -> None:
     await embedded.configured_run()
     for confirmation in (
         {"id": 2},
@@ -220,26 +220,26 @@ async def test_a_subscription_is_confirmed_by_the_reply_to_it_alone(embedded: Pl
             await _left_for_the_next(embedded, faulty, str(confirmation))
 
 
-async def _left_for_the_next(place: Place, faulty: FaultyNode, case: str = "") -> None:
-    url = place.network.rpc_url
-    ws = place.network.ws_url
+async def _left_for_the_next(funded: FundedNetwork, faulty: FaultyNode, case: str = "") -> None:
+    url = funded.network.rpc_url
+    ws = funded.network.ws_url
     async with (
         RpcPool([Endpoint(url, faulty.url), Endpoint(url, ws)]) as pool,
-        watching(place, pool, silence=60) as watcher,
+        watching(funded, pool, silence=60) as watcher,
         asyncio.timeout(20),
     ):
         # until the second websocket is up: changes before that are not pushed
-        rate = (await place.coordinator.run(place.run_id)).future_earning_rate
+        rate = (await funded.coordinator.run(funded.run_id)).future_earning_rate
         while watcher.push_bytes_max == 0:
             rate += 1
-            newest = await change(place, rate)
+            newest = await change(funded, rate)
             await watcher.refresh()
             await seen(watcher, newest, 5)
         assert faulty.subscriptions == 1, case
 
 
-async def test_a_fault_of_ours_in_reading_a_run_does_not_end_the_watch(
-    embedded: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+async def test_unexpected_read_error_does_not_end_watch(
+    embedded: FundedNetwork, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     await embedded.configured_run()
     read = run_source.parse_run
@@ -260,44 +260,47 @@ async def test_a_fault_of_ours_in_reading_a_run_does_not_end_the_watch(
 
 
 @asynccontextmanager
-async def proxied(place: Place) -> AsyncIterator[tuple[Proxy, Proxy, Endpoint]]:
-    async with proxy(place.rpc_port) as http, proxy(place.ws_port) as ws:
+async def proxied(funded: FundedNetwork) -> AsyncIterator[tuple[Proxy, Proxy, Endpoint]]:
+    async with proxy(funded.rpc_port) as http, proxy(funded.ws_port) as ws:
         yield http, ws, Endpoint(f"http://127.0.0.1:{http.port}", f"ws://127.0.0.1:{ws.port}")
 
 
 @pytest.mark.parametrize("fault", ["cut", "black hole"])
-async def test_the_node_goes_away_for_some_seconds_in_mid_run(place: Place, fault: str) -> None:
-    await place.configured_run()
+async def test_watch_survives_node_outage_in_mid_run(funded: FundedNetwork, fault: str) -> None:
+    await funded.configured_run()
     async with (
-        proxied(place) as (http, ws, where),
+        proxied(funded) as (http, ws, where),
         RpcPool([where]) as pool,
-        watching(place, pool, silence=0.3) as watcher,
+        watching(funded, pool, silence=0.3) as watcher,
     ):
         for one in (http, ws):
             if fault == "cut":
                 await one.close()
             else:
                 one.black_hole()
-        newest = await change(place, 9)
+        newest = await change(funded, 9)
         with pytest.raises(TimeoutError):
             await seen(watcher, newest, 1.5)
         for one in (http, ws):
             await one.open()
         assert (await seen(watcher, newest, 60)).future_earning_rate == 9
-        newest = await change(place, 10)
+        newest = await change(funded, 10)
         await seen(watcher, newest, 10)
 
 
-async def test_fallback_takes_over_and_pushes_continue(place: Place) -> None:
-    await place.configured_run()
-    async with proxied(place) as (http, ws, where):
-        fallback = endpoint(place.network.rpc_url, place.network.ws_url)
-        async with RpcPool([where, fallback]) as pool, watching(place, pool, silence=60) as watcher:
+async def test_fallback_takes_over_and_pushes_continue(funded: FundedNetwork) -> None:
+    await funded.configured_run()
+    async with proxied(funded) as (http, ws, where):
+        fallback = endpoint(funded.network.rpc_url, funded.network.ws_url)
+        async with (
+            RpcPool([where, fallback]) as pool,
+            watching(funded, pool, silence=60) as watcher,
+        ):
             await http.close()
             await ws.close()
             await asyncio.wait_for(_until(lambda: not watcher._socket.ready.is_set()), 5)
             await asyncio.wait_for(watcher._socket.ready.wait(), 5)
-            newest = await change(place, 4)
+            newest = await change(funded, 4)
             await seen(watcher, newest, 5)
 
 
@@ -306,7 +309,7 @@ async def _until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.01)
 
 
-async def test_down_at_the_start_says_so(embedded: Place) -> None:
+async def test_watch_without_node_at_start_is_an_error(embedded: FundedNetwork) -> None:
     await embedded.configured_run()
     async with proxied(embedded) as (http, ws, where), RpcPool([where]) as pool:
         await http.close()
@@ -315,7 +318,7 @@ async def test_down_at_the_start_says_so(embedded: Place) -> None:
             await watcher_of(embedded, pool).start()
 
 
-async def test_a_start_that_is_cancelled_leaves_nothing_behind(embedded: Place) -> None:
+async def test_cancelled_watch_start_leaves_no_tasks(embedded: FundedNetwork) -> None:
     await embedded.configured_run()
     async with proxied(embedded) as (_, ws, where), RpcPool([where]) as pool:
         ws.black_hole()
@@ -331,7 +334,7 @@ def _following() -> int:
     return sum("AccountSocket" in repr(task.get_coro()) for task in asyncio.all_tasks())
 
 
-async def test_down_for_good_ends_the_updates_with_the_reason(embedded: Place) -> None:
+async def test_permanent_outage_ends_updates_with_reason(embedded: FundedNetwork) -> None:
     await embedded.configured_run()
     async with (
         proxied(embedded) as (http, ws, where),
@@ -344,41 +347,41 @@ async def test_down_for_good_ends_the_updates_with_the_reason(embedded: Place) -
             await seen(watcher, 1 << 60, 120)
 
 
-async def test_a_closed_run_ends_the_updates(place: Place) -> None:
-    coordinator = await place.configured_run()
-    async with watching(place) as watcher:
-        await coordinator.close_run(place.run_id)
+async def test_closed_run_ends_updates(funded: FundedNetwork) -> None:
+    coordinator = await funded.configured_run()
+    async with watching(funded) as watcher:
+        await coordinator.close_run(funded.run_id)
         with pytest.raises(NoSuchRun, match="the run has been closed"):
             await seen(watcher, 1 << 60, 10)
 
 
-async def test_run_created_again_ends_the_updates(place: Place) -> None:
+async def test_recreated_run_ends_updates(funded: FundedNetwork) -> None:
     """It may be another owner's, which its members never agreed to."""
-    coordinator = await place.configured_run()
-    another = CoordinatorClient(place.pool, Wallet(Keypair()))
+    coordinator = await funded.configured_run()
+    another = CoordinatorClient(funded.pool, Wallet(Keypair()))
     await another.create_run("before")  # which brings the wallet its money
-    async with watching(place) as watcher:
+    async with watching(funded) as watcher:
         first = watcher.latest
-        await coordinator.close_run(place.run_id)
-        await another.create_run(place.run_id)
+        await coordinator.close_run(funded.run_id)
+        await another.create_run(funded.run_id)
         for rate in range(1, first.seq + 2):  # a higher `seq` does not make it the first run
-            await another.set_future_epoch_rates(place.run_id, earning=rate, slashing=None)
-        assert (await another.run(place.run_id)).seq > first.seq
+            await another.set_future_epoch_rates(funded.run_id, earning=rate, slashing=None)
+        assert (await another.run(funded.run_id)).seq > first.seq
         with pytest.raises(NoSuchRun, match="the run has been closed"):
             await seen(watcher, 1 << 60, 10)
-        assert watcher.latest.main_authority == bytes(place.wallet.pubkey)
+        assert watcher.latest.main_authority == bytes(funded.wallet.pubkey)
 
 
-async def test_a_run_that_never_was_is_told_at_the_start(embedded: Place) -> None:
+async def test_missing_run_is_reported_at_start(embedded: FundedNetwork) -> None:
     with pytest.raises(CoordinatorError, match="list-runs"):
         await watcher_of(embedded, embedded.pool).start()
 
 
-async def test_an_older_state_never_replaces_a_newer_one(place: Place) -> None:
-    await place.configured_run()
-    async with watching(place, silence=60) as watcher:
+async def test_older_state_never_replaces_newer(funded: FundedNetwork) -> None:
+    await funded.configured_run()
+    async with watching(funded, silence=60) as watcher:
         old = watcher.latest
-        newest = await change(place, 3)
+        newest = await change(funded, 3)
         await seen(watcher, newest, 5)
         watcher.newest.take(old, watcher.newest.slot + 100)
         assert watcher.latest.seq == newest
@@ -391,10 +394,10 @@ def _notification(program: Pubkey, data: bytes, slot: int = 1) -> str:
     return json.dumps({"jsonrpc": "2.0", "method": "accountNotification", "params": params})
 
 
-async def _state(place: Place, run_id: str | None = None, **later: int) -> bytes:
+async def _state(funded: FundedNetwork, run_id: str | None = None, **later: int) -> bytes:
     """The run's account, with these later changes."""
     _, account = await fetch(
-        place.pool, run_addresses(place.coordinator.program_id, run_id or place.run_id).run
+        funded.pool, run_addresses(funded.coordinator.program_id, run_id or funded.run_id).run
     )
     assert account is not None
     data = bytearray(account.data)
@@ -404,7 +407,7 @@ async def _state(place: Place, run_id: str | None = None, **later: int) -> bytes
     return bytes(data)
 
 
-async def test_finish_that_websocket_alone_tells_is_not_believed(embedded: Place) -> None:
+async def test_finish_told_only_by_websocket_is_not_believed(embedded: FundedNetwork) -> None:
     """A member that believed it would end."""
     coordinator = await embedded.configured_run()
     data = bytearray(await _state(embedded, changes=1))
@@ -424,7 +427,7 @@ async def test_finish_that_websocket_alone_tells_is_not_believed(embedded: Place
         await seen(watcher, await change(embedded, 3), 5)
 
 
-async def test_run_state_change_is_pushed(embedded: Place) -> None:
+async def test_run_state_change_is_pushed(embedded: FundedNetwork) -> None:
     coordinator = await embedded.configured_run()
     async with watching(embedded, silence=60) as watcher:
         await coordinator.set_paused(embedded.run_id, False)
@@ -432,8 +435,8 @@ async def test_run_state_change_is_pushed(embedded: Place) -> None:
         assert (await seen(watcher, newest.seq, 5)).state is newest.state
 
 
-async def test_another_run_is_not_taken_for_this_one(
-    embedded: Place, caplog: pytest.LogCaptureFixture
+async def test_notification_of_another_run_is_ignored(
+    embedded: FundedNetwork, caplog: pytest.LogCaptureFixture
 ) -> None:
     coordinator = await embedded.configured_run()
     await embedded.configured_run("another")
@@ -448,7 +451,7 @@ async def test_another_run_is_not_taken_for_this_one(
     assert caplog.text.count("sent another run") == 1
 
 
-async def test_a_websocket_that_repeats_what_was_stops_no_poll(embedded: Place) -> None:
+async def test_websocket_repeating_old_state_does_not_stop_polling(embedded: FundedNetwork) -> None:
     coordinator = await embedded.configured_run()
     old = _notification(coordinator.program_id, await _state(embedded))
     async with (
@@ -460,7 +463,7 @@ async def test_a_websocket_that_repeats_what_was_stops_no_poll(embedded: Place) 
 
 
 async def test_websocket_flood_of_garbage_costs_few_lines_and_polls(
-    embedded: Place, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    embedded: FundedNetwork, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     coordinator = await embedded.configured_run()
     polls = 0

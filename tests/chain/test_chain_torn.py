@@ -22,10 +22,10 @@ from aftermath.chain.subscription import RunWatcher
 from aftermath.coordinator.errors import Refused
 from aftermath.rules.run import Round
 from chain.faults import account_json, answer, meddling
-from chain.networks import SCHEMA_HASH, Place
+from chain.funded_network import SCHEMA_HASH, FundedNetwork
 
 
-async def test_an_account_that_cannot_be_read_is_read_again(embedded: Place) -> None:
+async def test_unreadable_account_is_read_again(embedded: FundedNetwork) -> None:
     coordinator = await embedded.configured_run("torn")
     owner = str(coordinator.program_id)
     at = run_addresses(coordinator.program_id, "torn")
@@ -51,8 +51,8 @@ async def test_an_account_that_cannot_be_read_is_read_again(embedded: Place) -> 
     assert not any(torn.values())
 
 
-async def test_lamports_at_an_unused_address_refuse_no_member(
-    embedded: Place,
+async def test_lamports_at_unused_address_refuse_no_member(
+    embedded: FundedNetwork,
 ) -> None:
     coordinator = await embedded.open_run("sprinkled")
     run = run_addresses(coordinator.program_id, "sprinkled").run
@@ -81,8 +81,8 @@ async def test_lamports_at_an_unused_address_refuse_no_member(
     assert made.active
 
 
-async def test_a_clock_that_cannot_be_read_does_not_end_the_watch(
-    embedded: Place, caplog: pytest.LogCaptureFixture
+async def test_unreadable_clock_does_not_end_watch(
+    embedded: FundedNetwork, caplog: pytest.LogCaptureFixture
 ) -> None:
     coordinator = await embedded.configured_run("clock")
     address = run_addresses(coordinator.program_id, "clock").run
@@ -115,11 +115,13 @@ async def test_a_clock_that_cannot_be_read_does_not_end_the_watch(
     assert caplog.text.count("the Clock sysvar has 5 bytes") == 1, "said once"
 
 
-def _tearing(place: Place, read: list[int]) -> Callable[[], AbstractAsyncContextManager[Endpoint]]:
+def _tearing(
+    funded: FundedNetwork, read: list[int]
+) -> Callable[[], AbstractAsyncContextManager[Endpoint]]:
     """Nodes that answer everything but attestations, of which they send a part; `read` counts for
     each node.
     """
-    at = run_addresses(place.coordinator.program_id, place.run_id)
+    at = run_addresses(funded.coordinator.program_id, funded.run_id)
 
     @asynccontextmanager
     async def node() -> AsyncIterator[Endpoint]:
@@ -131,11 +133,11 @@ def _tearing(place: Place, read: list[int]) -> Callable[[], AbstractAsyncContext
                 return None
             read[index] += 1
             slot = 1_000_000 + sum(read)
-            value = account_json(b"short", owner=str(place.coordinator.program_id))
+            value = account_json(b"short", owner=str(funded.coordinator.program_id))
             return answer(body, {"context": {"slot": slot}, "value": value})
 
-        async with meddling(place.network.rpc_url, tear) as url:
-            yield Endpoint(url, place.network.ws_url)
+        async with meddling(funded.network.rpc_url, tear) as url:
+            yield Endpoint(url, funded.network.ws_url)
 
     return node
 
@@ -148,7 +150,7 @@ def _with_attestations(member: SolanaMember) -> Round:
 
 
 @pytest.mark.parametrize("nodes", [1, 3])
-async def test_unreadable_attestations_end_in_an_error(embedded: Place, nodes: int) -> None:
+async def test_unreadable_attestations_end_in_error(embedded: FundedNetwork, nodes: int) -> None:
     """A few readings of every node, whatever slot it claims: a member then leaves the epoch, and
     does not end.
     """
@@ -168,8 +170,8 @@ async def test_unreadable_attestations_end_in_an_error(embedded: Place, nodes: i
 
 
 @pytest.mark.parametrize("busy", [False, True], ids=["alone", "while the node answers other calls"])
-async def test_torn_attestations_are_fetched_from_the_next_node(
-    embedded: Place, busy: bool
+async def test_torn_attestations_are_fetched_from_next_node(
+    embedded: FundedNetwork, busy: bool
 ) -> None:
     await embedded.configured_run()
     read: list[int] = []
@@ -192,7 +194,7 @@ async def test_torn_attestations_are_fetched_from_the_next_node(
     assert read == [2]
 
 
-async def test_a_clock_that_cannot_be_read_is_asked_for_again(embedded: Place) -> None:
+async def test_unreadable_clock_is_requested_again(embedded: FundedNetwork) -> None:
     """A member also asks again when it reads the run before it acts, not only in its watch."""
     await embedded.configured_run("clock-again")
     torn = 3

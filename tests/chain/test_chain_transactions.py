@@ -21,25 +21,25 @@ from aftermath.chain.rpc import RpcPool
 from aftermath.chain.transactions import PAGE, RunTransactions, Stated, _stated, _witness
 from aftermath.coordinator.errors import Unavailable
 from aftermath.rules.state import RunState
-from chain.networks import SCHEMA_HASH, Place
-from chain.scripted import Answer, Node, by_method, result, serving
+from chain.funded_network import SCHEMA_HASH, FundedNetwork
+from chain.scripted_node import Answer, Node, by_method, result, serving
 
 
-def reader(place: Place, run_id: str, **options: int) -> RunTransactions:
-    program = place.coordinator.program_id
-    return RunTransactions(place.pool, run_addresses(program, run_id).run, program, **options)
+def reader(funded: FundedNetwork, run_id: str, **options: int) -> RunTransactions:
+    program = funded.coordinator.program_id
+    return RunTransactions(funded.pool, run_addresses(program, run_id).run, program, **options)
 
 
-async def test_what_was_sent_is_read_once_with_its_fee(place: Place) -> None:
-    coordinator = await place.configured_run("read")
-    found = reader(place, "read")
+async def test_sent_transaction_is_read_once_with_fee(funded: FundedNetwork) -> None:
+    coordinator = await funded.configured_run("read")
+    found = reader(funded, "read")
     async with asyncio.timeout(30):
         first = []
         while not first or not found.complete:
             first += await found.read(2)
     assert len(first) >= 2
     assert all(
-        one.fee >= 5000 and one.payer == place.wallet.pubkey and not one.stated for one in first
+        one.fee >= 5000 and one.payer == funded.wallet.pubkey and not one.stated for one in first
     )
     await coordinator.set_paused("read", False)
     async with asyncio.timeout(30):
@@ -49,7 +49,7 @@ async def test_what_was_sent_is_read_once_with_its_fee(place: Place) -> None:
     assert more[0].at is not None
 
 
-async def test_what_a_witness_states_is_read(embedded: Place) -> None:
+async def test_witness_metadata_is_read(embedded: FundedNetwork) -> None:
     coordinator = await embedded.open_run("stated")
     async with SolanaMember(embedded.pool, embedded.wallet, "stated", client_version="") as member:
         await member.join(
@@ -71,12 +71,12 @@ async def test_what_a_witness_states_is_read(embedded: Place) -> None:
 
 
 @pytest.mark.parametrize("loss", [0.0, float("nan"), float("inf")])
-def test_a_loss_that_is_none_is_none(loss: float) -> None:
+def test_invalid_loss_of_witness_is_none(loss: float) -> None:
     said: Any = {"at": {"epoch": 3}, "metadata": witness_metadata(7, loss, 1.0, 2.0)}
     assert _stated(said) == Stated(3, 7, None, 1, 2)
 
 
-def test_other_instructions_are_told_apart() -> None:
+def test_other_instructions_are_not_read_as_witness() -> None:
     witness = _witness()
     whole = witness.discriminator + bytes(witness.dtype.itemsize)
     assert witness.read(whole) is not None
@@ -84,8 +84,8 @@ def test_other_instructions_are_told_apart() -> None:
         assert witness.read(other) is None
 
 
-async def test_the_first_look_goes_back_a_few_pages_only(
-    embedded: Place, monkeypatch: pytest.MonkeyPatch
+async def test_first_transaction_read_goes_back_few_pages(
+    embedded: FundedNetwork, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transactions, "PAGES_BACK", 2)
     coordinator = await embedded.configured_run("long")
@@ -105,7 +105,7 @@ SIGNATURE = {"signature": str(Signature.default()), "slot": 1}
 @pytest.mark.parametrize(
     "listed", [7, [7], [{"signature": "x", "slot": 1}], [SIGNATURE] * (PAGE + 1)]
 )
-async def test_malformed_list_is_the_nodes_failure(listed: Any) -> None:
+async def test_malformed_list_is_node_failure(listed: Any) -> None:
     await _first_node_is_left(result(listed))
 
 
@@ -119,7 +119,7 @@ async def test_malformed_list_is_the_nodes_failure(listed: Any) -> None:
         {"slot": 1, "transaction": "AAAA", "meta": {}},
     ],
 )
-async def test_malformed_transaction_is_the_nodes_failure(transaction: Any) -> None:
+async def test_malformed_transaction_is_node_failure(transaction: Any) -> None:
     await _first_node_is_left(result([SIGNATURE]), result(transaction), result(transaction))
 
 
@@ -135,13 +135,13 @@ async def _first_node_is_left(*script: Answer) -> None:
     assert honest.methods[-1] == broken.methods[-1]
 
 
-async def test_no_answer_is_an_outage() -> None:
+async def test_transactions_without_answer_are_an_outage() -> None:
     async with RpcPool([endpoint("http://127.0.0.1:9")], patience=0.5) as pool:
         with pytest.raises(Unavailable):
             await RunTransactions(pool, Pubkey.default(), Pubkey.default()).read(1)
 
 
-async def test_memos_of_strangers_do_not_hide_the_transactions() -> None:
+async def test_memos_of_strangers_do_not_hide_transactions() -> None:
     """Anybody may name a run in a transaction whose memo is full of commas."""
     node = Node()
     listed = [

@@ -10,34 +10,34 @@ import pytest
 import pytest_asyncio
 
 from aftermath.localnet import validator_binary
-from chain.networks import PROGRAMS, Place, place_on
+from chain.funded_network import PROGRAMS, FundedNetwork, fund_network
 from chain.test_chain_client import (  # noqa: F401
-    test_a_run_is_created_configured_started_and_closed,
-    test_a_wrong_program_id_says_so,
     test_equal_instructions_are_two_transactions,
-    test_no_funds_says_how_much_is_missing,
+    test_insufficient_funds_error_names_missing_sum,
     test_packing_keeps_order_and_fits,
-    test_priority_fees_stay_within_the_users_limit,
-    test_refusals_carry_the_programs_name_and_sentence,
+    test_priority_fees_stay_within_users_limit,
+    test_refusals_have_program_name_and_sentence,
+    test_run_is_created_configured_started_and_closed,
+    test_wrong_program_id_is_reported,
 )
 from chain.test_chain_deploy import (  # noqa: F401
     larger_elf,
     larger_so,
-    test_deploy_leave_alone_and_upgrade_to_a_larger_program,
-    test_what_a_larger_program_would_take_is_known_before,
+    test_deploy_cost_of_larger_program_is_known_before,
+    test_deploy_keeps_equal_and_upgrades_larger_program,
 )
 from chain.test_chain_funding import (  # noqa: F401
-    test_a_drained_member_is_refilled_by_a_local_network,
+    test_drained_member_is_refilled_by_local_network,
     test_drained_wallet_error_names_sum_balance_and_address,
 )
-from chain.test_chain_hostile import test_a_lagging_node_is_not_believed_and_the_fallback_is  # noqa: F401
-from chain.test_chain_member import test_one_member_lives_through_an_epoch  # noqa: F401
+from chain.test_chain_hostile import test_lagging_node_is_not_believed_and_fallback_is  # noqa: F401
+from chain.test_chain_member import test_chain_member_completes_epoch  # noqa: F401
 from chain.test_chain_subscription import (  # noqa: F401
-    test_a_closed_run_ends_the_updates,
-    test_updates_start_with_the_present_and_follow_every_change,
+    test_closed_run_ends_updates,
+    test_updates_start_with_current_state_and_follow_changes,
 )
-from chain.test_chain_transactions import test_what_was_sent_is_read_once_with_its_fee  # noqa: F401
-from localnet.processes import Urls, start
+from chain.test_chain_transactions import test_sent_transaction_is_read_once_with_fee  # noqa: F401
+from localnet.localnet_processes import Urls, start
 
 pytestmark = pytest.mark.slow
 
@@ -57,6 +57,6 @@ def validator() -> Iterator[Urls]:
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def place(validator: Urls) -> AsyncIterator[Place]:
-    async with place_on(validator) as place:
-        yield place
+async def funded(validator: Urls) -> AsyncIterator[FundedNetwork]:
+    async with fund_network(validator) as funded:
+        yield funded

@@ -27,7 +27,7 @@ from aftermath.chain.wallet import (
 )
 
 
-def test_a_created_key_file_is_private_and_loads_again(tmp_path: Path) -> None:
+def test_created_key_file_is_private_and_loads_again(tmp_path: Path) -> None:
     path = tmp_path / "keys" / "me.json"
     made = create_wallet(path)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -39,7 +39,7 @@ def test_a_created_key_file_is_private_and_loads_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["array", "base58", "seed array", "spaces"])
-def test_the_variable_takes_json_and_base58(form: str) -> None:
+def test_wallet_variable_accepts_json_and_base58(form: str) -> None:
     keypair = Keypair()
     text = {
         "array": keypair.to_json(),
@@ -50,12 +50,12 @@ def test_the_variable_takes_json_and_base58(form: str) -> None:
     assert load_wallet(None, {WALLET_VARIABLE: text}).pubkey == keypair.pubkey()
 
 
-def test_the_file_wins_over_the_variable(tmp_path: Path) -> None:
+def test_wallet_file_precedes_variable(tmp_path: Path) -> None:
     made = create_wallet(tmp_path / "a.json")
     assert load_wallet(tmp_path / "a.json", {WALLET_VARIABLE: str(Keypair())}).pubkey == made.pubkey
 
 
-def test_the_default_file_is_used_and_its_absence_names_the_ways(
+def test_default_wallet_file_is_used_or_options_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -80,7 +80,7 @@ def test_the_default_file_is_used_and_its_absence_names_the_ways(
         "é" * 10,
     ],
 )
-def test_bad_keys_are_refused_without_quoting_them(tmp_path: Path, text: str) -> None:
+def test_invalid_keys_are_refused_without_quoting_them(tmp_path: Path, text: str) -> None:
     path = tmp_path / "bad.json"
     path.write_text(text)
     path.chmod(0o600)
@@ -105,7 +105,7 @@ NOT_PRIVATE = {
 
 
 @pytest.mark.parametrize("kind", NOT_PRIVATE)
-def test_wallet_that_is_no_keypair_is_refused(tmp_path: Path, kind: str) -> None:
+def test_wallet_without_keypair_is_refused(tmp_path: Path, kind: str) -> None:
     text, said = NOT_PRIVATE[kind]
     path = tmp_path / "key.json"
     path.write_text(text)
@@ -125,7 +125,7 @@ def test_key_file_with_32_numbers_is_refused(tmp_path: Path) -> None:
         load_wallet(path, {})
 
 
-def test_private_key_for_an_address_is_not_quoted() -> None:
+def test_private_key_given_as_address_is_not_quoted() -> None:
     secret = str(Keypair())
     with pytest.raises(UsageError, match="too long for a public key") as caught:
         public_key(secret)
@@ -133,7 +133,7 @@ def test_private_key_for_an_address_is_not_quoted() -> None:
 
 
 @pytest.mark.parametrize("kind", ["address", "base58", "array", "hex"])
-def test_address_or_key_in_place_of_a_path_is_refused(
+def test_address_or_key_in_place_of_path_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -155,7 +155,7 @@ def test_address_or_key_in_place_of_a_path_is_refused(
     assert not list(tmp_path.iterdir())
 
 
-def test_key_file_named_as_an_address_is_read(
+def test_key_file_named_like_address_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -164,13 +164,13 @@ def test_key_file_named_as_an_address_is_read(
     assert load_wallet(Path(str(made.pubkey))).pubkey == made.pubkey
 
 
-def test_a_keypair_whose_public_half_is_another_is_refused() -> None:
+def test_keypair_with_foreign_public_half_is_refused() -> None:
     mixed = list(Keypair().secret()) + list(bytes(Keypair().pubkey()))
     with pytest.raises(WalletError, match="not a Solana private key"):
         load_wallet(None, {WALLET_VARIABLE: json.dumps(mixed)})
 
 
-def test_a_file_others_may_read_is_warned_about(
+def test_key_file_readable_by_others_is_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "open.json"
@@ -193,14 +193,14 @@ def test_huge_and_unreadable_files_are_refused(tmp_path: Path) -> None:
         load_wallet(tmp_path)
 
 
-def test_no_secret_in_repr(tmp_path: Path) -> None:
+def test_wallet_repr_hides_secret(tmp_path: Path) -> None:
     wallet = create_wallet(tmp_path / "w.json")
     for text in (repr(wallet), str(wallet)):
         assert str(wallet.pubkey) in text
         assert str(wallet.keypair) not in text
 
 
-def test_the_identity_is_derived_from_run_and_wallet(tmp_path: Path) -> None:
+def test_identity_is_derived_from_run_and_wallet(tmp_path: Path) -> None:
     wallet = create_wallet(tmp_path / "w.json")
     secret = identity_secret("run", wallet, None, {})
     assert secret == hashlib.sha256(b"aftermath p2p" + b"run" + bytes(wallet.keypair)[:32]).digest()
@@ -208,7 +208,7 @@ def test_the_identity_is_derived_from_run_and_wallet(tmp_path: Path) -> None:
     assert identity_public(secret) == bytes(Keypair.from_seed(secret).pubkey())
 
 
-def test_the_identity_comes_from_a_file_or_variable(tmp_path: Path) -> None:
+def test_identity_comes_from_file_or_variable(tmp_path: Path) -> None:
     wallet = create_wallet(tmp_path / "w.json")
     secret = os.urandom(32)
     raw = tmp_path / "raw"

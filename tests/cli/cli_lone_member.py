@@ -32,9 +32,9 @@ TOLD = {"loss": 1.0, "tokens_per_sec": 1.0, "bytes_per_sec": 1.0}
 
 
 def quick_config(
-    material: Path, tmp_path: Path, more: Mapping[str, str] = MappingProxyType({})
+    run_dir: Path, tmp_path: Path, more: Mapping[str, str] = MappingProxyType({})
 ) -> Path:
-    text = (material / "config.toml").read_text()
+    text = (run_dir / "config.toml").read_text()
     for usual, quick in {**QUICK, **more}.items():
         assert usual in text
         text = text.replace(usual, quick, 1)

@@ -54,16 +54,16 @@ class Outcome:
     def error(self) -> dict[str, str]:
         """The JSON object on stderr of a command that failed."""
         assert self.code == 1, (self.code, self.out)
-        return self.told
+        return self.error_json
 
     @property
     def mistake(self) -> dict[str, str]:
         """Return the JSON error of a command line with a usage mistake."""
         assert self.code == 2, (self.code, self.out)
-        return self.told
+        return self.error_json
 
     @property
-    def told(self) -> dict[str, str]:
+    def error_json(self) -> dict[str, str]:
         """The last line of stderr, which is what `--json` makes of an error."""
         found: dict[str, str] = json.loads(self.err.strip().splitlines()[-1])
         assert set(found) - {"docs"} == {"error", "fix", "code"}

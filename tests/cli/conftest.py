@@ -112,9 +112,9 @@ def new_run_id() -> str:
 
 
 @pytest.fixture(scope="session")
-def material(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with an untrained model, tokens, and a config.toml that names both."""
-    root = tmp_path_factory.mktemp("material")
+    root = tmp_path_factory.mktemp("run_dir")
     assert invoke("model", "init", "--out", root / "model", *SHAPE).code == 0
     convert(Conversion(root / "tokens", budget_bytes=60_000))
     demo = Path(__file__).with_name("run-config.toml").read_text()
@@ -126,7 +126,7 @@ def material(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def made_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def in_process_builds(monkeypatch: pytest.MonkeyPatch) -> None:
     """`aftermath.testnet.configs` makes model and tokens by commands, each in a process of its own
     otherwise.
     """

@@ -51,9 +51,9 @@ says where.
 
 
 @pytest.fixture
-def waiting(owner: Shell, run_id: str, material: Path, tmp_path: Path) -> Shell:
+def waiting(owner: Shell, run_id: str, run_dir: Path, tmp_path: Path) -> Shell:
     """The owner of a run that waits for one member to start with, and continues with one."""
-    text = (material / "config.toml").read_text()
+    text = (run_dir / "config.toml").read_text()
     for usual, quick in QUICK.items():
         text = text.replace(usual, quick, 1)
     (tmp_path / "config.toml").write_text(
@@ -75,7 +75,7 @@ async def airdrop(rpc: str, key: Pubkey, lamports: int) -> None:
             await asyncio.sleep(0.05)
 
 
-def test_the_client_version_as_train_says_it(waiting: Shell, run_id: str) -> None:
+def test_can_join_wrong_client_version_is_refused_as_by_train(waiting: Shell, run_id: str) -> None:
     assert verdict(waiting, run_id, waiting.wallet) == []
     assert waiting("set-paused", "--run-id", run_id, "pause").code == 0
     assert waiting("update-config", "--run-id", run_id, "--client-version", OTHER).code == 0
@@ -96,7 +96,7 @@ def test_the_client_version_as_train_says_it(waiting: Shell, run_id: str) -> Non
     assert verdict(waiting, run_id, waiting.wallet) == []
 
 
-def test_a_wallet_that_takes_part_here_already(waiting: Shell, run_id: str) -> None:
+def test_can_join_wallet_already_training_here_is_refused(waiting: Shell, run_id: str) -> None:
     cluster = asyncio.run(genesis(waiting.rpc))
     place = {
         "cluster": cluster,
@@ -114,8 +114,8 @@ def test_a_wallet_that_takes_part_here_already(waiting: Shell, run_id: str) -> N
     assert verdict(waiting, run_id, waiting.wallet) == []
 
 
-def test_run_id_taken_by_another_wallet_is_not_joined(
-    waiting: Shell, run_id: str, material: Path, tmp_path: Path
+def test_join_run_id_of_another_owner_is_refused(
+    waiting: Shell, run_id: str, run_dir: Path, tmp_path: Path
 ) -> None:
     def admit(owner: str | None = None) -> None:
         settings = TrainSettings(
@@ -162,7 +162,7 @@ async def genesis(rpc: str) -> str:
         return await pool.genesis()
 
 
-def test_a_run_in_which_others_convict_is_joined_by_nobody(waiting: Shell, run_id: str) -> None:
+def test_join_below_verification_quorum_is_refused(waiting: Shell, run_id: str) -> None:
     from aftermath.cli.connection import sign_in
     from aftermath.cli.options import SigningOptions
 
@@ -228,18 +228,18 @@ def other_model(place: Path) -> tuple[str, ...]:
     ],
     ids=["tier", "device", "data", "other data", "model"],
 )
-def test_it_asks_what_train_on_this_machine_asks(
+def test_can_join_checks_same_requirements_as_train(
     owner: Shell,
     run_id: str,
-    material: Path,
+    run_dir: Path,
     tmp_path: Path,
     spoil: Callable[[Path], tuple[str, ...]],
     said: str,
 ) -> None:
     place = tmp_path / "here"
-    shutil.copytree(material, place)
+    shutil.copytree(run_dir, place)
     config = place / "config.toml"
-    config.write_text(config.read_text().replace(str(material), str(place)))
+    config.write_text(config.read_text().replace(str(run_dir), str(place)))
     assert owner("create-run", "--run-id", run_id).code == 0
     assert owner("update-config", "--run-id", run_id, "--config-path", config).code == 0
     assert owner("set-paused", "--run-id", run_id, "resume").code == 0
@@ -257,11 +257,11 @@ def test_it_asks_what_train_on_this_machine_asks(
 
 @pytest.mark.slow
 def test_can_join_tier_beyond_memory_is_refused_as_by_train(
-    owner: Shell, run_id: str, material: Path, tmp_path: Path
+    owner: Shell, run_id: str, run_dir: Path, tmp_path: Path
 ) -> None:
     """A run may begin without stored weights, so this large model costs its owner nothing."""
     place = tmp_path / "here"
-    shutil.copytree(material, place)
+    shutil.copytree(run_dir, place)
     document = json.loads((place / "model/config.json").read_text())
     sizes = {
         "hidden_size": 16_384,
@@ -272,7 +272,7 @@ def test_can_join_tier_beyond_memory_is_refused_as_by_train(
     sizes |= {"head_dim": 128, "matformer_base_intermediate_size": 65_536}
     (place / "model/config.json").write_text(json.dumps(document | sizes))
     config = place / "config.toml"
-    text = config.read_text().replace(str(material), str(place))
+    text = config.read_text().replace(str(run_dir), str(place))
     config.write_text(
         text.replace("[model.LLM.checkpoint]\nLocal =", "[model.LLM.checkpoint.Dummy]\nrepo_id =")
     )
@@ -290,13 +290,13 @@ def test_can_join_tier_beyond_memory_is_refused_as_by_train(
     assert refused.code != 0
 
 
-def test_data_that_train_would_wait_for_is_a_warning(
-    owner: Shell, run_id: str, material: Path, tmp_path: Path
+def test_can_join_unreachable_data_server_is_a_warning(
+    owner: Shell, run_id: str, run_dir: Path, tmp_path: Path
 ) -> None:
-    text = (material / "config.toml").read_text()
+    text = (run_dir / "config.toml").read_text()
     config = tmp_path / "config.toml"
     config.write_text(
-        text.replace(f"Local = {json.dumps(str(material / 'tokens'))}", 'Server = "127.0.0.1:9"')
+        text.replace(f"Local = {json.dumps(str(run_dir / 'tokens'))}", 'Server = "127.0.0.1:9"')
     )
     assert owner("create-run", "--run-id", run_id).code == 0
     assert owner("update-config", "--run-id", run_id, "--config-path", config).code == 0
@@ -309,7 +309,7 @@ def test_data_that_train_would_wait_for_is_a_warning(
 
 
 @pytest.mark.parametrize("lamports", [0, FEES_IN_HAND - 1])
-def test_a_wallet_that_train_finds_too_poor(
+def test_can_join_wallet_below_train_minimum_is_refused(
     waiting: Shell, run_id: str, tmp_path: Path, lamports: int
 ) -> None:
     """On a cluster that gives nothing, as one node that is not of this machine makes it."""
@@ -330,7 +330,7 @@ def test_a_wallet_that_train_finds_too_poor(
     assert verdict(poor, run_id, poor.wallet, *FAR) == []
 
 
-def test_a_faucet_that_gives_nothing(
+def test_can_join_silent_faucet_is_refused(
     waiting: Shell, run_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An RPC address of this machine need not be a local network's: it can lead to any node."""
@@ -358,7 +358,7 @@ def test_a_faucet_that_gives_nothing(
     assert asyncio.run(asked(FEES_IN_HAND)) == []
 
 
-def test_create_run_asks_once_for_all_of_it(owner: Shell, run_id: str, material: Path) -> None:
+def test_create_run_requests_total_funds_once(owner: Shell, run_id: str, run_dir: Path) -> None:
     """The authorization that lets everybody join and the owner's next commands included: the sum is
     enough for them.
     """
@@ -377,7 +377,7 @@ def test_create_run_asks_once_for_all_of_it(owner: Shell, run_id: str, material:
     made = owner("create-run", *elsewhere).data
     assert 0 <= whole - made["lamports"] - minimum_balance(0) < 500_000
     for line in (
-        ("update-config", "--config-path", material / "config.toml"),
+        ("update-config", "--config-path", run_dir / "config.toml"),
         ("set-paused", "resume"),
         ("set-paused", "pause"),
         ("update-config", "--name", "Another"),
@@ -389,7 +389,7 @@ def test_create_run_asks_once_for_all_of_it(owner: Shell, run_id: str, material:
         assert done.code == 0, done.err
 
 
-def test_list_runs_counts_who_is_there(waiting: Shell, run_id: str) -> None:
+def test_list_runs_counts_waiting_and_active_members(waiting: Shell, run_id: str) -> None:
     """The list counts wallets that wait to take part, and in an epoch those that have not
     left it.
     """
@@ -425,7 +425,7 @@ def test_list_runs_counts_who_is_there(waiting: Shell, run_id: str) -> None:
     asyncio.run(life())
 
 
-def test_list_runs_shows_a_run_whose_creation_was_interrupted(owner: Shell, run_id: str) -> None:
+def test_list_runs_shows_interrupted_creation(owner: Shell, run_id: str) -> None:
     from aftermath.cli.connection import sign_in
     from aftermath.cli.options import SigningOptions
 
@@ -439,7 +439,7 @@ def test_list_runs_shows_a_run_whose_creation_was_interrupted(owner: Shell, run_
     assert [row["members"] for row in owner("list-runs").data if row["run_id"] == run_id] == [0]
 
 
-def test_the_tier_that_this_machine_takes(waiting: Shell, run_id: str) -> None:
+def test_can_join_auto_tier_names_fitting_tier(waiting: Shell, run_id: str) -> None:
     asked = (
         "can-join",
         "--run-id",
@@ -463,7 +463,7 @@ def test_the_tier_that_this_machine_takes(waiting: Shell, run_id: str) -> None:
     assert ", tier 0, wallet " in ended.out
 
 
-def test_create_run_accepts_addresses_that_hold_lamports(owner: Shell, run_id: str) -> None:
+def test_create_run_accepts_prefunded_addresses(owner: Shell, run_id: str) -> None:
     places = run_addresses(Pubkey.from_string(COORDINATOR_ID), run_id)
     for place in (places.run, places.members, places.witnesses):
         asyncio.run(airdrop(owner.rpc, place, 10**6))

@@ -16,18 +16,18 @@ from cli.cli_runs import Shell, invoke, train
 
 
 @pytest.fixture
-def tokens(material: Path, tmp_path: Path) -> Path:
+def tokens(run_dir: Path, tmp_path: Path) -> Path:
     """Tokens of this test's own."""
-    return Path(shutil.copytree(material / "tokens", tmp_path / "tokens"))
+    return Path(shutil.copytree(run_dir / "tokens", tmp_path / "tokens"))
 
 
 @pytest.fixture
-def config(material: Path, tokens: Path) -> Path:
+def config(run_dir: Path, tokens: Path) -> Path:
     """A config file of a run on them."""
-    text = (material / "config.toml").read_text()
-    assert str(material / "tokens") in text
+    text = (run_dir / "config.toml").read_text()
+    assert str(run_dir / "tokens") in text
     place = tokens.parent / "config.toml"
-    place.write_text(text.replace(str(material / "tokens"), str(tokens)))
+    place.write_text(text.replace(str(run_dir / "tokens"), str(tokens)))
     return place
 
 
@@ -43,7 +43,7 @@ def other(tokens: Path) -> None:
     np.flip(np.fromfile(file, "<u2")).tofile(file)
 
 
-def test_a_member_with_other_files_is_refused_before_it_joins(
+def test_join_with_different_data_is_refused(
     created: Shell, run_id: str, config: Path, tokens: Path
 ) -> None:
     agreed = created("update-config", "--run-id", run_id, "--config-path", config).data["data_hash"]
@@ -66,7 +66,7 @@ def test_a_member_with_other_files_is_refused_before_it_joins(
     assert created("predownload", "--run-id", run_id).code == 0
 
 
-def test_update_config_without_data_takes_data_hash_of_the_file(
+def test_update_config_without_data_uses_hash_from_config(
     created: Shell, run_id: str, config: Path, tokens: Path
 ) -> None:
     found = invoke("data", "inspect", "--config-path", config, "--json").data["hash"]
@@ -90,7 +90,7 @@ def test_update_config_without_data_takes_data_hash_of_the_file(
     assert "but data_hash is " in warning
 
 
-def test_a_hash_of_made_up_data_is_told_to_be_wrong(config: Path) -> None:
+def test_data_hash_of_dummy_data_is_refused(config: Path) -> None:
     before, _, after = config.read_text().partition("[model.LLM.data_location")
     rest = after.partition("\n[")[2]
     config.write_text(f"{before}[model.LLM.data_location.Dummy]\n\n[{rest}")
@@ -99,7 +99,7 @@ def test_a_hash_of_made_up_data_is_told_to_be_wrong(config: Path) -> None:
     assert "but data_hash is " in with_agreed_data(made_up.with_data_hash("0" * 64), 256)[1]
 
 
-def test_what_is_no_hash_is_refused_with_its_line(
+def test_malformed_data_hash_is_refused_with_its_line(
     created: Shell, run_id: str, config: Path
 ) -> None:
     config.write_text(
@@ -111,7 +111,7 @@ def test_what_is_no_hash_is_refused_with_its_line(
     assert nothing["fix"] == "Pass --data-path FOLDER or --config-path FILE"
 
 
-def test_tokens_of_another_tokenizer_give_a_warning(
+def test_data_of_another_tokenizer_is_a_warning(
     created: Shell, run_id: str, config: Path, tokens: Path
 ) -> None:
     agreed = created("update-config", "--run-id", run_id, "--config-path", config).data

@@ -77,7 +77,7 @@ def reasons(shell: Shell, run_id: str, address: Path, *more: str) -> str:
     return "; ".join(verdict(shell, run_id, address, *more))
 
 
-def test_everybody_may_join_a_run_without_a_join_authority(
+def test_run_without_join_authority_admits_everyone(
     owner: Shell, run_id: str, people: dict[str, Path]
 ) -> None:
     assert owner("create-run", "--run-id", run_id).data["permissionless"] is True
@@ -96,9 +96,7 @@ def test_everybody_may_join_a_run_without_a_join_authority(
         ("can-join", "--run-id", "never", "--address", ""),
     ],
 )
-def test_an_unset_variable_of_a_shell_does_not_mean_everybody(
-    owner: Shell, line: tuple[str, ...]
-) -> None:
+def test_empty_key_option_is_refused(owner: Shell, line: tuple[str, ...]) -> None:
     outcome = owner(*line)
     assert outcome.code == 2
     assert "the key given is empty" in outcome.err
@@ -107,7 +105,7 @@ def test_an_unset_variable_of_a_shell_does_not_mean_everybody(
 
 
 def test_can_join_refusal_names_the_reason_and_a_fix(
-    owner: Shell, run_id: str, people: dict[str, Path], material: Path
+    owner: Shell, run_id: str, people: dict[str, Path], run_dir: Path
 ) -> None:
     assert owner("create-run", "--run-id", run_id).code == 0
 
@@ -122,7 +120,7 @@ def test_can_join_refusal_names_the_reason_and_a_fix(
         f"Wait until it does: aftermath-solana watch --run-id {run_id}",
     ]
     assert (
-        owner("update-config", "--run-id", run_id, "--config-path", material / "config.toml").code
+        owner("update-config", "--run-id", run_id, "--config-path", run_dir / "config.toml").code
         == 0
     )
     assert asked() == [
@@ -135,8 +133,8 @@ def test_can_join_refusal_names_the_reason_and_a_fix(
     assert asked()[0] == "the run is paused, and waits: its owner has paused it (set-paused resume)"
 
 
-def test_the_seeds_permissioned_way(
-    owner: Shell, run_id: str, people: dict[str, Path], material: Path, tmp_path: Path
+def test_permissioned_run_by_seed_scripts_admits_delegates(
+    owner: Shell, run_id: str, people: dict[str, Path], run_dir: Path, tmp_path: Path
 ) -> None:
     """Grantor admits grantee by script, grantee names delegates by script; a delegate may join, a
     stranger may not.
@@ -149,7 +147,7 @@ def test_the_seeds_permissioned_way(
         is False
     )
     assert (
-        owner("update-config", "--run-id", run_id, "--config-path", material / "config.toml").code
+        owner("update-config", "--run-id", run_id, "--config-path", run_dir / "config.toml").code
         == 0
     )
     assert owner("set-paused", "--run-id", run_id, "resume").code == 0
@@ -198,8 +196,8 @@ def test_the_seeds_permissioned_way(
     assert read["delegates"] == [public(delegates[1])]
 
 
-def test_an_authorization_for_one_run_admits_to_no_other(
-    owner: Shell, run_id: str, people: dict[str, Path], material: Path, tmp_path: Path
+def test_authorization_for_one_run_does_not_admit_to_others(
+    owner: Shell, run_id: str, people: dict[str, Path], run_dir: Path, tmp_path: Path
 ) -> None:
     grantor = Shell(owner.rpc, people["grantor"])
     grantee = people["grantee"]
@@ -209,7 +207,7 @@ def test_an_authorization_for_one_run_admits_to_no_other(
             owner("create-run", "--run-id", name, "--join-authority", people["grantor"]).code == 0
         )
         assert (
-            owner("update-config", "--run-id", name, "--config-path", material / "config.toml").code
+            owner("update-config", "--run-id", name, "--config-path", run_dir / "config.toml").code
             == 0
         )
         assert owner("set-paused", "--run-id", name, "resume").code == 0
@@ -254,7 +252,7 @@ def test_an_authorization_for_one_run_admits_to_no_other(
     assert refusal in reasons(owner, run_id, grantee)
 
 
-def test_an_authorization_is_withdrawn(owner: Shell, people: dict[str, Path]) -> None:
+def test_authorization_after_withdrawal_is_inactive(owner: Shell, people: dict[str, Path]) -> None:
     grantor = Shell(owner.rpc, people["grantor"])
     assert grantor("join-authorization-create", "--authorizer", people["grantee"]).data["active"]
     again = grantor("join-authorization-create", "--authorizer", people["grantee"]).data
@@ -272,7 +270,9 @@ def test_an_authorization_is_withdrawn(owner: Shell, people: dict[str, Path]) ->
     assert "has not authorized" in missing.error["error"]
 
 
-def test_one_with_delegates_is_withdrawn_but_stays(owner: Shell, people: dict[str, Path]) -> None:
+def test_authorization_with_delegates_is_withdrawn_not_closed(
+    owner: Shell, people: dict[str, Path]
+) -> None:
     grantor = Shell(owner.rpc, people["grantor"])
     grantee = Shell(owner.rpc, people["grantee"])
     grantor("join-authorization-create", "--authorizer", people["grantee"])
@@ -309,7 +309,7 @@ def test_many_delegates_take_several_transactions(owner: Shell, people: dict[str
 @pytest.mark.parametrize(
     "name", ["join-authorization-create.sh", "join-authorization-set-delegates.sh"]
 )
-def test_scripts_explain_themselves(name: str) -> None:
+def test_scripts_without_arguments_print_usage(name: str) -> None:
     done = subprocess.run(["sh", ROOT / "scripts" / name, "devnet"], capture_output=True, text=True)
     assert done.returncode == 2
     sentence, fix = done.stderr.splitlines()
@@ -318,7 +318,7 @@ def test_scripts_explain_themselves(name: str) -> None:
     assert f"(for example: sh scripts/{name} devnet " in fix
 
 
-def test_scripts_with_a_missing_argument_are_refused(
+def test_scripts_with_missing_argument_are_refused(
     people: dict[str, Path],
 ) -> None:
     """An unset shell variable shifts the arguments after it to the left."""
@@ -337,13 +337,13 @@ def test_scripts_with_a_missing_argument_are_refused(
     )
 
 
-def test_a_key_file_that_is_missing_is_called_missing(owner: Shell) -> None:
+def test_missing_key_file_error_names_the_file(owner: Shell) -> None:
     refused = owner("join-authorization-read", "--join-authority", "nowhere/key.json")
     assert refused.code == 1
     assert f"there is no key file {Path.cwd() / 'nowhere/key.json'}" in refused.err
 
 
-def test_scripts_refuse_an_unknown_cluster(tmp_path: Path) -> None:
+def test_scripts_with_unknown_cluster_are_refused(tmp_path: Path) -> None:
     line = ["sh", ROOT / "scripts/join-authorization-create.sh", "elsewhere", "grantor.json", "KEY"]
     done = subprocess.run(line, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode != 0
@@ -356,7 +356,7 @@ async def fund(rpc: str, key: str) -> None:
 
 
 def test_run_on_public_network_stays_closed_before_first_epoch(
-    owner: Shell, run_id: str, material: Path
+    owner: Shell, run_id: str, run_dir: Path
 ) -> None:
     """The second node is on another machine, so strangers may be on that network."""
     asyncio.run(fund(owner.rpc, public(Path(owner.wallet))))  # on another network it gets nothing
@@ -372,7 +372,7 @@ def test_run_on_public_network_stays_closed_before_first_epoch(
     refused = owner("join-authorization-create", "--rpc-2", ELSEWHERE)
     assert "for one run" in refused.err
     assert owner("join-authorization-create", "--run-id", run_id).code == 0  # on a local network
-    text = (material / "config.toml").read_text()
+    text = (run_dir / "config.toml").read_text()
     weak = Path(owner.wallet).with_name("weak.toml")
     weak.write_text(text.replace("[config]\n", "[config]\noverlap = 0\n", 1))
     refused = owner("update-config", *far, "--config-path", weak)

@@ -55,7 +55,7 @@ def refusal(name: str) -> str:
 @pytest.mark.parametrize(
     "name", ["json-dump-run", "close-run", "set-paused", "tick", "predownload", "update-config"]
 )
-def test_unknown_run(owner: Shell, name: str) -> None:
+def test_unknown_run_is_refused_with_fix(owner: Shell, name: str) -> None:
     more = {
         "update-config": ("--name", "x"),
         "close-run": ("--yes",),
@@ -66,20 +66,20 @@ def test_unknown_run(owner: Shell, name: str) -> None:
     assert "list-runs" in found["fix"]
 
 
-def test_wrong_program_id(owner: Shell) -> None:
+def test_wrong_program_id_is_refused(owner: Shell) -> None:
     other = str(Keypair().pubkey())
     found = owner("json-dump-run", "--run-id", "x", "--coordinator-program-id", other).error
     assert f"there is no program {other} on this cluster" in found["error"]
     assert "--coordinator-program-id" in found["fix"]
 
 
-def test_a_program_id_that_is_no_key(owner: Shell) -> None:
+def test_invalid_program_id_is_refused(owner: Shell) -> None:
     found = owner("list-runs", "--coordinator-program-id", "nonsense")
     assert found.code == 2
     assert "is not a public key" in found.err
 
 
-def test_a_run_id_that_is_too_long(owner: Shell) -> None:
+def test_too_long_run_id_is_refused(owner: Shell) -> None:
     assert "1 to 32 bytes" in owner("create-run", "--run-id", "x" * 33).mistake["fix"]
 
 
@@ -92,20 +92,22 @@ def test_run_of_another_owner_is_refused(owner: Shell, run: str, tmp_path: Path)
     assert "belongs to another wallet" in other("create-run", "--run-id", run).error["error"]
 
 
-def test_resume_before_the_configuration(owner: Shell, run: str) -> None:
+def test_resume_before_configuration_is_refused(owner: Shell, run: str) -> None:
     refused = owner("set-paused", "--run-id", run, "resume").error
     assert refused["error"] == f"run {run} is not configured yet"
     assert f"update-config --run-id {run}" in refused["fix"]
 
 
-def test_no_funds_says_how_much_is_missing(rpc: str, run_id: str, tmp_path: Path) -> None:
+def test_insufficient_funds_error_names_missing_amount(
+    rpc: str, run_id: str, tmp_path: Path
+) -> None:
     found = new_user(rpc, tmp_path)("create-run", "--run-id", run_id, "--rpc-2", ELSEWHERE).error
     assert "holds 0 SOL but needs" in found["error"]
     assert "are missing" in found["error"]
     assert "SOL" in found["fix"]
 
 
-def test_a_local_network_gives_funds(owner: Shell, run: str) -> None:
+def test_local_network_funds_empty_wallet(owner: Shell, run: str) -> None:
     """The wallet was empty before the fixture's create-run, which a local network makes
     possible.
     """
@@ -126,13 +128,13 @@ CONFIG_MISTAKES = [
 
 
 @pytest.mark.parametrize(("right", "wrong", "name"), CONFIG_MISTAKES)
-def test_bad_config(
-    owner: Shell, run: str, material: Path, tmp_path: Path, right: str, wrong: str, name: str | None
+def test_invalid_config_is_refused(
+    owner: Shell, run: str, run_dir: Path, tmp_path: Path, right: str, wrong: str, name: str | None
 ) -> None:
     """The sentence is the program's own, with file and line, before anything is sent: the run does
     not change.
     """
-    text = (material / "config.toml").read_text()
+    text = (run_dir / "config.toml").read_text()
     assert right in text
     path = tmp_path / "config.toml"
     path.write_text(text.replace(right, wrong, 1))
@@ -145,7 +147,7 @@ def test_bad_config(
     assert owner("json-dump-run", "--run-id", run).data["run"]["seq"] == before
 
 
-def test_config_file_that_is_missing_or_no_toml(owner: Shell, run: str, tmp_path: Path) -> None:
+def test_missing_or_invalid_config_file_is_refused(owner: Shell, run: str, tmp_path: Path) -> None:
     missing = owner("update-config", "--run-id", run, "--config-path", tmp_path / "none.toml").error
     assert "none.toml" in missing["error"]
     (tmp_path / "bad.toml").write_text("[config\n")
@@ -154,11 +156,13 @@ def test_config_file_that_is_missing_or_no_toml(owner: Shell, run: str, tmp_path
     assert "line 1" in bad["error"]
 
 
-def test_checkpoint_that_is_missing(owner: Shell, run: str, material: Path, tmp_path: Path) -> None:
+def test_missing_checkpoint_is_refused(
+    owner: Shell, run: str, run_dir: Path, tmp_path: Path
+) -> None:
     text = (
-        (material / "config.toml")
+        (run_dir / "config.toml")
         .read_text()
-        .replace(str(material / "model"), str(tmp_path / "gone"))
+        .replace(str(run_dir / "model"), str(tmp_path / "gone"))
     )
     (tmp_path / "config.toml").write_text(text)
     assert (
@@ -169,17 +173,17 @@ def test_checkpoint_that_is_missing(owner: Shell, run: str, material: Path, tmp_
     )
 
 
-def test_width_that_does_not_divide_names_the_nearest(
-    owner: Shell, run: str, material: Path, tmp_path: Path
+def test_indivisible_width_error_names_nearest_width(
+    owner: Shell, run: str, run_dir: Path, tmp_path: Path
 ) -> None:
-    whole = json.loads((material / "model/config.json").read_text())
+    whole = json.loads((run_dir / "model/config.json").read_text())
     model = {key: value for key, value in whole.items() if not key.startswith("matformer_")}
     (tmp_path / "model").mkdir()
     (tmp_path / "model/config.json").write_text(json.dumps(model | {"intermediate_size": 250}))
     text = (
-        (material / "config.toml")
+        (run_dir / "config.toml")
         .read_text()
-        .replace(str(material / "model"), str(tmp_path / "model"))
+        .replace(str(run_dir / "model"), str(tmp_path / "model"))
     )
     (tmp_path / "config.toml").write_text(text)
     found = owner("update-config", "--run-id", run, "--config-path", tmp_path / "config.toml").error
@@ -187,18 +191,18 @@ def test_width_that_does_not_divide_names_the_nearest(
     assert "252" in found["error"] + found["fix"]
 
 
-def test_nothing_to_change(owner: Shell, run: str) -> None:
+def test_update_without_changes_is_refused(owner: Shell, run: str) -> None:
     for arguments in (("update-config",), ("set-future-epoch-rates",), ("checkpoint",)):
         outcome = owner(*arguments, "--run-id", run)
         assert outcome.code == 2
         assert json.loads(outcome.err)["fix"]
 
 
-def test_contradicting_pause_and_resume(owner: Shell, run: str) -> None:
+def test_pause_with_resume_is_refused(owner: Shell, run: str) -> None:
     assert owner("set-paused", "--run-id", run, "pause", "--resume").code == 2
 
 
-def test_missing_wallet(rpc: str) -> None:
+def test_missing_wallet_is_refused_with_fix(rpc: str) -> None:
     found = invoke("create-run", "--rpc", rpc, "--run-id", "x")
     assert found.code == 1
     assert "no wallet was given" in found.err
@@ -208,7 +212,9 @@ def test_missing_wallet(rpc: str) -> None:
 @pytest.mark.parametrize(
     "content", ["", "[1, 2, 3]", "not a key", "[" + "1," * 63 + "1]", "[" * 4000]
 )
-def test_broken_wallet_is_named_and_never_quoted(rpc: str, tmp_path: Path, content: str) -> None:
+def test_broken_wallet_error_names_file_and_hides_content(
+    rpc: str, tmp_path: Path, content: str
+) -> None:
     path = tmp_path / "broken.json"
     path.write_text(content)
     found = invoke("create-run", "--rpc", rpc, "--run-id", "x", "-w", path)
@@ -217,7 +223,7 @@ def test_broken_wallet_is_named_and_never_quoted(rpc: str, tmp_path: Path, conte
     assert not content or content not in found.err
 
 
-def test_file_without_a_key_gets_no_chmod_advice(rpc: str, tmp_path: Path) -> None:
+def test_file_without_key_gets_no_chmod_advice(rpc: str, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("not a key")
     (tmp_path / "notes.txt").chmod(0o644)
     found = invoke("create-run", "--rpc", rpc, "--run-id", "x", "-w", tmp_path / "notes.txt")
@@ -225,7 +231,7 @@ def test_file_without_a_key_gets_no_chmod_advice(rpc: str, tmp_path: Path) -> No
     assert "chmod" not in found.err
 
 
-def test_wallet_from_the_environment(rpc: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wallet_from_environment_is_used(rpc: str, monkeypatch: pytest.MonkeyPatch) -> None:
     key = Keypair()
     monkeypatch.setenv("RAW_WALLET_PRIVATE_KEY", str(key))
     shown = invoke("show-identity", "--run-id", "demo", "--json")
@@ -234,7 +240,7 @@ def test_wallet_from_the_environment(rpc: str, monkeypatch: pytest.MonkeyPatch) 
     assert str(key) not in shown.out
 
 
-def test_a_new_wallet_is_private_and_never_overwritten(tmp_path: Path) -> None:
+def test_new_wallet_is_private_and_never_overwritten(tmp_path: Path) -> None:
     path = tmp_path / "keys/new.json"
     assert invoke("show-identity", "--create", "-w", path).code == 0
     assert path.stat().st_mode & 0o777 == 0o600
@@ -248,35 +254,35 @@ def test_a_new_wallet_is_private_and_never_overwritten(tmp_path: Path) -> None:
     assert "Name a file" in nowhere.error["fix"]
 
 
-def test_an_address_that_is_neither_key_nor_file(owner: Shell, run: str) -> None:
+def test_address_neither_key_nor_file_is_refused(owner: Shell, run: str) -> None:
     found = invoke("can-join", "--rpc", owner.rpc, "--run-id", run, "--address", "nobody")
     assert found.code == 2
     assert "neither a public key nor a key file" in found.err
 
 
-def test_rpc_down(owner: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_rpc_is_refused_with_fix(owner: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "PATIENCE_SECONDS", 1.0)
     found = Shell("http://127.0.0.1:9", owner.wallet)("list-runs").error
     assert "no Solana RPC endpoint answered for 1 s" in found["error"]
     assert "aftermath-solana localnet" in found["fix"]
 
 
-def test_a_fallback_answers_when_the_first_does_not(owner: Shell) -> None:
+def test_fallback_rpc_answers_for_dead_first_rpc(owner: Shell) -> None:
     assert Shell("http://127.0.0.1:9", owner.wallet)("list-runs", "--rpc-2", owner.rpc).code == 0
 
 
 @pytest.mark.parametrize(
     "address", ["localhost:8899", "ftp://localhost", "http://", "http://localhost:0", "http://[::1"]
 )
-def test_an_rpc_address_that_is_none(owner: Shell, address: str) -> None:
+def test_invalid_rpc_address_is_refused(owner: Shell, address: str) -> None:
     assert "is not an RPC address" in Shell(address, owner.wallet)("list-runs").mistake["error"]
 
 
-def test_a_websocket_without_its_fallback(owner: Shell) -> None:
+def test_websocket_fallback_without_rpc_fallback_is_refused(owner: Shell) -> None:
     assert owner("list-runs", "--ws-rpc-2", "ws://localhost:1").code == 2
 
 
-def test_unexpected_error_writes_its_traceback_to_a_private_file(tmp_path: Path) -> None:
+def test_unexpected_error_writes_private_traceback_file(tmp_path: Path) -> None:
     @command("broken", example="broken")
     def broken() -> Result:
         """Fail in a way nobody foresaw."""
@@ -294,23 +300,23 @@ def test_unexpected_error_writes_its_traceback_to_a_private_file(tmp_path: Path)
     assert log.stat().st_mode & 0o777 == 0o600
 
 
-def test_file_errors_are_sentences(capsys: pytest.CaptureFixture[str]) -> None:
+def test_file_errors_print_sentences(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(Exception) as caught, present.reporting(as_json=False):
         Path("/nowhere/file").read_text()
     assert getattr(caught.value, "exit_code", None) == 1
     assert "No such file or directory: /nowhere/file" in capsys.readouterr().err
 
 
-def test_a_reader_that_goes_away_is_no_error() -> None:
+def test_command_with_closed_output_pipe_is_not_an_error() -> None:
     done = unread([CONSOLE, "config", "show", "--json"])
     assert (done.returncode, done.stderr) == (0, "")
     assert unread([CONSOLE, "config", "show"]).stderr == ""
 
 
 @pytest.mark.slow
-def test_ctrl_c_ends_with_130(owner: Shell, run_id: str, material: Path, tmp_path: Path) -> None:
+def test_ctrl_c_ends_with_130(owner: Shell, run_id: str, run_dir: Path, tmp_path: Path) -> None:
     more_time = {"waiting_for_members_extra_time = 2": "waiting_for_members_extra_time = 250"}
-    config = quick_config(material, tmp_path, more_time)
+    config = quick_config(run_dir, tmp_path, more_time)
     assert owner("create-run", "--run-id", run_id).code == 0
     assert owner("update-config", "--run-id", run_id, "--config-path", config).code == 0
     assert owner("set-paused", "--run-id", run_id, "resume").code == 0
@@ -352,7 +358,7 @@ def test_ctrl_c_ends_with_130(owner: Shell, run_id: str, material: Path, tmp_pat
         ("--json >&-", "the standard output is closed"),
     ],
 )
-def test_a_result_that_can_go_nowhere_is_told(where: str, sentence: str) -> None:
+def test_command_with_unwritable_output_reports_error(where: str, sentence: str) -> None:
     line = f'"{CONSOLE}" config show {where}'
     done = subprocess.run(
         ["bash", "-c", line], capture_output=True, text=True, timeout=240, check=False

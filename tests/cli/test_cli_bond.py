@@ -20,10 +20,10 @@ FEE = 5_000
 
 
 @pytest.fixture
-def bonded(owner: Shell, run_id: str, material: Path, tmp_path: Path) -> Shell:
+def bonded(owner: Shell, run_id: str, run_dir: Path, tmp_path: Path) -> Shell:
     """The owner of a run that asks for a bond and waits for two members."""
     text = (
-        (material / "config.toml")
+        (run_dir / "config.toml")
         .read_text()
         .replace("init_min_clients = 1", "init_min_clients = 2")
     )
@@ -39,7 +39,7 @@ def bonded(owner: Shell, run_id: str, material: Path, tmp_path: Path) -> Shell:
     return owner
 
 
-def test_nobody_pays_a_bond_that_its_user_has_not_agreed_to(bonded: Shell, run_id: str) -> None:
+def test_join_with_bond_above_limit_is_refused(bonded: Shell, run_id: str) -> None:
     (reason,) = verdict(bonded, run_id, bonded.wallet)
     assert f"run {run_id} asks for a bond of 0.02 SOL" in reason
     assert "--max-bond allows 0 SOL" in reason
@@ -56,7 +56,7 @@ def test_nobody_pays_a_bond_that_its_user_has_not_agreed_to(bonded: Shell, run_i
 
 
 @pytest.mark.parametrize("closed", [False, True])
-def test_bond_and_rent_come_back(bonded: Shell, run_id: str, closed: bool) -> None:
+def test_bond_and_rent_are_refunded(bonded: Shell, run_id: str, closed: bool) -> None:
     user = ("json-dump-user", "--run-id", run_id, "--address", bonded.wallet)
     ask = ("withdraw", "--run-id", run_id)
     never = bonded(*ask).error

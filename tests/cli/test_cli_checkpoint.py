@@ -27,12 +27,12 @@ def calls(planned: Outcome) -> list[str]:
 
 
 @pytest.mark.slow
-def test_a_finished_run_is_recorded_taken_back_and_reopened(
-    owner: Shell, run_id: str, material: Path, tmp_path: Path
+def test_finished_run_checkpoint_is_recorded_and_run_reopened(
+    owner: Shell, run_id: str, run_dir: Path, tmp_path: Path
 ) -> None:
     """One epoch of a run of two steps: what may be recorded after it, and how the run continues."""
     config = quick_config(
-        material,
+        run_dir,
         tmp_path,
         {"total_steps = 48": "total_steps = 2", "final_lr = 1.0e-3": "final_lr = 0.0"},
     )
@@ -51,7 +51,7 @@ def test_a_finished_run_is_recorded_taken_back_and_reopened(
     )
     assert "can be rewound" in owner("rewind", *named, "--to-step", 0).error["error"]
     schema = shape_of(load_config(config)).schema.state
-    weights = load(material / "model", 0)
+    weights = load(run_dir / "model", 0)
     hashes = {level: level_hash(weights, schema, level) for level in range(schema.levels)}
     run = asyncio.run(one_epoch(owner.rpc, owner.wallet, run_id, hashes))
     assert run.levels_attested == 0b111
@@ -62,11 +62,11 @@ def test_a_finished_run_is_recorded_taken_back_and_reopened(
     assert invoke("model", "init", "--out", other, "--seed", "1", *SHAPE).code == 0
     refused = owner("checkpoint", *named, "--path", other).error
     assert "is not the model that the members attested" in refused["error"]
-    checkpoint = ("checkpoint", *named, "--path", material / "model")
+    checkpoint = ("checkpoint", *named, "--path", run_dir / "model")
     assert calls(owner(*checkpoint, "--dry-run")) == ["coordinator.checkpoint"]
     assert owner("json-dump-run", *named).data["model"]["checkpoint_step"] == 0
     recorded = owner(*checkpoint).data
-    assert recorded["repo"] == str(material / "model")
+    assert recorded["repo"] == str(run_dir / "model")
     # the chain counts the step that comes next
     assert recorded["step"] == run.attested_step - 1 == 2
     member = owner("json-dump-user", *named, "--address", owner.wallet).data["member"]
@@ -86,7 +86,7 @@ def test_a_finished_run_is_recorded_taken_back_and_reopened(
                 tier,
             )
             assert ended.code == 0, ended.err
-            finished = f"the run is finished: 2 steps; the model is in {material / 'model'}"
+            finished = f"the run is finished: 2 steps; the model is in {run_dir / 'model'}"
             assert ended.out.splitlines()[-1].endswith(finished)
             assert "loading PyTorch" not in ended.out + ended.err
     assert "reopen" in owner("set-paused", *named, "resume").error["fix"]
@@ -95,7 +95,7 @@ def test_a_finished_run_is_recorded_taken_back_and_reopened(
     )
 
     shown = " ".join(invoke("show-run", "--rpc", owner.rpc, *named).out.split())
-    assert f"checkpoint step 2 at {material / 'model'}" in shown
+    assert f"checkpoint step 2 at {run_dir / 'model'}" in shown
     assert [one["step"] for one in owner("rewind", *named).data] == [2, 0]
     listed = invoke("rewind", "--rpc", owner.rpc, "-w", owner.wallet, *named)
     assert "2 checkpoints of run" in listed.out
@@ -131,12 +131,12 @@ def test_a_finished_run_is_recorded_taken_back_and_reopened(
 
 
 @pytest.mark.slow
-def test_finished_run_without_checkpoint_warns_before_it_ends(
-    owner: Shell, run_id: str, material: Path, tmp_path: Path
+def test_finished_run_without_checkpoint_warns(
+    owner: Shell, run_id: str, run_dir: Path, tmp_path: Path
 ) -> None:
     """A member that was stopped may have saved the model, which the chain does not know."""
     config = quick_config(
-        material,
+        run_dir,
         tmp_path,
         {"total_steps = 48": "total_steps = 2", "cooldown_time = 15": "cooldown_time = 1"},
     )

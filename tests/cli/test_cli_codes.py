@@ -47,7 +47,7 @@ def refusals() -> set[str]:
     return {Refused(name, "").code for name in names | FOUND_HERE}
 
 
-def test_the_page_lists_every_code_and_no_other(codes: set[str], refusals: set[str]) -> None:
+def test_error_code_page_lists_exactly_all_codes(codes: set[str], refusals: set[str]) -> None:
     text = (ROOT / "docs/operations.md").read_text().partition("## Error codes")[2]
     rows = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]
     listed = {code for row in rows for code in re.findall("`([a-z-]+)`", row)}
@@ -67,14 +67,12 @@ def test_the_page_lists_every_code_and_no_other(codes: set[str], refusals: set[s
         ("Custom6001", "custom6001"),
     ],
 )
-def test_code_of_a_name_splits_at_every_word(name: str, code: str) -> None:
+def test_code_of_error_name_splits_words(name: str, code: str) -> None:
     assert code_of(name) == code
 
 
 @pytest.mark.parametrize("code", sorted(PAGES))
-def test_a_code_leads_to_a_section_that_exists(
-    code: str, codes: set[str], refusals: set[str]
-) -> None:
+def test_error_code_page_section_exists(code: str, codes: set[str], refusals: set[str]) -> None:
     assert code in codes | refusals
     page, _, section = PAGES[code].partition("#")
     assert section in slugs(ROOT / page)
@@ -107,7 +105,7 @@ def test_a_code_leads_to_a_section_that_exists(
         (RuntimeError("?"), "unexpected", "docs/operations.md#troubleshooting", 1),
     ],
 )
-def test_an_error_is_told_with_its_code_and_page(
+def test_error_prints_code_and_page(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
     error: Exception,
@@ -136,7 +134,7 @@ def test_an_error_is_told_with_its_code_and_page(
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])
-def test_the_pages_that_an_error_names_are_there(
+def test_error_page_paths_exist(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
@@ -168,7 +166,7 @@ def test_the_pages_that_an_error_names_are_there(
         (("scripts/tokenise.py",), "--output"),
     ],
 )
-def test_script_with_wrong_options_has_the_commands_error_form(
+def test_script_with_wrong_options_prints_command_error(
     line: tuple[str, ...],
     said: str,
     monkeypatch: pytest.MonkeyPatch,

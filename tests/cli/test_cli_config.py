@@ -48,14 +48,14 @@ def refused(path: Path, text: str) -> list[dict[str, str | int]]:
 
 
 @pytest.fixture
-def run_toml(material: Path, tmp_path: Path) -> Path:
+def run_toml(run_dir: Path, tmp_path: Path) -> Path:
     """A config whose model and tokens are here."""
     path = tmp_path / "run.toml"
-    path.write_text((material / "config.toml").read_text())
+    path.write_text((run_dir / "config.toml").read_text())
     return path
 
 
-def test_the_page_of_keys_is_current() -> None:
+def test_config_page_is_current() -> None:
     page = (ROOT / "docs/config.md").read_text()
     assert page == config_page.page(), "run: python -m aftermath.cli.config_page docs/config.md"
     assert [
@@ -63,7 +63,7 @@ def test_the_page_of_keys_is_current() -> None:
     ] == []
 
 
-def test_a_config_that_a_run_can_have_is_said_to_be_one(run_toml: Path) -> None:
+def test_validate_valid_config_is_ok(run_toml: Path) -> None:
     said = validate(run_toml).data
     assert said == {
         "file": str(run_toml),
@@ -76,7 +76,7 @@ def test_a_config_that_a_run_can_have_is_said_to_be_one(run_toml: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "pattern", "replacement", "line"), RULES)
-def test_a_rule_of_the_program_is_told_by_the_name_of_its_error(
+def test_validate_program_rule_violation_names_error_code(
     tmp_path: Path, name: str, pattern: str, replacement: str, line: int
 ) -> None:
     mistakes = refused(tmp_path / "run.toml", changed((pattern, replacement)))
@@ -110,7 +110,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("right", "wrong", "code"), WRONG, ids=[one[2] for one in WRONG])
-def test_a_mistake_has_its_code_and_update_config_says_the_same(
+def test_validate_mistake_equals_update_config_error(
     run_toml: Path, right: str, wrong: str, code: str
 ) -> None:
     text = run_toml.read_text()
@@ -126,7 +126,7 @@ def test_a_mistake_has_its_code_and_update_config_says_the_same(
     assert f"{run_toml}:{mistakes[0]['line']}: {mistakes[0]['message']}" in shown.out
 
 
-def test_every_mistake_is_told_at_once(run_toml: Path) -> None:
+def test_validate_reports_all_mistakes(run_toml: Path) -> None:
     text = (
         run_toml.read_text()
         .replace("max_seq_len = 64", "max_seq_len = 4096")
@@ -144,9 +144,7 @@ def test_every_mistake_is_told_at_once(run_toml: Path) -> None:
     ],
     ids=["members", "program", "file"],
 )
-def test_mistakes_are_listed_in_line_order_by_each_command(
-    run_toml: Path, wrong: dict[str, str]
-) -> None:
+def test_mistakes_are_listed_in_line_order(run_toml: Path, wrong: dict[str, str]) -> None:
     text = run_toml.read_text()
     for right, instead in wrong.items():
         assert text.count(right) == 1
@@ -172,7 +170,7 @@ PLACES = {
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_a_place_of_data_that_train_would_refuse_is_a_mistake(run_toml: Path, place: str) -> None:
+def test_validate_data_location_refused_by_train_is_a_mistake(run_toml: Path, place: str) -> None:
     text = re.sub(r'^Local = ".*tokens"$', place, run_toml.read_text(), flags=re.MULTILINE)
     (mistake,) = refused(run_toml, text)
     assert mistake["code"] == "data"
@@ -188,13 +186,13 @@ def test_a_place_of_data_that_train_would_refuse_is_a_mistake(run_toml: Path, pl
         'WeightedHttp = "http://[::1]:9/"',
     ],
 )
-def test_nobody_is_asked_for_data(run_toml: Path, place: str) -> None:
+def test_validate_does_not_request_data(run_toml: Path, place: str) -> None:
     text = re.sub(r'^Local = ".*tokens"$', place, run_toml.read_text(), flags=re.MULTILINE)
     run_toml.write_text(text)
     assert validate(run_toml).data["not_looked_at"] == ["the data, because it is remote"]
 
 
-def test_nobody_is_asked_for_a_checkpoint_on_the_hub(
+def test_validate_does_not_request_hub_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
@@ -246,7 +244,7 @@ def test_config_check_names_missing_model_and_missing_data(run_toml: Path) -> No
         assert fix in said
 
 
-def test_model_options_of_the_files_toml_are_checked(run_toml: Path) -> None:
+def test_validate_checks_model_options_of_files_toml(run_toml: Path) -> None:
     text = re.sub(
         r'^Local = ".*model"$', 'Local = "nowhere"', run_toml.read_text(), flags=re.MULTILINE
     )
@@ -266,7 +264,7 @@ def test_model_options_of_the_files_toml_are_checked(run_toml: Path) -> None:
     assert "files.toml is not valid TOML" in validate(run_toml).error["error"]
 
 
-def test_what_an_owner_may_not_have_meant_is_a_warning(run_toml: Path) -> None:
+def test_validate_probably_unintended_value_is_a_warning(run_toml: Path) -> None:
     text = run_toml.read_text().replace("total_steps = 48\nwaiting", "total_steps = 20\nwaiting")
     run_toml.write_text(text)
     said = validate(run_toml).data
@@ -274,20 +272,20 @@ def test_what_an_owner_may_not_have_meant_is_a_warning(run_toml: Path) -> None:
     assert {one["code"] for one in said["warnings"]} <= set(owner_warnings.WARNINGS)
 
 
-def test_no_file_is_no_mistake_of_one(tmp_path: Path) -> None:
+def test_validate_missing_file_is_a_file_error(tmp_path: Path) -> None:
     found = validate(tmp_path / "nowhere.toml")
     assert found.error["code"] == "config"
     assert found.out == ""
 
 
-def test_a_file_moves_no_cursor(run_toml: Path) -> None:
+def test_validate_escapes_terminal_codes_of_file(run_toml: Path) -> None:
     run_toml.write_text(run_toml.read_text().replace('"HfLlama"', '"[bold]\\u001b[2J"'))
     shown = invoke("config", "validate", run_toml)
     assert "\x1b" not in shown.out
     assert "[bold]" in shown.out
 
 
-def test_a_key_is_explained() -> None:
+def test_explain_key_prints_its_properties() -> None:
     (said,) = invoke("config", "explain", "config.global_batch_size_end", "--json").data
     assert {
         name: said[name]
@@ -309,7 +307,7 @@ def test_a_key_is_explained() -> None:
     )
 
 
-def test_a_table_lists_its_keys_and_a_last_part_all_that_end_so() -> None:
+def test_explain_table_lists_keys_and_suffix_matches() -> None:
     (said,) = invoke("config", "explain", "[model.LLM.checkpoint]", "--json").data
     assert said["keys"] == ["Hub", "Local", "Dummy"]
     found = [one["key"] for one in invoke("config", "explain", "total_steps", "--json").data]
@@ -317,7 +315,7 @@ def test_a_table_lists_its_keys_and_a_last_part_all_that_end_so() -> None:
     assert len(found) == 3
 
 
-def test_an_unknown_key_gets_the_nearest_names() -> None:
+def test_explain_unknown_key_suggests_nearest() -> None:
     told = invoke("config", "explain", "config.global_batch_sise_end", "--json").mistake
     assert told["fix"].startswith("Did you mean config.global_batch_size_end")
     assert "compression_topk" in invoke("config", "explain", "topk", "--json").mistake["fix"]
@@ -327,7 +325,7 @@ def test_an_unknown_key_gets_the_nearest_names() -> None:
     )
 
 
-def test_a_key_is_explained_by_the_name_that_update_config_shows() -> None:
+def test_explain_accepts_names_of_update_config_output() -> None:
     for shown, key in (
         ("run.config.total_steps", "config.total_steps"),
         ("model.optimizer.orthogonal_lr", "model.LLM.optimizer.SparseLoCo.orthogonal_lr"),
@@ -338,12 +336,12 @@ def test_a_key_is_explained_by_the_name_that_update_config_shows() -> None:
     assert invoke("config", "explain", "optimizer.total_steps", "--json").code == 2
 
 
-def test_the_schema_is_one_document_with_and_without_json() -> None:
+def test_schema_is_equal_with_and_without_json() -> None:
     assert invoke("config", "schema").out == invoke("config", "schema", "--json").out
     assert json.loads(invoke("config", "schema").out) == json_schema()
 
 
-def test_validate_tokens_of_another_width_is_a_mistake(run_toml: Path) -> None:
+def test_validate_tokens_of_wrong_width_is_a_mistake(run_toml: Path) -> None:
     text = run_toml.read_text()
     table = re.search(r'^Local = ".*tokens"$', text, flags=re.MULTILINE)
     assert table is not None

@@ -46,10 +46,10 @@ def line_of(text: str, part: str) -> int:
         ),
     ],
 )
-def test_what_members_do_not_do_is_refused(
-    owner: Shell, material: Path, tmp_path: Path, right: str, wrong: str, says: str
+def test_config_beyond_member_limits_is_refused(
+    owner: Shell, run_dir: Path, tmp_path: Path, right: str, wrong: str, says: str
 ) -> None:
-    text = (material / "config.toml").read_text()
+    text = (run_dir / "config.toml").read_text()
     assert right in text
     text = text.replace(right, wrong)
     wrong = wrong.splitlines()[-1]
@@ -58,17 +58,17 @@ def test_what_members_do_not_do_is_refused(
     assert says in found
 
 
-def test_a_slice_is_no_checkpoint_for_a_run(owner: Shell, material: Path, tmp_path: Path) -> None:
+def test_checkpoint_slice_for_run_is_refused(owner: Shell, run_dir: Path, tmp_path: Path) -> None:
     out = tmp_path / "slices"
     assert (
-        invoke("model", "export", "--src", material / "model", "--tiers", "1", "--out", out).code
+        invoke("model", "export", "--src", run_dir / "model", "--tiers", "1", "--out", out).code
         == 0
     )
     place = out / "model-tier1"
     assert (place / "config.json").is_file()
-    usual = f"Local = {json.dumps(str(material / 'model'))}"
+    usual = f"Local = {json.dumps(str(run_dir / 'model'))}"
     for form in ("Local = {place}", "Local = {{ path = {place} }}"):
-        text = (material / "config.toml").read_text()
+        text = (run_dir / "config.toml").read_text()
         text = text.replace(usual, form.format(place=json.dumps(str(place))))
         found = configure(owner, tmp_path / "config.toml", text)
         line = f"{tmp_path / 'config.toml'}:{line_of(text, str(place))}"
@@ -76,11 +76,11 @@ def test_a_slice_is_no_checkpoint_for_a_run(owner: Shell, material: Path, tmp_pa
 
 
 def test_invalid_hub_repo_is_refused_before_any_request(
-    owner: Shell, material: Path, tmp_path: Path
+    owner: Shell, run_dir: Path, tmp_path: Path
 ) -> None:
-    text = (material / "config.toml").read_text()
+    text = (run_dir / "config.toml").read_text()
     text = text.replace(
-        f"Local = {json.dumps(str(material / 'model'))}", 'Hub = { repo_id = "not a repo" }'
+        f"Local = {json.dumps(str(run_dir / 'model'))}", 'Hub = { repo_id = "not a repo" }'
     )
     found = configure(owner, tmp_path / "config.toml", text)
     line = line_of(text, "not a repo")
@@ -90,8 +90,8 @@ def test_invalid_hub_repo_is_refused_before_any_request(
     assert "OWNER/NAME" in found
 
 
-def test_every_limit_is_reported_at_once(owner: Shell, material: Path, tmp_path: Path) -> None:
-    text = (material / "config.toml").read_text()
+def test_config_reports_all_limit_violations(owner: Shell, run_dir: Path, tmp_path: Path) -> None:
+    text = (run_dir / "config.toml").read_text()
     for right, wrong in (
         ("max_seq_len = 64", "max_seq_len = 4096"),
         ('"Pretraining"', '"Finetuning"'),
@@ -100,16 +100,14 @@ def test_every_limit_is_reported_at_once(owner: Shell, material: Path, tmp_path:
     assert len(configure(owner, tmp_path / "config.toml", text).splitlines()) == 2
 
 
-def test_what_the_model_allows_is_accepted(
-    owner: Shell, run_id: str, material: Path, tmp_path: Path
+def test_config_within_model_limits_is_accepted(
+    owner: Shell, run_id: str, run_dir: Path, tmp_path: Path
 ) -> None:
     assert owner("create-run", "--run-id", run_id).code == 0
     config = tmp_path / "config.toml"
     config.write_bytes(
         b"\xef\xbb\xbf"
-        + (material / "config.toml")
-        .read_bytes()
-        .replace(b"max_seq_len = 64", b"max_seq_len = 2048")
+        + (run_dir / "config.toml").read_bytes().replace(b"max_seq_len = 64", b"max_seq_len = 2048")
     )
     assert owner("update-config", "--run-id", run_id, "--config-path", config).code == 0
     assert owner("json-dump-run", "--run-id", run_id).data["model"]["max_seq_len"] == 2048

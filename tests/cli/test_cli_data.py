@@ -20,7 +20,7 @@ from faulty_web import serving
 PROGRAM = [sys.executable, "-m", "aftermath"]
 
 
-def test_text_becomes_tokens_that_can_be_looked_at(tmp_path: Path) -> None:
+def test_tokenize_output_is_readable_by_inspect(tmp_path: Path) -> None:
     (tmp_path / "text").mkdir()
     (tmp_path / "text" / "a.txt").write_text("some words, some more of them")
     tokenize = ("data", "tokenize", "--input", tmp_path / "text", "--output", tmp_path / "out")
@@ -56,7 +56,7 @@ def _tokenizer_with(place: Path, *special: str) -> Path:
         ((), None, "<|endoftext|>"),
     ],
 )
-def test_tokenize_writes_a_tokenizer_that_names_its_end_token(
+def test_tokenize_writes_tokenizer_with_end_token(
     tmp_path: Path, options: tuple[str, ...], config: dict[str, str] | None, end_token: str
 ) -> None:
     (tmp_path / "a.txt").write_text("more than three tokens")
@@ -93,7 +93,7 @@ sys.exit(os.waitstatus_to_exitcode(status))
 
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "wait4"), reason="the system does not tell a child's memory")
-def test_tokenize_of_a_large_file_takes_bounded_memory(tmp_path: Path) -> None:
+def test_tokenize_large_file_has_bounded_memory(tmp_path: Path) -> None:
     """20 MB of text, which took 5.3 GB when a file was tokenised at once."""
     line = "A story of a red fox, an old river and a far hill, told again.\n"
     with (tmp_path / "stories.txt").open("w") as file:
@@ -119,7 +119,7 @@ def test_tokenize_of_a_large_file_takes_bounded_memory(tmp_path: Path) -> None:
     assert (len(tokens), int((tokens == 256).sum())) == (2000 * (160 * len(line) + 1), 2000)
 
 
-def test_tokenize_without_an_end_token_says_so(tmp_path: Path) -> None:
+def test_tokenize_without_end_token_warns(tmp_path: Path) -> None:
     words = Tokenizer(models.WordLevel({"one": 0, "two": 1}, unk_token="one"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     words.save(str(tmp_path / "t.json"))
@@ -142,7 +142,7 @@ def test_tokenize_without_an_end_token_says_so(tmp_path: Path) -> None:
     assert not (tmp_path / "other").exists()
 
 
-def test_tokenize_skips_rare_records_without_text_with_a_warning(tmp_path: Path) -> None:
+def test_tokenize_rare_records_without_text_are_skipped(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "one"}\n{"body": "lost"}\n{"text": "two"}\n')
     words = ("data", "tokenize", "--input", tmp_path / "a.jsonl", "--output")
     made = invoke(*words, tmp_path / "out")
@@ -168,7 +168,7 @@ def test_tokenize_skips_rare_records_without_text_with_a_warning(tmp_path: Path)
         (None, "cannot read"),
     ],
 )
-def test_tokenize_with_a_file_that_is_not_a_tokenizer_is_refused(
+def test_tokenize_with_invalid_tokenizer_is_refused(
     tmp_path: Path, content: bytes | None, says: str
 ) -> None:
     (tmp_path / "a.txt").write_text("one")
@@ -182,7 +182,7 @@ def test_tokenize_with_a_file_that_is_not_a_tokenizer_is_refused(
     assert not (tmp_path / "out").exists()
 
 
-def test_files_are_fetched_once_and_whole(tmp_path: Path) -> None:
+def test_fetch_downloads_each_file_once(tmp_path: Path) -> None:
     with serving() as web:
         web.files = {f"/t{number:03}.bin": bytes([number]) * 1000 for number in (1, 2)}
         words = ("data", "fetch", "--output", tmp_path, "--files", 2, "--left-pad-zeros", 3)
@@ -202,7 +202,7 @@ def test_files_are_fetched_once_and_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="nothing is forbidden to root")
-def test_inspect_of_an_unreadable_file_says_how_to_allow_it(tmp_path: Path) -> None:
+def test_inspect_unreadable_file_error_names_fix(tmp_path: Path) -> None:
     np.arange(64, dtype="<u2").tofile(tmp_path / "a.bin")
     (tmp_path / "a.bin").chmod(0)
     refused = invoke("data", "inspect", "--data-path", tmp_path)
@@ -211,7 +211,7 @@ def test_inspect_of_an_unreadable_file_says_how_to_allow_it(tmp_path: Path) -> N
     assert "chmod u+r" in refused.err
 
 
-def test_a_server_serves_until_it_is_stopped(tmp_path: Path) -> None:
+def test_data_serve_runs_until_stopped(tmp_path: Path) -> None:
     (tmp_path / "a.bin").write_bytes(np.arange(64, dtype="<u2").tobytes())
     (tmp_path / "data.toml").write_text('dir = "a.bin"\nseq_len = 8\n')
     words = [

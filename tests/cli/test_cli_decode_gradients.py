@@ -53,7 +53,7 @@ def put(place: Path, file: GradientFile) -> Path:
     return place / file.name
 
 
-def test_a_file_is_described_level_by_level(tmp_path: Path) -> None:
+def test_decode_gradients_describes_each_level(tmp_path: Path) -> None:
     file = result_of(SCHEMA, 1)
     (told,) = invoke("decode-gradients", put(tmp_path, file), "--json").data
     levels = told.pop("levels")
@@ -79,7 +79,7 @@ def test_a_file_is_described_level_by_level(tmp_path: Path) -> None:
         assert levels[str(level)] == expected | {"of": SCHEMA.results.entries(level)}
 
 
-def test_a_person_reads_one_line_for_each_level(tmp_path: Path) -> None:
+def test_decode_gradients_text_has_one_line_per_level(tmp_path: Path) -> None:
     empty = GradientFile(SCHEMA, result_of(SCHEMA, 2, seat=4).about, {2: empty_payload(2)})
     shown = invoke("decode-gradients", put(tmp_path, result_of(SCHEMA, 1)), put(tmp_path, empty))
     assert (shown.code, shown.err) == (0, "")
@@ -91,7 +91,7 @@ def test_a_person_reads_one_line_for_each_level(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("schema", [SCHEMA, LATTICE], ids=["distro", "sparseloco"])
-def test_out_gives_the_parameters_tensors(tmp_path: Path, schema: Schema) -> None:
+def test_decode_gradients_out_writes_parameter_tensors(tmp_path: Path, schema: Schema) -> None:
     files = [result_of(schema, tier=1, seat=3), result_of(schema, tier=0, seat=4)]
     paths = [put(tmp_path, file) for file in files]
     told = invoke("decode-gradients", *paths, "--out", tmp_path / "new" / "dense", "--json").data
@@ -105,7 +105,9 @@ def test_out_gives_the_parameters_tensors(tmp_path: Path, schema: Schema) -> Non
     assert len([*(tmp_path / "new" / "dense").iterdir()]) == 2, "nothing half written is left"
 
 
-def test_mistakes_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decode_gradients_mistakes_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = put(tmp_path, result_of(SCHEMA, 1))
     (tmp_path / "other").mkdir()
     twin = put(tmp_path / "other", result_of(SCHEMA, 1))
@@ -134,7 +136,7 @@ def test_mistakes_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert path.read_bytes() == result_of(SCHEMA, 1).to_bytes()
 
 
-def test_a_payload_that_is_no_encoding_is_told(tmp_path: Path) -> None:
+def test_decode_gradients_invalid_payload_is_refused(tmp_path: Path) -> None:
     file = result_of(SCHEMA, 2)
     size = SCHEMA.results.payload_bytes(2)
     broken = GradientFile(SCHEMA, file.about, {2: b"\xff" * size})
@@ -143,7 +145,7 @@ def test_a_payload_that_is_no_encoding_is_told(tmp_path: Path) -> None:
     assert told["fix"]
 
 
-def test_a_model_for_which_there_is_no_room_is_not_begun(
+def test_decode_gradients_too_large_model_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A payload that stands for tensors of a thousand times its size."""

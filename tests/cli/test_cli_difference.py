@@ -13,18 +13,18 @@ from cli.cli_runs import Shell, invoke
 
 
 @pytest.fixture
-def configured(owner: Shell, run_id: str, material: Path) -> Shell:
+def configured(owner: Shell, run_id: str, run_dir: Path) -> Shell:
     assert owner("create-run", "--run-id", run_id, "--name", "Test").code == 0
     assert (
-        owner("update-config", "--run-id", run_id, "--config-path", material / "config.toml").code
+        owner("update-config", "--run-id", run_id, "--config-path", run_dir / "config.toml").code
         == 0
     )
     return owner
 
 
-def other(material: Path, place: Path, **replaced: str) -> Path:
+def other(run_dir: Path, place: Path, **replaced: str) -> Path:
     """The config with some keys' values replaced."""
-    text = (material / "config.toml").read_text()
+    text = (run_dir / "config.toml").read_text()
     for key, value in replaced.items():
         lines = [
             f"{key} = {value}" if line.startswith(f"{key} = ") else line
@@ -47,15 +47,15 @@ def flat(values: Any, path: str = "") -> dict[str, Any]:
     }
 
 
-def test_what_is_told_is_what_then_differs(
-    configured: Shell, run_id: str, material: Path, tmp_path: Path
+def test_printed_changes_equal_dump_differences(
+    configured: Shell, run_id: str, run_dir: Path, tmp_path: Path
 ) -> None:
     """The optimizer's kind and the rules change: every key of the dumps before and after that an
     owner sets is told.
     """
     before = flat(configured("json-dump-run", "--run-id", run_id).data)
     head = (
-        other(material, tmp_path, cooldown_time="77")
+        other(run_dir, tmp_path, cooldown_time="77")
         .read_text()
         .partition("[model.LLM.optimizer")[0]
     )
@@ -90,14 +90,14 @@ def test_what_is_told_is_what_then_differs(
     assert told["model.metadata.name"] == ("Test", "New")
 
 
-def test_what_is_so_already_is_not_sent(configured: Shell, run_id: str, material: Path) -> None:
+def test_unchanged_config_is_not_sent(configured: Shell, run_id: str, run_dir: Path) -> None:
     for more in ((), ("--name", "Test"), ("--client-version", ""), ("--switch-to-hub",)):
         line = (
             "update-config",
             "--run-id",
             run_id,
             "--config-path",
-            material / "config.toml",
+            run_dir / "config.toml",
             *more,
         )
         for asked in (line, (*line, "--dry-run")):
@@ -106,27 +106,25 @@ def test_what_is_so_already_is_not_sent(configured: Shell, run_id: str, material
             assert f"run {run_id} has these settings already: nothing is sent" in found.err
 
 
-def test_people_read_it_before_it_is_sent(
-    configured: Shell, run_id: str, material: Path, tmp_path: Path
+def test_changes_are_printed_before_sending(
+    configured: Shell, run_id: str, run_dir: Path, tmp_path: Path
 ) -> None:
     line = ("update-config", "--rpc", configured.rpc, "-w", configured.wallet, "--run-id", run_id)
     for more in (("--dry-run",), ()):
-        said = invoke(*line, "--config-path", other(material, tmp_path, cooldown_time="78"), *more)
+        said = invoke(*line, "--config-path", other(run_dir, tmp_path, cooldown_time="78"), *more)
         assert said.code == 0
         [row] = [row.split() for row in said.err.splitlines() if "cooldown_time" in row]
         assert (row[0], row[2]) == ("run.config.cooldown_time", "78")
 
 
-def test_of_a_first_config_people_read_what_is_not_as_by_default(
-    owner: Shell, run_id: str, material: Path
-) -> None:
+def test_first_config_prints_nondefault_values(owner: Shell, run_id: str, run_dir: Path) -> None:
     assert owner("create-run", "--run-id", run_id).code == 0
     line = (
         "update-config",
         "--run-id",
         run_id,
         "--config-path",
-        material / "config.toml",
+        run_dir / "config.toml",
         "--dry-run",
     )
     changes = {one["key"]: one["new"] for one in owner(*line).data["changes"]}
@@ -137,7 +135,7 @@ def test_of_a_first_config_people_read_what_is_not_as_by_default(
     assert f"and {len(hidden)} others as by default" in said
     left_out = {"min_round_time", "overlap", "weight_decay", "compression_topk_embeddings"}
     assert {key.split(".")[-1] for key in hidden} == left_out
-    assert not any(f"{name} =" in (material / "config.toml").read_text() for name in left_out)
+    assert not any(f"{name} =" in (run_dir / "config.toml").read_text() for name in left_out)
     assert changes["model.tiers"] == 3
     assert {
         "run.config.total_steps",
@@ -147,7 +145,7 @@ def test_of_a_first_config_people_read_what_is_not_as_by_default(
     } <= shown
 
 
-def test_a_step_to_restart_from_is_told_with_its_data(configured: Shell, run_id: str) -> None:
+def test_restart_step_change_prints_its_data(configured: Shell, run_id: str) -> None:
     configured("set-paused", "--run-id", run_id, "--resume")
     configured("set-paused", "--run-id", run_id, "pause")
     line = ("update-config", "--run-id", run_id, "--restart-from-step", 11)

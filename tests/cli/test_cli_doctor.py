@@ -58,7 +58,7 @@ def _no_token(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HF_TOKEN", raising=False)
 
 
-def test_the_machine_alone(tmp_path: Path) -> None:
+def test_doctor_without_run_checks_machine(tmp_path: Path) -> None:
     create_wallet(tmp_path / "wallet.json")
     code, checks = examined("-w", tmp_path / "wallet.json")
     assert code == 0
@@ -70,7 +70,7 @@ def test_the_machine_alone(tmp_path: Path) -> None:
         assert one["fix"] in text
 
 
-def test_key_file_that_others_can_read_is_fixed_when_asked(tmp_path: Path) -> None:
+def test_key_file_readable_by_others_is_fixed_on_request(tmp_path: Path) -> None:
     path = tmp_path / "wallet.json"
     create_wallet(path)
     path.chmod(0o644)
@@ -83,14 +83,14 @@ def test_key_file_that_others_can_read_is_fixed_when_asked(tmp_path: Path) -> No
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-def test_missing_wallet_is_a_warning_unless_it_is_named(tmp_path: Path) -> None:
+def test_missing_wallet_is_a_warning_unless_named(tmp_path: Path) -> None:
     code, checks = examined()
     assert (code, checks["wallet"]["status"]) == (0, "warning")
     code, checks = examined("-w", tmp_path / "none.json")
     assert (code, checks["wallet"]["status"]) == (1, "failure")
 
 
-def test_a_port_that_is_taken(tmp_path: Path) -> None:
+def test_doctor_taken_port_is_a_failure(tmp_path: Path) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as taken:
         taken.bind(("0.0.0.0", 0))
         code, checks = examined("--bind-p2p-port", taken.getsockname()[1])
@@ -99,7 +99,7 @@ def test_a_port_that_is_taken(tmp_path: Path) -> None:
     assert "--bind-p2p-port" in checks["udp"]["fix"]
 
 
-def test_the_port_for_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_taken_metrics_port_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         code, checks = examined("--metrics-port", port)
@@ -111,7 +111,7 @@ def test_the_port_for_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "metrics-port" in examined()[1]
 
 
-def test_an_interface_that_this_machine_has_not() -> None:
+def test_doctor_unknown_interface_is_a_failure() -> None:
     for address, word in (("192.0.2.7", "cannot listen"), ("nowhere", "no IPv4 address")):
         code, checks = examined("--bind-p2p-interface", address)
         assert (code, checks["udp"]["status"]) == (1, "failure")
@@ -119,7 +119,7 @@ def test_an_interface_that_this_machine_has_not() -> None:
     assert "of 127.0.0.1" in examined("--bind-p2p-interface", "127.0.0.1")[1]["udp"]["message"]
 
 
-def test_udp_that_is_blocked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_blocked_udp_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(network_checks, "CONNECT_SECONDS", 0.1)
     monkeypatch.setattr(IrohTransport, "reachable", lambda _: [])
     code, checks = examined()
@@ -129,7 +129,7 @@ def test_udp_that_is_blocked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_udp_on_a_machine_whose_every_interface_is_down() -> None:
+def test_doctor_udp_without_interfaces_is_a_failure() -> None:
     if subprocess.run([*WITHOUT_NETWORK, "true"], capture_output=True, check=False).returncode:
         pytest.skip("no network namespace may be made here")
     line = [
@@ -149,7 +149,7 @@ def test_udp_on_a_machine_whose_every_interface_is_down() -> None:
     assert "firewall" in udp["fix"]
 
 
-def test_a_relay_that_is_not_there_is_given_up_within_seconds(
+def test_doctor_absent_relay_fails_within_seconds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(network_checks, "RELAY_SECONDS", 0.5)
@@ -159,7 +159,7 @@ def test_a_relay_that_is_not_there_is_given_up_within_seconds(
     assert "TCP port 9" in checks["relay"]["fix"]
 
 
-async def test_a_relay_that_answers_and_takes_nobody_is_none(
+async def test_doctor_relay_without_handshake_is_a_failure(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(network_checks, "RELAY_SECONDS", 0.5)
@@ -179,14 +179,14 @@ async def test_a_relay_that_answers_and_takes_nobody_is_none(
     assert url in found.message
 
 
-def test_a_relay_that_is_there(tmp_path: Path) -> None:
+def test_doctor_real_relay_is_ok(tmp_path: Path) -> None:
     with real_relay(tmp_path / "relay") as url:
         code, checks = examined("--iroh-relay", url)
     assert (code, checks["relay"]["status"]) == (0, "ok")
     assert f"{url} accepts this machine" in checks["relay"]["message"]
 
 
-def test_no_relay() -> None:
+def test_doctor_without_relay_advises_one() -> None:
     assert "directly" in examined("--iroh-relay", "disabled")[1]["relay"]["message"]
     assert "--iroh-relay n0" in examined()[1]["relay"]["fix"]
     assert invoke("doctor", "--iroh-relay", "nonsense").code == 2
@@ -205,7 +205,7 @@ def test_no_relay() -> None:
         ("n0", ["[2606:4700::1]:44"], False, "ok", ""),
     ],
 )
-def test_what_a_relay_sees_says_by_what_way_others_come(
+def test_relay_view_of_addresses_names_how_peers_connect(
     chosen: str, addresses: list[str] | None, named: bool, status: str, word: str
 ) -> None:
     found = network_checks.relay_finding(chosen, addresses, named=named)
@@ -215,7 +215,7 @@ def test_what_a_relay_sees_says_by_what_way_others_come(
         assert addresses[-1] in found.message
 
 
-def test_a_device_that_is_not_there() -> None:
+def test_doctor_missing_device_is_a_failure() -> None:
     outcome = invoke("doctor", "--device", "cuda:63", "--json")
     assert outcome.code == 1
     assert {one["check"]: one["status"] for one in json.loads(outcome.out)["checks"]}[
@@ -223,7 +223,7 @@ def test_a_device_that_is_not_there() -> None:
     ] == "failure"
 
 
-async def test_what_the_hub_says_of_the_token(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_doctor_hub_token_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     async def answer(request: web.Request) -> web.Response:
         return web.Response(
             status=200 if request.headers["Authorization"] == "Bearer good" else 401
@@ -247,12 +247,12 @@ async def test_what_the_hub_says_of_the_token(monkeypatch: pytest.MonkeyPatch) -
     assert told == {"good": "ok", "bad": "failure", "away": "warning"}
 
 
-def test_little_room_on_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_low_disk_space_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine_checks, "LEAST_DISK", 1 << 60)
     assert examined()[1]["disk"]["status"] == "warning"
 
 
-def test_packages_that_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_unmet_package_requirements_are_failures(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = [
         "typer>=99",
         "no-such-package",
@@ -268,7 +268,7 @@ def test_packages_that_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
         assert fits not in checks["python"]["message"]
 
 
-def test_a_cluster_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_unresponsive_cluster_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("aftermath.cli.connection.PATIENCE_SECONDS", 0.2)
     code, checks = examined("--rpc", "http://127.0.0.1:9", "--run-id", "demo")
     assert code == 1
@@ -278,8 +278,8 @@ def test_a_cluster_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.slow
-def test_a_run_and_what_it_asks(
-    owner: Shell, run_id: str, material: Path, monkeypatch: pytest.MonkeyPatch
+def test_doctor_run_checks_name_each_missing_step(
+    owner: Shell, run_id: str, run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From no run to one that the wallet may join: every check says what is missing."""
     line = ("--rpc", owner.rpc, "--run-id", run_id, "-w", owner.wallet)
@@ -294,7 +294,7 @@ def test_a_run_and_what_it_asks(
     assert code == 1
     assert "its owner has not configured it yet (update-config)" in checks["state"]["message"]
     assert (
-        owner("update-config", "--run-id", run_id, "--config-path", material / "config.toml").code
+        owner("update-config", "--run-id", run_id, "--config-path", run_dir / "config.toml").code
         == 0
     )
     assert owner("set-paused", "--run-id", run_id, "resume").code == 0
@@ -309,7 +309,7 @@ def test_a_run_and_what_it_asks(
     assert needed == sorted(needed, reverse=True)
     assert (
         checks["reach"]["message"]
-        == f"the run reads {material / 'model'} (model); reads {material / 'tokens'} (data)"
+        == f"the run reads {run_dir / 'model'} (model); reads {run_dir / 'tokens'} (data)"
     )
 
     code, checks = examined(*line, "--matformer-tier", 7)
@@ -324,14 +324,14 @@ def test_a_run_and_what_it_asks(
     assert examined(*line)[1]["clock"]["status"] == "warning"
 
 
-def test_a_run_for_another_client(owner: Shell, run_id: str) -> None:
+def test_doctor_run_of_other_client_version_is_a_failure(owner: Shell, run_id: str) -> None:
     assert owner("create-run", "--run-id", run_id, "--client-version", "9.9.9").code == 0
     code, checks = examined("--rpc", owner.rpc, "--run-id", run_id, "-w", owner.wallet)
     assert code == 1
     assert "9.9.9" in checks["version"]["message"]
 
 
-def test_a_wallet_that_nobody_admits_is_told_both_ways_in(
+def test_doctor_unauthorized_wallet_fix_names_both_ways(
     owner: Shell, run_id: str, tmp_path: Path
 ) -> None:
     """The fix names both ways: an authorization of its own, or one as a delegate. For a named
@@ -352,7 +352,7 @@ def test_a_wallet_that_nobody_admits_is_told_both_ways_in(
     assert f"{grantee} makes it a delegate with aftermath-solana join-authorization-delegate" in fix
 
 
-def test_nothing_is_written_without_fix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_without_fix_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     create_wallet(tmp_path / "wallet.json")
     monkeypatch.chdir(tmp_path)
     examined("-w", tmp_path / "wallet.json")

@@ -78,7 +78,7 @@ def has_dry_run(index: Index, name: str) -> bool:
 
 
 @pytest.mark.parametrize("index", [SOLANA, CENTRALIZED], ids=lambda index: index.name)
-def test_every_command_that_signs_has_a_dry_run(index: Index) -> None:
+def test_signing_commands_all_have_dry_run(index: Index) -> None:
     """A new one has it with `SigningOptions`, and is asked for its line below."""
     for name in index.entries:
         wallet = SIGNING & names_in(index, name)
@@ -88,15 +88,15 @@ def test_every_command_that_signs_has_a_dry_run(index: Index) -> None:
             )
 
 
-def created(shell: Shell, run_id: str, material: Path) -> tuple[Any, ...]:
+def created(shell: Shell, run_id: str, run_dir: Path) -> tuple[Any, ...]:
     assert shell("create-run", "--run-id", run_id, "--name", "Test").code == 0
     return ("--run-id", run_id)
 
 
-def configured(shell: Shell, run_id: str, material: Path) -> tuple[Any, ...]:
-    named = created(shell, run_id, material)
+def configured(shell: Shell, run_id: str, run_dir: Path) -> tuple[Any, ...]:
+    named = created(shell, run_id, run_dir)
     text = (
-        (material / "config.toml")
+        (run_dir / "config.toml")
         .read_text()
         .replace("init_min_clients = 1", "init_min_clients = 2")
     )
@@ -106,9 +106,9 @@ def configured(shell: Shell, run_id: str, material: Path) -> tuple[Any, ...]:
     return named
 
 
-def left(shell: Shell, run_id: str, material: Path) -> tuple[Any, ...]:
+def left(shell: Shell, run_id: str, run_dir: Path) -> tuple[Any, ...]:
     """A wallet that has joined a run and left it."""
-    named = configured(shell, run_id, material)
+    named = configured(shell, run_id, run_dir)
     assert shell("set-paused", *named, "resume").code == 0
     asyncio.run(join(shell, run_id, 0))
     asyncio.run(leave(shell, run_id))
@@ -138,29 +138,29 @@ def authorized(shell: Shell) -> tuple[Any, ...]:
 
 
 LINES: dict[str, Ready] = {
-    "create-run": lambda shell, run_id, material: ("--run-id", run_id, "--name", "Test"),
-    "update-config": lambda shell, run_id, material: (
-        *created(shell, run_id, material),
+    "create-run": lambda shell, run_id, run_dir: ("--run-id", run_id, "--name", "Test"),
+    "update-config": lambda shell, run_id, run_dir: (
+        *created(shell, run_id, run_dir),
         "--config-path",
-        material / "config.toml",
+        run_dir / "config.toml",
     ),
-    "set-paused": lambda shell, run_id, material: (*configured(shell, run_id, material), "resume"),
-    "close-run": lambda shell, run_id, material: (*created(shell, run_id, material), "--yes"),
+    "set-paused": lambda shell, run_id, run_dir: (*configured(shell, run_id, run_dir), "resume"),
+    "close-run": lambda shell, run_id, run_dir: (*created(shell, run_id, run_dir), "--yes"),
     "withdraw": left,
-    "kick": lambda shell, run_id, material: (
-        *configured(shell, run_id, material),
+    "kick": lambda shell, run_id, run_dir: (
+        *configured(shell, run_id, run_dir),
         "--bar",
         "--wallet",
         stranger(shell),
     ),
-    "set-future-epoch-rates": lambda shell, run_id, material: (
-        *created(shell, run_id, material),
+    "set-future-epoch-rates": lambda shell, run_id, run_dir: (
+        *created(shell, run_id, run_dir),
         "--earning-rate-total-shared",
         9,
     ),
-    "join-authorization-create": lambda shell, run_id, material: ("--authorizer", stranger(shell)),
-    "join-authorization-delegate": lambda shell, run_id, material: authorized(shell),
-    "join-authorization-delete": lambda shell, run_id, material: granted(shell),
+    "join-authorization-create": lambda shell, run_id, run_dir: ("--authorizer", stranger(shell)),
+    "join-authorization-delegate": lambda shell, run_id, run_dir: authorized(shell),
+    "join-authorization-delete": lambda shell, run_id, run_dir: granted(shell),
 }
 """What makes a command ready to be done, and its options. `ELSEWHERE` has the others."""
 ELSEWHERE = {"checkpoint", "rewind", "reopen", "deploy", "tick", "train"}
@@ -184,11 +184,11 @@ async def airdrop(shell: Shell) -> None:
 
 
 @pytest.mark.parametrize("name", LINES)
-def test_dry_run_predicts_the_costs_to_the_lamport(
-    name: str, owner: Shell, run_id: str, material: Path
+def test_dry_run_predicts_costs_to_the_lamport(
+    name: str, owner: Shell, run_id: str, run_dir: Path
 ) -> None:
     asyncio.run(airdrop(owner))
-    line = LINES[name](owner, run_id, material)
+    line = LINES[name](owner, run_id, run_dir)
     before = lamports(owner)
     slots = invoke("json-dump-run", "--rpc", owner.rpc, "--run-id", run_id).out
     found = owner(name, *line, "--dry-run").data
@@ -207,11 +207,11 @@ def test_dry_run_predicts_the_costs_to_the_lamport(
     assert before - lamports(owner) == found["total_lamports"] - found["returned_lamports"]
 
 
-def test_every_dry_run_is_tried() -> None:
+def test_dry_run_commands_all_have_a_test() -> None:
     assert {name for name in INDEX if has_dry_run(SOLANA, name)} == set(LINES) | ELSEWHERE
 
 
-def test_instructions_and_accounts_go_by_name(owner: Shell, run_id: str) -> None:
+def test_dry_run_names_instructions_and_accounts(owner: Shell, run_id: str) -> None:
     line = ("create-run", "--rpc", owner.rpc, "-w", owner.wallet, "--run-id", run_id, "--dry-run")
     said = invoke(*line)
     assert said.code == 0, said.err
@@ -230,7 +230,7 @@ def test_instructions_and_accounts_go_by_name(owner: Shell, run_id: str) -> None
     assert all(one["rent_lamports"] == minimum_balance(one["bytes"]) for one in data["accounts"])
 
 
-def test_a_wallet_without_money_is_given_none(owner: Shell, run_id: str) -> None:
+def test_dry_run_of_empty_wallet_requests_no_funds(owner: Shell, run_id: str) -> None:
     """On a local network it could be; elsewhere the dry run says what is missing."""
     data = owner("create-run", "--run-id", run_id, "--dry-run").data
     assert (data["held_lamports"], lamports(owner)) == (0, 0)
@@ -251,10 +251,8 @@ def test_a_wallet_without_money_is_given_none(owner: Shell, run_id: str) -> None
     assert lamports(owner) == 0
 
 
-def test_a_refusal_is_told_with_its_fix_and_its_exit_code(
-    owner: Shell, run_id: str, material: Path
-) -> None:
-    named = created(owner, run_id, material)
+def test_dry_run_refusal_has_fix_and_exit_code(owner: Shell, run_id: str, run_dir: Path) -> None:
+    named = created(owner, run_id, run_dir)
     refused = owner("set-paused", *named, "resume", "--dry-run")
     assert refused.error["code"] == owner("set-paused", *named, "resume").error["code"]
     assert f"update-config --run-id {run_id}" in refused.error["fix"]
@@ -272,20 +270,20 @@ def person(shell: Shell, name: str, *line: Any) -> Outcome:
     return invoke(name, "--rpc", shell.rpc, "-w", shell.wallet, *line)
 
 
-def test_a_tick_that_is_not_due_ends_the_dry_run(owner: Shell, run_id: str, material: Path) -> None:
+def test_dry_run_of_early_tick_ends(owner: Shell, run_id: str, run_dir: Path) -> None:
     """It is no loop."""
-    named = configured(owner, run_id, material)
+    named = configured(owner, run_id, run_dir)
     assert owner("set-paused", *named, "resume").code == 0
     assert owner("tick", *named, "--dry-run").error["code"] == "nothing-to-tick"
 
 
-def test_nothing_to_be_sent_needs_no_dry_run(owner: Shell) -> None:
+def test_dry_run_without_transaction_sends_nothing(owner: Shell) -> None:
     granted(owner)
     again = owner("join-authorization-create", "--authorizer", stranger(owner), "--dry-run").data
     assert (again["active"], again["signatures"]) == (True, [])
 
 
-def test_delegates_keep_an_authorization_from_being_closed(owner: Shell) -> None:
+def test_dry_run_close_of_authorization_with_delegates_matches(owner: Shell) -> None:
     """What the dry run says of that is what happens."""
     line = granted(owner)
     grantee = Shell(owner.rpc, stranger(owner))

@@ -77,11 +77,9 @@ def trained(line: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("project", "made_in_this_process")
+@pytest.mark.usefixtures("project", "in_process_builds")
 @pytest.mark.timeout(1800)
-def test_an_owner_and_a_provider_go_by_their_pages(
-    rpc: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_owner_and_provider_pages_commands_run(rpc: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RPC", rpc)
     for line in lines("owner", "Install", "The first time, on this machine alone"):
         if line != "aftermath-solana localnet":  # which is there
@@ -102,7 +100,7 @@ def test_an_owner_and_a_provider_go_by_their_pages(
 
 @pytest.mark.nightly  # tests/lab and tests/evals cover these commands in the slow tests
 @pytest.mark.timeout(1800)
-def test_a_researcher_goes_by_its_page(project: Path) -> None:
+def test_researcher_page_commands_run(project: Path) -> None:
     """With a tenth of the steps and of the questions."""
     for line in lines("researcher", "The first comparison"):
         called(line.replace("--steps 40", "--steps 4").replace("--max-docs 20", "--max-docs 2"))

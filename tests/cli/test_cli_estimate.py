@@ -57,11 +57,11 @@ async def join(rpc: str, wallet: Wallet, run_id: str) -> None:
         )
 
 
-def test_the_sum_is_what_owner_and_member_spend(
-    owner: Shell, run_id: str, material: Path, tmp_path: Path
+def test_estimate_equals_actual_costs(
+    owner: Shell, run_id: str, run_dir: Path, tmp_path: Path
 ) -> None:
     """On a cluster whose faucet gave both enough before, so that nothing is added meanwhile."""
-    path = quick_config(material, tmp_path)
+    path = quick_config(run_dir, tmp_path)
     key = Pubkey.from_string(invoke("show-identity", "-w", owner.wallet, "--json").data["wallet"])
     member = create_wallet(tmp_path / "member.json")
     found = estimated(path)
@@ -85,9 +85,9 @@ def test_the_sum_is_what_owner_and_member_spend(
     )
 
 
-def test_bytes_are_those_of_a_result(material: Path) -> None:
-    found = estimated(material / "config.toml")
-    config = load_config(material / "config.toml")
+def test_estimate_bytes_equal_result_size(run_dir: Path) -> None:
+    found = estimated(run_dir / "config.toml")
+    config = load_config(run_dir / "config.toml")
     schema = shape_of(config).schema
     tokens = torch.randint(schema.state.config.vocab_size, (2, config.llm.max_seq_len))
     for tier, sent in enumerate(found["bytes_per_round"]):
@@ -123,17 +123,17 @@ def test_owner_page_quotes_the_estimate_of_its_example(
         assert quoted.removesuffix(" …") in shown
 
 
-def test_tokens_time_and_members(material: Path, tmp_path: Path) -> None:
+def test_estimate_has_tokens_time_and_members(run_dir: Path, tmp_path: Path) -> None:
     """12 sequences of 64 in each of 48 steps, three epochs of 16 rounds of 21 s, each with 75 s
     around it.
     """
-    found = estimated(material / "config.toml")
+    found = estimated(run_dir / "config.toml")
     assert found["tokens"] == 12 * 64 * 48
     assert found["seconds_per_round_at_most"] == 21
     assert found["seconds_at_most"] == 48 * 21 + 3 * 75
-    more = estimated(material / "config.toml", "--members", 30)
+    more = estimated(run_dir / "config.toml", "--members", 30)
     assert more["lamports"] - found["lamports"] == 27 * found["member"]["lamports"]
-    text = (material / "config.toml").read_text()
+    text = (run_dir / "config.toml").read_text()
     (tmp_path / "grows.toml").write_text(
         text.replace(
             "global_batch_size_end = 12",
@@ -142,7 +142,7 @@ def test_tokens_time_and_members(material: Path, tmp_path: Path) -> None:
     )
     grown = estimated(tmp_path / "grows.toml")
     assert found["tokens"] < grown["tokens"] < 2 * found["tokens"]
-    shown = invoke("estimate", "--config", material / "config.toml").out
+    shown = invoke("estimate", "--config", run_dir / "config.toml").out
     assert "21 minutes at most, in rounds of 21 s at most" in shown
     assert "SOL in all" in shown
     assert f"{found['tokens']:,} in 48 steps" in shown
@@ -150,12 +150,12 @@ def test_tokens_time_and_members(material: Path, tmp_path: Path) -> None:
         assert (
             said
             in invoke(
-                "estimate", "--config-path", material / "config.toml", "--members", members
+                "estimate", "--config-path", run_dir / "config.toml", "--members", members
             ).out
         )
 
 
-def test_estimate_of_a_planned_model_uses_its_recipe(
+def test_estimate_of_planned_model_uses_its_recipe(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Estimate a config of the package in a directory without its model and tokens."""
@@ -166,14 +166,14 @@ def test_estimate_of_a_planned_model_uses_its_recipe(
     assert "is not there yet" in outcome.err
 
 
-def test_members_like_this_machine_need_what_is_measured_here(material: Path) -> None:
+def test_estimate_here_contains_measured_speed(run_dir: Path) -> None:
     """The estimate contains each tier's measured speed, and the time that follows from it."""
-    config = load_config(material / "config.toml")
+    config = load_config(run_dir / "config.toml")
     tiers = config.llm.matformer.tiers
     outcome = invoke(
         "estimate",
         "--config",
-        material / "config.toml",
+        run_dir / "config.toml",
         "--members",
         5,
         "--device",
@@ -191,18 +191,18 @@ def test_members_like_this_machine_need_what_is_measured_here(material: Path) ->
         )
         assert 0 < one["seconds"] <= 48 * one["seconds_per_round"]
         assert f"benchmarking tier {one['tier']}: about 10 s once the model is made" in outcome.err
-    assert "here" not in estimated(material / "config.toml")
-    shown = invoke("estimate", "--config", material / "config.toml", "--device", "cpu").out
+    assert "here" not in estimated(run_dir / "config.toml")
+    shown = invoke("estimate", "--config", run_dir / "config.toml", "--device", "cpu").out
     assert "like this machine" in shown
     assert "sequences a minute need" in shown
     refused = invoke(
-        "estimate", "--config", material / "config.toml", "--device", "cuda:0,1", "--json"
+        "estimate", "--config", run_dir / "config.toml", "--device", "cuda:0,1", "--json"
     )
     assert refused.code in (1, 2)
     assert "device" in refused.err
 
 
-def test_the_pace_of_a_round_is_that_of_its_largest_part() -> None:
+def test_round_pace_equals_slowest_part() -> None:
     rules = builders.config(global_batch_size_end=10, min_round_time=2, total_steps=100)
     assert pace(rules, 3, 1000, 1, 60) == Pace(1, 60, 4.0, pytest.approx(1000 / 3))
     # no round ends before its least time

@@ -17,7 +17,7 @@ from aftermath.events.reader import columns
 from aftermath.events.stream import Events, JsonLines
 from aftermath.lab import lab_events
 from cli.cli_runs import CONSOLE, invoke
-from events.sample_events import said
+from events.sample_events import sample_event
 
 NOON = datetime(2026, 11, 21, 12, 0, 0, tzinfo=UTC)
 EVIL = "=1+1\x1b[2J"
@@ -30,24 +30,30 @@ class Writer:
         self.at = NOON + timedelta(seconds=tier / 10)
         self.events = Events(lambda: 1.0, [EpochFiles(directory, lambda: self.at)])
         self.events.emit(
-            said("started", run_id="demo", tier=tier, wallet=f"Wa11et{tier}" * 6, version="0.1.0")
+            sample_event(
+                "started", run_id="demo", tier=tier, wallet=f"Wa11et{tier}" * 6, version="0.1.0"
+            )
         )
         if run is not None:
             owner, created, identity = run
-            self.events.emit(said("run_found", owner=owner, created=created, identity=identity))
+            self.events.emit(
+                sample_event("run_found", owner=owner, created=created, identity=identity)
+            )
 
     def train(self, first: int, last: int) -> None:
         for step in range(first, last + 1):
             self.at += timedelta(seconds=1)
             if step % 5 == 1:
                 self.events.emit(
-                    said("state", epoch=step // 5, state="WARMUP", step=step - 1, total_steps=20)
+                    sample_event(
+                        "state", epoch=step // 5, state="WARMUP", step=step - 1, total_steps=20
+                    )
                 )
-            self.events.emit(said("round", epoch=step // 5, step=step))
+            self.events.emit(sample_event("round", epoch=step // 5, step=step))
             self.events.emit(
-                said("trained", epoch=step // 5, step=step, loss=5.0 - step / 10, tokens=10)
+                sample_event("trained", epoch=step // 5, step=step, loss=5.0 - step / 10, tokens=10)
             )
-            self.events.emit(said("fetch_failed", height=step, seat=2, why=EVIL))
+            self.events.emit(sample_event("fetch_failed", height=step, seat=2, why=EVIL))
 
 
 @pytest.fixture
@@ -58,7 +64,7 @@ def kept(tmp_path: Path) -> Path:
     return tmp_path / "events"
 
 
-def test_a_replay_reads_from_the_first_event_to_the_last(kept: Path) -> None:
+def test_events_replay_covers_all_events(kept: Path) -> None:
     said_ = invoke("events", kept)
     assert said_.code == 0
     lines = said_.out.splitlines()
@@ -71,7 +77,7 @@ def test_a_replay_reads_from_the_first_event_to_the_last(kept: Path) -> None:
     assert "no way" not in said_.out
 
 
-def test_kinds_are_chosen_and_then_shown_whatever_they_are(kept: Path) -> None:
+def test_events_of_chosen_kinds_are_shown(kept: Path) -> None:
     shown = invoke("events", kept, "--kind", "fetch_failed")
     assert len(shown.out.splitlines()) == 14
     assert "fetch_failed: height 1, seat 2, why =1+1�[2J" in shown.out
@@ -81,7 +87,7 @@ def test_kinds_are_chosen_and_then_shown_whatever_they_are(kept: Path) -> None:
     assert "trained" in refused.mistake["fix"]
 
 
-def test_a_replay_in_json_has_all_of_it(kept: Path) -> None:
+def test_events_json_replay_contains_everything(kept: Path) -> None:
     lines = [json.loads(line) for line in invoke("events", kept, "--json").out.splitlines()]
     assert len(lines) == 2 * (1 + 2 + 7 * 3)
     assert [line["at"] for line in lines] == sorted(line["at"] for line in lines)
@@ -95,7 +101,7 @@ def test_a_replay_in_json_has_all_of_it(kept: Path) -> None:
     assert first.items() <= lines[0].items()
 
 
-def test_a_replay_at_the_pace_of_what_happened(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_events_replay_speed_scales_pauses(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
     monkeypatch.setattr("time.sleep", slept.append)
     assert invoke("events", kept, "--speed", "2").code == 0
@@ -103,7 +109,7 @@ def test_a_replay_at_the_pace_of_what_happened(kept: Path, monkeypatch: pytest.M
     assert sum(slept) == pytest.approx(7.1 / 2)
 
 
-def test_where_there_is_nothing_it_is_said(tmp_path: Path, kept: Path) -> None:
+def test_events_of_missing_or_empty_place_are_refused(tmp_path: Path, kept: Path) -> None:
     gone = invoke("events", tmp_path / "nowhere", "--json")
     assert "no such file or directory" in gone.error["error"]
     (tmp_path / "empty").mkdir()
@@ -120,7 +126,7 @@ def test_where_there_is_nothing_it_is_said(tmp_path: Path, kept: Path) -> None:
 
 @pytest.mark.parametrize("command", [("plot",), ("events",)])
 @pytest.mark.parametrize("form", ["file", "directory"])
-def test_unreadable_events_come_with_a_fix_for_them(
+def test_unreadable_events_error_has_fix(
     tmp_path: Path, command: tuple[str, ...], form: str
 ) -> None:
     events = tmp_path / "events"
@@ -139,7 +145,7 @@ def test_unreadable_events_come_with_a_fix_for_them(
     assert "--events-dir" not in failed["fix"]
 
 
-def test_what_cannot_be_read_is_passed_over_and_said(kept: Path) -> None:
+def test_events_invalid_lines_are_skipped_with_warning(kept: Path) -> None:
     path = sorted(kept.rglob("*.jsonl"))[-1]
     with path.open("a") as file:
         file.write('not an event\n{"at":"2026')
@@ -149,7 +155,7 @@ def test_what_cannot_be_read_is_passed_over_and_said(kept: Path) -> None:
     assert "cannot be read by this version and is passed over" in shown.err
 
 
-def test_a_file_in_which_nothing_is_an_event_is_no_export(tmp_path: Path) -> None:
+def test_export_of_file_without_events_is_refused(tmp_path: Path) -> None:
     laboratory = tmp_path / "events.jsonl"
     out = tmp_path / "events.csv"
     laboratory.write_text('{"step": 1, "loss": 4.2}\n')
@@ -162,7 +168,7 @@ def test_a_file_in_which_nothing_is_an_event_is_no_export(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("way", ["file", "standard output"])
-def test_a_table_has_a_row_for_each_event_and_no_formula(
+def test_events_csv_has_row_per_event_without_formulas(
     kept: Path, tmp_path: Path, way: str
 ) -> None:
     if way == "file":
@@ -182,7 +188,7 @@ def test_a_table_has_a_row_for_each_event_and_no_formula(
     assert {row["why"] for row in rows if row["kind"] == "fetch_failed"} == {"'" + EVIL}
 
 
-def test_a_file_of_all_members_is_read_as_their_own_files_are(kept: Path, tmp_path: Path) -> None:
+def test_merged_event_file_reads_like_member_files(kept: Path, tmp_path: Path) -> None:
     whole = tmp_path / "whole.jsonl"
     assert invoke("events", kept, "--out", whole).code == 0
     assert invoke("events", whole).out == invoke("events", kept).out
@@ -193,12 +199,12 @@ def test_a_file_of_all_members_is_read_as_their_own_files_are(kept: Path, tmp_pa
     assert first == again
 
 
-def test_an_export_that_cannot_be_written_leaves_what_was_there(kept: Path, tmp_path: Path) -> None:
+def test_failed_export_keeps_existing_file(kept: Path, tmp_path: Path) -> None:
     assert invoke("events", kept, "--out", tmp_path / "no" / "x.csv", "--json").error["error"]
     assert not (tmp_path / "no").exists()
 
 
-def test_a_reader_that_goes_away_is_no_error(kept: Path) -> None:
+def test_events_with_closed_output_pipe_is_not_an_error(kept: Path) -> None:
     done = subprocess.run(
         ["bash", "-c", f"set -o pipefail; {CONSOLE} events {kept} | head -1"],
         capture_output=True,
@@ -209,7 +215,7 @@ def test_a_reader_that_goes_away_is_no_error(kept: Path) -> None:
     assert done.stdout.count("\n") == 1
 
 
-def test_tail_shows_the_last_and_then_what_comes(kept: Path) -> None:
+def test_events_follow_shows_last_and_new_events(kept: Path) -> None:
     """Members that begin later too; Ctrl-C is its end."""
     command = [CONSOLE, "events", kept, "--follow", "--kind", "trained", "--lines", "3", "--json"]
     with subprocess.Popen(
@@ -226,7 +232,7 @@ def test_tail_shows_the_last_and_then_what_comes(kept: Path) -> None:
         assert process.stdout.read() == ""
 
 
-def test_a_plot_says_what_it_drew(kept: Path, tmp_path: Path) -> None:
+def test_plot_reports_drawn_losses(kept: Path, tmp_path: Path) -> None:
     out = tmp_path / "loss.svg"
     drawn = invoke("plot", kept, "--out", out, "--json").data
     assert drawn["loss_by_tier"] == {"0": 4.3, "1": 4.3}
@@ -282,7 +288,7 @@ def test_plot_of_local_trainings_overlays_them_by_name(tmp_path: Path) -> None:
     )
 
 
-def test_plot_of_a_training_with_a_run_is_refused(kept: Path, tmp_path: Path) -> None:
+def test_plot_of_training_with_run_is_refused(kept: Path, tmp_path: Path) -> None:
     one = local_training(tmp_path / "adamw", [5.0])
     refused = invoke("plot", one, kept, "--json").mistake
     assert f"{kept} is not an --out directory of train-local" in refused["error"]
@@ -290,12 +296,12 @@ def test_plot_of_a_training_with_a_run_is_refused(kept: Path, tmp_path: Path) ->
     assert f"skipped {one / lab_events.EVENTS}: train-local wrote it" in told.err
 
 
-def test_plot_writes_the_numbers_of_a_run(kept: Path, tmp_path: Path) -> None:
+def test_plot_to_csv_writes_numbers_of_run(kept: Path, tmp_path: Path) -> None:
     assert invoke("plot", kept, "--out", tmp_path / "loss.csv").code == 0
     assert "tier 1,7,4.3" in (tmp_path / "loss.csv").read_text().splitlines()
 
 
-def test_a_plot_that_cannot_be_drawn_is_said(kept: Path, tmp_path: Path) -> None:
+def test_plot_that_cannot_be_drawn_is_refused(kept: Path, tmp_path: Path) -> None:
     assert (
         "must end in one of .png"
         in invoke("plot", kept, "--out", tmp_path / "loss.txt", "--json").mistake["error"]
@@ -305,8 +311,8 @@ def test_a_plot_that_cannot_be_drawn_is_said(kept: Path, tmp_path: Path) -> None
         in invoke("plot", kept, "--out", tmp_path / "no" / "loss.png", "--json").error["error"]
     )
     other = Events(lambda: 1.0, [EpochFiles(kept / "other", lambda: NOON)])
-    other.emit(said("started", run_id="another", wallet="x"))
-    other.emit(said("trained", step=1, loss=2.0))
+    other.emit(sample_event("started", run_id="another", wallet="x"))
+    other.emit(sample_event("trained", step=1, loss=2.0))
     mixed = invoke("plot", kept, "--out", tmp_path / "loss.png", "--json").error
     assert (
         "belong to several runs: another (its events do not say who owns it); demo"
@@ -333,7 +339,7 @@ def namesakes(tmp_path: Path) -> Path:
     return tmp_path / "events"
 
 
-def test_plot_of_two_runs_of_one_id_names_both(namesakes: Path, tmp_path: Path) -> None:
+def test_plot_of_two_runs_with_one_id_names_both(namesakes: Path, tmp_path: Path) -> None:
     refused = invoke("plot", namesakes, "--out", tmp_path / "loss.csv", "--json").error
     for owner, created, identity in (FIRST, SECOND):
         assert f"demo of {owner}, created in slot {created}: --run {identity}" in refused["error"]
@@ -357,7 +363,7 @@ def test_plot_of_two_runs_of_one_id_names_both(namesakes: Path, tmp_path: Path) 
     assert "no training events of run other" in none["error"]
 
 
-def test_export_of_two_runs_of_one_id_tells_them_apart(namesakes: Path, tmp_path: Path) -> None:
+def test_export_of_two_runs_with_one_id_distinguishes_them(namesakes: Path, tmp_path: Path) -> None:
     whole = invoke("events", namesakes, "--csv", "--kind", "trained")
     rows = list(csv.DictReader(whole.out.splitlines()))
     runs = {(row["run_owner"], row["run_created"], row["run_identity"]) for row in rows}
@@ -380,7 +386,7 @@ def test_export_of_two_runs_of_one_id_tells_them_apart(namesakes: Path, tmp_path
         ("log", ("--csv",), True),
     ],
 )
-def test_export_without_format_takes_it_from_the_ending(
+def test_export_without_format_uses_file_ending(
     kept: Path, tmp_path: Path, ending: str, options: tuple[str, ...], is_table: bool
 ) -> None:
     out = tmp_path / f"ev.{ending}"
@@ -396,20 +402,20 @@ def test_export_without_format_takes_it_from_the_ending(
         (("--speed", "2", "--jsonl"), ("--speed", "--jsonl")),
     ],
 )
-def test_events_refuses_options_that_exclude_each_other(
+def test_events_with_contradicting_options_is_refused(
     kept: Path, options: tuple[str, ...], named: tuple[str, str]
 ) -> None:
     refused = invoke("events", kept, *options, "--json").mistake
     assert refused["error"] == f"{named[0]} and {named[1]} contradict each other"
 
 
-def test_lines_without_follow_are_the_last_ones(kept: Path) -> None:
+def test_events_lines_without_follow_are_the_last_ones(kept: Path) -> None:
     shown = invoke("events", kept, "--kind", "trained", "--lines", "2", "--json")
     assert [json.loads(line)["step"] for line in shown.out.splitlines()] == [7, 7]
 
 
 @pytest.mark.parametrize(("ending", "flag"), [("csv", "--jsonl"), ("jsonl", "--csv")])
-def test_export_refuses_format_against_the_ending(
+def test_export_format_against_file_ending_is_refused(
     kept: Path, tmp_path: Path, ending: str, flag: str
 ) -> None:
     out = tmp_path / f"ev.{ending}"

@@ -94,7 +94,7 @@ def test_error_exits_2_only_for_usage_and_changes_nothing(
     before = everything_in(place)
     done = invoke_ending(*line.split(), "--json", script=script.app)
     assert done.code == code, done.err
-    assert (done.told["code"] == "usage") is (code == 2)
+    assert (done.error_json["code"] == "usage") is (code == 2)
     assert everything_in(place) == before
 
 

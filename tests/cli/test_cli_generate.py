@@ -12,11 +12,11 @@ from cli.cli_runs import invoke
 SAID = ("--prompt", "def ", "--tokens", 20, "--device", "cpu")
 
 
-def test_a_draft_says_the_same_in_fewer_passes(material: Path) -> None:
+def test_generate_with_draft_equals_without_in_fewer_passes(run_dir: Path) -> None:
     line = (
         "generate",
         "--model",
-        material / "model",
+        run_dir / "model",
         *SAID,
         "--temperature",
         0.7,
@@ -33,8 +33,8 @@ def test_a_draft_says_the_same_in_fewer_passes(material: Path) -> None:
     assert invoke(*other).data["text"] != alone["text"]
 
 
-def test_a_person_reads_the_prompt_and_what_follows(material: Path) -> None:
-    shown = invoke("generate", "--model", material / "model", *SAID, "--tier", 2)
+def test_generate_text_has_prompt_and_continuation(run_dir: Path) -> None:
+    shown = invoke("generate", "--model", run_dir / "model", *SAID, "--tier", 2)
     assert (shown.code, shown.err) == (0, "")
     assert shown.out.startswith("def ")
 
@@ -52,17 +52,17 @@ def test_a_person_reads_the_prompt_and_what_follows(material: Path) -> None:
         (("--temperature", -1), "must be a number from 0.0 to 100.0", "--help"),
     ],
 )
-def test_what_cannot_be_meant_ends_with_2(
-    material: Path, more: tuple[str | int, ...], sentence: str, fix: str
+def test_generate_with_invalid_options_exits_2(
+    run_dir: Path, more: tuple[str | int, ...], sentence: str, fix: str
 ) -> None:
-    told = invoke("generate", "--model", material / "model", *SAID, *more)
+    told = invoke("generate", "--model", run_dir / "model", *SAID, *more)
     assert told.code == 2
     assert sentence in told.err
     assert fix in told.err
 
 
-def test_a_checkpoint_without_what_it_needs_ends_with_1(material: Path, tmp_path: Path) -> None:
-    copy = Path(shutil.copytree(material / "model", tmp_path / "model"))
+def test_generate_with_incomplete_checkpoint_exits_1(run_dir: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(run_dir / "model", tmp_path / "model"))
     for content, sentence in (
         (b"{}", "is not a tokenizer"),
         (b"\xff", "is not a tokenizer"),
@@ -78,13 +78,13 @@ def test_a_checkpoint_without_what_it_needs_ends_with_1(material: Path, tmp_path
     assert invoke("generate", "--model", tmp_path / "none", *SAID).code == 1
 
 
-def test_generate_takes_the_tier_of_an_exported_model(material: Path, tmp_path: Path) -> None:
+def test_generate_uses_tier_of_exported_model(run_dir: Path, tmp_path: Path) -> None:
     assert (
-        invoke("model", "export", "--src", material / "model", "--tiers", 1, "--out", tmp_path).code
+        invoke("model", "export", "--src", run_dir / "model", "--tiers", 1, "--out", tmp_path).code
         == 0
     )
     alone = invoke("generate", "--model", tmp_path / "model-tier1", *SAID)
     assert alone.code == 0, alone.err
-    assert alone.out == invoke("generate", "--model", material / "model", *SAID, "--tier", 1).out
+    assert alone.out == invoke("generate", "--model", run_dir / "model", *SAID, "--tier", 1).out
     told = invoke("generate", "--model", tmp_path / "model-tier1", *SAID, "--tier", 2)
     assert (told.code, "already a slice of tier 1" in told.err) == (1, True)

@@ -18,7 +18,7 @@ from cli.cli_runs import invoke, unread
 from cli.conftest import ROOT
 
 
-def test_help_of_every_command_has_an_example_and_json() -> None:
+def test_help_of_every_command_has_example_and_json() -> None:
     for name in INDEX:
         shown = invoke(*name.split(), "--help")
         assert shown.code == 0, name
@@ -29,7 +29,7 @@ def test_help_of_every_command_has_an_example_and_json() -> None:
 
 
 @pytest.mark.parametrize("words", ["train --help", "--version"])
-def test_a_page_that_nobody_reads_is_no_fault(words: str) -> None:
+def test_help_with_closed_or_full_output_is_silent(words: str) -> None:
     line = [sys.executable, "-m", "aftermath", *words.split()]
     assert unread(line).stderr == ""
     with Path("/dev/full").open("w") as full:
@@ -40,11 +40,11 @@ def test_a_page_that_nobody_reads_is_no_fault(words: str) -> None:
     assert "unexpected" not in done.stderr
 
 
-def test_the_version_is_that_of_the_package() -> None:
+def test_version_equals_package_version() -> None:
     assert invoke("--version").out == f"{__version__}\n"
 
 
-def test_the_index_has_every_heading_once() -> None:
+def test_index_lists_each_heading_once() -> None:
     headings = [
         line
         for line in invoke("--help").out.splitlines()
@@ -54,7 +54,7 @@ def test_the_index_has_every_heading_once() -> None:
     assert len(headings) == len(set(headings))
 
 
-def test_index_says_what_the_command_says() -> None:
+def test_index_summary_equals_command_help() -> None:
     for name, entry in INDEX.items():
         text = load(name).help
         assert text is not None, name
@@ -80,7 +80,7 @@ def test_shared_options_are_explained_once() -> None:
 
 
 @pytest.mark.parametrize("name", INDEX)
-def test_examples_parse(name: str) -> None:
+def test_help_examples_parse(name: str) -> None:
     """Every example is a command line that the command takes."""
     loaded = load(name)
     words = shlex.split(SOLANA.find(name).example)
@@ -89,7 +89,7 @@ def test_examples_parse(name: str) -> None:
     loaded.make_context(name, words[1 + len(named) :])
 
 
-def test_documentation_is_current() -> None:
+def test_commands_page_is_current() -> None:
     assert (ROOT / "docs/commands.md").read_text() == commands_page.page(), (
         "run: python -m aftermath.cli.commands_page docs/commands.md"
     )
@@ -127,20 +127,20 @@ for name in ("", *INDEX):
 
 
 @pytest.mark.parametrize("flag", ["-h", "--help"])
-def test_quick_help_equals_the_parsers_help(flag: str) -> None:
+def test_quick_help_equals_parser_help(flag: str) -> None:
     for name in ("tick", "model init", "train"):
         line = [*name.split(), flag]
         assert invoke(*line).out == invoke(*name.split(), "--json", flag).out
 
 
-def test_a_mistyped_command_gets_a_suggestion() -> None:
+def test_mistyped_command_gets_suggestion() -> None:
     wrong = invoke("creat-run")
     assert wrong.code == 2
     assert "create-run" in wrong.err
 
 
 @pytest.mark.parametrize("other", ["tick", "can-join", "show-identity"])
-def test_train_tells_of_an_option_as_other_commands_do(other: str) -> None:
+def test_train_option_help_equals_other_commands(other: str) -> None:
     def told(command: str) -> dict[str, tuple[object, ...]]:
         options = {option.opts[0]: option for option in load(command).params}
         return {
@@ -157,7 +157,7 @@ def test_train_tells_of_an_option_as_other_commands_do(other: str) -> None:
     assert {flag: ours[flag] for flag in common} == {flag: theirs[flag] for flag in common}
 
 
-def test_train_offers_every_setting_and_no_secret() -> None:
+def test_train_options_cover_settings_without_secrets() -> None:
     options = {option for parameter in load("train").params for option in parameter.opts}
     expected = {
         "--" + name.replace("_", "-")

@@ -59,7 +59,7 @@ def commented(path: Path) -> None:
 
 
 @pytest.mark.parametrize("recipe", NAMES)
-def test_a_recipe_is_written_as_it_is_with_comments(recipe: str) -> None:
+def test_init_recipe_is_copied_with_comments(recipe: str) -> None:
     config = written("--recipe", recipe)
     shipped = load_config(SHIPPED / recipe)
     commented(Path("run.toml"))
@@ -71,7 +71,7 @@ def test_a_recipe_is_written_as_it_is_with_comments(recipe: str) -> None:
 
 @pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("optimizer", RECIPES)
-def test_every_model_goes_with_every_optimizer(preset: str, optimizer: str) -> None:
+def test_init_every_preset_with_every_optimizer_is_valid(preset: str, optimizer: str) -> None:
     config = written("--preset", preset, "--optimizer", optimizer, "--tiers", 2, "--members", 5)
     commented(Path("run.toml"))
     taken = load_config(SHIPPED / RECIPES[optimizer])  # type: ignore[index]
@@ -88,7 +88,7 @@ def test_every_model_goes_with_every_optimizer(preset: str, optimizer: str) -> N
 
 @pytest.mark.parametrize("recipe", NAMES)
 @pytest.mark.parametrize("steps", [200, 1000, 54321])
-def test_a_schedule_lasts_as_long_as_the_run(recipe: str, steps: int) -> None:
+def test_init_schedule_length_equals_run_length(recipe: str, steps: int) -> None:
     config = written("--recipe", recipe, "--steps", steps)
     assert config.config.total_steps == steps
     shipped = load_config(SHIPPED / recipe)
@@ -96,13 +96,13 @@ def test_a_schedule_lasts_as_long_as_the_run(recipe: str, steps: int) -> None:
     assert last_change(schedule_of(config.llm.lr_schedule)) == steps + beyond
 
 
-def test_the_schedule_of_a_short_run_is_not_warned_of() -> None:
+def test_init_short_run_schedule_has_no_warning() -> None:
     config = written("--preset", "llama-1m", "--steps", 6)
     assert warning_about_schedule(schedule_of(config.llm.lr_schedule), 6) == ""
 
 
 @pytest.mark.parametrize("kind", ["Constant", "Linear", "Cosine"])
-def test_schedules_of_other_kinds_become_longer_too(kind: str) -> None:
+def test_init_lengthens_schedules_of_every_kind(kind: str) -> None:
     total = "" if kind == "Constant" else "\ntotal_steps = 100"
     table = f"[model.LLM.lr_schedule.{kind}]\nbase_lr = 1e-3\nwarmup_steps = 10{total}"
     rates = parse_as(without("model.LLM.lr_schedule.Cosine", table), "c", RunConfig).llm.lr_schedule
@@ -112,21 +112,21 @@ def test_schedules_of_other_kinds_become_longer_too(kind: str) -> None:
     assert scale_schedule(rates, 100, 100) == rates
 
 
-def test_members_have_a_sequence_for_each_inner_step() -> None:
+def test_init_batch_has_sequence_per_member_and_inner_step() -> None:
     config = written("--members", 100)
     assert config.config.global_batch_size_start == config.config.global_batch_size_end == 400
     assert invoke("init", "--out", "x.toml", "--members", 256, "--recipe", "demo").code == 0
 
 
-def test_data_of_ones_own_is_not_made(material: Path) -> None:
-    config = written("--preset", "llama-1m", "--data-path", material / "tokens")
+def test_init_with_own_data_does_not_create_data(run_dir: Path) -> None:
+    config = written("--preset", "llama-1m", "--data-path", run_dir / "tokens")
     assert config.llm.data_location.Local is not None
-    assert config.llm.data_location.Local.path == str(material / "tokens")
+    assert config.llm.data_location.Local.path == str(run_dir / "tokens")
     assert recipe_of(Path("run.toml")).keys() == {"model"}
 
 
 @pytest.mark.parametrize("preset", ["llama-1m", "llama-20m"])
-def test_init_with_data_path_carries_the_tokenizer_of_the_data(preset: str, tmp_path: Path) -> None:
+def test_init_with_data_path_uses_tokenizer_of_data(preset: str, tmp_path: Path) -> None:
     tokenizer = byte_tokenizer()
     tokenizer.add_special_tokens([f"<{number}>" for number in range(60)])
     tokenizer.save(str(tmp_path / "t.json"))
@@ -160,12 +160,12 @@ def test_init_with_data_path_carries_the_tokenizer_of_the_data(preset: str, tmp_
         assert (document["vocab_size"], document["eos_token_id"]) == (317, 256)
 
 
-@pytest.mark.usefixtures("made_in_this_process")
-def test_update_config_accepts_the_file_that_init_wrote(
-    owner: Shell, run_id: str, material: Path, tmp_path: Path
+@pytest.mark.usefixtures("in_process_builds")
+def test_update_config_accepts_init_output(
+    owner: Shell, run_id: str, run_dir: Path, tmp_path: Path
 ) -> None:
     config = written(
-        "--preset", "llama-1m", "--data-path", material / "tokens", "--members", 2, "--steps", 30
+        "--preset", "llama-1m", "--data-path", run_dir / "tokens", "--members", 2, "--steps", 30
     )
     made = invoke("run-files", "run.toml", "--json")
     assert config.llm.checkpoint.Local is not None
@@ -179,14 +179,14 @@ def test_update_config_accepts_the_file_that_init_wrote(
     assert (said["total_steps"], said["tiers"], said["warnings"]) == (30, [512, 256, 128], [])
 
 
-def test_run_files_without_a_config_names_those_that_there_are() -> None:
+def test_run_files_without_config_names_existing_ones() -> None:
     wrong = invoke("run-files", "none.toml")
     assert wrong.code == 2
     assert "there is no config at none.toml" in wrong.err
     assert "demo/config.toml" in wrong.err
 
 
-def test_run_files_without_a_recipe_says_how_to_make_them() -> None:
+def test_run_files_without_recipe_prints_fix() -> None:
     written("--preset", "llama-1m")
     Path("run.files.toml").unlink()
     wrong = invoke("run-files", "run.toml")
@@ -194,13 +194,13 @@ def test_run_files_without_a_recipe_says_how_to_make_them() -> None:
     assert "fix: Make it: aftermath-solana model init --out runs/run/" in wrong.err
 
 
-@pytest.mark.usefixtures("made_in_this_process")
-def test_next_steps_of_init_lead_to_a_run_that_trains(
-    rpc: str, material: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.usefixtures("in_process_builds")
+def test_init_next_steps_lead_to_training_run(
+    rpc: str, run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Run each printed line as it is, except the first one, which starts the network."""
     monkeypatch.setenv("RPC", rpc)
-    options = ("--preset", "llama-1m", "--data-path", material / "tokens", "--steps", 20)
+    options = ("--preset", "llama-1m", "--data-path", run_dir / "tokens", "--steps", 20)
     said = invoke("init", "--out", "my first.toml", *options).out
     told = said.partition("next steps, the first in a terminal of its own:\n")[2].splitlines()
     lines = [line.strip() for line in told[: told.index("or everything at once on this machine:")]]
@@ -225,7 +225,7 @@ def test_next_steps_of_init_lead_to_a_run_that_trains(
     assert SOLANA.load("train").make_context("train", words[1:]).params["run_id"] == "my first"
 
 
-def test_a_wallet_that_is_there_is_not_made_again(tmp_path: Path) -> None:
+def test_init_with_existing_wallet_does_not_create_one(tmp_path: Path) -> None:
     Path("owner.json").write_text("mine")
     said = invoke("init", "--out", "run.toml", "--members", 3)
     assert "show-identity" not in said.out
@@ -234,7 +234,7 @@ def test_a_wallet_that_is_there_is_not_made_again(tmp_path: Path) -> None:
         assert "--run-id RUN" in invoke("init", "--out", f"{name}.toml").out
 
 
-def test_only_what_was_chosen_here_is_warned_of() -> None:
+def test_init_warns_only_about_chosen_values() -> None:
     """A recipe that sends all for each step does so on purpose; who looks at the file for the first
     time warns.
     """
@@ -253,7 +253,7 @@ def test_only_what_was_chosen_here_is_warned_of() -> None:
     assert invoke("config", "validate", "light.toml", "--json").data["warnings"] == []
 
 
-def test_nothing_is_written_over_what_is_there() -> None:
+def test_init_with_existing_output_is_refused() -> None:
     for name in ("run.toml", "run.files.toml"):
         Path(name).write_text("mine")
         told = invoke("init", "--out", "run.toml", "--json").error
@@ -265,7 +265,7 @@ def test_nothing_is_written_over_what_is_there() -> None:
         Path("run.files.toml").unlink()
 
 
-def test_init_to_standard_output_names_paths_of_the_default_file() -> None:
+def test_init_to_standard_output_uses_default_file_paths() -> None:
     said = invoke("init", "--out", "-")
     assert said.code == 0
     assert "runs/run/" in said.out
@@ -277,7 +277,7 @@ def test_init_to_standard_output_names_paths_of_the_default_file() -> None:
     assert not list(Path().iterdir())
 
 
-def test_files_toml_of_another_config_is_replaced(material: Path) -> None:
+def test_init_replaces_files_toml_of_another_config(run_dir: Path) -> None:
     written()
     assert Path("run.files.toml").is_file()
     written("--recipe", "consilience-match-llama2-20m-fineweb-pretrain-dev", "--force")
@@ -298,31 +298,31 @@ def test_files_toml_of_another_config_is_replaced(material: Path) -> None:
         (["--recipe", "mine.toml"], 1, "nowhere"),
     ],
 )
-def test_what_is_no_config_is_not_written(options: list[str], code: int, says: str) -> None:
+def test_init_with_invalid_recipe_writes_nothing(options: list[str], code: int, says: str) -> None:
     Path("mine.toml").write_text(
         without("model.LLM.checkpoint.Hub", '[model.LLM.checkpoint]\nLocal = "nowhere"')
     )
     refused = invoke("init", "--out", "run.toml", *options, "--json")
     assert refused.code == code
-    assert says in refused.told["error"]
+    assert says in refused.error_json["error"]
     assert not Path("run.toml").exists()
     assert not Path("run.files.toml").exists()
 
 
-def test_a_directory_that_cannot_be_is_told() -> None:
+def test_init_into_invalid_directory_is_refused() -> None:
     Path("file").write_text("")
     assert invoke("init", "--out", "file/run.toml", "--json").error["code"] == "file"
     assert invoke("init", "--out", "new/run.toml", "--json").code == 0
 
 
-def test_a_config_of_ones_own_may_be_the_recipe() -> None:
+def test_init_recipe_may_be_own_config() -> None:
     Path("mine.toml").write_text(SEED)
     config = written("--recipe", "mine.toml", "--steps", 5000)
     assert config.llm.checkpoint == parse_as(SEED, "c", RunConfig).llm.checkpoint
     assert config.config.total_steps == 5000
 
 
-def test_a_person_is_asked_for_what_no_option_says() -> None:
+def test_init_asks_for_missing_options() -> None:
     answers = ["?", "demo", "huge", "?", "llama-1m", "12", "2", "distro", "", "400", ""]
     done = invoke_typing("\n".join(answers) + "\n", "init", "--out", "run.toml")
     err = done.err
@@ -352,7 +352,7 @@ def test_a_person_is_asked_for_what_no_option_says() -> None:
     assert tomllib.loads(Path("run.files.toml").read_text())["model"]["preset"] == "llama-1m"
 
 
-def test_who_says_all_is_not_asked_and_neither_is_a_script() -> None:
+def test_init_with_all_options_or_script_does_not_ask() -> None:
     options = [
         "--recipe",
         "demo",
@@ -373,13 +373,13 @@ def test_who_says_all_is_not_asked_and_neither_is_a_script() -> None:
     assert "[" not in invoke("init", "--out", "x.toml").err
 
 
-def test_the_end_of_the_input_writes_nothing() -> None:
+def test_init_with_end_of_input_writes_nothing() -> None:
     done = invoke_typing("demo\n", "init", "--out", "run.toml")
     assert (done.code, "wrote" in done.out) == (130, False)
     assert list(Path().iterdir()) == []
 
 
-def test_the_recipe_to_begin_with_is_one_of_those_shipped() -> None:
+def test_init_default_recipe_is_shipped() -> None:
     assert RECIPE in NAMES
     assert set(RECIPES.values()) <= set(NAMES)
     config, files = begin(RECIPE)

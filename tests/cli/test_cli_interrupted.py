@@ -67,21 +67,21 @@ def run(program: str, *line: str) -> tuple[int, str, str]:
         ("aftermath.server", "solders", CLIENT),
     ],
 )
-def test_it_is_one_line_while_modules_are_imported(
+def test_interrupt_during_imports_prints_one_line(
     package: str, module: str, line: tuple[str, ...]
 ) -> None:
     program = WHEN_IMPORTED.replace("PACKAGE", package).replace("AT:", f"{module!r}:")
     assert run(program, *line) == (130, "", "interrupted\n")
 
 
-def test_it_is_one_line_when_the_interpreter_ends() -> None:
+def test_interrupt_at_exit_prints_one_line() -> None:
     code, out, err = run(WHEN_DONE, "config", "show")
     assert (code, err) == (130, "interrupted\n")
     assert "rpc" in out
 
 
 @pytest.mark.slow
-def test_making_what_a_config_names_is_ended_with_one_line(tmp_path: Path) -> None:
+def test_interrupt_of_run_files_prints_one_line(tmp_path: Path) -> None:
     program = f"""
 import os, runpy, signal, sys
 from aftermath.testnet import processes
@@ -94,7 +94,7 @@ runpy.run_module("aftermath", run_name="__main__")
 
 
 @pytest.mark.slow
-def test_who_has_it_ignored_still_has() -> None:
+def test_ignored_interrupt_stays_ignored() -> None:
     """`nohup` ignores SIGINT, and so does a shell for its background jobs."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
@@ -107,7 +107,7 @@ def test_who_has_it_ignored_still_has() -> None:
     assert "there is no key file" in err
 
 
-def test_a_command_cleans_up_where_nothing_is_imported(tmp_path: Path) -> None:
+def test_interrupt_in_command_body_runs_cleanup(tmp_path: Path) -> None:
     """It is a KeyboardInterrupt there, which its body sees."""
     program = f"""
 import os, signal

@@ -70,7 +70,7 @@ def test_join_dry_run_predicts_cost_and_refund_to_the_lamport(
     assert back + FEE == found["withdrawable_lamports"]
 
 
-def test_a_person_reads_the_sum_and_what_is_not_in_it(bonded: Shell, run_id: str) -> None:
+def test_join_dry_run_text_lists_costs_and_exclusions(bonded: Shell, run_id: str) -> None:
     line = (
         "train",
         "--rpc",
@@ -96,7 +96,7 @@ def test_a_person_reads_the_sum_and_what_is_not_in_it(bonded: Shell, run_id: str
     assert "next:" not in said.err
 
 
-def test_a_wallet_without_money_is_given_none(bonded: Shell, run_id: str) -> None:
+def test_join_dry_run_of_empty_wallet_requests_no_funds(bonded: Shell, run_id: str) -> None:
     create_wallet(bonded.wallet.with_name("poor.json"))
     poor = Shell(bonded.rpc, bonded.wallet.with_name("poor.json"))
     found = dry(poor, run_id, "--max-bond", BOND).data
@@ -121,7 +121,7 @@ def test_a_wallet_without_money_is_given_none(bonded: Shell, run_id: str) -> Non
     ],
     ids=["bond", "tier", "halted", "version"],
 )
-def test_it_ends_with_what_can_join_says(
+def test_join_dry_run_refusals_equal_can_join(
     bonded: Shell, run_id: str, done: tuple[str, ...], more: tuple[str | int, ...]
 ) -> None:
     if done and done[0] != "set-paused":
@@ -136,5 +136,5 @@ def test_it_ends_with_what_can_join_says(
     refused = dry(bonded, run_id, *more)
     assert refused.code == asked.code != 0
     assert refused.out == ""
-    assert f'"{refused.told["code"]}"' in asked.out
-    assert refused.told["error"] in asked.out
+    assert f'"{refused.error_json["code"]}"' in asked.out
+    assert refused.error_json["error"] in asked.out

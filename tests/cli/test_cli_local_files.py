@@ -12,14 +12,14 @@ from cli.cli_runs import Shell
 
 
 @pytest.fixture
-def stolen(owner: Shell, run_id: str, material: Path, tmp_path: Path) -> Path:
+def stolen(owner: Shell, run_id: str, run_dir: Path, tmp_path: Path) -> Path:
     """A run whose owner names a directory of its members that this software did not make."""
     secret = tmp_path / "secret"
-    shutil.copytree(material / "tokens", secret)
+    shutil.copytree(run_dir / "tokens", secret)
     (secret / MARK).unlink()
     config = tmp_path / "config.toml"
     config.write_text(
-        (material / "config.toml").read_text().replace(str(material / "tokens"), str(secret))
+        (run_dir / "config.toml").read_text().replace(str(run_dir / "tokens"), str(secret))
     )
     assert owner("create-run", "--run-id", run_id).code == 0
     assert owner("update-config", "--run-id", run_id, "--config-path", config).code == 0
@@ -40,7 +40,7 @@ def test_can_join_refuses_foreign_files(owner: Shell, run_id: str, stolen: Path)
 
 
 def test_train_and_predownload_refuse_foreign_files(
-    owner: Shell, run_id: str, stolen: Path, material: Path
+    owner: Shell, run_id: str, stolen: Path, run_dir: Path
 ) -> None:
     for command in (("predownload",), ("train", "--dry-run", "--device", "cpu")):
         refused = owner(*command, "--run-id", run_id)
@@ -49,4 +49,4 @@ def test_train_and_predownload_refuse_foreign_files(
     fetched = owner("predownload", "--run-id", run_id, "--data-path", stolen)
     assert fetched.data["data"] == str(stolen)
     below = owner("predownload", "--run-id", run_id, "--data-root", "/")
-    assert below.data["model"] == str(material / "model")
+    assert below.data["model"] == str(run_dir / "model")

@@ -44,7 +44,7 @@ def localnet(*arguments: str | Path, end: signal.Signals = signal.SIGTERM) -> It
 
 
 @pytest.mark.slow
-def test_a_ledger_keeps_runs_even_when_the_network_is_killed(tmp_path: Path) -> None:
+def test_ledger_after_kill_keeps_runs(tmp_path: Path) -> None:
     create_wallet(tmp_path / "w.json")
     ledger = ("--ledger", tmp_path / "ledger")
     with localnet(*ledger, end=signal.SIGKILL) as rpc:
@@ -66,7 +66,7 @@ def test_a_ledger_keeps_runs_even_when_the_network_is_killed(tmp_path: Path) -> 
         ["lock", "snapshot-000003", "journal-000002", "journal-000003", ".snapshot-000004.partial"],
     ],
 )
-def test_reset_of_any_ledger_format_deletes_it(tmp_path: Path, names: list[str]) -> None:
+def test_reset_deletes_ledger_of_any_format(tmp_path: Path, names: list[str]) -> None:
     directory = tmp_path / "ledger"
     directory.mkdir()
     for name in names:
@@ -75,7 +75,7 @@ def test_reset_of_any_ledger_format_deletes_it(tmp_path: Path, names: list[str])
     assert not directory.exists()
 
 
-def test_reset_spares_what_is_no_ledger(tmp_path: Path) -> None:
+def test_reset_of_foreign_directory_is_refused(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("years of work")
     refused = invoke("localnet", "--ledger", tmp_path, "--reset", "--port", "0")
     assert refused.code == 1
@@ -84,7 +84,7 @@ def test_reset_spares_what_is_no_ledger(tmp_path: Path) -> None:
     assert invoke("localnet", "--reset").code == 2
 
 
-def test_occupied_port() -> None:
+def test_occupied_localnet_port_is_refused() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -94,7 +94,7 @@ def test_occupied_port() -> None:
     assert str(port) in refused.err
 
 
-def test_engine_validator_without_its_binary(
+def test_validator_engine_without_binary_is_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -106,7 +106,7 @@ def test_engine_validator_without_its_binary(
 
 
 @pytest.mark.slow
-def test_deploy_makes_a_bare_network_usable(
+def test_deploy_on_bare_network_enables_create_run(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Say what deploying both programs costs, then deploy them; `create-run` fails before and works
@@ -157,7 +157,9 @@ def bare_network() -> Iterator[str]:
         process.wait(30)
 
 
-def test_deploy_leaves_what_is_there(owner: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deploy_of_same_programs_changes_nothing(
+    owner: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(ROOT)
     done = owner("deploy").data
     assert [(row["program"], row["action"]) for row in done["programs"]] == [
@@ -167,7 +169,7 @@ def test_deploy_leaves_what_is_there(owner: Shell, monkeypatch: pytest.MonkeyPat
     assert done["transactions"] == 0
 
 
-def test_deploy_refuses_a_key_the_program_was_not_built_for(owner: Shell, tmp_path: Path) -> None:
+def test_deploy_with_wrong_program_key_is_refused(owner: Shell, tmp_path: Path) -> None:
     create_wallet(tmp_path / "key.json")
     refused = owner(
         "deploy", "--program", "coordinator", "--program-keypair", tmp_path / "key.json"
@@ -176,7 +178,7 @@ def test_deploy_refuses_a_key_the_program_was_not_built_for(owner: Shell, tmp_pa
     assert "declare_id!" in refused["fix"]
 
 
-def test_deploy_needs_to_know_whose_key_it_is(owner: Shell, tmp_path: Path) -> None:
+def test_deploy_key_without_program_name_is_refused(owner: Shell, tmp_path: Path) -> None:
     assert owner("deploy", "--program-keypair", tmp_path / "key.json").code == 2
     missing = owner(
         "deploy", "--program", "coordinator", "--program-keypair", tmp_path / "key.json"
@@ -186,7 +188,7 @@ def test_deploy_needs_to_know_whose_key_it_is(owner: Shell, tmp_path: Path) -> N
 
 @pytest.mark.slow
 @pytest.mark.skipif(VALIDATOR is None, reason="solana-test-validator is not installed")
-def test_engine_validator_runs_the_same_commands(
+def test_validator_engine_runs_same_commands(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("AFTERMATH_VALIDATOR", str(VALIDATOR))

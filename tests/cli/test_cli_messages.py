@@ -59,7 +59,7 @@ def told() -> Iterator[tuple[str, str, bool]]:
                         yield f"{path.relative_to(ROOT)}:{node.lineno}", text, is_fix
 
 
-def test_errors_begin_in_lower_case_and_end_without_a_stop() -> None:
+def test_error_texts_start_lowercase_and_have_no_final_stop() -> None:
     found = list(told())
     assert len(found) > 300
     odd = [

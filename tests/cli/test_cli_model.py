@@ -34,7 +34,7 @@ def made(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_a_preset_is_named_by_its_true_size(name: str) -> None:
+def test_preset_name_equals_parameter_count(name: str) -> None:
     count = sum(map(math.prod, config_of(PRESETS[name]).parameter_shapes().values()))
     said = name.rsplit("-", 1)[1]
     unit = {"m": 1e6, "b": 1e9}[said[-1]]
@@ -43,7 +43,7 @@ def test_a_preset_is_named_by_its_true_size(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in PRESETS if name.startswith("deepseek")])
-def test_deepseek_preset_predicts_in_each_of_its_tiers(name: str, tmp_path: Path) -> None:
+def test_deepseek_preset_predicts_in_each_tier(name: str, tmp_path: Path) -> None:
     small = ("--layers", "2", "--vocab", "257", "--tiers", "4")
     done = invoke("model", "init", "--preset", name, *small, "--out", str(tmp_path / "m"), "--json")
     assert done.code == 0
@@ -54,7 +54,7 @@ def test_deepseek_preset_predicts_in_each_of_its_tiers(name: str, tmp_path: Path
         assert net.loss(torch.arange(24)[None]).item() == pytest.approx(math.log(257), rel=0.1)
 
 
-def test_a_preset_takes_the_options_of_its_shape(tmp_path: Path) -> None:
+def test_preset_accepts_shape_options(tmp_path: Path) -> None:
     done = invoke(
         "model",
         "init",
@@ -80,7 +80,7 @@ def test_a_preset_takes_the_options_of_its_shape(tmp_path: Path) -> None:
         assert says in told.err
 
 
-def test_inspect_of_a_slice_lists_only_its_tiers(made: Path) -> None:
+def test_inspect_of_slice_lists_only_its_tiers(made: Path) -> None:
     full, part = (
         json.loads(invoke("model", "inspect", "--model", str(place), "--json").out)
         for place in (made, made.with_name("m-tier1"))
@@ -115,7 +115,7 @@ def test_merge_of_slice_keeps_equal_bits_and_takes_trained_ones(
     assert (again.code, "which model merge did not write" in again.err) == (1, True)
 
 
-def test_export_of_named_tiers_does_not_depend_on_the_width(tmp_path: Path) -> None:
+def test_export_of_named_tiers_works_for_odd_width(tmp_path: Path) -> None:
     (tmp_path / "tiers.json").write_text('[{"layers": [0]}]')
     shape = [*SHAPE[:-1], "63", "--matformer-tiers", str(tmp_path / "tiers.json")]
     assert invoke("model", "init", "--out", str(tmp_path / "m"), *shape).code == 0
@@ -124,7 +124,7 @@ def test_export_of_named_tiers_does_not_depend_on_the_width(tmp_path: Path) -> N
     assert (told.code, "can be cut into 1 tier next to the full model" in told.err) == (2, True)
 
 
-def test_a_slice_of_another_model_is_not_merged(made: Path, tmp_path: Path) -> None:
+def test_merge_of_foreign_slice_is_refused(made: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     assert invoke("model", "init", "--out", str(other), *SHAPE[:-1], "128").code == 0
     part = str(made.with_name("m-tier1"))
@@ -159,7 +159,7 @@ def _not_finite(weights: dict[str, torch.Tensor]) -> None:
         ),
     ],
 )
-def test_what_is_broken_is_told(made: Path, file: str, change: Any, says: str) -> None:
+def test_verify_of_damaged_model_is_refused(made: Path, file: str, change: Any, says: str) -> None:
     whole = invoke("model", "verify", "--model", str(made), "--json")
     assert json.loads(whole.out)["tiers"] == [1, 2]
     _changed(made.parent / file, change)
@@ -168,7 +168,7 @@ def test_what_is_broken_is_told(made: Path, file: str, change: Any, says: str) -
     assert says in told.err
 
 
-def test_verify_finds_a_slice_of_another_model(made: Path) -> None:
+def test_verify_of_foreign_slice_is_refused(made: Path) -> None:
     (made / "matformer_manifest.json").unlink()
     assert json.loads(invoke("model", "verify", "--model", str(made), "--json").out)["tiers"] == []
     part = made.with_name("m-tier1") / "model.safetensors"
@@ -179,7 +179,7 @@ def test_verify_finds_a_slice_of_another_model(made: Path) -> None:
     assert (slice_alone["slice_of"], slice_alone["files"], slice_alone["tiers"]) == (1, 0, [])
 
 
-def test_model_verify_of_slice_checks_its_tensors_and_digests(made: Path) -> None:
+def test_model_verify_of_slice_checks_tensors_and_digests(made: Path) -> None:
     part = made.with_name("m-tier1")
     told = invoke("model", "verify", "--model", str(part))
     assert told.code == 0
@@ -249,7 +249,7 @@ def test_export_to_another_directory_has_all_files_and_dtype(
     assert invoke("model", "verify", "--model", out / "m", "--json").data["tiers"] == [1, 2]
 
 
-def test_bf16_export_that_loses_bits_needs_another_directory(made: Path) -> None:
+def test_lossy_bf16_export_needs_another_directory(made: Path) -> None:
     before = (made.with_name("m-tier1") / "model.safetensors").read_bytes()
     told = invoke("model", "export", "--src", made, "--tiers", "1", "--dtype", "bfloat16")
     assert (told.code, "--out DIRECTORY" in told.err) == (1, True)
@@ -327,7 +327,7 @@ def test_model_init_takes_vocabulary_and_end_of_tokenizer(
         ("tokenizer.model", (), 1, "SentencePiece's format"),
     ],
 )
-def test_model_init_with_an_unfit_tokenizer_writes_nothing(
+def test_model_init_with_unfit_tokenizer_writes_nothing(
     file: str, options: tuple[str, ...], code: int, says: str, tmp_path: Path
 ) -> None:
     _tokenizer(tmp_path)
@@ -344,7 +344,7 @@ def test_model_init_with_an_unfit_tokenizer_writes_nothing(
     assert not (tmp_path / "m").exists()
 
 
-def test_model_init_without_an_end_token_says_so(tmp_path: Path) -> None:
+def test_model_init_without_end_token_warns(tmp_path: Path) -> None:
     words = Tokenizer(models.WordLevel({"one": 0, "two": 1}, unk_token="one"))
     words.save(str(tmp_path / "t.json"))
     done = invoke(
@@ -356,7 +356,7 @@ def test_model_init_without_an_end_token_says_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("in_checkpoint", [True, False])
-def test_model_init_copies_the_files_next_to_the_tokenizer(
+def test_model_init_copies_files_next_to_tokenizer(
     made: Path, tmp_path: Path, in_checkpoint: bool
 ) -> None:
     place = made if in_checkpoint else tmp_path / "tokens"

@@ -25,7 +25,7 @@ MADE = {"model export": {"checkpoint"}}
 
 
 @pytest.mark.parametrize(("name", "case"), NEXT)
-def test_what_follows_exists_and_takes_these_options(name: str, case: str) -> None:
+def test_next_step_commands_and_options_exist(name: str, case: str) -> None:
     """So do the options of the command before that its words in braces stand for."""
     assert name in INDEX
     own = {str(option.name) for option in SOLANA.load(name).params} | MADE.get(name, set())
@@ -42,7 +42,7 @@ def test_what_follows_exists_and_takes_these_options(name: str, case: str) -> No
     )
 
 
-def test_the_line_is_one_that_can_be_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_next_step_line_is_quoted_for_shell(monkeypatch: pytest.MonkeyPatch) -> None:
     given = {
         "rpc": "http://x:1",
         "wallet_private_key_path": Path("my wallet.json"),
@@ -63,7 +63,7 @@ def test_the_line_is_one_that_can_be_copied(monkeypatch: pytest.MonkeyPatch) -> 
     )
 
 
-def test_who_takes_part_is_told_what_follows_too(tmp_path: Path) -> None:
+def test_provider_commands_print_next_steps(tmp_path: Path) -> None:
     wallet = tmp_path / "wallet.json"
     model = tmp_path / "model"
     made = invoke("show-identity", "--create", "-w", wallet)
@@ -120,9 +120,9 @@ def test_next_train_command_keeps_model_and_options(given: dict[str, object], op
 
 @pytest.mark.parametrize("where", [[], ["--out", "other place"]], ids=["default", "elsewhere"])
 def test_next_command_of_export_runs_as_printed(
-    material: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: list[str]
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: list[str]
 ) -> None:
-    shutil.copytree(material / "model", tmp_path / "my model")
+    shutil.copytree(run_dir / "model", tmp_path / "my model")
     monkeypatch.chdir(tmp_path)
     done = invoke("model", "export", "--src", "my model", "--tiers", "1", *where)
     command = re.search(r"next: aftermath-solana (.*)", done.err)
@@ -130,8 +130,8 @@ def test_next_command_of_export_runs_as_printed(
     assert invoke(*shlex.split(command[1])).code == 0
 
 
-def test_people_are_told_and_scripts_are_not(
-    owner: Shell, run_id: str, material: Path, monkeypatch: pytest.MonkeyPatch
+def test_next_steps_are_printed_for_people_not_scripts(
+    owner: Shell, run_id: str, run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     named = ("--rpc", owner.rpc, "-w", owner.wallet, "--run-id", run_id)
     where = f"--rpc {owner.rpc} -w {owner.wallet}"
@@ -140,7 +140,7 @@ def test_people_are_told_and_scripts_are_not(
         f"next: aftermath-solana update-config --run-id {run_id} --config-path FILE {where}\n"
         in made.err
     )
-    update = ("update-config", *named, "--config-path", material / "config.toml")
+    update = ("update-config", *named, "--config-path", run_dir / "config.toml")
     assert "next:" not in invoke(*update, "--dry-run").err
     assert (
         f"next: aftermath-solana set-paused --run-id {run_id} resume {where}\n"
@@ -161,13 +161,13 @@ def test_people_are_told_and_scripts_are_not(
     assert "next: aftermath-solana update-config" in paused
 
 
-def test_who_invites_members_is_told_to_invite_them(
-    owner: Shell, run_id: str, material: Path, tmp_path: Path
+def test_next_step_of_invitation_run_is_authorization(
+    owner: Shell, run_id: str, run_dir: Path, tmp_path: Path
 ) -> None:
     create_wallet(tmp_path / "grantor.json")
     named = ("--rpc", owner.rpc, "-w", owner.wallet, "--run-id", run_id)
     assert invoke("create-run", *named, "--join-authority", tmp_path / "grantor.json").code == 0
-    said = invoke("update-config", *named, "--config-path", material / "config.toml").err
+    said = invoke("update-config", *named, "--config-path", run_dir / "config.toml").err
     assert (
         f"next: aftermath-solana join-authorization-create --run-id {run_id} --authorizer KEY -w JOIN_AUTH"
         in said
@@ -182,7 +182,7 @@ def test_who_invites_members_is_told_to_invite_them(
     )
 
 
-def test_a_run_that_will_pause_is_watched_until_it_has() -> None:
+def test_next_step_of_pausing_run_is_watch() -> None:
     """Only a paused run can be changed."""
     assert "update-config" in NEXT["set-paused", case_of(builders.run(RunState.PAUSED))]
     for state in (RunState.WARMUP, RunState.ROUND_TRAIN, RunState.COOLDOWN):
@@ -223,7 +223,7 @@ def test_suggested_command_names_cluster_and_wallet(text: str) -> None:
     assert completed(wanted, GIVEN) == wanted
 
 
-def test_suggested_commands_all_name_a_wallet_called_owner() -> None:
+def test_suggested_commands_all_name_given_wallet() -> None:
     given = {"wallet_private_key_path": Path("owner.json")}
     text = "aftermath-solana tick --run-id r, and aftermath-solana tick --run-id r. Or wait"
     tick = "aftermath-solana tick --run-id r -w owner.json"
@@ -231,14 +231,14 @@ def test_suggested_commands_all_name_a_wallet_called_owner() -> None:
     assert completed(f"Ask its owner: {text}", given) == f"Ask its owner: {text}"
 
 
-def test_suggested_command_has_no_key_of_an_rpc_address() -> None:
+def test_suggested_command_hides_rpc_api_key() -> None:
     given = {"rpc": "https://me:SECRET@x.example/SECRET?api-key=SECRET"}
     text = completed("See aftermath-solana list-runs", given)
     assert text == "See aftermath-solana list-runs --rpc RPC_ADDRESS"
     assert line(NEXT["close-run", ""], given) == "aftermath-solana list-runs --rpc RPC_ADDRESS"
 
 
-def test_suggested_command_leaves_out_what_is_stored(
+def test_suggested_command_omits_stored_options(
     owner: Shell, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("AFTERMATH_PROFILE", str(tmp_path / "profile.toml"))
@@ -250,12 +250,10 @@ def test_suggested_command_leaves_out_what_is_stored(
     assert "--rpc http://x:1" in completed("aftermath-solana tick", given)
 
 
-def test_copied_fix_of_a_refused_change_does_as_it_says(
-    owner: Shell, run_id: str, material: Path
-) -> None:
+def test_fix_of_refused_change_works_when_copied(owner: Shell, run_id: str, run_dir: Path) -> None:
     named = ("--rpc", owner.rpc, "-w", owner.wallet, "--run-id", run_id)
     assert invoke("create-run", *named).code == 0
-    update = ("update-config", *named, "--config-path", material / "config.toml")
+    update = ("update-config", *named, "--config-path", run_dir / "config.toml")
     assert invoke(*update).code == 0
     assert invoke("set-paused", *named, "resume").code == 0
     refused = invoke(*update, "--restart-from-step", "1")

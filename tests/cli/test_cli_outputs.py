@@ -24,29 +24,29 @@ from member.result_inbox import SCHEMA
 Line = Callable[[Path, Path], list[str | Path]]
 
 
-def model_init(material: Path, out: Path) -> list[str | Path]:
+def model_init(run_dir: Path, out: Path) -> list[str | Path]:
     return ["model", "init", "--out", out, *SHAPE]
 
 
-def model_merge(material: Path, out: Path) -> list[str | Path]:
+def model_merge(run_dir: Path, out: Path) -> list[str | Path]:
     return [
         "model",
         "merge",
         "--into",
-        material / "model",
+        run_dir / "model",
         "--slice",
-        material / "model",
+        run_dir / "model",
         "--out",
         out,
     ]
 
 
-def model_export(material: Path, out: Path) -> list[str | Path]:
+def model_export(run_dir: Path, out: Path) -> list[str | Path]:
     return [
         "model",
         "export",
         "--src",
-        material / out.name.removesuffix("-tier1"),
+        run_dir / out.name.removesuffix("-tier1"),
         "--tiers",
         "1",
         "--out",
@@ -54,7 +54,7 @@ def model_export(material: Path, out: Path) -> list[str | Path]:
     ]
 
 
-def train_local(material: Path, out: Path) -> list[str | Path]:
+def train_local(run_dir: Path, out: Path) -> list[str | Path]:
     chosen = [
         "--steps",
         "2",
@@ -67,23 +67,23 @@ def train_local(material: Path, out: Path) -> list[str | Path]:
         "--threads",
         "1",
     ]
-    return ["train-local", "--config-path", material / "config.toml", *chosen, "--out", out]
+    return ["train-local", "--config-path", run_dir / "config.toml", *chosen, "--out", out]
 
 
-def local_testnet(material: Path, out: Path) -> list[str | Path]:
+def local_testnet(run_dir: Path, out: Path) -> list[str | Path]:
     clients = ["--num-clients", "1", "--headless", "--headless-exit-after-secs", "1"]
     return [
         "local-testnet",
         "start",
         "--config-path",
-        material / "config.toml",
+        run_dir / "config.toml",
         *clients,
         "--dir",
         out,
     ]
 
 
-def localnet_reset(material: Path, out: Path) -> list[str | Path]:
+def localnet_reset(run_dir: Path, out: Path) -> list[str | Path]:
     return ["localnet", "--port", "0", "--reset", "--ledger", out]
 
 
@@ -152,13 +152,13 @@ def home(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("place", PLACES, ids=lambda place: place.__name__)
 @pytest.mark.parametrize("line", DIRECTORIES, ids=lambda line: line.__name__)
 def test_directory_output_keeps_foreign_entries(
-    line: Line, place: Callable[[Path, Path], None], material: Path, home: Path
+    line: Line, place: Callable[[Path, Path], None], run_dir: Path, home: Path
 ) -> None:
     if line is localnet_reset and place is dangling_link:
         pytest.skip("a ledger is made where there is none")
     place(home / "model-tier1", home)
     before = everything_in(home)
-    done = invoke(*line(material, home / "model-tier1"))
+    done = invoke(*line(run_dir, home / "model-tier1"))
     assert done.code in (1, 2), done.out
     assert "fix: " in done.err, done.err
     assert everything_in(home) == before
@@ -168,43 +168,43 @@ def test_directory_output_keeps_foreign_entries(
     "line", [model_init, model_merge, train_local], ids=lambda line: line.__name__
 )
 def test_directory_output_refuses_current_directory_and_stdout(
-    line: Line, material: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+    line: Line, run_dir: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     foreign_directory(home / "work", home)
     monkeypatch.chdir(home / "work")
     before = everything_in(home)
     for out in (".", "..", "-"):
-        assert invoke(*line(material, Path(out))).code in (1, 2)
+        assert invoke(*line(run_dir, Path(out))).code in (1, 2)
     assert everything_in(home) == before
 
 
 @pytest.mark.parametrize(
     "line", [model_init, model_merge, model_export], ids=lambda line: line.__name__
 )
-def test_directory_output_replaces_own_output(line: Line, material: Path, home: Path) -> None:
+def test_directory_output_replaces_own_output(line: Line, run_dir: Path, home: Path) -> None:
     out = home / "model-tier1"
-    assert invoke(*line(material, out)).code == 0
+    assert invoke(*line(run_dir, out)).code == 0
     first = everything_in(out)
     assert MARK in first
-    assert invoke(*line(material, out)).code == 0
+    assert invoke(*line(run_dir, out)).code == 0
     assert everything_in(out) == first
 
     (out / "notes.txt").write_text("mine")
     changed = everything_in(out)
-    refused = invoke(*line(material, out))
+    refused = invoke(*line(run_dir, out))
     assert refused.code == 1
     assert "notes.txt" in refused.err
     assert everything_in(out) == changed
 
 
-def test_one_command_does_not_replace_what_another_wrote(material: Path, home: Path) -> None:
-    assert invoke(*model_init(material, home / "model")).code == 0
+def test_output_of_another_command_is_not_replaced(run_dir: Path, home: Path) -> None:
+    assert invoke(*model_init(run_dir, home / "model")).code == 0
     before = everything_in(home)
-    assert invoke(*model_merge(material, home / "model")).code == 1
+    assert invoke(*model_merge(run_dir, home / "model")).code == 1
     assert everything_in(home) == before
 
 
-def test_tokenize_leaves_the_tokenizer_of_a_folder_alone(home: Path) -> None:
+def test_tokenize_keeps_foreign_tokenizer_file(home: Path) -> None:
     (home / "tokenizer.json").write_text("mine")
     assert invoke("data", "tokenize", "--budget-bytes", 1000, "--output", home).code == 1
     assert everything_in(home) == {"tokenizer.json": b"mine".hex()}
@@ -295,7 +295,7 @@ def room_for(size: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("line", FILES, ids=lambda line: line.__name__)
-def test_file_output_without_room_says_so_and_leaves_nothing(line: Line, home: Path) -> None:
+def test_file_output_on_full_disk_leaves_nothing(line: Line, home: Path) -> None:
     (home / "out").mkdir()
     words = line(home, home / "out" / "file.png")
     before = everything_in(home)
@@ -336,7 +336,7 @@ def test_output_without_room_in_new_directory_leaves_nothing(
     assert not (home / "new").exists()
 
 
-def test_plot_into_a_directory_names_a_file_in_it(home: Path) -> None:
+def test_plot_into_directory_is_refused_with_file_name(home: Path) -> None:
     (home / "pictures").mkdir()
     done = invoke(*plot(home, home / "pictures"))
     assert done.code == 1
@@ -344,22 +344,22 @@ def test_plot_into_a_directory_names_a_file_in_it(home: Path) -> None:
     assert f"--out {home}/pictures/loss.png" in done.err
 
 
-def test_export_keeps_foreign_files(material: Path, home: Path) -> None:
+def test_export_keeps_foreign_files(run_dir: Path, home: Path) -> None:
     """A file next to the weights stays foreign when the export adds its manifest."""
-    assert invoke(*model_init(material, home / "model")).code == 0
+    assert invoke(*model_init(run_dir, home / "model")).code == 0
     (home / "model" / "notes.txt").write_text("mine")
     assert invoke("model", "export", "--src", home / "model", "--tiers", "1").code == 0
-    refused = invoke(*model_init(material, home / "model"))
+    refused = invoke(*model_init(run_dir, home / "model"))
     assert refused.code == 1
     assert "holds notes.txt" in refused.err
 
 
 @pytest.mark.parametrize("where", [[], ["--out", "new"]])
 def test_export_of_foreign_directory_is_refused_with_option(
-    where: list[str], material: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+    where: list[str], run_dir: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(home)
-    assert invoke(*model_init(material, home / "model")).code == 0
+    assert invoke(*model_init(run_dir, home / "model")).code == 0
     foreign_directory((home / "new" if where else home) / "model-tier1", home)
     refused = invoke("model", "export", "--src", "model", "--tiers", "1", *where)
     assert "holds sub, which model export did not write: nothing was changed" in refused.err
@@ -369,7 +369,7 @@ def test_export_of_foreign_directory_is_refused_with_option(
 @pytest.mark.parametrize(
     "line", [plot, events_csv, events_lines, init], ids=lambda line: line.__name__
 )
-def test_a_dash_is_the_standard_output(
+def test_dash_output_writes_to_standard_output(
     line: Line, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(home)
@@ -381,7 +381,7 @@ def test_a_dash_is_the_standard_output(
     assert everything_in(home) == before
 
 
-def test_write_log_does_not_append_to_a_wallet(home: Path) -> None:
+def test_write_log_onto_wallet_is_refused(home: Path) -> None:
     wallet(home / "w.json", home)
     before = everything_in(home)
     with pytest.raises(OutputError):
@@ -389,14 +389,14 @@ def test_write_log_does_not_append_to_a_wallet(home: Path) -> None:
     assert everything_in(home) == before
 
 
-def test_init_into_a_directory_names_a_file(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_init_into_directory_is_refused(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(home)
     done = invoke("init", "--out", ".")
     assert done.code == 2
     assert done.err.startswith("error: --out . is not a file name\nfix: Name the config file")
 
 
-def test_table_on_a_pipe_has_no_trailing_spaces(capsys: pytest.CaptureFixture[str]) -> None:
+def test_table_on_pipe_has_no_trailing_spaces(capsys: pytest.CaptureFixture[str]) -> None:
     table = listing(["run", "name"], [["a", "b"], ["longer", ""], ["c", ["of two", "lines"]]])
     show(Result(None, table), as_json=False)
     aside(table)

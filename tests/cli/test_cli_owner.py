@@ -33,22 +33,22 @@ def created(owner: Shell, run_id: str) -> Shell:
 
 
 @pytest.fixture
-def configured(created: Shell, run_id: str, material: Path) -> Shell:
-    found = created("update-config", "--run-id", run_id, "--config-path", material / "config.toml")
+def configured(created: Shell, run_id: str, run_dir: Path) -> Shell:
+    found = created("update-config", "--run-id", run_id, "--config-path", run_dir / "config.toml")
     assert found.code == 0, found.err
     return created
 
 
 @pytest.fixture(scope="module")
 def unchanged(
-    rpc: str, material: Path, tmp_path_factory: pytest.TempPathFactory
+    rpc: str, run_dir: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Shell, str]:
     """The owner of a configured run that no test changes, and the run's id."""
     owner = new_user(rpc, tmp_path_factory.mktemp("unchanged"))
     run_id = new_run_id()
     assert owner("create-run", "--run-id", run_id, "--name", "Test").code == 0
     assert (
-        owner("update-config", "--run-id", run_id, "--config-path", material / "config.toml").code
+        owner("update-config", "--run-id", run_id, "--config-path", run_dir / "config.toml").code
         == 0
     )
     return owner, run_id
@@ -58,7 +58,7 @@ def state_of(shell: Shell, run_id: str) -> str:
     return str(shell("json-dump-run", "--run-id", run_id).data["run"]["state"])
 
 
-def test_the_seeds_command_lines(owner: Shell, run_id: str, material: Path) -> None:
+def test_seed_command_lines_work(owner: Shell, run_id: str, run_dir: Path) -> None:
     """The three command lines of the seed's book with our command's name, `resume` as a bare word
     included.
     """
@@ -66,7 +66,7 @@ def test_the_seeds_command_lines(owner: Shell, run_id: str, material: Path) -> N
     signer = ("-w", owner.wallet)
     lines = (
         ("create-run", *where, "--name", "A name", "--description", "A description", *signer),
-        ("update-config", *where, "--config-path", material / "config.toml", *signer),
+        ("update-config", *where, "--config-path", run_dir / "config.toml", *signer),
         ("set-paused", *where, "resume", *signer),
     )
     for line in lines:
@@ -94,7 +94,7 @@ def test_create_run_makes_full_accounts_in_few_transactions(
     assert again["lamports"] > 0
 
 
-def test_an_interrupted_creation_is_finished_by_the_same_command(owner: Shell, run_id: str) -> None:
+def test_interrupted_creation_is_finished_by_same_command(owner: Shell, run_id: str) -> None:
     import asyncio
 
     from aftermath.cli.connection import sign_in
@@ -114,7 +114,7 @@ def test_an_interrupted_creation_is_finished_by_the_same_command(owner: Shell, r
     assert again["code"] == "run-exists"
 
 
-def test_a_version_that_this_client_is_not_is_warned_of(created: Shell, run_id: str) -> None:
+def test_foreign_client_version_is_a_warning(created: Shell, run_id: str) -> None:
     line = ("update-config", "--run-id", run_id, "--client-version")
     (warning,) = created(*line, "0.0.0-other").data["warnings"]
     assert f"this one is {__version__}" in warning
@@ -122,7 +122,7 @@ def test_a_version_that_this_client_is_not_is_warned_of(created: Shell, run_id: 
     assert created(*line, "").data["warnings"] == []
 
 
-def test_pause_is_advised_to_the_owner_only(configured: Shell, run_id: str, tmp_path: Path) -> None:
+def test_pause_advice_is_for_the_owner_only(configured: Shell, run_id: str, tmp_path: Path) -> None:
     configured("set-paused", "--run-id", run_id, "resume")
     invoke("show-identity", "--create", "-w", tmp_path / "other.json")
     changed = ("update-config", "--run-id", run_id, "--name", "Mine")
@@ -131,43 +131,41 @@ def test_pause_is_advised_to_the_owner_only(configured: Shell, run_id: str, tmp_
     assert refused["error"] == f"run {run_id} belongs to another wallet"
 
 
-def test_update_config_sets_schema_and_figures(
-    unchanged: tuple[Shell, str], material: Path
-) -> None:
+def test_update_config_sets_schema_and_figures(unchanged: tuple[Shell, str], run_dir: Path) -> None:
     configured, run_id = unchanged
     dump = configured("json-dump-run", "--run-id", run_id).data
     assert dump["model"]["tier_widths"] == [256, 128, 64]
     assert dump["model"]["schema_hash"] != "00" * 32
     assert dump["model"]["metadata"]["name"] == "Test"
     assert dump["model"]["metadata"]["num_parameters"] > 0
-    assert dump["model"]["checkpoint"]["repo"] == str(material / "model")
+    assert dump["model"]["checkpoint"]["repo"] == str(run_dir / "model")
     assert dump["run"]["config"]["rounds_per_epoch"] == 16
 
 
-def test_data_that_nobody_could_read_here_is_warned_about(
-    created: Shell, run_id: str, material: Path, tmp_path: Path
+def test_data_unreadable_here_is_a_warning(
+    created: Shell, run_id: str, run_dir: Path, tmp_path: Path
 ) -> None:
     """The owner need not hold the data, so it is no refusal."""
     config = tmp_path / "config.toml"
-    text = (material / "config.toml").read_text()
+    text = (run_dir / "config.toml").read_text()
     for place, says in (
         ('Local = "nowhere"', f"no token data at {Path.cwd() / 'nowhere'}"),
         ('Server = "x:1"', "the data server x:1 cannot be reached"),
     ):
-        config.write_text(text.replace(f'Local = "{material / "tokens"}"', place))
+        config.write_text(text.replace(f'Local = "{run_dir / "tokens"}"', place))
         found = created("update-config", "--run-id", run_id, "--config-path", config)
         (warning,) = found.data["warnings"]
         assert says in warning
         assert f"warning: {warning.splitlines()[0]}" in found.err
-    found = created("update-config", "--run-id", run_id, "--config-path", material / "config.toml")
+    found = created("update-config", "--run-id", run_id, "--config-path", run_dir / "config.toml")
     assert found.data["warnings"] == []
 
 
 def test_update_config_reports_bytes_per_round_and_large_ones(
-    created: Shell, run_id: str, material: Path, tmp_path: Path
+    created: Shell, run_id: str, run_dir: Path, tmp_path: Path
 ) -> None:
     change = ("update-config", "--run-id", run_id, "--config-path")
-    found = created(*change, material / "config.toml").data
+    found = created(*change, run_dir / "config.toml").data
     # Level 2 has 29 blocks with 10 * 85 + 10 * 88 + 4 * 80 + 5 * 40 bits of index codes. Levels 1
     # and 0 have 6 and 12 blocks of 88 bits. Each block has 8 signs. The codes and the signs of a
     # level end with whole bytes.
@@ -176,7 +174,7 @@ def test_update_config_reports_bytes_per_round_and_large_ones(
     config = tmp_path / "config.toml"
     topk = "compression_topk = 8\n"
     config.write_text(
-        (material / "config.toml")
+        (run_dir / "config.toml")
         .read_text()
         .replace(topk, topk + "compression_topk_embeddings = 64\n")
     )
@@ -194,11 +192,11 @@ def test_update_config_reports_bytes_per_round_and_large_ones(
 @pytest.mark.parametrize(
     ("ends", "idle"), [(24, "from step 24 on, so the steps up to 48"), (47, ""), (48, "")]
 )
-def test_a_rate_that_is_zero_long_before_the_end_is_warned_about(
-    created: Shell, run_id: str, material: Path, tmp_path: Path, ends: int, idle: str
+def test_learning_rate_zero_before_end_is_a_warning(
+    created: Shell, run_id: str, run_dir: Path, tmp_path: Path, ends: int, idle: str
 ) -> None:
     config = tmp_path / "config.toml"
-    text = (material / "config.toml").read_text()
+    text = (run_dir / "config.toml").read_text()
     schedule = "total_steps = 48\nfinal_lr = 1.0e-3"
     assert schedule in text
     config.write_text(text.replace(schedule, f"total_steps = {ends}\nfinal_lr = 0.0"))
@@ -208,11 +206,11 @@ def test_a_rate_that_is_zero_long_before_the_end_is_warned_about(
     assert [idle in warning for warning in warnings] == [True] * bool(idle)
 
 
-def test_an_optimizer_without_results_is_refused(
-    created: Shell, run_id: str, material: Path, tmp_path: Path
+def test_optimizer_without_results_is_refused(
+    created: Shell, run_id: str, run_dir: Path, tmp_path: Path
 ) -> None:
     config = tmp_path / "config.toml"
-    head = (material / "config.toml").read_text().partition("[model.LLM.optimizer")[0]
+    head = (run_dir / "config.toml").read_text().partition("[model.LLM.optimizer")[0]
     config.write_text(
         head + "[model.LLM.optimizer.AdamW]\nbetas = [0.9, 0.95]\nweight_decay = 0.1\neps = 1e-8\n"
     )
@@ -224,11 +222,11 @@ def test_an_optimizer_without_results_is_refused(
     )
 
 
-def test_a_run_with_inner_steps_is_configured_and_shown(
-    created: Shell, run_id: str, material: Path, tmp_path: Path
+def test_run_with_inner_steps_is_configured_and_shown(
+    created: Shell, run_id: str, run_dir: Path, tmp_path: Path
 ) -> None:
     config = tmp_path / "config.toml"
-    head = (material / "config.toml").read_text().partition("[model.LLM.optimizer")[0]
+    head = (run_dir / "config.toml").read_text().partition("[model.LLM.optimizer")[0]
     config.write_text(head + "[model.LLM.optimizer.SparseLoCo]\n")
     (warning,) = created("update-config", "--run-id", run_id, "--config-path", config).data[
         "warnings"
@@ -278,7 +276,7 @@ def test_a_run_with_inner_steps_is_configured_and_shown(
     assert "weight_decay = 251.0 would flip" in refused
 
 
-def test_texts_change_alone(configured: Shell, run_id: str) -> None:
+def test_name_and_description_change_alone(configured: Shell, run_id: str) -> None:
     before = configured("json-dump-run", "--run-id", run_id).data["model"]
     configured("update-config", "--run-id", run_id, "--name", "Other", "--client-version", "0.1.0")
     after = configured("json-dump-run", "--run-id", run_id).data["model"]
@@ -287,9 +285,7 @@ def test_texts_change_alone(configured: Shell, run_id: str) -> None:
     assert after["schema_hash"] == before["schema_hash"]
 
 
-def test_restart_from_step_skips_the_data_of_the_steps_before(
-    configured: Shell, run_id: str
-) -> None:
+def test_restart_from_step_skips_earlier_data(configured: Shell, run_id: str) -> None:
     configured("set-paused", "--run-id", run_id, "--resume")
     configured("set-paused", "--run-id", run_id, "pause")
     assert configured("update-config", "--run-id", run_id, "--restart-from-step", 11).code == 0
@@ -298,7 +294,7 @@ def test_restart_from_step_skips_the_data_of_the_steps_before(
     assert step_shown(configured, run_id) == 10  # step 11 comes next
 
 
-def test_before_training_no_step_is_shown(configured: Shell, run_id: str) -> None:
+def test_step_before_training_is_zero(configured: Shell, run_id: str) -> None:
     assert step_shown(configured, run_id) == 0
     configured("set-paused", "--run-id", run_id, "--resume")
     assert step_shown(configured, run_id) == 0
@@ -310,14 +306,14 @@ def step_shown(shell: Shell, run_id: str) -> int:
     return int(step)
 
 
-def test_switch_to_hub_takes_the_model_from_the_checkpoint(configured: Shell, run_id: str) -> None:
+def test_switch_to_hub_uses_model_of_checkpoint(configured: Shell, run_id: str) -> None:
     assert configured("update-config", "--run-id", run_id, "--switch-to-hub").code == 0
     assert (
         configured("json-dump-run", "--run-id", run_id).data["run"]["model_source"] == "checkpoint"
     )
 
 
-def test_restart_counts_the_batch_warm_up() -> None:
+def test_restart_counts_batch_warm_up() -> None:
     from dataclasses import replace
 
     from aftermath.rules.assignment import batch_size
@@ -345,7 +341,7 @@ class _Run:
         self.data_index = data_index
 
 
-def test_pause_and_resume(configured: Shell, run_id: str) -> None:
+def test_set_paused_pauses_and_resumes_run(configured: Shell, run_id: str) -> None:
     resumed = configured("set-paused", "--run-id", run_id, "resume").data
     assert resumed["state"] == "waiting_for_members"
     ticked = invoke(
@@ -370,8 +366,8 @@ def test_pause_and_resume(configured: Shell, run_id: str) -> None:
     )
 
 
-def test_program_refusals_name_the_command_that_fixes_them(
-    created: Shell, run_id: str, material: Path, tmp_path: Path
+def test_program_refusals_name_fixing_command(
+    created: Shell, run_id: str, run_dir: Path, tmp_path: Path
 ) -> None:
     assert "update-config" in created("set-paused", "--run-id", run_id, "resume").error["fix"]
     stranger = tmp_path / "stranger.json"
@@ -381,7 +377,7 @@ def test_program_refusals_name_the_command_that_fixes_them(
     ]
     assert fix == "Sign with its owner's key: -w FILE"
     assert (
-        created("update-config", "--run-id", run_id, "--config-path", material / "config.toml").code
+        created("update-config", "--run-id", run_id, "--config-path", run_dir / "config.toml").code
         == 0
     )
     assert created("set-paused", "--run-id", run_id, "resume").code == 0
@@ -391,7 +387,7 @@ def test_program_refusals_name_the_command_that_fixes_them(
         assert command in running["fix"]
 
 
-def test_rates_of_future_epochs_are_recorded(configured: Shell, run_id: str) -> None:
+def test_future_epoch_rates_are_recorded(configured: Shell, run_id: str) -> None:
     rates = ("--earning-rate-total-shared", 1000, "--slashing-rate-per-client", 10)
     assert (
         configured("set-future-epoch-rates", "--run-id", run_id, *rates).data["future_earning_rate"]
@@ -428,7 +424,7 @@ def test_tick_without_running_deadline_ends_and_says_why(
     assert "0 of 1 tick changed" in waits.out
 
 
-def test_list_runs_shows_the_run(unchanged: tuple[Shell, str]) -> None:
+def test_list_runs_shows_run(unchanged: tuple[Shell, str]) -> None:
     configured, run_id = unchanged
     (row,) = [row for row in configured("list-runs").data if row["run_id"] == run_id]
     assert row["tiers"] == 3
@@ -441,9 +437,7 @@ def test_list_runs_shows_the_run(unchanged: tuple[Shell, str]) -> None:
     assert "the run is new, and waits: its owner has not begun it yet (set-paused resume)" in asked
 
 
-def test_a_run_is_listed_and_told_in_the_words_of_a_members_view(
-    configured: Shell, run_id: str
-) -> None:
+def test_run_description_equals_member_view(configured: Shell, run_id: str) -> None:
     said = configured("create-run", "--run-id", f"{run_id}b", "--name", "Two words")
     assert said.data["state"] == "uninitialized"
     told = invoke(
@@ -460,7 +454,7 @@ def test_a_run_is_listed_and_told_in_the_words_of_a_members_view(
 
 
 @pytest.mark.parametrize("state", RunState, ids=lambda state: state.name)
-def test_no_state_is_told_by_its_name_in_a_program(state: RunState) -> None:
+def test_run_state_words_differ_from_program_names(state: RunState) -> None:
     words = in_words(state)
     assert words.removeprefix("in ") == state_words(state.name)
     assert "_" not in words
@@ -469,7 +463,7 @@ def test_no_state_is_told_by_its_name_in_a_program(state: RunState) -> None:
 
 
 def test_kick_by_owner_or_join_authority_removes_and_bars(
-    owner: Shell, run_id: str, material: Path, tmp_path: Path
+    owner: Shell, run_id: str, run_dir: Path, tmp_path: Path
 ) -> None:
     grantor = tmp_path / "grantor.json"
     stranger = tmp_path / "stranger.json"
@@ -478,7 +472,7 @@ def test_kick_by_owner_or_join_authority_removes_and_bars(
     whom = ("kick", "--run-id", run_id, "--wallet", stranger)
     assert owner("create-run", "--run-id", run_id, "--join-authority", grantor).code == 0
     assert (
-        owner("update-config", "--run-id", run_id, "--config-path", material / "config.toml").code
+        owner("update-config", "--run-id", run_id, "--config-path", run_dir / "config.toml").code
         == 0
     )
     assert owner("set-paused", "--run-id", run_id, "resume").code == 0
@@ -499,7 +493,7 @@ def test_kick_by_owner_or_join_authority_removes_and_bars(
     assert "barred" not in asked.out
 
 
-def test_close_run_returns_the_rent(configured: Shell, run_id: str) -> None:
+def test_close_run_returns_rent(configured: Shell, run_id: str) -> None:
     closed = configured("close-run", "--run-id", run_id, "--yes").data
     assert closed["lamports_returned"] > 500_000_000
     for command in (("json-dump-run",), ("close-run", "--yes"), ("set-paused", "pause")):
@@ -524,7 +518,7 @@ def close_line(shell: Shell, run_id: str) -> tuple[str | Path, ...]:
 
 
 @pytest.mark.slow
-def test_close_run_interrupted_at_its_question_ends_with_130(unchanged: tuple[Shell, str]) -> None:
+def test_close_run_interrupted_at_question_exits_130(unchanged: tuple[Shell, str]) -> None:
     configured, run_id = unchanged
     mine, theirs = pty.openpty()
     line = [CONSOLE, *close_line(configured, run_id)]
@@ -544,7 +538,7 @@ def test_close_run_interrupted_at_its_question_ends_with_130(unchanged: tuple[Sh
     assert configured("show-run", "--run-id", run_id).code == 0
 
 
-def test_close_run_asks_on_a_terminal(configured: Shell, run_id: str) -> None:
+def test_close_run_on_terminal_asks(configured: Shell, run_id: str) -> None:
     """An empty line, a no and the end of the input close nothing; a yes does."""
     line = close_line(configured, run_id)
     for typed in ("\n", "no\n", ""):
@@ -566,8 +560,8 @@ def test_close_run_asks_on_a_terminal(configured: Shell, run_id: str) -> None:
     assert "list-runs" in told["fix"]
 
 
-def test_every_command_says_of_a_closed_run_that_there_is_none(
-    configured: Shell, run_id: str, material: Path, tmp_path: Path
+def test_closed_run_is_unknown_to_every_command(
+    configured: Shell, run_id: str, run_dir: Path, tmp_path: Path
 ) -> None:
     assert configured("close-run", "--run-id", run_id, "--yes").code == 0
     wallet = str(load_wallet(configured.wallet).pubkey)
@@ -579,7 +573,7 @@ def test_every_command_says_of_a_closed_run_that_there_is_none(
         ("predownload",),
         ("tick", "--count", "1"),
         ("set-paused", "pause"),
-        ("update-config", "--config-path", material / "config.toml"),
+        ("update-config", "--config-path", run_dir / "config.toml"),
         ("checkpoint", "--path", tmp_path),
         ("rewind",),
         ("reopen", "--total-steps", "9"),
@@ -592,7 +586,7 @@ def test_every_command_says_of_a_closed_run_that_there_is_none(
         assert "list-runs" in told["fix"], command
 
 
-def test_close_run_asks_nothing_where_it_would_be_refused(configured: Shell, run_id: str) -> None:
+def test_close_run_refused_without_question(configured: Shell, run_id: str) -> None:
     configured("set-paused", "--run-id", run_id, "resume")
     refused = invoke_typing("y\n", *close_line(configured, run_id))
     assert refused.code == 1
@@ -600,20 +594,20 @@ def test_close_run_asks_nothing_where_it_would_be_refused(configured: Shell, run
     assert "[y/N]" not in refused.err
 
 
-def test_predownload_loads_model_and_data(unchanged: tuple[Shell, str], material: Path) -> None:
+def test_predownload_loads_model_and_data(unchanged: tuple[Shell, str], run_dir: Path) -> None:
     configured, run_id = unchanged
     found = configured("predownload", "--run-id", run_id, "--matformer-tier", 2).data
-    assert found["model"] == str(material / "model")
+    assert found["model"] == str(run_dir / "model")
     assert found["sequences"] > 100
 
 
-def test_checkpoint_needs_an_attested_model(unchanged: tuple[Shell, str], material: Path) -> None:
+def test_checkpoint_needs_an_attested_model(unchanged: tuple[Shell, str], run_dir: Path) -> None:
     configured, run_id = unchanged
-    refused = configured("checkpoint", "--run-id", run_id, "--path", material / "model").error
+    refused = configured("checkpoint", "--run-id", run_id, "--path", run_dir / "model").error
     assert "not attested a model yet" in refused["error"]
 
 
-def test_json_dump_user_names_those_who_are_not_members(unchanged: tuple[Shell, str]) -> None:
+def test_json_dump_user_of_nonmember_is_refused(unchanged: tuple[Shell, str]) -> None:
     configured, run_id = unchanged
     refused = configured("json-dump-user", "--run-id", run_id, "--address", configured.wallet).error
     assert "is not a member" in refused["error"]

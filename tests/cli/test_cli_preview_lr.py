@@ -24,7 +24,7 @@ def config(tmp_path: Path) -> Path:
     return path
 
 
-def test_every_step_of_a_short_schedule(config: Path) -> None:
+def test_preview_lr_of_short_schedule_lists_every_step(config: Path) -> None:
     data = invoke("preview-lr", "--config-path", config, "--json").data
     assert (data["schedule"], data["total_steps"], data["warnings"]) == ("cosine", 48, [])
     rates = {point["step"]: point["rate"] for point in data["rates"]}
@@ -36,7 +36,7 @@ def test_every_step_of_a_short_schedule(config: Path) -> None:
     assert data["highest"] == pytest.approx(4e-3)
 
 
-def test_a_cold_start_begins_low(config: Path) -> None:
+def test_preview_lr_with_cold_start_begins_low(config: Path) -> None:
     text = TEXT.replace("cold_start_warmup_steps = ", "# ")
     config.write_text(text.replace("[model.LLM]\n", "[model.LLM]\ncold_start_warmup_steps = 8\n"))
     data = invoke("preview-lr", "--config-path", config, "--json").data
@@ -44,7 +44,7 @@ def test_a_cold_start_begins_low(config: Path) -> None:
     assert data["rates"][3]["rate"] == pytest.approx(4e-3 * 4 / 8)
 
 
-def test_a_long_schedule_is_thinned_out_and_keeps_its_ends(config: Path) -> None:
+def test_preview_lr_of_long_schedule_is_thinned_with_ends(config: Path) -> None:
     long = TEXT.replace(STEPS, "total_steps = 5000000\n")
     config.write_text(long)
     data = invoke("preview-lr", "--config-path", config, "--json").data
@@ -53,7 +53,7 @@ def test_a_long_schedule_is_thinned_out_and_keeps_its_ends(config: Path) -> None
     assert steps == sorted(set(steps))
 
 
-def test_a_person_sees_the_shape_and_some_rates(config: Path) -> None:
+def test_preview_lr_text_shows_shape_and_rates(config: Path) -> None:
     shown = invoke("preview-lr", "--config-path", config)
     assert (shown.code, shown.err) == (0, "")
     assert "steps 1 to 48" in shown.out
@@ -61,7 +61,7 @@ def test_a_person_sees_the_shape_and_some_rates(config: Path) -> None:
     assert "1.000e-03  at step 48" in shown.out
 
 
-def test_bars_of_a_constant_rate_are_full(config: Path) -> None:
+def test_preview_lr_bars_of_constant_rate_are_full(config: Path) -> None:
     text = TEXT.replace("Cosine]", "Constant]")
     config.write_text(text.replace(SCHEDULE, "base_lr = 4.0e-3\nwarmup_steps = 0"))
     shown = invoke("preview-lr", "--config-path", config)
@@ -69,7 +69,7 @@ def test_bars_of_a_constant_rate_are_full(config: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["rates.png", "rates"])
-def test_a_plot_is_drawn(config: Path, tmp_path: Path, name: str) -> None:
+def test_preview_lr_plot_is_written(config: Path, tmp_path: Path, name: str) -> None:
     picture = tmp_path / "pictures" / name
     picture.parent.mkdir()
     shown = invoke("preview-lr", "--config-path", config, "--plot", picture)
@@ -87,7 +87,7 @@ UNWRITABLE = [
 
 
 @pytest.mark.parametrize(("name", "code", "error", "fix"), UNWRITABLE)
-def test_plot_to_an_unwritable_place_is_an_error(
+def test_preview_lr_plot_to_unwritable_place_is_refused(
     config: Path, tmp_path: Path, name: str, code: int, error: str, fix: str
 ) -> None:
     shown = invoke("preview-lr", "--config-path", config, "--plot", tmp_path / name)
@@ -97,7 +97,7 @@ def test_plot_to_an_unwritable_place_is_an_error(
     assert f"fix: {fix}" in shown.err
 
 
-def test_a_rate_that_is_zero_too_early_is_warned_about(config: Path) -> None:
+def test_preview_lr_rate_zero_too_early_is_a_warning(config: Path) -> None:
     config.write_text(TEXT.replace(SCHEDULE, SCHEDULE.replace("48", "24").replace("1.0e-3", "0.0")))
     shown = invoke("preview-lr", "--config-path", config)
     assert "the learning rate is 0 from step 24 on, so the steps up to 48" in shown.out
@@ -110,9 +110,7 @@ def test_a_rate_that_is_zero_too_early_is_warned_about(config: Path) -> None:
         ("base_lr = 4.0e-3\nwarmup_steps = 60", 60),
     ],
 )
-def test_a_schedule_that_outlasts_the_run_is_warned_about(
-    config: Path, kind: str, ends: int
-) -> None:
+def test_preview_lr_schedule_beyond_run_is_a_warning(config: Path, kind: str, ends: int) -> None:
     text = TEXT.replace(SCHEDULE, kind)
     config.write_text(text if "total_steps = 60" in kind else text.replace("Cosine]", "Constant]"))
     warnings = invoke("preview-lr", "--config-path", config, "--json").data["warnings"]
@@ -129,7 +127,7 @@ def test_a_schedule_that_outlasts_the_run_is_warned_about(
     sorted((ROOT / "config").glob("*/*config.toml")),
     ids=lambda path: path.parent.name,
 )
-def test_presets_learn_to_their_end(preset: Path) -> None:
+def test_preset_rates_stay_positive_to_the_end(preset: Path) -> None:
     data = invoke("preview-lr", "--config-path", preset, "--json").data
     assert data["warnings"] == []
     assert 0 < data["rates"][-1]["rate"] < data["highest"] / 5

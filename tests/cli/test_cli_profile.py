@@ -57,14 +57,14 @@ def store(**values: str) -> None:
         assert invoke("config", "set", name.replace("_", "-"), value).code == 0
 
 
-def test_names_are_those_of_the_options() -> None:
+def test_profile_names_equal_options() -> None:
     assert (KEY_VARIABLE, VARIABLES[Name.WALLET]) == (WALLET_VARIABLE, PATH_VARIABLE)
     for name, (parameter, _) in PARAMETERS.items():
         (option,) = [one for one in SOLANA.load("tick").params if one.name == parameter]
         assert option.envvar == VARIABLES[name]
 
 
-def test_what_is_stored_is_shown_and_forgotten_again(profile: Path) -> None:
+def test_profile_values_are_stored_shown_and_unset(profile: Path) -> None:
     said = invoke("config", "set", "run", "demo", "--json").data
     assert said == {"name": "run", "value": "demo", "file": str(profile)}
     assert stat.S_IMODE(profile.stat().st_mode) == 0o600
@@ -116,7 +116,7 @@ def test_option_precedence_is_flag_variable_profile_default(
     assert (None if found is None else str(found)) == expected
 
 
-def test_each_commands_profile_options_come_from_the_profile() -> None:
+def test_profile_fills_options_of_every_command() -> None:
     """An option that means all runs if no run is named is the exception."""
     for command in INDEX:
         options = {one.name: one for one in SOLANA.load(command).params}
@@ -129,7 +129,7 @@ def test_each_commands_profile_options_come_from_the_profile() -> None:
             assert stored == ("" if of_all_runs else name), command
 
 
-def test_a_websocket_of_the_profile_goes_with_its_own_node_alone(
+def test_profile_websocket_applies_to_its_own_rpc_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     store(rpc="http://a:1", ws_rpc="ws://a:2", run="demo")
@@ -144,7 +144,7 @@ def test_a_websocket_of_the_profile_goes_with_its_own_node_alone(
     }
 
 
-def test_key_in_the_environment_precedes_path_in_the_profile(
+def test_environment_key_precedes_profile_path(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     store(wallet="/profile.json", run="demo")
@@ -154,7 +154,7 @@ def test_key_in_the_environment_precedes_path_in_the_profile(
     assert shown == {"value": None, "from": f"variable {WALLET_VARIABLE}"}
 
 
-def test_an_authorization_without_a_run_stays_one_for_all_runs() -> None:
+def test_authorization_without_run_ignores_profile_run() -> None:
     store(run="demo")
     key = "1" * 32
     assert taken("join-authorization-create", "--authorizer", key)["run_id"] is None
@@ -175,7 +175,7 @@ def test_profile_does_not_apply_to_servers_and_local_networks(
     assert invoke("tick", "--json").mistake["error"] == "--run-id is missing"
 
 
-def test_an_error_says_what_came_from_the_profile(tmp_path: Path) -> None:
+def test_error_names_values_from_profile(tmp_path: Path) -> None:
     store(wallet=str(tmp_path / "none.json"), run="demo", rpc="http://127.0.0.1:9/?api-key=secret")
     told = invoke("tick", "--rpc", "http://127.0.0.1:9", "--json").error
     assert told["code"] == "wallet"
@@ -224,7 +224,7 @@ def test_error_names_the_profile_only_where_it_applies(
     assert ("From the profile: run demo" in capsys.readouterr().err) is names
 
 
-def test_an_error_about_something_else_says_nothing_of_it(tmp_path: Path) -> None:
+def test_unrelated_error_does_not_name_profile(tmp_path: Path) -> None:
     store(run="demo")
     told = invoke("update-config", "--config-path", tmp_path / "none.toml", "--json").error
     assert told["code"] == "config"
@@ -243,7 +243,7 @@ def test_an_error_about_something_else_says_nothing_of_it(tmp_path: Path) -> Non
         ("colour", "blue", "name must be one of rpc, ws-rpc, wallet, run"),
     ],
 )
-def test_what_no_command_would_take_is_not_stored(
+def test_invalid_profile_value_is_not_stored(
     profile: Path, name: str, value: str, says: str
 ) -> None:
     store(run="demo")
@@ -255,7 +255,7 @@ def test_what_no_command_would_take_is_not_stored(
 @pytest.mark.parametrize(
     "value", [*CLUSTERS, "http://host:1", "mainnet-beta", "host", "", "ws://x"]
 )
-def test_what_is_stored_of_a_cluster_is_what_the_option_takes(value: str, tmp_path: Path) -> None:
+def test_profile_rpc_is_validated_like_the_option(value: str, tmp_path: Path) -> None:
     stores = invoke("config", "set", "rpc", value, "--json")
     try:
         endpoint(value)
@@ -274,9 +274,9 @@ def test_what_is_stored_of_a_cluster_is_what_the_option_takes(value: str, tmp_pa
 
 
 @pytest.mark.parametrize("value", ["a/b c", "x" * 32, "x" * 33, "", "ä" * 17, "a\0b"])
-def test_what_is_stored_of_a_run_is_what_the_option_takes(value: str) -> None:
+def test_profile_run_id_is_validated_like_the_option(value: str) -> None:
     """A program's run may have any bytes for its id: a new one, that people can type."""
-    takes = invoke("show-identity", "--run-id", value, "-w", "none.json", "--json").told
+    takes = invoke("show-identity", "--run-id", value, "-w", "none.json", "--json").error_json
     stores = invoke("config", "set", "run", value, "--json")
     if stores.code == 0:
         assert takes["code"] == "wallet"
@@ -285,7 +285,7 @@ def test_what_is_stored_of_a_run_is_what_the_option_takes(value: str) -> None:
         assert takes["fix"].startswith(stores.mistake["fix"])
 
 
-def test_a_key_is_no_path(profile: Path, tmp_path: Path) -> None:
+def test_profile_wallet_key_is_refused(profile: Path, tmp_path: Path) -> None:
     keypair = create_wallet(tmp_path / "wallet.json").keypair
     for secret in (str(list(bytes(keypair))), str(keypair), "[1,2"):
         outcome = invoke("config", "set", "wallet", secret, "--json")
@@ -296,7 +296,9 @@ def test_a_key_is_no_path(profile: Path, tmp_path: Path) -> None:
     assert not profile.exists()
 
 
-def test_a_relative_path_is_stored_whole(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_profile_relative_path_is_stored_absolute(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.chdir(tmp_path)
     create_wallet(tmp_path / "wallet.json")
     outcome = invoke("config", "set", "wallet", "wallet.json", "--json")
@@ -308,7 +310,7 @@ def test_a_relative_path_is_stored_whole(monkeypatch: pytest.MonkeyPatch, tmp_pa
 @pytest.mark.parametrize(
     "text", ["rpc = ", "colour = 'blue'", "run = 1", "[run]", b"\xff", b"#" * (1 << 17)]
 )
-def test_a_file_that_is_no_profile_is_told_and_left(profile: Path, text: str | bytes) -> None:
+def test_invalid_profile_file_is_reported_and_kept(profile: Path, text: str | bytes) -> None:
     profile.parent.mkdir(parents=True)
     raw = text if isinstance(text, bytes) else text.encode()
     profile.write_bytes(raw)
@@ -319,10 +321,10 @@ def test_a_file_that_is_no_profile_is_told_and_left(profile: Path, text: str | b
     assert profile.read_bytes() == raw
     assert invoke("tick", "--help").code == 0
     # which takes nothing from it
-    assert invoke("model", "inspect", "nowhere", "--json").told["code"] != "profile"
+    assert invoke("model", "inspect", "nowhere", "--json").error_json["code"] != "profile"
 
 
-def test_a_value_written_by_hand_is_told_where_it_is(profile: Path) -> None:
+def test_invalid_handwritten_profile_value_names_its_file(profile: Path) -> None:
     profile.parent.mkdir(parents=True)
     profile.write_text(f'run = "{"x" * 33}"\n')
     told = invoke("tick", "--json").mistake
@@ -330,7 +332,9 @@ def test_a_value_written_by_hand_is_told_where_it_is(profile: Path) -> None:
     assert "From the profile: run xxx" in told["fix"]
 
 
-def test_another_file_and_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_profile_path_may_be_changed_or_disabled(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv(PROFILE_VARIABLE, str(tmp_path / "devnet.toml"))
     store(run="there")
     assert (tmp_path / "devnet.toml").is_file()
@@ -346,7 +350,7 @@ def test_another_file_and_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     assert invoke("config", "show", "--json").data["file"] is None
 
 
-def test_help_says_what_comes_before_what() -> None:
+def test_help_explains_option_precedence() -> None:
     told = " ".join(invoke("--help").out.split())
     assert (
         "also read an environment variable: --run-id reads RUN_ID; after that comes the profile (config set)"
@@ -357,7 +361,7 @@ def test_help_says_what_comes_before_what() -> None:
     )
 
 
-def test_a_run_is_owned_without_typing_where_it_is(owner: Shell, run_id: str) -> None:
+def test_profile_suffices_to_own_run(owner: Shell, run_id: str) -> None:
     store(rpc=owner.rpc, wallet=str(owner.wallet), run=run_id)
     made = invoke("create-run", "--json").data
     assert made["run_id"] == run_id

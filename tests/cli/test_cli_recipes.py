@@ -71,7 +71,7 @@ def script(
 # Two minutes. The other tests here cover what each script calls; this one trains.
 @pytest.mark.nightly
 @pytest.mark.timeout(900)
-def test_the_light_recipe(
+def test_light_recipe_trains(
     small_project: Path, variables: dict[str, str], rpc: str, run_id: str
 ) -> None:
     project = small_project
@@ -137,7 +137,7 @@ def validator() -> Iterator[str]:
 
 @pytest.mark.nightly
 @pytest.mark.timeout(900)
-def test_devnet_recipes_lead_from_airdrop_to_a_trained_round(
+def test_devnet_recipes_lead_from_airdrop_to_trained_round(
     project: Path, variables: dict[str, str], validator: str, tmp_path: Path
 ) -> None:
     create_wallet(tmp_path / "wallet.json")
@@ -183,7 +183,7 @@ def airdrop(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, s
     return status, *capsys.readouterr()
 
 
-def test_an_airdrop_names_the_variable_and_what_else_gives(
+def test_airdrop_without_wallet_names_variable_and_faucets(
     tmp_path: Path, rpc: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     status, _, error = airdrop(capsys, "devnet")
@@ -219,7 +219,7 @@ def stub(tmp_path: Path, variables: dict[str, str]) -> dict[str, str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["setup-run.sh", "start-training.sh"])
-def test_recipe_without_a_wallet_names_its_variable(
+def test_recipe_without_wallet_names_its_variable(
     project: Path, stub: dict[str, str], name: str, tmp_path: Path
 ) -> None:
     """On devnet, the refusal comes before anything is made or requested. The variable's wallet and
@@ -290,7 +290,7 @@ def test_recipe_gives_checkpoint_dir_to_tier_0_by_default(
         ("light", {}, "train --rpc localnet --run-id RUN"),
     ],
 )
-def test_start_of_large_recipe_passes_its_parallelism(
+def test_large_recipe_passes_its_parallelism(
     project: Path, stub: dict[str, str], variant: str, environment: dict[str, str], ranks: str
 ) -> None:
     here = (
@@ -305,7 +305,9 @@ def test_start_of_large_recipe_passes_its_parallelism(
 
 
 @pytest.mark.parametrize("name", ["setup-run.sh", "start-training.sh"])
-def test_recipes_explain_themselves(project: Path, variables: dict[str, str], name: str) -> None:
+def test_recipes_without_arguments_print_usage(
+    project: Path, variables: dict[str, str], name: str
+) -> None:
     for arguments in ((), ("localnet",), ("localnet", "heavy")):
         done = script(project, name, *arguments, env=variables)
         assert done.returncode == 2
@@ -316,7 +318,7 @@ def test_recipes_explain_themselves(project: Path, variables: dict[str, str], na
 
 
 @pytest.mark.parametrize("name", ["setup-run.sh", "start-training.sh"])
-def test_a_recipe_tells_its_commands_what_names_the_cluster(
+def test_recipe_passes_cluster_name_to_commands(
     project: Path, stub: dict[str, str], name: str
 ) -> None:
     here = stub | {"WALLET_PRIVATE_KEY_PATH": "mine.json"}
@@ -327,9 +329,7 @@ def test_a_recipe_tells_its_commands_what_names_the_cluster(
         assert f"({word}, wallet " in script(project, name, cluster, "light", env=here).stdout
 
 
-def test_a_fix_of_a_recipe_names_what_its_user_types(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_recipe_fix_names_the_users_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "PATIENCE_SECONDS", 0.1)
     monkeypatch.setenv("AFTERMATH_RECIPE", "the variable RPC")
     told = invoke("json-dump-run", "--rpc", "http://127.0.0.1:9", "--run-id", "x").err

@@ -18,10 +18,10 @@ PATIENCE = 400.0
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3 * PATIENCE)]
 
 
-def test_a_member_is_seen_training_and_leaves_with_q(
-    owner: Shell, run_id: str, material: Path, tmp_path: Path
+def test_member_screen_shows_training_and_q_leaves(
+    owner: Shell, run_id: str, run_dir: Path, tmp_path: Path
 ) -> None:
-    config = quick_config(material, tmp_path, {"rounds_per_epoch = 2": "rounds_per_epoch = 40"})
+    config = quick_config(run_dir, tmp_path, {"rounds_per_epoch = 2": "rounds_per_epoch = 40"})
     for command, *arguments in (
         ("create-run", "--name", "a run"),
         ("update-config", "--config-path", config),
@@ -67,8 +67,8 @@ def test_a_member_is_seen_training_and_leaves_with_q(
     assert member["standing"] != "takes part"
 
 
-def test_a_server_has_a_screen_and_q_stops_it(material: Path, tmp_path: Path) -> None:
-    state = quick_config(material, tmp_path)
+def test_server_screen_opens_and_q_stops_server(run_dir: Path, tmp_path: Path) -> None:
+    state = quick_config(run_dir, tmp_path)
     command = [
         CONSOLE.with_name("aftermath-centralized"),
         "server",

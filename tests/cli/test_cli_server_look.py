@@ -63,10 +63,10 @@ def key_file(path: Path, secret: bytes) -> Path:
 
 @contextlib.contextmanager
 def server_process(
-    material: Path, tmp_path: Path, *before: str
+    run_dir: Path, tmp_path: Path, *before: str
 ) -> Iterator[tuple[subprocess.Popen[str], int]]:
     """A process that hosts the run, once it is ready, and its port. `before` starts its command."""
-    config = quick_config(material, tmp_path)
+    config = quick_config(run_dir, tmp_path)
     config.write_text(f'run_id = "{RUN}"\n{config.read_text()}')
     (tmp_path / "listed").write_text(f"{Keypair.from_seed(LISTED).pubkey()}\n")
     words = ["--host", "127.0.0.1", "-s", "0", "--tui", "false", "--allow", tmp_path / "listed"]
@@ -87,9 +87,9 @@ def server_process(
 
 
 @pytest.fixture(scope="module")
-def server(material: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server(run_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     tmp_path = tmp_path_factory.mktemp("server")
-    with server_process(material, tmp_path) as (_, port):
+    with server_process(run_dir, tmp_path) as (_, port):
         yield Server(f"127.0.0.1:{port}", key_file(tmp_path / "listed.key", LISTED))
 
 
@@ -107,7 +107,7 @@ async def join(address: str) -> None:
         )
 
 
-def test_show_run_and_watch_of_server_run_match_a_clusters(server: Server) -> None:
+def test_show_run_and_watch_of_server_run_match_cluster(server: Server) -> None:
     before = server("show-run", "--json").data
     assert (before["run_id"], before["state"], before["members"]) == (
         RUN,
@@ -161,7 +161,7 @@ def test_predownload_and_doctor_at_server_find_run_and_files(server: Server) -> 
 
 
 @pytest.mark.slow
-def test_refusals_of_show_run_and_watch_are_explained(
+def test_show_run_and_watch_refusals_have_fix(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for command in ("show-run", "watch"):
@@ -188,10 +188,10 @@ def test_refusals_of_show_run_and_watch_are_explained(
 
 
 @pytest.mark.slow
-def test_server_with_ignored_sigint_stops_on_sigint(material: Path, tmp_path: Path) -> None:
+def test_server_with_ignored_sigint_stops_on_sigint(run_dir: Path, tmp_path: Path) -> None:
     """A script that starts it with `&` makes it ignore SIGINT."""
     ignoring = ("sh", "-c", 'trap "" INT; exec "$@"', "sh")
-    with server_process(material, tmp_path, *ignoring) as (process, _):
+    with server_process(run_dir, tmp_path, *ignoring) as (process, _):
         process.send_signal(signal.SIGINT)
         said, _ = process.communicate(timeout=60)
         assert process.returncode == 130

@@ -11,7 +11,7 @@ from programs.scenario import Scenario
 
 
 @pytest.mark.parametrize("overlap", [0, 1])
-def test_the_rest_of_the_epoch_is_not_waited_for(overlap: int) -> None:
+def test_pause_time_excludes_rest_of_epoch(overlap: int) -> None:
     run = Scenario(World()).start(rounds_per_epoch=5, overlap=overlap)
     for index in range(3):
         run.join(index).ok()

@@ -69,14 +69,14 @@ def shape(options: dict[str, Any]) -> dict[str, Any]:
     )
 
 
-def test_what_is_made_for_it_can_be(shipped: Path) -> None:
+def test_shipped_config_files_can_be_created(shipped: Path) -> None:
     """The options next to a config are those of the commands that make its files."""
     for table, options in recipe_of(shipped).items():
         words, option = COMMANDS[table]
         load(words).make_context(words, [option, "somewhere", *flags(options)])
 
 
-def test_it_begins_with_what_it_is_for(shipped: Path) -> None:
+def test_shipped_config_begins_with_purpose_comment(shipped: Path) -> None:
     text = shipped.read_text()
     assert text.startswith("# ")
     assert [line for line in text.splitlines() if line.startswith("#") and len(line) > 120] == []
@@ -85,7 +85,9 @@ def test_it_begins_with_what_it_is_for(shipped: Path) -> None:
 
 
 @pytest.mark.usefixtures("elsewhere")
-def test_update_config_takes_it(shipped: Path, owner: Shell, run_id: str, tmp_path: Path) -> None:
+def test_shipped_config_is_accepted_by_update_config(
+    shipped: Path, owner: Shell, run_id: str, tmp_path: Path
+) -> None:
     llm = load_config(shipped).llm
     recipe = recipe_of(shipped)
     if llm.checkpoint.Local is not None:

@@ -23,9 +23,9 @@ from ui.terminal.tui_terminal import Terminal
 EVIL = "a[/b]\x1b[2J\u202egpj.exe"
 
 
-def begin(owner: Shell, run_id: str, material: Path, place: Path) -> None:
+def begin(owner: Shell, run_id: str, run_dir: Path, place: Path) -> None:
     """Create a run that one member may begin, and that nobody has joined."""
-    config = quick_config(material, place)
+    config = quick_config(run_dir, place)
     for command, *arguments in (
         ("create-run", "--name", EVIL, "--description", "for a test"),
         ("update-config", "--config-path", config),
@@ -35,8 +35,8 @@ def begin(owner: Shell, run_id: str, material: Path, place: Path) -> None:
 
 
 @pytest.fixture
-def run(owner: Shell, run_id: str, material: Path, tmp_path: Path) -> str:
-    begin(owner, run_id, material, tmp_path)
+def run(owner: Shell, run_id: str, run_dir: Path, tmp_path: Path) -> str:
+    begin(owner, run_id, run_dir, tmp_path)
     return run_id
 
 
@@ -70,11 +70,11 @@ class Watched:
 
 
 @pytest.fixture(scope="module")
-def watched(rpc: str, material: Path, tmp_path_factory: pytest.TempPathFactory) -> Watched:
+def watched(rpc: str, run_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Watched:
     place = tmp_path_factory.mktemp("watched")
     create_wallet(place / "owner.json")
     owner = Shell(rpc, place / "owner.json")
-    begin(owner, "watched", material, place)
+    begin(owner, "watched", run_dir, place)
     before = owner("show-run", "--run-id", "watched").data
 
     def one_epoch_and_ctrl_c(shows: Callable[[str], None]) -> None:
@@ -103,7 +103,7 @@ def watched(rpc: str, material: Path, tmp_path_factory: pytest.TempPathFactory) 
 
 
 @pytest.mark.slow
-def test_a_run_is_shown_from_its_beginning_to_an_epoch_s_end(watched: Watched) -> None:
+def test_watch_shows_run_from_start_to_epoch_end(watched: Watched) -> None:
     before = watched.before
     after = watched.after
     assert (before["state"], before["epoch"], before["step"], before["deadline"]) == (
@@ -141,7 +141,7 @@ def test_a_run_is_shown_from_its_beginning_to_an_epoch_s_end(watched: Watched) -
     assert "\x1b" not in watched.text
 
 
-def test_what_changes_is_a_line_where_nothing_can_be_drawn_over(watched: Watched) -> None:
+def test_watch_without_terminal_prints_changes_as_lines(watched: Watched) -> None:
     assert len(watched.lines) == len(set(watched.lines))
     assert "waiting for members (epoch 0); step 0 of" in watched.lines[0]
     assert "in cooldown (epoch 0, round" in watched.lines[-1]
@@ -155,7 +155,7 @@ def test_what_changes_is_a_line_where_nothing_can_be_drawn_over(watched: Watched
     assert steps == sorted(steps)
 
 
-def test_a_run_that_is_not_there_is_said(owner: Shell) -> None:
+def test_watch_of_missing_run_is_refused(owner: Shell) -> None:
     for command in ("show-run", "watch"):
         done = invoke(command, "--rpc", owner.rpc, "--run-id", "nowhere", "--json")
         assert "there is no run 'nowhere'" in done.error["error"]
@@ -164,7 +164,7 @@ def test_a_run_that_is_not_there_is_said(owner: Shell) -> None:
 
 
 @pytest.mark.slow
-def test_on_a_terminal_it_has_tabs_and_q_closes_it(owner: Shell, run: str) -> None:
+def test_watch_on_terminal_has_tabs_and_q_closes(owner: Shell, run: str) -> None:
     command = [CONSOLE, "watch", "--rpc", owner.rpc, "--run-id", run]
     with Terminal(command, {}) as terminal:
         terminal.shows("members: 0 (needs 1)")
@@ -183,7 +183,7 @@ def test_on_a_terminal_it_has_tabs_and_q_closes_it(owner: Shell, run: str) -> No
 
 
 @pytest.mark.slow
-def test_on_a_dumb_terminal_it_prints_lines(owner: Shell, run: str) -> None:
+def test_watch_on_dumb_terminal_prints_lines(owner: Shell, run: str) -> None:
     command = [CONSOLE, "watch", "--rpc", owner.rpc, "--run-id", run]
     with Terminal(command, {"TERM": "dumb"}) as terminal:
         terminal.shows("waits for members: 0 (needs 1)")
@@ -192,7 +192,7 @@ def test_on_a_dumb_terminal_it_prints_lines(owner: Shell, run: str) -> None:
     assert "\x1b" not in terminal.seen
 
 
-def test_watching_ends_when_the_run_is_closed(owner: Shell, run: str) -> None:
+def test_watch_ends_when_run_is_closed(owner: Shell, run: str) -> None:
     async def close() -> None:
         async with sign_in(
             SigningOptions(rpc=owner.rpc, wallet_private_key_path=owner.wallet)

@@ -23,8 +23,8 @@ Steps = Callable[[CoordinatorInstructions], list[Instruction]]
 
 
 @pytest.fixture
-def config(material: Path, tmp_path: Path) -> Path:
-    return quick_config(material, tmp_path)
+def config(run_dir: Path, tmp_path: Path) -> Path:
+    return quick_config(run_dir, tmp_path)
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def test_update_config_after_interruption_writes_whole_spec(
     assert configured("set-paused", "--run-id", run_id, "resume").code == 0
 
 
-def test_unknown_optimizer_is_named_and_can_be_replaced(
+def test_unknown_optimizer_is_named_and_replaceable(
     configured: Shell, run_id: str, config: Path
 ) -> None:
     write_later_spec(configured, run_id, config, b'"Distro"', b'"Sophia"')
@@ -92,7 +92,7 @@ def test_unknown_optimizer_is_named_and_can_be_replaced(
     assert "optimizer" in configured("json-dump-run", "--run-id", run_id).data["model"]
 
 
-def test_close_run_with_unknown_spec_returns_its_rent(
+def test_close_run_with_unknown_spec_returns_rent(
     configured: Shell, run_id: str, config: Path
 ) -> None:
     write_later_spec(configured, run_id, config, b'"HfLlama"', b'"HfMamba"')

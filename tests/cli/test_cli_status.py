@@ -23,11 +23,11 @@ def status(shell: Shell) -> Any:
     return invoke("status", "--rpc", shell.rpc, "-w", shell.wallet, "--json").data
 
 
-def test_status_shows_runs_and_seats_of_a_wallet(
-    owner: Shell, run_id: str, material: Path, tmp_path: Path
+def test_status_shows_runs_and_seats_of_wallet(
+    owner: Shell, run_id: str, run_dir: Path, tmp_path: Path
 ) -> None:
     text = (
-        (material / "config.toml")
+        (run_dir / "config.toml")
         .read_text()
         .replace("init_min_clients = 1", "init_min_clients = 2")
     )
@@ -71,12 +71,12 @@ def test_status_shows_runs_and_seats_of_a_wallet(
     assert status(owner)["seats"] == []
 
 
-def test_withdraw_by_address_of_a_living_run_asks_that_run(
-    owner: Shell, run_id: str, material: Path
+def test_withdraw_by_address_of_existing_run_names_run_option(
+    owner: Shell, run_id: str, run_dir: Path
 ) -> None:
     named = ("--run-id", run_id)
     assert owner("create-run", *named).code == 0
-    assert owner("update-config", *named, "--config-path", material / "config.toml").code == 0
+    assert owner("update-config", *named, "--config-path", run_dir / "config.toml").code == 0
     assert owner("set-paused", *named, "resume").code == 0
     asyncio.run(join(owner, run_id, 0))
     (seat,) = status(owner)["seats"]
@@ -87,7 +87,7 @@ def test_withdraw_by_address_of_a_living_run_asks_that_run(
     assert "cannot be a run id" in wrong["error"]
 
 
-def test_status_of_a_new_wallet_says_that_it_has_nothing(rpc: str, tmp_path: Path) -> None:
+def test_status_of_new_wallet_says_empty(rpc: str, tmp_path: Path) -> None:
     create_wallet(tmp_path / "new.json")
     page = invoke("status", "--rpc", rpc, "-w", tmp_path / "new.json")
     assert page.code == 0
@@ -96,7 +96,7 @@ def test_status_of_a_new_wallet_says_that_it_has_nothing(rpc: str, tmp_path: Pat
     assert "no seats of this wallet" in page.out
 
 
-def test_status_without_a_wallet_says_how_to_get_one(rpc: str) -> None:
+def test_status_without_wallet_prints_fix(rpc: str) -> None:
     wrong = invoke("status", "--rpc", rpc)
     assert wrong.code == 1
     assert "no wallet was given" in wrong.err

@@ -34,7 +34,7 @@ def events_until(
 
 
 @pytest.fixture
-def line(owner: Shell, run_id: str, material: Path, tmp_path: Path) -> list[str]:
+def line(owner: Shell, run_id: str, run_dir: Path, tmp_path: Path) -> list[str]:
     """The command line of the only member of a run with long epochs, which keeps checkpoints in
     `kept`.
     """
@@ -42,7 +42,7 @@ def line(owner: Shell, run_id: str, material: Path, tmp_path: Path) -> list[str]
         "rounds_per_epoch = 2": "rounds_per_epoch = 40",
         "max_round_train_time = 20": "max_round_train_time = 6",
     }
-    config = quick_config(material, tmp_path, more)
+    config = quick_config(run_dir, tmp_path, more)
     for command, *arguments in (
         ("create-run", "--name", "a run"),
         ("update-config", "--config-path", config),
@@ -79,7 +79,7 @@ def trained(event: Event, steps: int) -> bool:
 
 
 @pytest.mark.slow
-def test_interrupted_lone_member_resumes_from_its_steps(
+def test_interrupted_lone_member_resumes_from_saved_steps(
     owner: Shell, run_id: str, line: list[str]
 ) -> None:
     with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as first:
@@ -100,9 +100,7 @@ def test_interrupted_lone_member_resumes_from_its_steps(
 
 
 @pytest.mark.slow
-def test_lone_member_that_cannot_save_names_its_steps_and_fails(
-    line: list[str], tmp_path: Path
-) -> None:
+def test_lone_member_unable_to_save_fails_with_lost_steps(line: list[str], tmp_path: Path) -> None:
     """Nobody is there who could press Ctrl-C again."""
     with subprocess.Popen(
         line, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True

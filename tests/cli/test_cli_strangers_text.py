@@ -39,7 +39,7 @@ DOORS: dict[str, Callable[[], None]] = {
 
 
 @pytest.mark.parametrize("door", DOORS)
-def test_printed_text_of_strangers_is_escaped(
+def test_text_of_strangers_is_escaped_when_printed(
     door: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     DOORS[door]()
@@ -53,7 +53,7 @@ def test_printed_text_of_strangers_is_escaped(
 
 
 @pytest.mark.parametrize("options", [[], ["--json"]])
-def test_replayed_events_of_strangers_are_escaped(tmp_path: Path, options: list[str]) -> None:
+def test_events_of_strangers_are_escaped_when_replayed(tmp_path: Path, options: list[str]) -> None:
     """Escape them in the sentences too, which have markup of our own."""
     started = {
         "kind": "started",

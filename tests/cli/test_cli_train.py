@@ -25,12 +25,12 @@ def torchless() -> Iterator[Torchless]:
         yield run
 
 
-def test_defaults_are_those_of_the_settings() -> None:
+def test_train_defaults_equal_settings() -> None:
     given = {option.name: option.default for option in settings_options()} | {"run_id": "demo"}
     assert build_settings(**given) == TrainSettings(run_id="demo")
 
 
-def test_hub_token_comes_from_the_environment_and_is_hidden(
+def test_hub_token_comes_from_environment_and_is_hidden(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
@@ -44,7 +44,7 @@ def train_line(shell: Shell, run_id: str, *arguments: str | Path) -> tuple[str |
     return ("train", "--rpc", shell.rpc, *LOCAL, "--run-id", run_id, *arguments, *wallet)
 
 
-def test_what_needs_no_torch_is_said_before_it_is_loaded(
+def test_train_option_errors_come_before_torch_import(
     owner: Shell, run_id: str, tmp_path: Path, torchless: Torchless
 ) -> None:
     (tmp_path / "file").touch()
@@ -72,14 +72,14 @@ def test_what_needs_no_torch_is_said_before_it_is_loaded(
     taken.close()
 
 
-def test_train_is_refused_before_torch_is_loaded(
-    owner: Shell, run_id: str, material: Path, torchless: Torchless
+def test_train_is_refused_before_torch_import(
+    owner: Shell, run_id: str, run_dir: Path, torchless: Torchless
 ) -> None:
     assert owner("create-run", "--run-id", run_id).code == 0
     done = torchless(*train_line(owner, run_id))
     assert "is not configured yet" in done.err
     assert (
-        owner("update-config", "--run-id", run_id, "--config-path", material / "config.toml").code
+        owner("update-config", "--run-id", run_id, "--config-path", run_dir / "config.toml").code
         == 0
     )
     done = torchless(*train_line(owner, run_id, "--matformer-tier", "3"))
@@ -95,8 +95,8 @@ def test_train_is_refused_before_torch_is_loaded(
     assert done.out.splitlines()[-1].endswith("loading PyTorch…")
 
 
-def test_can_join_is_refused_before_torch_is_loaded(
-    owner: Shell, run_id: str, material: Path, torchless: Torchless
+def test_can_join_is_refused_before_torch_import(
+    owner: Shell, run_id: str, run_dir: Path, torchless: Torchless
 ) -> None:
     def asked(*more: str) -> Outcome:
         return torchless(
@@ -111,7 +111,7 @@ def test_can_join_is_refused_before_torch_is_loaded(
     assert done.err.startswith(f"error: there is no run '{run_id}'")
     assert owner("create-run", "--run-id", run_id).code == 0
     assert (
-        owner("update-config", "--run-id", run_id, "--config-path", material / "config.toml").code
+        owner("update-config", "--run-id", run_id, "--config-path", run_dir / "config.toml").code
         == 0
     )
     assert owner("update-config", "--run-id", run_id, "--client-version", "of old").code == 0
@@ -132,9 +132,7 @@ def test_can_join_is_refused_before_torch_is_loaded(
     assert "loading PyTorch" not in done.err
 
 
-def test_train_local_says_that_pytorch_is_loaded_before_it_is(
-    tmp_path: Path, torchless: Torchless
-) -> None:
+def test_train_local_announces_torch_import(tmp_path: Path, torchless: Torchless) -> None:
     done = torchless("train-local", "--model", tmp_path, "--data-path", tmp_path)
     assert (done.code, done.err) == (130, "loading PyTorch…\ninterrupted\n")
 
@@ -157,20 +155,20 @@ def test_take_part_with_ignored_sigint_ends_on_sigint(monkeypatch: pytest.Monkey
     assert ended.value.code == 130
 
 
-def test_unknown_run(owner: Shell) -> None:
+def test_train_for_unknown_run_is_refused(owner: Shell) -> None:
     done = train(owner, "--run-id", "nowhere")
     assert done.code == 1
     assert done.err.startswith("error: there is no run 'nowhere'")
     assert "\nfix: " in done.err
 
 
-def test_the_length_of_a_continuation_needs_a_text(owner: Shell) -> None:
+def test_prompt_tokens_without_prompt_is_refused(owner: Shell) -> None:
     done = train(owner, "--run-id", "nowhere", "--prompt-tokens", "8")
     assert done.code == 2
     assert done.err.startswith("error: --prompt-tokens requires --prompt-text\nfix: Pass --prompt")
 
 
-def test_the_live_picture_into_a_pipe_is_lines_from_the_start(owner: Shell, tmp_path: Path) -> None:
+def test_train_tui_into_pipe_prints_lines(owner: Shell, tmp_path: Path) -> None:
     done = train(owner, "--run-id", "nowhere", "--logs", "tui", "--events-dir", tmp_path / "events")
     assert done.code == 1
     first = done.out.splitlines()[0]
@@ -184,7 +182,7 @@ def test_the_live_picture_into_a_pipe_is_lines_from_the_start(owner: Shell, tmp_
     ]
 
 
-def test_json_makes_the_error_an_event_and_an_object(owner: Shell) -> None:
+def test_train_json_error_is_event_and_object(owner: Shell) -> None:
     done = train(owner, "--run-id", "nowhere", "--json")
     assert done.code == 1
     told = json.loads(done.err.splitlines()[-1])

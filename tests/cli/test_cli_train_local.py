@@ -25,12 +25,12 @@ from cli.cli_runs import CONSOLE, Outcome, invoke
 CHOSEN = ("--device", "cpu", "--threads", 1)
 
 
-def quick(material: Path, *more: str | Path | int) -> list[str]:
+def quick(run_dir: Path, *more: str | Path | int) -> list[str]:
     """A command line of a training that takes a second."""
     line = (
         "train-local",
         "--config-path",
-        material / "config.toml",
+        run_dir / "config.toml",
         "--steps",
         6,
         "--total-batch",
@@ -46,8 +46,8 @@ def events(text: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_a_run_s_config_is_trained_with_its_tiers(material: Path, tmp_path: Path) -> None:
-    done = invoke(*quick(material, "--tiers", "0,1,2", "--out", tmp_path / "out", "--json"))
+def test_train_local_config_of_run_trains_its_tiers(run_dir: Path, tmp_path: Path) -> None:
+    done = invoke(*quick(run_dir, "--tiers", "0,1,2", "--out", tmp_path / "out", "--json"))
     assert (done.code, done.err) == (0, "")
     said = events(done.out)
     assert [event["kind"] for event in said] == ["started", *["step"] * 6, "finished"]
@@ -64,12 +64,12 @@ def test_a_run_s_config_is_trained_with_its_tiers(material: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon", "distro", "sparseloco"])
-def test_a_person_reads_lines(material: Path, tmp_path: Path, optimizer: str) -> None:
+def test_train_local_prints_readable_lines(run_dir: Path, tmp_path: Path, optimizer: str) -> None:
     held_out = tmp_path / "held-out"
     held_out.mkdir()
-    text = (material / "tokens" / "tokens-00000.bin").read_bytes()
+    text = (run_dir / "tokens" / "tokens-00000.bin").read_bytes()
     (held_out / "tokens-00000.bin").write_bytes(text[: 64 * 2 * 5])
-    done = invoke(*quick(material, "--optimizer", optimizer, "--held-out-path", held_out))
+    done = invoke(*quick(run_dir, "--optimizer", optimizer, "--held-out-path", held_out))
     assert done.code == 0, done.err
     lines = done.out.splitlines()
     assert lines[0].startswith(f"{optimizer}, 1 member (tier 0), ")
@@ -84,15 +84,15 @@ class Killed(BaseException):
 
 
 @pytest.mark.slow
-def test_train_local_interrupted_ends_with_the_same_weights(
-    material: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_train_local_interrupted_ends_with_same_weights(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ctrl-C in step 2 and SIGTERM in step 4 lose no step; the end in step 7 loses those since step
     5.
     """
     monkeypatch.setattr(training_loop, "step_plot", lambda *_: None)
     options = ("--tiers", "0,1", "--steps", 8, "--save-every", 5, "--json")
-    whole, cut = (quick(material, *options, "--out", tmp_path / name) for name in ("whole", "cut"))
+    whole, cut = (quick(run_dir, *options, "--out", tmp_path / name) for name in ("whole", "cut"))
     assert invoke(*whole).code == 0
     train = Course._step
 
@@ -128,10 +128,10 @@ def test_train_local_interrupted_ends_with_the_same_weights(
 
 
 @pytest.mark.slow
-def test_interrupted_training_resumes_to_the_same_end(material: Path, tmp_path: Path) -> None:
+def test_train_local_interrupted_resumes_to_same_end(run_dir: Path, tmp_path: Path) -> None:
     """End it by Ctrl-C, which loses no step, then by kill -9."""
     options = ("--tiers", "0,1,2", "--steps", 16, "--save-every", 7, "--json")
-    whole, cut = (quick(material, *options, "--out", tmp_path / name) for name in ("whole", "cut"))
+    whole, cut = (quick(run_dir, *options, "--out", tmp_path / name) for name in ("whole", "cut"))
     assert invoke(*whole).code == 0
     reached = 0
     for number, ending in enumerate((signal.SIGINT, signal.SIGKILL), start=1):
@@ -206,41 +206,41 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("more", "sentence", "fix"), MISTAKES, ids=str)
-def test_a_mistake_is_a_sentence_and_ends_with_2(
-    material: Path, more: tuple[str | int, ...], sentence: str, fix: str
+def test_train_local_invalid_option_exits_2(
+    run_dir: Path, more: tuple[str | int, ...], sentence: str, fix: str
 ) -> None:
-    told = invoke(*quick(material, *more), "--json").mistake
+    told = invoke(*quick(run_dir, *more), "--json").mistake
     assert sentence in told["error"]
     assert fix in told["fix"]
 
 
-def test_what_is_not_there_is_a_sentence_and_ends_with_1(material: Path, tmp_path: Path) -> None:
+def test_train_local_missing_file_exits_1(run_dir: Path, tmp_path: Path) -> None:
     for more, sentence in (
         (("--model", tmp_path / "none"), "config.json"),
         (("--data-path", tmp_path / "none"), "there is no token data"),
         (("--held-out-path", tmp_path / "none"), "there is no token data"),
         (("--config-path", tmp_path / "none.toml"), "cannot read the config file"),
-        (("--out", material / "config.toml"), "cannot write to"),
+        (("--out", run_dir / "config.toml"), "cannot write to"),
         (("--token-bytes", 4), "is not a multiple of the 4 bytes of a token"),
     ):
-        told = invoke(*quick(material, *more), "--json").error
+        told = invoke(*quick(run_dir, *more), "--json").error
         assert sentence in told["error"], told
         assert told["fix"] or "config.json" in sentence or "write" in sentence
 
 
-def test_training_with_other_options_does_not_resume(material: Path, tmp_path: Path) -> None:
-    assert invoke(*quick(material, "--out", tmp_path / "out")).code == 0
-    told = invoke(*quick(material, "--out", tmp_path / "out", "--seed", 1), "--json").error
+def test_train_local_with_other_options_does_not_resume(run_dir: Path, tmp_path: Path) -> None:
+    assert invoke(*quick(run_dir, "--out", tmp_path / "out")).code == 0
+    told = invoke(*quick(run_dir, "--out", tmp_path / "out", "--seed", 1), "--json").error
     assert "holds a training with other options (--seed was " in told["error"]
     assert "name another --out" in told["fix"]
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="nothing is forbidden to root")
 def test_read_only_output_directory_is_refused_before_training(
-    material: Path, tmp_path: Path
+    run_dir: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "out").mkdir(mode=0o500)
     assert (
         "cannot write to"
-        in invoke(*quick(material, "--out", tmp_path / "out"), "--json").error["error"]
+        in invoke(*quick(run_dir, "--out", tmp_path / "out"), "--json").error["error"]
     )

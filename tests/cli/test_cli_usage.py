@@ -149,7 +149,7 @@ MISTAKES = [
 ]
 
 
-def test_a_missing_word_is_named_with_its_command() -> None:
+def test_missing_argument_error_names_command() -> None:
     said = invoke("config", "explain", "--json").mistake
     assert said["error"] == "key is missing"
     assert said["fix"].startswith("aftermath-solana config explain KEY; ")
@@ -158,7 +158,7 @@ def test_a_missing_word_is_named_with_its_command() -> None:
 @pytest.mark.parametrize(
     ("line", "sentence", "fix"), MISTAKES, ids=[mistake[0][:40] for mistake in MISTAKES]
 )
-def test_every_mistake_has_one_form(line: str, sentence: str, fix: str) -> None:
+def test_usage_errors_all_have_one_form(line: str, sentence: str, fix: str) -> None:
     said = invoke(*line.split()).err.splitlines()
     assert said[0].startswith("error: ")
     assert said[1].startswith("fix: ")
@@ -196,14 +196,12 @@ def test_every_mistake_has_one_form(line: str, sentence: str, fix: str) -> None:
         ),
     ],
 )
-def test_option_before_its_command_is_told_to_stand_after_it(
-    line: str, error: str, fix: str
-) -> None:
+def test_option_before_command_error_names_correct_order(line: str, error: str, fix: str) -> None:
     told = invoke(*line.split(), *(() if "--json" in line else ("--json",))).mistake
     assert (told["error"], told["fix"]) == (error, fix)
 
 
-def test_a_value_from_the_environment_is_called_by_its_variable(
+def test_invalid_variable_value_error_names_variable(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("MAX_PRIORITY_FEE", "plenty")
@@ -224,7 +222,7 @@ def test_a_value_from_the_environment_is_called_by_its_variable(
         ("can-join", "--coordinator-program-id"),
     ],
 )
-def test_a_bad_value_is_the_same_mistake_everywhere(
+def test_invalid_value_error_is_equal_in_all_commands(
     command: str, option: str, tmp_path: os.PathLike[str]
 ) -> None:
     """`train` looks at its options before it looks for a network or a wallet, as all
@@ -243,7 +241,7 @@ def test_a_bad_value_is_the_same_mistake_everywhere(
     assert "nonsense" in done.mistake["error"]
 
 
-def test_the_module_is_the_command() -> None:
+def test_module_equals_command() -> None:
     def output(*words: str) -> str:
         line = [sys.executable, "-m", "aftermath", *words]
         # as wide as the runner's pages, which are 80 columns and no margin
@@ -270,7 +268,7 @@ def test_help_cuts_no_name_and_fits_80_columns() -> None:
         assert f"aftermath-solana {command}" in example
 
 
-def test_the_index_shows_every_command_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_index_shows_command_names_uncut(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     page = invoke("-h").out
     assert not [name for name in INDEX if f"  {name} " not in page]

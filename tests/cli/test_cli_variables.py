@@ -36,7 +36,7 @@ from cli.conftest import ROOT
         ),
     ],
 )
-def test_what_a_variable_says_wrongly_is_told_by_its_name(
+def test_invalid_variable_error_names_variable(
     variable: str, value: str, line: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(variable, value)
@@ -46,7 +46,7 @@ def test_what_a_variable_says_wrongly_is_told_by_its_name(
     assert "secret" not in said.err
 
 
-def test_every_option_that_is_missing_is_named_with_its_variable(
+def test_missing_required_options_are_named_with_variables(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """In the order in which they are asked for, until none is missing any more."""
@@ -84,7 +84,7 @@ def test_invalid_bucket_host_names_its_variable(
         ("setup-run.sh", ("devnet", "light"), "WALLET_PRIVATE_KEY_PATH"),
     ],
 )
-def test_a_recipe_says_what_it_lacks(
+def test_recipe_names_missing_variables(
     script: str, words: tuple[str, ...], names: str, tmp_path: Path
 ) -> None:
     """Without HOME, too, as in a container."""

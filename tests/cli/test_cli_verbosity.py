@@ -27,13 +27,13 @@ NOBODY = "http://127.0.0.1:9"
 
 
 @pytest.mark.parametrize("words", ["tick", "model init", "model", "config set", ""])
-def test_help_of_a_command_is_its_page(words: str) -> None:
+def test_help_command_equals_help_option(words: str) -> None:
     asked = invoke("help", *words.split())
     assert asked == invoke(*words.split(), "--help")
     assert asked.code == 0
 
 
-def test_help_of_an_unknown_command_suggests_one() -> None:
+def test_help_of_unknown_command_suggests_one() -> None:
     wrong = invoke("help", "model", "innit")
     assert wrong.code == 2
     assert "Did you mean model init?" in wrong.err
@@ -46,9 +46,7 @@ def test_help_of_another_script_shows_its_commands() -> None:
 
 @pytest.mark.parametrize("place", ["before", "behind"])
 @pytest.mark.parametrize("flag", ["-q", "--quiet"])
-def test_quiet_command_prints_its_result_and_no_advice(
-    tmp_path: Path, place: str, flag: str
-) -> None:
+def test_quiet_command_prints_result_without_advice(tmp_path: Path, place: str, flag: str) -> None:
     words = ["show-identity", "--create", "-w", str(tmp_path / "wallet.json")]
     done = invoke(flag, *words) if place == "before" else invoke(*words, flag)
     assert done.code == 0
@@ -63,9 +61,7 @@ def test_quiet_command_prints_warnings_and_errors(tmp_path: Path) -> None:
     assert wrong.err.startswith("error: there is no key file")
 
 
-def test_verbose_command_logs_what_its_modules_do(
-    rpc: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_verbose_command_logs_module_messages(rpc: str, caplog: pytest.LogCaptureFixture) -> None:
     def asked(*flags: str) -> bool:
         caplog.clear()
         assert invoke(*flags, "list-runs", "--rpc", NOBODY, "--rpc-2", rpc).code == 0
@@ -96,13 +92,13 @@ def test_quiet_update_prints_no_table_of_changes(
     assert ("base_lr" in capsys.readouterr().err) is (level is not Verbosity.WARNING)
 
 
-def test_quiet_and_verbose_together_are_refused() -> None:
+def test_quiet_with_verbose_is_refused() -> None:
     wrong = invoke("config", "show", "-q", "--verbose")
     assert wrong.code == 2
     assert "contradict each other" in wrong.err
 
 
-def test_quiet_lines_of_a_training_are_its_warnings() -> None:
+def test_quiet_training_prints_only_warnings() -> None:
     printed = io.StringIO()
     console = Console(file=printed, width=200)
     lines = ConsoleLines(console, lambda: datetime(2026, 11, 21, tzinfo=UTC), quiet=True)
@@ -120,7 +116,7 @@ def test_quiet_lines_of_a_training_are_its_warnings() -> None:
     ]
 
 
-def test_logged_lines_name_their_level_and_steer_no_terminal(
+def test_logged_lines_name_level_and_escape_terminal_codes(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     logger = logging.Logger("aftermath.test")
@@ -131,7 +127,7 @@ def test_logged_lines_name_their_level_and_steer_no_terminal(
 
 
 @pytest.mark.parametrize("level", Verbosity)
-def test_debug_logs_of_a_training_are_printed_if_verbose(
+def test_verbose_training_prints_debug_logs(
     level: Verbosity, capsys: pytest.CaptureFixture[str]
 ) -> None:
     token = VERBOSITY.set(level)
@@ -150,7 +146,7 @@ def test_debug_logs_of_a_training_are_printed_if_verbose(
 
 
 @pytest.mark.parametrize("together", [True, False])
-def test_one_output_is_told_from_two(
+def test_same_output_of_stdout_and_stderr_is_detected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, together: bool
 ) -> None:
     with (

@@ -10,7 +10,7 @@ from aftermath.cli.model_init import _entries
 from aftermath.model.documents import CheckpointError
 
 
-def test_entries_that_nest_beyond_reading_are_refused(tmp_path: Path) -> None:
+def test_deeply_nested_entries_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "entries.json"
     file.write_text("[" * 50_000)
     with pytest.raises(CheckpointError, match="not JSON"):

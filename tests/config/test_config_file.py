@@ -32,7 +32,7 @@ def real(bits: int) -> float:
     return value
 
 
-def test_the_seeds_file_is_read_verbatim() -> None:
+def test_seed_config_is_read_verbatim() -> None:
     config = parse_as(SEED, "config.toml", RunConfig)
     assert config.config.rounds_per_epoch == 20
     assert config.config.total_steps == 25000
@@ -172,7 +172,7 @@ def test_data_locations(table: str, expected: dict[str, Any]) -> None:
     assert len(location) == 9
 
 
-def test_a_bare_word_chooses_a_variant_without_settings() -> None:
+def test_bare_word_chooses_variant_without_settings() -> None:
     text = changed(
         (r"^\[model\.LLM\.data_location\.Http\][\s\S]*?(?=\[model\.LLM\.lr_schedule)", ""),
         (r"^max_seq_len = 2048", 'max_seq_len = 2048\ndata_location = "Dummy"'),
@@ -209,7 +209,7 @@ def test_schedules(table: str, expected: dict[str, Any]) -> None:
     assert {key: shown[key] for key in expected} == expected
 
 
-def test_the_embedding_and_the_head_may_keep_more() -> None:
+def test_embedding_and_head_may_keep_more() -> None:
     more = parse_as(
         changed((r"^(compression_topk.*)", r"\1\ncompression_topk_embeddings = 64")), "c", RunConfig
     ).llm.spec.values()
@@ -224,7 +224,7 @@ def test_the_embedding_and_the_head_may_keep_more() -> None:
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
-def test_each_presets_rate_decays_to_zero_over_the_last_fifth(path: Path) -> None:
+def test_each_presets_rate_decays_to_zero_over_last_fifth(path: Path) -> None:
     """The decay is worth about 0.1 nats (`docs/experiments.md`). No step, not even the last one,
     trains at rate 0.
     """
@@ -243,7 +243,7 @@ def test_each_presets_rate_decays_to_zero_over_the_last_fifth(path: Path) -> Non
     assert learning_rate(rates, steps + 1) == 0
 
 
-def test_adamw_is_understood() -> None:
+def test_adamw_table_is_read() -> None:
     table = "[model.LLM.optimizer.AdamW]\nbetas = [0.9, 0.95]\nweight_decay = 0.1\neps = 1e-8"
     optimizer = parse_as(
         without("model.LLM.optimizer.Distro", table), "c", RunConfig
@@ -287,7 +287,7 @@ def test_light_preset_optimizer_tables_are_complete_and_valid() -> None:
     assert taken == DISTRO_DEFAULTS.model_copy(update={"compression_topk_embeddings": 64})
 
 
-def test_the_light_preset_has_what_learnt_most() -> None:
+def test_light_preset_equals_best_measured_arm() -> None:
     """The winner of benchmarks/arms.toml, at the rate it had at its largest size, and as it without
     overlap.
     """
@@ -313,14 +313,14 @@ def test_the_light_preset_has_what_learnt_most() -> None:
     assert config.llm.lr_schedule.WarmupStableDecay.base_lr in largest
 
 
-def test_tiers_are_chosen_in_the_matformer_table() -> None:
+def test_tiers_are_chosen_in_matformer_table() -> None:
     assert (
         parse_as(SEED + "\n[model.LLM.matformer]\ntiers = 3\n", "c", RunConfig).llm.matformer.tiers
         == 3
     )
 
 
-def test_limits_themselves_are_allowed() -> None:
+def test_limit_values_are_accepted() -> None:
     text = changed(
         (r"^max_seq_len = 2048", "max_seq_len = 16777216\ncold_start_warmup_steps = 20"),
         (r"^compression_topk.*", "compression_topk = 4096\ncompression_topk_embeddings = 4096"),
@@ -339,17 +339,17 @@ def test_limits_themselves_are_allowed() -> None:
         ).llm.optimizer.SparseLoCo
 
 
-def test_every_architecture_can_be_written_and_no_other() -> None:
+def test_config_architectures_equal_known_ones() -> None:
     assert get_args(Llm.model_fields["architecture"].annotation) == ARCHITECTURES
 
 
 @pytest.mark.parametrize("name", [str(one.relative_to(REPOSITORY)) for one in CONFIGS])
-def test_no_recipe_hangs_on_a_single_witness(name: str) -> None:
+def test_recipes_do_not_rely_on_single_witness(name: str) -> None:
     rules = load_config(REPOSITORY / name).to_chain()["config"]
     assert rules["witness_nodes"] == 0
 
 
-def test_broken_rule_error_has_the_values_of_the_other_keys() -> None:
+def test_broken_rule_error_has_values_of_other_keys() -> None:
     wrong = changed((r"^min_clients = 1", "min_clients = 4"))
     with pytest.raises(ConfigError) as caught:
         parse_as(wrong, "config.toml", RunConfig)

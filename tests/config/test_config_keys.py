@@ -100,7 +100,7 @@ def bounds(key: ConfigKey) -> Means:
     return next((mark for mark in marks if isinstance(mark, Means)), Means())
 
 
-def test_every_key_says_what_it_is() -> None:
+def test_config_keys_all_have_descriptions() -> None:
     assert len(VALUES) > 80
     assert [key.name for key in keys() if not key.text.endswith(".")] == []
     assert [key.name for key in VALUES if not key.example] == []
@@ -109,14 +109,14 @@ def test_every_key_says_what_it_is() -> None:
     ] == []
 
 
-def test_a_line_has_room_for_what_a_key_is() -> None:
+def test_config_key_descriptions_fit_one_line() -> None:
     for key in keys():
         assert len(first_sentences(key.text, 0)) + len(key.unit) <= written.COLUMNS - 5, key.name
         assert first_sentences(key.text, 10_000) == key.text
 
 
 @pytest.mark.parametrize("key", [named(key) for key in VALUES])
-def test_an_example_is_taken(key: ConfigKey) -> None:
+def test_config_key_example_is_valid(key: ConfigKey) -> None:
     value = tomllib.loads(key.example)[key.path[-1]]
     assert mistakes(with_value(key, value)) == ""
 
@@ -124,7 +124,7 @@ def test_an_example_is_taken(key: ConfigKey) -> None:
 @pytest.mark.parametrize(
     "key", [named(key) for key in VALUES if key.kind in ("whole number", "number")]
 )
-def test_a_limit_is_where_the_programs_rule_begins(key: ConfigKey) -> None:
+def test_config_key_limit_equals_program_rule(key: ConfigKey) -> None:
     means = bounds(key)
     whole = key.kind == "whole number"
 
@@ -148,7 +148,7 @@ def test_a_limit_is_where_the_programs_rule_begins(key: ConfigKey) -> None:
 
 
 @pytest.mark.parametrize("key", [named(key) for key in VALUES if "bytes" in key.limits])
-def test_a_text_has_as_many_bytes_as_the_program_has_room_for(key: ConfigKey) -> None:
+def test_config_text_length_equals_program_limit(key: ConfigKey) -> None:
     most = bounds(key).bytes
     assert most is not None
     assert mistakes(with_value(key, "é" * (most // 2))) == ""
@@ -156,7 +156,7 @@ def test_a_text_has_as_many_bytes_as_the_program_has_room_for(key: ConfigKey) ->
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: f"{path.parent.name}-{path.stem}")
-def test_a_config_that_is_written_is_the_same(path: Any) -> None:
+def test_written_config_is_read_back_unchanged(path: Any) -> None:
     config = parse_as(path.read_text(), str(path), RunConfig)
     text = written.text_of(config, ["What it is.", ""])
     assert parse_as(text, "written", RunConfig).model_dump() == config.model_dump()
@@ -171,7 +171,7 @@ def test_a_config_that_is_written_is_the_same(path: Any) -> None:
 
 
 @pytest.mark.parametrize("key", [named(key) for key in VALUES])
-def test_every_variant_is_written_so_that_it_is_read(key: ConfigKey) -> None:
+def test_written_variant_is_read_back(key: ConfigKey) -> None:
     tables = with_value(key, tomllib.loads(key.example)[key.path[-1]])
     config = RunConfig.model_validate(tables)
     assert (
@@ -181,11 +181,11 @@ def test_every_variant_is_written_so_that_it_is_read(key: ConfigKey) -> None:
 
 
 @pytest.mark.parametrize("text", ['"', "\\", "\x7f", "\x1b[2J", "\n", "é", "'", "a # b"])
-def test_a_text_of_any_characters_is_written_so_that_it_is_read(text: str) -> None:
+def test_written_text_of_any_characters_is_read_back(text: str) -> None:
     assert tomllib.loads(f"key = {written.written(text)}") == {"key": text}
 
 
-def test_a_key_is_found_by_its_whole_name_and_by_its_last_part() -> None:
+def test_config_key_is_found_by_full_name_or_last_part() -> None:
     assert [key.name for key in find("config.total_steps")] == ["config.total_steps"]
     assert {key.name for key in find("total_steps")} >= {
         "config.total_steps",
@@ -276,13 +276,13 @@ def words(document: Any) -> set[str]:
     return (document.keys() - {"$defs", "$schema"}).union(*map(words, inner))
 
 
-def test_the_schema_says_nothing_that_these_tests_do_not_read() -> None:
+def test_json_schema_uses_only_tested_words() -> None:
     assert words(SCHEMA) <= WORDS
     assert "null" not in str(SCHEMA)
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: f"{path.parent.name}-{path.stem}")
-def test_the_schema_takes_what_is_shipped_and_not_with_a_mistake(path: Any) -> None:
+def test_json_schema_accepts_shipped_configs_only_unbroken(path: Any) -> None:
     tables = tomllib.loads(path.read_text())
     assert fits(SCHEMA, tables, SCHEMA)
     for wrong in ({"overlap": 2}, {"total_steps": "many"}, {"total_step": 1}, {"cooldown_time": 0}):
@@ -290,7 +290,7 @@ def test_the_schema_takes_what_is_shipped_and_not_with_a_mistake(path: Any) -> N
 
 
 @pytest.mark.parametrize("key", [named(key) for key in VALUES])
-def test_the_schema_takes_every_key(key: ConfigKey) -> None:
+def test_json_schema_accepts_every_key(key: ConfigKey) -> None:
     tables = with_value(key, tomllib.loads(key.example)[key.path[-1]])
     assert fits(SCHEMA, tables, SCHEMA)
     assert not fits(SCHEMA, with_value(key, {"no": "value"}), SCHEMA)
@@ -312,7 +312,7 @@ def test_the_schema_takes_every_key(key: ConfigKey) -> None:
         ("data_location", {"Local": {"path": "x", "shuffle": {"Seeded": [7] * 31}}}, False),
     ],
 )
-def test_the_schema_takes_the_forms_that_the_file_has(name: str, value: Any, taken: bool) -> None:
+def test_json_schema_accepts_forms_of_file(name: str, value: Any, taken: bool) -> None:
     tables = tomllib.loads(SEED)
     tables["model"]["LLM"][name] = value
     assert fits(SCHEMA, tables, SCHEMA) is taken

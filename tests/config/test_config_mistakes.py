@@ -145,7 +145,7 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("pattern", "replacement", "line", "said"), MISTAKES)
-def test_a_mistake_is_named_with_its_line_and_what_is_allowed(
+def test_config_mistake_is_named_with_line_and_allowed_values(
     pattern: str, replacement: str, line: int, said: str
 ) -> None:
     message = refusal(changed((pattern, replacement)))
@@ -153,7 +153,7 @@ def test_a_mistake_is_named_with_its_line_and_what_is_allowed(
 
 
 @pytest.mark.parametrize(("name", "pattern", "replacement", "line"), RULES)
-def test_config_error_has_the_programs_sentence_and_the_line(
+def test_config_error_has_program_sentence_and_line(
     name: str, pattern: str, replacement: str, line: int
 ) -> None:
     message = refusal(changed((pattern, replacement)))
@@ -191,12 +191,12 @@ def test_unsupported_upstream_checkpoint_is_refused_by_name(
     ), message
 
 
-def test_every_mistake_is_reported_at_once() -> None:
+def test_config_mistakes_are_reported_together() -> None:
     message = refusal(changed((r"^witness_nodes", "witness_node"), (r'"HfLlama"', '"HfBert"')))
     assert len(message.split("\n")) == 2
 
 
-def test_a_key_of_an_inline_table_is_reported_at_its_line() -> None:
+def test_inline_table_mistake_is_reported_at_its_line() -> None:
     message = refusal(without(CHECKPOINT, 'checkpoint = { Hub = { repo = "a/b" } }'))
     assert re.search(r"config\.toml:5\d: .*did you mean repo_id\?", message)
 
@@ -213,7 +213,7 @@ def test_a_key_of_an_inline_table_is_reported_at_its_line() -> None:
     ],
     ids=["table", "twice", "bytes", "size", "nesting", "empty"],
 )
-def test_a_file_that_is_no_config_is_refused(tmp_path: Path, content: bytes, said: str) -> None:
+def test_invalid_config_file_is_refused(tmp_path: Path, content: bytes, said: str) -> None:
     path = tmp_path / "config.toml"
     path.write_bytes(content)
     with pytest.raises(ConfigError, match=said):
@@ -238,7 +238,7 @@ def test_file_with_byte_order_mark_keeps_its_line_numbers(tmp_path: Path, ends: 
     [None, b"\xff\xfe", b"[config\n", b"[config]\n", b" " * (MAX_CONFIG_BYTES + 1)],
     ids=["no file", "bytes", "table", "empty table", "size"],
 )
-def test_every_mistake_comes_with_what_to_do(tmp_path: Path, content: bytes | None) -> None:
+def test_config_mistakes_all_have_fix(tmp_path: Path, content: bytes | None) -> None:
     if content is not None:
         (tmp_path / "config.toml").write_bytes(content)
     with pytest.raises(ConfigError) as caught:
@@ -248,7 +248,7 @@ def test_every_mistake_comes_with_what_to_do(tmp_path: Path, content: bytes | No
     assert load_config(Path(__file__).parents[2] / named).config.total_steps
 
 
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
+def test_missing_config_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"cannot read the config file .*nowhere\.toml: No such file"
     ):

@@ -36,7 +36,7 @@ def test_spec_of_config_encodes_and_decodes_to_itself() -> None:
     assert read_spec(encoded, spec_hash(encoded)).values() == spec.values()
 
 
-def test_spec_of_config_has_a_value_for_every_default() -> None:
+def test_spec_of_config_has_value_for_every_default() -> None:
     """Only a key whose absence is the setting is absent."""
     text = SEED[: SEED.index("[model.LLM.optimizer.Distro]")] + "[model.LLM.optimizer.SparseLoCo]\n"
     spec = parse_as(text, "config.toml", RunConfig).llm.spec
@@ -44,7 +44,7 @@ def test_spec_of_config_has_a_value_for_every_default() -> None:
     assert set(SparseLoCoSettings.model_fields) - set(written) == {"compression_topk_embeddings"}
 
 
-def test_spec_without_a_key_that_has_a_default_is_read() -> None:
+def test_spec_without_key_with_default_is_read() -> None:
     """A spec that an earlier version wrote lacks the keys that came later."""
     assert "warmup_init_lr" in json.loads(SPEC)["lr_schedule"]["Constant"]
     earlier = spec_with(("lr_schedule", "Constant"), {"base_lr": 0.5})
@@ -81,14 +81,14 @@ LOCAL = ("data_location", "Local")
         (spec_with((*LOCAL, "path"), ""), "1 to 192 bytes"),
     ],
 )
-def test_decode_refuses_spec_and_names_what_is_wrong(data: bytes, said: str) -> None:
+def test_decode_of_invalid_spec_names_mistake(data: bytes, said: str) -> None:
     with pytest.raises(Unsuitable, match=said) as caught:
         Spec.decode(data)
     assert len(caught.value.message) < 600
     assert "update-config" in caught.value.fix
 
 
-def test_spec_of_the_longest_locations_fits_the_account() -> None:
+def test_spec_of_longest_locations_fits_account() -> None:
     """JSON writes a control character in six bytes."""
     text = SEED.replace("fineweb-edu-tokenized-llama2", "\\u0001" * 192)
     text = text.replace("nous-pretraining-public-us", "\\u0001" * 192)

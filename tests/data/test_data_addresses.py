@@ -151,7 +151,7 @@ def test_private_network_needs_consent_of_member(web: Web, kind: str) -> None:
     assert web.asked == []
 
 
-def test_member_that_allows_private_network_reads_it(web: Web) -> None:
+def test_member_allowing_private_network_reads_it(web: Web) -> None:
     place = location(PLACES["single"](f"127.0.0.1:{web.server_port}"))
     assert open_source(place, 16, 256, access=RunAccess(private_network=True)).sequences == 128
 

@@ -88,7 +88,7 @@ def test_clients_read_served_sequences(place: Path) -> None:
             RemoteTokens(f"127.0.0.1:{port}", 16, 100).read(range(300))
 
 
-def test_restarted_server_is_used_again_unless_it_differs(place: Path) -> None:
+def test_restarted_data_server_is_reused_unless_it_differs(place: Path) -> None:
     with running(place) as port:
         there = RemoteTokens(f"127.0.0.1:{port}", 16, 4800)
         before = there.read([5])
@@ -339,7 +339,7 @@ def test_silent_server_is_unavailable() -> None:
 
 
 @given(st.binary(max_size=60))
-def test_no_bytes_do_more_than_be_refused(data: bytes) -> None:
+def test_random_server_bytes_are_decoded_or_refused(data: bytes) -> None:
     for read in (decode_request, decode_reply):
         try:
             read(data)

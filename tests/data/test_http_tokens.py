@@ -96,7 +96,7 @@ def test_retry_after_sets_pause_before_next_try(
     assert pauses == expected
 
 
-def test_server_that_limits_requests_has_fix_for_it(web: Web) -> None:
+def test_rate_limiting_server_error_has_fix(web: Web) -> None:
     source = opened(web)
     web.faults = ["429"] * TRIES
     with pytest.raises(SourceUnavailable, match=r"status 429\nWait a minute"):
@@ -192,7 +192,7 @@ def test_reply_that_never_starts_times_out(web: Web, fault: str) -> None:
     assert len(CLIENT.read_range(f"{web.url}/a.bin", 0, 64).data) == 64
 
 
-def test_secrets_of_address_are_not_shown(web: Web, caplog: pytest.LogCaptureFixture) -> None:
+def test_address_secrets_are_not_shown(web: Web, caplog: pytest.LogCaptureFixture) -> None:
     assert (
         redacted_url("https://ada:secret@host:1/f.bin?token=secret#secret")
         == "https://host:1/f.bin"
@@ -203,13 +203,13 @@ def test_secrets_of_address_are_not_shown(web: Web, caplog: pytest.LogCaptureFix
     assert "secret" not in str(told.value) + caplog.text
 
 
-def test_numbered_files() -> None:
+def test_numbered_http_files_are_read_in_order() -> None:
     assert numbered_urls("http://x/f{}.bin", 9, 3, 2) == ["http://x/f009.bin", "http://x/f010.bin"]
     with pytest.raises(DataError, match="no single"):
         numbered_urls("http://x/f.bin", 0, 0, 2)
 
 
-def test_a_bucket_is_listed_page_by_page(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bucket_is_listed_page_by_page(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", web.url)
     asked = (
         "/storage/v1/b/my-bucket/o?prefix=some%2F&delimiter=%2F&fields=items(name),nextPageToken"

@@ -21,7 +21,7 @@ def write(path: Path, tokens: list[int] | range, token_bytes: int = 2) -> Path:
 
 
 @pytest.mark.parametrize("token_bytes", [2, 4])
-def test_sequences_run_through_the_sorted_files_and_wrap(tmp_path: Path, token_bytes: int) -> None:
+def test_sequences_run_through_sorted_files_and_wrap(tmp_path: Path, token_bytes: int) -> None:
     # two sequences of four, one token left over
     write(tmp_path / "b.bin", range(100, 109), token_bytes)
     write(tmp_path / "a.bin", range(8), token_bytes)
@@ -35,7 +35,7 @@ def test_sequences_run_through_the_sorted_files_and_wrap(tmp_path: Path, token_b
     assert rows[3].tolist() == [104, 105, 106, 107]
 
 
-def test_files_shorter_than_a_sequence_are_skipped(tmp_path: Path) -> None:
+def test_files_shorter_than_sequence_are_skipped(tmp_path: Path) -> None:
     write(tmp_path / "a.bin", range(3))
     write(tmp_path / "b.bin", range(4))
     write(tmp_path / "c.bin", range(2))
@@ -109,7 +109,7 @@ def test_shuffle_keeps_its_golden_values(count: int, place: int, turn: int, expe
         ({"a": "plain text " * 9}, "a", "--input {place}/a --output {place}/a-tokens"),
     ],
 )
-def test_missing_tokens_come_with_a_command_that_runs(
+def test_missing_tokens_error_names_working_command(
     tmp_path: Path, kept: dict[str, str], asked: str, options: str
 ) -> None:
     for name, text in kept.items():
@@ -127,14 +127,14 @@ def test_missing_tokens_come_with_a_command_that_runs(
         check_output_unused(output)
 
 
-def test_an_empty_file_is_named(tmp_path: Path) -> None:
+def test_empty_token_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "x.bin").touch()
     with pytest.raises(DataError, match=r"x\.bin is empty"):
         open_tokens(tmp_path, 2, 4, vocab_size=256)
 
 
 @pytest.mark.parametrize(("token_bytes", "size"), [(2, 1001), (4, 1002)])
-def test_a_truncated_file_is_named_with_its_size(
+def test_truncated_token_file_is_named_with_size(
     tmp_path: Path, token_bytes: int, size: int
 ) -> None:
     (tmp_path / "x.bin").write_bytes(bytes(size))
@@ -142,7 +142,7 @@ def test_a_truncated_file_is_named_with_its_size(
         open_tokens(tmp_path, token_bytes, 4, vocab_size=256)
 
 
-def test_data_shorter_than_a_sequence_is_refused(tmp_path: Path) -> None:
+def test_data_shorter_than_sequence_is_refused(tmp_path: Path) -> None:
     write(tmp_path / "x.bin", range(9))
     with pytest.raises(DataError, match="takes 10 tokens, and its longest file has 9"):
         open_tokens(tmp_path, 2, 10, vocab_size=256)
@@ -159,7 +159,7 @@ def test_token_outside_vocabulary_is_named(tmp_path: Path) -> None:
         data.read([1])
 
 
-def test_file_that_shrinks_in_use_raises_data_error(tmp_path: Path) -> None:
+def test_file_shrinking_in_use_raises_data_error(tmp_path: Path) -> None:
     path = write(tmp_path / "x.bin", range(8000))
     data = open_tokens(tmp_path, 2, 4, vocab_size=1 << 16)
     with path.open("r+b") as file:

@@ -44,7 +44,9 @@ def write(path: Path, kind: Any = None, **columns: Any) -> Path:
 @pytest.mark.parametrize(
     "kind", [pa.list_(pa.uint16()), pa.large_list(pa.int64()), pa.list_(pa.int32())]
 )
-def test_lists_give_the_tokens_of_a_raw_file(tmp_path: Path, kind: pa.DataType, width: int) -> None:
+def test_parquet_lists_give_tokens_of_raw_file(
+    tmp_path: Path, kind: pa.DataType, width: int
+) -> None:
     write(tmp_path / "a.parquet", kind, input_ids=LISTS)
     (tmp_path / "raw").mkdir()
     (tmp_path / "raw" / "a.bin").write_bytes(np.concatenate(LISTS).astype(f"<u{width}").tobytes())
@@ -87,7 +89,7 @@ def test_parquet_rows_equal_those_of_arrays(tmp_path: Path) -> None:
     assert np.array_equal(PreprocessedRows(tmp_path, 8, 40, labels=False).read([1]), ROWS[[1]])
 
 
-def test_file_is_unpacked_once_and_again_after_a_change(
+def test_parquet_file_is_unpacked_once_and_after_a_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write(tmp_path / "a.parquet", tokens=[[1, 2, 3, 4]])
@@ -127,7 +129,7 @@ def test_concurrent_processes_unpack_one_complete_file(tmp_path: Path) -> None:
         ({"tokens": [[2**63 - 1]]}, "for tokens of 2 bytes"),
     ],
 )
-def test_columns_of_other_types_are_refused(
+def test_parquet_columns_of_other_types_are_refused(
     tmp_path: Path, columns: dict[str, Any], sentence: str
 ) -> None:
     path = write(tmp_path / "a.parquet", **columns)
@@ -151,7 +153,7 @@ def test_columns_of_other_types_are_refused(
         ([[2**40] * 8], [[1] * 8], "numbers outside of int32"),
     ],
 )
-def test_rows_that_are_wrong_are_named(
+def test_parquet_wrong_rows_are_named(
     tmp_path: Path, inputs: Any, labels: Any, sentence: str
 ) -> None:
     write(tmp_path / "a.parquet", inputs=inputs, **({} if labels is None else {"labels": labels}))
@@ -161,7 +163,7 @@ def test_rows_that_are_wrong_are_named(
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
-def test_no_bytes_do_more_than_be_refused(tmp_path: Path, data: st.DataObject) -> None:
+def test_parquet_random_bytes_are_read_or_refused(tmp_path: Path, data: st.DataObject) -> None:
     path = tmp_path / "a.parquet"
     if not path.exists():
         write(path, tokens=LISTS)

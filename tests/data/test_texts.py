@@ -52,14 +52,14 @@ def _documents(*paths: Path, **options: str) -> list[str]:
         ("a.json", '{"name": "package"}\n', ['{"name": "package"}\n']),
     ],
 )
-def test_texts_of_each_format_gives_its_documents(
+def test_texts_of_each_format_give_documents(
     tmp_path: Path, name: str, content: bytes | str, documents: list[str]
 ) -> None:
     path = _write(tmp_path / name, content)
     assert _documents(path, separator="</s>") == documents
 
 
-def test_texts_of_parquet_gives_the_named_column(tmp_path: Path) -> None:
+def test_texts_of_parquet_give_named_column(tmp_path: Path) -> None:
     table = pa.table({"content": ["one", None, "two"], "id": [1, 2, 3]})
     pq.write_table(table, tmp_path / "a.parquet")
     assert _documents(tmp_path / "a.parquet", field="content") == ["one", "two"]
@@ -98,7 +98,7 @@ def test_texts_of_parquet_gives_the_named_column(tmp_path: Path) -> None:
         ("a.parquet", b"PAR1 and no more", "cannot be read as parquet"),
     ],
 )
-def test_texts_of_a_broken_file_names_it_with_a_fix(
+def test_texts_of_broken_file_name_it_with_fix(
     tmp_path: Path, name: str, content: bytes | str, sentence: str
 ) -> None:
     with pytest.raises(TextError, match=sentence) as refused:
@@ -148,7 +148,7 @@ def test_records_without_text_are_skipped_and_counted(
         (b"ends within a letter \xc3", NOT_TEXT),
     ],
 )
-def test_texts_that_cannot_be_read_are_left_out_by_kind(
+def test_texts_unreadable_records_are_counted_by_kind(
     tmp_path: Path, content: bytes, kind: str
 ) -> None:
     texts = Texts([_write(tmp_path / "a", content), _write(tmp_path / "b", "one")])

@@ -49,7 +49,7 @@ def npy(array: np.ndarray) -> bytes:
         ("a.npy", npy(TOKENS.astype("<u4").reshape(8, 8)), 4),
     ],
 )
-def test_every_format_gives_the_same_tokens(
+def test_token_formats_give_equal_tokens(
     tmp_path: Path, name: str, data: bytes, width: int
 ) -> None:
     (tmp_path / name).write_bytes(data)
@@ -116,7 +116,7 @@ def test_file_of_other_format_is_refused(
 @given(
     st.binary(max_size=200), st.sampled_from(["a.bin", "a.npy", "a.ds"]), st.sampled_from([2, 4])
 )
-def test_no_bytes_do_more_than_be_refused(data: bytes, name: str, width: int) -> None:
+def test_token_file_random_bytes_are_read_or_refused(data: bytes, name: str, width: int) -> None:
     for head in (data, b"\x93NUMPY\x01\x00" + data, struct.pack("<2i", 20240520, 1) + data):
         try:
             layout = layout_of(name, len(head), head, width)
@@ -192,7 +192,7 @@ def test_tokens_of_stated_width_are_accepted(
         ("a.idx", b"MMIDIDX\0\0" + struct.pack("<QB", 1, 8) + bytes(40), 2, None),
     ],
 )
-def test_width_in_a_metadata_file_must_be_the_runs(
+def test_token_width_of_metadata_file_must_match_run(
     tmp_path: Path, name: str, content: bytes, width: int, sentence: str | None
 ) -> None:
     TOKENS.astype("<u2").tofile(tmp_path / "a.bin")
@@ -206,7 +206,7 @@ def test_width_in_a_metadata_file_must_be_the_runs(
 
 
 @pytest.mark.parametrize("start", [0, 3])
-def test_record_finds_wrong_tokens_after_the_head(tmp_path: Path, start: int) -> None:
+def test_wrong_tokens_after_head_are_found_by_record(tmp_path: Path, start: int) -> None:
     tokens = np.resize(REAL, 60_000)
     header = llmc(tokens)[:1024] if start else b""
     for wrong, sentence in (

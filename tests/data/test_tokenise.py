@@ -58,7 +58,7 @@ def test_documents_are_sorted_ended_and_never_contain_control(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("token_bytes", [2, 4])
-def test_shards_are_full_and_hold_the_same_stream(tmp_path: Path, token_bytes: int) -> None:
+def test_shards_are_full_and_hold_equal_stream(tmp_path: Path, token_bytes: int) -> None:
     documents = folder_documents(corpus(tmp_path / "text"))
     whole = tokenise(documents, tmp_path / "one", byte_tokenizer(), token_bytes=token_bytes)
     parts = tokenise(
@@ -124,7 +124,7 @@ def test_folders_without_text_are_refused(tmp_path: Path) -> None:
     assert not list((tmp_path / "out").glob("*.bin"))
 
 
-def test_documents_end_with_the_named_token_or_none(tmp_path: Path) -> None:
+def test_documents_end_with_named_token_or_none(tmp_path: Path) -> None:
     tokenizer = byte_tokenizer()
     tokenizer.add_special_tokens(["</s>"])
     (tmp_path / "a.txt").write_text("one\n</s>\ntwo")
@@ -137,7 +137,7 @@ def test_documents_end_with_the_named_token_or_none(tmp_path: Path) -> None:
         assert np.fromfile(output / "tokens-00000.bin", "<u2").tolist() == expected
 
 
-def test_document_larger_than_a_batch_is_tokenised_whole(
+def test_document_larger_than_batch_is_tokenised_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(texts, "_PIECE", 100)
@@ -159,7 +159,7 @@ def test_document_larger_than_a_batch_is_tokenised_whole(
         (errno.ENOSPC, "Free some space"),
     ],
 )
-def test_output_that_cannot_be_written_gets_the_fix_of_its_cause(
+def test_unwritable_output_error_has_fix_of_its_cause(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, fix: str
 ) -> None:
     (tmp_path / "a.txt").write_text("one")

@@ -23,7 +23,7 @@ from faulty_web import serving
 
 @settings(max_examples=max(5, settings().max_examples // 10))  # 4,096 places of fractions each
 @given(st.lists(st.floats(0.01, 100), min_size=1, max_size=6))
-def test_every_cycle_prefix_follows_the_weights(weights: list[float]) -> None:
+def test_every_cycle_prefix_follows_weights(weights: list[float]) -> None:
     places = cycle_sources(weights)
     for done in (10, 100, CYCLE):
         for which, weight in enumerate(weights):
@@ -42,7 +42,7 @@ def files(folder: Path, **sizes: int) -> list[Source]:
 
 
 @pytest.mark.parametrize("seed", [None, b"s"])
-def test_a_mixture_reads_each_source_in_its_order(tmp_path: Path, seed: bytes | None) -> None:
+def test_mixture_reads_each_source_in_its_order(tmp_path: Path, seed: bytes | None) -> None:
     mixture = WeightedSources(files(tmp_path, a=30, b=10), [3.0, 1.0], shuffle_seed=seed)
     assert mixture.sequences == 40
     rows = mixture.read(range(40))[:, 0].tolist()
@@ -133,7 +133,7 @@ def test_rows_have_their_labels(tmp_path: Path) -> None:
         (INPUTS, WANTED - 1, "-101 in a row"),
     ],
 )
-def test_rows_that_are_wrong_are_named(
+def test_wrong_labelled_rows_are_named(
     tmp_path: Path, inputs: np.ndarray, labels: np.ndarray, sentence: str
 ) -> None:
     with pytest.raises(DataError, match=sentence):

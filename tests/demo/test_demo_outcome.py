@@ -25,7 +25,7 @@ from aftermath.demo.outcome import (
 )
 from aftermath.model.architectures import config_of
 from aftermath.model.initial import init_weights
-from model.of_library import in_its_process
+from model.library_tokenizer import isolated_tokenizer
 
 
 def stage(root: Path, sequences: int) -> Places:
@@ -38,7 +38,7 @@ def stage(root: Path, sequences: int) -> Places:
     return places
 
 
-def test_held_out_text_is_never_trained_on(tmp_path: Path) -> None:
+def test_held_out_text_is_never_trained(tmp_path: Path) -> None:
     places = stage(tmp_path, 40_000)
     kept = {int(sequence[0]) for sequence in held_out(places, 65_536)}
     assert len(kept) == HELD_OUT_SEQUENCES
@@ -49,25 +49,27 @@ def test_held_out_text_is_never_trained_on(tmp_path: Path) -> None:
     assert not kept & set(data.read(range(2 * trained))[:, 0].tolist())
 
 
-def test_too_little_text_is_said(tmp_path: Path) -> None:
+def test_too_little_demo_text_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DemoFailed, match="2000 sequences are too few"):
         held_out(stage(tmp_path, 2000), 65_536)
 
 
-def test_words_of_a_text_are_those_that_the_data_has_often(tmp_path: Path) -> None:
+def test_sample_words_are_frequent_in_data(tmp_path: Path) -> None:
     places = stage(tmp_path, 1)
     text = "self.value = None\n" * 2 * OFTEN + "rarely so " * (OFTEN - 1)
-    np.array(in_its_process().encode(text.ljust(1024)), "<u2").tofile(places.data / "tokens.bin")
-    known = words_of(data_of(places, VOCAB_SIZE), in_its_process())
+    np.array(isolated_tokenizer().encode(text.ljust(1024)), "<u2").tofile(
+        places.data / "tokens.bin"
+    )
+    known = words_of(data_of(places, VOCAB_SIZE), isolated_tokenizer())
     assert known == {"self", "value", "none"}
     assert words_in("def Selfvalue(self): # is Rarely") == ["def", "selfvalue", "self", "rarely"]
 
 
-def test_who_has_learnt_nothing_guesses() -> None:
+def test_untrained_model_guesses() -> None:
     config = config_of(
         model_config(VOCAB_SIZE)
         | {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 32}
     )
-    answered = part_answered(config.build(0, init_weights(config, 0)), in_its_process())
+    answered = part_answered(config.build(0, init_weights(config, 0)), isolated_tokenizer())
     assert round(answered * QUESTIONS, 9) == int(answered * QUESTIONS + 0.5)
     assert 0 < answered < 0.6

@@ -14,7 +14,7 @@ from aftermath.demo.report import RunCosts, findings, shortcomings
 from aftermath.events.event_types import Applied, Event
 from aftermath.events.stream import line_of
 from aftermath.testnet.member_progress import MemberProgress, RunProgress
-from events.sample_events import said
+from events.sample_events import sample_event
 
 LAST = 60
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -27,21 +27,23 @@ def events(
     another one.
     """
     lines = [
-        said("started", run_id="demo", tier=tier, wallet=f"W{tier}"),
-        said("joined", seat=tier),
-        said("model", source="the checkpoint"),
+        sample_event("started", run_id="demo", tier=tier, wallet=f"W{tier}"),
+        sample_event("joined", seat=tier),
+        sample_event("model", source="the checkpoint"),
     ]
     for step in range(1, steps + 1):
         loss = 5.0 + tier - loss_falls * step / steps
         lines.append(
-            said("trained", height=step, step=step, loss=loss, tokens=10, tokens_per_sec=1.0)
+            sample_event(
+                "trained", height=step, step=step, loss=loss, tokens=10, tokens_per_sec=1.0
+            )
         )
         hashes = {level: f"{step}-{level}" for level in range(tier, len(TIERS))}
         if step == wrong_at:
             hashes[2] = "another"
-        lines.append(said("applied", step=step, hashes=hashes))
+        lines.append(sample_event("applied", step=step, hashes=hashes))
     costs = {"transactions": 0, "lamports": 0, "push_bytes_max": 700 + tier}
-    lines.append(said("traffic", sent=100 * steps, costs=costs))
+    lines.append(sample_event("traffic", sent=100 * steps, costs=costs))
     return lines
 
 
@@ -51,7 +53,7 @@ def told(place: Path, written: dict[int, list[Event]], *, returns: bool = True) 
     for member in members:
         directory = place / member.name
         directory.mkdir()
-        lines = written[member.tier] + ([said("model", source="peers")] if returns else [])
+        lines = written[member.tier] + ([sample_event("model", source="peers")] if returns else [])
         written_then = "".join(line_of(line, NOON) for line in lines)
         (directory / "1.jsonl").write_text(written_then + '{"kind": "torn')
     story.follow(place)
@@ -69,7 +71,7 @@ def report_of(story: RunProgress) -> dict[str, Any]:
     return findings(story, RunCosts(7, 35_000), reached, 60.04)
 
 
-def test_the_report_is_what_the_members_wrote(tmp_path: Path) -> None:
+def test_demo_report_equals_member_events(tmp_path: Path) -> None:
     story = told(tmp_path, {tier: events(tier) for tier in TIERS})
     report = report_of(story)
     assert report == {
@@ -94,14 +96,14 @@ def test_the_report_is_what_the_members_wrote(tmp_path: Path) -> None:
     assert shortcomings(story, report) == []
 
 
-def test_one_differing_replica_fails_the_demo(tmp_path: Path) -> None:
+def test_one_differing_replica_fails_demo(tmp_path: Path) -> None:
     story = told(tmp_path, {0: events(0), 1: events(1, wrong_at=7), 2: events(2)})
     report = report_of(story)
     assert report["replicas_identical"] is False
     assert ["level 2 at step 7" in sentence for sentence in shortcomings(story, report)] == [True]
 
 
-def test_what_was_never_compared_is_not_called_identical(tmp_path: Path) -> None:
+def test_uncompared_replicas_are_not_called_identical(tmp_path: Path) -> None:
     silent = [line for line in events(1) if not isinstance(line, Applied)]
     story = told(tmp_path, {0: events(0), 1: silent, 2: silent})
     report = report_of(story)
@@ -117,7 +119,7 @@ def test_what_was_never_compared_is_not_called_identical(tmp_path: Path) -> None
         ({}, False, "did not come back"),
     ],
 )
-def test_every_promise_is_held_against_the_run(
+def test_demo_shortcomings_name_broken_promises(
     tmp_path: Path, change: Any, returns: bool, says: str
 ) -> None:
     story = told(tmp_path, {tier: events(tier, **change) for tier in TIERS}, returns=returns)
@@ -125,6 +127,6 @@ def test_every_promise_is_held_against_the_run(
     assert TIERS[KILLED] == story.members[KILLED].tier
 
 
-def test_without_a_loss_there_is_no_report(tmp_path: Path) -> None:
+def test_demo_report_without_loss_fails(tmp_path: Path) -> None:
     with pytest.raises(DemoFailed, match="ever reported a loss"):
         report_of(told(tmp_path, {tier: events(tier, steps=0) for tier in TIERS}))

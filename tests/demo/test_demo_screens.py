@@ -19,7 +19,7 @@ from aftermath.demo.report import RunCosts, closing, findings
 from aftermath.demo.screen import LINE_EVERY, DemoScreen, line, picture
 from aftermath.events.reader import EventOrigin, EventRecord
 from aftermath.testnet.member_progress import MemberProgress, RunProgress
-from events.sample_events import said
+from events.sample_events import sample_event
 
 TOTAL = 120
 REACHED = [
@@ -51,7 +51,10 @@ def say(story: RunProgress, member: MemberProgress, kind: str, **fields: Any) ->
     about = EventOrigin("demo", f"wallet of {member.name}", member.tier, "0.1.0")
     story._take(
         EventRecord(
-            datetime.now(UTC), about, said(kind, **fields), Path(member.name) / "events.jsonl"
+            datetime.now(UTC),
+            about,
+            sample_event(kind, **fields),
+            Path(member.name) / "events.jsonl",
         ),
         1.0,
     )
@@ -100,7 +103,7 @@ def drawn(story: RunProgress, width: int, height: int) -> list[str]:
 
 
 @pytest.mark.parametrize("size", [(80, 24), (200, 50)])
-def test_the_picture_before_the_first_step(size: tuple[int, int]) -> None:
+def test_demo_screen_before_first_step_is_drawn(size: tuple[int, int]) -> None:
     shown = "\n".join(
         drawn(RunProgress([MemberProgress(f"member-{tier}", tier) for tier in TIERS]), *size)
     )
@@ -167,7 +170,7 @@ def test_demo_screen_prints_each_warning_once(
     assert out.getvalue().count(lost) == 1
 
 
-def test_a_line_says_how_far_the_run_is() -> None:
+def test_demo_line_shows_progress() -> None:
     shown = line(story_of(40), "all is well", 33.3)
     assert shown.startswith(
         "  33.3 s  step 39 of 120, 42 s left  loss 5.100  member-0: epoch 0 round 39: sharing, "
@@ -191,7 +194,7 @@ def test_demo_caption_follows_killed_member_until_return() -> None:
     assert demo.caption(30.0, True).endswith("came back, and trains again since step 81")
 
 
-def test_closing_states_what_was_measured() -> None:
+def test_closing_states_measurements() -> None:
     story = story_of(TOTAL, back_at=81)
     report = findings(story, RunCosts(391, 1_955_000), REACHED, 75.04)
     said = closing(report, Places(Path("/runs/demo")), story.members[KILLED])

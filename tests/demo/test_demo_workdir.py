@@ -15,7 +15,7 @@ from aftermath.testnet.processes import ProcessError
 from aftermath.testnet.workdir import claimed_workdir
 
 
-def test_a_directory_is_emptied_for_the_next_demo(tmp_path: Path) -> None:
+def test_demo_directory_is_emptied_for_next_demo(tmp_path: Path) -> None:
     root = tmp_path / "new" / "demo"
     with claimed_workdir(root, "demo", "--dir DIR", DEMO_NAMES):
         (root / "keys").mkdir()
@@ -28,7 +28,7 @@ def test_a_directory_is_emptied_for_the_next_demo(tmp_path: Path) -> None:
     assert tmp_path.is_dir()
 
 
-def test_files_of_others_are_left_alone(tmp_path: Path) -> None:
+def test_demo_directory_with_foreign_files_is_refused(tmp_path: Path) -> None:
     precious = tmp_path / "thesis.tex"
     precious.write_text("precious")
     with (
@@ -55,7 +55,7 @@ def test_claim_refuses_demo_directory_with_added_file(tmp_path: Path) -> None:
     assert (tmp_path / "demo" / "thesis.tex").read_text() == "precious"
 
 
-def test_a_running_demo_keeps_its_directory(tmp_path: Path) -> None:
+def test_demo_directory_in_use_is_refused(tmp_path: Path) -> None:
     root = tmp_path / "demo"
     with claimed_workdir(root, "demo", "--dir DIR", DEMO_NAMES):
         (root / "ledger").write_text("in use")
@@ -67,7 +67,7 @@ def test_a_running_demo_keeps_its_directory(tmp_path: Path) -> None:
         assert (root / "ledger").read_text() == "in use"
 
 
-def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+def test_uncreatable_demo_directory_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with (
         pytest.raises(ProcessError, match="cannot work in"),
@@ -76,7 +76,7 @@ def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
         pytest.fail("the directory was taken")
 
 
-def test_the_users_own_runs_do_not_steer_the_demo(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_demo_ignores_variables_of_users_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (
         "RPC",
         "RUN_ID",

@@ -83,7 +83,7 @@ ROWS = {
 }
 
 
-def test_table_of_bounds_matches_the_code() -> None:
+def test_table_of_bounds_matches_code() -> None:
     after = PAGE.read_text(encoding="utf-8").split("**Peers.**")[1].split("**Server")[0]
     rows = [
         tuple(row.strip("| ").split(" | ")) for row in after.splitlines() if row.startswith("| ")
@@ -96,7 +96,7 @@ def test_table_of_bounds_matches_the_code() -> None:
     assert f"all {OTHERS} others together" in prose
 
 
-def test_quotas_outlast_a_run_that_replaces_all_members() -> None:
+def test_quotas_outlast_replacement_of_all_members() -> None:
     assert limits.REMEMBERED_PEERS >= 2 * MAX_MEMBERS
     assert announce.REMEMBERED >= 2 * announce.REPLAY
     assert limits.TOLD_BURST >= 2 * announce.REPLAY

@@ -17,7 +17,7 @@ def durations() -> list[dict[str, str]]:
         return list(csv.DictReader(table, delimiter="\t"))
 
 
-def test_durations_name_test_files_that_exist() -> None:
+def test_durations_name_existing_test_files() -> None:
     assert not {row["file"] for row in durations() if not (ROOT / row["file"]).exists()}, (
         "run: make test-times"
     )

@@ -65,13 +65,13 @@ def test_archaic_word_ignores_other_words(text: str) -> None:
         ("Bytes of each state tensor.", False),
     ],
 )
-def test_fragment_docstring_is_one_that_leans_on_another(doc: str, found: bool) -> None:
+def test_fragment_docstring_without_own_content_is_found(doc: str, found: bool) -> None:
     assert (
         rules_of("client/aftermath/a.py", DEFINITION.format(doc)) == ["fragment-docstring"] * found
     )
 
 
-def test_fragment_docstring_is_found_on_an_attribute() -> None:
+def test_fragment_docstring_is_found_on_attribute() -> None:
     source = 'class A:\n    size: int\n    """Of these."""\n'
     assert rules_of("client/aftermath/a.py", source) == ["fragment-docstring"]
 
@@ -139,7 +139,7 @@ def test_long_sentence_is_found_outside_code_and_tables(text: str, sentences: in
     assert rules_of("docs/a.md", text) == ["long-sentence"] * sentences
 
 
-def test_duplicate_class_is_found_in_the_client_only() -> None:
+def test_duplicate_class_is_found_only_in_client() -> None:
     sources = {
         "client/aftermath/a/x.py": "class Plan: ...\nclass _Own: ...\n",
         "client/aftermath/b/y.py": "class Plan: ...\nclass _Own: ...\n",
@@ -163,7 +163,7 @@ def test_offence_fails_with_place_and_fix(
     assert err == f"fix: archaic-word: {gate.RULES['archaic-word']}\n"
 
 
-def test_offence_outside_the_named_paths_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offence_outside_named_paths_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gate, "read_sources", lambda: {"docs/a.md": "Drawn anew."})
     monkeypatch.setattr(sys, "argv", ["check_style.py", "client/"])
     assert gate.main() == 0

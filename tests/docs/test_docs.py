@@ -133,7 +133,7 @@ def text_of_scripts() -> str:
     return "\n".join(path.read_text() for path in sources if path.is_file())
 
 
-def test_lone_options_belong_to_a_command(page: Path) -> None:
+def test_standalone_options_belong_to_a_command(page: Path) -> None:
     """An option that stands alone between backquotes is one of some command, script, tool or
     benchmark.
     """
@@ -145,7 +145,7 @@ def test_lone_options_belong_to_a_command(page: Path) -> None:
             assert flag in known | {"--json", "--help"} or flag in text, span
 
 
-def test_prose_fits_a_window(page: Path) -> None:
+def test_prose_lines_fit_100_columns(page: Path) -> None:
     """Lines have at most 100 columns without the targets of links; generated ones 120."""
     limit = 120 if page.name in GENERATED else 100
     text = re.sub(r"\]\([^)]*\)", "]", prose(page))
@@ -196,12 +196,12 @@ def test_every_package_has_its_row() -> None:
     }
 
 
-def test_what_reads_accounts_is_named() -> None:
+def test_account_parsers_are_named_in_protocol_page() -> None:
     named = set(re.findall(r"`(parse_\w+)`", (ROOT / "docs/protocol.md").read_text()))
     assert named == {name for name in vars(views) if name.startswith("parse_")}
 
 
-def test_account_sizes_and_rent_are_the_programs() -> None:
+def test_account_sizes_and_rent_equal_programs() -> None:
     text = (ROOT / "docs/protocol.md").read_text()
     accounts = [
         account() for account in (run_account, model_account, members_account, witnesses_account)

@@ -46,9 +46,7 @@ def test_pages_have_no_comments(page: Path) -> None:
     assert "<!--" not in page.read_text()
 
 
-def test_changed_measurement_changes_the_page(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_changed_measurement_changes_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree(quote.MEASURED, tmp_path / "measured", ignore=shutil.ignore_patterns("runs"))
     monkeypatch.setattr(quote, "MEASURED", tmp_path / "measured")
     monkeypatch.setattr(sys, "argv", ["quote.py", str(tmp_path / "page.md")])
@@ -60,7 +58,7 @@ def test_changed_measurement_changes_the_page(
     assert "| `light` | 0 | 77.0 M |" in (tmp_path / "page.md").read_text()
 
 
-def test_missing_measurement_is_an_error_with_its_file(
+def test_missing_measurement_error_names_its_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(quote, "MEASURED", tmp_path)
@@ -70,7 +68,7 @@ def test_missing_measurement_is_an_error_with_its_file(
     assert not (tmp_path / "page.md").exists()
 
 
-def test_every_file_has_its_command_and_machine() -> None:
+def test_every_measured_file_has_command_and_machine() -> None:
     files = {
         path.stem: json.loads(path.read_text())
         for path in (ROOT / "benchmarks/measured").glob("*.json")

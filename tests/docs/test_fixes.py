@@ -122,7 +122,7 @@ def begins_well(fix: str) -> bool:
     return not first[0].islower() or first in COMMANDS or "/" in first
 
 
-def test_fixes_begin_with_a_capital_letter() -> None:
+def test_fixes_begin_with_capital_letter() -> None:
     found = [(file, line, fix) for file in nodes() for line, fix in fixes(file)]
     assert len(found) > 400
     wrong = [
@@ -133,5 +133,5 @@ def test_fixes_begin_with_a_capital_letter() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_so_do_those_of_the_programs_refusals() -> None:
+def test_program_refusal_fixes_begin_with_capital_letter() -> None:
     assert [fix for _, fix in _TOLD.values() if not begins_well(fix)] == []

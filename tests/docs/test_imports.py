@@ -118,7 +118,7 @@ def test_every_import_is_drawn() -> None:
 
 
 @pytest.mark.parametrize("package", NEVER)
-def test_a_package_knows_nothing_of_what_is_behind_its_seams(package: str) -> None:
+def test_package_does_not_import_beyond_its_seams(package: str) -> None:
     modules = {
         name for name in by_package()[package] if not name.startswith(f"aftermath.{package}")
     }

@@ -26,7 +26,7 @@ ROW = re.compile(
 ROWS = ROW.findall(PAGE.read_text())
 
 
-def test_the_table_has_every_architecture() -> None:
+def test_models_table_has_every_architecture() -> None:
     assert len(ROWS) == 5
     listed = re.search(r"^## Architectures$(.*?)^## ", PAGE.read_text(), re.MULTILINE | re.DOTALL)
     assert listed is not None
@@ -35,7 +35,7 @@ def test_the_table_has_every_architecture() -> None:
 
 
 @pytest.mark.parametrize("config", [LlamaConfig, DeepseekV2Config, DeepseekV3Config, NanoGPTConfig])
-def test_it_says_what_tiers_can_be_cut_in(config: type[TransformerConfig]) -> None:
+def test_models_page_lists_cuttable_tier_sizes(config: type[TransformerConfig]) -> None:
     [row] = re.findall(
         rf"^\| `Hf.*`{config.MODEL_TYPE}`.* \| ([^|]+) \|$", PAGE.read_text(), re.MULTILINE
     )
@@ -46,7 +46,7 @@ def test_it_says_what_tiers_can_be_cut_in(config: type[TransformerConfig]) -> No
 
 
 @pytest.mark.parametrize(("what", "models", "within", "module", "test"), ROWS)
-def test_it_says_what_a_test_compares(
+def test_models_page_comparisons_match_tests(
     what: str, models: str, within: str, module: str, test: str
 ) -> None:
     pytest.importorskip("transformers")

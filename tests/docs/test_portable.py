@@ -63,7 +63,7 @@ def of_unix(tree: ast.AST) -> set[str]:
     return found
 
 
-def test_what_only_unix_has_is_found() -> None:
+def test_unix_only_calls_are_found() -> None:
     for source, names in (
         ("import fcntl\nfrom os import fork", {"fcntl", "fork"}),
         (
@@ -76,7 +76,7 @@ def test_what_only_unix_has_is_found() -> None:
         assert of_unix(ast.parse(source)) == names, source
 
 
-def test_what_only_unix_has_stands_where_it_is_about_it() -> None:
+def test_unix_only_calls_stand_in_listed_files() -> None:
     found = {str(file.relative_to(CLIENT)): of_unix(tree) for file, tree in parsed()}
     assert {name for name, names in found.items() if names} == set(PLACES), {
         n: w for n, w in found.items() if w

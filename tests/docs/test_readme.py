@@ -21,7 +21,7 @@ def test_readme_has_at_most_150_lines_and_no_comments() -> None:
     assert "<!--" not in README
 
 
-def test_readme_sample_output_is_that_of_the_measured_demo() -> None:
+def test_readme_sample_output_equals_measured_demo() -> None:
     report = json.loads((ROOT / "benchmarks/measured/demo.json").read_text())["figures"]
     printed = closing(report, Places(Path("runs/demo-embedded")), MemberProgress("member-1", 1))
     sample = re.search(r"^```text\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)

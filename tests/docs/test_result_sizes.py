@@ -54,7 +54,7 @@ def distro(embeddings: int) -> Distro:
     )
 
 
-def test_result_sizes_of_the_recipes_are_listed() -> None:
+def test_result_sizes_of_recipes_are_listed() -> None:
     best = settings("light-config")
     assert isinstance(best, SparseLoCo)
     light = model("light-config")
@@ -75,7 +75,7 @@ def test_result_sizes_of_the_recipes_are_listed() -> None:
         assert f"| {label} | {small} | {sent:.{0 if sent > 1 else 1}f} MB |" in page
 
 
-def test_block_sizes_are_those_of_results() -> None:
+def test_block_sizes_equal_results() -> None:
     rows = re.findall(
         r"^\| (\d+) \| (\d+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|$",
         PAGE.read_text(),
@@ -93,7 +93,7 @@ def test_block_sizes_are_those_of_results() -> None:
 
 
 @pytest.mark.parametrize("values", [Values.ONE_BIT, Values.TWO_BIT])
-def test_size_of_a_whole_block_is_that_of_a_result(values: Values) -> None:
+def test_whole_block_size_equals_result(values: Values) -> None:
     found = re.search(r"take ([\d,]+) bytes with two bits and ([\d,]+) with one", prose(PAGE))
     assert found
     square = Blocks(Segment("square", 0, None, 0, 64, (64, 64)), (64, 64), 4096)

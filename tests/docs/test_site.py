@@ -36,19 +36,19 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_every_page_is_there_and_its_links_lead_somewhere(site: Path) -> None:
+def test_site_has_every_page_and_working_links(site: Path) -> None:
     for page in (ROOT / "docs").glob("*.md"):
         assert (site / page.stem / "index.html").exists(), page.name
     assert "three members train one model" in (site / "index.html").read_text()
 
 
-def test_nothing_is_fetched_from_elsewhere(site: Path) -> None:
+def test_site_fetches_nothing_from_elsewhere(site: Path) -> None:
     pages = list(site.rglob("*.html"))
     assert len(pages) > 10
     assert [page for page in pages if FETCHED.search(page.read_text())] == []
 
 
-def test_programs_that_read_are_told_of_every_page(site: Path) -> None:
+def test_site_llms_txt_lists_every_page(site: Path) -> None:
     text = (site / "llms.txt").read_text()
     told = re.findall(r"^- \[[^\]]+\]\(([^)]+)\): ", text, re.MULTILINE)
     assert {*told} >= {page.name for page in (ROOT / "docs").glob("*.md")}
@@ -58,7 +58,7 @@ def test_programs_that_read_are_told_of_every_page(site: Path) -> None:
     ] == []
 
 
-def test_diagrams_are_pictures_of_their_texts(site: Path) -> None:
+def test_site_diagrams_match_their_sources(site: Path) -> None:
     blocks = (ROOT / "docs/architecture.md").read_text().count("```mermaid")
     page = (site / "architecture/index.html").read_text()
     assert blocks > 3

@@ -50,7 +50,7 @@ def served(site: Path) -> Iterator[str]:  # noqa: F811
         pytest.param("dark", marks=pytest.mark.nightly),
     ],
 )
-def test_diagrams_have_the_colours_of_their_page(served: str, tmp_path: Path, scheme: str) -> None:
+def test_site_diagrams_have_colours_of_their_page(served: str, tmp_path: Path, scheme: str) -> None:
     with Chrome(options=chromium(tmp_path / "profile"), service=Service(DRIVER)) as browser:
         colours = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
         browser.execute_cdp_cmd("Emulation.setEmulatedMedia", colours)

@@ -10,12 +10,12 @@ import pytest
 from xprocess import XProcess
 
 from aftermath.localnet import validator_binary
-from e2e.company import Company
-from e2e.forking import close_fork_server
-from e2e.installed import Installed, install
-from e2e.material import Material, make_material
+from e2e.cluster import TrainingCluster
+from e2e.fork_server import close_fork_server
 from e2e.network import Network
 from e2e.processes import PATIENCE
+from e2e.run_inputs import RunInputs, make_run_inputs
+from e2e.wheel_install import Installed, install
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -66,8 +66,8 @@ def xprocess(
 
 
 @pytest.fixture(scope="session")
-def material(tmp_path_factory: pytest.TempPathFactory) -> Material:
-    return make_material(tmp_path_factory.mktemp("material"))
+def run_inputs(tmp_path_factory: pytest.TempPathFactory) -> RunInputs:
+    return make_run_inputs(tmp_path_factory.mktemp("run_inputs"))
 
 
 @pytest.fixture(scope="session")
@@ -98,8 +98,8 @@ def network(
 
 
 @pytest.fixture
-def company(network: Network, xprocess: XProcess, tmp_path: Path) -> Iterator[Company]:
+def cluster(network: Network, xprocess: XProcess, tmp_path: Path) -> Iterator[TrainingCluster]:
     """A run of the test's own, not configured yet."""
-    made = Company(network, xprocess, tmp_path)
-    yield made
-    made.disband()
+    cluster = TrainingCluster(network, xprocess, tmp_path)
+    yield cluster
+    cluster.kill_all()

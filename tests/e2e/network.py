@@ -38,9 +38,9 @@ class Network:
         self._place = place
         self._host = host
         self.process = self._start("0")
-        found = re.search(r"rpc=(\S+) ws=(\S+)", self.process.output)
-        assert found is not None, self.process.output
-        self.rpc, self.ws_rpc = found.groups()
+        addresses = re.search(r"rpc=(\S+) ws=(\S+)", self.process.output)
+        assert addresses is not None, self.process.output
+        self.rpc, self.ws_rpc = addresses.groups()
 
     def _start(self, port: str) -> Running:
         # there the cases would mostly wait for slots
@@ -100,5 +100,5 @@ class Network:
 def read(rpc: str, address: Pubkey, parse: Callable[[bytes], T]) -> T:
     """An account as it is now, understood by `parse`."""
     options = {"encoding": "base64", "commitment": "confirmed"}
-    found: Any = ask(rpc, "getAccountInfo", str(address), options)
-    return parse(base64.b64decode(found["value"]["data"][0]))
+    reply: Any = ask(rpc, "getAccountInfo", str(address), options)
+    return parse(base64.b64decode(reply["value"]["data"][0]))

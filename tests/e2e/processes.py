@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 from xprocess import ProcessStarter, XProcess
 
-from e2e.forking import Forked, fork_server
+from e2e.fork_server import Forked, fork_server
 
 CONSOLE = Path(sys.executable).with_name("aftermath-solana")
 PATIENCE = 400.0  # seconds: a deadline for broken runs, not an expectation

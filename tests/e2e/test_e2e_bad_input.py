@@ -18,10 +18,10 @@ from xprocess import XProcess
 
 from aftermath.localnet.free_ports import free_ports
 from aftermath.programs import AUTHORIZER_ID
-from e2e.company import THREADS, Company
-from e2e.material import Material
+from e2e.cluster import THREADS, TrainingCluster
 from e2e.network import Network
 from e2e.processes import Running, RunningMember
+from e2e.run_inputs import RunInputs
 
 pytestmark = pytest.mark.slow
 
@@ -32,21 +32,22 @@ class Scene:
 
     network: Network
     xprocess: XProcess
-    material: Material
+    run_inputs: RunInputs
     place: Path
-    companies: dict[str, Company] = field(default_factory=dict)
+    clusters: dict[str, TrainingCluster] = field(default_factory=dict)
     held: list[socket.socket] = field(default_factory=list)
     """Ports that stay occupied."""
 
-    def run(self, name: str, material: Material | None = None) -> Company:
+    def run(self, name: str, run_inputs: RunInputs | None = None) -> TrainingCluster:
         """A configured run, made when it is first asked for."""
-        if name not in self.companies:
-            made = self.companies[name] = Company(self.network, self.xprocess, self.place / name)
-            made.configure((material or self.material).config(made.place))
-        return self.companies[name]
+        if name not in self.clusters:
+            cluster = TrainingCluster(self.network, self.xprocess, self.place / name)
+            cluster.configure((run_inputs or self.run_inputs).config(cluster.place))
+            self.clusters[name] = cluster
+        return self.clusters[name]
 
-    def line(self, company: Company, *options: str | Path) -> list[str | Path]:
-        return company.line(company.player(0), *options)
+    def line(self, cluster: TrainingCluster, *options: str | Path) -> list[str | Path]:
+        return cluster.line(cluster.add_member(0), *options)
 
 
 Mistake = Callable[[Scene], list[str | Path]]
@@ -65,9 +66,9 @@ def no_program_id(scene: Scene) -> list[str | Path]:
 
 
 def closed_run(scene: Scene) -> list[str | Path]:
-    company = scene.run("closed")
-    company.command("close-run", "--run-id", company.run_id, "--yes")
-    return scene.line(company)
+    cluster = scene.run("closed")
+    cluster.command("close-run", "--run-id", cluster.run_id, "--yes")
+    return scene.line(cluster)
 
 
 def missing_wallet(scene: Scene) -> list[str | Path]:
@@ -93,12 +94,14 @@ def identity_that_is_no_key(scene: Scene) -> list[str | Path]:
 
 
 def missing_data(scene: Scene) -> list[str | Path]:
-    return scene.line(scene.run("no-data", scene.material.but(tokens=scene.place / "no-tokens")))
+    return scene.line(
+        scene.run("no-data", scene.run_inputs.replacing(tokens=scene.place / "no-tokens"))
+    )
 
 
 def truncated_data(scene: Scene) -> list[str | Path]:
-    tokens = shutil.copytree(scene.material.tokens, scene.place / "truncated")
-    run = scene.run("truncated-data", scene.material.but(tokens=tokens))
+    tokens = shutil.copytree(scene.run_inputs.tokens, scene.place / "truncated")
+    run = scene.run("truncated-data", scene.run_inputs.replacing(tokens=tokens))
     file = sorted(tokens.glob("*.bin"))[0]
     os.truncate(file, file.stat().st_size - 1)  # after its owner has seen it whole
     return scene.line(run)
@@ -109,8 +112,8 @@ def tier_out_of_range(scene: Scene) -> list[str | Path]:
 
 
 def changed_model(scene: Scene) -> list[str | Path]:
-    model = shutil.copytree(scene.material.model, scene.place / "changed")
-    line = scene.line(scene.run("changed-model", scene.material.but(model=model)))
+    model = shutil.copytree(scene.run_inputs.model, scene.place / "changed")
+    line = scene.line(scene.run("changed-model", scene.run_inputs.replacing(model=model)))
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 1}))
     return line
@@ -158,12 +161,12 @@ def outcomes(
     request: pytest.FixtureRequest,
     network: Network,
     xprocess: XProcess,
-    material: Material,
+    run_inputs: RunInputs,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[dict[Mistake, Running]]:
     """`train` with each mistake asked for; all are at work while the tests look at the first."""
     place = tmp_path_factory.mktemp("mistakes")
-    scene = Scene(network, xprocess, material, place)
+    scene = Scene(network, xprocess, run_inputs, place)
     parameters = [getattr(item, "callspec", None) for item in request.session.items]
     asked = [
         spec.params["mistake"]
@@ -181,14 +184,14 @@ def outcomes(
 
 @pytest.mark.parametrize("engine", ["embedded"], indirect=True)
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.__name__)
-def test_a_mistake_is_a_sentence_and_its_fix(
+def test_mistake_prints_sentence_and_fix(
     outcomes: dict[Mistake, Running], mistake: Mistake
 ) -> None:
     done = outcomes[mistake]
     sentence, fix = MISTAKES[mistake]
     assert done.wait() == (2 if mistake is no_program_id else 1), done.output
     assert "Traceback" not in done.output
-    said = re.fullmatch(r"(?:.*\n)*error: (.+)\nfix: (.+)\n(?:docs: .+\n)?", done.output)
-    assert said is not None, done.output
-    assert sentence in said[1]
-    assert fix in said[2]
+    error_text = re.fullmatch(r"(?:.*\n)*error: (.+)\nfix: (.+)\n(?:docs: .+\n)?", done.output)
+    assert error_text is not None, done.output
+    assert sentence in error_text[1]
+    assert fix in error_text[2]

@@ -12,9 +12,9 @@ import pytest
 from xprocess import XProcess
 
 from aftermath.rules.state import MemberState, RunState
-from e2e.company import Company, Player
-from e2e.material import Material
+from e2e.cluster import ClusterMember, TrainingCluster
 from e2e.network import Network
+from e2e.run_inputs import RunInputs
 
 ROUNDS = 20  # in an epoch: enough for a member that starts early in it to be in the next
 DOWN_SECONDS = 10.0
@@ -30,189 +30,199 @@ BOTH_ENGINES = pytest.mark.parametrize("engine", [ON_EMBEDDED, ON_VALIDATOR], in
 def started(
     network: Network,
     xprocess: XProcess,
-    material: Material,
+    run_inputs: RunInputs,
     tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Company]:
+) -> Iterator[TrainingCluster]:
     """A run that never ends, with members of tiers 0, 1 and 2, shared by the tests of this file."""
-    company = Company(network, xprocess, tmp_path_factory.mktemp("company"))
-    company.configure(material.config(company.place, rounds_per_epoch=ROUNDS, total_steps=100_000))
-    company.start_three()
-    yield company
-    company.disband()
+    cluster = TrainingCluster(network, xprocess, tmp_path_factory.mktemp("cluster"))
+    cluster.configure(
+        run_inputs.config(cluster.place, rounds_per_epoch=ROUNDS, total_steps=100_000)
+    )
+    cluster.start_three()
+    yield cluster
+    cluster.kill_all()
 
 
 @pytest.fixture
-def crew(started: Company) -> Iterator[Company]:
+def cluster(started: TrainingCluster) -> Iterator[TrainingCluster]:
     """That run, with its first three members healthy and training; afterwards all replicas are
     compared.
     """
-    for player in started.players[:3]:
-        if player.process.code is not None:
-            started.start(player)
-    marks = [player.diary.mark() for player in started.players[:3]]
-    for player, mark in zip(started.players, marks, strict=False):
-        started.until_trains(player, mark)
+    for member in started.members[:3]:
+        if member.process.code is not None:
+            started.start(member)
+    marks = [member.event_log.position() for member in started.members[:3]]
+    for member, mark in zip(started.members, marks, strict=False):
+        started.until_trains(member, mark)
     yield started
     started.compare_replicas()
 
 
 @BOTH_ENGINES  # the first one: it needs members that have seen everything
-def test_members_survive_a_chain_that_is_gone_for_a_while(crew: Company) -> None:
-    players = crew.players[:3]
-    before = crew.until_early_in_an_epoch()
-    crew.network.go_down()
+def test_members_during_chain_outage_keep_running(cluster: TrainingCluster) -> None:
+    members = cluster.members[:3]
+    before = cluster.until_early_in_an_epoch()
+    cluster.network.go_down()
     down_until = time.monotonic() + DOWN_SECONDS
     try:
         while time.monotonic() < down_until:
-            assert [player.process.code for player in players] == [None, None, None]
+            assert [member.process.code for member in members] == [None, None, None]
             time.sleep(0.5)
     finally:
-        crew.network.come_back()
-    after = crew.run
+        cluster.network.come_back()
+    after = cluster.run
     assert after.seq >= before.seq, "what was acknowledged is still there"
     assert after.step >= before.step
 
     # The outage may make one member late in a round: it is dropped, and applies nothing until the
     # next epoch.
-    crew.until_run(
+    cluster.until_run(
         lambda run: run.epoch > before.epoch and run.state.training, "the next epoch begins"
     )
-    marks = [player.diary.mark() for player in players]
-    for player, mark in zip(players, marks, strict=True):
-        crew.until_trains(player, mark, results=3)
-    run = crew.run
+    marks = [member.event_log.position() for member in members]
+    for member, mark in zip(members, marks, strict=True):
+        cluster.until_trains(member, mark, results=3)
+    run = cluster.run
     assert run.lost_sequences == 0
     owed = run.data_index
-    crew.until(
-        lambda: sum(crew.all_trained(one, owed) for one in players) >= 2,
+    cluster.until(
+        lambda: sum(cluster.all_trained(one, owed) for one in members) >= 2,
         "every sequence is trained",
     )
 
 
 @ONE_ENGINE
-def test_late_joiner_takes_the_model_and_leaves_by_two_ctrl_c(crew: Company) -> None:
-    late = crew.player(1)
-    epoch = crew.until_early_in_an_epoch().epoch
-    crew.start(late)
-    joined = crew.until(lambda: late.diary.saw("joined"), "it joins")[0]
+def test_late_joiner_loads_model_and_leaves_on_two_ctrl_c(cluster: TrainingCluster) -> None:
+    late = cluster.add_member(1)
+    epoch = cluster.until_early_in_an_epoch().epoch
+    cluster.start(late)
+    joined = cluster.until(lambda: late.event_log.events_of("joined"), "it joins")[0]
     assert joined["epoch"] == epoch
-    assert late.diary.saw("state")[0]["state"] in {
+    assert late.event_log.events_of("state")[0]["state"] in {
         state.name for state in RunState if state.training
     }
-    crew.until_trains(late, 0, results=3)
-    assert [(event["source"]) for event in late.diary.saw("model")] == ["peers"]
-    applied = late.diary.saw("applied")
+    cluster.until_trains(late, 0, results=3)
+    assert [(event["source"]) for event in late.event_log.events_of("model")] == ["peers"]
+    applied = late.event_log.events_of("applied")
     assert applied[0]["epoch"] == epoch + 1
     assert applied[0]["height"] == 0
-    leave(crew, late, twice=True)
+    leave(cluster, late, twice=True)
 
 
-def leave(crew: Company, player: Player, *, twice: bool = False) -> None:
+def leave(cluster: TrainingCluster, member: ClusterMember, *, twice: bool = False) -> None:
     """Ctrl-C: it leaves the run on chain, quickly, and exits 0; the others continue."""
-    crew.until(lambda: crew.in_epoch(player), "it is in an epoch")
+    cluster.until(lambda: cluster.in_epoch(member), "it is in an epoch")
     if twice:
-        player.process.signal_all(signal.SIGINT)
-    interrupt(player)
-    crew.until(lambda: has_left(crew, player), "the chain knows that it left", 20)
-    others = [other for other in crew.players if other.process.code is None]
-    for other, mark in [(other, other.diary.mark()) for other in others]:
-        crew.until_trains(other, mark, results=4)
+        member.process.signal_all(signal.SIGINT)
+    interrupt(member)
+    cluster.until(lambda: has_left(cluster, member), "the chain knows that it left", 20)
+    others = [other for other in cluster.members if other.process.code is None]
+    for other, mark in [(other, other.event_log.position()) for other in others]:
+        cluster.until_trains(other, mark, results=4)
 
 
-def interrupt(player: Player) -> None:
+def interrupt(member: ClusterMember) -> None:
     """Ctrl-C: it ends by itself, and with 0."""
-    player.process.interrupt(SIGINT_SECONDS)
-    assert player.process.code == 0, player.process.output[-2000:]
+    member.process.interrupt(SIGINT_SECONDS)
+    assert member.process.code == 0, member.process.output[-2000:]
 
 
-def has_left(crew: Company, player: Player) -> bool:
+def has_left(cluster: TrainingCluster, member: ClusterMember) -> bool:
     """Whether it is out of the running epoch (idle: that epoch has ended since) and does not want
     the next.
     """
-    place = crew.seat(player)
+    place = cluster.seat(member)
     assert place is not None
     return not place.pending and place.state in (MemberState.WITHDRAWN, MemberState.IDLE)
 
 
 @ONE_ENGINE
-def test_ctrl_c_leaves_the_run_and_the_member_can_return(crew: Company) -> None:
-    player = crew.players[2]
-    leave(crew, player)
-    mark = player.diary.mark()
-    crew.start(player)
-    crew.until_trains(player, mark)
-    assert [event["source"] for event in player.diary.saw("model", mark)] == ["peers"]
+def test_member_after_ctrl_c_can_rejoin_run(cluster: TrainingCluster) -> None:
+    member = cluster.members[2]
+    leave(cluster, member)
+    mark = member.event_log.position()
+    cluster.start(member)
+    cluster.until_trains(member, mark)
+    assert [event["source"] for event in member.event_log.events_of("model", mark)] == ["peers"]
 
 
 @ONE_ENGINE
-def test_a_second_process_with_the_same_wallet_is_refused(crew: Company) -> None:
-    player = crew.players[2]
-    mark = player.diary.mark()
-    second = crew.start(player)
+def test_second_process_with_same_wallet_is_refused(cluster: TrainingCluster) -> None:
+    member = cluster.members[2]
+    mark = member.event_log.position()
+    second = cluster.start(member)
     second.expected = False
-    player.processes.remove(second)
+    member.processes.remove(second)
     assert second.wait() == 1
     assert (
-        f"another process on this machine already takes part in run {crew.run_id} with this wallet"
+        f"another process on this machine already takes part in run {cluster.run_id} with this wallet"
         in second.output
     )
-    crew.until_trains(player, mark, results=3)
+    cluster.until_trains(member, mark, results=3)
 
 
 @ONE_ENGINE  # `make demo` shows it on both
-def test_killed_member_is_dropped_and_returns(crew: Company) -> None:
+def test_killed_member_is_dropped_and_returns(cluster: TrainingCluster) -> None:
     """Other members train its share again."""
-    victim = crew.players[1]
-    observer = crew.players[0]
-    crew.until_early_in_an_epoch()
+    victim = cluster.members[1]
+    observer = cluster.members[0]
+    cluster.until_early_in_an_epoch()
     victim.process.kill()
-    seat = crew.members.find(bytes(victim.wallet))
+    seat = cluster.chain_members.find(bytes(victim.wallet))
     assert seat is not None
 
-    crew.until(
-        lambda: crew.members.seats[seat].state is MemberState.DROPPED, "it is dropped on chain"
+    cluster.until(
+        lambda: cluster.chain_members.seats[seat].state is MemberState.DROPPED,
+        "it is dropped on chain",
     )
-    owed = crew.run.data_index
-    crew.until(lambda: crew.all_trained(observer, owed), "every sequence is trained, its share too")
-    assert crew.run.lost_sequences == 0
+    owed = cluster.run.data_index
+    cluster.until(
+        lambda: cluster.all_trained(observer, owed), "every sequence is trained, its share too"
+    )
+    assert cluster.run.lost_sequences == 0
 
-    mark = victim.diary.mark()
-    crew.start(victim)
-    crew.until_trains(victim, mark, results=3)
-    assert [event["source"] for event in victim.diary.saw("model", mark)] == ["peers"]
-    assert crew.members.find(bytes(victim.wallet)) == seat
+    mark = victim.event_log.position()
+    cluster.start(victim)
+    cluster.until_trains(victim, mark, results=3)
+    assert [event["source"] for event in victim.event_log.events_of("model", mark)] == ["peers"]
+    assert cluster.chain_members.find(bytes(victim.wallet)) == seat
 
 
 @BOTH_ENGINES
-def test_pause_and_resume_with_members_waiting(crew: Company) -> None:
-    crew.set_paused("pause")
-    paused = crew.until_run(lambda run: run.state is RunState.PAUSED, "the run pauses")
+def test_pause_and_resume_with_members_waiting(cluster: TrainingCluster) -> None:
+    cluster.set_paused("pause")
+    paused = cluster.until_run(lambda run: run.state is RunState.PAUSED, "the run pauses")
     assert not paused.backlog
     assert paused.lost_sequences == 0
-    assert crew.members.pending == 0
-    for player in crew.players[:3]:
-        crew.until(lambda: player.diary.saw("state")[-1]["state"] == "PAUSED", "it sees the pause")  # noqa: B023
-        assert player.process.code is None
-        assert player.diary.saw("applied")[-1]["step"] == paused.step - 1
-    assert crew.all_trained(crew.players[0], paused.data_index)
+    assert cluster.chain_members.pending == 0
+    for member in cluster.members[:3]:
+        cluster.until(
+            lambda: member.event_log.events_of("state")[-1]["state"] == "PAUSED",  # noqa: B023
+            "it sees the pause",
+        )
+        assert member.process.code is None
+        assert member.event_log.events_of("applied")[-1]["step"] == paused.step - 1
+    assert cluster.all_trained(cluster.members[0], paused.data_index)
 
-    marks = [player.diary.mark() for player in crew.players[:3]]
-    crew.set_paused("resume")
-    for player, mark in zip(crew.players, marks, strict=False):
-        crew.until_trains(player, mark, results=3)
-        assert [event["source"] for event in player.diary.saw("model", mark)] == ["its own replica"]
-        assert player.diary.saw("applied", mark)[0]["step"] == paused.step
-    run = crew.run
+    marks = [member.event_log.position() for member in cluster.members[:3]]
+    cluster.set_paused("resume")
+    for member, mark in zip(cluster.members, marks, strict=False):
+        cluster.until_trains(member, mark, results=3)
+        assert [event["source"] for event in member.event_log.events_of("model", mark)] == [
+            "its own replica"
+        ]
+        assert member.event_log.events_of("applied", mark)[0]["step"] == paused.step
+    run = cluster.run
     assert run.start_step == paused.step
     assert run.current.roster.bit_count() >= 3
 
 
 @ONE_ENGINE  # the last one: the run drops this member only after a while
-def test_ctrl_c_ends_a_member_whose_chain_does_not_answer(crew: Company) -> None:
-    player = crew.players[1]
-    crew.until(lambda: crew.in_epoch(player), "it is in an epoch")
-    crew.network.process.signal_all(signal.SIGSTOP)
+def test_ctrl_c_with_unresponsive_chain_ends_member(cluster: TrainingCluster) -> None:
+    member = cluster.members[1]
+    cluster.until(lambda: cluster.in_epoch(member), "it is in an epoch")
+    cluster.network.process.signal_all(signal.SIGSTOP)
     try:
-        interrupt(player)
+        interrupt(member)
     finally:
-        crew.network.process.signal_all(signal.SIGCONT)
+        cluster.network.process.signal_all(signal.SIGCONT)

@@ -18,7 +18,7 @@ import pytest
 from xprocess import XProcess
 
 from aftermath.localnet.free_ports import free_ports
-from e2e.diary import Diary, compare_replicas
+from e2e.event_log import EventLog, compare_replicas
 from e2e.processes import Running, until
 from service.compose_file import ROOT, Service, services
 from service.test_service_files import DOCKERFILE, MEMBERS
@@ -94,9 +94,7 @@ def shorter(config: Path) -> None:
     files.write_text(files.read_text().replace("budget-bytes = 2000000", "budget-bytes = 400000"))
 
 
-def test_compose_run_is_trained_although_a_member_is_killed(
-    xprocess: XProcess, tmp_path: Path
-) -> None:
+def test_compose_run_with_killed_member_finishes(xprocess: XProcess, tmp_path: Path) -> None:
     machine = Machine(xprocess, tmp_path)
     them = services()
     shorter(tmp_path / "config" / "demo" / "config.toml")
@@ -108,14 +106,16 @@ def test_compose_run_is_trained_although_a_member_is_killed(
         assert owner.wait() == 0, owner.last_words
     assert {path.stat().st_mode & 0o777 for path in (tmp_path / "keys").iterdir()} == {0o600}
     running = {name: machine.start(them[name]) for name in (*MEMBERS, "observer")}
-    told = {name: Diary(tmp_path / "state" / "events" / name) for name in MEMBERS}
+    event_logs = {name: EventLog(tmp_path / "state" / "events" / name) for name in MEMBERS}
 
     def watched() -> None:
         for process in (localnet, *running.values()):
             process.check()
 
     until(
-        lambda: all(diary.saw("applied") for diary in told.values()), "all train", watched=watched
+        lambda: all(event_log.events_of("applied") for event_log in event_logs.values()),
+        "all train",
+        watched=watched,
     )
     for name in running:
         assert machine.well(them[name]), name
@@ -127,9 +127,9 @@ def test_compose_run_is_trained_although_a_member_is_killed(
     running["member-1"] = machine.start(them["member-1"])  # on-failure
     for name in MEMBERS:
         assert running[name].wait() == 0, running[name].last_words
-    starts = told["member-1"].saw("started")
+    starts = event_logs["member-1"].events_of("started")
     assert [start["wallet"] for start in starts] == [starts[0]["wallet"]] * 2, "who it was before"
-    assert all(diary.saw("finished") for diary in told.values())
-    assert compare_replicas(told) > 24
+    assert all(event_log.events_of("finished") for event_log in event_logs.values())
+    assert compare_replicas(event_logs) > 24
     assert machine.well(them["localnet"])
     assert any((tmp_path / "state" / "checkpoints").iterdir())

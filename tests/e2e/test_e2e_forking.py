@@ -11,18 +11,18 @@ from pathlib import Path
 import psutil
 import pytest
 
-from e2e import forking
+from e2e import fork_server
 from e2e.processes import RunningMember, until
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not forking.SUPPORTED, reason="needs prctl"),
+    pytest.mark.skipif(not fork_server.SUPPORTED, reason="needs prctl"),
     pytest.mark.usefixtures("xprocess"),
 ]
 NOBODY = ["--rpc", "http://127.0.0.1:9", "--ws-rpc", "ws://127.0.0.1:9"]
 
 
-def test_forked_command_gives_its_status_and_output(tmp_path: Path) -> None:
+def test_forked_command_returns_status_and_output(tmp_path: Path) -> None:
     wallet = tmp_path / "wallet.json"
     made = RunningMember("made", ["show-identity", "--create", "-w", wallet], tmp_path, {})
     mistaken = RunningMember("mistaken", ["train", "--run-id", "x" * 99], tmp_path, {})

@@ -12,9 +12,9 @@ import psutil
 import pytest
 from xprocess import XProcess
 
-from e2e.diary import Diary, compare_replicas
-from e2e.material import Material
+from e2e.event_log import EventLog, compare_replicas
 from e2e.processes import CONSOLE, Running, until
+from e2e.run_inputs import RunInputs
 
 pytestmark = pytest.mark.slow
 SHORT = {"init_min_clients": 2, "min_clients": 1, "min_round_time": 0}
@@ -41,17 +41,17 @@ def said(testnet: Running) -> dict[str, Any]:
     return document
 
 
-def diaries(place: Path, count: int) -> dict[str, Diary]:
+def event_logs(place: Path, count: int) -> dict[str, EventLog]:
     names = [f"client-{number}" for number in range(1, count + 1)]
-    return {name: Diary(place / "events" / name) for name in names}
+    return {name: EventLog(place / "events" / name) for name in names}
 
 
-def test_embedded_run_of_three_tiers_survives_a_killed_member(
-    xprocess: XProcess, material: Material, tmp_path: Path
+def test_embedded_testnet_with_killed_member_finishes(
+    xprocess: XProcess, run_inputs: RunInputs, tmp_path: Path
 ) -> None:
     # Two suffice while the third is away, and no round waits long for it.
     rules = SHORT | {"rounds_per_epoch": 12, "total_steps": 36, "max_round_train_time": 12}
-    config = material.config(tmp_path / "config", **rules)
+    config = run_inputs.config(tmp_path / "config", **rules)
     place = tmp_path / "testnet"
     words = [
         "--num-clients",
@@ -78,28 +78,28 @@ def test_embedded_run_of_three_tiers_survives_a_killed_member(
     assert (summary["ending"], summary["steps"], summary["tiers"]) == ("finished", 36, [0, 1, 2])
     assert (summary["failed"], summary["differing"], summary["directory"]) == ([], [], str(place))
     assert summary["kills"] >= 1
-    told = diaries(place, 3)
-    assert compare_replicas(told) > 36
-    starts = {name: len(diary.saw("started")) for name, diary in told.items()}
+    logs = event_logs(place, 3)
+    assert compare_replicas(logs) > 36
+    starts = {name: len(event_log.events_of("started")) for name, event_log in logs.items()}
     assert starts == {"client-1": 1, "client-2": 1, "client-3": starts["client-3"]}
     assert starts["client-3"] >= 2
     assert "client-3 was killed" in testnet.output
     assert "client-3 is started again" in testnet.output
-    assert told["client-1"].saw("optimizer")
-    for name in told:
+    assert logs["client-1"].events_of("optimizer")
+    for name in logs:
         assert (place / "logs" / f"{name}.jsonl").stat().st_size
         assert any((tmp_path / "sent" / name).iterdir())
     assert any((place / "checkpoints" / "client-1").iterdir())
     assert not (place / "checkpoints" / "client-2").exists()
 
 
-def test_on_a_server_from_a_servers_file_and_another_checkpoint(
-    xprocess: XProcess, material: Material, tmp_path: Path
+def test_server_testnet_from_state_file_trains(
+    xprocess: XProcess, run_inputs: RunInputs, tmp_path: Path
 ) -> None:
     directory = tmp_path / "config"
     place = tmp_path / "testnet"
     text = (
-        material.but(model=tmp_path / "nowhere")
+        run_inputs.replacing(model=tmp_path / "nowhere")
         .config(directory, **SHORT, total_steps=8)
         .read_text()
     )
@@ -111,7 +111,7 @@ def test_on_a_server_from_a_servers_file_and_another_checkpoint(
         "--backend",
         "centralized",
         "--first-client-checkpoint",
-        material.model,
+        run_inputs.model,
         "--log",
     ]
     testnet = start(xprocess, directory, place, *words, "warning")
@@ -119,13 +119,13 @@ def test_on_a_server_from_a_servers_file_and_another_checkpoint(
     assert "finished: step 8 of 8" in testnet.output
     assert "replicas identical" in testnet.output
     assert "signed up for the next epoch" not in testnet.output
-    assert compare_replicas(diaries(place, 2)) > 8
+    assert compare_replicas(event_logs(place, 2)) > 8
 
 
-def test_clients_that_fail_are_reported_and_not_restarted(
-    xprocess: XProcess, material: Material, tmp_path: Path
+def test_testnet_failing_clients_are_reported_not_restarted(
+    xprocess: XProcess, run_inputs: RunInputs, tmp_path: Path
 ) -> None:
-    config = material.config(tmp_path / "config", **SHORT)
+    config = run_inputs.config(tmp_path / "config", **SHORT)
     words = ["--num-clients", 2, "--backend", "centralized", "--client-device", "cuda:99", "--json"]
     testnet = start(xprocess, config, tmp_path / "testnet", *words)
     testnet.expected = False
@@ -137,10 +137,10 @@ def test_clients_that_fail_are_reported_and_not_restarted(
     assert "is started again" not in testnet.output
 
 
-def test_it_ends_when_its_time_is_over(
-    xprocess: XProcess, material: Material, tmp_path: Path
+def test_testnet_after_time_limit_ends(
+    xprocess: XProcess, run_inputs: RunInputs, tmp_path: Path
 ) -> None:
-    config = material.config(tmp_path / "config", **SHORT, total_steps=5000)
+    config = run_inputs.config(tmp_path / "config", **SHORT, total_steps=5000)
     words = [
         "--num-clients",
         2,

@@ -22,10 +22,10 @@ import pytest
 from xprocess import XProcess
 
 from docs.test_docs import FENCE
-from e2e.diary import Diary, compare_replicas
-from e2e.installed import Installed, without_us
-from e2e.material import ROOT
+from e2e.event_log import EventLog, compare_replicas
 from e2e.processes import PATIENCE, Running, until
+from e2e.run_inputs import ROOT
+from e2e.wheel_install import Installed, without_us
 
 # The slow tests follow the same pages in one process (tests/cli/test_cli_error_docs.py).
 pytestmark = pytest.mark.nightly
@@ -39,7 +39,7 @@ SMALLER = {
 """The values of the shipped recipe. The test uses a quarter of each."""
 
 
-def told(page: str, heading: str) -> Iterator[str]:
+def page_commands(page: str, heading: str) -> Iterator[str]:
     """The lines of the shell blocks under a heading of a page, continuations joined."""
     text = (ROOT / "docs" / page).read_text()
     _, found, rest = text.partition(f"\n## {heading}\n")
@@ -52,7 +52,7 @@ def told(page: str, heading: str) -> Iterator[str]:
 
 
 @dataclass
-class Person:
+class ShellUser:
     """A user at a shell of this machine, where the package is installed."""
 
     place: Path
@@ -60,7 +60,7 @@ class Person:
     starter: XProcess
     left: list[Running] = field(default_factory=list)
 
-    def types(self, line: str) -> str:
+    def run(self, line: str) -> str:
         """Run it to its end, which must be good; what it printed."""
         done = subprocess.run(
             ["bash", "-c", line],
@@ -75,7 +75,7 @@ class Person:
         assert done.returncode == 0, f"{line}\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
         return done.stdout
 
-    def starts(self, line: str, ready: str | None = None) -> Running:
+    def start(self, line: str, ready: str | None = None) -> Running:
         """Start a command that runs until Ctrl-C."""
         enter = [
             sys.executable,
@@ -86,14 +86,14 @@ class Person:
         self.left.append(Running(self.starter, line.split()[1], words, self.variables, ready))
         return self.left[-1]
 
-    def ends(self, process: Running) -> None:
+    def stop(self, process: Running) -> None:
         """End a running command with Ctrl-C."""
         process.interrupt(60)
         assert process.code in (0, 128 + signal.SIGINT), process.last_words
 
 
 @pytest.fixture
-def person(installed: Installed, xprocess: XProcess, tmp_path: Path) -> Iterator[Person]:
+def user(installed: Installed, xprocess: XProcess, tmp_path: Path) -> Iterator[ShellUser]:
     own = without_us() | {
         "PATH": f"{installed.scripts}:{without_us()['PATH']}",
         "AFTERMATH_PROFILE": str(tmp_path / "profile.toml"),
@@ -101,48 +101,48 @@ def person(installed: Installed, xprocess: XProcess, tmp_path: Path) -> Iterator
         "IROH_RELAY": "disabled",
         "DEVICE": "cpu",
     }
-    found = Person(tmp_path, own, xprocess)
+    user = ShellUser(tmp_path, own, xprocess)
     installed.python(
         "-c", "from aftermath.kernels.runtime import unavailable_reason; unavailable_reason()"
     )  # compiled once for all of them
-    yield found
-    for process in found.left:
+    yield user
+    for process in user.left:
         if process.code is None:
             process.kill()
 
 
-def at_network(person: Person, line: str) -> None:
-    """Start the network as told, on ports that nobody has, and let every further command
+def at_network(user: ShellUser, line: str) -> None:
+    """Start the network by the page's line, on free ports, and let every further command
     find it.
     """
-    network = person.starts(f"{line} --port 0 --slot-ms 50", ready="localnet ready")
+    network = user.start(f"{line} --port 0 --slot-ms 50", ready="localnet ready")
     found = re.search(r"rpc=(\S+) ws=(\S+)", network.output)
     assert found is not None, network.output
-    person.variables |= {"RPC": found[1], "WS_RPC": found[2]}
+    user.variables |= {"RPC": found[1], "WS_RPC": found[2]}
 
 
-def test_a_run_from_its_first_line_to_its_last(person: Person) -> None:
+def test_owner_and_provider_pages_complete_whole_run(user: ShellUser) -> None:
     """An owner, a provider and a user who keeps the model, each by the page for them."""
-    network, *lines = told("owner.md", "The first time, on this machine alone")
-    at_network(person, network)
+    network, *lines = page_commands("owner.md", "The first time, on this machine alone")
+    at_network(user, network)
     for line in lines:
-        person.types(line)
+        user.run(line)
         if line.startswith("aftermath-solana init"):
-            make_smaller(person.place / "mine.toml")
+            make_smaller(user.place / "mine.toml")
 
-    *installing, identity, doctor = told("provider.md", "Install")
-    assert installing == INSTALLING == list(told("owner.md", "Install"))[:2]
-    person.types(identity)
-    person.types(doctor)
-    for line in told("provider.md", "Can I join?"):
-        person.types(line)
-    predownload, train = told("provider.md", "Take part")
-    person.types(predownload)
-    person.types("aftermath-solana show-identity --create -w keeper.json")
+    *installing, identity, doctor = page_commands("provider.md", "Install")
+    assert installing == INSTALLING == list(page_commands("owner.md", "Install"))[:2]
+    user.run(identity)
+    user.run(doctor)
+    for line in page_commands("provider.md", "Can I join?"):
+        user.run(line)
+    predownload, train = page_commands("provider.md", "Take part")
+    user.run(predownload)
+    user.run("aftermath-solana show-identity --create -w keeper.json")
     keeping = "--matformer-tier 0 --checkpoint-dir runs/mine/checkpoints"
     assert keeping in " ".join((ROOT / "docs" / "provider.md").read_text().split())
-    provider = person.starts(train)
-    keeper = person.starts(
+    provider = user.start(train)
+    keeper = user.start(
         f"aftermath-solana train --run-id mine -w keeper.json --events-dir kept/events {keeping}"
     )
 
@@ -150,42 +150,44 @@ def test_a_run_from_its_first_line_to_its_last(person: Person) -> None:
         provider.check()
         keeper.check()
 
-    kept = person.place / "runs" / "mine" / "checkpoints"
+    kept = user.place / "runs" / "mine" / "checkpoints"
     (checkpoint,) = until(
         lambda: sorted(kept.glob("mine-step*"))[:1], "the keeper keeps the model", watched=watched
     )
-    watch, observe = told("owner.md", "While it trains")
-    person.ends(person.starts(watch, ready="step"))
-    person.ends(person.starts(f"{observe} --port 0", ready="http://127.0.0.1"))
-    tail, plot = told("provider.md", "Stay")
-    person.ends(person.starts(tail, ready="applied"))
-    person.types(plot)
-    assert (person.place / "loss.svg").read_text().startswith("<?xml")
+    watch, observe = page_commands("owner.md", "While it trains")
+    user.stop(user.start(watch, ready="step"))
+    user.stop(user.start(f"{observe} --port 0", ready="http://127.0.0.1"))
+    tail, plot = page_commands("provider.md", "Stay")
+    user.stop(user.start(tail, ready="applied"))
+    user.run(plot)
+    assert (user.place / "loss.svg").read_text().startswith("<?xml")
     until(
-        lambda: person.types("aftermath-solana show-run --run-id mine").count("training"),
+        lambda: user.run("aftermath-solana show-run --run-id mine").count("training"),
         "an epoch runs",
         watched=watched,
     )
 
-    for line in told("owner.md", "What comes out"):
+    for line in page_commands("owner.md", "What comes out"):
         if "model push" not in line:  # to the Hub
-            person.types(line.replace("mine-step60", checkpoint.name))
+            user.run(line.replace("mine-step60", checkpoint.name))
     assert (
-        compare_replicas({"provider": diary(person, "runs/mine"), "keeper": diary(person, "kept")})
+        compare_replicas(
+            {"provider": event_log(user, "runs/mine"), "keeper": event_log(user, "kept")}
+        )
         > 0
     )
 
-    person.ends(provider)
-    person.ends(keeper)
-    for line in told("owner.md", "The end"):
-        person.types(line)
-    for line in told("provider.md", "Leave"):
-        person.types(line)
-    assert "mine" not in person.types("aftermath-solana list-runs")
+    user.stop(provider)
+    user.stop(keeper)
+    for line in page_commands("owner.md", "The end"):
+        user.run(line)
+    for line in page_commands("provider.md", "Leave"):
+        user.run(line)
+    assert "mine" not in user.run("aftermath-solana list-runs")
 
 
-def diary(person: Person, where: str) -> Diary:
-    return Diary(person.place / where / "events")
+def event_log(user: ShellUser, where: str) -> EventLog:
+    return EventLog(user.place / where / "events")
 
 
 def make_smaller(config: Path) -> None:
@@ -197,16 +199,16 @@ def make_smaller(config: Path) -> None:
     config.write_text(text)
 
 
-def test_a_comparison_of_the_researchers_page(person: Person) -> None:
+def test_researcher_page_comparison_runs(user: ShellUser) -> None:
     """In a checkout, which is what that page is about."""
     for name in ("scripts", "config", "client", "benchmarks"):
-        (person.place / name).symlink_to(ROOT / name)
-    assert list(told("researcher.md", "Install")) == INSTALLING
-    for line in told("researcher.md", "The first comparison"):
+        (user.place / name).symlink_to(ROOT / name)
+    assert list(page_commands("researcher.md", "Install")) == INSTALLING
+    for line in page_commands("researcher.md", "The first comparison"):
         line = line.replace("--steps 40", "--steps 8")
         if not line.startswith("jq") or shutil.which("jq"):
-            person.types(line)
+            user.run(line)
     for arm in ("adamw", "sparseloco"):
-        *_, last = (person.place / "runs" / "lab" / arm / "events.jsonl").read_text().splitlines()
+        *_, last = (user.place / "runs" / "lab" / arm / "events.jsonl").read_text().splitlines()
         assert set(json.loads(last)["held_out_by_tier"]) >= {"0"}
-        assert (person.place / "runs" / "lab" / arm / "loss.png").exists()
+        assert (user.place / "runs" / "lab" / arm / "loss.png").exists()

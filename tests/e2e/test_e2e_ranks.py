@@ -11,9 +11,9 @@ import psutil
 import pytest
 
 from aftermath.rules.state import RunState
-from e2e.company import Company, Player
-from e2e.diary import applied_sequences
-from e2e.material import Material
+from e2e.cluster import ClusterMember, TrainingCluster
+from e2e.event_log import applied_sequences
+from e2e.run_inputs import RunInputs
 
 ROUNDS = 6
 EPOCHS = 2
@@ -21,10 +21,10 @@ pytestmark = pytest.mark.slow
 EMBEDDED = pytest.mark.parametrize("engine", ["embedded"], indirect=True)
 
 
-def ranks_of(player: Player) -> list[psutil.Process]:
+def ranks_of(member: ClusterMember) -> list[psutil.Process]:
     """The processes of its other ranks."""
     found = []
-    for child in psutil.Process(player.process.pid).children():
+    for child in psutil.Process(member.process.pid).children():
         with suppress(psutil.NoSuchProcess):  # others come and go
             if "aftermath.parallel.worker" in child.cmdline():
                 found.append(child)
@@ -32,73 +32,71 @@ def ranks_of(player: Player) -> list[psutil.Process]:
 
 
 @EMBEDDED
-def test_two_ranks_equal_one_and_a_killed_rank_ends_its_member(
-    company: Company, material: Material
+def test_two_ranks_equal_one_and_killed_rank_ends_member(
+    cluster: TrainingCluster, run_inputs: RunInputs
 ) -> None:
     # so that everybody has a share
     batch = {"global_batch_size_start": 48, "global_batch_size_end": 48}
-    company.configure(
-        material.config(
-            company.place, rounds_per_epoch=ROUNDS, total_steps=EPOCHS * ROUNDS, **batch
+    cluster.configure(
+        run_inputs.config(
+            cluster.place, rounds_per_epoch=ROUNDS, total_steps=EPOCHS * ROUNDS, **batch
         )
     )
-    company.starts_commands = True  # they start processes themselves
-    one, two, three = players = [company.player(tier) for tier in (0, 0, 1)]
-    for player, options in zip(
-        players, (["--data-parallelism", "2"], ["--data-parallelism", "2"], []), strict=True
+    cluster.starts_commands = True  # they start processes themselves
+    one, two, three = members = [cluster.add_member(tier) for tier in (0, 0, 1)]
+    for member, options in zip(
+        members, (["--data-parallelism", "2"], ["--data-parallelism", "2"], []), strict=True
     ):
-        company.start(player, "--micro-batch-size", "2", *options)
-    company.command("set-paused", "resume", "--run-id", company.run_id)
-    company.until(lambda: ranks_of(one) and ranks_of(two), "their other ranks are there")
+        cluster.start(member, "--micro-batch-size", "2", *options)
+    cluster.command("set-paused", "resume", "--run-id", cluster.run_id)
+    cluster.until(lambda: ranks_of(one) and ranks_of(two), "their other ranks are there")
     [rank] = ranks_of(one)
-    company.until_run(
+    cluster.until_run(
         lambda run: run.epoch >= 1 and run.state.training and run.current.height >= 2,
         "the second epoch runs",
     )
     # Levels 2 and 1 are on three members, level 0 on two; after every step, and once more per
     # cooldown.
-    assert company.compare_replicas() >= 5 * (ROUNDS + 1)
-    for player in players:
-        assert len(applied_sequences(player.diary)) >= 48 * ROUNDS
-        assert len(player.diary.saw("trained")) > 1
+    assert cluster.compare_replicas() >= 5 * (ROUNDS + 1)
+    for member in members:
+        assert len(applied_sequences(member.event_log)) >= 48 * ROUNDS
+        assert len(member.event_log.events_of("trained")) > 1
 
-    others = [(player, player.diary.mark()) for player in (one, three)]
+    others = [(member, member.event_log.position()) for member in (one, three)]
     two.process.expected = False
     ranks_of(two)[0].kill()
     assert two.process.wait(30) == 1
     assert "error: rank 1 of this member, on cpu, has ended by SIGKILL" in two.process.output
     assert "Traceback" not in two.process.output
-    told = [json.loads(line) for line in two.process.output.splitlines() if line.startswith("{")]
-    assert [event["kind"] for event in told if event["kind"] in ("left", "error")] == [
+    events = [json.loads(line) for line in two.process.output.splitlines() if line.startswith("{")]
+    assert [event["kind"] for event in events if event["kind"] in ("left", "error")] == [
         "left",
         "error",
     ]
-    assert not company.in_epoch(two)
+    assert not cluster.in_epoch(two)
 
-    run = company.until_run(lambda run: run.state is RunState.FINISHED, "the run finishes")
-    assert [player.process.wait() for player, _ in others] == [0, 0]
+    run = cluster.until_run(lambda run: run.state is RunState.FINISHED, "the run finishes")
+    assert [member.process.wait() for member, _ in others] == [0, 0]
     rank.wait(10)  # it ends with its member
-    assert company.compare_replicas() > 5 * (ROUNDS + 1)
+    assert cluster.compare_replicas() > 5 * (ROUNDS + 1)
     assert run.lost_sequences == 0
-    for player, mark in others:
-        assert len(player.diary.saw("applied", mark)) >= 3
-        assert company.all_trained(player, run.data_index - run.backlog)
+    for member, mark in others:
+        assert len(member.event_log.events_of("applied", mark)) >= 3
+        assert cluster.all_trained(member, run.data_index - run.backlog)
 
 
 @EMBEDDED
-def test_the_ranks_of_a_member_that_is_killed_end_with_it(
-    company: Company, material: Material
-) -> None:
-    company.configure(
-        material.config(company.place, init_min_clients=1, min_clients=1, total_steps=1000)
+def test_killed_member_ends_its_ranks(cluster: TrainingCluster, run_inputs: RunInputs) -> None:
+    cluster.configure(
+        run_inputs.config(cluster.place, init_min_clients=1, min_clients=1, total_steps=1000)
     )
-    player = company.player(0)
-    company.starts_commands = True
-    company.start(player, "--tensor-parallelism", "2")
-    company.command("set-paused", "resume", "--run-id", company.run_id)
-    company.until_trains(player, 0)
-    ranks = ranks_of(player)
+    member = cluster.add_member(0)
+    cluster.starts_commands = True
+    cluster.start(member, "--tensor-parallelism", "2")
+    cluster.command("set-paused", "resume", "--run-id", cluster.run_id)
+    cluster.until_trains(member, 0)
+    ranks = ranks_of(member)
     assert len(ranks) == 1
-    player.process.expected = False
-    psutil.Process(player.process.pid).kill()
+    member.process.expected = False
+    psutil.Process(member.process.pid).kill()
     assert psutil.wait_procs(ranks, 20)[1] == []

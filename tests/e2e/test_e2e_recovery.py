@@ -6,68 +6,70 @@ import pytest
 
 from aftermath.model.saved_checkpoints import saved_steps
 from aftermath.rules.state import RunState
-from e2e.company import Company
-from e2e.diary import applied_sequences
-from e2e.material import Material
+from e2e.cluster import TrainingCluster
+from e2e.event_log import applied_sequences
+from e2e.run_inputs import RunInputs
 
 STEPS = 12
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["embedded"], indirect=True)  # no engine knows of members
-def test_all_gone_and_back_from_the_durable_checkpoint(
-    company: Company, material: Material
+def test_run_with_all_members_killed_resumes_from_checkpoint(
+    cluster: TrainingCluster, run_inputs: RunInputs
 ) -> None:
     rules = {
         "rounds_per_epoch": STEPS // 2,
         "total_steps": STEPS,
         "waiting_for_members_extra_time": 5,
     }
-    company.configure(material.config(company.place, **rules))
-    players = company.start_three()
-    between = company.until_run(
+    cluster.configure(run_inputs.config(cluster.place, **rules))
+    members = cluster.start_three()
+    between = cluster.until_run(
         lambda run: run.epoch >= 1 and run.state is RunState.WAITING_FOR_MEMBERS,
         "an epoch has ended",
     )
-    company.disband()
-    dead = company.run
-    model = company.model
+    cluster.kill_all()
+    dead = cluster.run
+    model = cluster.model
     assert dead.state is RunState.WAITING_FOR_MEMBERS, "they died between two epochs"
     assert model.checkpoint_step == dead.attested_step == dead.step == between.step
     assert model.checkpoint_hashes == dead.level_hashes
-    assert saved_steps(company.place / "checkpoints", company.run_id)
+    assert saved_steps(cluster.place / "checkpoints", cluster.run_id)
 
     # The dead are signed up for the next epoch. It must not begin before all are back, however long
     # they take to start.
-    company.command("set-paused", "pause", "--run-id", company.run_id)
-    marks = [player.diary.mark() for player in players]
-    for player in players:
-        company.start(player)
-    for player, mark in zip(players, marks, strict=True):
-        company.until(
-            lambda player=player, mark=mark: player.diary.saw("state", mark, state="PAUSED"),
-            f"{player.name} is back",
+    cluster.command("set-paused", "pause", "--run-id", cluster.run_id)
+    marks = [member.event_log.position() for member in members]
+    for member in members:
+        cluster.start(member)
+    for member, mark in zip(members, marks, strict=True):
+        cluster.until(
+            lambda member=member, mark=mark: member.event_log.events_of(
+                "state", mark, state="PAUSED"
+            ),
+            f"{member.name} is back",
         )
-    company.command("set-paused", "resume", "--run-id", company.run_id)
-    back = company.until_run(lambda run: run.state.training, "they train again")
+    cluster.command("set-paused", "resume", "--run-id", cluster.run_id)
+    back = cluster.until_run(lambda run: run.state.training, "they train again")
     assert (back.start_step, back.level_hashes) == (dead.step, model.checkpoint_hashes)
-    company.until_run(lambda run: run.state is RunState.FINISHED, "the run finishes")
-    assert [player.process.wait() for player in players] == [0, 0, 0]
+    cluster.until_run(lambda run: run.state is RunState.FINISHED, "the run finishes")
+    assert [member.process.wait() for member in members] == [0, 0, 0]
     # The last one may sign up when the epoch has begun, and sit it out.
     first = [
         event
-        for player, mark in zip(players, marks, strict=True)
-        for event in player.diary.saw("model", mark)
+        for member, mark in zip(members, marks, strict=True)
+        for event in member.event_log.events_of("model", mark)
     ]
     sources = [event["source"] for event in first if event["step"] == dead.trained_steps]
     assert sources in (["the checkpoint"] * 2, ["the checkpoint"] * 3)
     steps = list(range(1, STEPS + 1))
     whole = [
-        player
-        for player in players
-        if [event["step"] for event in player.diary.saw("applied")] == steps
+        member
+        for member in members
+        if [event["step"] for event in member.event_log.events_of("applied")] == steps
     ]
     assert len(whole) >= 2
-    assert applied_sequences(whole[0].diary) == list(range(company.run.data_index))
-    assert company.run.lost_sequences == 0
-    assert company.compare_replicas() > 3 * STEPS // 2
+    assert applied_sequences(whole[0].event_log) == list(range(cluster.run.data_index))
+    assert cluster.run.lost_sequences == 0
+    assert cluster.compare_replicas() > 3 * STEPS // 2

@@ -16,7 +16,7 @@ import pytest
 from aftermath.model.arch.llama_config import LlamaConfig
 from aftermath.model.initial import init_weights
 from aftermath.model.store import write_checkpoint
-from e2e.company import Company
+from e2e.cluster import TrainingCluster
 from e2e.processes import CONSOLE, PATIENCE
 from faulty_web import Web, serving
 from model.hub_server import Hub
@@ -64,46 +64,48 @@ def bucket() -> Iterator[Web]:
         yield web
 
 
-def configured(company: Company) -> dict[str, Any]:
+def configured(cluster: TrainingCluster) -> dict[str, Any]:
     """What `update-config` says, in a process of its own, because this one has looked already where
     the Hub is.
     """
     line = [
         "update-config",
         "--run-id",
-        company.run_id,
+        cluster.run_id,
         "-w",
-        company.owner,
+        cluster.owner,
         "--config-path",
         SEED,
         "--json",
     ]
     done = subprocess.run(
-        [CONSOLE, *line, *company.network.at], capture_output=True, text=True, timeout=PATIENCE
+        [CONSOLE, *line, *cluster.network.at], capture_output=True, text=True, timeout=PATIENCE
     )
     assert done.returncode == 0, done.stderr
-    said: dict[str, Any] = json.loads(done.stdout)
-    return said
+    document: dict[str, Any] = json.loads(done.stdout)
+    return document
 
 
 @pytest.mark.parametrize("engine", ["embedded"], indirect=True)
-def test_the_seeds_sample_trains_where_its_network_is(
-    company: Company, hub: Hub, bucket: Web, monkeypatch: pytest.MonkeyPatch
+def test_seed_sample_config_trains_on_hub_and_bucket(
+    cluster: TrainingCluster, hub: Hub, bucket: Web, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", bucket.url)
-    company.command("create-run", "--run-id", company.run_id)
-    said = configured(company)
-    assert said["warnings"] == []
-    assert (company.model.data_location.folder, said["data_hash"]) == (
+    cluster.command("create-run", "--run-id", cluster.run_id)
+    document = configured(cluster)
+    assert document["warnings"] == []
+    assert (cluster.model.data_location.folder, document["data_hash"]) == (
         FOLDER,
-        company.model.data_location.files_hash,
+        cluster.model.data_location.files_hash,
     )
-    assert said["data_hash"]
-    member = company.player(0)
-    company.start(member)
-    company.command("set-paused", "resume", "--run-id", company.run_id)
-    company.until(lambda: len(member.diary.saw("applied")) > 1, "results of two steps are applied")
-    assert all(event["loss"] > 0 for event in member.diary.saw("trained"))
+    assert document["data_hash"]
+    member = cluster.add_member(0)
+    cluster.start(member)
+    cluster.command("set-paused", "resume", "--run-id", cluster.run_id)
+    cluster.until(
+        lambda: len(member.event_log.events_of("applied")) > 1, "results of two steps are applied"
+    )
+    assert all(event["loss"] > 0 for event in member.event_log.events_of("trained"))
     member.process.expected = False
     member.process.interrupt(PATIENCE)

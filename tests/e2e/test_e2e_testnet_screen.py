@@ -11,16 +11,16 @@ from pathlib import Path
 import psutil
 import pytest
 
-from e2e.material import Material
 from e2e.processes import CONSOLE, PATIENCE
+from e2e.run_inputs import RunInputs
 from ui.terminal.tui_terminal import Terminal
 
 SHORT = {"init_min_clients": 2, "min_clients": 1, "min_round_time": 0, "total_steps": 5000}
 
 
 @pytest.fixture
-def line(material: Material, tmp_path: Path) -> list[str | Path]:
-    config = material.config(tmp_path / "config", **SHORT)
+def line(run_inputs: RunInputs, tmp_path: Path) -> list[str | Path]:
+    config = run_inputs.config(tmp_path / "config", **SHORT)
     given = [
         "--num-clients",
         "2",
@@ -45,7 +45,7 @@ def family(terminal: Terminal) -> list[psutil.Process]:
 
 
 @pytest.mark.slow
-def test_it_shows_clients_a_kill_and_their_logs_and_ends_with_q(
+def test_testnet_screen_shows_clients_kill_and_logs(
     line: list[str | Path], state: dict[str, str], tmp_path: Path
 ) -> None:
     kills = ["--random-kill-num", "1", "--random-kill-interval", "2", "--allowed-to-kill", "2"]
@@ -87,7 +87,9 @@ def test_killed_testnet_ends_its_processes_and_resets_terminal(
 
 # tests/testnet and tests/ui have the lines, and terminals without a screen, in slow.
 @pytest.mark.nightly
-def test_a_dumb_terminal_gets_lines(line: list[str | Path], state: dict[str, str]) -> None:
+def test_testnet_on_dumb_terminal_prints_lines(
+    line: list[str | Path], state: dict[str, str]
+) -> None:
     with Terminal(line, {**state, "TERM": "dumb"}, PATIENCE) as terminal:
         terminal.shows("testnet  | started 2 clients")
         terminal.shows("client-1 | ")

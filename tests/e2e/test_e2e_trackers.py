@@ -1,4 +1,4 @@
-"""Experiment trackers of real members: what each told in its events is what its runs there have."""
+"""Experiment trackers of real members: their runs there have what each told in its events."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from xprocess import XProcess
 
-from e2e.diary import Diary
-from e2e.material import Material
+from e2e.event_log import EventLog
 from e2e.processes import CONSOLE, Running
+from e2e.run_inputs import RunInputs
 from events.test_trackers import with_trackio, with_wandb
 from events.wandb_file import kept
 
@@ -47,10 +47,10 @@ def losses_of_trackio(place: Path) -> dict[str, list[Any]]:
 
 @with_wandb
 @with_trackio
-def test_clients_of_a_local_testnet_have_their_losses_there(
-    xprocess: XProcess, material: Material, tmp_path: Path
+def test_testnet_clients_report_losses_to_trackers(
+    xprocess: XProcess, run_inputs: RunInputs, tmp_path: Path
 ) -> None:
-    config = material.config(tmp_path / "config", init_min_clients=2, total_steps=12)
+    config = run_inputs.config(tmp_path / "config", init_min_clients=2, total_steps=12)
     place = tmp_path / "testnet"
     line = [
         CONSOLE,
@@ -76,11 +76,13 @@ def test_clients_of_a_local_testnet_have_their_losses_there(
     kept_in = {"WANDB_MODE": "offline", "WANDB_DIR": str(tmp_path), "TRACKIO_DIR": str(tmp_path)}
     testnet = Running(xprocess, "trackers", [str(word) for word in line], kept_in)
     assert testnet.wait() == 0, testnet.last_words
-    told = {}
+    losses_by_wallet = {}
     for number in (1, 2):
-        diary = Diary(place / "events" / f"client-{number}")
-        (started,) = diary.saw("started")[:1]
-        told[started["wallet"]] = [(event["step"], event["loss"]) for event in diary.saw("trained")]
-    assert all(len(losses) >= 10 for losses in told.values())
-    assert losses_of_wandb(tmp_path) == told
-    assert losses_of_trackio(tmp_path) == told
+        event_log = EventLog(place / "events" / f"client-{number}")
+        (started,) = event_log.events_of("started")[:1]
+        losses_by_wallet[started["wallet"]] = [
+            (event["step"], event["loss"]) for event in event_log.events_of("trained")
+        ]
+    assert all(len(losses) >= 10 for losses in losses_by_wallet.values())
+    assert losses_of_wandb(tmp_path) == losses_by_wallet
+    assert losses_of_trackio(tmp_path) == losses_by_wallet

@@ -17,14 +17,14 @@ from xprocess import XProcess
 from aftermath.programs import COORDINATOR_SO
 from aftermath.testnet.configs import configs
 from docs.test_docs import slugs
-from e2e.diary import Diary, compare_replicas
-from e2e.installed import OURS, Installed, without_us
-from e2e.material import ROOT
+from e2e.event_log import EventLog, compare_replicas
 from e2e.processes import Running, until
+from e2e.run_inputs import ROOT
+from e2e.wheel_install import OURS, Installed, without_us
 
 
 @pytest.mark.slow
-def test_sdist_and_wheel_have_what_a_user_needs(installed: Installed) -> None:
+def test_sdist_and_wheel_contain_user_files(installed: Installed) -> None:
     with tarfile.open(installed.sdist) as archive:
         kept = {name.partition("/")[2] for name in archive.getnames()}
     assert {
@@ -49,9 +49,7 @@ def test_sdist_and_wheel_have_what_a_user_needs(installed: Installed) -> None:
 
 
 @pytest.mark.slow
-def test_the_page_that_an_error_names_is_in_the_package(
-    installed: Installed, tmp_path: Path
-) -> None:
+def test_error_docs_page_is_in_package(installed: Installed, tmp_path: Path) -> None:
     script = installed.scripts / "aftermath-solana"
     (tmp_path / "run.toml").write_text("[config]\nnonsense = 1\n")
     line = [script, "estimate", "--config", "run.toml", "--json"]
@@ -65,7 +63,7 @@ def test_the_page_that_an_error_names_is_in_the_package(
 
 # Forty CPU seconds. What the package has and that its command starts are slow tests above.
 @pytest.mark.nightly
-def test_a_local_testnet_trains_without_the_checkout(
+def test_installed_testnet_without_checkout_trains(
     installed: Installed, xprocess: XProcess, tmp_path: Path
 ) -> None:
     where = installed.python("-c", "import aftermath; print(aftermath.__file__)").strip()
@@ -104,9 +102,11 @@ def test_a_local_testnet_trains_without_the_checkout(
     ]
     unset = dict.fromkeys(OURS, "")
     testnet = Running(xprocess, "wheel", [*enter, tmp_path, *line], unset)
-    told = {name: Diary(place / "events" / name) for name in ("client-1", "client-2", "client-3")}
+    event_logs = {
+        name: EventLog(place / "events" / name) for name in ("client-1", "client-2", "client-3")
+    }
     until(
-        lambda: all(diary.saw("applied") for diary in told.values()),
+        lambda: all(event_log.events_of("applied") for event_log in event_logs.values()),
         "they train",
         watched=testnet.check,
     )
@@ -115,5 +115,5 @@ def test_a_local_testnet_trains_without_the_checkout(
     assert testnet.code == 130
     summary = json.loads(testnet.output[testnet.output.index("\n{\n") :])
     assert (summary["ending"], summary["failed"], summary["differing"]) == ("left", [], [])
-    assert compare_replicas(told) > 0
+    assert compare_replicas(event_logs) > 0
     assert (tmp_path / "runs" / "demo" / "model" / "config.json").exists()

@@ -10,7 +10,7 @@ from aftermath.model.initial import init_weights
 from aftermath.model.network import LanguageModel
 from aftermath.model.tokenizer import Tokenizer
 from evals.known_text import CONFIG, TEXT
-from model.of_library import in_its_process
+from model.library_tokenizer import isolated_tokenizer
 
 torch.set_num_threads(1)
 
@@ -33,4 +33,4 @@ def model() -> LanguageModel:
 
 @pytest.fixture(scope="session")
 def tokenizer() -> Tokenizer:
-    return in_its_process()
+    return isolated_tokenizer()

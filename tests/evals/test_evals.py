@@ -31,13 +31,13 @@ from aftermath.model.initial import init_weights
 from aftermath.model.network import LanguageModel
 from aftermath.model.tokenizer import Tokenizer
 from evals.known_text import CONFIG, TEXT
-from model.of_library import in_its_process
+from model.library_tokenizer import isolated_tokenizer
 
 torch.set_num_threads(1)
 # --- likelihoods ---
 
 
-def test_a_likelihood_is_the_loss_of_the_continuation(model: LanguageModel) -> None:
+def test_likelihood_equals_loss_of_continuation(model: LanguageModel) -> None:
     ids = torch.arange(20)
     nats, _ = likelihood(model, ids[:1].tolist(), ids[1:].tolist())
     assert nats == pytest.approx(-model.loss(ids[None]).item() * 19, rel=1e-5)
@@ -46,7 +46,7 @@ def test_a_likelihood_is_the_loss_of_the_continuation(model: LanguageModel) -> N
     assert first + second == pytest.approx(nats, rel=1e-5)
 
 
-def test_a_text_longer_than_the_window_counts_by_its_end(model: LanguageModel) -> None:
+def test_text_longer_than_window_counts_by_its_end(model: LanguageModel) -> None:
     ids = torch.arange(60).tolist()
     assert likelihood(model, ids[:50], ids[50:]) == likelihood(model, ids[35:50], ids[50:])
     long, _ = likelihood(model, ids[:1], ids[1:])
@@ -55,7 +55,7 @@ def test_a_text_longer_than_the_window_counts_by_its_end(model: LanguageModel) -
         likelihood(model, [], [1])
 
 
-def test_what_the_model_would_have_written_is_known(
+def test_likelihood_recognises_greedy_continuation(
     model: LanguageModel, tokenizer: Tokenizer
 ) -> None:
     ids = tokenizer.encode(TEXT)
@@ -68,7 +68,7 @@ def test_what_the_model_would_have_written_is_known(
 # --- the task of our own ---
 
 
-def test_questions_are_the_seeds_and_have_one_right_answer() -> None:
+def test_questions_follow_seed_and_have_one_right_answer() -> None:
     some, again, others = (list(suite.questions(30, seed)) for seed in (1, 1, 2))
     assert some == again != others
     assert {question.right for question in some} == {0, 1, 2, 3}
@@ -76,7 +76,7 @@ def test_questions_are_the_seeds_and_have_one_right_answer() -> None:
     assert {len(answer) for question in some for answer in question.answers} == {40}
 
 
-def test_who_knows_the_text_is_right(model: LanguageModel, tokenizer: Tokenizer) -> None:
+def test_model_of_known_text_answers_correctly(model: LanguageModel, tokenizer: Tokenizer) -> None:
     answers = ("print(i)", "zzzzzzzz", "qqqqqqqq", "!!!!!!!!")
     for right in range(4):
         turned = tuple(answers[(number - right) % 4] for number in range(4))
@@ -84,7 +84,7 @@ def test_who_knows_the_text_is_right(model: LanguageModel, tokenizer: Tokenizer)
         assert suite.is_right(direct_ask(model), tokenizer, question)
 
 
-def test_figures_come_with_their_spread(model: LanguageModel, tokenizer: Tokenizer) -> None:
+def test_eval_figures_have_spread(model: LanguageModel, tokenizer: Tokenizer) -> None:
     wish = EvalRequest((SOURCE_CHOICE,), seed=5, docs=20)
     (score,) = evaluate(direct_ask(model), tokenizer, 24, wish)
     assert (score.task, score.metric, score.docs) == (SOURCE_CHOICE, "acc", 20)
@@ -93,7 +93,7 @@ def test_figures_come_with_their_spread(model: LanguageModel, tokenizer: Tokeniz
 
 
 @pytest.mark.parametrize("fewshot", [None, 0])
-def test_our_own_task_is_asked_without_examples(fewshot: int | None) -> None:
+def test_own_task_ignores_fewshot(fewshot: int | None) -> None:
     assert eval_request(SOURCE_CHOICE, fewshot, None, None).tasks == (SOURCE_CHOICE,)
 
 
@@ -105,13 +105,13 @@ def test_our_own_task_is_asked_without_examples(fewshot: int | None) -> None:
         (SOURCE_CHOICE, 1, "no few-shot examples"),
     ],
 )
-def test_wrong_wishes_are_named(tasks: str, fewshot: int | None, says: str) -> None:
+def test_invalid_eval_requests_are_refused(tasks: str, fewshot: int | None, says: str) -> None:
     with pytest.raises(UsageError, match=says):
         check_known(eval_request(tasks, fewshot, None, None))
 
 
 @pytest.mark.parametrize("text", ["- a list", "task: 7", "{", None])
-def test_a_file_that_is_no_task_is_named(text: str | None, tmp_path: Path) -> None:
+def test_invalid_task_file_is_refused(text: str | None, tmp_path: Path) -> None:
     file = tmp_path / "t.yaml"
     if text is not None:
         file.write_text(text)
@@ -119,7 +119,7 @@ def test_a_file_that_is_no_task_is_named(text: str | None, tmp_path: Path) -> No
         check_known(eval_request(str(file), 0, 0, 1))
 
 
-def test_task_of_harness_without_it_is_unsuitable(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_task_without_installed_harness_is_unsuitable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "lm_eval", None)
     with pytest.raises(Unsuitable, match="LM Evaluation Harness, which is not installed"):
         check_known(eval_request("hellaswag", 0, None, None))
@@ -177,11 +177,11 @@ class Member:
 
 
 def asking(docs: int) -> Evaluations:
-    return Evaluations(EvalRequest((SOURCE_CHOICE,), docs=docs), in_its_process(), 24)
+    return Evaluations(EvalRequest((SOURCE_CHOICE,), docs=docs), isolated_tokenizer(), 24)
 
 
 @pytest.mark.slow
-async def test_a_member_is_asked_between_rounds_and_told_of_whole(
+async def test_member_is_evaluated_between_rounds(
     model: LanguageModel, tokenizer: Tokenizer
 ) -> None:
     member = Member(asking(32), model)
@@ -199,7 +199,7 @@ async def test_a_member_is_asked_between_rounds_and_told_of_whole(
     assert found[0].step == 1 < found[1].step < member.step, "it took more than a round"
 
 
-async def test_answers_are_of_the_step_that_is_told(tokenizer: Tokenizer) -> None:
+async def test_evaluated_weights_are_of_reported_step(tokenizer: Tokenizer) -> None:
     """The weights are others after the first round."""
     trained = CONFIG.build(0, init_weights(CONFIG, 3))
     at_first = evaluate(direct_ask(trained), tokenizer, 24, EvalRequest((SOURCE_CHOICE,), docs=32))[
@@ -223,7 +223,7 @@ async def test_answers_are_of_the_step_that_is_told(tokenizer: Tokenizer) -> Non
     )
 
 
-async def test_a_round_that_begins_waits_for_no_pass(
+async def test_starting_round_interrupts_evaluation_pass(
     model: LanguageModel, tokenizer: Tokenizer
 ) -> None:
     """It begins in the middle of one, and has the replica's thread at once; the pass is made
@@ -254,7 +254,7 @@ async def test_a_round_that_begins_waits_for_no_pass(
     assert (event.step, event.value) == (1, at_rest.value)
 
 
-async def test_the_copy_is_freed_once_all_is_told(model: LanguageModel) -> None:
+async def test_evaluated_copy_is_freed_afterwards(model: LanguageModel) -> None:
     held = weakref.WeakSet[nn.Module]()
 
     def see(module: nn.Module, _: object) -> None:
@@ -279,7 +279,7 @@ async def test_the_copy_is_freed_once_all_is_told(model: LanguageModel) -> None:
         (KeyError("x"), "KeyError: 'x'"),
     ],
 )
-async def test_evaluation_that_fails_is_told_once(
+async def test_failing_evaluation_is_reported_once(
     model: LanguageModel, monkeypatch: pytest.MonkeyPatch, error: Exception, says: str
 ) -> None:
     def fail(*_: object) -> None:

@@ -32,7 +32,7 @@ def harness() -> None:
     pytest.importorskip("lm_eval")
 
 
-def test_task_unknown_to_the_harness_is_named() -> None:
+def test_task_unknown_to_harness_is_named() -> None:
     with pytest.raises(UsageError, match="no task unheard_of"):
         check_known(eval_request("unheard_of", 0, None, None))
 
@@ -67,7 +67,7 @@ CHOICE = {
 }
 
 
-def test_the_harness_asks_for_choices(
+def test_harness_choice_task_is_scored(
     model: LanguageModel, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     wish = eval_request(task(tmp_path, **CHOICE), 0, 0, 10)
@@ -75,7 +75,7 @@ def test_the_harness_asks_for_choices(
     assert (score.task, score.metric, score.value, score.docs) == ("of_ours", "acc", 1.0, 2)
 
 
-def test_the_harness_asks_for_text(
+def test_harness_generation_task_is_scored(
     model: LanguageModel, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     said = {
@@ -90,7 +90,7 @@ def test_the_harness_asks_for_text(
     assert (score.metric, score.value) == ("exact_match", 1.0)
 
 
-def test_the_harness_asks_for_whole_texts(
+def test_harness_rolling_task_is_scored(
     model: LanguageModel, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     said = {
@@ -115,7 +115,7 @@ def test_the_harness_asks_for_whole_texts(
         ({}, 256),
     ],
 )
-def test_prefix_token_is_the_first_else_the_last_of_a_text(
+def test_prefix_token_is_first_or_last_of_text(
     model: LanguageModel, named: dict[str, str], prefix: int
 ) -> None:
     companions = {"tokenizer_config.json": json.dumps(named).encode()}
@@ -123,7 +123,7 @@ def test_prefix_token_is_the_first_else_the_last_of_a_text(
     assert _model(direct_ask(model), tokenizer, 24).prefix_token_id == prefix
 
 
-def test_special_tokens_are_added_only_where_the_harness_asks(model: LanguageModel) -> None:
+def test_special_tokens_are_added_only_if_harness_asks(model: LanguageModel) -> None:
     begins = byte_tokenizer()
     begins.post_processor = processors.TemplateProcessing(single="! $A", special_tokens=[("!", 33)])
     companions = {"tokenizer_config.json": b'{"bos_token": "!"}'}
@@ -135,7 +135,7 @@ def test_special_tokens_are_added_only_where_the_harness_asks(model: LanguageMod
     assert asked.tok_encode("!go") == [*b"!go"]  # a text that has the prefix already
 
 
-def test_data_that_cannot_be_had_are_a_sentence(
+def test_missing_harness_data_is_unsuitable(
     model: LanguageModel, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     named = task(tmp_path, **CHOICE)

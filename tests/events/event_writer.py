@@ -15,21 +15,25 @@ from pathlib import Path
 
 from aftermath.events.event_files import EpochFiles
 from aftermath.events.stream import Events
-from events.sample_events import said
+from events.sample_events import sample_event
 
 EPOCH = 50  # rounds
 
 
 def write(directory: Path) -> None:
     events = Events(lambda: 1.0, [EpochFiles(directory, lambda: datetime.now(UTC))])
-    events.emit(said("started", run_id="demo", tier=1, wallet="W" * 44, version="0.1.0"))
+    events.emit(sample_event("started", run_id="demo", tier=1, wallet="W" * 44, version="0.1.0"))
     for step in count(1):
         if step % EPOCH == 1:
             events.emit(
-                said("state", epoch=step // EPOCH, state="WARMUP", step=step - 1, total_steps=1000)
+                sample_event(
+                    "state", epoch=step // EPOCH, state="WARMUP", step=step - 1, total_steps=1000
+                )
             )
-        events.emit(said("trained", epoch=step // EPOCH, step=step, loss=4.0, tokens=10, bytes=100))
-        events.emit(said("sample", step=step, prompt="def ", text="x" * 3000))
+        events.emit(
+            sample_event("trained", epoch=step // EPOCH, step=step, loss=4.0, tokens=10, bytes=100)
+        )
+        events.emit(sample_event("sample", step=step, prompt="def ", text="x" * 3000))
         if step == 2 * EPOCH + 1:
             print("two epochs are over", flush=True)
 

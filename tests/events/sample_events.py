@@ -14,7 +14,7 @@ KINDS: dict[str, type[Event]] = {
 }
 
 
-def said(kind: str, **given: Any) -> Event:
+def sample_event(kind: str, **given: Any) -> Event:
     """The event; fails for a field that it does not have."""
     found = KINDS[kind]
     fields = msgspec.structs.fields(found)

@@ -13,13 +13,13 @@ from rich.console import Console
 from aftermath.events.console import redraws
 from aftermath.train.settings import TrainSettings
 from aftermath.train.sinks import events_of
-from events.sample_events import said
+from events.sample_events import sample_event
 
 
 @pytest.mark.parametrize(
     ("term", "drawn"), [("xterm-256color", True), ("dumb", False), ("unknown", False)]
 )
-def test_a_picture_is_drawn_only_where_it_can_be_drawn_over(
+def test_picture_is_drawn_only_on_capable_terminal(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, term: str, drawn: bool
 ) -> None:
     monkeypatch.setenv("TERM", term)
@@ -32,10 +32,10 @@ def test_a_picture_is_drawn_only_where_it_can_be_drawn_over(
 
 
 @pytest.mark.slow
-def test_the_live_picture_into_a_pipe_is_lines(capsys: pytest.CaptureFixture[str]) -> None:
+def test_tui_log_into_pipe_prints_lines(capsys: pytest.CaptureFixture[str]) -> None:
     with contextlib.ExitStack() as stack:
         events = events_of(TrainSettings(run_id="demo", logs="tui"), stack)
-        events.emit(said("state", state="WARMUP", step=3, total_steps=10))
+        events.emit(sample_event("state", state="WARMUP", step=3, total_steps=10))
         shown = capsys.readouterr().out
     assert shown.strip().endswith("epoch 0: warm-up; step 3 of 10")
     assert "\x1b" not in shown

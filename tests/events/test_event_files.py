@@ -24,7 +24,7 @@ from aftermath.events.event_files import EpochFiles, process_of
 from aftermath.events.reader import MOST_LINE, EventReader, EventRecord, NoEvents, flat
 from aftermath.events.stream import Events, plain
 from events.event_writer import EPOCH
-from events.sample_events import KINDS, said
+from events.sample_events import KINDS, sample_event
 
 NOON = datetime(2026, 11, 21, 12, 0, 0, tzinfo=UTC)
 TESTS = Path(__file__).parents[1]
@@ -41,7 +41,7 @@ class Member:
 
     def say(self, kind: str, after: float = 0.0, **fields: Any) -> None:
         self.at += timedelta(seconds=after)
-        self.events.emit(said(kind, **fields))
+        self.events.emit(sample_event(kind, **fields))
 
 
 def steps(told: list[EventRecord]) -> list[tuple[str, int]]:
@@ -59,7 +59,7 @@ def kept(*places: Path) -> list[EventRecord]:
 # --- what is written ---
 
 
-def test_every_epoch_has_a_file_which_says_whose_it_is(tmp_path: Path) -> None:
+def test_every_epoch_has_own_event_file_with_header(tmp_path: Path) -> None:
     member = Member(tmp_path / "events", "Wal1et", tier=2)
     member.say("measured", after=1, weight=10)
     for epoch in (0, 0, 3):
@@ -101,13 +101,13 @@ def test_every_epoch_has_a_file_which_says_whose_it_is(tmp_path: Path) -> None:
     assert [one.at for one in told] == sorted(one.at for one in told)
 
 
-def test_another_process_never_writes_into_a_file_that_is_there(tmp_path: Path) -> None:
+def test_existing_event_file_is_never_opened(tmp_path: Path) -> None:
     Member(tmp_path, "A")
     with pytest.raises(FileExistsError):
         EpochFiles(tmp_path, lambda: NOON)
 
 
-def test_what_a_killed_process_told_is_there_but_for_half_a_line(tmp_path: Path) -> None:
+def test_events_of_killed_process_are_kept_except_torn_line(tmp_path: Path) -> None:
     """A real process, really killed, in the midst of writing."""
     with subprocess.Popen(
         [sys.executable, "-m", "events.event_writer", tmp_path],
@@ -148,7 +148,7 @@ def limited(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
         process.kill()
 
 
-def test_a_full_disk_costs_events_and_not_the_process(
+def test_full_disk_costs_events_not_the_process(
     tmp_path: Path, limited: subprocess.Popen[str]
 ) -> None:
     assert limited.stdout is not None
@@ -183,7 +183,7 @@ def test_a_full_disk_costs_events_and_not_the_process(
     assert any("ends in half a line" in note or "passed over" in note for note in notes)
 
 
-def test_closed_log_is_warned_of_without_an_error_number(
+def test_closed_log_warning_has_no_error_number(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     def full(_: event_types.Event) -> None:
@@ -227,7 +227,7 @@ def test_full_disk_warns_once_until_next_epoch(
 
 
 @pytest.mark.parametrize("apart", [True, False], ids=["a directory each", "one directory"])
-def test_members_are_read_in_the_order_of_time(tmp_path: Path, apart: bool) -> None:
+def test_reader_merges_members_by_time(tmp_path: Path, apart: bool) -> None:
     places = [tmp_path / name if apart else tmp_path for name in "AB"]
     first = Member(places[0], "A")
     second = Member(places[1], "B", at=NOON + timedelta(seconds=0.5))
@@ -249,7 +249,7 @@ def test_clock_set_back_keeps_event_order(tmp_path: Path) -> None:
     assert steps(kept(tmp_path)) == [("A", 1), ("A", 2), ("A", 3)]
 
 
-def test_a_reader_follows_files_that_grow_and_members_that_come(tmp_path: Path) -> None:
+def test_reader_follows_growing_and_new_files(tmp_path: Path) -> None:
     first = Member(tmp_path / "a", "A")
     reader = EventReader([tmp_path])
     assert len(list(reader.read())) == 1
@@ -260,7 +260,7 @@ def test_a_reader_follows_files_that_grow_and_members_that_come(tmp_path: Path) 
     second.say("trained", after=1, step=1)
     assert steps(list(reader.read())) == [("A", 1), ("B", 1)]
     path = sorted((tmp_path / "a").iterdir())[-1]
-    line = json.dumps({"at": NOON.isoformat(), **plain(said("trained", step=2))}).encode()
+    line = json.dumps({"at": NOON.isoformat(), **plain(sample_event("trained", step=2))}).encode()
     with path.open("ab", buffering=0) as file:
         file.write(line[:30])
         assert list(reader.read()) == []
@@ -284,7 +284,7 @@ BAD = [
 
 
 @pytest.mark.parametrize("bad", BAD, ids=range(len(BAD)))
-def test_a_line_that_is_no_event_is_passed_over_and_said(tmp_path: Path, bad: bytes) -> None:
+def test_reader_skips_and_reports_invalid_line(tmp_path: Path, bad: bytes) -> None:
     member = Member(tmp_path, "A")
     member.say("trained", step=1)
     (path,) = tmp_path.iterdir()
@@ -311,9 +311,11 @@ def test_endless_line_uses_bounded_memory(tmp_path: Path, size: int) -> None:
     ]
 
 
-def test_events_of_nobody_are_passed_over(tmp_path: Path) -> None:
+def test_reader_skips_events_without_header(tmp_path: Path) -> None:
     path = tmp_path / "headless.jsonl"
-    path.write_text(json.dumps({"at": NOON.isoformat(), **plain(said("trained", step=1))}) + "\n")
+    path.write_text(
+        json.dumps({"at": NOON.isoformat(), **plain(sample_event("trained", step=1))}) + "\n"
+    )
     reader = EventReader([path])
     assert list(reader.read()) == []
     assert "line 1" in reader.notes()[0]
@@ -321,19 +323,19 @@ def test_events_of_nobody_are_passed_over(tmp_path: Path) -> None:
 
 @given(st.lists(st.binary(max_size=200), max_size=20))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-def test_no_bytes_in_a_file_bring_a_reader_down(tmp_path: Path, lines: list[bytes]) -> None:
+def test_reader_survives_random_bytes(tmp_path: Path, lines: list[bytes]) -> None:
     path = tmp_path / "any.jsonl"
     path.write_bytes(b"\n".join(lines))
     reader = EventReader([path])
     assert list(reader.read()) == []
 
 
-def test_a_place_that_is_not_there_is_said(tmp_path: Path) -> None:
+def test_reader_of_missing_place_raises(tmp_path: Path) -> None:
     with pytest.raises(NoEvents, match="no such file"):
         EventReader([tmp_path / "nowhere"])
 
 
-def test_what_is_told_in_one_object_is_read_back_as_it_was(tmp_path: Path) -> None:
+def test_event_objects_are_read_back_unchanged(tmp_path: Path) -> None:
     """Write an event of each kind, from two members into one file."""
     for name in "AB":
         member = Member(tmp_path / "events", name, tier=1, at=NOON + timedelta(seconds=ord(name)))
@@ -350,6 +352,8 @@ def test_what_is_told_in_one_object_is_read_back_as_it_was(tmp_path: Path) -> No
     ]
 
 
-def test_the_teller_s_names_are_no_event_s() -> None:
+def test_event_fields_never_use_header_names() -> None:
     for kind in KINDS:
-        assert not {"at", "run", "member", "member_tier", "client"} & plain(said(kind)).keys()
+        assert (
+            not {"at", "run", "member", "member_tier", "client"} & plain(sample_event(kind)).keys()
+        )

@@ -24,7 +24,7 @@ from aftermath.events.event_types import Event, Warning
 from aftermath.events.plot import loss_line, sparkline
 from aftermath.events.printable import json_text, printable
 from aftermath.events.stream import Events, LogWarnings, line_of
-from events.sample_events import KINDS, said
+from events.sample_events import KINDS, sample_event
 
 EVIL = "a[/b]\x1b[2J\x1b]0;owned\x07\u202egpj.exe\r"
 NOON = datetime(2026, 11, 21, 12, 0, 0, 250_000, tzinfo=UTC)
@@ -49,7 +49,7 @@ def test_full_disk_under_log_and_stderr_costs_only_the_log(monkeypatch: pytest.M
 
 
 @given(st.text())
-def test_nothing_that_steers_a_terminal_is_left(text: str) -> None:
+def test_printable_text_has_no_terminal_codes(text: str) -> None:
     shown = printable(text)
     assert len(shown) == len(text)
     assert not any(ord(character) < 32 or 127 <= ord(character) < 160 for character in shown)
@@ -58,13 +58,13 @@ def test_nothing_that_steers_a_terminal_is_left(text: str) -> None:
 
 
 @given(st.dictionaries(st.text(), st.text()))
-def test_json_text_escapes_and_keeps_what_it_means(value: dict[str, str]) -> None:
+def test_json_text_escapes_and_keeps_its_value(value: dict[str, str]) -> None:
     document = json_text(value, indent=1)
     assert document == printable(document, keep="\n")
     assert json.loads(document) == value
 
 
-def test_every_kind_of_event_is_read_back_from_a_file() -> None:
+def test_every_event_kind_is_read_back_from_file() -> None:
     made = {
         kind
         for kind in vars(event_types).values()
@@ -80,17 +80,17 @@ def test_every_kind_of_event_is_read_back_from_a_file() -> None:
         ("numba is not installed", "using PyTorch kernels: numba is not installed"),
     ],
 )
-def test_what_encodes_results_is_one_line(missing: str | None, line: str) -> None:
+def test_kernel_event_prints_one_line(missing: str | None, line: str) -> None:
     out = io.StringIO()
     lines = ConsoleLines(Console(file=out, width=120), lambda: NOON)
-    lines(said("compiling"))
-    lines(said("kernels", missing=missing))
+    lines(sample_event("compiling"))
+    lines(sample_event("kernels", missing=missing))
     compiling, ending = out.getvalue().splitlines()
     assert "compiling kernels for this machine" in compiling
     assert line in ending
 
 
-def test_ordinary_text_stays() -> None:
+def test_printable_keeps_ordinary_text() -> None:
     assert printable("Grüße, 世界 – 1 → 2") == "Grüße, 世界 – 1 → 2"
     assert printable("a\nb", keep="\n") == "a\nb"
     assert json_text("Grüße, 世界 \N{FAMILY}") == '"Grüße, 世界 \N{FAMILY}"'
@@ -102,7 +102,7 @@ def _drawn(thing: object) -> str:
     return out.getvalue()
 
 
-def test_names_of_runs_cannot_steer_the_terminal_of_a_command() -> None:
+def test_run_names_in_tables_are_escaped() -> None:
     for table in (listing(["run", "name"], [[EVIL, [EVIL, EVIL]]]), facts({"name": EVIL})):
         shown = _drawn(table)
         assert "a[/b]" in shown
@@ -111,14 +111,14 @@ def test_names_of_runs_cannot_steer_the_terminal_of_a_command() -> None:
         assert "\u202e" not in shown
 
 
-def test_a_table_on_a_narrow_terminal_has_all_of_what_is_copied() -> None:
+def test_table_on_narrow_terminal_keeps_copyable_values() -> None:
     wallet = "4vHBmwGHnHQHTB8DGvbsByPimV1auSND465FymNk4LL3"
     out = io.StringIO()
     Console(width=40, file=out).print(listing(["seat", "wallet"], [[0, wallet]]))
     assert "".join(line[6:].strip() for line in out.getvalue().splitlines()[1:]) == wallet
 
 
-def test_what_a_module_warns_of_is_an_event_in_one_line() -> None:
+def test_module_warning_is_one_line_event() -> None:
     seen: list[Any] = []
     log = logging.Logger("test")
     log.addHandler(LogWarnings(Events(lambda: 1.5, [seen.append])))
@@ -134,34 +134,36 @@ def test_what_a_module_warns_of_is_an_event_in_one_line() -> None:
     ]
 
 
-def test_nor_that_of_a_member() -> None:
+def test_member_text_in_lines_is_escaped() -> None:
     out = io.StringIO()
     lines = ConsoleLines(Console(file=out, width=200), lambda: NOON)
-    lines(said("warning", message=f"{EVIL}\nand its fix"))
+    lines(sample_event("warning", message=f"{EVIL}\nand its fix"))
     assert "a[/b]" in out.getvalue()
     assert "\x1b" not in out.getvalue()
 
 
-def test_a_log_of_lines_reads_from_the_first_to_the_last() -> None:
+def test_console_lines_read_in_order() -> None:
     out = io.StringIO()
     lines = ConsoleLines(Console(file=out, width=200), lambda: NOON)
     events: list[Event] = [
-        said("started", run_id="demo", tier=1, wallet="Wal1et", version="0.1.0"),
-        said("measuring", tier=1, parameters=672_896, limit=10.0),
-        said("measured", weight=1_579, seconds=1.2),
-        said("joined", seat=0, tier=1, weight=1_579, epoch=0),
-        said("state", epoch=0, state="WAITING_FOR_MEMBERS", step=0, total_steps=120, since=5),
-        said("model", source="the checkpoint", step=0),
-        said("round", epoch=0, height=0, step=1, since=6),
-        said("trained", epoch=0, height=0, step=1, loss=5.75, tokens_per_sec=3678.4),
-        said("round", epoch=0, height=1, step=2, since=7),
-        said("trained", epoch=0, height=1, step=2, loss=None, tokens_per_sec=3678.4),
-        said("applied", epoch=0, height=0, step=1, results=1),
-        said("applied", epoch=0, height=1, step=2, results=3),
-        said("checkpoint", step=120, path="/kept/demo-step120"),
-        said("leaving"),
-        said("left"),
-        said("finished", step=120),
+        sample_event("started", run_id="demo", tier=1, wallet="Wal1et", version="0.1.0"),
+        sample_event("measuring", tier=1, parameters=672_896, limit=10.0),
+        sample_event("measured", weight=1_579, seconds=1.2),
+        sample_event("joined", seat=0, tier=1, weight=1_579, epoch=0),
+        sample_event(
+            "state", epoch=0, state="WAITING_FOR_MEMBERS", step=0, total_steps=120, since=5
+        ),
+        sample_event("model", source="the checkpoint", step=0),
+        sample_event("round", epoch=0, height=0, step=1, since=6),
+        sample_event("trained", epoch=0, height=0, step=1, loss=5.75, tokens_per_sec=3678.4),
+        sample_event("round", epoch=0, height=1, step=2, since=7),
+        sample_event("trained", epoch=0, height=1, step=2, loss=None, tokens_per_sec=3678.4),
+        sample_event("applied", epoch=0, height=0, step=1, results=1),
+        sample_event("applied", epoch=0, height=1, step=2, results=3),
+        sample_event("checkpoint", step=120, path="/kept/demo-step120"),
+        sample_event("leaving"),
+        sample_event("left"),
+        sample_event("finished", step=120),
     ]
     for event in events:
         lines(event)
@@ -187,21 +189,21 @@ def test_a_log_of_lines_reads_from_the_first_to_the_last() -> None:
 @pytest.mark.parametrize(
     ("event", "line"),
     [
-        (said("left"), "2026-11-21T12:00:00.250Z INFO    left the run"),
+        (sample_event("left"), "2026-11-21T12:00:00.250Z INFO    left the run"),
         (
-            said("warning", message="[b]slow[/b]\nfix it"),
+            sample_event("warning", message="[b]slow[/b]\nfix it"),
             "2026-11-21T12:00:00.250Z WARNING [b]slow[/b]\n    fix it",
         ),
         (
-            said("error", message="full"),
+            sample_event("error", message="full"),
             "2026-11-21T12:00:00.250Z ERROR   ends with an error: full",
         ),
         (
-            said("dropped", seats=[2], height=4),
+            sample_event("dropped", seats=[2], height=4),
             "2026-11-21T12:00:00.250Z INFO    the member in seat 2 did not deliver and is dropped",
         ),
         (
-            said("dropped", seats=[2, 5], height=4),
+            sample_event("dropped", seats=[2, 5], height=4),
             "2026-11-21T12:00:00.250Z INFO    "
             "the members in seats 2, 5 did not deliver and are dropped",
         ),
@@ -218,13 +220,15 @@ def test_log_line_has_utc_time_and_level_word(event: Event, line: str) -> None:
     assert written["at"] == "2026-11-21T12:00:00.250+00:00"
 
 
-def test_one_thing_is_told_as_one() -> None:
+def test_console_lines_use_singular_for_one() -> None:
     out = io.StringIO()
     lines = ConsoleLines(Console(file=out, width=200), lambda: NOON)
     for event in (
-        said("measured", weight=1, seconds=60.0),
-        said("traffic", peers=1, sent=1, received=1, costs={"transactions": 1, "lamports": 5000}),
-        said("finished", step=1),
+        sample_event("measured", weight=1, seconds=60.0),
+        sample_event(
+            "traffic", peers=1, sent=1, received=1, costs={"transactions": 1, "lamports": 5000}
+        ),
+        sample_event("finished", step=1),
     ):
         lines(event)
     assert "this machine declares 1 sequence a minute" in out.getvalue()
@@ -237,7 +241,7 @@ def test_one_thing_is_told_as_one() -> None:
     ]
 
 
-def test_a_spark_line_has_its_ends_at_the_lowest_and_highest() -> None:
+def test_spark_line_ends_are_lowest_and_highest() -> None:
     assert sparkline([]) == ""
     assert sparkline([1.0]) == "▁"
     assert sparkline([3.0, 1.0, 2.0]) == "█▁▅"
@@ -245,7 +249,7 @@ def test_a_spark_line_has_its_ends_at_the_lowest_and_highest() -> None:
 
 @pytest.mark.parametrize("width", [60, 76, 196])
 @pytest.mark.parametrize("steps", [2, 7, 120, 5000])
-def test_a_course_says_what_it_draws(steps: int, width: int) -> None:
+def test_loss_line_labels_equal_first_and_last_bar(steps: int, width: int) -> None:
     """The labels are the values of the first and the last bar, whatever is left out between
     them.
     """
@@ -260,7 +264,7 @@ def test_a_course_says_what_it_draws(steps: int, width: int) -> None:
     )
 
 
-def test_a_course_draws_all_of_it() -> None:
+def test_loss_line_draws_all_steps() -> None:
     """Half of the steps are high and half are low, and so are the bars."""
     shown = loss_line([(step, 6.0 if step <= 500 else 3.0) for step in range(1, 1001)], 76)
     bars = shown.removeprefix("loss, steps 1 to 1000:  6.000 ").removesuffix(" 3.000")
@@ -268,6 +272,6 @@ def test_a_course_draws_all_of_it() -> None:
     assert bars == "█" * bars.count("█") + "▁" * bars.count("▁")
 
 
-def test_a_course_of_one_step_or_none() -> None:
+def test_loss_line_of_one_or_no_step_is_a_sentence() -> None:
     assert loss_line([], 70) == "no loss yet"
     assert loss_line([(4, 2.5)], 70) == "loss at step 4: 2.500"

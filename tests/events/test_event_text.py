@@ -11,7 +11,7 @@ from aftermath.events.stream import plain
 from aftermath.events.text import Sentences
 
 
-def test_what_a_member_is_known_by_is_called_as_it_is_there() -> None:
+def test_member_names_in_text_equal_their_source() -> None:
     started = event_types.MemberStarted(run_id="demo", tier=0, wallet="Key1", version="1")
     assert Sentences().of(started) == "run demo, tier 0, wallet Key1, aftermath 1"
     assert "key" not in plain(started), "as it was before there was another"
@@ -37,7 +37,7 @@ def test_what_a_member_is_known_by_is_called_as_it_is_there() -> None:
         ),
     ],
 )
-def test_finished_run_names_the_model_only_of_its_last_step(
+def test_finished_run_names_model_only_of_its_last_step(
     checkpoint: str | None, step: int | None, end: str
 ) -> None:
     """Events of an older version have no `checkpoint_step`."""
@@ -45,7 +45,7 @@ def test_finished_run_names_the_model_only_of_its_last_step(
     assert Sentences().of(finished) == f"the run is finished: 6 steps{end}"
 
 
-def test_the_fix_in_a_warning_is_seen_to_belong_to_it() -> None:
+def test_warning_text_separates_fix() -> None:
     full = AftermathError("0 bytes are free", "Free some space")
     assert Sentences().of(event_types.Warning(message=f"no checkpoint was kept: {full}")) == (
         "[yellow]no checkpoint was kept: 0 bytes are free\n    Free some space[/yellow]"

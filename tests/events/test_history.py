@@ -15,7 +15,7 @@ import pytest
 from aftermath.events.history import EventHistory
 from aftermath.events.plot import run_plot, step_plot
 from aftermath.events.reader import EventOrigin, EventRecord
-from events.sample_events import said
+from events.sample_events import sample_event
 
 NOON = datetime(2026, 11, 21, 12, 0, 0, tzinfo=UTC)
 
@@ -30,7 +30,7 @@ class Run:
     def say(self, wallet: str, kind: str, **fields: Any) -> None:
         self.now += timedelta(seconds=1)
         about = EventOrigin("demo", wallet, int(wallet[-1]), "0.1.0")
-        self.history.take(EventRecord(self.now, about, said(kind, **fields), Path("x")))
+        self.history.take(EventRecord(self.now, about, sample_event(kind, **fields), Path("x")))
 
     def start(self, *wallets: str) -> None:
         for seat, wallet in enumerate(wallets):
@@ -44,7 +44,7 @@ class Run:
             self.say(wallet, "traffic", sent=1000 * step)
 
 
-def test_losses_are_weighed_by_tokens_and_told_by_tier() -> None:
+def test_losses_are_weighted_by_tokens_per_tier() -> None:
     run = Run()
     run.start("a0", "b1", "c1")
     run.step(1, a0=4.0, b1=5.0)
@@ -58,7 +58,7 @@ def test_losses_are_weighed_by_tokens_and_told_by_tier() -> None:
 @pytest.mark.parametrize(
     "starts", [("started", "run_found"), ("run_found",)], ids=["both", "of the run alone"]
 )
-def test_second_process_counts_once_as_a_return(starts: tuple[str, ...]) -> None:
+def test_second_process_counts_once_as_return(starts: tuple[str, ...]) -> None:
     run = Run()
     for step in (1, 2):
         for kind in starts:
@@ -68,7 +68,7 @@ def test_second_process_counts_once_as_a_return(starts: tuple[str, ...]) -> None
     assert run.history.sent_by_tier() == {0: [(1, 1000.0), (2, 3000.0)]}
 
 
-def test_epochs_begin_with_the_first_step_that_anybody_told_of() -> None:
+def test_epochs_begin_with_first_reported_step() -> None:
     run = Run()
     run.start("a0", "b1")
     for step in range(1, 25):
@@ -76,7 +76,7 @@ def test_epochs_begin_with_the_first_step_that_anybody_told_of() -> None:
     assert run.history.epochs == {0: 1, 1: 10, 2: 20}
 
 
-def test_bytes_continue_when_a_restarted_process_counts_from_0() -> None:
+def test_bytes_continue_after_restart_of_process() -> None:
     run = Run()
     run.start("a0", "b1")
     run.step(1, a0=1.0, b1=1.0)
@@ -91,7 +91,7 @@ def test_bytes_continue_when_a_restarted_process_counts_from_0() -> None:
 
 
 @pytest.mark.parametrize("reported", [True, False])
-def test_a_member_that_died_and_came_back_is_marked(reported: bool) -> None:
+def test_died_and_returned_member_is_marked(reported: bool) -> None:
     run = Run()
     run.start("a0", "b1")
     run.step(1, a0=1.0, b1=1.0)
@@ -106,7 +106,7 @@ def test_a_member_that_died_and_came_back_is_marked(reported: bool) -> None:
 
 
 @pytest.mark.parametrize("seat", [None, 1, 2], ids=["not joined", "same seat", "other seat"])
-def test_drop_reported_after_the_restart_adds_no_mark(seat: int | None) -> None:
+def test_drop_reported_after_restart_adds_no_mark(seat: int | None) -> None:
     run = Run()
     run.start("a0", "b1")
     run.step(1, a0=1.0, b1=1.0)
@@ -119,7 +119,7 @@ def test_drop_reported_after_the_restart_adds_no_mark(seat: int | None) -> None:
     assert run.history.marks == [(1, "b1 gone"), (3, "b1 back")]
 
 
-def test_loss_in_a_former_seat_is_not_the_member_that_moved() -> None:
+def test_loss_in_former_seat_is_not_of_moved_member() -> None:
     run = Run()
     run.start("a0", "b1")
     run.step(1, a0=1.0, b1=1.0)
@@ -135,7 +135,7 @@ def test_loss_in_a_former_seat_is_not_the_member_that_moved() -> None:
     ]
 
 
-def test_going_by_itself_is_no_death() -> None:
+def test_member_leaving_by_itself_is_not_marked_dead() -> None:
     run = Run()
     run.start("a0", "b1", "c2")
     run.step(1, a0=1.0, b1=1.0, c2=1.0)
@@ -172,7 +172,7 @@ def _texts(path: Path) -> str:
 
 
 @pytest.mark.parametrize("suffix", [".png", ".svg"])
-def test_a_plot_has_tiers_epochs_bytes_and_what_happened(tmp_path: Path, suffix: str) -> None:
+def test_run_plot_has_tiers_epochs_bytes_and_marks(tmp_path: Path, suffix: str) -> None:
     run = Run()
     run.start("a0", "b1")
     for step in range(1, 30):
@@ -204,7 +204,7 @@ def test_a_plot_has_tiers_epochs_bytes_and_what_happened(tmp_path: Path, suffix:
         assert f"<!-- {text}" in drawn or f"<!--  {text}" in drawn, text
 
 
-def test_step_plot_is_a_png_of_its_size(tmp_path: Path) -> None:
+def test_step_plot_is_png_of_its_size(tmp_path: Path) -> None:
     path = tmp_path / "loss.png"
     step_plot(
         path,
@@ -223,7 +223,7 @@ def _strokes(path: Path) -> int:
     return sum(line.count("M") for line in found)
 
 
-def test_a_line_does_not_join_what_nobody_told(tmp_path: Path) -> None:
+def test_plot_line_has_gap_for_missing_steps(tmp_path: Path) -> None:
     path = tmp_path / "loss.svg"
     whole = [(step, 5 - step / 20) for step in range(1, 40)]
     for gap, strokes in ((range(0), 1), (range(12, 14), 1), (range(12, 30), 2)):
@@ -262,7 +262,7 @@ def test_four_close_marks_do_not_cover_each_other(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_long_run_s_plot_is_not_covered_with_words(tmp_path: Path) -> None:
+def test_plot_of_long_run_limits_labels(tmp_path: Path) -> None:
     epochs = {epoch: 10 * epoch + 1 for epoch in range(500)}
     marks = [(step, f"seat {step} dropped") for step in range(100)]
     path = tmp_path / "loss.svg"

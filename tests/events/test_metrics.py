@@ -20,7 +20,7 @@ from aftermath.localnet.free_ports import free_ports
 from aftermath.rules.state import RunState
 from aftermath.train.settings import TrainSettings
 from aftermath.train.sinks import events_of
-from events.sample_events import KINDS, said
+from events.sample_events import KINDS, sample_event
 
 ROOT = Path(__file__).parents[2]
 NOON = datetime(2026, 11, 21, 12, 0, 0, tzinfo=UTC)
@@ -59,17 +59,19 @@ def names() -> set[str]:
     }
 
 
-def test_what_a_member_tells_is_served_while_it_lives() -> None:
+def test_metrics_are_served_while_member_runs() -> None:
     port = free_ports("127.0.0.1", 1)
     with contextlib.ExitStack() as stack:
         events = events_of(TrainSettings(run_id=OWN["run"], metrics_port=port), stack)
         assert scraped(port) == {}
-        events.emit(said("started", run_id=OWN["run"], wallet="Wal1et", tier=1, version="0.1.0"))
-        events.emit(said("state", epoch=2, state="WARMUP", step=39, total_steps=120))
+        events.emit(
+            sample_event("started", run_id=OWN["run"], wallet="Wal1et", tier=1, version="0.1.0")
+        )
+        events.emit(sample_event("state", epoch=2, state="WARMUP", step=39, total_steps=120))
         for step in (40, 41):
-            events.emit(said("round", epoch=2, step=step))
+            events.emit(sample_event("round", epoch=2, step=step))
             events.emit(
-                said(
+                sample_event(
                     "trained",
                     step=step,
                     loss=4.0 - step / 100,
@@ -78,20 +80,24 @@ def test_what_a_member_tells_is_served_while_it_lives() -> None:
                     seconds=1.5,
                 )
             )
-            events.emit(said("applied", step=step, results=3, waited=0.25, seconds=0.5))
+            events.emit(sample_event("applied", step=step, results=3, waited=0.25, seconds=0.5))
             costs = {"transactions": step - 39, "lamports": 5000 * (step - 39)}
             events.emit(
-                said("traffic", sent=1000 * step, received=2000 * step, peers=2, costs=costs)
+                sample_event(
+                    "traffic", sent=1000 * step, received=2000 * step, peers=2, costs=costs
+                )
             )
-        events.emit(said("trained", step=42, loss=None, tokens=500, tokens_per_sec=99.5))
-        events.emit(said("fetch_failed"))
-        events.emit(said("refused"))
-        events.emit(said("dropped", seats=[3, 4]))
-        events.emit(said("warning", message="trouble"))
+        events.emit(sample_event("trained", step=42, loss=None, tokens=500, tokens_per_sec=99.5))
+        events.emit(sample_event("fetch_failed"))
+        events.emit(sample_event("refused"))
+        events.emit(sample_event("dropped", seats=[3, 4]))
+        events.emit(sample_event("warning", message="trouble"))
         for network in (100, 250):
             machine = {"cpu": 12.5, "resident": 1 << 30, "available": 2 << 30, "disk_free": 3 << 30}
             network_told = {"network_sent": network, "network_received": 2 * network}
-            events.emit(said("machine", **machine, **network_told, gpus=[{"number": 0}, GPU]))
+            events.emit(
+                sample_event("machine", **machine, **network_told, gpus=[{"number": 0}, GPU])
+            )
         found = scraped(port)
         none: frozenset[tuple[str, str]] = frozenset()
         expected = {
@@ -155,10 +161,10 @@ def test_metrics_accept_every_event_in_any_order() -> None:
     metrics = Metrics(lambda: NOON)
     for _ in range(2):
         for kind in KINDS:
-            metrics(said(kind))
+            metrics(sample_event(kind))
 
 
-def test_a_port_that_cannot_be_had_is_said_with_its_option() -> None:
+def test_taken_metrics_port_error_names_option() -> None:
     port = free_ports("127.0.0.1", 1)
     settings = TrainSettings(run_id="demo", metrics_port=port)
     with contextlib.ExitStack() as stack:
@@ -167,12 +173,12 @@ def test_a_port_that_cannot_be_had_is_said_with_its_option() -> None:
             events_of(settings, stack)
 
 
-def test_the_page_has_every_metric_and_no_other() -> None:
+def test_metrics_page_lists_exactly_all_metrics() -> None:
     page = (ROOT / "docs/operations.md").read_text()
     assert set(re.findall(r"`(aftermath_\w+)", page)) == names()
 
 
-def test_the_dashboard_asks_for_every_metric_and_no_other() -> None:
+def test_dashboard_queries_exactly_all_metrics() -> None:
     dashboard = json.loads((ROOT / "config/grafana/aftermath.json").read_text())
     asked = {target["expr"] for panel in dashboard["panels"] for target in panel["targets"]}
     assert set(re.findall(r"aftermath_\w+", " ".join(asked))) == names()

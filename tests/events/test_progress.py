@@ -5,21 +5,21 @@ from __future__ import annotations
 import pytest
 
 from aftermath.events.progress import Progress, span
-from events.sample_events import said
+from events.sample_events import sample_event
 
 
 def state(progress: Progress, step: int, name: str = "WARMUP", total: int = 100) -> None:
-    progress.take(said("state", state=name, step=step, total_steps=total))
+    progress.take(sample_event("state", state=name, step=step, total_steps=total))
 
 
 def rounds(progress: Progress, first: int, last: int, at: int, seconds: int) -> None:
     """Rounds that train the steps from `first` to `last`."""
     for step in range(first, last + 1):
         since = at + (step - first) * seconds
-        progress.take(said("round", step=step, since=since))
+        progress.take(sample_event("round", step=step, since=since))
 
 
-def test_nothing_is_foretold_before_some_steps_were_seen() -> None:
+def test_progress_before_some_steps_has_no_forecast() -> None:
     progress = Progress()
     assert progress.words() == "no step yet"
     state(progress, 40)
@@ -30,7 +30,7 @@ def test_nothing_is_foretold_before_some_steps_were_seen() -> None:
     assert progress.words() == "step 43 of 100, 6 min left"  # 57 steps of 6 seconds
 
 
-def test_the_time_between_epochs_counts_and_a_pause_does_not() -> None:
+def test_progress_counts_epoch_breaks_but_not_pauses() -> None:
     progress = Progress()
     state(progress, 0)
     rounds(progress, 1, 11, 0, 1)
@@ -43,7 +43,7 @@ def test_the_time_between_epochs_counts_and_a_pause_does_not() -> None:
     assert progress.left == pytest.approx(77)
 
 
-def test_rewound_run_restarts_its_count() -> None:
+def test_progress_of_rewound_run_restarts() -> None:
     progress = Progress()
     state(progress, 50)
     rounds(progress, 51, 60, 0, 1)
@@ -51,12 +51,12 @@ def test_rewound_run_restarts_its_count() -> None:
     assert progress.words() == "step 20 of 100"
 
 
-def test_the_drain_round_and_the_end_are_the_last_step() -> None:
+def test_progress_of_drain_round_is_last_step() -> None:
     progress = Progress()
     state(progress, 90)
     rounds(progress, 91, 101, 0, 1)  # the drain round is about a step that is never trained
     assert progress.words() == "step 100 of 100"
-    progress.take(said("finished", step=100))
+    progress.take(sample_event("finished", step=100))
     assert progress.words() == "step 100 of 100"
 
 
@@ -73,5 +73,5 @@ def test_the_drain_round_and_the_end_are_the_last_step() -> None:
         (200_000, "2 days"),
     ],
 )
-def test_a_time_reads_as_people_say_it(seconds: float, words: str) -> None:
+def test_time_span_is_readable(seconds: float, words: str) -> None:
     assert span(seconds) == words

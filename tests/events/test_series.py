@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aftermath.events.trackers import Row, Series
-from events.sample_events import KINDS, said
+from events.sample_events import KINDS, sample_event
 from events.test_metrics import GPU
 
 ROOT = Path(__file__).parents[2]
@@ -25,14 +25,14 @@ def rows(*events: Any) -> list[Row]:
     return [row for event in events if (row := series.take(event)) is not None]
 
 
-def test_the_page_has_every_series_and_no_other() -> None:
+def test_series_page_lists_exactly_all_series() -> None:
     everything = rows(
-        *(said(kind) for kind in KINDS),
-        said("trained", loss=1.0),
-        said("traffic", costs={"transactions": 1, "lamports": 5000}),
-        said("machine", gpus=[GPU]),
-        said("evaluated", task="source-choice", metric="acc"),
-        said("optimizer", levels={0: {"norm": 1.0}}),
+        *(sample_event(kind) for kind in KINDS),
+        sample_event("trained", loss=1.0),
+        sample_event("traffic", costs={"transactions": 1, "lamports": 5000}),
+        sample_event("machine", gpus=[GPU]),
+        sample_event("evaluated", task="source-choice", metric="acc"),
+        sample_event("optimizer", levels={0: {"norm": 1.0}}),
     )
     told = {name for row in everything for name in row.numbers}
     stand_for = {
@@ -51,42 +51,44 @@ def test_the_page_has_every_series_and_no_other() -> None:
     }
 
 
-def test_a_row_is_at_the_step_that_it_is_about() -> None:
+def test_series_row_belongs_to_its_step() -> None:
     told = rows(
-        said("state", step=7, epoch=1),
-        said("machine", cpu=3.0),
-        said("trained", step=9, epoch=1, tokens=10, tokens_per_sec=5.0, loss=2.5),
-        said("evaluated", step=4, task="t", metric="acc", value=0.25),
-        said("traffic", peers=3),
-        said("state", step=5),
-        said("traffic", peers=2),
+        sample_event("state", step=7, epoch=1),
+        sample_event("machine", cpu=3.0),
+        sample_event("trained", step=9, epoch=1, tokens=10, tokens_per_sec=5.0, loss=2.5),
+        sample_event("evaluated", step=4, task="t", metric="acc", value=0.25),
+        sample_event("traffic", peers=3),
+        sample_event("state", step=5),
+        sample_event("traffic", peers=2),
     )
     assert [row.step for row in told] == [7, 9, 4, 9, 5]
     assert (told[1].numbers["loss"], told[1].numbers["tokens"]) == (2.5, 10)
     assert told[2].numbers == {"eval/t/acc": 0.25}
 
 
-def test_a_share_without_a_loss_has_no_number_for_it() -> None:
-    (row,) = rows(said("trained", loss=None, tokens=3))
+def test_series_row_without_loss_omits_it() -> None:
+    (row,) = rows(sample_event("trained", loss=None, tokens=3))
     assert "loss" not in row.numbers
     assert row.numbers["tokens"] == 3
 
 
 @given(st.integers(1, 20))
 def test_refused_peer_data_adds_no_rows(times: int) -> None:
-    flood = [said(kind) for kind in ("refused", "fetch_failed", "warning") for _ in range(times)]
-    (row,) = rows(*flood, said("dropped", seats=[1, 2]), said("trained"))
+    flood = [
+        sample_event(kind) for kind in ("refused", "fetch_failed", "warning") for _ in range(times)
+    ]
+    (row,) = rows(*flood, sample_event("dropped", seats=[1, 2]), sample_event("trained"))
     counted = {"refused": times, "fetch_failures": times, "warnings": times, "members_dropped": 2}
     assert counted.items() <= row.numbers.items()
 
 
 @given(NUMBERS, NUMBERS, NUMBERS)
-def test_every_number_is_finite(one: float, two: float, three: float) -> None:
+def test_series_numbers_are_all_finite(one: float, two: float, three: float) -> None:
     told = rows(
-        said("trained", loss=one, tokens_per_sec=two, seconds=three),
-        said("evaluated", value=one),
-        said("optimizer", levels={0: {"norm": two, "none": None}}),
-        said("machine", cpu=three),
+        sample_event("trained", loss=one, tokens_per_sec=two, seconds=three),
+        sample_event("evaluated", value=one),
+        sample_event("optimizer", levels={0: {"norm": two, "none": None}}),
+        sample_event("machine", cpu=three),
     )
     assert all(math.isfinite(number) for row in told for number in row.numbers.values())
     assert all(row.numbers for row in told)

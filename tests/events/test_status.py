@@ -57,7 +57,7 @@ def run_of(state: RunState, round_: dict[str, Any] | None = None, **given: Any) 
     )
 
 
-def test_a_halted_run_says_who_can_change_that_and_no_time_runs() -> None:
+def test_status_of_halted_run_names_command_without_deadline() -> None:
     for state, word in (
         (RunState.UNINITIALIZED, "update-config"),
         (RunState.PAUSED, "set-paused resume"),
@@ -88,7 +88,7 @@ def test_new_run_waits_for_config_and_then_start() -> None:
     assert line(at(RunState.FINISHED)).endswith("; waits for nothing: 100 steps are trained")
 
 
-def test_before_there_are_enough_it_says_how_many_are_missing() -> None:
+def test_status_of_waiting_run_counts_missing_members() -> None:
     few = at(
         RunState.WAITING_FOR_MEMBERS, members_=members(1, pending=True, state=MemberState.IDLE)
     )
@@ -102,7 +102,7 @@ def test_before_there_are_enough_it_says_how_many_are_missing() -> None:
     assert enough.deadline == 3
 
 
-def test_why_the_last_epoch_ended_is_said() -> None:
+def test_status_names_reason_of_last_epoch_end() -> None:
     reasons = [reason for reason in ExitReason if reason is not ExitReason.NONE]
     stay = members(3, pending=True, state=MemberState.IDLE)
     told = {
@@ -114,7 +114,7 @@ def test_why_the_last_epoch_ended_is_said() -> None:
 
 
 @pytest.mark.parametrize("reason", [ExitReason.NO_ATTESTATION, ExitReason.QUORUM_MISSING])
-def test_witnesses_are_not_silent_if_everyone_left(reason: ExitReason) -> None:
+def test_status_after_all_left_names_no_silent_witness(reason: ExitReason) -> None:
     """A newcomer that waits is nobody of the last epoch."""
     seats = {
         number: builders.seat(number, state=MemberState.IDLE, last_epoch=6) for number in range(3)
@@ -153,13 +153,13 @@ def test_witnesses_are_not_silent_if_everyone_left(reason: ExitReason) -> None:
         ),
     ],
 )
-def test_votes_are_counted(state: RunState, attestations: int, words: str, deadline: int) -> None:
+def test_status_counts_votes(state: RunState, attestations: int, words: str, deadline: int) -> None:
     found = at(state, round_={"attestations": attestations, "height": 4})
     assert found.waits == (words,)
     assert found.deadline == deadline
 
 
-def test_a_cooldown_waits_for_hashes_and_a_checkpoint() -> None:
+def test_status_of_cooldown_names_hashes_and_checkpoint() -> None:
     given = {"step": 41, "levels": 3}
     nothing = at(RunState.COOLDOWN, **given)
     assert nothing.waits == (
@@ -186,7 +186,7 @@ def test_a_cooldown_waits_for_hashes_and_a_checkpoint() -> None:
     )
 
 
-def test_missed_deadline_asks_for_a_tick() -> None:
+def test_status_after_missed_deadline_asks_for_tick() -> None:
     late = at(RunState.WARMUP, now=BEGAN + 60 + 14)
     assert late.deadline == -14
     assert not any("tick" in sentence for sentence in late.waits)
@@ -215,7 +215,7 @@ def test_standing_without_tick_or_answer_gives_no_tick_advice(
     assert ("no answer; last known state" in line(overdue)) == ("silent" in options)
 
 
-def test_a_pause_to_come_is_said() -> None:
+def test_status_names_pending_pause() -> None:
     assert (
         "the pause begins that its owner wants"
         in at(RunState.ROUND_TRAIN, pending_pause=True).waits[-1]
@@ -225,7 +225,7 @@ def test_a_pause_to_come_is_said() -> None:
     )
 
 
-def test_the_time_that_is_left_is_that_of_the_epoch_s_pace() -> None:
+def test_status_remaining_time_follows_epochs_pace() -> None:
     given = {"start_step": 11, "epoch_started_at": BEGAN - 40}
     assert at(RunState.ROUND_TRAIN, step=13, **given).left is None, (
         "two steps say nothing of a pace"
@@ -234,7 +234,7 @@ def test_the_time_that_is_left_is_that_of_the_epoch_s_pace() -> None:
     assert at(RunState.COOLDOWN, step=21, **given).left is None
 
 
-def test_members_stand_as_the_chain_has_them() -> None:
+def test_status_members_equal_chain() -> None:
     seats = {
         0: builders.seat(0, weight=7, points=1200, slashed=5, last_epoch=3),
         1: builders.seat(1, state=MemberState.DROPPED, last_epoch=3),
@@ -272,7 +272,7 @@ def test_members_stand_as_the_chain_has_them() -> None:
     assert [member.seen for member in halted.members][:1] == ["epoch 3"]
 
 
-def test_the_speed_is_the_epoch_s_and_of_all_members_together() -> None:
+def test_status_speed_is_sum_of_members_in_epoch() -> None:
     model = builders.model(max_seq_len=64)
     given: dict[str, Any] = {
         "start_step": 1,
@@ -290,7 +290,7 @@ def test_the_speed_is_the_epoch_s_and_of_all_members_together() -> None:
     assert at(RunState.ROUND_TRAIN, now=BEGAN + 10, step=6, **drained).tokens_per_second is None
 
 
-def test_level_holders_have_its_tier_or_a_larger_one() -> None:
+def test_status_level_holders_have_its_tier_or_larger() -> None:
     running = at(RunState.ROUND_TRAIN, members_=members(4))
     assert [level.holders for level in running.levels] == [(0, 3), (0, 1, 3), (0, 1, 2, 3)]
     assert not any(level.attested or level.lost for level in running.levels)
@@ -309,7 +309,7 @@ def test_level_holders_have_its_tier_or_a_larger_one() -> None:
     assert not any(level.attested for level in old)
 
 
-def test_levels_are_shown_by_earlier_deliveries() -> None:
+def test_status_levels_are_shown_by_earlier_deliveries() -> None:
     known = replace(members(4), established=0b0110)
     found = at(RunState.WAITING_FOR_MEMBERS, members_=known)
     assert [level.shown for level in found.levels] == [(), (1,), (1, 2)]
@@ -324,7 +324,7 @@ def test_standing_without_checkpoint_mentions_checkpoint_dir() -> None:
         assert "--checkpoint-dir may hold one" in words
 
 
-def test_a_line_counts_who_takes_part() -> None:
+def test_status_line_counts_active_members() -> None:
     for count, words in ((1, "; 1 member takes part; "), (3, "; 3 members take part; ")):
         assert words in line(
             at(RunState.ROUND_TRAIN, members_=members(count, state=MemberState.HEALTHY))

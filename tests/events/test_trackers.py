@@ -27,19 +27,19 @@ from aftermath.train.option_checks import check_choices
 from aftermath.train.machine import report_machine_use
 from aftermath.train.settings import TrainSettings
 from aftermath.train.sinks import events_of
-from events.sample_events import said
+from events.sample_events import sample_event
 
 settings = TrainSettings(run_id="demo", logs="json", **json.loads(os.environ["WANTED"]))
 check_choices(settings)
 with contextlib.ExitStack() as stack:
     events = events_of(settings, stack)
-    events.emit(said("started", run_id="demo", wallet="Wal1etWal1et", tier=1, version="0.1.0"))
-    events.emit(said("run_found", owner="0wner", created=7, identity=os.environ["IDENTITY"]))
+    events.emit(sample_event("started", run_id="demo", wallet="Wal1etWal1et", tier=1, version="0.1.0"))
+    events.emit(sample_event("run_found", owner="0wner", created=7, identity=os.environ["IDENTITY"]))
     for step in range(int(os.environ["FIRST"]), int(os.environ["FIRST"]) + 3):
-        events.emit(said("trained", step=step, loss=9.0 - step, tokens=500))
-        events.emit(said("applied", step=step, results=3, waited=0.25, seconds=0.5))
-    events.emit(said("machine", cpu=12.5, gpus=[{"number": 0, "power": 250.5}]))
-    events.emit(said("evaluated", step=1, task="source-choice", metric="acc", value=0.5))
+        events.emit(sample_event("trained", step=step, loss=9.0 - step, tokens=500))
+        events.emit(sample_event("applied", step=step, results=3, waited=0.25, seconds=0.5))
+    events.emit(sample_event("machine", cpu=12.5, gpus=[{"number": 0, "power": 250.5}]))
+    events.emit(sample_event("evaluated", step=1, task="source-choice", metric="acc", value=0.5))
 sys.stdout.flush()
 os._exit(0)
 """
@@ -120,7 +120,7 @@ def wandb_files(place: Path) -> list[Path]:
 
 @pytest.mark.slow
 @with_wandb
-def test_wandb_keeps_what_a_member_told(told: Path) -> None:
+def test_wandb_keeps_member_events(told: Path) -> None:
     about, rows = kept(wandb_files(told)[0])
     assert (about["project"], about["entity"], about["group"]) == ("lab", "team", "demo")
     assert about["name"] == "demo-tier1-Wal1etWa"
@@ -141,9 +141,7 @@ def test_wandb_keeps_what_a_member_told(told: Path) -> None:
 
 @pytest.mark.slow
 @with_wandb
-def test_a_member_that_is_started_again_is_the_same_run_of_wandb(
-    told: Path, tmp_path: Path
-) -> None:
+def test_restarted_member_continues_its_wandb_run(told: Path, tmp_path: Path) -> None:
     tell(tmp_path, wandb_project="lab", wandb_run="another")
     tell(tmp_path, identity="fedcba9876543210", wandb_project="lab")  # a later run of the same id
     runs = [kept(file)[0] for file in (*wandb_files(told), *wandb_files(tmp_path))]
@@ -153,7 +151,7 @@ def test_a_member_that_is_started_again_is_the_same_run_of_wandb(
 
 @pytest.mark.slow
 @with_trackio
-def test_trackio_keeps_rows_across_a_restart(told: Path) -> None:
+def test_trackio_keeps_rows_across_restart(told: Path) -> None:
     rows = trackio_rows(told)
     assert {name for name, _, _ in rows} == {"demo-tier1-Wal1etWa-01234567"}
     losses = [(step, row["loss"]) for _, step, row in rows if "loss" in row]
@@ -167,14 +165,14 @@ def test_trackio_keeps_rows_across_a_restart(told: Path) -> None:
 @pytest.mark.slow
 @with_wandb
 @with_trackio
-def test_both_at_once_say_the_same(told: Path) -> None:
+def test_both_trackers_receive_equal_rows(told: Path) -> None:
     rows = [row for file in wandb_files(told) for row in kept(file)[1]]
     assert rows == [{"step": step, **row} for _, step, row in trackio_rows(told)]
 
 
 @pytest.mark.slow
 @with_wandb
-def test_without_a_key_it_is_said_before_anything_is_opened(tmp_path: Path) -> None:
+def test_tracker_without_key_is_refused_before_opening(tmp_path: Path) -> None:
     ask = "from aftermath.events.trackers import TrackerOptions; TrackerOptions(wandb_project='lab').check()"
     own = {name: value for name, value in os.environ.items() if not name.startswith("WANDB")} | {
         "HOME": str(tmp_path)
@@ -194,7 +192,7 @@ def test_without_a_key_it_is_said_before_anything_is_opened(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("name", ["wandb", "trackio"])
-def test_a_missing_extra_is_named_with_how_to_get_it(name: str, tmp_path: Path) -> None:
+def test_tracker_without_extra_names_install_command(name: str, tmp_path: Path) -> None:
     """A folder that wandb left in the place where one stands does not make it there."""
     (tmp_path / name).mkdir()
     line = [sys.executable, "-c", MISSING, name]
@@ -239,13 +237,13 @@ except Unsuitable as error:
         (TrackerOptions(wandb_project="p" * 129), "1 to 128 characters"),
     ],
 )
-def test_names_that_cannot_be_are_refused(wanted: TrackerOptions, said: str) -> None:
+def test_invalid_tracker_names_are_refused(wanted: TrackerOptions, said: str) -> None:
     with pytest.raises(AftermathError) as refused:
         wanted.check()
     assert said in str(refused.value)
 
 
-def test_nobody_asks_for_a_tracker_unless_told() -> None:
+def test_trackers_are_off_by_default() -> None:
     wanted = TrackerOptions()
     wanted.check()
     assert not wanted.any

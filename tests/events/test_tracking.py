@@ -12,10 +12,10 @@ import pytest
 
 from aftermath.events.event_types import MemberStarted
 from aftermath.events.trackers import Row, Tracker, Tracking
-from events.sample_events import said
+from events.sample_events import sample_event
 
-STARTED = said("started", run_id="demo", wallet="Wal1et", tier=1, version="0.1.0")
-FOUND = said("run_found", owner="0wner", created=7, identity="0123456789abcdef")
+STARTED = sample_event("started", run_id="demo", wallet="Wal1et", tier=1, version="0.1.0")
+FOUND = sample_event("run_found", owner="0wner", created=7, identity="0123456789abcdef")
 
 
 class Notebook:
@@ -43,14 +43,14 @@ def told(tracking: Tracking, steps: int) -> None:
     tracking(STARTED)
     tracking(FOUND)
     for step in range(steps):
-        tracking(said("trained", step=step, loss=1.0))
+        tracking(sample_event("trained", step=step, loss=1.0))
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
 
 
-def test_a_tracker_gets_every_row_in_order_and_is_closed(caplog: pytest.LogCaptureFixture) -> None:
+def test_tracker_gets_every_row_in_order_and_is_closed(caplog: pytest.LogCaptureFixture) -> None:
     notebook = Notebook()
     with Tracking("notes", opened(notebook)) as tracking:
         told(tracking, 100)
@@ -59,7 +59,7 @@ def test_a_tracker_gets_every_row_in_order_and_is_closed(caplog: pytest.LogCaptu
     assert warnings(caplog) == []
 
 
-def test_tracker_opens_once_the_run_is_found() -> None:
+def test_tracker_opens_once_run_is_found() -> None:
     begun: list[MemberStarted] = []
 
     def begin(started: MemberStarted) -> Tracker:
@@ -68,7 +68,7 @@ def test_tracker_opens_once_the_run_is_found() -> None:
 
     with Tracking("notes", begin) as tracking:
         tracking(STARTED)
-        tracking(said("error"))
+        tracking(sample_event("error"))
     assert begun == []
     with Tracking("notes", begin) as tracking:
         told(tracking, 1)
@@ -76,7 +76,7 @@ def test_tracker_opens_once_the_run_is_found() -> None:
     assert (name, identity) == ("demo", "0123456789abcdef")
 
 
-def test_one_that_cannot_begin_is_told_of_once_and_done_without(
+def test_tracker_failing_at_start_is_reported_once_and_skipped(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     def begin(started: MemberStarted) -> Tracker:
@@ -101,7 +101,7 @@ def test_failing_tracker_warns_once_and_is_retried(caplog: pytest.LogCaptureFixt
     assert warnings(caplog) == ["notes fails, and may miss figures: RuntimeError"]
 
 
-def test_one_that_hangs_holds_up_neither_events_nor_the_end(
+def test_hanging_tracker_delays_neither_events_nor_end(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """It never returns, so the test ends only if nobody waits for it."""
@@ -126,7 +126,7 @@ def test_tracker_hanging_at_start_is_reported(caplog: pytest.LogCaptureFixture) 
     never.set()
 
 
-def test_a_slow_one_loses_what_does_not_fit_and_nothing_that_did() -> None:
+def test_slow_tracker_loses_only_rows_beyond_its_queue() -> None:
     go = threading.Event()
     notebook = Notebook(lambda row: go.wait())
     with Tracking("notes", opened(notebook), most=5) as tracking:
@@ -137,25 +137,25 @@ def test_a_slow_one_loses_what_does_not_fit_and_nothing_that_did() -> None:
     assert len(steps) <= 6, "five that waited, and one in its hands"
 
 
-def test_leaving_member_closes_the_tracker_at_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_leaving_member_closes_tracker_at_once(caplog: pytest.LogCaptureFixture) -> None:
     """It is closed while the member still leaves the run, not after it."""
     closed = threading.Event()
     notebook = Notebook(lambda row: closed.set() if row is None else None)
     with Tracking("notes", opened(notebook)) as tracking:
         told(tracking, 3)
-        tracking(said("leaving"))
+        tracking(sample_event("leaving"))
         assert closed.wait(60)
-        tracking(said("trained", step=9))
+        tracking(sample_event("trained", step=9))
     assert [row.step for row in notebook.rows] == [0, 1, 2]
     assert warnings(caplog) == []
 
 
-def test_leaving_member_does_not_wait_for_a_hanging_tracker(
+def test_leaving_member_does_not_wait_for_hanging_tracker(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     never = threading.Event()
     with Tracking("notes", opened(Notebook(lambda row: never.wait())), end=3600) as tracking:
         told(tracking, 3)
-        tracking(said("leaving"))
+        tracking(sample_event("leaving"))
     assert warnings(caplog) == ["notes was not done in time, and may miss the last figures"]
     never.set()

@@ -53,7 +53,7 @@ def test_registered_architecture_cuts_its_network_into_tiers() -> None:
     assert torch.equal(network.get_parameter("model.up.weight"), whole["model.up.weight"][:8])
 
 
-def test_model_type_of_a_built_in_architecture_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_type_of_built_in_architecture_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     class Impostor(AveragingConfig):
         MODEL_TYPE = "llama"
 

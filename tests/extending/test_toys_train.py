@@ -110,7 +110,7 @@ def test_members_on_a_chain_train_registered_kinds(machine: Machine) -> None:
     )
 
 
-def test_client_without_the_package_refuses_by_name(machine: Machine) -> None:
+def test_client_without_extension_package_refuses_by_name(machine: Machine) -> None:
     bare = {name: value for name, value in machine.environment.items() if name != "PYTHONPATH"}
     output = machine.run("config", "validate", "run.toml", environment=bare)
     assert "architecture is 'Averaging'; allowed: HfLlama" in output

@@ -15,15 +15,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from fuzz.data_decoders import DATA
 from fuzz.decoder import Decode, Decoder
-from fuzz.from_data import DATA
-from fuzz.from_events import EVENTS
-from fuzz.from_files import FILES
-from fuzz.from_members import MEMBERS
-from fuzz.from_nodes import NODES
-from fuzz.from_own import OWN
-from fuzz.from_peers import PEERS
+from fuzz.event_decoders import EVENTS
+from fuzz.file_decoders import FILES
+from fuzz.member_decoders import MEMBERS
 from fuzz.mutations import mutations, nested
+from fuzz.node_decoders import NODES
+from fuzz.own_file_decoders import OWN
+from fuzz.peer_decoders import PEERS
 
 DECODERS = [*PEERS, *NODES, *MEMBERS, *DATA, *FILES, *OWN, *EVENTS]
 LONGEST = 20_000  # a config file may make many mistakes
@@ -52,14 +52,14 @@ def feed(decoder: Decoder, decode: Decode, data: bytes, met: Counter[str]) -> No
 
 
 @every
-def test_changed_messages_are_read_or_refused(decoder: Decoder) -> None:
+def test_decoder_of_mutated_messages_reads_or_refuses(decoder: Decoder) -> None:
     run_through(decoder, seed=1, count=100)
 
 
 @every
 @pytest.mark.nightly
 @pytest.mark.timeout(900)
-def test_very_many_changed_messages_are_read_or_refused(decoder: Decoder) -> None:
+def test_decoder_of_very_many_mutated_messages_reads_or_refuses(decoder: Decoder) -> None:
     run_through(decoder, seed=2, count=100_000)
 
 
@@ -88,7 +88,7 @@ def run_through(decoder: Decoder, *, seed: int, count: int) -> None:
 @every
 # hypothesis marks only what it wraps itself, and the profile decides how many examples run
 @pytest.mark.hypothesis
-def test_anything_is_read_or_refused(decoder: Decoder) -> None:
+def test_decoder_of_random_bytes_reads_or_refuses(decoder: Decoder) -> None:
     seeds, decode = decoder.prepare()
     met: Counter[str] = Counter()
 

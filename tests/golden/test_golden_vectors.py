@@ -16,5 +16,5 @@ def test_golden_vector_recomputed_is_unchanged(name: str) -> None:
     assert json.loads(json.dumps(PARTS[name]())) == KEPT[name]
 
 
-def test_golden_vectors_file_has_exactly_the_known_parts() -> None:
+def test_golden_vectors_file_has_exactly_known_parts() -> None:
     assert list(KEPT) == list(PARTS)

@@ -1,5 +1,5 @@
 """The run of the end-to-end tests, for hostile members."""
 
-from e2e.conftest import _own_environment, engine, material, network, xprocess
+from e2e.conftest import _own_environment, engine, network, run_inputs, xprocess
 
-__all__ = ["_own_environment", "engine", "material", "network", "xprocess"]
+__all__ = ["_own_environment", "engine", "network", "run_inputs", "xprocess"]

@@ -22,12 +22,12 @@ from xprocess import XProcess
 from aftermath.chain.wallet import identity_secret, load_wallet
 from aftermath.p2p.transport import short
 from aftermath.rules.state import RunState
-from e2e.company import Company, Player
-from e2e.material import Material
+from e2e.cluster import ClusterMember, TrainingCluster
 from e2e.network import Network
 from e2e.processes import PATIENCE, Running, until
+from e2e.run_inputs import RunInputs
+from hostile.attack_table import Attacker, Row, RunRecorder, figures, format_table, rows_of
 from hostile.attacks import ATTACKS, NONE, epochs, newcomers_from
-from hostile.table import Attacker, Row, Watch, figures, rows_of, shown
 
 pytestmark = pytest.mark.timeout(3 * PATIENCE)
 RUNS = 3
@@ -62,7 +62,7 @@ KNOWN: dict[str, tuple[str, frozenset[str]]] = {
 """What is not stopped yet: why, and the bars that may be missed for it. All others must be met."""
 
 
-class Stage:
+class AttackedRun:
     """A run with its honest members, and who attacks it in which epoch.
 
     Nobody does in the first two and in the last, which trains what an attack has left. The others
@@ -70,62 +70,66 @@ class Stage:
     """
 
     def __init__(
-        self, company: Company, material: Material, xprocess: XProcess, attacks: list[str]
+        self,
+        cluster: TrainingCluster,
+        run_inputs: RunInputs,
+        xprocess: XProcess,
+        attacks: list[str],
     ) -> None:
-        self.company = company
+        self.cluster = cluster
         self.epochs = 0
         self.attackers: dict[int, Attacker] = {}
-        self.newcomers: list[tuple[str, Player]] = []
+        self.newcomers: list[tuple[str, ClusterMember]] = []
         self._members_seq = -1
-        self.honest = [company.player(tier) for tier in (0, 1, 2)]
-        self._watch = Watch(self.honest)
+        self.honest = [cluster.add_member(tier) for tier in (0, 1, 2)]
+        self._recorder = RunRecorder(self.honest)
         schedule = [part for name in (NONE, NONE, *attacks, NONE) for part in self._parts(name)]
         del self.attackers[0], self.attackers[self.epochs - 1]
-        self._script = company.place / "schedule.json"
+        self._script = cluster.place / "schedule.json"
         self._script.write_text(json.dumps(schedule))
-        self._configure(material)
+        self._configure(run_inputs)
         tests = str(Path(__file__).parents[1])
         paths = {"PYTHONPATH": f"{os.environ.get('PYTHONPATH', '')}:{tests}"}
-        command = [sys.executable, Path(__file__).with_name("cast.py"), self._script]
-        cast = Running(xprocess, f"{company.run_id}-hostile", command, paths)
-        for player in company.players[len(self.honest) :]:
-            player.processes.append(cast)
-        for player in self.honest:
-            company.start(player)
-        company.command("set-paused", "resume", "--run-id", company.run_id)
+        command = [sys.executable, Path(__file__).with_name("attacker_process.py"), self._script]
+        attackers = Running(xprocess, f"{cluster.run_id}-hostile", command, paths)
+        for member in cluster.members[len(self.honest) :]:
+            member.processes.append(attackers)
+        for member in self.honest:
+            cluster.start(member)
+        cluster.command("set-paused", "resume", "--run-id", cluster.run_id)
 
     def _parts(self, name: str) -> list[dict[str, Any]]:
-        """Return the attackers, for `cast`. An attack of two epochs has a newcomer in its second
+        """Return the parts of the schedule. An attack of two epochs has a newcomer in its second
         one.
         """
         first = self.epochs
         self.epochs += epochs(name)
-        player = self.company.player(0)
+        member = self.cluster.add_member(0)
         last = self.epochs - 1
-        secret = identity_secret(self.company.run_id, load_wallet(player.key))
+        secret = identity_secret(self.cluster.run_id, load_wallet(member.key))
         self.attackers[last] = Attacker(
-            name, player, short(bytes(Keypair.from_seed(secret).pubkey()))
+            name, member, short(bytes(Keypair.from_seed(secret).pubkey()))
         )
         parts = [
-            {"attack": name, "first": first, "epoch": last, "settings": self._settings(player)}
+            {"attack": name, "first": first, "epoch": last, "settings": self._settings(member)}
         ]
         if last > first:
-            self.newcomers.append((name, newcomer := self.company.player(0)))
+            self.newcomers.append((name, newcomer := self.cluster.add_member(0)))
             parts.append(
                 {"attack": NONE, "first": last, "epoch": last, "settings": self._settings(newcomer)}
             )
         return parts
 
-    def _settings(self, player: Player) -> dict[str, Any]:
+    def _settings(self, member: ClusterMember) -> dict[str, Any]:
         """The settings of `train`, as its command line would give them."""
-        words = [str(word) for word in self.company.line(player)[1:]]
+        words = [str(word) for word in self.cluster.line(member)[1:]]
         pairs = zip(words[::2], words[1::2], strict=True)
-        found = {name.lstrip("-").replace("-", "_"): value for name, value in pairs}
-        found["wallet_private_key_path"] = found.pop("w")
-        found.pop("checkpoint_dir")  # only the honest member's is kept
-        return found
+        settings = {name.lstrip("-").replace("-", "_"): value for name, value in pairs}
+        settings["wallet_private_key_path"] = settings.pop("w")
+        settings.pop("checkpoint_dir")  # only the honest member's is kept
+        return settings
 
-    def _configure(self, material: Material) -> None:
+    def _configure(self, run_inputs: RunInputs) -> None:
         # so that everybody has a share
         batch = {"global_batch_size_start": 32, "global_batch_size_end": 32}
         times = {"max_round_train_time": LIMIT, "warmup_time": WARMUP, "cooldown_time": 10}
@@ -134,50 +138,58 @@ class Stage:
             "rounds_per_epoch": ROUNDS,
             "total_steps": ROUNDS * (self.epochs + 1),
         }
-        self.company.configure(
-            material.config(self.company.place, one_bit=False, **times, **rules, **batch)
+        self.cluster.configure(
+            run_inputs.config(self.cluster.place, one_bit=False, **times, **rules, **batch)
         )
 
     def over(self) -> bool:
         """Look at the run; whether every attack has had its epoch."""
-        run = self.company.run
-        members = self.company.members if run.members_seq != self._members_seq else None
+        run = self.cluster.run
+        members = self.cluster.chain_members if run.members_seq != self._members_seq else None
         self._members_seq = run.members_seq
-        self._watch.see(run, members)
+        self._recorder.record(run, members)
         return run.epoch >= self.epochs or run.state is RunState.FINISHED
 
     def rows(self) -> list[Row]:
-        made = self._script.with_name("deeds.json")
-        deeds = json.loads(made.read_text()) if made.exists() else {}
-        newcomers = [player for _, player in self.newcomers]
+        actions_file = self._script.with_name("actions.json")
+        actions = json.loads(actions_file.read_text()) if actions_file.exists() else {}
+        newcomers = [member for _, member in self.newcomers]
         return rows_of(
-            self._watch, self.honest, newcomers, self.attackers, (1, self.epochs - 1), LIMIT, deeds
+            self._recorder,
+            self.honest,
+            newcomers,
+            self.attackers,
+            (1, self.epochs - 1),
+            LIMIT,
+            actions,
         )
 
     def check(self) -> None:
         """What must hold of the run, whatever was done to it."""
-        for player in self.honest:
-            player.process.interrupt(LEAVING_S)
-        assert [player.process.code for player in self.honest] == [0, 0, 0]
-        assert self.company.run.lost_sequences == 0
-        for attack, player in self.newcomers:
-            assert [event["source"] for event in player.diary.saw("model")] == [
+        for member in self.honest:
+            member.process.interrupt(LEAVING_S)
+        assert [member.process.code for member in self.honest] == [0, 0, 0]
+        assert self.cluster.run.lost_sequences == 0
+        for attack, member in self.newcomers:
+            assert [event["source"] for event in member.event_log.events_of("model")] == [
                 newcomers_from(attack)
             ]
-        self.company.players = self.honest
-        assert self.company.compare_replicas() > 0
+        self.cluster.members = self.honest
+        assert self.cluster.compare_replicas() > 0
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["embedded"], indirect=True)
 def test_run_under_one_attack_of_each_class_stays_sound(
     network: Network,
-    material: Material,
+    run_inputs: RunInputs,
     xprocess: XProcess,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    rows = attacked([Company(network, xprocess, tmp_path)], SHORT, material, xprocess, capsys)
+    rows = attacked(
+        [TrainingCluster(network, xprocess, tmp_path)], SHORT, run_inputs, xprocess, capsys
+    )
     assert {row.attack for row in rows} == {NONE, *SHORT}
 
 
@@ -185,7 +197,7 @@ def test_run_under_one_attack_of_each_class_stays_sound(
 @pytest.mark.parametrize("engine", ["embedded"], indirect=True)
 def test_run_under_every_attack_stays_sound(
     network: Network,
-    material: Material,
+    run_inputs: RunInputs,
     xprocess: XProcess,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -198,15 +210,17 @@ def test_run_under_every_attack_stays_sound(
         f"ATTACKS (make hostile ATTACKS=...) names {unknown}; there are {', '.join(ATTACKS)}"
     )
     runs = RUNS if len(chosen) > RUNS else 1
-    companies = [Company(network, xprocess, tmp_path / f"{number}") for number in range(runs)]
-    rows = attacked(companies, chosen, material, xprocess, capsys, keep=PATH)
+    clusters = [
+        TrainingCluster(network, xprocess, tmp_path / f"{number}") for number in range(runs)
+    ]
+    rows = attacked(clusters, chosen, run_inputs, xprocess, capsys, keep=PATH)
     assert {row.attack for row in rows} == {NONE, *chosen}
 
 
 def attacked(
-    companies: Sequence[Company],
+    clusters: Sequence[TrainingCluster],
     attacks: Sequence[str],
-    material: Material,
+    run_inputs: RunInputs,
     xprocess: XProcess,
     capsys: pytest.CaptureFixture[str],
     keep: Path | None = None,
@@ -216,42 +230,42 @@ def attacked(
     """
     rows: list[Row] = []
     try:
-        stages = [
-            Stage(company, material, xprocess, list(attacks[number :: len(companies)]))
-            for number, company in enumerate(companies)
+        runs = [
+            AttackedRun(cluster, run_inputs, xprocess, list(attacks[number :: len(clusters)]))
+            for number, cluster in enumerate(clusters)
         ]
         try:
-            play(stages)
+            play(runs)
         finally:
-            rows = [row for stage in stages for row in stage.rows()]
+            rows = [row for run in runs for row in run.rows()]
             report(rows, capsys, keep)
-        for stage in stages:
-            stage.check()
+        for run in runs:
+            run.check()
     finally:
-        for company in companies:
-            company.disband()
+        for cluster in clusters:
+            cluster.kill_all()
     for row in rows:
         _, missed = KNOWN.get(row.attack, ("", frozenset()))
         assert set(row.failed()) <= missed, row
     return rows
 
 
-def play(stages: list[Stage]) -> None:
+def play(runs: list[AttackedRun]) -> None:
     """Until every attack has had its epoch."""
 
     def over() -> bool:
         time.sleep(LOOK_EVERY_S)
-        return min([stage.over() for stage in stages])  # all are looked at
+        return min([run.over() for run in runs])  # all are looked at
 
     def check() -> None:
-        for stage in stages:
-            stage.company.check()
+        for run in runs:
+            run.cluster.check()
 
     try:
         until(over, "every attack has had its epoch", 2 * PATIENCE, check)
     except AssertionError as error:
-        for stage in stages:
-            error.add_note(stage.company.situation())
+        for run in runs:
+            error.add_note(run.cluster.situation())
         raise
 
 
@@ -262,4 +276,4 @@ def report(rows: list[Row], capsys: pytest.CaptureFixture[str], keep: Path | Non
         known = {attack: why for attack, (why, _) in KNOWN.items()}
         keep.write_text(json.dumps(figures(rows, ROUNDS, LIMIT, WARMUP, known), indent=1) + "\n")
     with capsys.disabled():
-        print("\n" + shown(rows, WARMUP))
+        print("\n" + format_table(rows, WARMUP))

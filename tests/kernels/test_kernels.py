@@ -53,7 +53,7 @@ def _threads() -> Iterator[None]:
 @pytest.mark.parametrize("vectors", [1, 7])
 # folded 0, 1, 0, 2 and 4 times; sums of tiles and of rests
 @pytest.mark.parametrize("edge", [1, 2, 7, 20, 64])
-def test_dct_of_integers_equals_the_basis_product(edge: int, vectors: int) -> None:
+def test_dct_of_integers_equals_basis_product(edge: int, vectors: int) -> None:
     basis = np.array(integer_basis(edge), np.float64)
     given = (
         np.random.default_rng(edge).integers(-(2**20), 2**20, (edge, vectors)).astype(np.float64)
@@ -376,7 +376,7 @@ def test_strided_parameters_change_in_place(kind: str) -> None:
     assert found[0] == found[1]
 
 
-def test_segment_that_is_not_a_stack_of_matrices_raises() -> None:
+def test_segment_without_matrix_stack_raises() -> None:
     """A kernel could change such matrices only in a copy."""
     with pytest.raises(SchemaError, match="w has 4 dimensions and is cut along the second one"):
         cut([Segment("w", 0, 1, 0, 4, (3, 4, 7, 9))], chunk=8, topk=5, topk_embeddings=5)
@@ -385,7 +385,7 @@ def test_segment_that_is_not_a_stack_of_matrices_raises() -> None:
 # --- where they cannot be used --------------------------------------------------------------------
 
 
-def test_without_numba_torch_applies_and_the_reason_is_given(
+def test_kernels_without_numba_use_torch_and_give_reason(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert not runtime.needs_compilation()  # this module has had them compiled
@@ -449,7 +449,7 @@ def test_failing_compiler_is_reported_as_unavailable(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-def test_run_parallel_raises_the_error_of_a_task(threads: int) -> None:
+def test_run_parallel_raises_error_of_task(threads: int) -> None:
     torch.set_num_threads(threads)
     done = []
 

@@ -41,8 +41,8 @@ called = pytest.mark.skipif(
 
 
 LONG = (
-    "test_whole_levels_equal_torch_on_the_cpu[digits of 1 bit]",
-    "test_applied_parameters_equal_torch_on_the_cpu[larger blocks]",
+    "test_whole_levels_equal_torch_on_cpu[digits of 1 bit]",
+    "test_applied_parameters_equal_torch_on_cpu[larger blocks]",
     "test_device_with_different_results_is_refused[digits of 2 bits]",
 )
 """A third of what the interpreter takes, for kernels that other cases call too."""
@@ -57,7 +57,7 @@ LONG = (
 )
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(INTERPRETED, reason="this is its process")
-def test_interpreted_kernels_give_the_bits_of_torch(left_out: tuple[str, ...]) -> None:
+def test_interpreted_kernels_equal_torch_bits(left_out: tuple[str, ...]) -> None:
     """Run the tests below that call kernels, on this machine's CPU."""
     command = [sys.executable, "-m", "pytest", "-n", "0", "-p", "no:cacheprovider", __file__]
     command += [f"--deselect=tests/kernels/{Path(__file__).name}::{name}" for name in left_out]
@@ -207,7 +207,7 @@ APPLIED = {
 
 @called
 @pytest.mark.parametrize("name", APPLIED)
-def test_applied_parameters_equal_torch_on_the_cpu(device: torch.device, name: str) -> None:
+def test_applied_parameters_equal_torch_on_cpu(device: torch.device, name: str) -> None:
     schema = APPLIED[name]
     results = received(schema, 4)
 
@@ -245,7 +245,7 @@ def test_applied_parameters_equal_torch_on_the_cpu(device: torch.device, name: s
 @called
 @pytest.mark.parametrize("position", [-1, 1 << 40])
 @pytest.mark.parametrize("name", ["sign", "mean"])
-def test_vote_with_a_bad_position_raises_and_changes_nothing(
+def test_vote_with_bad_position_raises_and_changes_nothing(
     device: torch.device, name: str, position: int
 ) -> None:
     schema = APPLIED[name]
@@ -275,7 +275,7 @@ PROOFS = {
 
 @called
 @pytest.mark.parametrize("name", PROOFS)
-def test_whole_levels_equal_torch_on_the_cpu(device: torch.device, name: str) -> None:
+def test_whole_levels_equal_torch_on_cpu(device: torch.device, name: str) -> None:
     assert PROOFS[name](device)
 
 
@@ -283,7 +283,7 @@ def test_whole_levels_equal_torch_on_the_cpu(device: torch.device, name: str) ->
     not torch.cuda.is_available() or INTERPRETED, reason="the CPU is what a GPU is compared with"
 )
 @pytest.mark.parametrize("name", RESULTS)
-def test_sparse_payloads_on_a_gpu_equal_the_cpu(name: str) -> None:
+def test_sparse_payloads_on_gpu_equal_cpu(name: str) -> None:
     schema = RESULTS[name]
     here, there = (
         ErrorFeedback(schema.results, 0, on(place, schema, 0), 0.9) for place in (CPU, GPU)
@@ -406,7 +406,7 @@ KERNELS: dict[str, tuple[dict[str, str], dict[str, int]]] = {
 
 @pytest.mark.skipif(INTERPRETED, reason="nothing is compiled")
 @pytest.mark.parametrize("name", KERNELS)
-def test_kernels_compile_for_a_gpu_without_fused_rounding(name: str) -> None:
+def test_gpu_kernels_compile_without_fused_rounding(name: str) -> None:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource, compile
 

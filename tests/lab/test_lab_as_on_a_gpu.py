@@ -16,7 +16,7 @@ from aftermath.model.initial import init_weights
 from aftermath.model.store import write_checkpoint
 from aftermath.sim.setup import CONFIG
 from lab.lab_place import CPU, DISTRO, INNER, course, prepare
-from replica.as_on_a_gpu import gpu_at_hand
+from replica.simulated_gpu import gpu_at_hand
 
 WHOLE = config_of(CONFIG.to_hf() | {"num_key_value_heads": CONFIG.to_hf()["num_attention_heads"]})
 ARMS: dict[str, dict[str, Any]] = {
@@ -30,7 +30,7 @@ ARMS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("arm", ["adamw", "distro", "muon", "inner muon"])
-def test_it_ends_with_the_bits_of_the_cpu(
+def test_lab_on_simulated_gpu_equals_cpu_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arm: str
 ) -> None:
     monkeypatch.setattr(

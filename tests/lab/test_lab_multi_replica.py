@@ -64,7 +64,7 @@ def replica(tier: int, schema: Any = SCHEMA) -> Replica:
         pytest.param({"optimizer": INNER}, id="inner steps", marks=pytest.mark.slow),
     ],
 )
-def test_it_computes_what_the_members_of_a_run_compute(
+def test_together_equals_members_of_simulated_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rules: dict[str, Any]
 ) -> None:
     """Members of a simulated run say which sequences were whose; after every step all levels must
@@ -179,7 +179,7 @@ def test_inner_step_members_have_equal_levels_after_each_step(
     assert done.losses[0] is not None
 
 
-def test_a_result_that_is_not_accepted_is_never_applied() -> None:
+def test_rejected_result_is_never_applied() -> None:
     together = Together([replica(0), replica(1)], lambda step: 0.01, 0)
     before = together.hashes()
     together.step(1, [SEQUENCES[:3], SEQUENCES[3:6]], [False, False])
@@ -190,7 +190,7 @@ def test_a_result_that_is_not_accepted_is_never_applied() -> None:
     assert after[1] != before[1]
 
 
-def test_a_result_that_is_not_finite_is_left_out_and_said() -> None:
+def test_nonfinite_result_is_left_out_and_reported() -> None:
     together = Together([replica(0), replica(1)], lambda step: 0.01, 0)
     norm = together.replicas[0].params["model.norm.weight"]
     hook = norm.register_hook(lambda grad: torch.full_like(grad, float("nan")))
@@ -201,7 +201,7 @@ def test_a_result_that_is_not_finite_is_left_out_and_said() -> None:
     assert "model.norm.weight is not finite" in done.left_out[0]
 
 
-def test_replicas_that_differ_are_found() -> None:
+def test_differing_replicas_are_found() -> None:
     together = Together([replica(0), replica(1)], lambda step: 0.01, 0)
     together.check()
     with torch.no_grad():

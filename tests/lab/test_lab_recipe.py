@@ -57,7 +57,7 @@ def file(root: Path, *changes: tuple[str, str]) -> Path:
     return root / "run.toml"
 
 
-def test_a_run_s_config_says_everything() -> None:
+def test_recipe_of_run_config_is_complete() -> None:
     found = recipe(config_path=DEMO, members=3, tiers="0,1,2")
     config = load_config(DEMO)
     assert found.model == str(Path("runs/demo/model").absolute())
@@ -92,7 +92,7 @@ def on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
 
 
 @pytest.mark.usefixtures("on_the_hub")
-def test_model_named_on_the_hub_is_fetched(tmp_path: Path) -> None:
+def test_model_named_on_hub_is_fetched(tmp_path: Path) -> None:
     found = Path(bare(model=Path("team/tiny")).model)
     assert (found / "config.json").read_bytes() == (tmp_path / "tiny" / "config.json").read_bytes()
     text = ('checkpoint = { Local = "MODEL" }', HUB)
@@ -107,7 +107,7 @@ def test_model_named_on_the_hub_is_fetched(tmp_path: Path) -> None:
     )
 
 
-def test_options_override_the_config() -> None:
+def test_options_override_config() -> None:
     there = recipe(config_path=DEMO)
     found = recipe(
         config_path=DEMO,
@@ -140,7 +140,7 @@ def test_options_override_the_config() -> None:
     assert adamw.schedule == rates.scaled(there.schedule, 2e-3)
 
 
-def test_without_a_config_the_defaults_are_in_one_place() -> None:
+def test_recipe_without_config_uses_defaults() -> None:
     found = bare()
     assert (found.optimizer, found.numbers) == ("distro", optimizer_of(DISTRO))
     assert (found.batch.end, found.steps, found.seq_len, found.tiers) == (32, 1000, 512, (0,))
@@ -152,7 +152,7 @@ def test_without_a_config_the_defaults_are_in_one_place() -> None:
     assert bare(optimizer="adamw").agreed is None
 
 
-def test_what_members_agree_on_is_said_by_options() -> None:
+def test_shared_optimizer_settings_follow_options() -> None:
     inner = bare(optimizer="sparseloco", members=2)
     assert (inner.agreed, inner.overlap, inner.schedule.base_lr) == (SparseLoCo(), 0, 2e-3)
     assert bare(optimizer="sparseloco", overlap="1").overlap == 1
@@ -192,7 +192,7 @@ def test_what_members_agree_on_is_said_by_options() -> None:
     )
 
 
-def test_options_override_a_config_with_sparseloco(tmp_path: Path) -> None:
+def test_options_override_config_with_sparseloco(tmp_path: Path) -> None:
     table = RULES[RULES.index("[model.LLM.optimizer.Distro]") :]
     keys = "inner_steps = 6\nvalue_bits = 1\ncompression_topk = 9\nweight_decay = 0.01\nclip_grad_norm = 2.0\n"
     given = file(tmp_path, (table, "[model.LLM.optimizer.SparseLoCo]\n" + keys))
@@ -234,7 +234,7 @@ def test_options_override_a_config_with_sparseloco(tmp_path: Path) -> None:
         recipe(config_path=given, lr=100.1)
 
 
-def test_the_rate_falls_as_the_schedule_says() -> None:
+def test_learning_rate_follows_schedule() -> None:
     for steps, warmup in ((100, 5), (7, 2), (10, 9), (1, 0)):
         stable = [
             learning_rate(rates.stable(1.0, warmup, steps), step) for step in range(1, steps + 2)
@@ -247,7 +247,7 @@ def test_the_rate_falls_as_the_schedule_says() -> None:
     assert cosine == sorted(cosine, reverse=True)
 
 
-def test_batch_and_cold_start_go_as_in_a_run(tmp_path: Path) -> None:
+def test_batch_and_cold_start_equal_those_of_run(tmp_path: Path) -> None:
     grows = (
         "global_batch_size_end = 9",
         "global_batch_size_end = 15\nglobal_batch_size_warmup_tokens = 1600",
@@ -260,7 +260,7 @@ def test_batch_and_cold_start_go_as_in_a_run(tmp_path: Path) -> None:
     )
 
 
-def test_the_overlap_is_the_run_s_unless_said(tmp_path: Path) -> None:
+def test_overlap_equals_run_unless_given(tmp_path: Path) -> None:
     at_once = file(tmp_path, ("[config]", "[config]\noverlap = 0"))
     assert [recipe(config_path=at_once, overlap=said).overlap for said in (None, "0", "1")] == [
         0,
@@ -269,7 +269,7 @@ def test_the_overlap_is_the_run_s_unless_said(tmp_path: Path) -> None:
     ]
 
 
-def test_it_goes_into_json_and_members_take_turns() -> None:
+def test_recipe_survives_json_and_members_take_turns() -> None:
     found = bare(members=5, tiers="0,2", total_batch=10, shares="1,2,2,2,3", reject=7, overlap="0")
     assert (found.tiers, found.shares, found.overlap, found.levels) == (
         (0, 2, 0, 2, 0),
@@ -392,20 +392,20 @@ def test_it_goes_into_json_and_members_take_turns() -> None:
     ],
     ids=str,
 )
-def test_what_cannot_be_meant_is_told(given: dict[str, Any], sentence: str, fix: str) -> None:
+def test_invalid_recipe_options_are_refused(given: dict[str, Any], sentence: str, fix: str) -> None:
     with pytest.raises(UsageError) as told:
         bare(**given)
     assert sentence in told.value.message
     assert fix in told.value.fix
 
 
-def test_a_batch_of_one_size_is_told_as_one_number() -> None:
+def test_constant_batch_size_is_reported_as_one_number() -> None:
     with pytest.raises(UsageError) as told:
         bare(members=2, shares="1,2")
     assert told.value.message.endswith("a step has 32")
 
 
-def test_a_block_may_be_sent_whole() -> None:
+def test_block_may_be_sent_whole() -> None:
     agreed = bare(topk=4096, topk_embeddings=4096).agreed
     assert agreed is not None
     assert (agreed.topk, agreed.topk_embeddings) == (4096, 4096)
@@ -422,16 +422,14 @@ def test_a_block_may_be_sent_whole() -> None:
         ),
     ],
 )
-def test_what_is_not_on_this_machine_is_told(
-    tmp_path: Path, old: str, new: str, sentence: str
-) -> None:
+def test_missing_recipe_files_are_named(tmp_path: Path, old: str, new: str, sentence: str) -> None:
     with pytest.raises(Unsuitable, match=sentence) as told:
         recipe(config_path=file(tmp_path, (old, new)))
     assert told.value.fix
     recipe(config_path=file(tmp_path, (old, new)), model=Path("m"), data_path=Path("d"))
 
 
-def test_a_rate_at_which_decay_would_turn_weights_over_is_told(tmp_path: Path) -> None:
+def test_rate_at_which_decay_flips_weights_is_refused(tmp_path: Path) -> None:
     given = file(tmp_path)  # its weight decay is 0.01
     assert recipe(config_path=given, lr=100.0).schedule.base_lr == 100
     with pytest.raises(UsageError, match=r"rate of 100\.1 with .* of 0\.01 would turn") as told:
@@ -439,12 +437,12 @@ def test_a_rate_at_which_decay_would_turn_weights_over_is_told(tmp_path: Path) -
     assert told.value.fix == "Pass --lr 100 or less"
 
 
-def test_a_config_that_is_wrong_is_told_with_its_line(tmp_path: Path) -> None:
+def test_invalid_config_error_has_its_line(tmp_path: Path) -> None:
     with pytest.raises(AftermathError, match=r"run\.toml:\d+: total_steps = 0"):
         recipe(config_path=file(tmp_path, ("total_steps = 12", "total_steps = 0")))
 
 
-def test_what_sparseloco_does_unasked_is_said() -> None:
+def test_sparseloco_defaults_are_warned() -> None:
     """A share takes as many inner steps as it has sequences at most, and results that travel are
     applied too late.
     """

@@ -56,7 +56,7 @@ def place(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("arm", ["adamw", "distro"])
 @pytest.mark.parametrize("steps", [8, 3])
-def test_training_that_diverges_ends_with_an_error(place: Path, arm: str, steps: int) -> None:
+def test_diverging_training_ends_with_error(place: Path, arm: str, steps: int) -> None:
     """`steps`: so that it is found in mid-course, or only at its end."""
     huge = {
         name: tensor * 1e30
@@ -130,7 +130,7 @@ def test_loss_falls_on_training_and_held_out_text(place: Path, arm: str) -> None
     + [pytest.param(*case, marks=pytest.mark.slow) for case in SLOW_KILLS]
     + [pytest.param(*case, marks=pytest.mark.nightly) for case in NIGHTLY_KILLS],
 )
-def test_a_training_that_was_killed_ends_as_if_it_had_not_been(
+def test_killed_training_resumes_to_same_end(
     place: Path, monkeypatch: pytest.MonkeyPatch, arm: str, after: int
 ) -> None:
     """Kill it before, at or after a saved state, and again in the second attempt."""
@@ -165,7 +165,9 @@ def test_a_training_that_was_killed_ends_as_if_it_had_not_been(
 @pytest.mark.parametrize(
     "arm", ["muon", *slow("adamw", "distro", "at once", "sparseloco", "inner muon, late")]
 )
-def test_what_is_kept_matters(place: Path, monkeypatch: pytest.MonkeyPatch, arm: str) -> None:
+def test_training_resumed_without_state_ends_elsewhere(
+    place: Path, monkeypatch: pytest.MonkeyPatch, arm: str
+) -> None:
     """A training that resumes with weights alone ends elsewhere: the rest of the state is
     needed.
     """
@@ -219,7 +221,7 @@ def test_biases_and_norms_of_heads_are_trained_in_every_tier(
     assert all(name.endswith("k_proj.bias") for name in still)
 
 
-def test_what_was_rejected_is_trained_again_and_nothing_is_lost(place: Path) -> None:
+def test_rejected_sequences_are_trained_again(place: Path) -> None:
     events = train(place, **DISTRO, reject=50, steps=15)
     steps = [event for event in events if event["kind"] == "step"]
     accepted = sum(event["accepted"] for event in steps)
@@ -238,7 +240,7 @@ def test_what_was_rejected_is_trained_again_and_nothing_is_lost(place: Path) -> 
     assert fresh < 15 * 6
 
 
-def test_a_finished_training_is_said_again_and_not_repeated(place: Path) -> None:
+def test_finished_training_is_reported_and_not_repeated(place: Path) -> None:
     first = train(place, out=place / "out")
     before = (place / "out" / EVENTS).read_bytes()
     again = train(place, out=place / "out")
@@ -247,7 +249,7 @@ def test_a_finished_training_is_said_again_and_not_repeated(place: Path) -> None
     assert (place / "out" / EVENTS).read_bytes() == before
 
 
-def test_what_a_killed_process_left_of_a_checkpoint_is_removed(place: Path) -> None:
+def test_partial_checkpoint_of_killed_process_is_removed(place: Path) -> None:
     left = place / "out" / f".partial-{2**22 + 1}-x"  # no process has a number so high
     left.mkdir(parents=True)
     (left / "model.safetensors").write_bytes(b"half")
@@ -255,7 +257,7 @@ def test_what_a_killed_process_left_of_a_checkpoint_is_removed(place: Path) -> N
     assert not left.exists()
 
 
-def test_the_checkpoint_is_one_that_can_be_trained_on(place: Path) -> None:
+def test_checkpoint_of_training_can_be_trained_on(place: Path) -> None:
     train(place, out=place / "out")
     assert load(place / "out" / CHECKPOINT, 1).keys() == load(place / "model", 1).keys()
     train(place, model=place / "out" / CHECKPOINT)
@@ -266,7 +268,7 @@ def test_the_checkpoint_is_one_that_can_be_trained_on(place: Path) -> None:
         load(place / "small" / CHECKPOINT, 0)
 
 
-def test_another_recipe_does_not_resume(place: Path) -> None:
+def test_training_with_another_recipe_does_not_resume(place: Path) -> None:
     train(place, out=place / "out")
     cases: list[tuple[dict[str, Any], str]] = [
         ({"lr": 0.5}, "--lr, --lr-schedule or --warmup-steps differed"),
@@ -280,7 +282,7 @@ def test_another_recipe_does_not_resume(place: Path) -> None:
             train(place, **given, out=place / "out")
 
 
-def test_what_members_agree_on_is_named_one_by_one(place: Path) -> None:
+def test_differing_shared_settings_are_named_one_by_one(place: Path) -> None:
     agreed = INNER | {"steps": 2}
     train(place, **agreed, out=place / "out")
     cases: list[tuple[dict[str, Any], str]] = [
@@ -292,7 +294,7 @@ def test_what_members_agree_on_is_named_one_by_one(place: Path) -> None:
             train(place, **agreed | given, out=place / "out")
 
 
-def test_what_was_not_saved_is_said_to_be_trained_again(
+def test_unsaved_steps_are_reported_for_repetition(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     killed_after(course(place, out=place / "early", save_every=6), 3, monkeypatch)
@@ -308,7 +310,7 @@ def test_what_was_not_saved_is_said_to_be_trained_again(
     assert not [event for event in begun if event["kind"] == "warning"]
 
 
-def test_a_state_is_bound_to_the_files_as_well(place: Path) -> None:
+def test_training_state_is_bound_to_its_files(place: Path) -> None:
     train(place, out=place / "out")
     file = place / "tokens" / "tokens-00000.bin"
     file.write_bytes(file.read_bytes()[:4096])
@@ -318,7 +320,7 @@ def test_a_state_is_bound_to_the_files_as_well(place: Path) -> None:
         train(place, out=place / "out")
 
 
-def test_damage_is_a_sentence(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damaged_training_state_is_refused(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(name: str) -> Path:
         killed_after(course(place, out=place / name, save_every=2), 5, monkeypatch)
         return place / name
@@ -358,7 +360,7 @@ def test_damage_is_a_sentence(place: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert (place / "strange" / EVENTS).read_text() == "mine"
 
 
-def test_a_directory_belongs_to_one_training_at_a_time(place: Path) -> None:
+def test_training_directory_is_exclusive(place: Path) -> None:
     with (
         only_here(place / "out"),
         pytest.raises(CheckpointError, match="another process trains in"),

@@ -15,8 +15,8 @@ from solders.litesvm import LiteSVM
 
 from aftermath.localnet import LocalnetConfig, serve
 from chain.jumping_loop import JumpingLoop, LoopTime, mark_for_module_loop
-from localnet.chainwork import MEMO_ID, PRELOADED_ID, fund
-from localnet.processes import Urls
+from localnet.localnet_processes import Urls
+from localnet.localnet_requests import MEMO_ID, PRELOADED_ID, fund
 
 NETWORK_FIXTURES = {"network", "client", "payer", "socket"}
 

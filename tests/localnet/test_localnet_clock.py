@@ -13,7 +13,7 @@ from solders.keypair import Keypair
 from solders.sysvar import CLOCK
 
 from aftermath.localnet import LocalnetConfig, RealTime, VirtualTime, serve
-from localnet.chainwork import fund, health, recent, rpc, transfer_new
+from localnet.localnet_requests import fund, health, recent, rpc, transfer_new
 
 HOUR = 3600.0
 START = 1_700_000_000.0
@@ -34,7 +34,7 @@ async def reading(client: AsyncClient) -> tuple[int, int]:
     return slot, now
 
 
-async def test_a_clock_set_back_between_two_starts(tmp_path: Path) -> None:
+async def test_localnet_after_clock_set_back_continues(tmp_path: Path) -> None:
     """The clock is right, then an hour back, then right again."""
     seen = [(0, int(time.time()))]
     payer = Keypair()

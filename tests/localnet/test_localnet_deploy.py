@@ -14,7 +14,7 @@ from solders.pubkey import Pubkey
 from solders.system_program import ID as SYSTEM_ID
 from solders.system_program import CreateAccountParams, create_account
 
-from localnet.chainwork import (
+from localnet.localnet_requests import (
     PRELOADED_ID,
     close_program,
     deploy,
@@ -43,11 +43,11 @@ async def next_slot(client: AsyncClient) -> None:
     await until_slot(client, (await client.get_slot()).value + 2)
 
 
-async def test_the_preloaded_program_runs(client: AsyncClient, payer: Keypair) -> None:
+async def test_preloaded_program_runs(client: AsyncClient, payer: Keypair) -> None:
     assert any('"good"' in line for line in await logs_of(client, PRELOADED_ID, payer, b"good"))
 
 
-async def test_inner_instructions_are_shown(client: AsyncClient, payer: Keypair) -> None:
+async def test_inner_instructions_are_returned(client: AsyncClient, payer: Keypair) -> None:
     mint = Keypair()
     lamports = (await client.get_minimum_balance_for_rent_exemption(82)).value
     made = create_account(

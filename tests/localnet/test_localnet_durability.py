@@ -20,10 +20,10 @@ from aftermath.chain.wallet import Wallet
 from aftermath.localnet import LocalnetConfig, RunningLocalnet, VirtualTime, serve
 from aftermath.localnet.ledger import MARK_SLOTS, Ledger
 from aftermath.localnet.slots import MAX_PROCESSING_AGE
-from chain.networks import PROGRAMS, RICH
+from chain.funded_network import PROGRAMS, RICH
 from localnet import ledger_writer
-from localnet.chainwork import SOL, fund, move, recent, sign, transfer_new
-from localnet.coordinated import LoneMember
+from localnet.localnet_requests import SOL, fund, move, recent, sign, transfer_new
+from localnet.virtual_run import LoneMember
 
 ROUNDS = 6
 ATTESTATION_BYTES = 40_000
@@ -65,9 +65,7 @@ async def test_attestation_writes_only_changed_pages(tmp_path: Path) -> None:
     await again.close()
 
 
-def test_ledger_of_a_long_run_stays_bounded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ledger_of_long_run_stays_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Old transactions make room for new ones, and the database and its log stop growing."""
     monkeypatch.setattr("aftermath.localnet.ledger.HISTORY_BYTES", 100_000)
     ledger = Ledger(tmp_path)
@@ -93,7 +91,7 @@ def test_ledger_of_a_long_run_stays_bounded(
     assert recovered.history == [ledger_writer.entry(number)[0] for number in range(first, 1201)]
 
 
-async def test_transaction_that_could_be_resent_is_kept(
+async def test_resendable_transaction_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The blockhash is still valid after a restart, with any limit of the history."""
@@ -143,7 +141,7 @@ def test_killed_writer_loses_no_acknowledged_append(tmp_path: Path) -> None:
     assert count > KILLS
 
 
-def test_copy_between_any_two_statements_is_whole(tmp_path: Path) -> None:
+def test_ledger_copy_between_statements_is_whole(tmp_path: Path) -> None:
     """What is on disk at that moment is what a process killed then leaves."""
     place = tmp_path / "ledger"
     ledger = Ledger(place)

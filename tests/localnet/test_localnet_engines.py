@@ -18,7 +18,7 @@ from aftermath.localnet import (
     validator_binary,
 )
 from aftermath.localnet.__main__ import main
-from localnet.processes import start
+from localnet.localnet_processes import start
 
 needs_validator = pytest.mark.skipif(
     validator_binary() is None, reason="solana-test-validator not found"
@@ -40,7 +40,7 @@ def answers(url: str) -> bool:
         pytest.param("validator", signal.SIGTERM, marks=[needs_validator, pytest.mark.slow]),
     ],
 )
-def test_a_signal_ends_it_cleanly(
+def test_localnet_engine_ends_cleanly_on_signal(
     engine: str, number: signal.Signals, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
@@ -59,7 +59,7 @@ def test_a_signal_ends_it_cleanly(
 @needs_validator
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="PR_SET_PDEATHSIG is Linux's")
-def test_the_validator_ends_with_its_parent() -> None:
+def test_validator_ends_with_its_parent() -> None:
     process, rpc, _ = start("--engine", "validator")
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()
@@ -67,7 +67,7 @@ def test_the_validator_ends_with_its_parent() -> None:
         pass
 
 
-async def test_an_absent_validator_is_explained(
+async def test_absent_validator_error_has_fix(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -81,7 +81,7 @@ async def test_an_absent_validator_is_explained(
     assert validator_binary() == binary
 
 
-async def test_failed_validator_shows_end_of_its_log(
+async def test_failed_validator_error_shows_end_of_log(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     binary = tmp_path / "failing"

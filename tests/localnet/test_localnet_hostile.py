@@ -24,7 +24,7 @@ from aftermath.localnet.read_methods import ReadMethods
 from aftermath.localnet.rpc import Rpc
 from aftermath.localnet.server import MAX_BODY_BYTES
 from aftermath.localnet.transaction_methods import TransactionMethods
-from localnet.chainwork import SOL, fund, move, post, recent, rpc, sign
+from localnet.localnet_requests import SOL, fund, move, post, recent, rpc, sign
 
 
 def offline() -> tuple[Bank, Rpc, list[str]]:
@@ -91,7 +91,7 @@ def ask(body: bytes) -> Any:
 
 
 @given(st.sampled_from(METHODS), st.lists(values, max_size=3) | values)
-def test_any_parameters_get_an_answer(method: str, params: Any) -> None:
+def test_random_parameters_get_an_answer(method: str, params: Any) -> None:
     answer = ask(
         json.dumps({"jsonrpc": "2.0", "id": 1, "method": method, "params": params}).encode()
     )
@@ -102,7 +102,7 @@ def test_any_parameters_get_an_answer(method: str, params: Any) -> None:
 
 
 @given(st.binary(max_size=200) | values.map(lambda value: json.dumps(value).encode()))
-def test_any_body_gets_an_answer(body: bytes) -> None:
+def test_random_body_gets_an_error(body: bytes) -> None:
     answer = ask(body)
     for one in answer if isinstance(answer, list) else [answer]:
         assert one["error"]["code"] in (-32700, -32600)
@@ -118,7 +118,7 @@ SYSTEM = next(iter({BANK.account(PAYER.pubkey()).owner}))  # type: ignore[union-
 
 
 @given(st.data())
-def test_a_damaged_transaction_moves_no_money(data: st.DataObject) -> None:
+def test_damaged_transaction_moves_no_money(data: st.DataObject) -> None:
     tx = sign([move(PAYER, Keypair().pubkey(), SOL)], BANK.slots.latest, PAYER)
     wire = bytearray(bytes(tx))
     for _ in range(data.draw(st.integers(1, 4))):
@@ -168,7 +168,7 @@ async def test_http_limits() -> None:
         await running.close()
 
 
-async def test_websocket_on_the_rpc_port_too() -> None:
+async def test_websocket_is_served_on_rpc_port_too() -> None:
     running = await serve(LocalnetConfig(rpc_port=0))
     async with aiohttp.ClientSession() as session, session.ws_connect(running.rpc_url) as socket:
         await socket.send_json({"jsonrpc": "2.0", "id": 1, "method": "slotSubscribe"})
@@ -188,7 +188,7 @@ LETTER = (
 )
 
 
-async def test_client_that_disconnects_causes_no_error(caplog: pytest.LogCaptureFixture) -> None:
+async def test_disconnecting_client_causes_no_error(caplog: pytest.LogCaptureFixture) -> None:
     running = await serve(LocalnetConfig(rpc_port=0))
     loop = asyncio.get_running_loop()
     for said in [UPGRADE, LETTER] * 5:
@@ -249,7 +249,7 @@ def _masked(body: dict[str, Any]) -> bytes:
     return bytes((0x81, 0x80 | len(data), 0, 0, 0, 0)) + data
 
 
-async def test_an_occupied_port_is_named() -> None:
+async def test_occupied_port_is_named() -> None:
     running = await serve(LocalnetConfig(rpc_port=0))
     try:
         with pytest.raises(LocalnetError, match=f"port {running.rpc_port} is in use") as caught:
@@ -261,7 +261,7 @@ async def test_an_occupied_port_is_named() -> None:
         await running.close()
 
 
-async def test_bad_programs_are_named(tmp_path: Any) -> None:
+async def test_invalid_programs_are_named(tmp_path: Any) -> None:
     wrong = tmp_path / "wrong.so"
     wrong.write_text("not a program")
     key = Keypair().pubkey()
@@ -271,7 +271,7 @@ async def test_bad_programs_are_named(tmp_path: Any) -> None:
         await serve(LocalnetConfig(rpc_port=0, programs=[(key, tmp_path / "absent.so")]))
 
 
-async def test_configured_airdrops_are_there(tmp_path: Any) -> None:
+async def test_configured_airdrops_are_credited(tmp_path: Any) -> None:
     key = Keypair().pubkey()
     for _ in range(2):
         running = await serve(
@@ -283,7 +283,7 @@ async def test_configured_airdrops_are_there(tmp_path: Any) -> None:
         await serve(LocalnetConfig(rpc_port=0, airdrops=[(key, 10**18)]))
 
 
-async def test_a_batch_of_transfers_lands_in_order() -> None:
+async def test_batch_of_transfers_lands_in_order() -> None:
     running = await serve(LocalnetConfig(rpc_port=0))
     payer = Keypair()
     to = Keypair().pubkey()

@@ -24,9 +24,19 @@ from solders.signature import Signature
 from aftermath.localnet import LedgerError, LocalnetConfig, VirtualTime, serve
 from aftermath.localnet.ledger import DATABASE, Ledger, holds_chain, is_of_older_format
 from aftermath.localnet.node import EmbeddedNode
-from localnet.chainwork import SOL, deploy, fund, health, memo, move, recent, sign, transfer_new
-from localnet.chainwork import rpc as call
-from localnet.processes import start
+from localnet.localnet_processes import start
+from localnet.localnet_requests import (
+    SOL,
+    deploy,
+    fund,
+    health,
+    memo,
+    move,
+    recent,
+    sign,
+    transfer_new,
+)
+from localnet.localnet_requests import rpc as call
 
 PAYERS = 4
 
@@ -127,7 +137,7 @@ async def test_blockhashes_duplicates_and_programs_survive(tmp_path: Path, memo_
 @pytest.mark.skipif(
     not sys.platform.startswith("linux"), reason="needs prlimit to fill a process's disk"
 )
-async def test_a_full_disk_is_an_error_and_changes_nothing(tmp_path: Path) -> None:
+async def test_ledger_on_full_disk_raises_and_changes_nothing(tmp_path: Path) -> None:
     payer = Keypair()
     to = Keypair().pubkey()
     with localnet(tmp_path / "ledger", "--slot-ms", "60000") as (rpc, pid):
@@ -265,13 +275,15 @@ def files(folder: Path) -> dict[str, bytes]:
     ("name", "expected"),
     [("snapshot-000003", True), ("snapshot-100-9xYz.tar.zst", False), ("journal-000000", False)],
 )
-def test_older_format_is_recognised_by_snapshots(tmp_path: Path, name: str, expected: bool) -> None:
+def test_older_ledger_format_is_recognised_by_snapshots(
+    tmp_path: Path, name: str, expected: bool
+) -> None:
     (tmp_path / name).touch()
     assert is_of_older_format(tmp_path) is expected
     assert holds_chain(tmp_path) is expected
 
 
-async def test_ledger_killed_before_its_first_commit_is_new(tmp_path: Path) -> None:
+async def test_ledger_killed_before_first_commit_is_new(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path)
     assert ledger.recover() is None
     ledger.close()
@@ -287,7 +299,7 @@ async def test_ledger_open_in_another_program_is_refused(tmp_path: Path) -> None
             await serve(LocalnetConfig(rpc_port=0, ledger=tmp_path))
 
 
-async def test_ledger_keeps_accounts_of_the_runtime(tmp_path: Path) -> None:
+async def test_ledger_keeps_accounts_of_runtime(tmp_path: Path) -> None:
     """SPL Token comes with the runtime, and the ledger has it once a transaction changed it."""
     token = Pubkey.from_string("TokenkegQfeZyiNwAJbNbGKPFXCWuBvf9Ss623VQ5DA")
     held = []
@@ -323,7 +335,7 @@ async def test_forget_with_unwritable_ledger_keeps_accounts(
     await again.close()
 
 
-async def test_two_networks_cannot_share_a_ledger(tmp_path: Path) -> None:
+async def test_ledger_shared_by_two_networks_is_refused(tmp_path: Path) -> None:
     running = await serve(LocalnetConfig(rpc_port=0, ledger=tmp_path))
     with pytest.raises(LedgerError, match=r"in use by another process\n.*--save-state-dir"):
         await serve(LocalnetConfig(rpc_port=0, ledger=tmp_path))
@@ -331,7 +343,7 @@ async def test_two_networks_cannot_share_a_ledger(tmp_path: Path) -> None:
     await (await serve(LocalnetConfig(rpc_port=0, ledger=tmp_path))).close()
 
 
-async def test_a_ledger_that_cannot_be_made(tmp_path: Path) -> None:
+async def test_uncreatable_ledger_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(LedgerError, match="cannot be opened"):
         await serve(LocalnetConfig(rpc_port=0, ledger=tmp_path / "file"))

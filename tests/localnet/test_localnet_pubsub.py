@@ -18,7 +18,8 @@ from solders.pubkey import Pubkey
 from solders.rpc.config import RpcTransactionLogsFilter, RpcTransactionLogsFilterMentions
 from solders.rpc.responses import SubscriptionResult
 
-from localnet.chainwork import (
+from localnet.localnet_processes import Urls
+from localnet.localnet_requests import (
     LOADER_ID,
     OPTIONS,
     PRELOADED_ID,
@@ -32,7 +33,6 @@ from localnet.chainwork import (
     transfer_new,
     write_buffer,
 )
-from localnet.processes import Urls
 
 PATIENCE = 30.0
 
@@ -134,7 +134,7 @@ async def test_signatures_before_and_after(
     assert again.result.value.err is None
 
 
-async def test_a_failed_signature(
+async def test_failed_signature_is_notified(
     socket: SolanaWsClientProtocol, client: AsyncClient, payer: Keypair
 ) -> None:
     tx = sign([memo(PRELOADED_ID, b"\xff")], await recent(client), payer)
@@ -159,7 +159,7 @@ async def test_logs(socket: SolanaWsClientProtocol, client: AsyncClient, payer: 
     assert seen.count(signature) == 2
 
 
-async def test_wrong_messages_are_errors(network: Urls) -> None:
+async def test_invalid_websocket_messages_get_errors(network: Urls) -> None:
     calls = [
         ("accountUnsubscribe", [123_456]),
         ("accountSubscribe", ["xx"]),

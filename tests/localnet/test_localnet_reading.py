@@ -18,7 +18,8 @@ from solders.rpc.requests import GetBlockHeight, GetSlot
 from solders.rpc.responses import GetBlockHeightResp, GetSlotResp
 from solders.sysvar import CLOCK, RENT, SLOT_HASHES
 
-from localnet.chainwork import (
+from localnet.localnet_processes import Urls
+from localnet.localnet_requests import (
     LOADER_ID,
     PRELOADED_ID,
     SOL,
@@ -34,10 +35,9 @@ from localnet.chainwork import (
     until_slot,
     write_buffer,
 )
-from localnet.processes import Urls
 
 
-async def test_the_chain_describes_itself(client: AsyncClient, network: Urls) -> None:
+async def test_chain_info_methods_answer(client: AsyncClient, network: Urls) -> None:
     assert await client.is_connected()
     assert (await rpc(network.rpc_url, "getHealth"))["result"] == "ok"
     assert (await client.get_version()).value.solana_core
@@ -51,7 +51,7 @@ async def test_the_chain_describes_itself(client: AsyncClient, network: Urls) ->
     assert (await client.get_transaction_count()).value >= 0
 
 
-async def test_slots_pass_while_idle_and_the_clock_follows(client: AsyncClient) -> None:
+async def test_idle_slots_pass_and_clock_follows(client: AsyncClient) -> None:
     first = (await client.get_slot()).value
     await until_slot(client, first + 3)
     account = (await client.get_account_info(CLOCK)).value
@@ -75,7 +75,7 @@ async def test_slot_hashes_name_finished_slots(client: AsyncClient) -> None:
     assert (await client.get_account_info(RENT)).value is not None
 
 
-async def test_a_blockhash_lasts_150_blocks(client: AsyncClient) -> None:
+async def test_blockhash_lasts_150_blocks(client: AsyncClient) -> None:
     latest = (await client.get_latest_blockhash()).value
     assert (
         (await client.is_blockhash_valid(latest.blockhash, Confirmed)).value
@@ -98,7 +98,7 @@ async def test_blockhash_validity(network: Urls, client: AsyncClient) -> None:
     assert (await rpc(network.rpc_url, "isBlockhashValid", "nonsense"))["error"]["code"] == -32602
 
 
-async def test_rent_minimum_is_the_validators(client: AsyncClient) -> None:
+async def test_rent_minimum_equals_validator(client: AsyncClient) -> None:
     for size, lamports in ((0, 890_880), (100, 1_586_880), (10_240, 72_161_280)):
         assert (await client.get_minimum_balance_for_rent_exemption(size)).value == lamports
 
@@ -114,7 +114,7 @@ async def test_airdrop_and_balance(client: AsyncClient) -> None:
     assert (account.lamports, account.data, account.executable) == (3 * SOL, b"", False)
 
 
-async def test_a_preloaded_program_is_there(client: AsyncClient) -> None:
+async def test_preloaded_program_account_is_executable(client: AsyncClient) -> None:
     account = (await client.get_account_info(PRELOADED_ID)).value
     assert account is not None
     assert account.executable
@@ -122,7 +122,7 @@ async def test_a_preloaded_program_is_there(client: AsyncClient) -> None:
 
 
 @pytest.mark.parametrize("encoding", ["base58", "base64", "base64+zstd", "jsonParsed"])
-async def test_account_data_in_every_encoding(
+async def test_account_data_is_served_in_every_encoding(
     client: AsyncClient, payer: Keypair, encoding: str
 ) -> None:
     buffer = await write_buffer(client, payer, bytes(range(60)))
@@ -134,7 +134,7 @@ async def test_account_data_in_every_encoding(
     assert account.data[37:] == bytes(range(60))
 
 
-async def test_base58_of_much_data_is_refused(
+async def test_base58_of_large_data_is_refused(
     network: Urls, client: AsyncClient, payer: Keypair
 ) -> None:
     buffer = await write_buffer(client, payer, bytes(200))
@@ -176,7 +176,7 @@ async def test_program_accounts_by_filter(client: AsyncClient, payer: Keypair) -
     assert [(o.pubkey, o.account.data[37:]) for o in one] == [(long, mark + b"!")]
 
 
-async def test_history_of_an_account(client: AsyncClient, payer: Keypair) -> None:
+async def test_account_history_lists_signatures(client: AsyncClient, payer: Keypair) -> None:
     to = Keypair().pubkey()
     signatures = [(await transfer_new(client, payer, to))[0] for _ in range(3)]
     listed = (await client.get_signatures_for_address(to)).value

@@ -12,7 +12,7 @@ from solders.transaction import VersionedTransaction
 
 from aftermath.localnet.fees import LAMPORTS_PER_SIGNATURE
 from aftermath.localnet.runtime import ExecutionOutcome, Runtime, minimum_balance
-from localnet.chainwork import SOL, move, sign
+from localnet.localnet_requests import SOL, move, sign
 
 
 def holding(runtime: Runtime, lamports: int) -> Keypair:

@@ -23,7 +23,8 @@ from solders.signature import Signature
 from solders.system_program import ID as SYSTEM_ID
 from solders.transaction import VersionedTransaction
 
-from localnet.chainwork import (
+from localnet.localnet_processes import Urls
+from localnet.localnet_requests import (
     OPTIONS,
     PRELOADED_ID,
     SOL,
@@ -37,7 +38,6 @@ from localnet.chainwork import (
     transfer_new,
     until_slot,
 )
-from localnet.processes import Urls
 
 BASE64 = {"encoding": "base64", "commitment": "confirmed", "preflightCommitment": "confirmed"}
 LOOKUP_PROGRAM = Pubkey.from_string("AddressLookupTab1e1111111111111111111111111")
@@ -54,7 +54,7 @@ async def refusal(url: str, tx: VersionedTransaction, **options: Any) -> dict[st
     return error
 
 
-async def test_a_transfer_end_to_end(client: AsyncClient, payer: Keypair) -> None:
+async def test_transfer_end_to_end_moves_lamports(client: AsyncClient, payer: Keypair) -> None:
     before = (await client.get_balance(payer.pubkey())).value
     signature, to, lamports = await transfer_new(client, payer)
     assert (await client.get_balance(to)).value == lamports
@@ -73,7 +73,7 @@ async def test_base58_transactions(network: Urls, client: AsyncClient, payer: Ke
     assert answer["result"] == str(tx.signatures[0])
 
 
-async def test_preflight_says_what_failed(
+async def test_preflight_error_names_failure(
     network: Urls, client: AsyncClient, payer: Keypair
 ) -> None:
     tx = sign([move(payer, Keypair().pubkey(), 100 * SOL)], await recent(client), payer)
@@ -92,7 +92,7 @@ async def test_preflight_says_what_failed(
     assert (await client.get_signature_statuses([tx.signatures[0]])).value == [None]
 
 
-async def test_a_program_error_in_preflight(
+async def test_preflight_program_error_has_logs(
     network: Urls, client: AsyncClient, payer: Keypair
 ) -> None:
     error = await refusal(
@@ -103,7 +103,9 @@ async def test_a_program_error_in_preflight(
     assert error["data"]["err"] == {"InstructionError": [0, "InvalidInstructionData"]}
 
 
-async def test_a_wrong_signature(network: Urls, client: AsyncClient, payer: Keypair) -> None:
+async def test_wrong_signature_is_refused(
+    network: Urls, client: AsyncClient, payer: Keypair
+) -> None:
     tx = sign([move(payer, Keypair().pubkey(), SOL)], await recent(client), payer)
     forged = VersionedTransaction.populate(tx.message, [Keypair().sign_message(b"other")])
     error = await refusal(network.rpc_url, forged)
@@ -121,7 +123,7 @@ async def test_a_wrong_signature(network: Urls, client: AsyncClient, payer: Keyp
     assert (await client.get_signature_statuses([forged.signatures[0]])).value == [None]
 
 
-async def test_an_instruction_of_an_account_that_is_not_listed(
+async def test_unlisted_instruction_account_is_refused(
     network: Urls, client: AsyncClient, payer: Keypair
 ) -> None:
     accounts = [payer.pubkey(), SYSTEM_ID]
@@ -137,7 +139,7 @@ async def test_an_instruction_of_an_account_that_is_not_listed(
     assert "sanitize" in error["message"]
 
 
-async def test_an_unknown_blockhash(network: Urls, payer: Keypair) -> None:
+async def test_unknown_blockhash_is_refused(network: Urls, payer: Keypair) -> None:
     error = await refusal(
         network.rpc_url, sign([move(payer, Keypair().pubkey(), SOL)], Hash.new_unique(), payer)
     )
@@ -146,7 +148,7 @@ async def test_an_unknown_blockhash(network: Urls, payer: Keypair) -> None:
     assert error["data"]["err"] == "BlockhashNotFound"
 
 
-async def test_the_same_transaction_twice(
+async def test_repeated_transaction_is_refused(
     network: Urls, client: AsyncClient, payer: Keypair
 ) -> None:
     tx = sign([move(payer, Keypair().pubkey(), SOL)], await recent(client), payer)
@@ -180,7 +182,7 @@ async def test_without_money_or_program(network: Urls, client: AsyncClient, paye
     assert error["message"].endswith("Attempt to load a program that does not exist")
 
 
-async def test_an_account_below_its_rent_minimum(
+async def test_account_below_rent_minimum_is_refused(
     network: Urls, client: AsyncClient, payer: Keypair
 ) -> None:
     error = await refusal(
@@ -194,7 +196,7 @@ async def test_an_account_below_its_rent_minimum(
 
 
 @pytest.mark.parametrize("price", [0, 1_000_000])
-async def test_skipping_preflight_lands_the_failure(
+async def test_skipped_preflight_lands_failed_transaction(
     client: AsyncClient, payer: Keypair, price: int
 ) -> None:
     before = (await client.get_balance(payer.pubkey())).value
@@ -214,7 +216,7 @@ async def test_skipping_preflight_lands_the_failure(
     assert found.transaction.meta.err is not None
 
 
-async def test_the_compute_limit_is_kept(
+async def test_compute_limit_is_enforced(
     network: Urls, client: AsyncClient, payer: Keypair
 ) -> None:
     short = [set_compute_unit_limit(1_000), memo(PRELOADED_ID, b"x" * 100)]
@@ -253,7 +255,7 @@ async def test_simulation_shows_and_keeps_nothing(
     assert (await client.get_balance(to)).value == 0
 
 
-async def test_simulation_of_what_would_fail(
+async def test_simulation_of_failing_transaction_shows_error(
     network: Urls, client: AsyncClient, payer: Keypair
 ) -> None:
     tx = sign([memo(PRELOADED_ID, b"\xff")], await recent(client), payer)
@@ -273,7 +275,7 @@ async def test_simulation_of_what_would_fail(
     ] == -32602
 
 
-async def test_a_versioned_transaction_with_a_lookup_table(
+async def test_versioned_transaction_with_lookup_table_lands(
     client: AsyncClient, payer: Keypair
 ) -> None:
     slot = (await client.get_slot()).value

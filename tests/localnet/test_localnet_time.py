@@ -13,7 +13,7 @@ from solders.keypair import Keypair
 from solders.sysvar import CLOCK, SLOT_HASHES
 
 from aftermath.localnet import LocalnetConfig, RunningLocalnet, VirtualTime, serve
-from localnet.chainwork import SOL, fund, move, recent, rpc, sign, transfer_new
+from localnet.localnet_requests import SOL, fund, move, recent, rpc, sign, transfer_new
 
 START = 1_700_000_000.0
 
@@ -44,7 +44,7 @@ async def test_time_stands_still_unless_moved(chain: Chain) -> None:
         time.advance(-1)
 
 
-async def test_the_clock_sysvar(chain: Chain) -> None:
+async def test_clock_sysvar_follows_virtual_time(chain: Chain) -> None:
     _, time, client = chain
     time.advance(100)
     account = (await client.get_account_info(CLOCK)).value
@@ -58,7 +58,7 @@ async def test_the_clock_sysvar(chain: Chain) -> None:
     assert struct.unpack("<QqQQq", account.data)[2:4] == (1, 2)
 
 
-async def test_slot_hashes_are_the_blockhashes(chain: Chain) -> None:
+async def test_slot_hashes_equal_blockhashes(chain: Chain) -> None:
     _, time, client = chain
     known: dict[int, Hash] = {}
     for _ in range(5):
@@ -77,7 +77,7 @@ async def test_slot_hashes_are_the_blockhashes(chain: Chain) -> None:
     assert len(set(known.values())) == 5
 
 
-async def test_a_blockhash_expires_after_150_slots(chain: Chain) -> None:
+async def test_blockhash_expires_after_150_slots(chain: Chain) -> None:
     running, time, client = chain
     payer = Keypair()
     await fund(client, payer.pubkey())
@@ -100,7 +100,7 @@ async def test_a_blockhash_expires_after_150_slots(chain: Chain) -> None:
         await client.send_transaction(first)
 
 
-async def test_a_duplicate_is_known_as_long_as_its_blockhash(chain: Chain) -> None:
+async def test_duplicate_is_known_as_long_as_its_blockhash(chain: Chain) -> None:
     _, time, client = chain
     payer = Keypair()
     await fund(client, payer.pubkey())
@@ -112,7 +112,7 @@ async def test_a_duplicate_is_known_as_long_as_its_blockhash(chain: Chain) -> No
         time.advance(10 * 0.4)
 
 
-async def test_recent_fees_are_forgotten(chain: Chain) -> None:
+async def test_old_recent_fees_are_forgotten(chain: Chain) -> None:
     running, time, client = chain
     payer = Keypair()
     await fund(client, payer.pubkey())

@@ -13,8 +13,8 @@ import pytest
 
 from aftermath.localnet import validator_binary
 from aftermath.localnet.validator import SPINNING_THREAD, START_SECONDS
-from localnet.chainwork import PRELOADED_ID
-from localnet.processes import Urls, start
+from localnet.localnet_processes import Urls, start
+from localnet.localnet_requests import PRELOADED_ID
 from localnet.test_localnet_deploy import *  # noqa: F403
 from localnet.test_localnet_pubsub import *  # noqa: F403
 from localnet.test_localnet_reading import *  # noqa: F403

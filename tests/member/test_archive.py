@@ -44,7 +44,7 @@ def _warned(player: SimMember) -> list[str]:
 
 
 @pytest.mark.slow
-def test_upload_continues_during_the_next_epoch(tmp_path: Path, repository: Repository) -> None:
+def test_upload_continues_during_next_epoch(tmp_path: Path, repository: Repository) -> None:
     async def story(sim: SimulatedRun) -> None:
         _start(sim, repository, 1, 2)
         await sim.until(lambda run: run.epoch == 1 and run.state is RunState.ROUND_TRAIN)
@@ -94,7 +94,7 @@ def test_newest_waiting_checkpoint_is_uploaded_next(tmp_path: Path, repository: 
     assert len(told) == 4
 
 
-def test_upload_without_end_is_given_up_and_directory_named(
+def test_endless_upload_is_abandoned_and_directory_named(
     tmp_path: Path, repository: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     longest = 300.0
@@ -116,7 +116,7 @@ def test_upload_without_end_is_given_up_and_directory_named(
     assert sim.model.checkpoint.repo == str(sim.place / "kept" / "m0" / "sim-step6")
 
 
-def test_a_hub_that_refuses_costs_only_the_upload(tmp_path: Path, repository: Repository) -> None:
+def test_refusing_hub_costs_only_the_upload(tmp_path: Path, repository: Repository) -> None:
     errors = [CheckpointError("the Hub answered 403", "Set HF_TOKEN."), RuntimeError("a bug")]
 
     def refuse() -> None:
@@ -141,7 +141,7 @@ def test_a_hub_that_refuses_costs_only_the_upload(tmp_path: Path, repository: Re
 
 
 @pytest.mark.slow
-def test_an_upload_that_loses_to_a_directory_is_a_warning(
+def test_upload_after_recorded_directory_is_a_warning(
     tmp_path: Path, repository: Repository
 ) -> None:
     """The directory is there first, and stays where its member's turn is before the other's."""
@@ -167,9 +167,7 @@ def test_an_upload_that_loses_to_a_directory_is_a_warning(
 
 
 @pytest.mark.slow
-def test_a_directory_does_not_replace_what_others_can_reach(
-    tmp_path: Path, repository: Repository
-) -> None:
+def test_directory_does_not_replace_hub_checkpoint(tmp_path: Path, repository: Repository) -> None:
     """Once the run's checkpoint is on the Hub, a member that only writes to a directory leaves it
     there.
     """
@@ -193,7 +191,7 @@ def test_a_directory_does_not_replace_what_others_can_reach(
     assert (sim.model.checkpoint.kind, sim.model.checkpoint_step) == (CheckpointKind.HUB, 7)
 
 
-def test_a_lost_reply_is_no_reason_to_warn(tmp_path: Path, repository: Repository) -> None:
+def test_lost_checkpoint_reply_is_not_warned(tmp_path: Path, repository: Repository) -> None:
     async def story(sim: SimulatedRun) -> None:
         chain = _start(sim, repository)[0].chain
         assert chain is not None
@@ -206,9 +204,7 @@ def test_a_lost_reply_is_no_reason_to_warn(tmp_path: Path, repository: Repositor
     assert not _warned(sim.players[0])
 
 
-def test_whatever_goes_wrong_in_the_background_is_a_warning(
-    tmp_path: Path, repository: Repository
-) -> None:
+def test_background_error_of_archive_is_a_warning(tmp_path: Path, repository: Repository) -> None:
     async def story(sim: SimulatedRun) -> None:
         chain = _start(sim, repository)[0].chain
         assert chain is not None

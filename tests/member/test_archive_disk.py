@@ -38,7 +38,7 @@ def _in(place: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("fails", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_without_a_directory_nothing_stays_on_the_disk(
+def test_archive_without_directory_leaves_no_files(
     tmp_path: Path, repository: Repository, temporary: Path, fails: bool
 ) -> None:
     """Not even of a killed process. A member whose uploads fail holds the last model until one
@@ -67,7 +67,7 @@ def test_without_a_directory_nothing_stays_on_the_disk(
     assert not _in(temporary)
 
 
-def test_stopping_gives_up_the_upload_and_the_one_that_waits(
+def test_stopped_member_abandons_running_and_waiting_upload(
     tmp_path: Path, repository: Repository, temporary: Path
 ) -> None:
     async def story(sim: SimulatedRun) -> None:
@@ -86,7 +86,7 @@ def test_stopping_gives_up_the_upload_and_the_one_that_waits(
     assert not repository.sources
 
 
-def test_a_save_that_fails_in_an_unexpected_way_is_a_warning(
+def test_save_with_unexpected_error_is_a_warning(
     tmp_path: Path, repository: Repository, temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save = archive.save
@@ -118,7 +118,7 @@ def test_a_save_that_fails_in_an_unexpected_way_is_a_warning(
 
 
 @pytest.mark.slow
-def test_old_steps_go_but_not_the_one_on_its_way_to_the_hub(
+def test_old_steps_are_deleted_except_the_uploading_one(
     tmp_path: Path, repository: Repository
 ) -> None:
     """Step 3 is being uploaded all the time and 18 waits; the chain has recorded the directories of
@@ -140,7 +140,7 @@ def test_old_steps_go_but_not_the_one_on_its_way_to_the_hub(
 @pytest.mark.parametrize(
     ("keep_steps", "newest"), [(1, (12, 15)), pytest.param(3, (12, 15, 9), marks=pytest.mark.slow)]
 )
-def test_old_steps_go_but_not_the_one_the_chain_names(
+def test_old_steps_are_deleted_except_the_recorded_one(
     tmp_path: Path, keep_steps: int, newest: tuple[int, ...]
 ) -> None:
     """From step 6 on the chain cannot be told of checkpoints. The two newest attested ones stay in
@@ -181,7 +181,7 @@ async def _epoch_from_the_start(sim: SimulatedRun) -> None:
 
 
 @pytest.mark.slow
-def test_a_step_of_a_past_that_was_left_makes_room(tmp_path: Path) -> None:
+def test_step_of_rewound_past_is_deleted(tmp_path: Path) -> None:
     """Steps 3 and 6 are saved, and then again, with what the model has learnt meanwhile."""
 
     async def story(sim: SimulatedRun) -> None:
@@ -211,7 +211,7 @@ def test_a_step_of_a_past_that_was_left_makes_room(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_rewound_step_stays_if_the_chain_names_it(tmp_path: Path) -> None:
+def test_rewound_step_named_by_chain_is_kept(tmp_path: Path) -> None:
     async def story(sim: SimulatedRun) -> None:
         sim.add(0)
         place = sim.place / "kept" / "m0"

@@ -100,7 +100,7 @@ def test_falsely_named_step_is_taken_from_members(tmp_path: Path) -> None:
         ("team/model", HubAway("the Hub answered 500 for team/model"), False),
     ],
 )
-def test_directory_replaces_only_a_false_place(
+def test_directory_replaces_only_false_place(
     tmp_path: Path, repo: str, answer: Exception | None, directory: bool
 ) -> None:
     """The member has the owner's wallet, from which the program accepts a directory at any time."""
@@ -134,7 +134,7 @@ def test_directory_replaces_only_a_false_place(
     play(tmp_path, story, **ALONE | {"total_steps": 12})
 
 
-def test_upload_replaces_false_place_at_the_next_epoch(tmp_path: Path) -> None:
+def test_upload_replaces_false_place_in_next_epoch(tmp_path: Path) -> None:
     async def story(sim: SimulatedRun) -> None:
         sim.hub = Repository(tmp_path / "hub").hub
         sim.upload_seconds = 1.0

@@ -8,7 +8,7 @@ from aftermath.member.rounds.divergence import MOST_IN_A_ROW, Divergence
 from aftermath.optim.clip import Diverged
 
 
-def test_shares_that_are_not_finite_in_a_row_end_the_member() -> None:
+def test_consecutive_nonfinite_shares_end_member() -> None:
     seen = Divergence()
     for step in range(1, 2 * MOST_IN_A_ROW):
         if step == MOST_IN_A_ROW:

@@ -57,7 +57,7 @@ def test_stalling_author_leaves_turns_to_others(most: int | None, ends: list[flo
     run_virtual(story())
 
 
-def test_two_stalling_authors_share_half_of_the_turns() -> None:
+def test_two_stalling_authors_share_half_of_the_slots() -> None:
     """Both have failed once when four other authors' downloads begin, which take a second each."""
 
     async def story() -> None:
@@ -90,7 +90,7 @@ def test_two_stalling_authors_share_half_of_the_turns() -> None:
     run_virtual(story())
 
 
-def test_cancelled_download_gives_its_turn_back() -> None:
+def test_cancelled_download_releases_its_slot() -> None:
     async def story() -> None:
         turns = Downloads(1)
         holds = asyncio.Event()

@@ -15,7 +15,7 @@ from aftermath.rules.announcements import Commitment, encode_announcement
 from aftermath.sim.sim_member import SimMember
 from aftermath.sim.sim_transport import SimTransport
 from aftermath.sim.simulation import SimulatedRun, play
-from member.lying_members import Lie, other_result, send_lies, sign, tell_all
+from member.dishonest_members import Lie, falsify_results, other_result, sign, tell_all
 from member.result_inbox import SECRETS, ResultInbox, commitment_of
 from member.test_member_hostile import seat_of
 
@@ -36,7 +36,7 @@ def another(said: Commitment) -> dict[str, object]:
 FIRST = commitment_of(None, 0)
 
 
-def test_two_results_of_one_share_prove_it_and_nothing_else_does() -> None:
+def test_equivocation_is_proven_only_by_two_results_of_one_share() -> None:
     second = signed(**another(FIRST))
     assert proves(Pair(signed(), second))
     assert not proves(Pair(signed(), signed()))
@@ -53,7 +53,7 @@ def test_two_results_of_one_share_prove_it_and_nothing_else_does() -> None:
 
 
 @given(st.integers(0, 10_000), st.integers(0, 255))
-def test_no_changed_byte_leaves_a_proof(at: int, value: int) -> None:
+def test_equivocation_proof_with_changed_byte_fails(at: int, value: int) -> None:
     first = signed()
     second = signed(**another(FIRST))
     at %= len(second)
@@ -62,7 +62,7 @@ def test_no_changed_byte_leaves_a_proof(at: int, value: int) -> None:
 
 
 @pytest.mark.slow
-def test_what_is_kept_is_bounded_and_one_pair_of_a_share() -> None:
+def test_evidence_is_bounded_and_one_pair_per_share() -> None:
     inbox = ResultInbox()
     kept = Evidence(inbox.ports.events)
     for height in range(evidence.MOST + 5):
@@ -76,7 +76,7 @@ def test_what_is_kept_is_bounded_and_one_pair_of_a_share() -> None:
     assert len([e for e in inbox.events if e["kind"] == "equivocated"]) == evidence.MOST + 5
 
 
-def test_two_results_of_one_member_are_proven_by_all(tmp_path: Path) -> None:
+def test_partial_equivocation_is_proven_by_all_members(tmp_path: Path) -> None:
     """Nobody hears both: the witnesses' fingerprints differ, so the others' announcements are asked
     for.
     """
@@ -85,13 +85,13 @@ def test_two_results_of_one_member_are_proven_by_all(tmp_path: Path) -> None:
         players = [sim.add(tier) for tier in (0, 0, 1, 1, 2)]
         await sim.until_round(1)
 
-        async def two_faced(said: Commitment, transport: SimTransport) -> None:
+        async def offer_inconsistently(said: Commitment, transport: SimTransport) -> None:
             faces = sign(players[0], said), sign(players[0], other_result(sim, said, transport))
             for index, peer in enumerate(sorted(transport.reachable())):
                 transport.tell(peer, faces[index % 2])
 
-        lie: Lie = two_faced
-        send_lies(players[0], lie)
+        lie: Lie = offer_inconsistently
+        falsify_results(players[0], lie)
         await sim.until(lambda run: run.epoch == 1)
 
     sim = play(tmp_path, story, init_min_clients=5, rounds_per_epoch=4)
@@ -101,7 +101,7 @@ def test_two_results_of_one_member_are_proven_by_all(tmp_path: Path) -> None:
     check_ejected(sim, liar, honest)
 
 
-def test_a_member_that_tells_all_two_results_is_found_out_by_all(tmp_path: Path) -> None:
+def test_open_equivocation_is_proven_by_all_members(tmp_path: Path) -> None:
     async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(1)
@@ -111,7 +111,7 @@ def test_a_member_that_tells_all_two_results_is_found_out_by_all(tmp_path: Path)
             tell_all(transport, sign(players[0], other_result(sim, said, transport)))
 
         lie: Lie = both
-        send_lies(players[0], lie)
+        falsify_results(players[0], lie)
         await sim.until(lambda run: run.epoch == 1)
 
     sim = play(tmp_path, story, rounds_per_epoch=4)
@@ -146,5 +146,5 @@ def check_ejected(sim: SimulatedRun, liar: SimMember, honest: list[SimMember]) -
     assert all(weights[player.id] > 1 for player in honest)
 
 
-def test_nobody_is_disputed_where_witnesses_agree() -> None:
+def test_agreeing_witnesses_dispute_nobody() -> None:
     assert disputed([], 0b111) == frozenset()

@@ -34,12 +34,12 @@ def _after(attested: int, attestations: int, overlap: int = 1) -> Run:
     return builders.run(RunState.ROUND_TRAIN, rounds=tuple(rounds), head=2, epoch=2, config=config)
 
 
-def test_who_no_quorum_saw_is_suspected() -> None:
+def test_member_unseen_by_quorum_is_suspected() -> None:
     assert unseen(_after(0b011, 3), three_members()) == 0b100
     assert unseen(_after(0b011, 2), three_members()) == 0b100
 
 
-def test_manifest_without_overlap_uses_the_closed_rounds_roster() -> None:
+def test_manifest_without_overlap_uses_closed_rounds_roster() -> None:
     run = _after(0b001, 3, overlap=0)
     fewer = replace(
         run, rounds=(run.rounds[0], replace(run.rounds[1], roster=0b011), *run.rounds[2:])
@@ -47,14 +47,14 @@ def test_manifest_without_overlap_uses_the_closed_rounds_roster() -> None:
     assert (unseen(run, three_members()), unseen(fewer, three_members())) == (0b110, 0b010)
 
 
-def test_who_has_left_is_not_reported() -> None:
+def test_withdrawn_member_is_not_reported() -> None:
     members = three_members()
     gone = replace(members.seats[2], state=MemberState.WITHDRAWN)
     left = replace(members, seats=(*members.seats[:2], gone, *members.seats[3:]))
     assert unseen(_after(0b011, 3), left) == 0
 
 
-def test_in_the_first_rounds_there_is_nothing_to_report() -> None:
+def test_first_rounds_report_nobody() -> None:
     assert unseen(run_at(4), three_members()) == 0
 
 
@@ -66,7 +66,7 @@ def _manifest(**changed: Any) -> bytes:
     return msgspec.msgpack.encode({"step": 7, "levels": levels} | changed)
 
 
-def test_a_manifest_that_fits_is_taken() -> None:
+def test_matching_manifest_is_accepted() -> None:
     levels = {level: [b"d" * 32] * len(SCHEMA.state.of_level(level)) for level in range(3)}
     assert checked(_manifest(), SCHEMA.state) == SnapshotManifest(7, levels)
     assert checked(_manifest(levels={}), SCHEMA.state) == SnapshotManifest(7, {})
@@ -93,11 +93,11 @@ def test_a_manifest_that_fits_is_taken() -> None:
         _manifest(levels={0: [b"d" * 32] * (len(SCHEMA.state.of_level(0)) + 1)}),
     ],
 )
-def test_a_manifest_that_does_not_fit_is_no_answer(reply: bytes) -> None:
+def test_malformed_manifest_is_rejected(reply: bytes) -> None:
     assert checked(reply, SCHEMA.state) is None
 
 
-def test_a_snapshot_is_a_copy_of_what_the_tier_holds() -> None:
+def test_snapshot_copies_levels_of_its_tier() -> None:
     params = init_weights(CONFIG, 0, 1)
     taken = snapshot(params, SCHEMA.state, 1, 5)
     assert set(taken.manifest.levels) == {1, 2}
@@ -114,5 +114,5 @@ def test_a_snapshot_is_a_copy_of_what_the_tier_holds() -> None:
     assert snapshot(params, SCHEMA.state, 1, 5).manifest != taken.manifest
 
 
-def test_members_in_a_bitmap_are_the_ones_reported() -> None:
+def test_unseen_bitmap_lists_reported_members() -> None:
     assert list(bitmap.seats(unseen(_after(0b001, 3), three_members()))) == [1, 2]

@@ -32,7 +32,7 @@ def _witness(sim: SimulatedRun) -> SimMember:
 
 
 @pytest.mark.parametrize("leavers", [pytest.param(1, marks=pytest.mark.slow), 2])
-def test_a_witness_that_leaves_does_not_hold_up_the_others(tmp_path: Path, leavers: int) -> None:
+def test_leaving_witness_does_not_delay_round(tmp_path: Path, leavers: int) -> None:
     """The next in line attests as soon as it can, not when the round's time is up."""
 
     async def story(sim: SimulatedRun) -> None:
@@ -60,7 +60,7 @@ def test_a_witness_that_leaves_does_not_hold_up_the_others(tmp_path: Path, leave
     assert not sim.record.dropped
 
 
-def test_witness_leaving_in_warm_up_delays_nobody(tmp_path: Path) -> None:
+def test_leaving_witness_in_warm_up_delays_nobody(tmp_path: Path) -> None:
     async def story(sim: SimulatedRun) -> None:
         for tier in (0, 0, 1, 2):
             sim.add(tier)
@@ -92,7 +92,7 @@ def test_death_in_warm_up_drops_member_after_first_round(tmp_path: Path) -> None
     assert sim.run.lost_sequences == 0
 
 
-def test_refused_attestation_is_retried_ever_more_rarely(tmp_path: Path) -> None:
+def test_refused_attestation_is_retried_with_backoff(tmp_path: Path) -> None:
     """A round that its wallet cannot pay for lasts 20 seconds, and a warm-up 60."""
 
     async def refused(*_: object, **__: object) -> None:
@@ -123,7 +123,7 @@ def test_refused_attestation_is_retried_ever_more_rarely(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_holder_dying_in_cooldown_leaves_the_model_attested(tmp_path: Path) -> None:
+def test_holder_dying_in_cooldown_leaves_model_attested(tmp_path: Path) -> None:
     """The remaining one of two holders of level 0 attests it. Nothing starts again from the
     checkpoint.
     """
@@ -151,7 +151,7 @@ def test_holder_dying_in_cooldown_leaves_the_model_attested(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_level_lost_before_its_checkpoint_does_not_block_the_run(
+def test_level_lost_before_checkpoint_does_not_block_run(
     tmp_path: Path,
 ) -> None:
     """A new holder begins with the durable copy: the newest hash of level 0 is of weights that
@@ -173,7 +173,7 @@ def test_level_lost_before_its_checkpoint_does_not_block_the_run(
 
 
 @pytest.mark.slow
-def test_a_stall_of_all_is_held_against_nobody(tmp_path: Path) -> None:
+def test_stall_of_all_members_drops_nobody(tmp_path: Path) -> None:
     """A member that had nothing to train is no judge of those who had: it would be left alone,
     without the model.
     """
@@ -212,7 +212,7 @@ def test_a_stall_of_all_is_held_against_nobody(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_who_withholds_its_share_and_attests_it_is_dropped(
+def test_member_attesting_its_withheld_share_is_dropped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a round of one sequence nobody else owes a result: that looks like a stall of all,

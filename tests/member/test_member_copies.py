@@ -24,7 +24,7 @@ from aftermath.sim.invariants import Invariants
 from aftermath.sim.sim_member import SimMember
 from aftermath.sim.sim_transport import SimTransport
 from aftermath.sim.simulation import SimulatedRun, play
-from member.lying_members import Lie, send_lies, sign, tell_all
+from member.dishonest_members import Lie, falsify_results, sign, tell_all
 from member.short_runs import SHORT
 
 ROUND_SECONDS = 15  # of the run's rules
@@ -142,7 +142,7 @@ def _dropped(sim: SimulatedRun) -> set[bytes]:
         the_work,
     ],
 )
-def test_who_copies_is_not_credited_and_falls_out(
+def test_copied_result_is_not_credited_and_member_drops_out(
     tmp_path: Path, copied: Copied, overlap: int
 ) -> None:
     """`the_bytes` is the attack on payloads that are not sealed: there the copier is credited in
@@ -150,7 +150,7 @@ def test_who_copies_is_not_credited_and_falls_out(
     """
 
     def hostile(sim: SimulatedRun, players: list[SimMember]) -> None:
-        send_lies(
+        falsify_results(
             players[0], copies(sim, players[0], players[3], copied, opened=copied is the_work)
         )
 
@@ -163,7 +163,7 @@ def test_who_copies_is_not_credited_and_falls_out(
 
 
 @pytest.mark.slow
-def test_a_copy_is_not_credited_though_a_witness_lies_for_it(tmp_path: Path) -> None:
+def test_copied_result_with_lying_witness_is_not_credited(tmp_path: Path) -> None:
     """Two of five, of whom one copies and both say at once that they are closed and attest the copy
     all the same.
     """
@@ -188,7 +188,7 @@ def test_a_copy_is_not_credited_though_a_witness_lies_for_it(tmp_path: Path) -> 
         for liar in players[:2]:
             _closes_early_and_continues(liar)
         sim.chain.observers.append(look)
-        send_lies(players[0], copies(sim, players[0], players[3], the_work, opened=True))
+        falsify_results(players[0], copies(sim, players[0], players[3], the_work, opened=True))
         await sim.until(lambda run: run.epoch == 1)
 
     sim = play(tmp_path, story, init_min_clients=5)
@@ -222,7 +222,7 @@ def _closes_early_and_continues(player: SimMember) -> None:
 
 
 @pytest.mark.parametrize("overlap", EITHER_OVERLAP)
-def test_who_closes_early_leaves_nobody_out(tmp_path: Path, overlap: int) -> None:
+def test_early_closing_member_leaves_out_nobody(tmp_path: Path, overlap: int) -> None:
     sim = _an_epoch(
         tmp_path, lambda sim, players: _closes_early_and_continues(players[0]), overlap=overlap
     )
@@ -248,7 +248,7 @@ def _intercept(
 
 
 @pytest.mark.parametrize("overlap", EITHER_OVERLAP)
-def test_who_never_opens_delivers_nothing(tmp_path: Path, overlap: int) -> None:
+def test_member_never_revealing_delivers_nothing(tmp_path: Path, overlap: int) -> None:
     """It costs an epoch one round's time, like any late member."""
 
     def hostile(sim: SimulatedRun, players: list[SimMember]) -> None:
@@ -269,7 +269,7 @@ def test_who_never_opens_delivers_nothing(tmp_path: Path, overlap: int) -> None:
 
 
 @pytest.mark.parametrize("overlap", EITHER_OVERLAP)
-def test_who_opens_to_one_has_opened_to_all(tmp_path: Path, overlap: int) -> None:
+def test_reveal_to_one_peer_reaches_all(tmp_path: Path, overlap: int) -> None:
     """Any member that has a key passes it on."""
 
     def hostile(sim: SimulatedRun, players: list[SimMember]) -> None:
@@ -282,7 +282,7 @@ def test_who_opens_to_one_has_opened_to_all(tmp_path: Path, overlap: int) -> Non
 
 @pytest.mark.slow
 @pytest.mark.parametrize("overlap", EITHER_OVERLAP)
-def test_a_witness_that_is_never_closed_costs_nobody_anything(tmp_path: Path, overlap: int) -> None:
+def test_witness_never_closing_delays_nobody(tmp_path: Path, overlap: int) -> None:
     sim = _an_epoch(
         tmp_path,
         lambda sim, players: _intercept(players[0], Closed, lambda data, transport: None),
@@ -299,7 +299,7 @@ def test_a_witness_that_is_never_closed_costs_nobody_anything(tmp_path: Path, ov
 
 @pytest.mark.parametrize("overlap", EITHER_OVERLAP)
 @pytest.mark.parametrize("count", [1, 2])
-def test_runs_of_few_members_open_what_they_train(tmp_path: Path, count: int, overlap: int) -> None:
+def test_small_runs_reveal_their_results(tmp_path: Path, count: int, overlap: int) -> None:
     async def story(sim: SimulatedRun) -> None:
         for tier in range(count):
             sim.add(tier)
@@ -313,7 +313,7 @@ def test_runs_of_few_members_open_what_they_train(tmp_path: Path, count: int, ov
 
 
 @pytest.mark.slow
-def test_a_member_that_restarts_opens_what_it_announced_before(tmp_path: Path) -> None:
+def test_restarted_member_reveals_earlier_commitment(tmp_path: Path) -> None:
     """It holds nothing any more but its secret; the result counts all the same."""
 
     async def story(sim: SimulatedRun) -> None:
@@ -337,7 +337,7 @@ def test_a_member_that_restarts_opens_what_it_announced_before(tmp_path: Path) -
 # --- the law --------------------------------------------------------------------------------------
 
 
-def test_closing_on_a_timely_member_violates_an_invariant(tmp_path: Path) -> None:
+def test_closing_on_timely_member_violates_invariant(tmp_path: Path) -> None:
     async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(1)

@@ -29,7 +29,7 @@ async def _drop(sim: SimulatedRun, first: int) -> SimMember:
 @pytest.mark.parametrize(
     ("tiers", "saves"), [((1, 2), True), pytest.param((0, 2), False, marks=pytest.mark.slow)]
 )
-def test_dropped_last_holder_of_a_level_saves_a_copy(
+def test_dropped_last_holder_of_level_saves_copy(
     tmp_path: Path, tiers: tuple[int, ...], saves: bool
 ) -> None:
     async def story(sim: SimulatedRun) -> None:
@@ -51,7 +51,7 @@ def test_dropped_last_holder_of_a_level_saves_a_copy(
     play(tmp_path, story, **RULES | {"rounds_per_epoch": 20})
 
 
-def test_dropped_member_still_gets_the_last_results(tmp_path: Path) -> None:
+def test_dropped_member_still_receives_last_results(tmp_path: Path) -> None:
     """The others drop it in the epoch's last round, and it can connect again after that."""
 
     async def story(sim: SimulatedRun) -> None:

@@ -21,7 +21,7 @@ from aftermath.sim.sim_member import SimMember
 from aftermath.sim.sim_transport import SimTransport
 from aftermath.sim.simulation import SimulatedRun, play
 from fuzz.mutations import mutations, nested
-from member.lying_members import sign
+from member.dishonest_members import sign
 from member.short_runs import SHORT
 
 READY = b"\x02"  # the head of what is no commitment
@@ -69,7 +69,7 @@ async def pester(player: SimMember, transport: SimTransport) -> None:
 
 
 @pytest.mark.slow
-def test_noise_stops_nobody_and_changes_no_replica(tmp_path: Path) -> None:
+def test_garbage_messages_change_no_replica(tmp_path: Path) -> None:
     async def story(sim: SimulatedRun) -> None:
         pest, *_ = [sim.add(tier) for tier in (0, 0, 1, 2)]
         await sim.until_round(1)
@@ -92,7 +92,7 @@ def test_noise_stops_nobody_and_changes_no_replica(tmp_path: Path) -> None:
         assert len({who for who, _ in player.transport.barred}) == 1
 
 
-def test_a_fault_of_ours_in_hearing_costs_the_message_alone(
+def test_message_handler_error_costs_only_that_message(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Whatever the parser overlooks: here the handler fails at every announcement of one member, in

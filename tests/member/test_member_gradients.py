@@ -61,7 +61,7 @@ def whole_run(tmp_path: Path, tiers: Sequence[int], **rules: Any) -> SimulatedRu
 
 
 @pytest.mark.slow
-def test_members_of_one_tier_write_the_same_files(tmp_path: Path) -> None:
+def test_gradient_files_of_one_tier_are_equal(tmp_path: Path) -> None:
     sim = whole_run(tmp_path, (0, 0, 0))
     assert sim.check() > 0
     first, *others = (files_of(sim, player) for player in sim.players)
@@ -72,7 +72,7 @@ def test_members_of_one_tier_write_the_same_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("overlap", EITHER_OVERLAP)
-def test_they_hold_the_very_votes_that_are_applied(
+def test_gradient_files_contain_applied_votes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overlap: int
 ) -> None:
     """Check every level that a member holds, in the order of seats, whatever the others' tiers."""
@@ -142,7 +142,7 @@ def test_full_disk_is_one_warning_each_time_it_fills(
 
 
 @pytest.mark.slow
-def test_a_directory_that_goes_is_a_warning_or_made_again(tmp_path: Path) -> None:
+def test_removed_gradient_directory_is_recreated_or_warned(tmp_path: Path) -> None:
     """One member's file is replaced; the other's is only removed."""
 
     async def story(sim: SimulatedRun) -> None:
@@ -164,7 +164,7 @@ def test_a_directory_that_goes_is_a_warning_or_made_again(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_a_disk_slower_than_the_rounds_costs_files_and_no_memory(tmp_path: Path) -> None:
+def test_slow_gradient_disk_costs_files_but_no_memory(tmp_path: Path) -> None:
     async def story(sim: SimulatedRun) -> None:
         sim.writes_gradients = True
         slow = sim.add(0)
@@ -185,7 +185,7 @@ OURS = "0123456789abcdef"
 """The run's identity."""
 
 
-def test_a_place_that_cannot_be_written_is_said_before_joining(tmp_path: Path) -> None:
+def test_unwritable_gradient_directory_is_refused_before_join(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     named = {"run_id": "r", "write_gradients_dir": tmp_path / "file" / "gradients"}
     with pytest.raises(Unsuitable, match=r"--write-gradients-dir .*Not a directory"):
@@ -209,7 +209,7 @@ def test_a_place_that_cannot_be_written_is_said_before_joining(tmp_path: Path) -
     assert {path.name for path in (tmp_path / "new").iterdir()} == {".lock", MARK}
 
 
-def test_gradients_place_with_another_runs_results_is_refused(tmp_path: Path) -> None:
+def test_gradient_directory_with_other_run_is_refused(tmp_path: Path) -> None:
     settings = TrainSettings(run_id="r", write_gradients_dir=tmp_path)
     with gradients_directory(settings, OURS):
         (tmp_path / "step-000001-member-0.safetensors").write_bytes(b"a result")
@@ -224,7 +224,7 @@ def test_gradients_place_with_another_runs_results_is_refused(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_metrics_come_every_n_steps_and_change_nothing(tmp_path: Path) -> None:
+def test_optim_metrics_every_n_steps_change_nothing(tmp_path: Path) -> None:
     def run(place: Path, every: int) -> SimulatedRun:
         async def story(sim: SimulatedRun) -> None:
             sim.optim_stats_steps = every

@@ -21,7 +21,13 @@ from aftermath.sim.faulty_rpc import NodeFault
 from aftermath.sim.sim_member import SimMember
 from aftermath.sim.sim_transport import SimTransport
 from aftermath.sim.simulation import SimulatedRun, play
-from member.lying_members import hides, hides_from, never_fetch_from, send_lies, serves_late
+from member.dishonest_members import (
+    falsify_results,
+    hides,
+    hides_from,
+    never_fetch_from,
+    serves_late,
+)
 from member.short_runs import EITHER_OVERLAP
 
 TIERS = (0, 0, 1, 1, 2, 2, 2)
@@ -36,7 +42,9 @@ def _epoch(place: Path, lie: str, overlap: int) -> SimulatedRun:
     async def story(sim: SimulatedRun) -> None:
         liar, holder, *_ = [sim.add(tier) for tier in TIERS]
         await sim.until_round(1)
-        send_lies(liar, hides(liar, 0) if lie == "from all" else hides_from(liar, 0, [holder]))
+        falsify_results(
+            liar, hides(liar, 0) if lie == "from all" else hides_from(liar, 0, [holder])
+        )
         await sim.until(lambda run: run.epoch == 1)
 
     rules = {
@@ -80,13 +88,13 @@ def _holder_went_through(sim: SimulatedRun) -> bool:
 
 
 @pytest.mark.slow
-def test_holder_that_missed_a_round_fetches_from_attesters(tmp_path: Path) -> None:
+def test_holder_after_missed_round_fetches_from_attesters(tmp_path: Path) -> None:
     """It was in no duty of that round, and learns of who has what when it applies it."""
 
     async def story(sim: SimulatedRun) -> None:
         liar, holder, *_ = [sim.add(tier) for tier in TIERS]
         await sim.until_round(1)
-        send_lies(liar, hides_from(liar, 0, [holder]))
+        falsify_results(liar, hides_from(liar, 0, [holder]))
         holder.set_moods([NodeFault.REFUSES])
         await sim.until(lambda _: _over(sim, 3))
         holder.set_moods([NodeFault.GOOD])
@@ -112,7 +120,7 @@ def test_replacement_witness_serves_fetched_levels(tmp_path: Path) -> None:
     async def story(sim: SimulatedRun) -> None:
         liar, holder, *_ = [sim.add(tier) for tier in (0, 0, *[2] * 8)]
         await sim.until_round(1)
-        send_lies(liar, hides_from(liar, 0, [holder]))
+        falsify_results(liar, hides_from(liar, 0, [holder]))
         while not sim.run.epoch and sim.run.state.training:
             height = sim.run.current.height
             drawn = _names(sim, availability.drawn(sim.run.current, sim.run, sim.members))
@@ -181,7 +189,7 @@ def test_early_closed_round_drops_no_other_holder(tmp_path: Path, lie: str) -> N
             await asyncio.sleep((0.75 - sim.now) % 1.0)
             await hide(said, transport)
 
-        send_lies(liar, tell)
+        falsify_results(liar, tell)
         if lie == "silent":
             _attests_nothing(liar)
         while not sim.run.epoch:
@@ -225,7 +233,7 @@ def test_hidden_level_of_few_witnesses_stretches_two_rounds(tmp_path: Path, over
     async def story(sim: SimulatedRun) -> None:
         liar, *_ = [sim.add(tier) for tier in (0, 0, *[2] * 9)]
         await sim.until_round(1)
-        send_lies(liar, hides(liar, 0))
+        falsify_results(liar, hides(liar, 0))
         while not sim.run.epoch and sim.run.state.training:
             began = sim.now
             height = sim.run.current.height
@@ -301,7 +309,7 @@ def test_holder_dying_before_attesting_leaves_no_liar_alone(tmp_path: Path, over
 
 
 @pytest.mark.parametrize("overlap", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_nobody_waits_for_a_level_that_one_member_alone_holds(tmp_path: Path, overlap: int) -> None:
+def test_level_with_one_slow_holder_delays_nobody(tmp_path: Path, overlap: int) -> None:
     """The slow line of the only holder keeps it from serving the level. The witnesses attest
     without its results.
     """
@@ -309,7 +317,7 @@ def test_nobody_waits_for_a_level_that_one_member_alone_holds(tmp_path: Path, ov
     async def story(sim: SimulatedRun) -> None:
         alone, *_ = [sim.add(tier) for tier in (0, *[2] * 6)]
         await sim.until_round(1)
-        send_lies(alone, serves_late(alone, 0, 40.0))
+        falsify_results(alone, serves_late(alone, 0, 40.0))
         await sim.until(lambda run: run.epoch == 1)
 
     rules = {"init_min_clients": 7, "min_clients": 3, "witness_nodes": 3, "overlap": overlap}

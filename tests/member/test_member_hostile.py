@@ -19,14 +19,14 @@ from aftermath.rules.state import RunState
 from aftermath.sim.sim_member import SimMember
 from aftermath.sim.sim_transport import SimTransport
 from aftermath.sim.simulation import SimulatedRun, play
-from member.lying_members import (
+from member.dishonest_members import (
     Lie,
     conspire,
+    falsify_results,
     garbage_in,
     hides,
     nan_in,
     other_result,
-    send_lies,
     sign,
     tell_all,
 )
@@ -49,7 +49,7 @@ def _epoch_with_a_liar(
         players = [sim.add(tier) for tier in tiers]
         await sim.until_round(1)
         lie: Lie = lie_of(sim, players[0])  # type: ignore[operator]
-        send_lies(players[0], lie)
+        falsify_results(players[0], lie)
         await sim.until(lambda run: run.epoch == 1)
 
     return play(place, story, init_min_clients=len(tiers), rounds_per_epoch=rounds, **rules)
@@ -75,7 +75,7 @@ def _undisturbed(sim: SimulatedRun) -> None:
     assert sim.run.lost_sequences == 0
 
 
-def test_garbage_payloads_are_left_out_and_hold_nobody_up(tmp_path: Path) -> None:
+def test_garbage_payloads_are_left_out_without_delay(tmp_path: Path) -> None:
     sim = _epoch_with_a_liar(tmp_path, lambda sim, liar: garbage_in(liar, range(3)), rounds=4)
     _undisturbed(sim)
     assert any(
@@ -122,7 +122,7 @@ def _runs_without_level_0(sim: SimulatedRun, *, waits: int = 1) -> None:
 
 
 @pytest.mark.slow
-def test_level_hidden_from_its_other_holder_is_left_out_by_all(tmp_path: Path) -> None:
+def test_level_hidden_from_other_holder_is_left_out(tmp_path: Path) -> None:
     """The others hold no level 0 and vouch for the rest; by their votes the holder would have to
     have it, or go.
     """
@@ -133,7 +133,7 @@ def test_level_hidden_from_its_other_holder_is_left_out_by_all(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("overlap", EITHER_OVERLAP)
-def test_two_colluding_newcomers_do_not_drop_the_holder(tmp_path: Path, overlap: int) -> None:
+def test_two_colluding_newcomers_do_not_drop_holder(tmp_path: Path, overlap: int) -> None:
     """They are two of three that declare tier 0 and show level 0 to each other only; the third has
     shown it before.
     """
@@ -221,7 +221,7 @@ def test_unassigned_result_is_refused_before_fetching(tmp_path: Path, lie_of: ob
 
 
 @pytest.mark.slow
-def test_unassigned_result_is_reported_once_with_its_sender(tmp_path: Path) -> None:
+def test_unassigned_result_is_reported_once_with_sender(tmp_path: Path) -> None:
     def flood(sim: SimulatedRun, liar: SimMember) -> Lie:
         async def lie(said: Commitment, transport: SimTransport) -> None:
             for number in range(100):
@@ -243,7 +243,7 @@ def test_unassigned_result_is_reported_once_with_its_sender(tmp_path: Path) -> N
     assert 0 < len(told) == len({event["height"] for event in told})
 
 
-def test_sender_of_invalid_announcement_is_barred_once(tmp_path: Path) -> None:
+def test_sender_of_invalid_announcement_is_banned_once(tmp_path: Path) -> None:
     """Undecodable bytes, other members' words and those of another run, for a whole epoch."""
 
     def babble(sim: SimulatedRun, liar: SimMember) -> Lie:
@@ -265,7 +265,7 @@ def test_sender_of_invalid_announcement_is_barred_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_holder_that_serves_other_bytes_delivers_nothing(tmp_path: Path) -> None:
+def test_holder_serving_wrong_bytes_delivers_nothing(tmp_path: Path) -> None:
     def lying_bytes(sim: SimulatedRun, liar: SimMember) -> Lie:
         async def lie(said: Commitment, transport: SimTransport) -> None:
             for payload in said.levels.values():
@@ -294,8 +294,8 @@ def test_two_results_of_one_share_count_as_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_two_results_of_one_member_fork_nobody(tmp_path: Path) -> None:
-    def two_faced(sim: SimulatedRun, liar: SimMember) -> Lie:
+def test_equivocating_member_does_not_fork_replicas(tmp_path: Path) -> None:
+    def offer_inconsistently(sim: SimulatedRun, liar: SimMember) -> Lie:
         async def lie(said: Commitment, transport: SimTransport) -> None:
             faces = sign(liar, said), sign(liar, other_result(sim, said, transport))
             for index, peer in enumerate(sorted(transport.reachable())):
@@ -303,7 +303,7 @@ def test_two_results_of_one_member_fork_nobody(tmp_path: Path) -> None:
 
         return lie
 
-    sim = _epoch_with_a_liar(tmp_path, two_faced, tiers=(0, 1, 2, 0, 1))
+    sim = _epoch_with_a_liar(tmp_path, offer_inconsistently, tiers=(0, 1, 2, 0, 1))
     honest = sim.players[1:]
     assert sim.compare(honest) > 0
     sim.record.check_coverage(sim.backlog)
@@ -338,7 +338,7 @@ def test_hidden_accepted_result_is_fetched_from_other_peers(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_a_flood_of_early_announcements_crowds_out_nobody(tmp_path: Path) -> None:
+def test_flood_of_early_announcements_displaces_nobody(tmp_path: Path) -> None:
     def flooding(sim: SimulatedRun, liar: SimMember) -> Lie:
         async def lie(said: Commitment, transport: SimTransport) -> None:
             for height in range(said.height, said.height + 100):
@@ -356,7 +356,7 @@ def test_a_flood_of_early_announcements_crowds_out_nobody(tmp_path: Path) -> Non
         assert len(player.saw("trained", epoch=0)) == 3
 
 
-def test_readiness_counts_only_under_its_own_key(tmp_path: Path) -> None:
+def test_readiness_counts_only_for_its_own_key(tmp_path: Path) -> None:
     """Member 0 says that everybody is ready; rounds begin only when the slow one is."""
 
     async def story(sim: SimulatedRun) -> None:
@@ -377,7 +377,7 @@ def test_readiness_counts_only_under_its_own_key(tmp_path: Path) -> None:
     assert loaded > sim.players[1].saw("model")[0]["t"] + 3
 
 
-def test_of_a_key_the_wallet_counts_that_it_named_last() -> None:
+def test_readiness_of_key_counts_for_last_named_wallet() -> None:
     """Whatever wallets it makes up, no more of it is kept, and who else is ready stays so."""
     readiness = Readiness()
     cheat = bytes([1]) * 32
@@ -392,7 +392,7 @@ def test_of_a_key_the_wallet_counts_that_it_named_last() -> None:
 
 
 @pytest.mark.slow
-def test_a_gradient_that_is_not_finite_is_left_out(tmp_path: Path) -> None:
+def test_nonfinite_gradient_is_left_out(tmp_path: Path) -> None:
     async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(1)
@@ -411,7 +411,7 @@ def test_a_gradient_that_is_not_finite_is_left_out(tmp_path: Path) -> None:
     assert len(sim.players[0].saw("applied")) == 6
 
 
-def test_what_witnesses_record_names_the_result_they_hold(tmp_path: Path) -> None:
+def test_witness_record_names_held_results(tmp_path: Path) -> None:
     """The bytes on chain are fingerprints of the commitments announced, under the attesting round's
     seed.
     """

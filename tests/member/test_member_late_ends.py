@@ -28,7 +28,7 @@ def _awake(player: SimMember) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("end", ["abandoned", "paused", "paused and resumed"])
-def test_rounds_cleared_by_a_new_warm_up_do_not_count(tmp_path: Path, end: str) -> None:
+def test_rounds_cleared_by_new_warm_up_do_not_count(tmp_path: Path, end: str) -> None:
     """The last rounds of epoch 0 are gone from the chain, which waits in epoch 1 as if it had just
     ended.
     """
@@ -67,7 +67,7 @@ def test_rounds_cleared_by_a_new_warm_up_do_not_count(tmp_path: Path, end: str) 
     assert sim.check() > 0
 
 
-def test_an_owner_that_went_back_has_ended_no_epoch_at_that_step(tmp_path: Path) -> None:
+def test_rewind_during_pause_ends_no_epoch(tmp_path: Path) -> None:
     """A member finds the run paused right after its epoch, and at another step: it has no model of
     that step.
     """
@@ -89,9 +89,7 @@ def test_an_owner_that_went_back_has_ended_no_epoch_at_that_step(tmp_path: Path)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("epochs", [1, 2])
-def test_a_member_asleep_over_whole_epochs_reports_none_of_them(
-    tmp_path: Path, epochs: int
-) -> None:
+def test_member_asleep_over_epochs_reports_none_of_them(tmp_path: Path, epochs: int) -> None:
     async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 0, 1, 2)]
         await _asleep_in_round(sim, players[0], 1)

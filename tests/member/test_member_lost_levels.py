@@ -28,9 +28,7 @@ async def _dies_after_attesting(sim: SimulatedRun, player: SimMember, epoch: int
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("epoch", "kept"), [(0, 0), (1, 3)])
-def test_newcomer_loads_a_lost_level_from_the_checkpoint(
-    tmp_path: Path, epoch: int, kept: int
-) -> None:
+def test_newcomer_loads_lost_level_from_checkpoint(tmp_path: Path, epoch: int, kept: int) -> None:
     async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]
         await _dies_after_attesting(sim, players[0], epoch)
@@ -63,7 +61,7 @@ def test_newcomer_loads_a_lost_level_from_the_checkpoint(
 
 
 @pytest.mark.nightly
-def test_a_run_that_lost_a_level_keeps_its_pace(tmp_path: Path) -> None:
+def test_run_after_lost_level_keeps_its_pace(tmp_path: Path) -> None:
     """Ten minutes give more than four fifths of the steps of ten undisturbed ones."""
 
     async def steps(sim: SimulatedRun, story: bool) -> int:
@@ -87,7 +85,7 @@ def test_a_run_that_lost_a_level_keeps_its_pace(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_member_without_a_model_source_leaves_the_epoch(tmp_path: Path) -> None:
+def test_member_without_model_source_leaves_epoch(tmp_path: Path) -> None:
     """The disk of the member lacks the rewound checkpoint. The others wait half a warm-up, not
     every epoch.
     """
@@ -110,7 +108,7 @@ def test_member_without_a_model_source_leaves_the_epoch(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_holders_that_all_died_are_waited_for(tmp_path: Path) -> None:
+def test_run_waits_for_dead_level_holders(tmp_path: Path) -> None:
     """What they trained is in no checkpoint. Only their word, or the owner's rewind, lets the run
     do without it.
     """

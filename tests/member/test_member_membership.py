@@ -19,7 +19,7 @@ LATENCY = 0.5  # virtual seconds to the chain, and as many back
 @pytest.mark.parametrize(
     "after", [2.25, 2.75], ids=["before it lands", "before its confirmation is seen"]
 )
-def test_ctrl_c_while_a_join_is_under_way_leaves_no_ghost(tmp_path: Path, after: float) -> None:
+def test_ctrl_c_during_join_leaves_no_seat(tmp_path: Path, after: float) -> None:
     """The time from the call to Ctrl-C: the authorization is looked up, the transaction simulated,
     sent, and lands.
     """
@@ -49,7 +49,7 @@ def test_ctrl_c_while_a_join_is_under_way_leaves_no_ghost(tmp_path: Path, after:
     assert sim.run.current.roster == 0
 
 
-def test_leaving_without_a_place_is_no_error(tmp_path: Path) -> None:
+def test_leave_without_seat_is_not_an_error(tmp_path: Path) -> None:
     async def story(sim: SimulatedRun) -> None:
         player = sim.add(0)
         await sim.until(lambda _: sim.members.pending > 0)
@@ -62,7 +62,7 @@ def test_leaving_without_a_place_is_no_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_two_processes_with_one_wallet_do_not_storm_the_chain(tmp_path: Path) -> None:
+def test_two_processes_with_one_wallet_limit_their_requests(tmp_path: Path) -> None:
     """Each finds that the other has declared another tier, and corrects it: ever more rarely."""
     seconds = 600
 
@@ -91,7 +91,7 @@ async def _end_at_once(sim: SimulatedRun, player: SimMember) -> None:
 
 
 @pytest.mark.slow
-def test_a_member_that_lost_its_place_is_back_soon(tmp_path: Path) -> None:
+def test_member_that_lost_its_seat_rejoins_soon(tmp_path: Path) -> None:
     """Pauses are for those who lose it again and again."""
 
     async def story(sim: SimulatedRun) -> None:
@@ -133,7 +133,7 @@ def test_repeated_pauses_do_not_slow_joins(tmp_path: Path) -> None:
     play(tmp_path, story)
 
 
-def test_members_are_told_whom_the_owner_removes_and_bars(tmp_path: Path) -> None:
+def test_removed_and_banned_members_are_told(tmp_path: Path) -> None:
     """A removed member asks again. A barred one ends, with a sentence that says who can lift the
     bar.
     """
@@ -162,7 +162,7 @@ def test_members_are_told_whom_the_owner_removes_and_bars(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_members_continue_from_the_rewound_checkpoint(tmp_path: Path) -> None:
+def test_members_continue_from_rewound_checkpoint(tmp_path: Path) -> None:
     """Two epochs are trained; the owner goes back to the end of the first, while the members run
     on.
     """
@@ -196,7 +196,7 @@ def test_members_continue_from_the_rewound_checkpoint(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_late_member_reports_once_that_it_waits(tmp_path: Path) -> None:
+def test_late_member_reports_waiting_once(tmp_path: Path) -> None:
     async def story(sim: SimulatedRun) -> None:
         early = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(1)
@@ -208,7 +208,7 @@ def test_late_member_reports_once_that_it_waits(tmp_path: Path) -> None:
     play(tmp_path, story, **SHORT)
 
 
-def test_who_gives_its_place_up_asks_nobody_who_took_it(tmp_path: Path) -> None:
+def test_member_giving_up_seat_rejoins_with_backoff(tmp_path: Path) -> None:
     """A member that nothing gives the model leaves every epoch, and asks for the next ever more
     rarely.
     """

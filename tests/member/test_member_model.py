@@ -9,12 +9,12 @@ import pytest
 from aftermath.replica.modelshare import segment_size
 from aftermath.sim.sim_member import SimMember
 from aftermath.sim.simulation import SimulatedRun, play
-from member.lying_members import offer_garbage
+from member.dishonest_members import offer_garbage
 from member.short_runs import SHORT
 
 
 @pytest.mark.parametrize("fill", [0.25, pytest.param(float("nan"), marks=pytest.mark.slow)])
-def test_joiner_fetches_no_garbage_from_a_dishonest_majority(tmp_path: Path, fill: float) -> None:
+def test_joiner_rejects_garbage_of_dishonest_majority(tmp_path: Path, fill: float) -> None:
     """Two of three offer the same garbage as the run's own step; its root is not the hash on
     chain.
     """
@@ -48,7 +48,7 @@ def _steps_aside(player: SimMember) -> list[str]:
 
 
 @pytest.mark.slow
-def test_an_altered_checkpoint_is_refused_until_it_is_put_right(tmp_path: Path) -> None:
+def test_altered_checkpoint_is_refused_until_restored(tmp_path: Path) -> None:
     """All have died, so the run goes back to the file whose content the members attested; one bit
     of it differs.
     """

@@ -40,7 +40,7 @@ def test_run_without_checkpoint_warns_each_epoch_and_at_end(tmp_path: Path) -> N
         assert [event.get("checkpoint") for event in player.saw("finished")] == [None]
 
 
-def test_newcomer_in_the_last_epoch_is_told_and_leaves(tmp_path: Path) -> None:
+def test_newcomer_in_last_epoch_leaves_with_reason(tmp_path: Path) -> None:
     async def story(sim: SimulatedRun) -> None:
         sim.add(0)
         await sim.until_round(1)
@@ -57,7 +57,7 @@ def test_newcomer_in_the_last_epoch_is_told_and_leaves(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_finished_members_name_the_checkpoint_of_the_chain(tmp_path: Path) -> None:
+def test_finished_members_name_checkpoint_of_chain(tmp_path: Path) -> None:
     async def story(sim: SimulatedRun) -> None:
         for tier in (0, 1, 2):
             sim.add(tier)
@@ -72,7 +72,7 @@ def test_finished_members_name_the_checkpoint_of_the_chain(tmp_path: Path) -> No
 
 @pytest.mark.slow
 @pytest.mark.parametrize("asks", [False, True])
-def test_finished_run_holds_its_model_until_it_is_saved(
+def test_finished_run_keeps_model_until_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asks: bool
 ) -> None:
     """The disk is full from step 6 on, and has room again long after the run's end."""
@@ -124,7 +124,7 @@ def test_restarted_sole_member_of_finished_run_reports_loss(
     play(tmp_path, story, **ALONE)
 
 
-def test_failed_checkpoint_is_tried_again_in_the_cooldown(
+def test_failed_checkpoint_is_retried_in_cooldown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = Disk(monkeypatch)

@@ -19,7 +19,7 @@ from member.short_runs import ALONE
 
 
 @pytest.mark.parametrize(("delay", "longer"), [(0.0, False), (6.0, True)])
-def test_share_delay_makes_a_member_slower(tmp_path: Path, delay: float, longer: bool) -> None:
+def test_share_delay_slows_member(tmp_path: Path, delay: float, longer: bool) -> None:
     async def story(sim: SimulatedRun) -> None:
         sim.share_delay = delay
         sim.add(0)

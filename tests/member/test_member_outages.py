@@ -143,7 +143,7 @@ def test_node_write_outage_costs_little_more_than_itself(
 
 
 @pytest.mark.slow
-def test_grace_after_an_outage_ends_with_its_state(tmp_path: Path) -> None:
+def test_grace_after_outage_ends_with_its_state(tmp_path: Path) -> None:
     """The next epoch waits for its members no longer than ever, though the cooldown before waited
     for all.
     """
@@ -183,7 +183,7 @@ def test_rpc_down_in_warm_up(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_rpc_down_for_good_ends_members_with_a_sentence(tmp_path: Path) -> None:
+def test_permanent_rpc_outage_ends_members_with_error(tmp_path: Path) -> None:
     async def story(sim: SimulatedRun) -> None:
         player = sim.add(0)
         await sim.until_round(1)
@@ -201,7 +201,7 @@ def test_rpc_down_for_good_ends_members_with_a_sentence(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_lost_reply_is_not_a_second_vote(tmp_path: Path) -> None:
+def test_lost_reply_causes_no_second_vote(tmp_path: Path) -> None:
     async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]
         for height in (0, 1, 2):
@@ -216,7 +216,7 @@ def test_a_lost_reply_is_not_a_second_vote(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_slow_member_is_waited_for(tmp_path: Path) -> None:
+def test_slow_member_is_awaited(tmp_path: Path) -> None:
     async def story(sim: SimulatedRun) -> None:
         sim.add(0), sim.add(1), sim.add(2, seconds=3.0)
         await sim.until_finished()
@@ -227,7 +227,7 @@ def test_a_slow_member_is_waited_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_share_of_a_too_slow_member_is_redone(tmp_path: Path) -> None:
+def test_share_of_too_slow_member_is_redone(tmp_path: Path) -> None:
     async def story(sim: SimulatedRun) -> None:
         sim.add(0), sim.add(1), sim.add(2, seconds=25.0)
         await sim.until(lambda run: run.epoch == 1)
@@ -262,7 +262,7 @@ def test_member_that_never_trains_is_dropped(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_announcements_that_get_lost_are_asked_for(tmp_path: Path) -> None:
+def test_lost_announcements_are_requested_again(tmp_path: Path) -> None:
     """Every other announcement never arrives: nobody is dropped for it and nothing is done
     twice.
     """
@@ -286,7 +286,7 @@ def test_announcements_that_get_lost_are_asked_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_cut_between_two_members_is_bridged_by_the_third(tmp_path: Path) -> None:
+def test_cut_between_two_members_is_bridged_by_third(tmp_path: Path) -> None:
     async def story(sim: SimulatedRun) -> None:
         players = [sim.add(0) for _ in range(4)]
         await sim.until_round(1)
@@ -300,7 +300,7 @@ def test_a_cut_between_two_members_is_bridged_by_the_third(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_witnesses_lost_down_to_the_quorum_still_decide(tmp_path: Path) -> None:
+def test_witnesses_reduced_to_quorum_still_decide(tmp_path: Path) -> None:
     """Two of three witnesses are exactly the quorum: all that they attest counts and no round is
     lost.
     """
@@ -329,7 +329,7 @@ def test_witnesses_lost_down_to_the_quorum_still_decide(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_too_few_witnesses_end_the_epoch_and_accuse_nobody(tmp_path: Path) -> None:
+def test_too_few_witnesses_end_epoch_without_drops(tmp_path: Path) -> None:
     """Witnesses that could not reach the chain are no evidence against those who delivered."""
 
     async def story(sim: SimulatedRun) -> None:
@@ -351,7 +351,7 @@ def test_too_few_witnesses_end_the_epoch_and_accuse_nobody(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_a_level_that_nobody_held_is_open_to_a_late_tier_0(tmp_path: Path) -> None:
+def test_unheld_level_is_open_to_late_tier_0(tmp_path: Path) -> None:
     async def story(sim: SimulatedRun) -> None:
         for tier in (1, 1, 2):
             sim.add(tier)
@@ -367,7 +367,7 @@ def test_a_level_that_nobody_held_is_open_to_a_late_tier_0(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_member_away_at_an_epochs_end_still_finishes_it(tmp_path: Path) -> None:
+def test_member_absent_at_epoch_end_still_finishes_it(tmp_path: Path) -> None:
     """When it is back, the others have declared other weights: its rounds are those of the members
     as they were.
     """
@@ -394,7 +394,7 @@ def test_member_away_at_an_epochs_end_still_finishes_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_lost_results_are_not_awaited_after_the_epoch(tmp_path: Path) -> None:
+def test_lost_results_are_not_awaited_after_epoch(tmp_path: Path) -> None:
     """The run cannot begin another epoch without the waiting member, so it must stop waiting."""
 
     async def story(sim: SimulatedRun) -> None:

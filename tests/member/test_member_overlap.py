@@ -16,7 +16,7 @@ from aftermath.rules.state import ExitReason, RunState
 from aftermath.sim.setup import RUN_ID
 from aftermath.sim.sim_member import SimMember
 from aftermath.sim.simulation import SimulatedRun, play
-from member.lying_members import other_result, send_lies, sign, tell_all
+from member.dishonest_members import falsify_results, other_result, sign, tell_all
 from member.short_runs import EITHER_OVERLAP, SHORT
 
 
@@ -26,7 +26,7 @@ def _down(player: SimMember, down: bool) -> None:
 
 
 @pytest.mark.slow
-def test_three_unequal_members_train_to_the_end(tmp_path: Path) -> None:
+def test_three_unequal_members_without_overlap_finish(tmp_path: Path) -> None:
     async def story(sim: SimulatedRun) -> None:
         sim.add(0, seconds=0.5), sim.add(1), sim.add(2, seconds=2.0)
         await sim.until_finished()
@@ -48,7 +48,7 @@ def test_three_unequal_members_train_to_the_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_late_joiner_takes_the_model_from_its_peers(tmp_path: Path) -> None:
+def test_late_joiner_without_overlap_loads_model_from_peers(tmp_path: Path) -> None:
     async def story(sim: SimulatedRun) -> None:
         for tier in (0, 1, 2):
             sim.add(tier)
@@ -64,7 +64,7 @@ def test_a_late_joiner_takes_the_model_from_its_peers(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_killed_member_is_dropped_and_its_share_redone(tmp_path: Path) -> None:
+def test_killed_member_without_overlap_is_dropped(tmp_path: Path) -> None:
     async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(1)
@@ -87,7 +87,7 @@ def test_killed_member_is_dropped_and_its_share_redone(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_member_that_leaves_after_its_result_has_delivered(tmp_path: Path) -> None:
+def test_member_leaving_after_its_result_is_credited(tmp_path: Path) -> None:
     async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(1)
@@ -104,7 +104,7 @@ def test_a_member_that_leaves_after_its_result_has_delivered(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_a_slow_member_is_waited_for(tmp_path: Path) -> None:
+def test_slow_member_without_overlap_is_awaited(tmp_path: Path) -> None:
     async def story(sim: SimulatedRun) -> None:
         sim.add(0), sim.add(1), sim.add(2, seconds=3.0)
         await sim.until_finished()
@@ -117,7 +117,7 @@ def test_a_slow_member_is_waited_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_too_slow_member_is_warned_and_its_share_redone(tmp_path: Path) -> None:
+def test_too_slow_member_without_overlap_is_warned(tmp_path: Path) -> None:
     """Witnesses wait until shortly before the round's time is up, so a member's work may take that
     long.
     """
@@ -137,7 +137,7 @@ def test_too_slow_member_is_warned_and_its_share_redone(tmp_path: Path) -> None:
     assert sim.check(dropped=slow) > 0
 
 
-def test_a_result_that_is_missing_comes_again_in_the_next_round(tmp_path: Path) -> None:
+def test_missing_result_is_redone_in_next_round(tmp_path: Path) -> None:
     async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(2)
@@ -167,7 +167,7 @@ def test_a_result_that_is_missing_comes_again_in_the_next_round(tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_who_signs_two_results_has_delivered_none(tmp_path: Path) -> None:
+def test_equivocating_member_delivers_nothing(tmp_path: Path) -> None:
     async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2, 0)]
         await sim.until_round(1)
@@ -177,7 +177,7 @@ def test_who_signs_two_results_has_delivered_none(tmp_path: Path) -> None:
             for one in (said, other_result(sim, said, transport)):
                 tell_all(transport, sign(liar, one))
 
-        send_lies(liar, lie)
+        falsify_results(liar, lie)
         await sim.until(lambda run: run.epoch == 1)
 
     sim = play(tmp_path, story, overlap=0, init_min_clients=4, rounds_per_epoch=3)
@@ -193,7 +193,7 @@ def test_who_signs_two_results_has_delivered_none(tmp_path: Path) -> None:
     "seconds",
     [pytest.param(5, marks=pytest.mark.nightly), pytest.param(20, marks=pytest.mark.slow)],
 )
-def test_an_outage_for_all_throws_no_step_away(tmp_path: Path, seconds: float) -> None:
+def test_outage_for_all_members_loses_no_step(tmp_path: Path, seconds: float) -> None:
     """A round that it outlasts is no step, and its data waits; the run has all of its steps all the
     same. It begins with the round, before anybody can read what the one before came to.
     """
@@ -222,7 +222,7 @@ def test_an_outage_for_all_throws_no_step_away(tmp_path: Path, seconds: float) -
 
 
 @pytest.mark.slow
-def test_too_few_witnesses_end_the_epoch_and_accuse_nobody(tmp_path: Path) -> None:
+def test_too_few_witnesses_without_overlap_drop_nobody(tmp_path: Path) -> None:
     async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(1)
@@ -245,7 +245,7 @@ def test_too_few_witnesses_end_the_epoch_and_accuse_nobody(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_announcements_that_get_lost_are_asked_for(tmp_path: Path) -> None:
+def test_lost_announcements_without_overlap_are_requested(tmp_path: Path) -> None:
     async def story(sim: SimulatedRun) -> None:
         for tier in (0, 1, 2):
             sim.add(tier)
@@ -267,7 +267,7 @@ def test_announcements_that_get_lost_are_asked_for(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("changed", [False, True])
-def test_member_away_at_an_epochs_end_still_finishes_it(tmp_path: Path, changed: bool) -> None:
+def test_absent_member_without_overlap_finishes_epoch(tmp_path: Path, changed: bool) -> None:
     """The rules are those with which the epoch began, whatever its owner has set since."""
 
     async def story(sim: SimulatedRun) -> None:
@@ -294,7 +294,7 @@ def test_member_away_at_an_epochs_end_still_finishes_it(tmp_path: Path, changed:
 
 
 @pytest.mark.slow
-def test_only_some_of_the_members_witness(tmp_path: Path) -> None:
+def test_nonwitnesses_apply_attested_results(tmp_path: Path) -> None:
     """The others hear on chain whose results count, and fetch what they lack."""
 
     async def story(sim: SimulatedRun) -> None:

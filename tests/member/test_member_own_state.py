@@ -90,7 +90,7 @@ def test_members_restarted_between_epochs_resume_their_state(
 
 
 @pytest.mark.slow
-def test_member_away_for_an_epoch_begins_without_state(tmp_path: Path) -> None:
+def test_member_absent_for_epoch_begins_without_state(tmp_path: Path) -> None:
     async def story(sim: SimulatedRun) -> None:
         sim.remembers = True
         for tier in (0, 1, 2, 2):
@@ -117,7 +117,7 @@ def test_member_away_for_an_epoch_begins_without_state(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_damaged_file_is_told_and_left(tmp_path: Path) -> None:
+def test_damaged_state_file_is_reported_and_kept(tmp_path: Path) -> None:
     """An empty one, one that is not of this format, and one without a state; the first member does
     not restart.
     """
@@ -145,7 +145,9 @@ def test_a_damaged_file_is_told_and_left(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_full_disk_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_for_state_file_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -166,7 +168,7 @@ def test_a_full_disk_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert not player.saw("remembered")
 
 
-def test_later_run_of_the_same_id_has_its_own_state_file(tmp_path: Path) -> None:
+def test_later_run_with_same_id_has_its_own_state_file(tmp_path: Path) -> None:
     """The first run's file stays, and its state is never offered to the second."""
     files = set()
     for created in (1, 2):

@@ -16,7 +16,7 @@ from aftermath.model.tokenizer import Tokenizer
 from aftermath.sim.setup import CONFIG
 from aftermath.sim.simulation import SimulatedRun, play
 from member.short_runs import EITHER_OVERLAP, SHORT
-from model.of_library import in_its_process
+from model.library_tokenizer import isolated_tokenizer
 
 WORDS = [f"w{number}" for number in range(CONFIG.vocab_size)]
 
@@ -27,7 +27,7 @@ def words() -> Tokenizer:
         models.WordLevel({word: at for at, word in enumerate(WORDS)}, unk_token="w0")
     )
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    return in_its_process(tokenizer)
+    return isolated_tokenizer(tokenizer)
 
 
 def whole_run(place: Path, prompt: Prompt | None, **rules: Any) -> SimulatedRun:
@@ -41,7 +41,7 @@ def whole_run(place: Path, prompt: Prompt | None, **rules: Any) -> SimulatedRun:
 
 
 @pytest.mark.parametrize("overlap", EITHER_OVERLAP)
-def test_members_continue_the_prompt_and_replicas_stay_equal(tmp_path: Path, overlap: int) -> None:
+def test_members_continue_prompt_with_equal_replicas(tmp_path: Path, overlap: int) -> None:
     sim = whole_run(tmp_path, Prompt("w3 w10", 3, words()), overlap=overlap)
     assert sim.check() == 24, "all rounds were applied by all"
     assert sim.run.lost_sequences == 0
@@ -61,7 +61,7 @@ def test_members_continue_the_prompt_and_replicas_stay_equal(tmp_path: Path, ove
 
 
 @pytest.mark.slow
-def test_a_text_longer_than_a_round_has_time_for_holds_nobody_up(tmp_path: Path) -> None:
+def test_continuation_longer_than_round_delays_nobody(tmp_path: Path) -> None:
     """Generate 3,000 tokens at one per second: longer than the whole run."""
     silent = whole_run(tmp_path / "silent", None)
     sim = whole_run(tmp_path / "told", Prompt("w1", 3000, words()))

@@ -44,7 +44,7 @@ def _warmup(sim: SimulatedRun, player: SimMember) -> float:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("silent", [False, True])
-def test_member_never_ready_costs_half_of_a_warm_up(tmp_path: Path, silent: bool) -> None:
+def test_never_ready_member_costs_half_a_warm_up(tmp_path: Path, silent: bool) -> None:
     async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2, 0)]
         await sim.until_round(1)
@@ -60,7 +60,7 @@ def test_member_never_ready_costs_half_of_a_warm_up(tmp_path: Path, silent: bool
 
 
 @pytest.mark.slow
-def test_who_is_still_fetching_the_model_is_waited_for(tmp_path: Path) -> None:
+def test_newcomer_fetching_model_is_awaited(tmp_path: Path) -> None:
     """A newcomer needs more than half of the warm-up's time for it."""
 
     async def story(sim: SimulatedRun) -> None:

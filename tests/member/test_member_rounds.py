@@ -31,7 +31,7 @@ def _momentum(player: SimMember) -> float:
 
 
 @pytest.mark.slow
-def test_members_learn_without_momentum_after_a_pause(tmp_path: Path) -> None:
+def test_members_after_pause_learn_without_momentum(tmp_path: Path) -> None:
     """A cold start: delta is zero, the rate is not, so the first round that is applied changes the
     model.
     """
@@ -63,7 +63,7 @@ def test_members_learn_without_momentum_after_a_pause(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_between_epochs_without_a_pause_momentum_stays(tmp_path: Path) -> None:
+def test_epoch_without_pause_keeps_momentum(tmp_path: Path) -> None:
     async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(0, epoch=1)
@@ -73,7 +73,7 @@ def test_between_epochs_without_a_pause_momentum_stays(tmp_path: Path) -> None:
     assert play(tmp_path, story, **SHORT).check() == 24
 
 
-def test_a_result_whose_loss_is_not_finite_is_not_announced(tmp_path: Path) -> None:
+def test_result_with_nonfinite_loss_is_not_announced(tmp_path: Path) -> None:
     async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(1)
@@ -101,7 +101,7 @@ def _slow_down(player: SimMember, seconds: float) -> None:
 
 
 @pytest.mark.slow
-def test_measured_speed_is_declared_for_the_next_epoch(tmp_path: Path) -> None:
+def test_measured_speed_is_declared_for_next_epoch(tmp_path: Path) -> None:
     """All declare 60 sequences a minute; 10 take two of them 2 seconds and the third 6."""
 
     async def story(sim: SimulatedRun) -> None:
@@ -131,7 +131,7 @@ def test_measured_speed_is_declared_for_the_next_epoch(tmp_path: Path) -> None:
     assert all(8 <= share <= 9 for share in shares[1])
 
 
-def test_training_that_is_too_late_for_its_round_is_given_up(tmp_path: Path) -> None:
+def test_training_too_late_for_round_is_abandoned(tmp_path: Path) -> None:
     """A share takes 16 seconds and a round 5: nobody can use the result, and the epoch continues
     without the member.
     """
@@ -156,7 +156,7 @@ def test_training_that_is_too_late_for_its_round_is_given_up(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("witnesses", [pytest.param(0, marks=pytest.mark.slow), 1])
-def test_a_member_alone_and_too_slow_is_told_once_per_epoch(tmp_path: Path, witnesses: int) -> None:
+def test_lone_too_slow_member_is_warned_once_per_epoch(tmp_path: Path, witnesses: int) -> None:
     """A share takes 40 seconds and a round 15 at most: nothing it trains counts, and nobody is
     there to drop it.
     """
@@ -195,7 +195,7 @@ def test_a_member_alone_and_too_slow_is_told_once_per_epoch(tmp_path: Path, witn
 @pytest.mark.parametrize(
     ("seconds", "told"), [pytest.param(3.0, False, marks=pytest.mark.slow), (7.0, True)]
 )
-def test_all_of_a_rounds_own_work_counts(tmp_path: Path, seconds: float, told: bool) -> None:
+def test_measured_speed_includes_all_round_work(tmp_path: Path, seconds: float, told: bool) -> None:
     """Two pieces of work are the share's, two the apply's with its hashes; a round lasts 15 seconds
     at most.
     """
@@ -226,7 +226,7 @@ def test_all_of_a_rounds_own_work_counts(tmp_path: Path, seconds: float, told: b
 
 
 @pytest.mark.slow
-def test_snapshot_is_withdrawn_at_the_next_epochs_first_apply(tmp_path: Path) -> None:
+def test_snapshot_is_withdrawn_at_next_epochs_first_apply(tmp_path: Path) -> None:
     async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(1, epoch=1)
@@ -257,7 +257,7 @@ def _offered(player: SimMember) -> set[bytes]:
 
 
 @pytest.mark.slow
-def test_an_attestation_says_how_fast_its_member_sends(
+def test_attestation_contains_measured_upload_speed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[float] = []

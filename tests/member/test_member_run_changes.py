@@ -59,7 +59,7 @@ def test_member_of_another_run_than_at_start_ends(field: str, value: Any, named:
     assert "Restart train" in raised.value.fix
 
 
-def test_member_ends_when_the_data_of_a_paused_run_changed(tmp_path: Path) -> None:
+def test_member_ends_when_data_of_paused_run_changed(tmp_path: Path) -> None:
     async def story(sim: SimulatedRun) -> None:
         player = sim.add(0)
         await _paused_in_epoch_1(sim)
@@ -74,7 +74,7 @@ def test_member_ends_when_the_data_of_a_paused_run_changed(tmp_path: Path) -> No
     play(tmp_path, story, **ALONE)
 
 
-def test_member_trains_on_after_the_owner_changed_back(tmp_path: Path) -> None:
+def test_member_continues_after_owner_restored_config(tmp_path: Path) -> None:
     async def story(sim: SimulatedRun) -> None:
         player = sim.add(0)
         await _paused_in_epoch_1(sim)

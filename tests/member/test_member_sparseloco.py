@@ -85,7 +85,7 @@ def test_three_tiers_change_levels_and_end_equal(
 
 
 @pytest.mark.parametrize("sparseloco", [False, True])
-def test_a_member_takes_part_where_results_are_exchanged(tmp_path: Path, sparseloco: bool) -> None:
+def test_optimizer_without_results_is_refused_at_join(tmp_path: Path, sparseloco: bool) -> None:
     async def story(sim: SimulatedRun) -> None:
         check_model(sim.model, "r")
         alone = replace(sim.model, optimizer=optimizer_of(ADAMW))
@@ -101,7 +101,7 @@ def test_a_member_takes_part_where_results_are_exchanged(tmp_path: Path, sparsel
 
 
 @pytest.mark.slow
-def test_inner_moments_survive_epochs_but_not_a_pause(tmp_path: Path) -> None:
+def test_inner_moments_survive_epochs_but_not_pause(tmp_path: Path) -> None:
     async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until(lambda run: run.epoch == 1 and run.state is RunState.WARMUP)

@@ -26,7 +26,7 @@ from aftermath.sim.sim_member import SimMember
 from aftermath.sim.sim_transport import SimTransport
 from aftermath.sim.simulation import SimulatedRun, play
 from aftermath.sim.virtual_time import run_virtual
-from member.lying_members import Lie, send_lies, sign, tell_all
+from member.dishonest_members import Lie, falsify_results, sign, tell_all
 from member.result_inbox import ResultInbox, commitment_of, plan_of
 from member.short_runs import ALONE, SHORT
 from member.test_member_own_state import ALL, SPARSELOCO, restart
@@ -80,18 +80,18 @@ def test_continuous_state_is_accepted() -> None:
         "another epoch",
     ],
 )
-def test_what_does_not_is_broken(wrong: Commitment) -> None:
+def test_discontinuous_state_is_broken(wrong: Commitment) -> None:
     chain = [said(0, 0, 1, None), said(1, 1, 2, (2, 0))]
     assert (heard(*chain).fault(wrong) or "").startswith(BROKEN)
     assert heard().fault(wrong) is None, "who heard nothing of it cannot tell"
 
 
-def test_what_was_not_heard_is_no_fault() -> None:
+def test_unheard_commitment_is_not_a_fault() -> None:
     """The member's own announcement of round 1 was lost, or reached only others."""
     assert heard(said(0, 0, 1, None)).fault(said(2, 7, 8, (2, 1))) is None
 
 
-def test_epoch_continues_the_last_state_or_begins_without() -> None:
+def test_epoch_continues_last_state_or_begins_without() -> None:
     lineage = heard(said(6, 0, 5, None), said(7, 5, 6, (2, 6)))
     lineage.begin(3)
     assert lineage.fault(said(0, 6, 7, (2, 7), epoch=3)) is None
@@ -102,7 +102,7 @@ def test_epoch_continues_the_last_state_or_begins_without() -> None:
     assert lineage._roots == {}
 
 
-def test_another_attempt_at_an_epoch_knows_nothing_of_the_first() -> None:
+def test_repeated_epoch_forgets_first_attempt() -> None:
     lineage = heard(said(0, 0, 1, None))
     lineage.begin(2)
     assert lineage.fault(said(1, 9, 2, (2, 0))) is None
@@ -118,7 +118,7 @@ def test_state_may_continue_from_either_of_two_results() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 5)), max_size=60))
-def test_what_is_remembered_is_bounded(told: list[tuple[int, int]]) -> None:
+def test_remembered_roots_are_bounded(told: list[tuple[int, int]]) -> None:
     lineage = StateChain()
     for height, signer in told:
         lineage.hear(commitment_of(None, 0, height, signer=root(signer)))
@@ -152,7 +152,7 @@ def test_result_with_discontinuous_state_is_skipped() -> None:
     run_virtual(story())
 
 
-def test_an_earlier_result_that_comes_later_is_compared_too() -> None:
+def test_late_earlier_result_is_compared_too() -> None:
     async def story() -> None:
         inbox = ResultInbox()
         for height in (4, 5):
@@ -215,7 +215,7 @@ def breaks(chain: list[Commitment]) -> Iterator[Commitment]:
         pytest.param(SPARSELOCO, 0, id="sparseloco", marks=pytest.mark.slow),
     ],
 )
-def test_every_members_roots_are_a_chain_over_epochs(
+def test_state_roots_form_chain_over_epochs(
     tmp_path: Path, optimizer: Mapping[str, Any] | None, overlap: int
 ) -> None:
     chains: dict[str, list[Commitment]] = {}
@@ -304,7 +304,7 @@ def test_saved_state_with_another_root_is_damaged(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_member_that_exchanges_its_state_has_delivered_nothing(tmp_path: Path) -> None:
+def test_member_exchanging_its_state_delivers_nothing(tmp_path: Path) -> None:
     """The roots are of another state than announced. No member attests that, and the share is
     trained again.
     """
@@ -314,7 +314,7 @@ def test_a_member_that_exchanges_its_state_has_delivered_nothing(tmp_path: Path)
             sim.add(tier)
         await sim.until_round(1)
         liar = sim.players[-1]
-        send_lies(liar, exchanges(liar))
+        falsify_results(liar, exchanges(liar))
         await sim.until_finished()
 
     sim = play(tmp_path, story, rounds_per_epoch=4, total_steps=8)
@@ -342,7 +342,7 @@ def exchanges(player: SimMember) -> Lie:
 
 
 @pytest.mark.slow
-def test_checker_gets_states_before_and_after_a_judged_round(tmp_path: Path) -> None:
+def test_checker_receives_states_around_judged_round(tmp_path: Path) -> None:
     """While the next round trains, of every member; the state after is the one that its optimizer
     then has.
     """
@@ -379,7 +379,7 @@ def test_checker_gets_states_before_and_after_a_judged_round(tmp_path: Path) -> 
     assert compared > 0
 
 
-def test_a_state_is_given_to_nobody_before_its_key_is_told(tmp_path: Path) -> None:
+def test_state_is_not_served_before_reveal(tmp_path: Path) -> None:
     """What was sent can be read from it."""
     refused = 0
 
@@ -406,7 +406,7 @@ def test_a_state_is_given_to_nobody_before_its_key_is_told(tmp_path: Path) -> No
     assert refused
 
 
-def test_member_without_memory_for_a_copy_warns_and_continues(
+def test_member_without_memory_for_copy_warns_and_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> None:

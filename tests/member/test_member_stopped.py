@@ -52,7 +52,7 @@ def test_lone_member_stopped_in_mid_epoch_loses_no_step(
     sim.record.check_coverage(sim.backlog)
 
 
-def test_last_holder_of_a_level_among_others_saves_a_copy(tmp_path: Path) -> None:
+def test_last_level_holder_saves_copy_when_stopped(tmp_path: Path) -> None:
     async def story(sim: SimulatedRun) -> None:
         player = sim.add(0)
         sim.add(1)
@@ -71,7 +71,7 @@ def test_last_holder_of_a_level_among_others_saves_a_copy(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_run_that_continued_without_saved_steps_is_reported(tmp_path: Path) -> None:
+def test_run_continued_without_saved_steps_is_reported(tmp_path: Path) -> None:
     async def story(sim: SimulatedRun) -> None:
         player = sim.add(0)
         await sim.until_round(2)
@@ -91,7 +91,7 @@ def test_run_that_continued_without_saved_steps_is_reported(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("frees_space", [True, False])
-def test_stopped_member_with_a_full_disk_stays_and_retries(
+def test_stopped_member_with_full_disk_stays_and_retries(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, frees_space: bool
 ) -> None:
     disk = Disk(monkeypatch)

@@ -20,7 +20,7 @@ from aftermath.rules.state import RunState
 from aftermath.sim.sim_member import SimMember
 from aftermath.sim.simulation import SimulatedRun, play
 from aftermath.sim.virtual_time import run_virtual
-from member.lying_members import send_lies, sign, tell_all
+from member.dishonest_members import falsify_results, sign, tell_all
 from member.result_inbox import ResultInbox, header_of, plan_of, run_at, three_members
 from member.short_runs import EITHER_OVERLAP
 from rules import builders
@@ -35,7 +35,7 @@ def _late(player: SimMember, seconds: float) -> None:
     async def lie(said: object, transport: object) -> None:
         asyncio.get_running_loop().call_later(seconds, tell_all, transport, sign(player, said))  # type: ignore[arg-type]
 
-    send_lies(player, lie)
+    falsify_results(player, lie)
 
 
 def _rounds(player: SimMember) -> list[float]:
@@ -197,7 +197,7 @@ def _waits(late: StragglerTracker, missing: set[int], *times: float) -> list[boo
     return [late.waited_for(due, due - out, out, time) == out for time in times]
 
 
-def test_what_is_taken_beyond_the_grace_comes_from_the_allowance() -> None:
+def test_lateness_beyond_grace_uses_allowance() -> None:
     allowances = Allowances(20.0)
     plan = _plan()
     first = StragglerTracker(allowances, plan, 100.0)
@@ -213,7 +213,7 @@ def test_what_is_taken_beyond_the_grace_comes_from_the_allowance() -> None:
     assert _waits(fourth, {2}, 404.0, 411.9, 412.1) == [True, True, False], "it was in time again"
 
 
-def test_left_out_member_is_in_time_after_one_timely_round() -> None:
+def test_left_out_member_is_on_time_after_one_timely_round() -> None:
     allowances = Allowances(20.0)
     plan = _plan()
     first = StragglerTracker(allowances, plan, 100.0)
@@ -227,7 +227,7 @@ def test_left_out_member_is_in_time_after_one_timely_round() -> None:
     assert _waits(third, {2}, 304.0, 311.9) == [True, True]
 
 
-def test_time_for_a_key_is_charged_once() -> None:
+def test_key_lateness_is_charged_once() -> None:
     allowances = Allowances(20.0)
     everybody = frozenset(range(3))
     late = StragglerTracker(allowances, _plan(), 0.0)
@@ -248,7 +248,7 @@ def test_time_for_a_key_is_charged_once() -> None:
         (0b011, 6, set()),  # the ring says nothing of a round that this member did not see end
     ],
 )
-def test_next_duty_counts_members_a_quorum_left_out(
+def test_next_duty_counts_members_left_out_by_quorum(
     attested: int, next_height: int, left_out: set[int]
 ) -> None:
     async def story() -> Allowances:
@@ -277,7 +277,7 @@ def test_next_duty_counts_members_a_quorum_left_out(
     assert run_virtual(story()).left_out == left_out
 
 
-def test_nobody_is_late_before_two_thirds_deliver() -> None:
+def test_stragglers_before_two_thirds_delivered_are_awaited() -> None:
     few = StragglerTracker(Allowances(20.0), _plan(), 0.0)
     assert _waits(few, {1, 2}, 4.0, 1000.0) == [True, True]
     light = StragglerTracker(Allowances(20.0), _plan((3, 3, 4)), 0.0)

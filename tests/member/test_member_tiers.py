@@ -70,13 +70,13 @@ def test_replicas_stay_equal(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_tiers_of_a_nanogpt_with_tied_layers_stay_equal(tmp_path: Path) -> None:
+def test_nanogpt_tiers_with_tied_layers_stay_equal(tmp_path: Path) -> None:
     heads = {"layers": [1, 2], "num_key_value_heads": [3, 2], "intermediate_size": [20, 9]}
     _play(NANOGPT | {"matformer_tiers": [heads, {"layers": [1]}]}, tmp_path)
 
 
 @pytest.mark.slow
-def test_tiers_of_a_deepseek_with_mixed_experts_stay_equal(tmp_path: Path) -> None:
+def test_deepseek_tiers_with_mixed_experts_stay_equal(tmp_path: Path) -> None:
     first = {"intermediate_size": 20, "moe_intermediate_size": [8, 5]}
     _play(
         DEEPSEEK | {"matformer_tiers": [first, {"layers": [0, 2], "moe_intermediate_size": 3}]},
@@ -99,7 +99,7 @@ def _play(keys: dict[str, Any], tmp_path: Path) -> None:
     assert sim.check(dropped=[sim.players[2]]) > 24
 
 
-def test_run_without_weights_begins_with_its_seeds_everywhere(tmp_path: Path) -> None:
+def test_run_without_weights_starts_equal_from_seed(tmp_path: Path) -> None:
     async def story(sim: SimulatedRun) -> None:
         for tier in (0, 1, 2):
             sim.add(tier)

@@ -14,7 +14,7 @@ from aftermath.rules.contents import unattested
 from aftermath.rules.state import RunState
 from aftermath.sim.sim_member import SimMember
 from aftermath.sim.simulation import SimulatedRun, play
-from member.lying_members import two_faced
+from member.dishonest_members import offer_inconsistently
 
 GONE_BACK = "level 0 of the model goes back to the checkpoint of step "
 HOSTILE = 3
@@ -54,7 +54,7 @@ def _told(player: SimMember) -> list[str]:
     "parted",
     ["a newcomer", "a holder, with another one whose attestation is late"],
 )
-def test_two_faced_offers_part_nobody(tmp_path: Path, parted: str) -> None:
+def test_inconsistent_offers_do_not_fork_replicas(tmp_path: Path, parted: str) -> None:
     """Two holders of a level attest different hashes, or one of three attests any hash."""
 
     async def story(sim: SimulatedRun) -> None:
@@ -62,7 +62,7 @@ def test_two_faced_offers_part_nobody(tmp_path: Path, parted: str) -> None:
         players = [sim.add(tier) for tier in tiers]
         await sim.until(lambda run: run.state is RunState.WARMUP)
         hostile = players[HOSTILE]
-        two_faced(hostile, {players[0].id})
+        offer_inconsistently(hostile, {players[0].id})
         if parted == "a newcomer":
             _says_another_level_0(hostile)
             await sim.until_round(1)

@@ -33,7 +33,7 @@ def test_three_tiers_train_to_the_end(tmp_path: Path) -> None:
         assert player.saw("finished")
 
 
-def test_late_joiner_takes_the_model_from_its_peers(tmp_path: Path) -> None:
+def test_late_joiner_loads_model_from_peers(tmp_path: Path) -> None:
     async def story(sim: SimulatedRun) -> None:
         for tier in (0, 1, 2):
             sim.add(tier)
@@ -48,7 +48,7 @@ def test_late_joiner_takes_the_model_from_its_peers(tmp_path: Path) -> None:
     assert sim.check() == 36
 
 
-def test_killed_member_is_dropped_and_its_share_done_again(tmp_path: Path) -> None:
+def test_killed_member_is_dropped_and_its_share_redone(tmp_path: Path) -> None:
     async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(1)
@@ -64,7 +64,7 @@ def test_killed_member_is_dropped_and_its_share_done_again(tmp_path: Path) -> No
     assert sim.check(dropped=[sim.players[1]]) == 16
 
 
-def test_pause_and_resume_keeps_the_replicas(tmp_path: Path) -> None:
+def test_pause_and_resume_keeps_replicas(tmp_path: Path) -> None:
     async def story(sim: SimulatedRun) -> None:
         for tier in (0, 1, 2):
             sim.add(tier)
@@ -88,7 +88,7 @@ def test_pause_and_resume_keeps_the_replicas(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_pausing_in_warm_up_costs_nobody_its_replica(tmp_path: Path) -> None:
+def test_pause_in_warm_up_keeps_replicas(tmp_path: Path) -> None:
     """The second epoch's warm-up is paused and tried again: the run must not fall back to the
     checkpoint.
     """
@@ -109,7 +109,7 @@ def test_pausing_in_warm_up_costs_nobody_its_replica(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_everybody_leaves_in_warm_up_and_returns(tmp_path: Path) -> None:
+def test_all_members_leaving_in_warm_up_can_return(tmp_path: Path) -> None:
     async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until(lambda run: run.state is RunState.WARMUP)
@@ -142,7 +142,7 @@ def test_leaving_in_warm_up_costs_no_other_replica(tmp_path: Path) -> None:
     assert sim.check() == 24
 
 
-def test_all_die_and_return_to_the_durable_checkpoint(tmp_path: Path) -> None:
+def test_all_members_killed_resume_from_durable_checkpoint(tmp_path: Path) -> None:
     async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(1, epoch=1)
@@ -165,7 +165,7 @@ def test_all_die_and_return_to_the_durable_checkpoint(tmp_path: Path) -> None:
     sim.check()
 
 
-def test_a_member_leaves_and_the_others_continue(tmp_path: Path) -> None:
+def test_member_leaves_and_others_continue(tmp_path: Path) -> None:
     async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(1)

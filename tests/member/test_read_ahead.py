@@ -28,7 +28,7 @@ class Faulty(DummyTokens):
         return super().read(indices)
 
 
-def test_a_share_is_there_when_it_is_asked_for() -> None:
+def test_read_ahead_share_is_ready_when_requested() -> None:
     async def play() -> None:
         source = Faulty()
         reading = Reading(ResultInbox().ports, InlineWorker(5.0), source)
@@ -59,7 +59,7 @@ def test_unreachable_source_is_reported_once_and_retried() -> None:
     run_virtual(play())
 
 
-def test_permanent_error_is_raised() -> None:
+def test_permanent_data_error_is_raised() -> None:
     async def play() -> None:
         with pytest.raises(DataError, match="shrank"):
             await Reading(ResultInbox().ports, InlineWorker(), Faulty(DataError("x shrank"))).share(

@@ -53,7 +53,7 @@ def _purse(sim: SimulatedRun, player: SimMember, lamports: int) -> None:
     sim.chain.node.bank.store([(player.key.pubkey(), Account(lamports, b"", SYSTEM_ID, False))])
 
 
-def test_an_attestation_refused_for_good_is_tried_once_a_round(tmp_path: Path) -> None:
+def test_permanently_refused_attestation_is_tried_once_a_round(tmp_path: Path) -> None:
     """The others wait for it until the round's time is up, and do without."""
 
     async def story(sim: SimulatedRun) -> None:
@@ -69,7 +69,7 @@ def test_an_attestation_refused_for_good_is_tried_once_a_round(tmp_path: Path) -
     assert play(tmp_path, story, rounds_per_epoch=3).check() > 0
 
 
-def test_a_turn_that_may_come_is_waited_for_closely(tmp_path: Path) -> None:
+def test_possible_next_turn_is_polled_closely(tmp_path: Path) -> None:
     """A member that this one took to have left has attested, and may leave all the same."""
 
     async def story(sim: SimulatedRun) -> None:

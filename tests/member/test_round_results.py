@@ -33,7 +33,7 @@ from member.result_inbox import (
 # --- plan -----------------------------------------------------------------------------------------
 
 
-def test_the_shares_of_a_plan_are_the_whole_batch() -> None:
+def test_plan_shares_cover_whole_batch() -> None:
     plan = plan_of()
     spans = sorted((r.start, r.stop) for seat in range(3) for r in plan.ranges(seat))
     assert spans[0][0] == 100
@@ -44,7 +44,7 @@ def test_the_shares_of_a_plan_are_the_whole_batch() -> None:
 
 
 @pytest.mark.parametrize("seat", range(3))
-def test_what_was_assigned_is_admitted(seat: int) -> None:
+def test_plan_admits_assigned_result(seat: int) -> None:
     assert plan_of().admits(commitment_of(None, seat), SCHEMA)
 
 
@@ -80,7 +80,7 @@ def test_what_was_assigned_is_admitted(seat: int) -> None:
         },
     ],
 )
-def test_whatever_differs_from_the_assignment_is_not_admitted(changed: dict[str, Any]) -> None:
+def test_plan_rejects_result_differing_from_assignment(changed: dict[str, Any]) -> None:
     assert not plan_of().admits(msgspec.structs.replace(commitment_of(None, 1), **changed), SCHEMA)
 
 
@@ -90,7 +90,7 @@ def test_member_with_empty_share_owes_and_announces_nothing() -> None:
     assert not plan.admits(commitment_of(None, 1), SCHEMA)
 
 
-def test_a_result_is_held_once_all_its_levels_are_here() -> None:
+def test_result_with_all_levels_is_held() -> None:
     async def story() -> None:
         inbox = ResultInbox()
         inbox.results.open(plan_of())
@@ -106,7 +106,7 @@ def test_a_result_is_held_once_all_its_levels_are_here() -> None:
     run_virtual(story())
 
 
-def test_a_repeated_announcement_changes_nothing() -> None:
+def test_repeated_announcement_changes_nothing() -> None:
     async def story() -> None:
         inbox = ResultInbox()
         inbox.results.open(plan_of())
@@ -118,7 +118,7 @@ def test_a_repeated_announcement_changes_nothing() -> None:
     run_virtual(story())
 
 
-def test_member_without_share_is_not_barred_for_strangers() -> None:
+def test_member_without_share_is_not_banned_for_strangers() -> None:
     """Anybody can make as many keys as they like, and peers pass on what was signed with them."""
 
     async def story() -> None:
@@ -139,7 +139,7 @@ def test_member_without_share_is_not_barred_for_strangers() -> None:
     run_virtual(story())
 
 
-def test_announcements_of_a_round_not_seen_yet_wait_for_it() -> None:
+def test_early_announcements_wait_for_their_round() -> None:
     async def story() -> None:
         inbox = ResultInbox()
         inbox.results.open(plan_of(4))
@@ -163,7 +163,7 @@ def test_announcements_of_other_epochs_or_far_ahead_are_dropped() -> None:
     run_virtual(story())
 
 
-def test_old_rounds_are_forgotten_and_their_payloads_withdrawn() -> None:
+def test_old_rounds_are_forgotten_and_payloads_withdrawn() -> None:
     async def story() -> None:
         inbox = ResultInbox()
         inbox.results.open(plan_of(4))
@@ -198,7 +198,7 @@ def test_applied_round_frees_votes_and_serves_payloads() -> None:
     run_virtual(story())
 
 
-def test_a_payload_that_a_newer_round_names_too_stays_served() -> None:
+def test_payload_named_by_newer_round_stays_served() -> None:
     """No two results have the same bytes, but anybody may name what it likes."""
 
     async def story() -> None:
@@ -217,7 +217,7 @@ def test_a_payload_that_a_newer_round_names_too_stays_served() -> None:
     run_virtual(story())
 
 
-def test_what_was_never_fetched_is_not_withdrawn() -> None:
+def test_unfetched_payload_is_not_withdrawn() -> None:
     """A liar that names the digest of something else we serve must not make us stop serving it."""
 
     async def story() -> None:
@@ -311,7 +311,7 @@ def test_witness_stops_fetching_for_others_after_attesting() -> None:
     run_virtual(story())
 
 
-def test_only_first_failures_of_a_payload_are_reported() -> None:
+def test_only_first_failures_of_payload_are_reported() -> None:
     async def story() -> None:
         inbox = ResultInbox()
         inbox.results.open(plan_of())
@@ -328,7 +328,7 @@ def test_only_first_failures_of_a_payload_are_reported() -> None:
     run_virtual(story())
 
 
-def test_questions_of_peers_are_answered_and_nonsense_is_not() -> None:
+def test_peer_questions_are_answered_and_malformed_ones_not() -> None:
     async def story() -> None:
         inbox = ResultInbox()
         inbox.results.open(plan_of(4))
@@ -357,7 +357,7 @@ def test_questions_of_peers_are_answered_and_nonsense_is_not() -> None:
 @pytest.mark.parametrize(
     "reply", [b"", b"\xff\xff", msgspec.msgpack.encode([b"no", b"announcement"]), b"\x90"]
 )
-def test_a_peers_answer_is_hostile_until_checked(reply: bytes) -> None:
+def test_malformed_peer_answer_is_rejected(reply: bytes) -> None:
     async def story() -> None:
         inbox = ResultInbox()
         inbox.results.open(plan_of(4))
@@ -374,7 +374,7 @@ def test_a_peers_answer_is_hostile_until_checked(reply: bytes) -> None:
     run_virtual(story())
 
 
-def test_answer_counts_only_for_the_requested_round_and_seats() -> None:
+def test_answer_counts_only_for_requested_round_and_seats() -> None:
     async def story() -> None:
         inbox = ResultInbox()
         inbox.results.open(plan_of(4))
@@ -396,7 +396,7 @@ def test_answer_counts_only_for_the_requested_round_and_seats() -> None:
 
 
 @pytest.mark.parametrize(("values", "barred"), [(8, False), (9, True), (65_530, True)])
-def test_answer_beyond_what_its_seats_need_bars_the_peer(values: int, barred: bool) -> None:
+def test_oversized_answer_bans_the_peer(values: int, barred: bool) -> None:
     """The question is about one seat. The member reads no more of an answer than one seat can
     need.
     """
@@ -425,7 +425,7 @@ def test_answer_beyond_what_its_seats_need_bars_the_peer(values: int, barred: bo
 
 
 @pytest.mark.parametrize(("relay", "barred"), [(1, False), (2, True)])
-def test_signer_answers_for_what_it_sends_itself(relay: int, barred: bool) -> None:
+def test_signer_is_liable_only_for_what_it_sends(relay: int, barred: bool) -> None:
     """Member 2 signed announcements in other attempts at the round. Member 1 passes them on, or 2
     sends them itself.
     """

@@ -13,7 +13,7 @@ from aftermath.sim.virtual_time import run_virtual
 from member.result_inbox import SECRETS, ResultInbox, commitment_of, key_to, p2p_of, plan_of
 
 
-def test_a_result_is_held_once_it_is_opened_by_its_own_key() -> None:
+def test_sealed_result_is_held_after_its_own_reveal() -> None:
     async def story() -> None:
         inbox = ResultInbox()
         inbox.results.open(plan_of())
@@ -61,7 +61,7 @@ def test_copied_bytes_cannot_be_revealed() -> None:
     run_virtual(story())
 
 
-def test_what_is_heard_after_closing_is_kept_and_not_attested() -> None:
+def test_result_after_closing_is_kept_but_not_attested() -> None:
     async def story() -> None:
         inbox = ResultInbox()
         inbox.results.open(plan_of())
@@ -80,7 +80,7 @@ def test_what_is_heard_after_closing_is_kept_and_not_attested() -> None:
     run_virtual(story())
 
 
-def test_closings_count_once_for_each_witness_of_the_round() -> None:
+def test_closings_count_once_per_witness() -> None:
     inbox = ResultInbox()
     closed_rounds = inbox.results.closed_rounds
 

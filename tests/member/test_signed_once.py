@@ -51,7 +51,7 @@ def _trained(loss: float) -> Any:
     return SimpleNamespace(payloads=payloads, **told)
 
 
-def test_a_round_that_is_shown_again_is_not_signed_again() -> None:
+def test_repeated_round_is_not_signed_twice() -> None:
     """A trusted node shows the same round, with the same seed, and another share."""
 
     async def story() -> None:
@@ -76,7 +76,7 @@ def test_a_round_that_is_shown_again_is_not_signed_again() -> None:
     run_virtual(story())
 
 
-def test_round_shown_to_a_restarted_member_is_not_signed_again(
+def test_round_signed_before_restart_is_not_signed_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What it signed is on disk before anyone hears of it."""
@@ -106,7 +106,7 @@ def test_round_shown_to_a_restarted_member_is_not_signed_again(
     assert on_disk == [True]
 
 
-def test_result_that_cannot_be_recorded_is_not_announced(tmp_path: Path) -> None:
+def test_unrecordable_result_is_not_announced(tmp_path: Path) -> None:
     async def story() -> None:
         inbox = ResultInbox()
         inbox.results = Results(

@@ -37,7 +37,7 @@ def test_signed_results_after_restart_refuse_another_result(tmp_path: Path) -> N
     assert SignedResults(tmp_path, b"o" * 32).record(PLACE, SECOND)  # another key
 
 
-def test_signed_results_survive_a_torn_last_line(tmp_path: Path) -> None:
+def test_signed_results_survive_torn_last_line(tmp_path: Path) -> None:
     SignedResults(tmp_path, KEY).record(PLACE, FIRST)
     with _file(tmp_path).open("ab") as stream:
         stream.write(b'["demo",3,')
@@ -69,7 +69,7 @@ def test_signed_results_keep_the_newest(tmp_path: Path, monkeypatch: pytest.Monk
     assert not SignedResults(tmp_path, KEY).record(PLACE._replace(epoch=17), SECOND)
 
 
-def test_signed_results_keep_all_of_the_newest_epoch(
+def test_signed_results_keep_all_of_newest_epoch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(signed_results, "_KEPT", 3)
@@ -96,7 +96,7 @@ def test_signed_results_keep_lines_of_both_processes(
     assert [path.name for path in tmp_path.iterdir()] == [_file(tmp_path).name]
 
 
-def test_signed_results_that_cannot_be_kept_are_refused(tmp_path: Path) -> None:
+def test_signed_results_in_unwritable_place_are_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(Unsuitable, match="cannot record"):
         SignedResults(tmp_path / "file", KEY)

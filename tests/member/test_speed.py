@@ -61,14 +61,14 @@ def test_measuring_ends_in_time_on_fast_and_slow_machines(seconds_per_token: flo
     assert (seen[-2:] == [(MICRO, SEQ_LEN)] * 2) is (seconds_per_token < 1e-4)
 
 
-def test_slow_first_pass_is_measured_once_more() -> None:
+def test_slow_first_pass_is_measured_again() -> None:
     replica, seen = machine(1.0)
     assert replica.measure_weight(SEQ_LEN, 8.0) == 1
     assert seen == [(1, 32), (1, 32)]
 
 
 @pytest.mark.parametrize(("micro", "seq_len"), [(1, 16), (3, 16), (4, 100)])
-def test_the_last_pass_is_a_micro_batch_of_the_run(micro: int, seq_len: int) -> None:
+def test_measured_pass_equals_micro_batch_of_run(micro: int, seq_len: int) -> None:
     made = origin(micro, LONG)
     replica = made.stand_in()
     shapes: list[torch.Size] = []
@@ -80,7 +80,7 @@ def test_the_last_pass_is_a_micro_batch_of_the_run(micro: int, seq_len: int) -> 
     assert all(parameter.grad is None for parameter in replica.params.values())
 
 
-def test_stand_in_weights_have_the_right_shapes_and_train() -> None:
+def test_stand_in_weights_have_right_shapes_and_train() -> None:
     made = origin()
     weights = made._weights_like_new()
     assert {name: tuple(tensor.shape) for name, tensor in weights.items()} == LONG.parameter_shapes(
@@ -94,7 +94,7 @@ def test_stand_in_weights_have_the_right_shapes_and_train() -> None:
     ("seconds", "weight", "took"),
     [(9.0, 65535, 18.0), (11.0, 1, 11 + speed.PATIENCE), (900.0, 1, speed.BUILD_SECONDS)],
 )
-def test_it_is_said_what_is_measured_and_how_long_that_can_take(
+def test_slow_measurement_is_reported_and_abandoned(
     seconds: float, weight: int, took: float
 ) -> None:
     """Something slows it (memory, another process): after ten seconds the member continues without
@@ -138,7 +138,7 @@ def test_it_is_said_what_is_measured_and_how_long_that_can_take(
         (1, 8, 1, "1 sequence and take 60 s or more"),  # nobody has less
     ],
 )
-def test_who_is_too_slow_for_the_rounds_is_told_before_joining(
+def test_too_slow_machine_is_warned_before_join(
     monkeypatch: pytest.MonkeyPatch, weight: int, least: int, share: int, told: str
 ) -> None:
     count = 2 if least != 2 else 1
@@ -180,7 +180,7 @@ def test_who_is_too_slow_for_the_rounds_is_told_before_joining(
     )
 
 
-def test_a_members_own_old_place_is_not_another_member() -> None:
+def test_own_old_seat_is_not_another_member() -> None:
     rules = builders.config(
         max_round_train_time=20, global_batch_size_start=96, global_batch_size_end=96
     )

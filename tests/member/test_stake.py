@@ -63,7 +63,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_loss_is_found_by_a_member_that_alone_had_the_model(case: Case, tmp_path: Path) -> None:
+def test_loss_is_found_for_sole_holder_of_model(case: Case, tmp_path: Path) -> None:
     if case.saved_here is not None:
         place = tmp_path / f"test-step{case.saved_here}"
         place.mkdir()
@@ -79,7 +79,7 @@ def test_loss_is_found_by_a_member_that_alone_had_the_model(case: Case, tmp_path
     assert find_loss(view, b"?" * 32, tmp_path) is None, "a wallet without a seat knows nothing"
 
 
-def test_train_on_a_finished_run_raises_the_loss(tmp_path: Path) -> None:
+def test_train_on_finished_run_raises_loss(tmp_path: Path) -> None:
     view = Case().view()
     settings = TrainSettings(run_id="test", checkpoint_dir=tmp_path)
     with pytest.raises(ModelLost) as raised:

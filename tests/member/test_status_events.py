@@ -9,7 +9,7 @@ from aftermath.rules.state import RunState
 from rules import builders
 
 
-def test_who_waits_for_the_next_epoch_is_told_of_its_rounds_once() -> None:
+def test_waiting_member_is_told_once_of_rounds() -> None:
     told: list[event_types.Event] = []
     notices = StatusEvents(Events(lambda: 0.0, [told.append]))
     rounds = [RunState.ROUND_TRAIN, RunState.ROUND_WITNESS] * 3

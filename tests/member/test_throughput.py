@@ -10,7 +10,7 @@ from member.result_inbox import ResultInbox
 DECLARED = 60
 
 
-def test_trained_share_sets_the_speed() -> None:
+def test_trained_share_sets_speed() -> None:
     time = Throughput(ResultInbox().ports.events, 15.0, DECLARED)
     assert time.weight == DECLARED
     for seconds, weight in ((2.0, 90), (6.0, 30)):
@@ -18,7 +18,7 @@ def test_trained_share_sets_the_speed() -> None:
         assert time.weight == weight
 
 
-def test_share_given_up_at_once_does_not_raise_the_speed() -> None:
+def test_share_abandoned_at_once_does_not_raise_speed() -> None:
     """A member that waited for results until the run was ahead gives its share up as soon as it
     begins.
     """
@@ -29,7 +29,7 @@ def test_share_given_up_at_once_does_not_raise_the_speed() -> None:
     assert time.weight == 11, "3 sequences in 16 seconds are at most 11 a minute"
 
 
-def test_shares_given_up_in_a_row_repeat_the_warning() -> None:
+def test_consecutive_abandoned_shares_repeat_warning() -> None:
     """In rounds of a second, a share that is given up at once takes no time."""
     seen: list[event_types.Event] = []
     time = Throughput(Events(lambda: 0.0, [seen.append]), 15.0, DECLARED)

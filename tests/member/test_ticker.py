@@ -32,7 +32,7 @@ def _refuse_ticks(sim: SimulatedRun, player: SimMember, tries: dict[int, float])
     chain.tick = noted  # type: ignore[method-assign]
 
 
-def test_members_tick_in_the_order_of_the_ranking(tmp_path: Path) -> None:
+def test_members_tick_in_ranking_order(tmp_path: Path) -> None:
     """While nobody's tick lands, each finds that those before it did nothing."""
 
     async def story(sim: SimulatedRun) -> None:

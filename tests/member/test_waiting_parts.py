@@ -27,14 +27,14 @@ from rules.builders import run, view
 # --- pulse and first_of ---------------------------------------------------------------------------
 
 
-async def test_pulse_before_the_first_step_of_wait_is_not_lost() -> None:
+async def test_pulse_before_first_step_of_wait_is_not_lost() -> None:
     pulse = Pulse()
     waiting = pulse.wait()
     pulse.fire()
     await asyncio.wait_for(waiting, 1)
 
 
-async def test_a_pulse_wakes_everybody_and_then_holds_nothing() -> None:
+async def test_pulse_wakes_all_waiters_once() -> None:
     pulse = Pulse()
     both = asyncio.gather(pulse.wait(), pulse.wait())
     await asyncio.sleep(0)
@@ -49,12 +49,12 @@ async def test_first_of_leaves_no_task_behind() -> None:
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
-async def test_first_of_returns_the_first_result() -> None:
+async def test_first_of_returns_first_result() -> None:
     assert await first_of(asyncio.sleep(3600, "late"), asyncio.sleep(0, "soon")) == "soon"
     assert await first_of(asyncio.sleep(0, "one"), asyncio.sleep(0, "two")) == "one"
 
 
-async def test_first_of_raises_what_came_first_and_cancels_the_rest() -> None:
+async def test_first_of_raises_first_error_and_cancels_rest() -> None:
     async def fails() -> None:
         raise LookupError("first")
 
@@ -79,7 +79,7 @@ def _at(seq: int, state: RunState = RunState.WARMUP) -> View:
     return view(run(state, seq=seq))
 
 
-async def test_the_feed_never_goes_back() -> None:
+async def test_feed_with_older_state_keeps_newer() -> None:
     feed = RunFeed(_at(5))
     await feed.put(_at(4))
     assert feed.run.seq == 5
@@ -87,7 +87,7 @@ async def test_the_feed_never_goes_back() -> None:
     assert feed.run.seq == 6
 
 
-async def test_waiter_sees_the_newest_state_only() -> None:
+async def test_waiter_sees_only_newest_state() -> None:
     feed = RunFeed(_at(1))
     waiting = asyncio.ensure_future(feed.after(1))
     await asyncio.sleep(0)
@@ -97,7 +97,7 @@ async def test_waiter_sees_the_newest_state_only() -> None:
     assert (await feed.after(2)).seq == 3
 
 
-async def test_a_waiter_that_is_cancelled_harms_no_other() -> None:
+async def test_cancelled_waiter_does_not_affect_others() -> None:
     feed = RunFeed(_at(1))
     given_up = asyncio.ensure_future(feed.after(1))
     patient = asyncio.ensure_future(feed.after(1))
@@ -107,7 +107,7 @@ async def test_a_waiter_that_is_cancelled_harms_no_other() -> None:
     assert (await asyncio.wait_for(patient, 1)).seq == 2
 
 
-async def test_following_ends_with_what_the_chain_raises() -> None:
+async def test_follow_ends_with_error_of_chain() -> None:
     class Ending:
         async def views(self) -> AsyncIterator[View]:
             yield _at(2)
@@ -142,18 +142,18 @@ def _persist(call: Callable[[], Awaitable[None]], **options: Any) -> bool:
     )
 
 
-def test_an_unreachable_chain_is_tried_again_with_longer_pauses() -> None:
+def test_unreachable_chain_is_retried_with_backoff() -> None:
     call = Calls(*[Unavailable("down")] * 7, None)
     assert _persist(call)
     assert call.times == [0, 0.25, 0.75, 1.75, 3.75, 7.75, 11.75, 15.75]
 
 
-def test_a_refusal_that_means_done_is_not_an_error() -> None:
+def test_refusal_already_done_is_not_an_error() -> None:
     call = Calls(Unavailable("the reply was lost"), refusal("DuplicateWitness", "twice"))
     assert not _persist(call, done_if=frozenset({Refusal.ALREADY_DONE}))
 
 
-def test_another_refusal_is_raised() -> None:
+def test_other_refusal_is_raised() -> None:
     with pytest.raises(Refused, match="who are you"):
         _persist(
             Calls(refusal("NotAuthorized", "who are you")),
@@ -161,13 +161,13 @@ def test_another_refusal_is_raised() -> None:
         )
 
 
-def test_what_is_no_longer_wanted_is_not_called() -> None:
+def test_unwanted_call_is_not_made() -> None:
     call = Calls()
     assert not _persist(call, wanted=lambda: False)
     assert not call.times
 
 
-def test_a_refused_duty_is_a_warning_that_names_it() -> None:
+def test_refused_duty_warning_names_the_duty() -> None:
     events: list[Any] = []
     ports = cast(Ports, _Bare(VirtualClock(), Events(lambda: 0.0, [events.append])))
     call = Calls(refusal("BadParticipation", "no such member"))
@@ -184,7 +184,7 @@ class _Bare:
 # --- workers --------------------------------------------------------------------------------------
 
 
-async def test_a_worker_runs_one_job_at_a_time_in_the_order_asked() -> None:
+async def test_worker_runs_one_job_at_a_time_in_order() -> None:
     worker = ThreadWorker("test")
     seen = []
 
@@ -197,7 +197,7 @@ async def test_a_worker_runs_one_job_at_a_time_in_the_order_asked() -> None:
     assert seen == [(n, "test") for n in range(20)]
 
 
-async def test_a_workers_error_is_the_callers() -> None:
+async def test_worker_error_reaches_caller() -> None:
     worker = ThreadWorker("test")
 
     def job() -> None:
@@ -213,7 +213,7 @@ async def test_job_raising_stop_iteration_is_an_error() -> None:
         await ThreadWorker("test")(lambda: next(iter(())))
 
 
-async def test_a_job_cancelled_before_it_began_never_runs() -> None:
+async def test_job_cancelled_before_start_never_runs() -> None:
     worker = ThreadWorker("test")
     gate = threading.Event()
     ran = []
@@ -228,7 +228,7 @@ async def test_a_job_cancelled_before_it_began_never_runs() -> None:
     assert not ran
 
 
-async def test_a_job_cancelled_while_it_runs_stops_nobody() -> None:
+async def test_job_cancelled_while_running_does_not_stop_worker() -> None:
     worker = ThreadWorker("test")
     begun = threading.Event()
     gate = threading.Event()
@@ -242,7 +242,7 @@ async def test_a_job_cancelled_while_it_runs_stops_nobody() -> None:
     assert await worker(lambda: 4) == 4
 
 
-def test_a_worker_survives_the_end_of_the_loop() -> None:
+def test_worker_survives_end_of_loop() -> None:
     worker = ThreadWorker("test")
     begun = threading.Event()
     gate = threading.Event()
@@ -260,7 +260,7 @@ def test_a_worker_survives_the_end_of_the_loop() -> None:
 # --- virtual time ---------------------------------------------------------------------------------
 
 
-def test_hours_pass_at_once_and_in_order() -> None:
+def test_virtual_hours_pass_at_once_and_in_order() -> None:
     async def story() -> list[tuple[str, float]]:
         seen: list[tuple[str, float]] = []
 
@@ -274,7 +274,7 @@ def test_hours_pass_at_once_and_in_order() -> None:
     assert run_virtual(story()) == [("early", 1.5), ("middle", 60), ("late", 7200)]
 
 
-def test_waiting_for_what_never_comes_is_found_out() -> None:
+def test_virtual_time_deadlock_is_detected() -> None:
     async def story() -> None:
         await asyncio.Event().wait()
 
@@ -282,7 +282,7 @@ def test_waiting_for_what_never_comes_is_found_out() -> None:
         run_virtual(story())
 
 
-def test_simulated_work_takes_its_time_one_piece_after_the_other() -> None:
+def test_simulated_work_runs_one_piece_after_another() -> None:
     async def story() -> list[float]:
         worker = InlineWorker(2.0)
         now = asyncio.get_running_loop().time

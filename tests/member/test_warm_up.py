@@ -157,7 +157,7 @@ class Joiner:
 
 
 @pytest.mark.parametrize("there", ["nothing", "another model", "other weights"])
-def test_place_without_the_model_is_skipped_for_another(tmp_path: Path, there: str) -> None:
+def test_source_without_model_is_skipped_for_another(tmp_path: Path, there: str) -> None:
     """What the chain holds is believed; where it says that it is, not."""
 
     async def story() -> None:
@@ -204,9 +204,7 @@ def test_own_copy_with_recorded_hashes_replaces_false_place(tmp_path: Path, righ
 
 
 @pytest.mark.parametrize("own", [ATTESTED, OTHER, None])
-def test_missing_peers_are_no_warning_with_a_valid_own_copy(
-    tmp_path: Path, own: int | None
-) -> None:
+def test_missing_peers_with_valid_own_copy_are_not_warned(tmp_path: Path, own: int | None) -> None:
     async def story() -> None:
         joiner = Joiner(tmp_path, attested=0b111)
         kept = tmp_path / "kept"
@@ -236,7 +234,7 @@ def test_missing_peers_are_no_warning_with_a_valid_own_copy(
     run_virtual(story())
 
 
-def test_a_fault_of_ours_with_a_place_costs_that_place(
+def test_unexpected_source_error_skips_only_that_source(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever nobody has thought of; but too little memory is nobody's fault."""
@@ -266,7 +264,7 @@ def test_a_fault_of_ours_with_a_place_costs_that_place(
         run_virtual(story(tmp_path / "full"))
 
 
-def test_what_differs_from_the_attested_hash_is_thrown_away(tmp_path: Path) -> None:
+def test_level_differing_from_attested_hash_is_discarded(tmp_path: Path) -> None:
     """The two differ, and the chain decides, in any order of asking."""
 
     async def story(wrong: int, right: int) -> None:
@@ -278,7 +276,7 @@ def test_what_differs_from_the_attested_hash_is_thrown_away(tmp_path: Path) -> N
     run_virtual(story(2, 1))
 
 
-def test_offers_of_the_runs_step_come_first(tmp_path: Path) -> None:
+def test_offers_of_runs_step_come_first(tmp_path: Path) -> None:
     async def story() -> None:
         joiner = Joiner(tmp_path, attested=0b110)
         joiner.offer(1, ATTESTED), joiner.offer(2, OTHER, step=STEP - 6)
@@ -288,7 +286,7 @@ def test_offers_of_the_runs_step_come_first(tmp_path: Path) -> None:
     run_virtual(story())
 
 
-def test_unchanged_level_may_come_from_an_older_snapshot(tmp_path: Path) -> None:
+def test_unchanged_level_may_come_from_older_snapshot(tmp_path: Path) -> None:
     async def story() -> None:
         joiner = Joiner(tmp_path, attested=0b110)
         joiner.offer(1, ATTESTED, step=STEP - 6)
@@ -310,9 +308,7 @@ def test_replica_with_another_hash_is_dropped(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("source", list(ModelSource))
-def test_a_checkpoint_that_is_not_the_attested_one_is_never_used(
-    tmp_path: Path, source: ModelSource
-) -> None:
+def test_unattested_checkpoint_is_never_used(tmp_path: Path, source: ModelSource) -> None:
     """Level 2 on the disk is not what the chain says; no peer has it. The warm-up ends without a
     replica.
     """
@@ -340,9 +336,7 @@ def test_a_checkpoint_that_is_not_the_attested_one_is_never_used(
 
 
 @pytest.mark.parametrize("source", list(ModelSource))
-def test_who_gets_the_model_from_nowhere_gives_up_halfway(
-    tmp_path: Path, source: ModelSource
-) -> None:
+def test_member_without_model_source_gives_up_halfway(tmp_path: Path, source: ModelSource) -> None:
     """So that those who have it need not wait for the whole time of the warm-up."""
 
     async def story() -> None:
@@ -387,7 +381,7 @@ def test_endless_source_is_abandoned_when_too_late(tmp_path: Path) -> None:
 @pytest.mark.parametrize("own", [None, ATTESTED, OTHER])
 @pytest.mark.parametrize("offered", [(), (ATTESTED, ATTESTED), (ATTESTED, OTHER), (OTHER, OTHER)])
 @pytest.mark.parametrize("lost", [0, 0b100])
-def test_unattested_level_comes_from_the_checkpoint(
+def test_unattested_level_comes_from_checkpoint(
     tmp_path: Path, own: int | None, offered: tuple[int, ...], lost: int
 ) -> None:
     """Even if all agree: another member may be told something else. It waits for nobody and fetches
@@ -415,7 +409,7 @@ def test_unattested_level_comes_from_the_checkpoint(
 
 
 @pytest.mark.parametrize("own", [DURABLE, OTHER])
-def test_unattested_level_is_checked_against_the_chain(tmp_path: Path, own: int) -> None:
+def test_unattested_level_is_checked_against_chain(tmp_path: Path, own: int) -> None:
     """A replica that has it is kept; a place that has something else is passed over."""
 
     async def story() -> None:
@@ -434,7 +428,7 @@ def test_unattested_level_is_checked_against_the_chain(tmp_path: Path, own: int)
     run_virtual(story())
 
 
-def test_level_without_hash_comes_from_the_current_place(tmp_path: Path) -> None:
+def test_level_without_hash_comes_from_current_source(tmp_path: Path) -> None:
     """A first checkpoint that its owner has put in another one's place: who cannot load it must not
     take the other.
     """

@@ -79,16 +79,16 @@ def shard(directory: Path) -> None:
 
 @pytest.mark.parametrize("strategy", ["auto", "universal"])
 @pytest.mark.parametrize("tier", [0, 1, 2])
-def test_every_tier_is_sliced_from_the_full_checkpoint(
-    full: Path, tier: int, strategy: Any
-) -> None:
+def test_checkpoint_tiers_are_sliced_from_full_model(full: Path, tier: int, strategy: Any) -> None:
     assert same(load(full, tier, strategy), tier)
     assert load_config(full).parameter_shapes() == CONFIG.parameter_shapes()
 
 
 @pytest.mark.parametrize("strategy", ["auto", "sliced", "universal"])
 @pytest.mark.parametrize("tier", [1, 2])
-def test_exported_tiers_hold_the_same_tensors(exported: Path, tier: int, strategy: Any) -> None:
+def test_checkpoint_exported_tiers_hold_equal_tensors(
+    exported: Path, tier: int, strategy: Any
+) -> None:
     assert same(load(exported, tier, strategy), tier)
     used = find(exported, tier, strategy).weights[0].parent.name
     assert used == ("m" if strategy == "universal" else f"m-tier{tier}")
@@ -97,7 +97,7 @@ def test_exported_tiers_hold_the_same_tensors(exported: Path, tier: int, strateg
     assert load_config(slice_dir) == load_config(exported)
 
 
-def test_without_a_manifest_the_sibling_serves_auto_and_sliced(exported: Path) -> None:
+def test_checkpoint_without_manifest_uses_sibling_slice(exported: Path) -> None:
     (exported / MANIFEST_FILE).unlink()
     for strategy in ("auto", "sliced"):
         assert find(exported, 1, strategy).stored == 1
@@ -110,13 +110,13 @@ def test_without_a_manifest_the_sibling_serves_auto_and_sliced(exported: Path) -
 
 
 @pytest.mark.parametrize("tier", [0, 2])
-def test_shards_are_read_through_the_index(full: Path, tier: int) -> None:
+def test_checkpoint_shards_are_read_through_index(full: Path, tier: int) -> None:
     shard(full)
     assert same(load(full, tier), tier)
 
 
 @pytest.mark.parametrize("tier", [0, 2])
-def test_loaded_tensors_own_their_memory_and_no_more(full: Path, tier: int) -> None:
+def test_loaded_tensors_own_only_their_memory(full: Path, tier: int) -> None:
     params = load(full, tier)
     assert all(
         tensor.untyped_storage().nbytes() == 4 * tensor.numel() for tensor in params.values()
@@ -129,7 +129,7 @@ def test_loaded_tensors_own_their_memory_and_no_more(full: Path, tier: int) -> N
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_other_float_types_are_widened_or_rounded_to_fp32(full: Path, dtype: torch.dtype) -> None:
+def test_checkpoint_float_types_are_converted_to_fp32(full: Path, dtype: torch.dtype) -> None:
     save_file(
         {name: tensor.to(dtype) for name, tensor in PARAMS.items()}, full / "model.safetensors"
     )
@@ -139,7 +139,7 @@ def test_other_float_types_are_widened_or_rounded_to_fp32(full: Path, dtype: tor
     assert torch.equal(params[name], PARAMS[name][:24].to(dtype).float())
 
 
-def test_sliced_demands_the_tiers_files(full: Path) -> None:
+def test_sliced_strategy_needs_files_of_tier(full: Path) -> None:
     with pytest.raises(
         CheckpointError, match=r"no files of tier 1[\s\S]*model export --src .* --tiers 1"
     ):
@@ -154,7 +154,7 @@ def test_sliced_demands_the_tiers_files(full: Path) -> None:
         (0, "auto", "lacks what tier 0 holds"),
     ],
 )
-def test_a_slice_is_never_used_as_another_tier(
+def test_slice_loaded_as_another_tier_is_refused(
     exported: Path, asked: int, strategy: Any, says: str
 ) -> None:
     with pytest.raises(
@@ -163,7 +163,7 @@ def test_a_slice_is_never_used_as_another_tier(
         load(exported.with_name("m-tier1"), asked, strategy)
 
 
-def test_universal_refuses_a_slice(exported: Path) -> None:
+def test_universal_strategy_refuses_slice(exported: Path) -> None:
     with pytest.raises(CheckpointError, match="needs the full checkpoint"):
         load(exported.with_name("m-tier1"), 1, "universal")
 
@@ -181,7 +181,7 @@ def test_unusable_manifest_is_skipped_by_auto_refused_by_sliced(
         load(exported, 1, "sliced")
 
 
-def test_a_manifest_whose_files_are_gone_is_passed_over_by_auto(exported: Path) -> None:
+def test_manifest_with_missing_files_is_skipped_by_auto(exported: Path) -> None:
     (exported.with_name("m-tier1") / "model.safetensors").unlink()
     (exported.with_name("m-tier1") / "config.json").unlink()
     assert same(load(exported, 1, "auto"), 1)
@@ -189,14 +189,14 @@ def test_a_manifest_whose_files_are_gone_is_passed_over_by_auto(exported: Path) 
         load(exported, 1, "sliced")
 
 
-def test_a_file_without_a_digest_is_not_used(exported: Path) -> None:
+def test_file_without_digest_is_not_used(exported: Path) -> None:
     edit(exported / MANIFEST_FILE, sha256={})
     with pytest.raises(ManifestUnusable, match="no sha256"):
         load(exported, 1, "sliced")
 
 
 @pytest.mark.parametrize("strategy", ["auto", "sliced"])
-def test_changed_weights_are_refused_by_their_digest(exported: Path, strategy: Any) -> None:
+def test_changed_weights_are_refused_by_digest(exported: Path, strategy: Any) -> None:
     path = exported.with_name("m-tier1") / "model.safetensors"
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
@@ -217,7 +217,7 @@ def test_changed_weights_are_refused_by_their_digest(exported: Path, strategy: A
     ],
 )
 @pytest.mark.parametrize("strategy", ["auto", "sliced"])
-def test_a_manifest_cannot_lead_out_of_the_checkpoint(
+def test_manifest_path_outside_checkpoint_is_refused(
     exported: Path, path: str, strategy: Any
 ) -> None:
     document = json.loads((exported / MANIFEST_FILE).read_text())
@@ -241,7 +241,7 @@ def test_renamed_checkpoint_ignores_old_siblings(exported: Path) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["auto", "sliced"])
-def test_sizes_that_contradict_each_other_are_errors(exported: Path, strategy: Any) -> None:
+def test_contradicting_manifest_sizes_are_refused(exported: Path, strategy: Any) -> None:
     edit(exported / MANIFEST_FILE, matformer_base_intermediate_size=96)
     with pytest.raises(CheckpointError, match="says matformer_base_intermediate_size is 96"):
         load(exported, 1, strategy)
@@ -260,7 +260,7 @@ def test_sizes_that_contradict_each_other_are_errors(exported: Path, strategy: A
         load(exported, 1, strategy)
 
 
-def test_a_width_that_does_not_divide_is_named(full: Path) -> None:
+def test_indivisible_width_is_refused(full: Path) -> None:
     with pytest.raises(WidthNotDivisible, match="32 or 64"):
         load(full, 5)
 
@@ -282,7 +282,7 @@ def test_a_width_that_does_not_divide_is_named(full: Path) -> None:
         (lambda p: p.update({"model.norm.weight": torch.full((16,), float("nan"))}), "not finite"),
     ],
 )
-def test_weights_that_do_not_fit_the_config_are_named(full: Path, change: Any, says: str) -> None:
+def test_weights_not_matching_config_are_named(full: Path, change: Any, says: str) -> None:
     params = dict(PARAMS)
     change(params)
     save_file(params, full / "model.safetensors")
@@ -290,7 +290,7 @@ def test_weights_that_do_not_fit_the_config_are_named(full: Path, change: Any, s
         load(full, 1)
 
 
-def test_redundant_tensors_of_other_exporters_are_passed_over(full: Path) -> None:
+def test_redundant_tensors_of_other_exporters_are_skipped(full: Path) -> None:
     edit(full / "config.json", tie_word_embeddings=True)
     extra = {
         "model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(4),
@@ -302,7 +302,7 @@ def test_redundant_tensors_of_other_exporters_are_passed_over(full: Path) -> Non
 
 @pytest.mark.parametrize("tier", [0, 1])
 @pytest.mark.parametrize("sharded", [False, True])
-def test_a_tied_head_that_is_not_the_embedding_is_refused(
+def test_tied_head_differing_from_embedding_is_refused(
     full: Path, tier: int, sharded: bool
 ) -> None:
     edit(full / "config.json", tie_word_embeddings=True)
@@ -317,14 +317,14 @@ def test_a_tied_head_that_is_not_the_embedding_is_refused(
         load(full, tier)
 
 
-def test_a_head_of_another_shape_is_refused_though_tied(full: Path) -> None:
+def test_tied_head_of_another_shape_is_refused(full: Path) -> None:
     edit(full / "config.json", tie_word_embeddings=True)
     save_file(PARAMS | {"lm_head.weight": torch.zeros(33, 16)}, full / "model.safetensors")
     with pytest.raises(CheckpointError, match=r"F32 \(33, 16\), config.json says \(32, 16\)"):
         load(full, 0)
 
 
-def test_a_whole_file_counts_where_an_older_index_exists(full: Path) -> None:
+def test_whole_file_precedes_older_index(full: Path) -> None:
     shard(full)
     for stale in full.glob("model-*.safetensors"):
         save_file({name: tensor + 1 for name, tensor in load_file(stale).items()}, stale)
@@ -333,7 +333,7 @@ def test_a_whole_file_counts_where_an_older_index_exists(full: Path) -> None:
 
 
 @pytest.mark.parametrize("cut", [3, 100, 4000])
-def test_a_truncated_weights_file_is_a_sentence(full: Path, cut: int) -> None:
+def test_truncated_weights_file_is_refused(full: Path, cut: int) -> None:
     path = full / "model.safetensors"
     path.write_bytes(path.read_bytes()[:cut])
     with pytest.raises(CheckpointError, match="is damaged"):
@@ -341,7 +341,7 @@ def test_a_truncated_weights_file_is_a_sentence(full: Path, cut: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["../m/model.safetensors", "/etc/x.safetensors", "weights.bin"])
-def test_an_index_cannot_lead_out_of_its_directory(full: Path, name: str) -> None:
+def test_index_path_outside_directory_is_refused(full: Path, name: str) -> None:
     (full / "model.safetensors").unlink()
     (full / "model.safetensors.index.json").write_text(
         json.dumps({"weight_map": {"model.norm.weight": name}})
@@ -350,7 +350,7 @@ def test_an_index_cannot_lead_out_of_its_directory(full: Path, name: str) -> Non
         load(full, 0)
 
 
-def test_what_has_no_end_is_not_read(full: Path) -> None:
+def test_pipe_or_device_in_checkpoint_is_not_read(full: Path) -> None:
     """Reading a pipe or a device in the place of a file would never end."""
     (full / "model.safetensors").rename(full / "weights.safetensors")
     os.mkfifo(full / "other.safetensors")
@@ -360,7 +360,7 @@ def test_what_has_no_end_is_not_read(full: Path) -> None:
         file_sha256(full / "more.safetensors")
 
 
-def test_a_missing_shard_and_a_bad_index_are_named(full: Path) -> None:
+def test_missing_shard_and_bad_index_are_named(full: Path) -> None:
     shard(full)
     (full / "model-00002-of-00002.safetensors").unlink()
     with pytest.raises(CheckpointError, match="lacks model-00002-of-00002"):
@@ -375,13 +375,13 @@ def test_a_missing_shard_and_a_bad_index_are_named(full: Path) -> None:
     ["", "[]", "{", "[" * 100_000, " " * (2 << 20)],
     ids=["empty", "list", "cut off", "deep", "long"],
 )
-def test_a_bad_config_is_a_sentence(full: Path, content: str) -> None:
+def test_invalid_config_json_is_refused(full: Path, content: str) -> None:
     (full / "config.json").write_text(content)
     with pytest.raises(CheckpointError, match=r"config\.json is"):
         load(full, 0)
 
 
-def test_a_checkpoint_without_weights_is_a_sentence(full: Path) -> None:
+def test_checkpoint_without_weights_is_refused(full: Path) -> None:
     (full / "model.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"holds no \.safetensors"):
         load(full, 0)
@@ -411,7 +411,7 @@ def test_manifest_with_overlong_name_is_refused(exported: Path, name: str) -> No
 @pytest.mark.parametrize(
     "place", ["a" * 5000, "a" * 300 + "/b", "/", "a\0b"], ids=["long", "part", "root", "nul"]
 )
-def test_directory_that_cannot_be_is_a_sentence(place: str) -> None:
+def test_impossible_checkpoint_directory_is_refused(place: str) -> None:
     with pytest.raises(CheckpointError):
         load(Path(place), 1)
     with pytest.raises(CheckpointError):
@@ -419,7 +419,7 @@ def test_directory_that_cannot_be_is_a_sentence(place: str) -> None:
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "config.json"])
-def test_file_that_may_not_be_read_is_permission_denied(
+def test_unreadable_checkpoint_file_is_permission_denied(
     full: Path, file: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = os.access

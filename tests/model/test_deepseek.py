@@ -260,7 +260,7 @@ TIERS: dict[str, list[dict[str, Any]]] = {
 
 @pytest.mark.parametrize("named", TIERS)
 @BOTH
-def test_so_does_a_tier_that_keeps_what_it_names(file: dict[str, Any], named: str) -> None:
+def test_deepseek_named_tier_equals_cut_full_model(file: dict[str, Any], named: str) -> None:
     """A layer that is left out adds nothing to what passes by."""
     shape = config(file, matformer_tiers=TIERS[named])
     ids = tokens()
@@ -291,7 +291,7 @@ def test_so_does_a_tier_that_keeps_what_it_names(file: dict[str, Any], named: st
 
 @pytest.mark.parametrize("tier", [0, 2])
 @BOTH
-def test_no_position_sees_a_later_token(file: dict[str, Any], tier: int) -> None:
+def test_deepseek_position_ignores_later_tokens(file: dict[str, Any], tier: int) -> None:
     shape = config(file, matformer_tiers=TIERS["layers"])
     net = shape.build(tier, weights(shape, tier))
     ids = tokens()
@@ -304,7 +304,7 @@ def test_no_position_sees_a_later_token(file: dict[str, Any], tier: int) -> None
         assert not torch.allclose(before[:, place], after[:, place])
 
 
-def test_equal_scores_go_to_the_lower_number() -> None:
+def test_equal_expert_scores_choose_lower_number() -> None:
     scores = torch.tensor([[1.0, 2.0, 2.0, 1.0, 2.0], [0.0, 0.0, 0.0, 0.0, 0.0]])
     assert _highest(scores, 4).tolist() == [[1, 2, 4, 0], [0, 1, 2, 3]]
 
@@ -355,7 +355,7 @@ def test_schema_roundtrips_and_counts_parameters_of_tiers(file: dict[str, Any]) 
 
 
 @BOTH
-def test_a_round_moves_every_tensor(file: dict[str, Any]) -> None:
+def test_deepseek_round_moves_every_tensor(file: dict[str, Any]) -> None:
     from aftermath.optim.codec import decode_level
 
     shape = config(file)
@@ -417,13 +417,13 @@ def test_a_round_moves_every_tensor(file: dict[str, Any]) -> None:
         (V3 | {"q_lora_rank": 0}, "q_lora_rank"),
     ],
 )
-def test_a_config_that_says_something_else_is_refused(keys: dict[str, Any], said: str) -> None:
+def test_deepseek_config_with_unsupported_key_is_refused(keys: dict[str, Any], said: str) -> None:
     with pytest.raises(ModelConfigError, match=said):
         config_of(keys)
 
 
 @BOTH
-def test_aliases_of_transformers_pass_where_they_agree(file: dict[str, Any]) -> None:
+def test_deepseek_aliases_of_transformers_pass_if_equal(file: dict[str, Any]) -> None:
     transformers = pytest.importorskip("transformers")
     said = file | {"num_nextn_predict_layers": 1}
     aliases = type(config(file)).ALIASES
@@ -436,7 +436,7 @@ def test_aliases_of_transformers_pass_where_they_agree(file: dict[str, Any]) -> 
     )
 
 
-def test_an_expert_without_a_whole_width_is_named() -> None:
+def test_indivisible_expert_width_is_refused() -> None:
     with pytest.raises(WidthNotDivisible, match="moe_intermediate_size 18 is not divisible by 4"):
         state_schema(V3 | {"moe_intermediate_size": 18}, 3)
 
@@ -455,7 +455,7 @@ ANYTHING = st.recursive(
     key=st.sampled_from(sorted(config(V3).to_hf().keys() | config(V2).to_hf().keys())),
     value=ANYTHING,
 )
-def test_whatever_a_key_says_only_a_config_error_leaves(
+def test_deepseek_config_values_raise_only_config_errors(
     file: dict[str, Any], key: str, value: Any
 ) -> None:
     try:
@@ -519,7 +519,7 @@ LITE: dict[str, Any] = {
 """What DeepSeek-V2-Lite says of itself on the Hub, as far as it changes a function or a shape."""
 
 
-def test_a_published_config_is_read_and_cut_into_tiers() -> None:
+def test_published_deepseek_config_is_cut_into_tiers() -> None:
     shape = config(LITE)
     assert shape.rope_type == "yarn"
     assert shape.attention_scale == pytest.approx(
@@ -532,7 +532,7 @@ def test_a_published_config_is_read_and_cut_into_tiers() -> None:
 
 
 @pytest.mark.parametrize("key", ["norm_topk_prob", "rope_interleave"])
-def test_null_is_no_where_a_key_says_yes_or_no(key: str) -> None:
+def test_deepseek_null_flag_means_false(key: str) -> None:
     """transformers reads the key the same way, whatever its default."""
     assert getattr(config(V3, **{key: True}), key) is True
     assert getattr(config(V3, **{key: None}), key) is False

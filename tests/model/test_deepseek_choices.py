@@ -25,7 +25,7 @@ torch.set_num_threads(1)
 ALONE: dict[str, Any] = {"optimizer": "adamw", "total_batch": 6}
 
 
-def test_choices_are_counted_once_for_any_pass_size() -> None:
+def test_expert_choices_are_counted_once_for_any_pass_size() -> None:
     """What they are counted by is written otherwise here: a gate's answers, as they are given."""
     shape = config(V3)
     ids = tokens(6)
@@ -57,7 +57,7 @@ def test_choices_are_counted_once_for_any_pass_size() -> None:
 @pytest.mark.parametrize(
     "optimizer", [DISTRO, INNER, ALONE, ALONE | {"optimizer": "muon"}], ids=str
 )
-def test_a_training_moves_the_bias_at_its_rate_in_equal_replicas(
+def test_expert_bias_moves_at_its_rate_in_equal_replicas(
     optimizer: dict[str, Any], tmp_path: Path
 ) -> None:
     """Members of three tiers, and one machine alone: the bias is a whole number of steps from where

@@ -124,7 +124,7 @@ SLOW_WAYS = [
     ("micro", "recompute", "labels", "bf16"),
     FAST_WAYS + [pytest.param(*way, marks=pytest.mark.slow) for way in SLOW_WAYS],
 )
-def test_each_token_of_a_share_is_counted_once(
+def test_expert_counts_of_share_count_each_token_once(
     micro: int, recompute: bool, labels: bool, bf16: bool
 ) -> None:
     for tier in (0, 1):
@@ -143,7 +143,7 @@ def test_each_token_of_a_share_is_counted_once(
 
 
 @pytest.mark.parametrize("recompute", [False, True], ids=["plain", "recomputed"])
-def test_an_evaluation_counts_nothing_and_shares_add_up(recompute: bool) -> None:
+def test_expert_counts_exclude_evaluations_and_add_up(recompute: bool) -> None:
     net = made(0)
     net.recompute = recompute
     passes = Passes(net)

@@ -59,14 +59,14 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_a_new_model_carries_a_tokenizer_and_its_end_token(made: Path) -> None:
+def test_new_model_contains_tokenizer_and_end_token(made: Path) -> None:
     tokenizer = Tokenizer.from_file(str(made / "tokenizer.json"))
     assert tokenizer.encode("hé").ids == list("hé".encode())
     assert tokenizer.token_to_id("<|endoftext|>") == load_config(made).eos_token_id == 256
     assert (made.with_name("m-tier1") / "tokenizer.json").is_file()
 
 
-def test_exported_levels_merge_back_to_the_full_model(made: Path) -> None:
+def test_exported_levels_merge_back_to_full_model(made: Path) -> None:
     full = load(made, 0)
     document = json.loads((made / "config.json").read_text())
     schema = state_schema(document, 3)
@@ -78,7 +78,7 @@ def test_exported_levels_merge_back_to_the_full_model(made: Path) -> None:
     assert all(torch.equal(merged[name], tensor) for name, tensor in full.items())
 
 
-def test_the_manifest_is_version_1_with_relative_paths(made: Path) -> None:
+def test_export_manifest_is_version_1_with_relative_paths(made: Path) -> None:
     manifest = json.loads((made / MANIFEST_FILE).read_text())
     assert (manifest["schema_version"], manifest["matformer_base_intermediate_size"]) == (1, 64)
     assert [(entry["tier"], entry["intermediate_size"]) for entry in manifest["tiers"]] == [
@@ -97,18 +97,18 @@ def test_the_manifest_is_version_1_with_relative_paths(made: Path) -> None:
     assert manifest["sha256"].keys() == listed
 
 
-def test_a_slice_is_not_exported_again(made: Path) -> None:
+def test_slice_export_is_refused(made: Path) -> None:
     with pytest.raises(CheckpointError, match="itself a slice of tier 1"):
         export_tiers(made.with_name("m-tier1"), [2])
 
 
 @pytest.mark.parametrize("tiers", [[], [0, 1], [-1]])
-def test_only_smaller_tiers_are_exported(made: Path, tiers: list[int]) -> None:
+def test_tier_0_export_is_refused(made: Path, tiers: list[int]) -> None:
     with pytest.raises(CheckpointError, match="start at 1"):
         export_tiers(made, tiers)
 
 
-def test_a_width_that_does_not_divide_is_refused_before_writing(made: Path) -> None:
+def test_indivisible_width_export_is_refused_before_writing(made: Path) -> None:
     with pytest.raises(WidthNotDivisible, match="nearest"):
         export_tiers(made, [7])
     assert not made.with_name("m-tier7").exists()
@@ -125,7 +125,7 @@ def kept(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("name", ["run-step40", "run-step40.replaced-1"])
 @pytest.mark.parametrize("out", [None, "kept", "kept/NAME", "kept/NAME/tiers"])
-def test_nothing_is_exported_to_where_a_member_tidies(
+def test_export_into_pruned_directory_is_refused(
     kept: Path, tmp_path: Path, out: str | None, name: str
 ) -> None:
     kept = kept.rename(kept.with_name(name))
@@ -140,7 +140,7 @@ def test_nothing_is_exported_to_where_a_member_tidies(
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_an_export_outlives_the_runs_checkpoint(kept: Path, tmp_path: Path) -> None:
+def test_export_survives_pruning_of_its_checkpoint(kept: Path, tmp_path: Path) -> None:
     expected = {tier: load(kept, tier, "universal") for tier in range(3)}
     out = tmp_path / "out"
     status, output, errors = run(
@@ -173,7 +173,7 @@ def test_an_export_outlives_the_runs_checkpoint(kept: Path, tmp_path: Path) -> N
         assert file_sha256(out / "run-step40" / name) == digest
 
 
-def test_an_export_leaves_the_weights_it_links_as_they_were(kept: Path, tmp_path: Path) -> None:
+def test_export_does_not_change_linked_weights(kept: Path, tmp_path: Path) -> None:
     weights = kept / "model.safetensors"
     weights.chmod(0o640)
     export_tiers(kept, [1], tmp_path / "out")
@@ -204,7 +204,7 @@ def test_export_to_own_directory_overwrites_nothing(made: Path) -> None:
         ),
     ],
 )
-def test_the_scripts_say_errors_as_the_commands_do(
+def test_scripts_print_errors_like_commands(
     tmp_path: Path, script: str, arguments: list[str], says: str
 ) -> None:
     place = {
@@ -301,7 +301,7 @@ def test_the_scripts_say_errors_as_the_commands_do(
         ("tokenise.py", ["--output", "x", "--speed", "3"], "--speed", "--help"),
     ],
 )
-def test_export_with_bad_arguments_names_the_option(
+def test_export_with_bad_arguments_names_option(
     tmp_path: Path, script: str, arguments: list[str], says: str, fix: str
 ) -> None:
     place = ["--out", str(tmp_path / "x")] if script == "init-model.py" and arguments else []
@@ -325,7 +325,7 @@ def test_export_of_impossible_tier_names_possible_tiers(made: Path) -> None:
     assert "\nfix: Choose --tiers from 1 to 6\n" in errors
 
 
-def test_one_document_is_told_as_one(tmp_path: Path) -> None:
+def test_tokenise_of_one_document_counts_one(tmp_path: Path) -> None:
     (tmp_path / "text").mkdir()
     (tmp_path / "text" / "a.txt").write_text("hello")
     (tmp_path / "text" / "b.txt").write_bytes(b"\xff\xfe")
@@ -337,7 +337,7 @@ def test_one_document_is_told_as_one(tmp_path: Path) -> None:
     assert output.endswith(" (1 file left out: 1 not UTF-8 text)\n")
 
 
-def test_a_place_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:
+def test_tokenise_to_unwritable_directory_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     status, _, errors = run(
         "tokenise.py", "--output", str(tmp_path / "file" / "in"), "--budget-bytes", "60000"
@@ -346,7 +346,7 @@ def test_a_place_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:
     assert errors.startswith("error: cannot write ")
 
 
-def test_init_does_not_overwrite_an_exported_checkpoint(made: Path) -> None:
+def test_init_does_not_overwrite_exported_checkpoint(made: Path) -> None:
     (made / "README.md").unlink(missing_ok=True)  # of another test
     (made / "optimizer.bin").write_text("added since")
     status, _, errors = run("init-model.py", "--out", str(made), *INIT)
@@ -354,7 +354,7 @@ def test_init_does_not_overwrite_an_exported_checkpoint(made: Path) -> None:
     assert "optimizer.bin, which model init did not write" in errors
 
 
-def test_a_new_model_has_the_tiers_that_a_file_names(tmp_path: Path) -> None:
+def test_new_model_has_tiers_of_tiers_file(tmp_path: Path) -> None:
     entries = tmp_path / "tiers.json"
     entries.write_text(json.dumps([{"layers": [1]}, {"intermediate_size": 7}]))
     named = (*INIT, "--matformer-tiers", str(entries))

@@ -30,7 +30,7 @@ def ending(ends: int | list[int]) -> Llama:
     return Llama.of(config, 0, init_weights(config, 0))
 
 
-def test_greedy_takes_the_likeliest_token_of_the_window() -> None:
+def test_greedy_generation_takes_most_likely_token() -> None:
     ids = generate(MODEL, [1, 2, 3], new_tokens=12).ids
     everything = [1, 2, 3, *ids]
     assert len(ids) == 12
@@ -39,7 +39,7 @@ def test_greedy_takes_the_likeliest_token_of_the_window() -> None:
         assert everything[place] == int(MODEL(window)[0, -1].argmax())
 
 
-def test_a_seed_repeats_and_another_differs() -> None:
+def test_generation_with_same_seed_repeats() -> None:
     def draw(seed: int, temperature: float = 1.0) -> list[int]:
         return generate(MODEL, [1], new_tokens=20, temperature=temperature, seed=seed).ids
 
@@ -48,7 +48,7 @@ def test_a_seed_repeats_and_another_differs() -> None:
     assert draw(1, 1e-6) == generate(MODEL, [1], new_tokens=20).ids
 
 
-def test_padding_rows_are_never_chosen_and_any_end_token_ends() -> None:
+def test_generation_excludes_padding_and_ends_at_end_token() -> None:
     def draw(model: Llama) -> list[int]:
         return generate(model, [1], new_tokens=200, temperature=5.0, vocab_size=4).ids
 
@@ -60,7 +60,7 @@ def test_padding_rows_are_never_chosen_and_any_end_token_ends() -> None:
     assert draw(ending([3, 2])) == ids[: min(ids.index(2), ids.index(3))]
 
 
-def test_an_empty_prompt_is_refused() -> None:
+def test_generation_with_empty_prompt_is_refused() -> None:
     with pytest.raises(ValueError, match="at least one token"):
         generate(MODEL, [], new_tokens=1)
 
@@ -83,7 +83,7 @@ def of_tier(tier: int, ends: int | None = None, **changes: int) -> Llama:
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("tokens", [1, 3, 16])
 @pytest.mark.parametrize("new_tokens", [1, 2, 8, 20])
-def test_a_draft_changes_the_passes_and_not_the_text(
+def test_generation_with_draft_equals_text_without(
     temperature: float, tokens: int, new_tokens: int
 ) -> None:
     """The draft stops guessing at the end of the window."""
@@ -99,14 +99,14 @@ def test_a_draft_changes_the_passes_and_not_the_text(
         assert drafted.taken <= drafted.guessed
 
 
-def test_a_draft_that_is_the_model_itself_is_always_right() -> None:
+def test_generation_with_itself_as_draft_accepts_all() -> None:
     model = of_tier(0)
     said = generate(model, [7], new_tokens=30, temperature=1.0, draft=Draft(model, 4))
     assert said.taken == said.guessed == 24
     assert said.passes == 6
 
 
-def test_a_draft_ends_a_text_where_the_model_does() -> None:
+def test_generation_with_draft_ends_like_model() -> None:
     alone = generate(of_tier(0), [1], new_tokens=30, temperature=1.5, seed=2).ids
     ends = alone[11]
     cut = alone[: alone.index(ends)]
@@ -122,7 +122,7 @@ def test_a_draft_ends_a_text_where_the_model_does() -> None:
         assert found.ids == cut
 
 
-def test_tokens_are_drawn_as_often_as_the_model_says() -> None:
+def test_generation_samples_match_model_probabilities() -> None:
     drawn = [
         generate(MODEL, [4, 9], new_tokens=1, temperature=0.7, seed=seed).ids[0]
         for seed in range(1000)

@@ -166,9 +166,7 @@ SMALL = {
     ],
     ids=str,
 )
-def test_null_and_the_padding_are_what_they_are_to_transformers(
-    said: dict[str, Any], tmp_path: Path
-) -> None:
+def test_hf_null_and_padding_equal_transformers(said: dict[str, Any], tmp_path: Path) -> None:
     """What a file does not say it has a default for; and the padding's row of the embedding learns
     nothing.
     """
@@ -197,7 +195,7 @@ def test_null_and_the_padding_are_what_they_are_to_transformers(
             torch.testing.assert_close(gradients[name].grad, parameter.grad, rtol=1e-4, atol=1e-6)
 
 
-def test_the_schema_goes_through_its_document(saved: tuple[Any, Path]) -> None:
+def test_hf_schema_survives_its_document(saved: tuple[Any, Path]) -> None:
     said = document(saved[1])
     for tiers in range(1, config_of(said).possible_tiers() + 1)[:3]:
         found = state_schema(said, tiers).document()
@@ -225,7 +223,7 @@ WHOLE = {
 
 
 @pytest.mark.parametrize("name", WHOLE)
-def test_uncuttable_model_has_one_tier_and_states_the_reason(name: str) -> None:
+def test_hf_uncuttable_model_has_one_tier_and_reason(name: str) -> None:
     said = {"model_type": name, "pad_token_id": None} | MODELS.get(
         name, SMALL | {"num_key_value_heads": 1}
     )
@@ -236,7 +234,7 @@ def test_uncuttable_model_has_one_tier_and_states_the_reason(name: str) -> None:
         state_schema(said, 2)
 
 
-def test_network_that_cannot_be_built_has_one_tier() -> None:
+def test_hf_unbuildable_network_has_one_tier() -> None:
     config = config_of({"model_type": "gpt2"} | MODELS["gpt2"] | {"n_embd": 15})
     assert config.possible_tiers() == 1
     with pytest.raises(ModelConfigError, match="transformers cannot build it"):
@@ -348,7 +346,7 @@ ANYTHING = (
         st.sampled_from(SIZES), ANYTHING | st.floats() | st.lists(st.integers(), max_size=2)
     )
 )
-def test_whatever_a_file_says_of_its_sizes_it_is_read_or_refused(change: dict[str, Any]) -> None:
+def test_hf_config_sizes_are_read_or_refused(change: dict[str, Any]) -> None:
     try:
         config = config_of({"model_type": "gpt2"} | MODELS["gpt2"] | change)
         shapes = [config.parameter_shapes(tier) for tier in range(config.possible_tiers())]
@@ -359,7 +357,7 @@ def test_whatever_a_file_says_of_its_sizes_it_is_read_or_refused(change: dict[st
 
 
 @pytest.mark.parametrize("saved", ["mixtral", "qwen3_moe"], indirect=True)
-def test_experts_are_stacks_that_files_hold_one_by_one(
+def test_hf_experts_are_stacked_from_single_tensors(
     saved: tuple[Any, Path], tmp_path: Path
 ) -> None:
     theirs, place = saved
@@ -403,7 +401,7 @@ def test_experts_are_stacks_that_files_hold_one_by_one(
         pytest.param("qwen3_moe", "0", INNER, id="qwen3_moe-inner"),
     ],
 )
-def test_members_train_it_with_equal_replicas(
+def test_hf_members_train_with_equal_replicas(
     tmp_path: Path, name: str, tiers: str, optimizer: dict[str, Any]
 ) -> None:
     made = transformers.AutoConfig.for_model(name, **MODELS[name])
@@ -446,13 +444,15 @@ def test_members_train_it_with_equal_replicas(
         ({"n_embd": float("nan")}, "config.json"),
     ],
 )
-def test_what_transformers_does_not_take_is_a_sentence(change: dict[str, Any], says: str) -> None:
+def test_hf_config_refused_by_transformers_is_a_config_error(
+    change: dict[str, Any], says: str
+) -> None:
     with pytest.raises(ModelConfigError, match=says):
         config_of({"model_type": "gpt2"} | MODELS["gpt2"] | change).parameter_shapes()
 
 
 @pytest.mark.parametrize("name", ["musicgen", "blt"])
-def test_a_model_that_is_no_model_of_text_alone_is_refused(name: str) -> None:
+def test_hf_model_not_of_text_alone_is_refused(name: str) -> None:
     """The config has several parts for text, or none with a width."""
     with pytest.raises(ModelConfigError, match=r"config\.json: "):
         config_of({"model_type": name, "vocab_size": 64})
@@ -471,7 +471,7 @@ def test_a_model_that_is_no_model_of_text_alone_is_refused(name: str) -> None:
         ),
     ],
 )
-def test_network_is_refused_only_beyond_the_bound(
+def test_hf_network_is_refused_only_beyond_bound(
     monkeypatch: pytest.MonkeyPatch,
     name: str,
     bound: str,
@@ -488,7 +488,9 @@ def test_network_is_refused_only_beyond_the_bound(
     assert len(module) == 1, "modules that others make afterwards are not counted"
 
 
-def test_without_transformers_it_is_told_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hf_model_without_transformers_names_install_command(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(ModelConfigError, match=r"aftermath\[hf\]"):
         config_of({"model_type": "gpt2"} | MODELS["gpt2"])

@@ -122,7 +122,7 @@ def drawn(number: int) -> dict[str, Any]:
         for number in range(46)
     ],
 )
-def test_models_drawn_by_chance_compute_what_transformers_does(number: int, tmp_path: Path) -> None:
+def test_hf_drawn_models_equal_transformers(number: int, tmp_path: Path) -> None:
     said = drawn(number)
     torch.manual_seed(number)
     name = said.pop("model_type")

@@ -97,30 +97,30 @@ def test_oversized_number_is_refused_before_config_is_built(
 
 
 @pytest.mark.parametrize("depth", [40, 900, 20_000])
-def test_config_that_nests_deep_is_a_declared_error(depth: int) -> None:
+def test_deeply_nested_config_is_a_config_error(depth: int) -> None:
     nested = "[" * depth + "]" * depth
     with pytest.raises(ModelConfigError, match="no JSON object"):
         hf_auto_document.config_of_document(f'{{"model_type": "gpt2", "layers": {nested}}}')
 
 
-def test_numbers_of_the_largest_models_are_not_refused() -> None:
+def test_numbers_of_largest_models_are_accepted() -> None:
     check_document(LARGEST)
 
 
 @pytest.mark.parametrize("change", CODE, ids=json.dumps)
-def test_key_that_brings_code_or_weights_is_refused_at_any_depth(change: dict[str, Any]) -> None:
+def test_key_with_code_or_weights_is_refused_at_any_depth(change: dict[str, Any]) -> None:
     with pytest.raises(ModelConfigError, match="is not supported"):
         config_of(GPT2 | change)
 
 
 @pytest.mark.parametrize("change", CHOICES, ids=json.dumps)
-def test_key_that_selects_code_never_reaches_transformers(change: dict[str, Any]) -> None:
+def test_key_selecting_code_never_reaches_transformers(change: dict[str, Any]) -> None:
     config = config_of(GPT2 | change | {"nested": change})
     assert "kern" not in json.dumps(config.to_hf())
     assert config == config_of(GPT2 | {"nested": {}})
 
 
-def test_schema_document_that_chooses_code_is_refused() -> None:
+def test_schema_document_selecting_code_is_refused() -> None:
     document = state_schema(GPT2, 1).document()
     model = json.loads(document["model"]["document"]) | {"attn_implementation": "mallory/kern"}
     inputs = StateInputs(document["model"] | {"document": json.dumps(model)}, document["widths"])
@@ -128,7 +128,7 @@ def test_schema_document_that_chooses_code_is_refused() -> None:
         state_of_inputs(inputs)
 
 
-def test_network_is_transformers_own_and_hub_kernels_are_off() -> None:
+def test_network_of_transformers_has_hub_kernels_off() -> None:
     from transformers.integrations import hub_kernels
 
     hub_kernels._kernels_enabled = True
@@ -149,13 +149,13 @@ def test_network_is_transformers_own_and_hub_kernels_are_off() -> None:
         (["gpt2"], Architecture.HF_AUTO),
     ],
 )
-def test_is_of_knows_an_architecture_by_its_name(
+def test_is_of_recognises_architecture_by_name(
     model_type: object, architecture: Architecture
 ) -> None:
     assert [one for one in Architecture if is_of({"model_type": model_type}, one)] == [architecture]
 
 
-def test_is_type_of_tells_models_of_transformers_apart() -> None:
+def test_is_type_of_distinguishes_transformers_models() -> None:
     config = config_of(GPT2)
     assert is_type_of({"model_type": "gpt2"}, config)
     assert not any(

@@ -25,13 +25,13 @@ from cli.cli_runs import invoke
 from model.hub_server import COMMIT, CONFIG, Fetch, Hub, right
 
 
-def test_the_full_model_is_fetched_without_other_files(fetch: Fetch, server: Hub) -> None:
+def test_hub_full_model_is_fetched_without_other_files(fetch: Fetch, server: Hub) -> None:
     place = fetch()
     assert right(place, 0)
     assert sorted(server.fetched) == ["config.json", "model.safetensors", "tokenizer.json"]
 
 
-def test_a_whole_file_counts_where_an_older_index_exists(fetch: Fetch, server: Hub) -> None:
+def test_hub_whole_file_precedes_older_index(fetch: Fetch, server: Hub) -> None:
     files = server.repos["me/model"]
     names = dict.fromkeys(CONFIG.parameter_shapes(), "old.safetensors")
     files |= {
@@ -43,7 +43,7 @@ def test_a_whole_file_counts_where_an_older_index_exists(fetch: Fetch, server: H
 
 
 @pytest.mark.parametrize("strategy", ["auto", "sliced"])
-def test_a_tier_fetches_only_its_own_and_common_files(
+def test_hub_tier_fetches_only_its_own_and_common_files(
     fetch: Fetch, server: Hub, strategy: Any
 ) -> None:
     place = fetch(tier=2, strategy=strategy)
@@ -56,12 +56,12 @@ def test_a_tier_fetches_only_its_own_and_common_files(
     ]
 
 
-def test_universal_fetches_the_full_model_for_any_tier(fetch: Fetch, server: Hub) -> None:
+def test_hub_universal_fetches_full_model_for_any_tier(fetch: Fetch, server: Hub) -> None:
     assert right(fetch(tier=2, strategy="universal"), 2, "universal")
     assert "m-tier2/model.safetensors" not in server.fetched
 
 
-def test_what_is_here_is_not_fetched_again(fetch: Fetch, server: Hub) -> None:
+def test_hub_cached_files_are_not_fetched_again(fetch: Fetch, server: Hub) -> None:
     first = fetch(tier=1)
     server.fetched.clear()
     assert fetch(tier=1) == first
@@ -75,21 +75,21 @@ def test_fetch_without_manifest_takes_all_or_refuses_sliced(fetch: Fetch, server
         fetch(tier=1, strategy="sliced")
 
 
-def test_two_manifests_are_ambiguous(fetch: Fetch, server: Hub) -> None:
+def test_hub_two_manifests_are_ambiguous(fetch: Fetch, server: Hub) -> None:
     server.repos["me/model"][f"sub/{MANIFEST_FILE}"] = b"{}"
     assert right(fetch(tier=1), 1)
     with pytest.raises(ManifestUnusable, match="2 files named"):
         fetch(tier=1, strategy="sliced")
 
 
-def test_a_listed_file_that_is_absent_makes_auto_take_everything(fetch: Fetch, server: Hub) -> None:
+def test_hub_missing_listed_file_makes_auto_fetch_everything(fetch: Fetch, server: Hub) -> None:
     del server.repos["me/model"]["m-tier1/model.safetensors"]
     assert right(fetch(tier=1), 1)
     with pytest.raises(ManifestUnusable, match="lacks m-tier1/model"):
         fetch(tier=1, strategy="sliced")
 
 
-def test_shards_named_by_the_index_are_fetched(fetch: Fetch, server: Hub) -> None:
+def test_hub_shards_named_by_index_are_fetched(fetch: Fetch, server: Hub) -> None:
     files = server.repos["me/model"]
     files["model-00001-of-00001.safetensors"] = files.pop("model.safetensors")
     names = dict.fromkeys(CONFIG.parameter_shapes(), "model-00001-of-00001.safetensors")
@@ -99,7 +99,7 @@ def test_shards_named_by_the_index_are_fetched(fetch: Fetch, server: Hub) -> Non
     assert "consolidated.safetensors" not in server.fetched
 
 
-def test_fetch_takes_only_shards_of_the_tier(
+def test_hub_fetches_only_shards_of_tier(
     fetch: Fetch, server: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store, "SHARD_BYTES", 2_000)
@@ -118,26 +118,26 @@ def test_fetch_takes_only_shards_of_the_tier(
     assert load(fetch(), 0).keys() == config.parameter_shapes().keys()
 
 
-def test_a_private_repository_opens_with_a_token(fetch: Fetch, server: Hub) -> None:
+def test_hub_private_repository_opens_with_token(fetch: Fetch, server: Hub) -> None:
     server.private.add("me/model")
     fetch.options["token"] = "hf_x"
     assert right(fetch(), 0)
 
 
-def test_the_config_alone_can_be_fetched(fetch: Fetch, server: Hub) -> None:
+def test_hub_config_alone_can_be_fetched(fetch: Fetch, server: Hub) -> None:
     document = hf_config(download_config("me/model", COMMIT, **fetch.options))
     assert LlamaConfig.from_hf(document) == CONFIG
     assert server.fetched == ["config.json"]
 
 
-def test_the_outline_is_fetched_without_weights(fetch: Fetch, server: Hub) -> None:
+def test_hub_outline_is_fetched_without_weights(fetch: Fetch, server: Hub) -> None:
     place = download_outline("me/model", COMMIT, **fetch.options)
     assert LlamaConfig.from_hf(hf_config(place / "config.json")) == CONFIG
     assert sorted(server.fetched) == ["config.json", "tokenizer.json"]
     assert read_companions(place) == {"tokenizer.json": server.repos["me/model"]["tokenizer.json"]}
 
 
-def test_config_comes_from_the_folder_of_the_only_manifest(fetch: Fetch, server: Hub) -> None:
+def test_hub_config_comes_from_folder_of_only_manifest(fetch: Fetch, server: Hub) -> None:
     files = server.repos["me/model"]
     files["sub/config.json"] = files["config.json"]
     files[f"sub/{MANIFEST_FILE}"] = files.pop(MANIFEST_FILE)
@@ -147,9 +147,7 @@ def test_config_comes_from_the_folder_of_the_only_manifest(fetch: Fetch, server:
     assert server.fetched == ["sub/config.json"]
 
 
-def test_a_pushed_checkpoint_arrives_and_its_commit_is_returned(
-    server: Hub, tmp_path: Path
-) -> None:
+def test_hub_push_returns_commit_of_stored_checkpoint(server: Hub, tmp_path: Path) -> None:
     write_checkpoint(
         tmp_path / "m",
         init_weights(CONFIG, 5),
@@ -166,7 +164,7 @@ def test_a_pushed_checkpoint_arrives_and_its_commit_is_returned(
     }
 
 
-def test_pushed_tiers_are_fetched_one_by_one(
+def test_hub_pushed_tiers_are_fetched_one_by_one(
     fetch: Fetch, server: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hub, "upload", partial(upload, endpoint=server.endpoint))
@@ -182,7 +180,7 @@ def test_pushed_tiers_are_fetched_one_by_one(
     assert (told.code, "SHA-256 differs" in told.err, server.pushed) == (1, True, {})
 
 
-def test_a_local_checkpoint_is_its_directory(repo: str, tmp_path: Path) -> None:
+def test_local_checkpoint_resolves_to_its_directory(repo: str, tmp_path: Path) -> None:
     local = Checkpoint(CheckpointKind.LOCAL, str(tmp_path / "m"), "")
     assert resolve(local, tier=1) == tmp_path / "m"
     assert LlamaConfig.from_hf(load_hf_config(local)) == CONFIG

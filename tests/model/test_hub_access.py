@@ -37,7 +37,7 @@ def test_repository_of_run_is_read_without_token(hub: Hub) -> None:
     assert hub.authorizations == {None}
 
 
-def test_private_repository_of_run_is_refused_with_option_for_it(hub: Hub) -> None:
+def test_private_repository_of_run_is_refused_with_option(hub: Hub) -> None:
     hub.private.add("me/model")
     with pytest.raises(CheckpointError, match=r"it is private[\s\S]*--hub-token-for me/model"):
         resolve(PLACE, access=RunAccess(token_repositories=("me/other",)))
@@ -46,9 +46,7 @@ def test_private_repository_of_run_is_refused_with_option_for_it(hub: Hub) -> No
 @pytest.mark.parametrize(
     "access", [RunAccess(token_repositories=("me/model",)), TRUSTING], ids=["named", "own word"]
 )
-def test_private_repository_that_member_names_is_read_with_token(
-    hub: Hub, access: RunAccess
-) -> None:
+def test_private_repository_named_by_member_is_read_with_token(hub: Hub, access: RunAccess) -> None:
     hub.private.add("me/model")
     load_hf_config(PLACE, access=access)
     read_outline(PLACE, access=access)
@@ -57,7 +55,7 @@ def test_private_repository_that_member_names_is_read_with_token(
 
 
 @pytest.mark.parametrize("value", ["socks9://127.0.0.1:1080", "socks5h://127.0.0.1:port"])
-def test_proxy_variable_that_the_hub_client_refuses_is_named(
+def test_proxy_variable_refused_by_hub_client_is_named(
     hub: Hub, monkeypatch: pytest.MonkeyPatch, value: str
 ) -> None:
     close_session()  # the client reads the variables when it is made

@@ -20,7 +20,7 @@ from model.hub_server import CONFIG, Fetch, Hub, Storage, right, serving
 
 
 @pytest.mark.parametrize("strategy", ["auto", "sliced"])
-def test_weights_that_differ_from_the_digest_are_refused(
+def test_hub_weights_with_wrong_digest_are_refused(
     fetch: Fetch, server: Hub, strategy: Any
 ) -> None:
     data = server.repos["me/model"]["m-tier1/model.safetensors"]
@@ -29,7 +29,7 @@ def test_weights_that_differ_from_the_digest_are_refused(
         fetch(tier=1, strategy=strategy)
 
 
-def test_an_oversized_listing_is_refused_before_fetching(fetch: Fetch, server: Hub) -> None:
+def test_hub_oversized_listing_is_refused_before_fetching(fetch: Fetch, server: Hub) -> None:
     server.claimed["model.safetensors"] = 1 << 30
     with pytest.raises(CheckpointError, match=r"lists 1,073,741,824 bytes .* at most"):
         fetch()
@@ -39,7 +39,7 @@ def test_an_oversized_listing_is_refused_before_fetching(fetch: Fetch, server: H
         fetch()
 
 
-def test_weights_of_fp64_size_with_stored_head_are_accepted(fetch: Fetch, server: Hub) -> None:
+def test_hub_fp64_weights_with_stored_head_are_accepted(fetch: Fetch, server: Hub) -> None:
     sizes = [math.prod(shape) for shape in CONFIG.parameter_shapes().values()]
     most = 8 * (sum(sizes) + max(sizes)) + (64 << 20)
     server.claimed["model.safetensors"] = most + 1
@@ -47,7 +47,7 @@ def test_weights_of_fp64_size_with_stored_head_are_accepted(fetch: Fetch, server
         fetch()
 
 
-def test_a_full_disk_is_said_before_fetching(
+def test_hub_full_disk_is_reported_before_fetching(
     fetch: Fetch, server: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = hub_module.shutil.disk_usage("/")
@@ -65,7 +65,9 @@ def test_a_full_disk_is_said_before_fetching(
         ("not a name", "", "owner/name"),
     ],
 )
-def test_wrong_names_are_sentences(fetch: Fetch, repo_name: str, revision: str, says: str) -> None:
+def test_hub_wrong_names_are_refused(
+    fetch: Fetch, repo_name: str, revision: str, says: str
+) -> None:
     with pytest.raises(CheckpointError, match=says):
         fetch(repo_name, revision)
 
@@ -74,15 +76,13 @@ def test_wrong_names_are_sentences(fetch: Fetch, repo_name: str, revision: str, 
     ("status", "says"),
     [(403, "answered 403[\\s\\S]*HF_TOKEN"), (418, "answered 418[\\s\\S]*again later")],
 )
-def test_refusals_of_the_hub_are_sentences(
-    fetch: Fetch, server: Hub, status: int, says: str
-) -> None:
+def test_hub_error_statuses_are_reported(fetch: Fetch, server: Hub, status: int, says: str) -> None:
     server.status = status
     with pytest.raises(CheckpointError, match=says):
         fetch()
 
 
-def test_an_unreachable_hub_is_a_sentence(tmp_path: Path) -> None:
+def test_hub_when_unreachable_is_reported(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"cannot be reached[\s\S]*internet connection"):
         download(
             "me/model",
@@ -94,7 +94,7 @@ def test_an_unreachable_hub_is_a_sentence(tmp_path: Path) -> None:
         )
 
 
-def test_a_repository_without_a_model_is_a_sentence(fetch: Fetch, server: Hub) -> None:
+def test_hub_repository_without_model_is_refused(fetch: Fetch, server: Hub) -> None:
     server.repos["me/empty"] = {"README.md": b""}
     with pytest.raises(CheckpointError, match=r"no file config\.json"):
         fetch("me/empty")
@@ -103,7 +103,7 @@ def test_a_repository_without_a_model_is_a_sentence(fetch: Fetch, server: Hub) -
         fetch("me/empty")
 
 
-def test_a_push_without_rights_says_which_token_is_needed(server: Hub, tmp_path: Path) -> None:
+def test_hub_push_without_rights_names_needed_token(server: Hub, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"no token[\s\S]*HF_TOKEN"):
         upload(tmp_path, "me/model", token=None, message="x", endpoint=server.endpoint)
     server.status = 403
@@ -112,7 +112,7 @@ def test_a_push_without_rights_says_which_token_is_needed(server: Hub, tmp_path:
 
 
 @pytest.mark.parametrize("kind", [CheckpointKind.NONE, CheckpointKind.DUMMY])
-def test_a_run_without_a_model_says_what_its_owner_has_to_do(kind: CheckpointKind) -> None:
+def test_run_without_model_names_owner_command(kind: CheckpointKind) -> None:
     with pytest.raises(
         CheckpointError, match=r"no checkpoint, and no model whose shape[\s\S]*update-config"
     ):
@@ -122,7 +122,7 @@ def test_a_run_without_a_model_says_what_its_owner_has_to_do(kind: CheckpointKin
 # --- on purpose ----------------------------------------------------------------------------------
 
 
-def test_shards_that_the_index_seeks_elsewhere_are_not_there(fetch: Fetch, server: Hub) -> None:
+def test_hub_shards_outside_repository_are_missing(fetch: Fetch, server: Hub) -> None:
     files = server.repos["me/model"]
     names = dict.fromkeys(CONFIG.parameter_shapes(), "../../evil.safetensors")
     files["model.safetensors.index.json"] = json.dumps({"weight_map": names}).encode()
@@ -133,7 +133,7 @@ def test_shards_that_the_index_seeks_elsewhere_are_not_there(fetch: Fetch, serve
 
 
 @pytest.mark.parametrize("size", [None, -(1 << 40), "12"])
-def test_a_listing_without_a_size_is_refused_before_fetching(
+def test_hub_listing_without_size_is_refused_before_fetching(
     fetch: Fetch, server: Hub, size: object
 ) -> None:
     server.claimed["model.safetensors"] = size
@@ -142,14 +142,14 @@ def test_a_listing_without_a_size_is_refused_before_fetching(
     assert "model.safetensors" not in server.fetched
 
 
-def test_file_larger_than_listed_is_refused_before_download(fetch: Fetch, server: Hub) -> None:
+def test_hub_file_larger_than_listed_is_refused(fetch: Fetch, server: Hub) -> None:
     server.claimed["config.json"] = 1
     with pytest.raises(CheckpointError, match=r"config\.json has [\d,]+ bytes, its listing said 1"):
         fetch()
 
 
 @pytest.mark.parametrize("commit", ["../../../../x", "", "A" * 40, "main"])
-def test_a_commit_that_is_none_is_refused(fetch: Fetch, server: Hub, commit: str) -> None:
+def test_hub_invalid_commit_is_refused(fetch: Fetch, server: Hub, commit: str) -> None:
     server.commit = commit
     with pytest.raises(CheckpointError, match="named no commit of me/model"):
         fetch()
@@ -160,7 +160,7 @@ def test_a_commit_that_is_none_is_refused(fetch: Fetch, server: Hub, commit: str
 @pytest.mark.parametrize(
     "tag", ['"../../../../there"', '"/{}/there"', 'W/"a/b"', '".."', '"' + "a" * 300 + '"']
 )
-def test_no_version_of_a_file_leads_out_of_the_cache(
+def test_hub_file_version_outside_cache_is_refused(
     fetch: Fetch, server: Hub, tmp_path: Path, tag: str, linked: bool
 ) -> None:
     """The library names a file in its cache by what the Hub calls its version."""
@@ -172,7 +172,7 @@ def test_no_version_of_a_file_leads_out_of_the_cache(
     assert server.fetched == []
 
 
-def test_a_file_that_comes_a_byte_at_a_time_is_given_up(
+def test_hub_trickling_file_is_abandoned(
     fetch: Fetch, server: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hub_module, "PATIENCE_SECONDS", 0.3)
@@ -183,7 +183,7 @@ def test_a_file_that_comes_a_byte_at_a_time_is_given_up(
     assert time.monotonic() - began < 5
 
 
-def test_the_token_stays_with_the_hub_when_a_file_is_elsewhere(fetch: Fetch, server: Hub) -> None:
+def test_hub_token_is_not_sent_to_other_hosts(fetch: Fetch, server: Hub) -> None:
     server.private.add("me/model")
     fetch.options["token"] = "hf_x"
     server.elsewhere = Storage()
@@ -193,7 +193,7 @@ def test_the_token_stays_with_the_hub_when_a_file_is_elsewhere(fetch: Fetch, ser
     assert not any("authorization" in headers for headers in server.elsewhere.heard)
 
 
-def test_a_home_that_this_machine_does_not_know_is_no_checkpoint() -> None:
+def test_unknown_home_directory_is_not_a_checkpoint() -> None:
     """A tier-0 member may have named it: that ends nobody's warm-up but by a sentence."""
     with pytest.raises(CheckpointError, match="there is no checkpoint at ~nobody-of-this-name/x"):
         resolve(Checkpoint(CheckpointKind.LOCAL, "~nobody-of-this-name/x", ""))

@@ -95,7 +95,7 @@ def in_pieces(
     ("name", "tier"), [*((name, 0) for name in FILES), *(("what tiers keep", 1), ("qwen3", 2))]
 )
 @torch.no_grad()
-def test_logits_after_what_is_kept_are_those_of_the_whole_text(name: str, tier: int) -> None:
+def test_cached_logits_equal_whole_text(name: str, tier: int) -> None:
     model = built(FILES[name], tier)
     ids = text(WINDOW)
     for lengths in ((1,) * WINDOW, (WINDOW,), (4, 1, 2, 5)):
@@ -108,7 +108,7 @@ def test_logits_after_what_is_kept_are_those_of_the_whole_text(name: str, tier: 
 
 @pytest.mark.parametrize("name", FILES)
 @torch.no_grad()
-def test_what_is_cut_back_is_forgotten(name: str) -> None:
+def test_cache_cut_back_forgets_tokens(name: str) -> None:
     model = built(FILES[name])
     ids = text(WINDOW)
     cache = TextCache()
@@ -171,7 +171,7 @@ def test_dynamic_positions_cache_text_up_to_model_length() -> None:
 @pytest.mark.parametrize(
     ("name", "cacheable"), [("llama", WINDOW), ("dynamic", WINDOW), ("short", 8)]
 )
-def test_a_token_is_computed_once_where_it_can_be_kept(name: str, cacheable: int) -> None:
+def test_cached_token_is_computed_once(name: str, cacheable: int) -> None:
     model = (
         built(FILES["dynamic"], rope_original_length=8) if name == "short" else built(FILES[name])
     )
@@ -189,7 +189,7 @@ def test_a_token_is_computed_once_where_it_can_be_kept(name: str, cacheable: int
     assert passed == [3, *wanted[1:]]
 
 
-def test_models_of_transformers_keep_nothing() -> None:
+def test_models_of_transformers_cache_nothing() -> None:
     pytest.importorskip("transformers")
     config = config_of(
         {"model_type": "gpt2", "vocab_size": 48, "n_embd": 16, "n_layer": 1, "n_head": 2}

@@ -56,7 +56,7 @@ def hf_shapes(width: int, tied: bool) -> dict[str, tuple[int, ...]]:
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize(("tier", "width"), [(0, 64), (1, 32), (2, 16)])
-def test_parameters_have_the_names_and_shapes_of_hugging_face(
+def test_llama_parameter_names_and_shapes_equal_hugging_face(
     tier: int, width: int, tied: bool
 ) -> None:
     config = LlamaConfig.from_hf(HF | {"tie_word_embeddings": tied})
@@ -64,7 +64,7 @@ def test_parameters_have_the_names_and_shapes_of_hugging_face(
     assert built == hf_shapes(width, tied) == config.parameter_shapes(tier)
 
 
-def test_tier_weights_are_prefixes_of_the_full_ones() -> None:
+def test_tier_weights_are_prefixes_of_full_ones() -> None:
     full = init_weights(CONFIG, 7)
     for tier in (1, 2):
         for name, tensor in init_weights(CONFIG, 7, tier).items():
@@ -83,7 +83,7 @@ def test_initial_weights_follow_seed_and_deviation() -> None:
     )
 
 
-def test_initial_weights_are_the_same_bits_as_ever() -> None:
+def test_initial_weights_equal_golden_bits() -> None:
     values = init_weights(CONFIG, 0)["model.embed_tokens.weight"].flatten()[:3]
     assert [value.hex() for value in values.tolist()] == GOLDEN
 
@@ -100,7 +100,7 @@ def test_llama_tier_equals_full_model_with_other_units_zeroed(tier: int) -> None
     assert not torch.allclose(model(0)(ids), silenced(ids), rtol=1e-5, atol=1e-6)
 
 
-def test_no_position_sees_a_later_token() -> None:
+def test_llama_position_ignores_later_tokens() -> None:
     net = model()
     ids = tokens()
     changed = ids.clone()
@@ -145,7 +145,7 @@ def test_loss_starts_at_chance_and_falls_when_overfitting(tier: int, tied: bool)
     assert loss.item() < 0.5 * first
 
 
-def test_loss_is_the_mean_of_next_token_losses() -> None:
+def test_loss_equals_mean_of_next_token_losses() -> None:
     net = model()
     ids = tokens()
     log_probabilities = torch.log_softmax(net(ids)[:, :-1], -1)
@@ -153,7 +153,7 @@ def test_loss_is_the_mean_of_next_token_losses() -> None:
     torch.testing.assert_close(net.loss(ids), expected)
 
 
-def test_of_uses_the_given_tensors_without_a_copy() -> None:
+def test_model_of_given_tensors_does_not_copy() -> None:
     params = init_weights(CONFIG, 7)
     net = Llama.of(CONFIG, 0, params)
     for name, parameter in net.named_parameters():
@@ -161,7 +161,7 @@ def test_of_uses_the_given_tensors_without_a_copy() -> None:
         assert parameter.requires_grad
 
 
-def test_on_a_cpu_heads_that_are_shared_are_written_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shared_heads_on_cpu_are_expanded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Torch's own sharing adds their gradients up otherwise: members on a CPU would have other bits
     from then on.
     """

@@ -99,7 +99,7 @@ def theirs_of(place: Path) -> Any:
 
 
 @pytest.mark.parametrize("number", NUMBERS)
-def test_logits_and_gradients_are_those_of_transformers(number: int, tmp_path: Path) -> None:
+def test_llama_kin_logits_and_gradients_equal_transformers(number: int, tmp_path: Path) -> None:
     given_config = random_config(number)
     config = LlamaConfig.from_hf(given_config)
     weights = random_weights(config, number)
@@ -152,7 +152,7 @@ def test_padding_token_in_text_learns(tied: bool, padded: bool, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("number", NUMBERS)
-def test_a_checkpoint_of_transformers_is_ours(number: int, tmp_path: Path) -> None:
+def test_llama_kin_checkpoint_of_transformers_loads(number: int, tmp_path: Path) -> None:
     given_config = random_config(number)
     made = transformers.AutoConfig.for_model(**given_config)
     torch.manual_seed(number)
@@ -184,7 +184,7 @@ def test_a_checkpoint_of_transformers_is_ours(number: int, tmp_path: Path) -> No
     ],
     ids=["llama3", "yarn"],
 )
-def test_positions_of_published_sizes_are_those_of_transformers(table: dict[str, Any]) -> None:
+def test_rope_positions_of_published_sizes_equal_transformers(table: dict[str, Any]) -> None:
     """Heads as small as above have no frequency between those that are stretched and those that are
     not.
     """
@@ -204,7 +204,7 @@ def test_positions_of_published_sizes_are_those_of_transformers(table: dict[str,
 
 
 @pytest.mark.parametrize("number", range(0, CASES, 3))
-def test_a_tier_computes_what_its_exported_checkpoint_does(number: int, tmp_path: Path) -> None:
+def test_llama_kin_tier_equals_its_exported_checkpoint(number: int, tmp_path: Path) -> None:
     config = LlamaConfig.from_hf(random_config(number))
     weights = random_weights(config, number)
     write_checkpoint(tmp_path / "m", weights, config, tier=0, companions={})
@@ -284,18 +284,18 @@ def test_biases_and_norms_begin_without_effect() -> None:
         ({"mlp_bias": 1}, "mlp_bias 1"),
     ],
 )
-def test_what_is_not_computed_here_is_refused_by_name(change: dict[str, Any], says: str) -> None:
+def test_llama_kin_unsupported_config_is_refused_by_name(change: dict[str, Any], says: str) -> None:
     plain = {**random_config(0), "rope_parameters": None} | change
     with pytest.raises(ModelConfigError, match=says):
         config_of(plain)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_no_key_has_another_name_that_might_contradict_it(family: str) -> None:
+def test_llama_kin_config_has_no_attribute_aliases(family: str) -> None:
     assert transformers.AutoConfig.for_model(family).attribute_map == {}
 
 
-def test_a_mistral_that_says_nothing_of_its_window_has_one() -> None:
+def test_mistral_without_window_key_uses_transformers_default() -> None:
     said = random_config(1)
     del said["sliding_window"]
     with pytest.raises(ModelConfigError, match="sliding_window 4096"):
@@ -332,7 +332,7 @@ TABLES = st.dictionaries(
 @given(
     st.integers(0, CASES - 1), st.dictionaries(st.sampled_from(KEYS), ANYTHING | TABLES, max_size=4)
 )
-def test_whatever_a_config_says_it_is_read_or_refused(number: int, change: dict[str, Any]) -> None:
+def test_llama_kin_config_values_are_read_or_refused(number: int, change: dict[str, Any]) -> None:
     try:
         config = config_of(random_config(number) | change)
     except ModelConfigError as error:
@@ -343,9 +343,7 @@ def test_whatever_a_config_says_it_is_read_or_refused(number: int, change: dict[
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
 @pytest.mark.parametrize("said", [{}, {"num_key_value_heads": None}], ids=["absent", "null"])
-def test_key_heads_absent_or_null_are_those_of_transformers(
-    family: str, said: dict[str, Any]
-) -> None:
+def test_key_heads_absent_or_null_equal_transformers(family: str, said: dict[str, Any]) -> None:
     sizes = {
         "hidden_size": 256,
         "num_attention_heads": 64,

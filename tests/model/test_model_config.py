@@ -45,7 +45,7 @@ def theirs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_logits_are_those_of_transformers(name: str, theirs: dict[str, torch.Tensor]) -> None:
+def test_llama_logits_equal_transformers(name: str, theirs: dict[str, torch.Tensor]) -> None:
     config = LlamaConfig.from_hf(document(CHANGES[name]))
     model = Llama.of(config, 0, init_weights(config, SEED))
     with torch.no_grad():
@@ -53,7 +53,7 @@ def test_logits_are_those_of_transformers(name: str, theirs: dict[str, torch.Ten
     torch.testing.assert_close(logits, theirs[name], rtol=1e-4, atol=1e-4)
 
 
-def test_these_configurations_tell_functions_apart(theirs: dict[str, torch.Tensor]) -> None:
+def test_configurations_distinguish_functions(theirs: dict[str, torch.Tensor]) -> None:
     alike = {"grouped heads", "swish", "keys that change nothing"}
     bases = {"rope base", "rope table", "rope table over its own key", "two rope tables that agree"}
     for name, logits in theirs.items():
@@ -104,9 +104,7 @@ def test_these_configurations_tell_functions_apart(theirs: dict[str, torch.Tenso
         ({"eos_token_id": "3"}, "eos_token_id: "),
     ],
 )
-def test_a_key_that_gives_another_function_is_refused_by_name(
-    keys: dict[str, Any], names: str
-) -> None:
+def test_config_key_changing_function_is_refused_by_name(keys: dict[str, Any], names: str) -> None:
     with pytest.raises(ModelConfigError) as caught:
         LlamaConfig.from_hf(PLAIN | keys)
     assert caught.value.message.startswith(f"config.json: {names}")
@@ -125,7 +123,7 @@ def test_a_key_that_gives_another_function_is_refused_by_name(
         ("partial_rotary_factor", 1.0),
     ],
 )
-def test_a_key_that_asks_for_nothing_else_passes(key: str, value: object) -> None:
+def test_config_key_without_effect_is_accepted(key: str, value: object) -> None:
     assert LlamaConfig.from_hf(PLAIN | {key: value}) == LlamaConfig.from_hf(PLAIN)
 
 
@@ -155,7 +153,7 @@ def test_token_ids_survive_loading_and_saving(
     assert load_config(tmp_path / "m") == config
 
 
-def test_every_end_token_counts() -> None:
+def test_config_lists_every_end_token() -> None:
     ends = {"a": [5, 9], "b": 5, "c": None, "d": []}
     found = {
         name: LlamaConfig.from_hf(PLAIN | {"eos_token_id": end}).end_tokens

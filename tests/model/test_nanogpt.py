@@ -19,7 +19,7 @@ from aftermath.model.network import LanguageModel
 from aftermath.model.schema import state_schema
 from aftermath.optim.distro import Distro
 from aftermath.optim.schema import Schema, build_schema
-from model.nanogpt_restated import HF, OPTIONS, config, restated, tokens, weights
+from model.nanogpt_reference import HF, OPTIONS, config, restated, tokens, weights
 
 torch.set_num_threads(1)
 
@@ -38,7 +38,7 @@ FAST_TIED = {"plain", "all"}
         for tied in (False, True)
     ],
 )
-def test_logits_and_gradients_are_those_of_the_restatement(option: str, tied: bool) -> None:
+def test_nanogpt_logits_and_gradients_equal_restatement(option: str, tied: bool) -> None:
     _same_as_restated(config(option, tie_word_embeddings=tied))
 
 
@@ -46,7 +46,7 @@ def test_logits_and_gradients_are_those_of_the_restatement(option: str, tied: bo
     "number",
     [pytest.param(number, marks=pytest.mark.slow if number >= 6 else ()) for number in range(20)],
 )
-def test_so_are_those_of_models_of_any_sizes_with_any_options(number: int) -> None:
+def test_nanogpt_random_models_equal_restatement(number: int) -> None:
     dice = random.Random(number)
     heads = dice.choice((1, 2, 4))
     layers = dice.randint(1, 5)
@@ -89,7 +89,7 @@ def _same_as_restated(shape: NanoGPTConfig) -> None:
 
 
 @pytest.mark.parametrize("option", OPTIONS)
-def test_no_position_sees_a_later_token(option: str) -> None:
+def test_nanogpt_position_ignores_later_tokens(option: str) -> None:
     shape = config(option)
     net = shape.build(0, weights(shape))
     ids = tokens()
@@ -103,7 +103,7 @@ def test_no_position_sees_a_later_token(option: str) -> None:
 
 
 @pytest.mark.parametrize("option", [name for name in OPTIONS if name != "plain"])
-def test_every_option_changes_the_function(option: str) -> None:
+def test_nanogpt_every_option_changes_function(option: str) -> None:
     ids = tokens()
     plain = config("plain")
     shape = config(option)
@@ -112,14 +112,14 @@ def test_every_option_changes_the_function(option: str) -> None:
     assert not torch.allclose(net(ids), other(ids), atol=1e-6)
 
 
-def test_logits_stay_within_the_cap() -> None:
+def test_nanogpt_logits_stay_within_cap() -> None:
     shape = config("logit_softcap")
     params = weights(shape)
     params["lm_head.weight"] *= 1e4
     assert shape.build(0, params)(tokens()).abs().max() <= 3.0
 
 
-def test_what_options_add_begins_with_the_said_values() -> None:
+def test_nanogpt_option_parameters_have_initial_values() -> None:
     params = init_weights(config(), 0)
     found = {
         name.rpartition(".")[2]: set(t.tolist()) for name, t in params.items() if "lambda" in name
@@ -158,13 +158,13 @@ def test_nanogpt_config_and_schema_roundtrip(option: str) -> None:
     assert shape.parameter_shapes().keys() == {segment.name for segment in schema.state.segments}
 
 
-def test_every_option_is_part_of_what_members_agree_on() -> None:
+def test_nanogpt_every_option_is_part_of_schema() -> None:
     documents = [state_schema(config(option).to_hf(), 3).document() for option in OPTIONS]
     assert all(one != other for one, other in itertools.combinations(documents, 2))
 
 
 @pytest.mark.slow
-def test_nanogpt_overfits_a_text_at_every_tier() -> None:
+def test_nanogpt_overfits_text_at_every_tier() -> None:
     ids = tokens(1, 12)
     for tier in (0, 2):
         shape = config()
@@ -203,7 +203,7 @@ def test_nanogpt_overfits_a_text_at_every_tier() -> None:
         ({"intermediate_size": None}, "intermediate_size is missing"),
     ],
 )
-def test_a_config_that_says_something_else_is_refused(keys: dict[str, Any], said: str) -> None:
+def test_nanogpt_config_with_unsupported_key_is_refused(keys: dict[str, Any], said: str) -> None:
     with pytest.raises(ModelConfigError, match=said):
         config_of(HF | keys)
 
@@ -222,20 +222,18 @@ def test_a_config_that_says_something_else_is_refused(keys: dict[str, Any], said
         ("norm_eps", 1e-6, "rms_norm_eps"),
     ],
 )
-def test_a_strange_key_is_refused_with_the_nearest_that_is_known(
-    key: str, value: object, near: str
-) -> None:
+def test_nanogpt_unknown_key_is_refused_with_nearest(key: str, value: object, near: str) -> None:
     with pytest.raises(ModelConfigError, match=f"{key}.* says nothing here") as refused:
         config_of(HF | {key: value})
     assert refused.value.fix.startswith(f"Say {near} if that is meant")
 
 
-def test_a_key_that_is_like_no_other_is_refused_too() -> None:
+def test_nanogpt_unknown_key_without_similar_is_refused() -> None:
     with pytest.raises(ModelConfigError, match="'zzz' 1 says nothing here"):
         config_of(HF | {"zzz": 1})
 
 
-def test_what_every_file_carries_passes() -> None:
+def test_nanogpt_base_class_keys_are_accepted() -> None:
     """transformers writes these keys for a model of a base class, and as other files say that there
     is nothing.
     """

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from model.nanogpt_restated import config, restated, tokens, weights
+from model.nanogpt_reference import config, restated, tokens, weights
 
 torch.set_num_threads(1)
 
@@ -63,7 +63,7 @@ def test_nanogpt_named_tier_equals_full_model_without_the_rest(option: str, name
 
 
 @pytest.mark.parametrize("named", NAMED)
-def test_no_position_of_such_a_tier_sees_a_later_token(named: str) -> None:
+def test_nanogpt_tier_position_ignores_later_tokens(named: str) -> None:
     shape = config("all", matformer_tiers=NAMED[named])
     ids = tokens()
     changed = ids.clone()
@@ -76,7 +76,7 @@ def test_no_position_of_such_a_tier_sees_a_later_token(named: str) -> None:
         assert not torch.allclose(before[:, 6], after[:, 6])
 
 
-def test_tier_holds_value_embeddings_and_skips_of_its_layers() -> None:
+def test_nanogpt_tier_holds_embeddings_and_skips_of_its_layers() -> None:
     shape = config("all", value_embeddings=2, matformer_tiers=NAMED["all at once"])
     tables = [
         {

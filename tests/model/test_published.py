@@ -117,7 +117,7 @@ def same(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> bool:
     )
 
 
-def test_fp8_means_its_numbers_times_the_scale_of_their_block(
+def test_fp8_weights_equal_numbers_times_block_scale(
     published: tuple[Path, dict[str, Tensor], dict[str, Tensor]],
 ) -> None:
     place, _, wanted = published
@@ -135,7 +135,7 @@ def test_fp8_means_its_numbers_times_the_scale_of_their_block(
     assert same(load(tier, 1), load(place, 1, "universal"))
 
 
-def test_scales_may_be_in_another_file_than_their_weights(
+def test_fp8_scales_may_be_in_another_file(
     published: tuple[Path, dict[str, Tensor], dict[str, Tensor]],
 ) -> None:
     place, filed, wanted = published
@@ -187,7 +187,7 @@ def test_scales_may_be_in_another_file_than_their_weights(
         ({"model.more.weight_scale_inv": torch.ones(3)}, "holds 'model.more.weight_scale_inv'"),
     ],
 )
-def test_scales_that_do_not_fit_are_a_sentence(
+def test_fp8_scales_that_do_not_fit_are_refused(
     published: tuple[Path, dict[str, Tensor], dict[str, Tensor]],
     change: dict[str, Tensor | None],
     says: str,
@@ -199,7 +199,7 @@ def test_scales_that_do_not_fit_are_a_sentence(
         load(place, 0)
 
 
-def test_fp8_that_config_json_does_not_speak_of_is_refused(
+def test_fp8_weights_without_config_entry_are_refused(
     published: tuple[Path, dict[str, Tensor], dict[str, Tensor]],
 ) -> None:
     place = published[0]
@@ -222,7 +222,7 @@ def test_fp8_that_config_json_does_not_speak_of_is_refused(
     ],
     ids=str,
 )
-def test_another_quantisation_is_refused_by_name(change: dict[str, Any]) -> None:
+def test_other_quantisation_is_refused_by_name(change: dict[str, Any]) -> None:
     with pytest.raises(ModelConfigError, match=r"quantization_config .* is not supported"):
         config_of(V3 | {"quantization_config": QUANTIZED | change})
 
@@ -282,7 +282,7 @@ def test_shard_with_only_multi_token_layers_may_be_absent(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("count", [-1, 17, 1 << 40, "1", True, 1.0])
-def test_a_number_of_further_layers_that_cannot_be_is_refused(count: object) -> None:
+def test_invalid_number_of_prediction_layers_is_refused(count: object) -> None:
     with pytest.raises(
         ModelConfigError, match="num_nextn_predict_layers must be an integer from 0 to 16"
     ):

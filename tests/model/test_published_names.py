@@ -117,7 +117,7 @@ def save(place: Path, kind: str) -> Weights:
 @pytest.mark.parametrize(
     ("kind", "renames"), [case[1:] for case in PUBLISHED], ids=[case[0] for case in PUBLISHED]
 )
-def test_load_published_names_gives_the_same_tensors(
+def test_load_published_names_gives_equal_tensors(
     kind: str, renames: list[Callable[[Weights], Weights]], tmp_path: Path
 ) -> None:
     weights = save(tmp_path, kind)

@@ -124,7 +124,7 @@ def test_impossible_yarn_number_is_refused_with_bounds(key: str, value: object) 
     assert refused.value.fix.startswith("Say a number above 0 up to 1,000")
 
 
-def test_length_outside_the_table_overrides_the_inner_one() -> None:
+def test_rope_length_outside_table_overrides_inner_one() -> None:
     file = SHAPE | {
         "rope_parameters": {"rope_type": "yarn", **PLAIN},
         "original_max_position_embeddings": 32,
@@ -135,7 +135,7 @@ def test_length_outside_the_table_overrides_the_inner_one() -> None:
     assert config_of(config.to_hf()) == config
 
 
-def test_null_is_no_where_a_table_says_whether_it_truncates() -> None:
+def test_rope_null_truncate_means_false() -> None:
     file = SHAPE | {"rope_parameters": {"rope_type": "yarn", **PLAIN, "truncate": None}}
     config = config_of(file)
     assert isinstance(config, LlamaConfig)
@@ -144,7 +144,7 @@ def test_null_is_no_where_a_table_says_whether_it_truncates() -> None:
 
 @pytest.mark.parametrize("kind", ["llama3", "yarn"])
 @pytest.mark.parametrize("where", ["rope_parameters", "rope_scaling"])
-def test_table_without_original_length_takes_the_longest_text(kind: str, where: str) -> None:
+def test_rope_table_without_original_length_uses_longest_text(kind: str, where: str) -> None:
     table = {"rope_type": kind, **PLAIN}
     del table["original_max_position_embeddings"]
     file = SHAPE | {where: table, "rope_theta": 500.0}

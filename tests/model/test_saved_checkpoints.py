@@ -79,7 +79,7 @@ def test_prune_keeps_newest_and_needed_steps(tmp_path: Path) -> None:
     assert [path.name for path in saved_steps(tmp_path, "other")] == ["other-step3"]
 
 
-def test_what_is_needed_stays_by_whichever_name(tmp_path: Path) -> None:
+def test_needed_step_by_any_path_is_kept(tmp_path: Path) -> None:
     """An owner may have named it by a link, and a stranger what is no place at all."""
     for step in (1, 2, 3):
         keep(tmp_path / "kept", step)
@@ -94,7 +94,7 @@ def test_what_is_needed_stays_by_whichever_name(tmp_path: Path) -> None:
     assert names(tmp_path / "kept") == ["run-step2", "run-step3"]
 
 
-def test_steps_of_a_past_that_was_left_go_first(tmp_path: Path) -> None:
+def test_steps_of_rewound_past_are_pruned_first(tmp_path: Path) -> None:
     for step in (40, 80, 120, 50, 60):
         keep(tmp_path, step)
     prune(tmp_path, "run", 60, 2, ())
@@ -122,7 +122,7 @@ def test_unneeded_other_model_of_step_is_moved_aside(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("named", ["run-step5", "link/run-step5", "alias"])
-def test_another_model_of_a_step_that_is_needed_stays(tmp_path: Path, named: str) -> None:
+def test_needed_other_model_of_step_is_kept(tmp_path: Path, named: str) -> None:
     place = keep(tmp_path, 5, seed=1).place
     (tmp_path / "link").symlink_to(tmp_path)
     (tmp_path / "alias").symlink_to(place)
@@ -134,7 +134,7 @@ def test_another_model_of_a_step_that_is_needed_stays(tmp_path: Path, named: str
     assert names(tmp_path) == ["alias", "link", "run-step5"]
 
 
-def test_only_a_directory_of_this_place_is_moved_aside(tmp_path: Path) -> None:
+def test_step_outside_directory_is_not_moved_aside(tmp_path: Path) -> None:
     elsewhere = keep(tmp_path / "elsewhere", 5, seed=1).place
     (tmp_path / "kept").mkdir()
     (tmp_path / "kept" / "run-step5").symlink_to(elsewhere)
@@ -165,7 +165,7 @@ def test_save_keeps_checkpoints_of_another_run_with_same_id(tmp_path: Path, earl
     assert [path.name for path in saved_steps(tmp_path, "run-second")] == ["run-second-step7"]
 
 
-def test_what_was_moved_aside_goes_first_and_does_not_pile_up(tmp_path: Path) -> None:
+def test_moved_aside_steps_are_pruned_first_and_bounded(tmp_path: Path) -> None:
     """The owner goes back from 30 to 10 again and again; two are kept, whichever past they
     are of.
     """
@@ -212,7 +212,7 @@ def test_kill_between_renames_loses_no_checkpoint(tmp_path: Path) -> None:
     assert names(tmp_path) == ["run-step5", "run-step5.replaced-1"]
 
 
-def test_a_second_rename_that_fails_puts_the_older_back(
+def test_failed_second_rename_restores_older_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = keep(tmp_path, 5, seed=1).place
@@ -230,7 +230,7 @@ def test_a_second_rename_that_fails_puts_the_older_back(
     assert names(tmp_path) == ["run-step5"]
 
 
-def test_of_two_processes_that_move_a_step_aside_only_one_does(tmp_path: Path) -> None:
+def test_concurrent_move_aside_of_step_happens_once(tmp_path: Path) -> None:
     """The second finds what the first has put there, and not what it would have found a moment
     before.
     """

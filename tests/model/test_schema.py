@@ -23,7 +23,7 @@ def schema(hf: dict[str, Any] | None = None, tiers: int = 3) -> StateSchema:
     return state_schema(HF | (hf or {}), tiers)
 
 
-def test_levels_are_the_smallest_prefix_and_then_strips() -> None:
+def test_schema_levels_are_smallest_prefix_then_strips() -> None:
     built = schema()
     assert built.widths == (512, 256, 128)
     ranges = {
@@ -37,7 +37,7 @@ def test_levels_are_the_smallest_prefix_and_then_strips() -> None:
     assert down.numel == 128 * 256
 
 
-def test_segments_are_in_canonical_order() -> None:
+def test_schema_segments_are_in_canonical_order() -> None:
     order = [(-s.level, s.name) for s in schema().segments]
     assert order == sorted(order)
     assert [s for s in schema().segments if s.level >= 1] == list(schema().held_by(1))
@@ -46,9 +46,7 @@ def test_segments_are_in_canonical_order() -> None:
 @pytest.mark.parametrize(
     ("width", "tiers", "nearest"), [(510, 3, "508 or 512"), (3, 3, "4"), (1001, 2, "1000 or 1002")]
 )
-def test_a_width_that_does_not_divide_names_the_nearest(
-    width: int, tiers: int, nearest: str
-) -> None:
+def test_schema_indivisible_width_names_nearest(width: int, tiers: int, nearest: str) -> None:
     with pytest.raises(
         WidthNotDivisible,
         match=f"{width} is not divisible[\\s\\S]*nearest widths that are: {nearest}",
@@ -72,7 +70,7 @@ def test_a_width_that_does_not_divide_names_the_nearest(
         ),
     ],
 )
-def test_the_stored_tier_is_inferred(keys: dict[str, Any], expected: tuple[int, int]) -> None:
+def test_schema_stored_tier_is_inferred(keys: dict[str, Any], expected: tuple[int, int]) -> None:
     assert stored_tier(keys) == expected
     assert LlamaConfig.from_hf(HF | keys).intermediate_size == 512
 
@@ -102,7 +100,7 @@ def test_the_stored_tier_is_inferred(keys: dict[str, Any], expected: tuple[int, 
         {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}},
     ],
 )
-def test_a_contradictory_or_foreign_config_is_a_sentence(keys: dict[str, Any]) -> None:
+def test_contradictory_or_foreign_config_is_refused(keys: dict[str, Any]) -> None:
     with pytest.raises(ModelConfigError, match=r"config\.json: \w"):
         config_of(HF | keys)
 
@@ -121,13 +119,13 @@ def test_tied_embeddings_are_one_tensor() -> None:
 
 
 @pytest.mark.parametrize("tiers", [0, 9])
-def test_number_of_tiers_is_checked(tiers: int) -> None:
+def test_schema_number_of_tiers_is_checked(tiers: int) -> None:
     with pytest.raises(SchemaError, match="1 to 8 tiers"):
         schema(tiers=tiers)
 
 
 @pytest.mark.parametrize("level", [-1, 3])
-def test_a_level_that_is_not_there_is_named(level: int) -> None:
+def test_schema_missing_level_is_named(level: int) -> None:
     for asked in (schema().of_level, schema().held_by, schema().parameters):
         with pytest.raises(
             SchemaError, match=f"level {level} is out of range\\nThis run has levels 0 to 2"

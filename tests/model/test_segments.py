@@ -83,7 +83,7 @@ def test_level_hash_is_root_of_little_endian_segment_digests(
         level_root(schema, 1, digests[1:])
 
 
-def test_written_segments_rebuild_a_replica(schema: StateSchema) -> None:
+def test_written_segments_rebuild_replica(schema: StateSchema) -> None:
     source = init_weights(CONFIG, 3)
     target = {name: torch.zeros(shape) for name, shape in CONFIG.parameter_shapes(1).items()}
     for segment in schema.held_by(1):
@@ -93,7 +93,7 @@ def test_written_segments_rebuild_a_replica(schema: StateSchema) -> None:
     )
 
 
-def test_writing_goes_into_parameters_that_require_gradients(schema: StateSchema) -> None:
+def test_segments_are_writable_to_gradient_parameters(schema: StateSchema) -> None:
     segment = schema.of_level(0)[0]
     params = {
         segment.name: torch.nn.Parameter(torch.zeros(CONFIG.parameter_shapes()[segment.name]))
@@ -103,7 +103,9 @@ def test_writing_goes_into_parameters_that_require_gradients(schema: StateSchema
 
 
 @pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
-def test_nonfinite_bytes_are_refused_and_change_nothing(schema: StateSchema, poison: float) -> None:
+def test_nonfinite_segment_is_refused_and_changes_nothing(
+    schema: StateSchema, poison: float
+) -> None:
     params = init_weights(CONFIG, 3)
     segment = schema.of_level(1)[0]
     values = np.zeros(segment.shape, "<f4")
@@ -114,14 +116,14 @@ def test_nonfinite_bytes_are_refused_and_change_nothing(schema: StateSchema, poi
 
 
 @pytest.mark.parametrize("change", [-4, -1, 1, 4])
-def test_bytes_of_another_size_are_refused(schema: StateSchema, change: int) -> None:
+def test_segment_of_wrong_size_is_refused(schema: StateSchema, change: int) -> None:
     params = init_weights(CONFIG, 3)
     segment = schema.of_level(1)[0]
     with pytest.raises(SegmentError, match="takes"):
         write_segment(params, segment, bytes(segment.numel * 4 + change))
 
 
-def test_a_level_that_is_not_held_is_named(schema: StateSchema) -> None:
+def test_unheld_level_is_named(schema: StateSchema) -> None:
     with pytest.raises(SegmentError, match="does not hold level 0"):
         view(init_weights(CONFIG, 3, 1), schema.of_level(0)[0])
     with pytest.raises(SegmentError, match="no tensor"):

@@ -80,7 +80,7 @@ def test_sharded_export_of_tiers_merges_to_same_bits(model: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize("model", ["llama", "deepseek-v3"])
-def test_transformers_reads_several_files(model: str, tmp_path: Path) -> None:
+def test_sharded_checkpoint_is_read_by_transformers(model: str, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     config = written(tmp_path / "m", MODELS[model])
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "m").eval()
@@ -89,7 +89,7 @@ def test_transformers_reads_several_files(model: str, tmp_path: Path) -> None:
     torch.testing.assert_close(ours(tokens), theirs(tokens).logits, rtol=1e-4, atol=1e-4)
 
 
-def test_a_step_is_the_same_model_only_with_the_same_files(tmp_path: Path) -> None:
+def test_same_step_needs_same_files(tmp_path: Path) -> None:
     config = config_of(LLAMA)
 
     def keep(seed: int) -> Path:

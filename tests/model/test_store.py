@@ -48,7 +48,7 @@ def keep(directory: Path, step: int, *, run_id: str = "run", seed: int = 0) -> P
     return save(directory, params, CONFIG, run_id=run_id, step=step, companions=companions).place
 
 
-def test_a_saved_checkpoint_comes_back_bit_for_bit(tmp_path: Path) -> None:
+def test_saved_checkpoint_loads_bit_for_bit(tmp_path: Path) -> None:
     place = keep(tmp_path / "new" / "place", 12, seed=3)
     assert place == tmp_path / "new" / "place" / "run-step12"
     assert sorted(path.name for path in place.iterdir()) == [
@@ -68,7 +68,7 @@ def test_a_saved_checkpoint_comes_back_bit_for_bit(tmp_path: Path) -> None:
     assert document["architectures"] == ["LlamaForCausalLM"]
 
 
-def test_saving_a_step_again_changes_nothing(tmp_path: Path) -> None:
+def test_save_of_same_step_again_changes_nothing(tmp_path: Path) -> None:
     place = keep(tmp_path, 5, seed=1)
     (place / "matformer_manifest.json").write_text("made by an export since")
     before = _contents(place)
@@ -78,9 +78,7 @@ def test_saving_a_step_again_changes_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("missing", [None, "model.safetensors", "config.json"])
-def test_another_model_of_a_step_is_refused_and_changes_nothing(
-    tmp_path: Path, missing: str | None
-) -> None:
+def test_save_of_another_model_for_step_is_refused(tmp_path: Path, missing: str | None) -> None:
     """Unless the caller knows that nothing needs it: whatever is in it stays, whole or not."""
     place = keep(tmp_path, 5, seed=1)
     if missing is not None:
@@ -100,20 +98,20 @@ def _contents(place: Path) -> dict[str, tuple[bytes, int]]:
 
 
 @pytest.mark.parametrize("run_id", ["../../evil", "a/b", "..", "\0x", "ü"])
-def test_a_run_id_cannot_lead_out_of_the_directory(tmp_path: Path, run_id: str) -> None:
+def test_run_id_path_stays_inside_directory(tmp_path: Path, run_id: str) -> None:
     place = keep(tmp_path / "in", 1, run_id=run_id)
     assert place.parent == tmp_path / "in"
     assert saved_steps(tmp_path / "in", run_id) == [place]
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
 
-def test_only_a_full_replica_is_saved(tmp_path: Path) -> None:
+def test_save_of_partial_replica_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="not the tier 0 replica"):
         save(tmp_path, init_weights(CONFIG, 0, 1), CONFIG, run_id="run", step=1, companions={})
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_disk_without_room_is_said_before_writing(
+def test_save_on_full_disk_is_refused_before_writing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = keep(tmp_path, 1)
@@ -128,7 +126,7 @@ def test_a_disk_without_room_is_said_before_writing(
         assert list(tmp_path.iterdir()) == [first]
 
 
-def test_a_disk_that_fills_up_while_writing_loses_nothing(
+def test_save_on_disk_filling_up_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = keep(tmp_path, 1, seed=1)
@@ -143,13 +141,13 @@ def test_a_disk_that_fills_up_while_writing_loses_nothing(
     assert torch.equal(load(first, 0)["lm_head.weight"], init_weights(CONFIG, 1)["lm_head.weight"])
 
 
-def test_a_place_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:
+def test_save_to_unwritable_place_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(CheckpointError, match="cannot write to"):
         keep(tmp_path / "file" / "in", 1)
 
 
-def test_a_write_that_only_safetensors_tells_of_is_a_sentence(
+def test_save_with_safetensors_error_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def limited(*_: Any, **__: Any) -> None:
@@ -164,7 +162,7 @@ def test_a_write_that_only_safetensors_tells_of_is_a_sentence(
     assert not [*tmp_path.iterdir()]
 
 
-def test_a_killed_save_leaves_no_checkpoint_and_is_cleaned_up(tmp_path: Path) -> None:
+def test_killed_save_leaves_no_checkpoint_and_is_cleaned_up(tmp_path: Path) -> None:
     child = os.fork()
     if child == 0:
         publish(tmp_path / "run-step1", lambda _: os.kill(os.getpid(), signal.SIGKILL))
@@ -175,14 +173,14 @@ def test_a_killed_save_leaves_no_checkpoint_and_is_cleaned_up(tmp_path: Path) ->
     assert list(tmp_path.iterdir()) == [place]
 
 
-def test_a_save_of_a_living_process_is_left_alone(tmp_path: Path) -> None:
+def test_save_of_living_process_is_kept(tmp_path: Path) -> None:
     other = tmp_path / f".partial-{os.getpid()}-x"
     other.mkdir()
     keep(tmp_path, 1)
     assert other.exists()
 
 
-def test_scratch_of_dead_processes_is_swept_and_nothing_else(
+def test_scratch_of_dead_processes_is_swept_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -204,7 +202,7 @@ def test_scratch_of_dead_processes_is_swept_and_nothing_else(
     assert sorted(tmp_path.iterdir()) == sorted([own, *others])
 
 
-def test_a_failed_fill_leaves_the_older_directory(tmp_path: Path) -> None:
+def test_failed_publish_keeps_older_directory(tmp_path: Path) -> None:
     publish(tmp_path / "x", lambda place: (place / "a").write_text("1"))
 
     def fail(place: Path) -> None:
@@ -217,7 +215,7 @@ def test_a_failed_fill_leaves_the_older_directory(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["x"]
 
 
-def test_a_tiers_slice_names_its_tier(tmp_path: Path) -> None:
+def test_slice_of_tier_names_its_tier(tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "s", init_weights(CONFIG, 0, 2), CONFIG, tier=2, companions={})
     document = json.loads((tmp_path / "s" / "config.json").read_text())
     keys = ("matformer_tier", "matformer_base_intermediate_size", "intermediate_size")

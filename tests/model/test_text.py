@@ -10,10 +10,10 @@ from aftermath.base.errors import UsageError
 from aftermath.data.bytelevel import byte_tokenizer
 from aftermath.model.documents import CheckpointError
 from aftermath.model.text import Prompt, load_tokenizer
-from model.of_library import in_its_process
+from model.library_tokenizer import isolated_tokenizer
 
 
-def test_a_tokenizer_is_read_back(tmp_path: Path) -> None:
+def test_tokenizer_file_loads(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(byte_tokenizer().to_str())
     prompt = Prompt("def ", 8, load_tokenizer(tmp_path))
     assert prompt.ids == [*b"def "]
@@ -21,7 +21,7 @@ def test_a_tokenizer_is_read_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"{}", b"\xff", b"[" * 10_000, b"", None])
-def test_what_is_none_is_told_with_what_to_do(tmp_path: Path, content: bytes | None) -> None:
+def test_invalid_tokenizer_file_is_refused_with_fix(tmp_path: Path, content: bytes | None) -> None:
     if content is not None:
         (tmp_path / "tokenizer.json").write_bytes(content)
     with pytest.raises(CheckpointError, match=r"tokenizer\.json") as told:
@@ -29,12 +29,12 @@ def test_what_is_none_is_told_with_what_to_do(tmp_path: Path, content: bytes | N
     assert told.value.fix == "Put the model's own tokenizer.json there"
 
 
-def test_a_prompt_must_have_tokens_that_the_model_knows() -> None:
+def test_prompt_needs_tokens_known_to_model() -> None:
     with pytest.raises(UsageError, match="no token"):
-        Prompt("", 8, in_its_process()).check(257)
+        Prompt("", 8, isolated_tokenizer()).check(257)
     with pytest.raises(UsageError, match="is not text"):
-        Prompt("\udcff", 8, in_its_process()).check(257)
+        Prompt("\udcff", 8, isolated_tokenizer()).check(257)
     with pytest.raises(
         CheckpointError, match="gives a token 102, and the model's vocabulary has 100"
     ):
-        Prompt("def", 8, in_its_process()).check(100)
+        Prompt("def", 8, isolated_tokenizer()).check(100)

@@ -65,7 +65,7 @@ def learnt(
 @EVERY
 @settings(max_examples=max(3, settings().max_examples // 10))
 @given(seed=SEEDS, data=st.data())
-def test_its_gradient_is_the_sum_of_both_uses(name: str, seed: int, data: st.DataObject) -> None:
+def test_tied_gradient_equals_sum_of_both_uses(name: str, seed: int, data: st.DataObject) -> None:
     """Gradients of the same model whose head is a copy of the embedding: equal logits, and two
     gradients where here is one.
     """
@@ -90,7 +90,7 @@ def test_its_gradient_is_the_sum_of_both_uses(name: str, seed: int, data: st.Dat
 
 
 @EVERY
-def test_the_schema_has_one_tensor_of_both_uses(name: str) -> None:
+def test_tied_schema_has_one_tensor(name: str) -> None:
     """At every tier; also after its document was read."""
     count = len(tiers(name))
     tied, apart = (state_schema(config.to_hf(), count) for config in pair(name))
@@ -113,7 +113,7 @@ def test_the_schema_has_one_tensor_of_both_uses(name: str) -> None:
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "apart"])
 @settings(max_examples=max(1, settings().max_examples // 50))
 @given(seed=SEEDS)
-def test_checkpoints_go_both_ways(name: str, tied: bool, seed: int) -> None:
+def test_tied_checkpoints_load_tied_and_untied(name: str, tied: bool, seed: int) -> None:
     """A directory gives what went into it, at every tier and to transformers, where it knows the
     model, and back.
     """

@@ -218,7 +218,7 @@ def test_tier_of_equal_layers_equals_transformers(family: str, kind: str, tmp_pa
     ids=["widths", "layers", "experts alone", "dense layers alone"],
 )
 @pytest.mark.parametrize("file", [DEEPSEEK, DEEPSEEK | V2], ids=["v3", "v2"])
-def test_it_does_of_a_deepseeks_tier(
+def test_deepseek_tier_equals_its_export_and_merges_back(
     file: dict[str, Any], entries: list[dict[str, Any]], tmp_path: Path
 ) -> None:
     transformers = pytest.importorskip("transformers")
@@ -272,7 +272,7 @@ def test_levels_cover_each_number_once_at_every_tier(number: int) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_however_it_is_written_equal_tiers_are_equal(kind: str) -> None:
+def test_equal_tiers_in_any_notation_are_equal(kind: str) -> None:
     config = config_of(LLAMA | {"matformer_tiers": KINDS[kind]})
     said = config.to_hf()["matformer_tiers"]
     assert config_of(LLAMA | {"matformer_tiers": said}) == config
@@ -283,7 +283,7 @@ def test_however_it_is_written_equal_tiers_are_equal(kind: str) -> None:
     assert state_schema(config.to_hf(), 3).document() != plain
 
 
-def test_what_a_tier_does_not_name_is_as_in_the_tier_before() -> None:
+def test_tier_inherits_unnamed_sizes_from_tier_before() -> None:
     config = config_of(LLAMA | {"matformer_tiers": KINDS["all at once"]})
     last = config.to_hf(2)["matformer_tiers"][1]
     assert last == {"layers": [0, 3], "intermediate_size": [12, 5], "num_key_value_heads": [3, 1]}
@@ -312,7 +312,7 @@ def test_what_a_tier_does_not_name_is_as_in_the_tier_before() -> None:
         ([{"num_key_value_heads": True}], "must be a whole number"),
     ],
 )
-def test_a_wrong_entry_is_named(entries: object, says: str | None) -> None:
+def test_invalid_tier_entry_is_named(entries: object, says: str | None) -> None:
     if says is None:
         assert config_of(LLAMA | {"matformer_tiers": entries}) == config_of(LLAMA)
         return
@@ -339,12 +339,12 @@ def test_a_wrong_entry_is_named(entries: object, says: str | None) -> None:
         ),
     ],
 )
-def test_what_an_architecture_cannot_cut_is_named(file: dict[str, Any], says: str) -> None:
+def test_uncuttable_tier_entry_is_named(file: dict[str, Any], says: str) -> None:
     with pytest.raises(ModelConfigError, match=says):
         config_of(file)
 
 
-def test_a_tier_beyond_the_last_entry_is_named(tmp_path: Path) -> None:
+def test_tier_beyond_last_entry_is_named(tmp_path: Path) -> None:
     config = config_of(LLAMA | {"matformer_tiers": KINDS["layers"]})
     write_checkpoint(tmp_path / "m", init_weights(config, 0), config, tier=0, companions={})
     with pytest.raises(ModelConfigError, match="no entry for tier 3"):
@@ -362,7 +362,7 @@ def test_a_tier_beyond_the_last_entry_is_named(tmp_path: Path) -> None:
         ({"matformer_base_intermediate_size": None}, "matformer_base_intermediate_size is missing"),
     ],
 )
-def test_a_tiers_file_that_contradicts_itself_is_refused(
+def test_contradicting_tiers_file_is_refused(
     change: dict[str, Any], says: str, tmp_path: Path
 ) -> None:
     config = config_of(LLAMA | {"matformer_tiers": KINDS["layers"]})
@@ -385,9 +385,7 @@ ANYTHING = st.recursive(
 
 
 @given(st.sampled_from([LLAMA, DEEPSEEK]), ANYTHING | st.lists(ANYTHING, max_size=3))
-def test_whatever_the_entries_say_only_a_config_error_leaves(
-    file: dict[str, Any], entries: object
-) -> None:
+def test_tier_entries_raise_only_config_errors(file: dict[str, Any], entries: object) -> None:
     try:
         config = config_of(file | {"matformer_tiers": entries})
     except ModelConfigError:

@@ -24,7 +24,7 @@ from aftermath.model.documents import CheckpointError
 from aftermath.model.text import Prompt
 from aftermath.model.tokenizer import Tokenizer
 from aftermath.model.tokenizer_process import LENGTH
-from model.of_library import in_its_process
+from model.library_tokenizer import isolated_tokenizer
 
 TEXT = "Once upon a time aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa!"
 
@@ -86,7 +86,7 @@ FILLS_MEMORY = {"replacements that multiply", "text that multiplies"}
         for what in HOSTILE
     ],
 )
-def test_whatever_a_tokenizer_asks_for_is_an_error_with_a_fix(what: str) -> None:
+def test_hostile_tokenizer_is_an_error_with_fix(what: str) -> None:
     def use() -> None:
         tokenizer = _changed(**HOSTILE[what])
         tokenizer.decode(tokenizer.encode(TEXT))
@@ -112,12 +112,12 @@ def test_tokenizer_saved_with_limits_neither_cuts_nor_pads(what: str) -> None:
 
 def test_tokenizer_with_gaps_counts_up_to_largest_id() -> None:
     gaps = tokenizers.Tokenizer(models.WordLevel({"a": 0, "b": 90}, unk_token="a"))
-    assert in_its_process(gaps).vocab_size == 91
+    assert isolated_tokenizer(gaps).vocab_size == 91
 
 
 def test_tokenizer_without_tokens_is_refused() -> None:
     with pytest.raises(CheckpointError, match="is not a tokenizer: it has no tokens"):
-        in_its_process(tokenizers.Tokenizer(models.BPE()))
+        isolated_tokenizer(tokenizers.Tokenizer(models.BPE()))
 
 
 def _with_tokens(*texts: str) -> tokenizers.Tokenizer:
@@ -156,7 +156,7 @@ def _with_tokens(*texts: str) -> tokenizers.Tokenizer:
         ),
     ],
 )
-def test_special_tokens_are_those_that_the_files_name(
+def test_special_tokens_equal_those_of_files(
     tokens: tuple[str, ...], files: dict[str, Any], begin: int | None, end: int
 ) -> None:
     companions = {name: json.dumps(document).encode() for name, document in files.items()}
@@ -164,7 +164,7 @@ def test_special_tokens_are_those_that_the_files_name(
     assert (tokenizer.begin_id, tokenizer.end_id) == (begin, end)
 
 
-def test_decode_after_other_tokens_keeps_the_leading_space() -> None:
+def test_decode_after_other_tokens_keeps_leading_space() -> None:
     strips = _changed(
         decoder={"type": "Sequence", "decoders": [{"type": "ByteLevel", **_BYTE_LEVEL}, _STRIP]}
     )
@@ -172,8 +172,8 @@ def test_decode_after_other_tokens_keeps_the_leading_space() -> None:
     assert strips.decode_after([*b"red"], [*b" fox"]) == " fox"
 
 
-def test_what_it_answers_is_what_the_library_does() -> None:
-    tokenizer = in_its_process()
+def test_tokenizer_answers_equal_library() -> None:
+    tokenizer = isolated_tokenizer()
     library = byte_tokenizer()
     assert tokenizer.vocab_size == library.get_vocab_size()
     for text in ("", "def f():\n", "naïve 猫\u2028", TEXT * 1000):
@@ -185,8 +185,8 @@ def test_what_it_answers_is_what_the_library_does() -> None:
     assert tokenizer.encode("two words") == [*b"two words"]
 
 
-def test_endless_tokenizer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    tokenizer = in_its_process()
+def test_endless_tokenizer_is_abandoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = isolated_tokenizer()
     os.kill(tokenizer._child.pid, signal.SIGSTOP)
     monkeypatch.setattr(module, "_PATIENCE", 0.5)
     for text in ("a", "a" * 1_000_000):  # which does not fit into the pipe
@@ -216,15 +216,15 @@ def test_endless_tokenizer_ends_itself_without_a_parent() -> None:
         assert child.wait(60) == -signal.SIGALRM
 
 
-def test_an_answer_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    tokenizer = in_its_process()
+def test_tokenizer_answer_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = isolated_tokenizer()
     monkeypatch.setattr(module, "_MOST_ANSWER", 1000)
     with pytest.raises(CheckpointError, match="bytes of it"):
         tokenizer.encode(TEXT * 100)
 
 
-def test_its_process_ends_with_it() -> None:
-    tokenizer = in_its_process()
+def test_tokenizer_process_ends_with_its_object() -> None:
+    tokenizer = isolated_tokenizer()
     process = psutil.Process(tokenizer._child.pid)
     prompt = Prompt("def", 8, tokenizer)
     prompt.check(257)
@@ -233,8 +233,8 @@ def test_its_process_ends_with_it() -> None:
     assert not process.is_running()
 
 
-def test_two_threads_have_their_own_answers() -> None:
-    tokenizer = in_its_process()
+def test_tokenizer_answers_are_separate_per_thread() -> None:
+    tokenizer = isolated_tokenizer()
     wrong = []
 
     def ask(text: str) -> None:

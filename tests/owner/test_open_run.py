@@ -39,7 +39,7 @@ def test_open_run_with_weak_rules_is_refused(changed: dict[str, Any], refusal: s
     assert refused.value.fix
 
 
-def test_run_is_opened_only_after_an_epoch_of_named_members() -> None:
+def test_run_is_opened_only_after_epoch_of_named_members() -> None:
     nobody = builders.members({0: builders.seat(0)})
     check_opening("demo", replace(nobody, established=1))
     for run_id, members in (("demo", nobody), ("demo", None), (None, None)):

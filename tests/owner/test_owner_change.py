@@ -101,7 +101,7 @@ def test_recorded_checkpoint_is_kept_unless_switching_to_hub() -> None:
         assert run.model.checkpoint_step == (0 if switch else STEP + 1)
 
 
-def test_schema_change_that_forgets_steps_is_refused() -> None:
+def test_schema_change_forgetting_steps_is_refused() -> None:
     run = _paused("")
     other = FILE.replace("MODEL", "start").replace("compression_topk = 4", "compression_topk = 5")
     with pytest.raises(
@@ -115,7 +115,7 @@ def test_schema_change_that_forgets_steps_is_refused() -> None:
     assert _change(run, other, switch_to_hub=True) == same + 2  # the flag, and another spec
 
 
-def test_schema_change_after_a_checkpoint_is_accepted() -> None:
+def test_schema_change_after_checkpoint_is_accepted() -> None:
     run = _paused("RUN-step3")
     assert _change(
         run,
@@ -123,7 +123,7 @@ def test_schema_change_after_a_checkpoint_is_accepted() -> None:
     )
 
 
-def test_another_schema_is_told_to_begin_from_the_checkpoint() -> None:
+def test_schema_change_begins_from_checkpoint() -> None:
     """A change of the schema begins from the checkpoint, as in the program. No other change of a
     file does.
     """

@@ -57,7 +57,7 @@ def test_model_without_recipe_or_free_directory_is_refused(copied: Path) -> None
     assert "aftermath-solana model init makes one" in told.found[0].sentence
 
 
-def test_no_place_at_all_is_still_told_as_that(copied: Path) -> None:
+def test_impossible_model_path_is_reported(copied: Path) -> None:
     copied.write_text(DEMO.read_text().replace('"runs/demo/model"', '"~nobody-of-this-name/x"'))
     told = refusal(load_config(copied))
     assert (told.fix, "~nobody-of-this-name/x" in told.message) == (CORRECT, True)

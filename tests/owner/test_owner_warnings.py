@@ -37,7 +37,7 @@ from rules import builders
         (2048, 16, 1, False),
     ],
 )
-def test_results_that_would_be_a_burden_are_told(
+def test_burdensome_result_sizes_are_a_warning(
     width: int, topk: int, steps: int, large: bool
 ) -> None:
     config = CONFIG | {"hidden_size": width, "intermediate_size": 3 * width, "vocab_size": 512}
@@ -65,7 +65,7 @@ def test_results_that_would_be_a_burden_are_told(
         (95, 100, "is 0 from step 95 on, so the steps up to 100"),
     ],
 )
-def test_a_schedule_may_differ_from_a_run_by_a_twentieth(ends: int, steps: int, says: str) -> None:
+def test_schedule_length_off_by_a_twentieth_is_accepted(ends: int, steps: int, says: str) -> None:
     said = warning_about_schedule(
         LrSchedule(ScheduleKind.COSINE, 1e-3, 0.0, 0.0, 0.0, 10, ends, 0, 0, 0), steps
     )
@@ -83,7 +83,7 @@ def test_a_schedule_may_differ_from_a_run_by_a_twentieth(ends: int, steps: int, 
         (100, 60, 80, None),
     ],
 )
-def test_idle_when_reopened_finds_steps_at_a_rate_of_zero(
+def test_idle_when_reopened_finds_steps_with_rate_zero(
     schedule_steps: int, trained: int, total: int, idle: int | None
 ) -> None:
     schedule = LrSchedule(ScheduleKind.COSINE, 1e-3, 0.0, 0.0, 0.0, 10, schedule_steps, 0, 0, 0)
@@ -93,14 +93,14 @@ def test_idle_when_reopened_finds_steps_at_a_rate_of_zero(
 @pytest.mark.parametrize(
     ("rate", "warned"), [(0.02, False), (0.1, False), (0.11, True), (2.0, True)]
 )
-def test_unlikely_learning_rate_is_warned_of(rate: float, warned: bool) -> None:
+def test_unlikely_learning_rate_is_a_warning(rate: float, warned: bool) -> None:
     said = warning_about_rate(LrSchedule(ScheduleKind.CONSTANT, rate, 0.0, 0.0, 0.0, 0, 0, 0, 0, 0))
     assert said.startswith(f"base_lr = {rate:g}: ") == warned
     assert bool(said) == warned
 
 
 @pytest.mark.parametrize(("seconds", "warned"), [(1, True), (2, True), (3, False)])
-def test_rounds_shorter_than_transactions_are_warned_of(seconds: int, warned: bool) -> None:
+def test_rounds_shorter_than_transactions_are_a_warning(seconds: int, warned: bool) -> None:
     said = warning_about_rounds(builders.config(max_round_train_time=seconds))
     assert bool(said) == warned
     assert not warned or said.startswith(f"max_round_train_time = {seconds}: ")
@@ -109,7 +109,7 @@ def test_rounds_shorter_than_transactions_are_warned_of(seconds: int, warned: bo
 @pytest.mark.parametrize(
     ("steps", "batch", "members", "share"), [(4, 12, 3, 0), (4, 11, 3, 3), (1, 3, 3, 0)]
 )
-def test_a_share_of_fewer_sequences_than_inner_steps_is_told(
+def test_share_below_inner_steps_is_a_warning(
     steps: int, batch: int, members: int, share: int
 ) -> None:
     shape = Shape(build_schema(CONFIG, 1, SparseLoCo(inner_steps=steps)))

@@ -21,7 +21,7 @@ def free_port() -> int:
     ("host", "fixed", "interface"),
     [(None, True, "0.0.0.0"), ("127.0.0.1", True, "127.0.0.1"), ("127.0.0.1", False, "127.0.0.1")],
 )
-async def test_it_listens_where_it_was_told(
+async def test_endpoint_listens_at_given_address(
     tmp_path: Path, host: str | None, fixed: bool, interface: str
 ) -> None:
     port = free_port() if fixed else 0

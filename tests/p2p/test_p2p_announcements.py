@@ -18,7 +18,7 @@ async def take(reader, count: int) -> list[Announcement]:
         return [await anext(reader) for _ in range(count)]
 
 
-async def test_all_others_receive_it_from_its_sender(mesh):
+async def test_announcement_reaches_all_other_members(mesh):
     nodes = await mesh(1, 2, 3)
     readers = [node.announcements() for node in nodes]
     await nodes[0].announce(b"commitment")
@@ -28,7 +28,7 @@ async def test_all_others_receive_it_from_its_sender(mesh):
     assert (await take(readers[0], 1))[0].sender == nodes[1].node_id
 
 
-async def test_order_is_kept_and_repeats_are_delivered_once(mesh):
+async def test_announcements_are_ordered_and_delivered_once(mesh):
     first, second = await mesh(1, 2)
     reader = second.announcements()
     for data in (b"a", b"b", b"a", b"c"):
@@ -47,7 +47,7 @@ async def test_first_subscriber_gets_earlier_announcements(mesh):
     assert [one.data for one in await take(readers[1], 1)] == [b"late"]
 
 
-async def test_a_late_or_returning_peer_gets_the_last_64(mesh, opened):
+async def test_late_or_returning_peer_gets_last_64_announcements(mesh, opened):
     first, second = await mesh(1, 2)
     reader = second.announcements()
     await first.announce(b"seen")
@@ -68,7 +68,7 @@ async def test_a_late_or_returning_peer_gets_the_last_64(mesh, opened):
     assert (await take(reader, 1))[0].data == b"fresh"
 
 
-async def test_a_slow_subscriber_loses_its_oldest_and_delays_nobody(mesh, monkeypatch):
+async def test_slow_subscriber_loses_oldest_and_delays_nobody(mesh, monkeypatch):
     monkeypatch.setattr(announce, "INBOX", 8)
     first, second = await mesh(1, 2)
     slow = second.announcements()
@@ -80,7 +80,7 @@ async def test_a_slow_subscriber_loses_its_oldest_and_delays_nobody(mesh, monkey
     assert second.stats().dropped == 42
 
 
-async def test_a_peer_that_does_not_read_costs_only_itself(opened, rogue, monkeypatch):
+async def test_peer_not_reading_costs_only_itself(opened, rogue, monkeypatch):
     monkeypatch.setattr(limits, "TOLD_RATE", 1e9)
     first = await opened(1)
     second = await opened(2)
@@ -100,7 +100,7 @@ async def test_a_peer_that_does_not_read_costs_only_itself(opened, rogue, monkey
     assert second.stats().dropped == 0
 
 
-async def test_a_flood_is_read_at_the_allowed_rate(opened, rogue, monkeypatch):
+async def test_announcement_flood_is_read_at_allowed_rate(opened, rogue, monkeypatch):
     monkeypatch.setattr(limits, "TOLD_RATE", 100.0)
     monkeypatch.setattr(limits, "TOLD_BURST", 10.0)
     node = await opened(1)
@@ -117,7 +117,7 @@ async def test_a_flood_is_read_at_the_allowed_rate(opened, rogue, monkeypatch):
 
 
 @pytest.mark.parametrize("junk", [(MAX_ANNOUNCEMENT + 1).to_bytes(4, "big"), b"\xff\xff\xff\xff"])
-async def test_an_oversized_announcement_closes_the_connection(opened, rogue, junk):
+async def test_oversized_announcement_closes_connection(opened, rogue, junk):
     node = await opened(1)
     cheat = await rogue(2)
     node.set_members([cheat.node_id])
@@ -129,13 +129,13 @@ async def test_an_oversized_announcement_closes_the_connection(opened, rogue, ju
     assert not node.reachable()
 
 
-async def test_announcing_too_much_is_an_error_that_says_what_to_do(opened):
+async def test_oversized_own_announcement_is_an_error_with_fix(opened):
     node = await opened(1)
     with pytest.raises(ValueError, match=r"at most 4096.*publish a blob"):
         await node.announce(bytes(MAX_ANNOUNCEMENT + 1))
 
 
-async def test_readers_end_when_the_transport_closes(mesh):
+async def test_readers_end_when_transport_closes(mesh):
     first, second = await mesh(1, 2)
     reader = second.announcements()
     await first.announce(b"last")

@@ -20,7 +20,7 @@ class Hands:
         return self.now
 
 
-def test_each_offence_doubles_the_time_up_to_the_longest() -> None:
+def test_ban_doubles_per_offence_up_to_maximum() -> None:
     clock = Hands()
     bars = Bans(clock)
     times = []
@@ -32,7 +32,7 @@ def test_each_offence_doubles_the_time_up_to_the_longest() -> None:
     assert times[-1] == LONGEST_S
 
 
-def test_a_long_good_time_is_forgiven() -> None:
+def test_ban_history_after_long_good_time_is_forgiven() -> None:
     clock = Hands()
     bars = Bans(clock)
     bars.offended(b"p"), bars.offended(b"p")
@@ -41,7 +41,7 @@ def test_a_long_good_time_is_forgiven() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 2000), st.floats(0, 4000)), max_size=60))
-def test_nobody_else_is_kept_out_and_little_is_remembered(
+def test_ban_affects_only_offender_and_memory_is_bounded(
     offences: list[tuple[int, float]],
 ) -> None:
     clock = Hands()

@@ -21,7 +21,7 @@ async def test_members_hold_one_connection_per_pair(mesh):
         assert all(peer.connected for peer in stats.peers.values())
 
 
-async def test_both_sides_dialling_at_once_end_with_one_connection(opened, monkeypatch):
+async def test_simultaneous_dials_end_with_one_connection(opened, monkeypatch):
     monkeypatch.setattr(links, "GRACE_S", 0.0)
     monkeypatch.setattr(links, "LINGER_S", 0.0)
     nodes = [await opened(seed) for seed in (1, 2)]
@@ -49,7 +49,7 @@ async def _echo(peer: bytes) -> bytes:
     return peer
 
 
-async def test_a_stranger_is_refused_and_told_why(opened):
+async def test_stranger_is_refused_with_reason(opened):
     member = await opened(1)
     stranger = await opened(2)
     stranger.set_members([member.node_id])
@@ -61,7 +61,7 @@ async def test_a_stranger_is_refused_and_told_why(opened):
     assert not member.reachable()
 
 
-async def test_asking_a_non_member_fails_at_once(opened):
+async def test_request_to_nonmember_fails_at_once(opened):
     node = await opened(1)
     began = time.monotonic()
     with pytest.raises(PeerUnreachable, match="not a member"):
@@ -78,7 +78,7 @@ async def test_absent_peer_is_unreachable_within_deadline(opened):
     assert time.monotonic() - began < 1.5
 
 
-async def test_an_id_that_is_no_key_does_not_stop_the_others(opened):
+async def test_invalid_member_key_does_not_stop_others(opened):
     node = await opened(1)
     other = await opened(2)
     not_a_point = next(
@@ -100,7 +100,7 @@ def _is_key(data: bytes) -> bool:
     return True
 
 
-async def test_a_removed_member_is_disconnected_and_may_come_back(mesh):
+async def test_removed_member_is_disconnected_and_may_return(mesh):
     first, second = await mesh(1, 2)
     first.set_members([])
     await until(lambda: not first.reachable() and not second.reachable())
@@ -108,7 +108,7 @@ async def test_a_removed_member_is_disconnected_and_may_come_back(mesh):
     await until(lambda: bool(first.reachable()) and bool(second.reachable()))
 
 
-async def test_a_restarted_peer_is_found_again(mesh, opened):
+async def test_restarted_peer_is_found_again(mesh, opened):
     first, second = await mesh(1, 2)
     await second.close()
     await until(lambda: not first.reachable())
@@ -117,7 +117,7 @@ async def test_a_restarted_peer_is_found_again(mesh, opened):
     await until(lambda: bool(first.reachable()) and bool(again.reachable()))
 
 
-async def test_a_changed_key_needs_a_changed_member_list(mesh, opened):
+async def test_changed_key_needs_changed_member_list(mesh, opened):
     first, second = await mesh(1, 2)
     await second.close()
     renewed = await opened(3)
@@ -129,7 +129,7 @@ async def test_a_changed_key_needs_a_changed_member_list(mesh, opened):
     assert second.node_id not in first.stats().peers
 
 
-async def test_an_occupied_port_is_named_with_its_fix(opened):
+async def test_occupied_port_error_names_fix(opened):
     node = await opened(1)
     port = int(node._endpoint.bound_sockets()[0].rpartition(":")[2])
     with pytest.raises(
@@ -138,7 +138,7 @@ async def test_an_occupied_port_is_named_with_its_fix(opened):
         await opened(2, bind_port=port)
 
 
-async def test_close_is_quick_under_load(mesh):
+async def test_close_under_load_is_quick(mesh):
     nodes = await mesh(1, 2, 3)
     data = bytes(32 << 20)
     digest = nodes[0].publish(data)
@@ -170,7 +170,7 @@ async def test_close_is_quick_under_load(mesh):
         await nodes[0].announce(b"late")
 
 
-async def test_a_member_that_never_greets_holds_nobody_up(opened, rogue, monkeypatch):
+async def test_member_without_greeting_delays_nobody(opened, rogue, monkeypatch):
     monkeypatch.setattr(incoming, "HANDSHAKE_S", 0.3)
     node = await opened(1)
     other = await opened(2)

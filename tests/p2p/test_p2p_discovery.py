@@ -25,7 +25,7 @@ def directory(tmp_path):
     return made
 
 
-def test_what_is_written_is_read_and_private(directory):
+def test_discovery_entry_is_read_back_and_private(directory):
     directory.write(HERE)
     assert directory.read(ME) == HERE
     file = directory.path / f"{ME.hex()}.json"
@@ -37,7 +37,7 @@ def test_what_is_written_is_read_and_private(directory):
     assert directory.read(ME) is None
 
 
-def test_a_vanished_or_changed_entry_is_written_again(directory):
+def test_discovery_entry_when_lost_or_changed_is_rewritten(directory):
     directory.refresh(HERE)
     before = (directory.path / f"{ME.hex()}.json").stat().st_ino
     directory.refresh(HERE)
@@ -73,7 +73,7 @@ def test_a_vanished_or_changed_entry_is_written_again(directory):
         b"\xff\xfe",
     ],
 )
-def test_a_hostile_entry_is_ignored(directory, text):
+def test_discovery_entry_when_hostile_is_ignored(directory, text):
     (directory.path / f"{ME.hex()}.json").write_bytes(text)
     assert directory.read(ME) is None
 
@@ -86,7 +86,7 @@ def test_random_bytes_never_raise(tmp_path_factory, data):
     assert made.read(ME) is None
 
 
-def test_what_could_not_be_written_leaves_nothing_behind(directory, monkeypatch):
+def test_discovery_failed_write_leaves_no_file(directory, monkeypatch):
     def full(source, target):
         raise OSError(28, "No space left on device")
 
@@ -96,7 +96,7 @@ def test_what_could_not_be_written_leaves_nothing_behind(directory, monkeypatch)
     assert list(directory.path.iterdir()) == []
 
 
-def test_links_and_pipes_are_not_followed(directory):
+def test_discovery_links_and_pipes_are_not_followed(directory):
     target = directory.path / "real"
     target.write_bytes(b'{"addresses": ["127.0.0.1:80"]}')
     name = directory.path / f"{ME.hex()}.json"
@@ -107,7 +107,7 @@ def test_links_and_pipes_are_not_followed(directory):
     assert directory.read(ME) is None
 
 
-def test_a_directory_others_can_write_is_refused(tmp_path):
+def test_discovery_directory_writable_by_others_is_refused(tmp_path):
     shared = tmp_path / "shared"
     shared.mkdir()
     shared.chmod(0o777)
@@ -121,7 +121,7 @@ def test_a_directory_others_can_write_is_refused(tmp_path):
 RUN = {"cluster": "genesis", "program": "program", "identity": "0" * 16}
 
 
-def test_the_default_directory_is_per_user_and_per_run():
+def test_discovery_default_directory_is_per_user_and_run():
     mine = local_discovery_dir("my-run", **RUN)
     assert mine.name.startswith("my-run-")
     assert mine == local_discovery_dir("my-run", **RUN)
@@ -138,7 +138,7 @@ def test_local_discovery_dir_differs_between_runs(other):
     assert local_discovery_dir("my-run", **RUN) != local_discovery_dir("my-run", **(RUN | other))
 
 
-async def test_an_endpoint_keeps_its_entry_and_takes_it_away(opened, tmp_path, monkeypatch):
+async def test_endpoint_keeps_its_entry_and_removes_it_at_close(opened, tmp_path, monkeypatch):
     monkeypatch.setattr(transport_iroh, "REFRESH_S", 0.05)
     node = await opened(1)
     entry = tmp_path / "run" / f"{identity(1).hex()}.json"
@@ -149,7 +149,7 @@ async def test_an_endpoint_keeps_its_entry_and_takes_it_away(opened, tmp_path, m
     assert not entry.exists()
 
 
-async def test_who_finds_peers_on_this_machine_does_not_ask_n0(opened, monkeypatch):
+async def test_local_discovery_does_not_contact_n0(opened, monkeypatch):
     def asked():
         raise AssertionError("n0's discovery would be told of this endpoint")
 
@@ -157,7 +157,7 @@ async def test_who_finds_peers_on_this_machine_does_not_ask_n0(opened, monkeypat
     await opened(1)
 
 
-async def test_a_forged_address_only_costs_a_dial(opened, tmp_path):
+async def test_forged_address_costs_only_a_dial(opened, tmp_path):
     first = await opened(1)
     second = await opened(2)
     third = await opened(3)

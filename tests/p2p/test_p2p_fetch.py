@@ -39,7 +39,7 @@ def honest_and_rogue(opened, rogue):
 
 
 @pytest.mark.parametrize(("size", "holders"), [(1, 1), (SMALL, 3), (LARGE, 3), (LARGE + 1, 1)])
-async def test_it_arrives_once_and_exactly(no_help, mesh, size, holders):
+async def test_fetched_blob_is_delivered_once_and_exact(no_help, mesh, size, holders):
     nodes = await mesh(1, 2, 3, 4)
     data = content(size)
     digests = {node.publish(data) for node in nodes[:holders]}
@@ -54,7 +54,7 @@ async def test_it_arrives_once_and_exactly(no_help, mesh, size, holders):
         assert all(node.stats().sent["blob"] > 0 for node in nodes[:holders])
 
 
-async def test_a_holder_is_not_to_blame_for_what_was_given_up(mesh, monkeypatch):
+async def test_holder_of_abandoned_fetch_is_not_blamed(mesh, monkeypatch):
     """What is on its way when a fetch ends early arrives, and nobody reads it."""
     monkeypatch.setattr(links, "UNREAD_S", 0.02)
     node, holder = await mesh(1, 2)
@@ -71,7 +71,7 @@ async def test_a_holder_is_not_to_blame_for_what_was_given_up(mesh, monkeypatch)
     assert node.stats().violations == 0
 
 
-async def test_a_kept_blob_is_served_onwards_until_retracted(mesh):
+async def test_kept_blob_is_served_until_retracted(mesh):
     first, second, third = await mesh(1, 2, 3)
     digest = first.publish(b"weights")
     await second.fetch(digest, 7, [first.node_id], 10)
@@ -84,7 +84,7 @@ async def test_a_kept_blob_is_served_onwards_until_retracted(mesh):
         await third.fetch(digest, 7, [first.node_id, second.node_id], 10)
 
 
-async def test_a_source_is_read_piece_by_piece(mesh):
+async def test_blob_source_is_read_piece_by_piece(mesh):
     first, second = await mesh(1, 2)
     data = content(LARGE)
     asked = []
@@ -100,7 +100,7 @@ async def test_a_source_is_read_piece_by_piece(mesh):
 
 
 @pytest.mark.parametrize("fault", ["short", "raises"])
-async def test_a_source_that_fails_is_left_for_another_holder(quick, mesh, fault):
+async def test_failing_source_is_left_for_another_holder(quick, mesh, fault):
     first, second, third = await mesh(1, 2, 3)
     data = content(SMALL)
 
@@ -117,7 +117,7 @@ async def test_a_source_that_fails_is_left_for_another_holder(quick, mesh, fault
 
 
 @pytest.mark.parametrize("stated", [SMALL - 1, SMALL + 1, 1 << 60, 0])
-async def test_another_size_is_refused_before_the_first_byte(opened, rogue, stated):
+async def test_wrong_blob_size_is_refused_before_first_byte(opened, rogue, stated):
     node = await opened(1)
     cheat = await rogue(2)
     node.set_members([cheat.node_id])
@@ -130,7 +130,7 @@ async def test_another_size_is_refused_before_the_first_byte(opened, rogue, stat
     assert len(cheat.asked) == 1
 
 
-async def test_a_wrong_hash_is_blamed_and_the_next_holder_asked(honest_and_rogue):
+async def test_wrong_blob_hash_blames_holder_and_asks_next(honest_and_rogue):
     data = content(SMALL)
     node, honest, cheat = await honest_and_rogue(blob_of(content(SMALL, seed=2)), data)
     digest = blake3(data).digest()
@@ -141,7 +141,7 @@ async def test_a_wrong_hash_is_blamed_and_the_next_holder_asked(honest_and_rogue
     assert node.stats().peers[cheat.node_id].failures >= 3
 
 
-async def test_the_lies_of_a_peer_are_said_once_in_a_while(opened, rogue, caplog):
+async def test_repeated_false_blobs_are_logged_once(opened, rogue, caplog):
     node = await opened(1)
     cheat = await rogue(2)
     node.set_members([cheat.node_id])
@@ -153,7 +153,7 @@ async def test_the_lies_of_a_peer_are_said_once_in_a_while(opened, rogue, caplog
     assert node.stats().rejected == 3
 
 
-async def test_one_liar_among_many_holders_is_found_out(mesh, rogue):
+async def test_one_false_holder_among_many_is_identified(mesh, rogue):
     nodes = await mesh(1, 2, 3)
     cheat = await rogue(4)
     join(nodes, cheat.node_id)
@@ -170,7 +170,7 @@ async def test_one_liar_among_many_holders_is_found_out(mesh, rogue):
     assert stats.rejected == 1
 
 
-async def test_a_blob_that_ends_early_is_resumed_elsewhere(no_help, honest_and_rogue):
+async def test_truncated_blob_is_resumed_elsewhere(no_help, honest_and_rogue):
     data = content(SMALL)
     node, honest, cheat = await honest_and_rogue(blob_of(data, stop_after=100_000), data)
     assert (
@@ -182,9 +182,7 @@ async def test_a_blob_that_ends_early_is_resumed_elsewhere(no_help, honest_and_r
     assert stats.retries == 1
 
 
-async def test_a_fault_of_ours_costs_the_holder_that_brought_it_about(
-    honest_and_rogue, monkeypatch, caplog
-):
+async def test_unexpected_fetch_error_costs_only_its_holder(honest_and_rogue, monkeypatch, caplog):
     """Whatever nobody has thought of: the blob comes from another, and it is said once."""
     data = content(SMALL)
     node, honest, cheat = await honest_and_rogue(blob_of(data), data)
@@ -204,7 +202,7 @@ async def test_a_fault_of_ours_costs_the_holder_that_brought_it_about(
     assert len([one for one in caplog.records if one.levelno >= logging.WARNING]) == 1
 
 
-async def test_a_holder_that_always_ends_early_is_given_up(opened, rogue):
+async def test_always_truncating_holder_is_abandoned(opened, rogue):
     node = await opened(1)
     cheat = await rogue(2)
     node.set_members([cheat.node_id])
@@ -215,7 +213,7 @@ async def test_a_holder_that_always_ends_early_is_given_up(opened, rogue):
 
 
 @pytest.mark.parametrize("after", [0, 100_000])
-async def test_a_stalled_holder_is_replaced_where_it_stopped(honest_and_rogue, monkeypatch, after):
+async def test_stalled_holder_is_replaced_at_its_position(honest_and_rogue, monkeypatch, after):
     monkeypatch.setattr(peer_stats, "PATIENCE_S", 0.5)
     data = content(SMALL)
     node, honest, cheat = await honest_and_rogue(stalling(data, after), data)
@@ -227,7 +225,7 @@ async def test_a_stalled_holder_is_replaced_where_it_stopped(honest_and_rogue, m
     assert honest.stats().sent["blob"] == SMALL - after
 
 
-async def test_idle_holders_take_over_from_a_slow_one(no_help, honest_and_rogue, monkeypatch):
+async def test_idle_holders_take_over_from_slow_one(no_help, honest_and_rogue, monkeypatch):
     monkeypatch.setattr(peer_stats, "PATIENCE_S", 0.8)
     monkeypatch.setattr(attempt, "RANGE", LARGE // 2)
     data = content(LARGE)
@@ -238,7 +236,7 @@ async def test_idle_holders_take_over_from_a_slow_one(no_help, honest_and_rogue,
     assert node.stats().received["blob"] == LARGE
 
 
-async def test_a_trickle_is_not_progress(opened, rogue, monkeypatch):
+async def test_trickle_is_not_progress(opened, rogue, monkeypatch):
     monkeypatch.setattr(peer_stats, "PATIENCE_S", 0.25)
     node = await opened(1)
     cheat = await rogue(2)
@@ -275,7 +273,7 @@ class _Unfinished:
         """The trickle follows."""
 
 
-async def test_nobody_reachable_fails_at_the_deadline_and_says_why(opened):
+async def test_fetch_without_reachable_peer_fails_at_deadline(opened):
     node = await opened(1)
     node.set_members([identity(9)])
     began = time.monotonic()
@@ -288,13 +286,13 @@ async def test_nobody_reachable_fails_at_the_deadline_and_says_why(opened):
         await node.fetch(bytes(32), 0, [identity(9)], 1.0)
 
 
-async def test_a_holder_without_the_blob_is_passed_over(mesh):
+async def test_holder_without_blob_is_skipped(mesh):
     first, second, third = await mesh(1, 2, 3)
     digest = second.publish(b"here")
     assert await third.fetch(digest, 4, [first.node_id, second.node_id], 10) == b"here"
 
 
-async def test_a_blob_published_a_moment_late_is_still_got(mesh):
+async def test_blob_published_slightly_late_is_fetched(mesh):
     first, second = await mesh(1, 2)
     task = asyncio.create_task(second.fetch(blake3(b"soon").digest(), 4, [first.node_id], 10))
     await asyncio.sleep(0.1)
@@ -302,7 +300,7 @@ async def test_a_blob_published_a_moment_late_is_still_got(mesh):
     assert await task == b"soon"
 
 
-async def test_a_range_outside_the_blob_is_refused(mesh, rogue):
+async def test_range_outside_blob_is_refused(mesh, rogue):
     (node,) = await mesh(1)
     asker = await rogue(2)
     node.set_members([asker.node_id])

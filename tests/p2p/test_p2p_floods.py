@@ -239,7 +239,7 @@ UNSTEADY = ("unread_blobs", "ungreeted")
     ]
     + [pytest.param(how, ONE, id=f"{how}-one", marks=pytest.mark.nightly) for how in ALONE],
 )
-async def test_a_flood_is_bounded_and_the_others_are_answered(
+async def test_flood_is_bounded_and_others_are_answered(
     victim: Victim, how: str, seeds: tuple[int, ...]
 ) -> None:
     before = await victim.taken()
@@ -342,9 +342,7 @@ async def test_unacknowledged_bytes_match_our_bound(opened, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["connections", "ungreeted"])
-async def test_a_newcomer_gets_in_while_others_flood_with_connections(
-    victim: Victim, how: str
-) -> None:
+async def test_newcomer_connects_during_connection_flood(victim: Victim, how: str) -> None:
     newcomer = await Rogue.open(NEWCOMER)
     async with victim.flooded(how, SEVERAL):
         await asyncio.sleep(FLOOD_S)

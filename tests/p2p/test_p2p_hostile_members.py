@@ -50,14 +50,14 @@ class FlakyEndpoint:
         return await self._endpoint.accept_next()
 
 
-async def test_a_failing_accept_does_not_lock_others_out(opened):
+async def test_failing_accept_does_not_lock_out_others(opened):
     node, *others = [await opened(seed) for seed in (1, 2, 3, 4)]
     node._links._endpoint = node._links._arrivals._endpoint = FlakyEndpoint(node._endpoint)
     join([node, *others])
     await until(lambda: len(node.reachable()) == 3, 30)
 
 
-async def test_one_bad_link_does_not_end_the_watch_over_others(mesh, monkeypatch):
+async def test_failing_link_does_not_end_watch_over_others(mesh, monkeypatch):
     pulses: list[bytes] = []
     bad = identity(2)
     good = identity(3)
@@ -74,7 +74,7 @@ async def test_one_bad_link_does_not_end_the_watch_over_others(mesh, monkeypatch
     await until(lambda: pulses.count(bad) > 2 and pulses.count(good) > 2)
 
 
-def test_the_words_of_a_closing_peer_are_escaped():
+def test_close_reason_of_peer_is_escaped():
     class Closed:
         def close_reason(self) -> str:
             return "closed by peer: \x1b[31m red\n" + "long" * 100
@@ -85,7 +85,7 @@ def test_the_words_of_a_closing_peer_are_escaped():
     assert len(text) <= 200
 
 
-async def test_closing_ends_a_fetch_that_is_under_way(opened):
+async def test_close_ends_running_fetch(opened):
     node = await opened(1)
     node.set_members([identity(9)])
     task = asyncio.create_task(node.fetch(blake3(b"never").digest(), 5, [identity(9)], 600))
@@ -97,7 +97,7 @@ async def test_closing_ends_a_fetch_that_is_under_way(opened):
     assert time.monotonic() - began < 60
 
 
-def test_what_is_remembered_of_senders_is_bounded(monkeypatch):
+def test_remembered_senders_are_bounded(monkeypatch):
     monkeypatch.setattr(announce, "REMEMBERED_PEERS", 2)
     announcer = Announcer(PeerMeasurements(time.monotonic))
     assert announcer._is_new(b"one", b"x")
@@ -108,7 +108,7 @@ def test_what_is_remembered_of_senders_is_bounded(monkeypatch):
     assert announcer._is_new(b"two", b"x")
 
 
-async def test_a_second_stream_of_announcements_ends_the_connection(opened, rogue):
+async def test_second_announcement_stream_ends_connection(opened, rogue):
     node = await opened(1)
     cheat = await rogue(2)
     node.set_members([cheat.node_id])
@@ -119,7 +119,7 @@ async def test_a_second_stream_of_announcements_ends_the_connection(opened, rogu
     await until(lambda: node.stats().violations == 1 and not node.reachable())
 
 
-async def test_what_is_poured_into_streams_that_wait_is_bounded(opened, rogue, monkeypatch):
+async def test_unread_bytes_of_waiting_streams_are_bounded(opened, rogue, monkeypatch):
     """A hundred streams full to the brim, of which sixteen are served: what is left unread is
     counted.
     """
@@ -188,7 +188,7 @@ async def test_one_address_cannot_hold_all_handshakes(opened, monkeypatch):
     assert where == ["127.0.0.1"] * 3
 
 
-async def test_who_shares_its_address_with_a_flood_comes_back(mesh, rogue, monkeypatch):
+async def test_member_sharing_address_with_flood_reconnects(mesh, rogue, monkeypatch):
     """Nobody is let in from their address any more, or looked at; they are, from where they were
     connected.
     """
@@ -253,7 +253,7 @@ def test_relay_limits_are_per_member_key():
     assert direct[4] == "192.0.2.7"
 
 
-async def test_requests_are_answered_no_faster_than_allowed(opened, rogue, monkeypatch):
+async def test_requests_are_answered_at_allowed_rate(opened, rogue, monkeypatch):
     monkeypatch.setattr(limits, "ASKED_RATE", 50.0)
     monkeypatch.setattr(limits, "ASKED_BURST", 5.0)
     node = await opened(1)
@@ -299,7 +299,11 @@ async def test_frequent_reconnects_are_refused(opened, rogue, monkeypatch):
 
 async def test_failed_handshake_makes_no_backtrace(tmp_path):
     """Rust's libraries look for RUST_BACKTRACE when their errors are made with a backtrace."""
-    command = [sys.executable, str(Path(__file__).with_name("abandoned.py")), str(tmp_path / "run")]
+    command = [
+        sys.executable,
+        str(Path(__file__).with_name("abandoned_handshakes.py")),
+        str(tmp_path / "run"),
+    ]
     environment = {**os.environ, "RUST_BACKTRACE": "1"}
     environment.pop("RUST_LIB_BACKTRACE", None)
     process = await asyncio.create_subprocess_exec(

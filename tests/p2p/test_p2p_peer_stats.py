@@ -20,14 +20,14 @@ def measured(now: list[float]) -> PeerMeasurements:
     return PeerMeasurements(lambda: now[0])
 
 
-def test_the_callers_order_stands_among_equals(measured):
+def test_equal_holders_keep_callers_order(measured):
     measured.delivered(B, 4 * MIB, 0.1)
     measured.delivered(C, 4 * MIB, 0.2)
     assert measured.ranked([C, A, B, C], ALL, 4 * MIB) == [C, A, B]
     assert measured.ranked([A, B, C], ALL, 4 * MIB) == [A, B, C]
 
 
-def test_connected_ones_come_first(measured):
+def test_connected_holders_are_ranked_first(measured):
     assert measured.ranked([A, B, C], frozenset({C}), 1) == [C, A, B]
 
 
@@ -39,7 +39,7 @@ def test_slower_holders_are_ranked_later_fastest_first(measured):
     assert measured.ranked([A, B, C, D], ALL, 1000) == [A, B, C, D]
 
 
-def test_an_unmeasured_holder_has_its_turn_until_it_is_measured(measured, now):
+def test_unmeasured_holder_has_its_turn_until_measured(measured, now):
     measured.delivered(B, MIB, 0.1)
     assert measured.ranked([A, B], ALL, MIB) == [A, B]
     measured.delivered(A, MIB, 5.0)
@@ -48,7 +48,7 @@ def test_an_unmeasured_holder_has_its_turn_until_it_is_measured(measured, now):
     assert measured.ranked([A, B], ALL, MIB) == [A, B]
 
 
-def test_one_failure_sends_a_holder_to_the_end_until_it_delivers(measured, now):
+def test_holder_after_one_failure_is_last_until_it_delivers(measured, now):
     measured.failed(A)
     assert measured.ranked([A, B], ALL, 1) == [B, A]
     measured.delivered(A, 1, 0.1)
@@ -60,7 +60,7 @@ def test_one_failure_sends_a_holder_to_the_end_until_it_delivers(measured, now):
     assert measured.ranked([A, B], ALL, 1) == [A, B]
 
 
-def test_several_failures_exclude_a_holder_while_others_are_left(measured, now):
+def test_holder_after_several_failures_is_excluded(measured, now):
     for _ in range(peer_stats.FAILURES_TO_EXCLUDE):
         measured.failed(A)
     assert measured.ranked([A, B], ALL, 1) == [B]
@@ -73,7 +73,7 @@ def test_several_failures_exclude_a_holder_while_others_are_left(measured, now):
     assert measured.ranked([A, B], ALL, 1) == [A], "a delivery does not undo a lie"
 
 
-def test_patience_follows_the_round_trip_within_limits(measured):
+def test_patience_follows_round_trip_within_limits(measured):
     assert (measured.hedge(A), measured.patience(A)) == (peer_stats.HEDGE_S, peer_stats.PATIENCE_S)
     measured.peer(A).rtt = 0.3
     assert (measured.hedge(A), measured.patience(A)) == (
@@ -87,7 +87,7 @@ def test_patience_follows_the_round_trip_within_limits(measured):
     )
 
 
-def test_another_process_of_a_peer_starts_afresh_but_for_lies(measured, now):
+def test_restarted_peer_keeps_only_its_false_blobs(measured, now):
     measured.connected(A, b"first", 0.01)
     for _ in range(peer_stats.FAILURES_TO_EXCLUDE):
         measured.failed(A)
@@ -108,14 +108,14 @@ def test_another_process_of_a_peer_starts_afresh_but_for_lies(measured, now):
     assert measured.ranked([A, B], ALL, 1) == [B]
 
 
-def test_a_delivery_ends_an_exclusion_for_failures(measured):
+def test_delivery_ends_exclusion_for_failures(measured):
     for _ in range(peer_stats.FAILURES_TO_EXCLUDE):
         measured.failed(A)
     measured.delivered(A, 1, 0.1)
     assert measured.ranked([A, B], ALL, 1) == [A, B]
 
 
-def test_excluded_holders_are_there_for_who_asks_for_them(measured):
+def test_excluded_holders_are_available_on_request(measured):
     for _ in range(peer_stats.FAILURES_TO_EXCLUDE):
         measured.failed(A)
     assert measured.ranked([A, B], ALL, 1, excluded=True) == [B, A]

@@ -92,7 +92,7 @@ async def test_false_block_or_proof_bans_its_sender(mesh: Mesh, at: int) -> None
 
 
 @pytest.mark.parametrize("change", [-1, 1, 1 << 20])
-async def test_an_answer_of_another_size_is_none(mesh: Mesh, change: int) -> None:
+async def test_wrong_sized_block_answer_is_rejected(mesh: Mesh, change: int) -> None:
     member, checker = await mesh(1, 2)
     parts, _, kept = state_of()
     share = StateShare(member)
@@ -131,7 +131,7 @@ async def test_states_of_other_rounds_are_refused(mesh: Mesh) -> None:
         await ask_block(checker, member.node_id, states[-1][2].tree.root, states[-1][0], 0, 10)
 
 
-async def test_a_member_that_is_gone_or_keeps_nothing_is_told_apart(mesh: Mesh) -> None:
+async def test_absent_member_differs_from_member_without_state(mesh: Mesh) -> None:
     member, checker = await mesh(1, 2)
     parts, _, kept = state_of()
     with pytest.raises(RequestFailed, match="answers no requests on this topic"):
@@ -192,7 +192,7 @@ async def test_block_requests_read_one_block_at_a_time(
     assert most == 1
 
 
-async def test_all_copies_together_are_bounded(
+async def test_state_copies_in_total_are_bounded(
     opened: Callable[..., Awaitable[IrohTransport]],
 ) -> None:
     node = await opened(1)
@@ -209,14 +209,14 @@ async def test_all_copies_together_are_bounded(
 
 
 @pytest.mark.parametrize("body", [b"", bytes(35), bytes(37), bytes(MAX_REQUEST)])
-async def test_questions_of_another_form_are_refused(mesh: Mesh, body: bytes) -> None:
+async def test_malformed_block_question_is_refused(mesh: Mesh, body: bytes) -> None:
     member, checker = await mesh(1, 2)
     StateShare(member).offer(state_of()[2])
     with pytest.raises(RequestRefused):
         await checker.request(member.node_id, TOPIC, body, 1 << 20, 10)
 
 
-async def test_an_index_beyond_the_last_block_is_refused(mesh: Mesh) -> None:
+async def test_block_index_beyond_last_is_refused(mesh: Mesh) -> None:
     member, checker = await mesh(1, 2)
     parts, _, kept = state_of()
     StateShare(member).offer(kept)

@@ -49,9 +49,7 @@ async def line(child: asyncio.subprocess.Process) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-async def test_a_holder_killed_in_the_middle_is_resumed_from_another(
-    opened, spawn, how, monkeypatch
-):
+async def test_killed_holder_is_resumed_from_another(opened, spawn, how, monkeypatch):
     monkeypatch.setattr(links, "PROBE_S", 0.5)
     node = await opened(1)
     victim_seed, other_seed = sorted((2, 3), key=identity)
@@ -92,7 +90,7 @@ async def test_restarted_peer_reconnects_and_repeats_messages(opened, spawn):
 
 
 @pytest.mark.slow
-async def test_a_peer_whose_python_is_busy_is_not_taken_for_dead(opened, spawn, monkeypatch):
+async def test_peer_with_busy_python_is_not_considered_dead(opened, spawn, monkeypatch):
     monkeypatch.setattr(links, "PROBE_S", 0.25)
     node = await opened(1)
     await spawn(2, 0)

@@ -35,7 +35,7 @@ from aftermath.p2p.wire import (
 from p2p.nodes import QUIC_STREAMS, QUIC_WINDOW, content, join, until
 
 
-async def test_who_has_most_left_of_its_own_goes_first() -> None:
+async def test_shared_limit_prefers_largest_remaining_quota() -> None:
     shared = SharedLimit(time.monotonic, 50, 1)
     order = list[str]()
     assert not await shared.turn(0), "there is one to spare"
@@ -50,14 +50,14 @@ async def test_who_has_most_left_of_its_own_goes_first() -> None:
     assert order == ["honest", *(f"flooder {number}" for number in range(5))]
 
 
-async def test_all_together_get_no_more_turns_than_there_are() -> None:
+async def test_shared_limit_total_turns_are_bounded() -> None:
     shared = SharedLimit(time.monotonic, 100, 10)
     began = time.monotonic()
     await asyncio.gather(*(shared.turn(left) for left in range(40)))
     assert time.monotonic() - began >= 30 / 100 * 0.9
 
 
-async def test_who_stops_waiting_takes_no_turn() -> None:
+async def test_shared_limit_cancelled_wait_takes_no_turn() -> None:
     shared = SharedLimit(time.monotonic, 20, 1)
     await shared.turn(0)
     first = asyncio.create_task(shared.turn(9))
@@ -70,7 +70,7 @@ async def test_who_stops_waiting_takes_no_turn() -> None:
         await first
 
 
-async def test_reconnecting_fills_no_bucket(opened, rogue, monkeypatch):
+async def test_reconnect_does_not_refill_quota(opened, rogue, monkeypatch):
     monkeypatch.setattr(limits, "ASKED_RATE", 1e-3)
     monkeypatch.setattr(limits, "ASKED_BURST", 5.0)
     node = await opened(1)
@@ -90,7 +90,7 @@ async def test_reconnecting_fills_no_bucket(opened, rogue, monkeypatch):
 
 
 @pytest.mark.parametrize("repeats", [False, True], ids=["new", "repeated"])
-async def test_peer_announcing_beyond_its_quota_is_barred(opened, rogue, monkeypatch, repeats):
+async def test_peer_announcing_beyond_quota_is_banned(opened, rogue, monkeypatch, repeats):
     """A reconnecting member repeats its last 64 announcements. More repeats are a flood too."""
     monkeypatch.setattr(limits, "TOLD_RATE", 200.0)
     monkeypatch.setattr(limits, "TOLD_BURST", 5.0)
@@ -119,7 +119,7 @@ async def test_peer_announcing_beyond_its_quota_is_barred(opened, rogue, monkeyp
 
 
 @pytest.mark.parametrize("connected", [True, False], ids=["connected", "alone"])
-async def test_peer_connecting_beyond_its_quota_is_barred(opened, rogue, monkeypatch, connected):
+async def test_peer_connecting_beyond_quota_is_banned(opened, rogue, monkeypatch, connected):
     monkeypatch.setattr(limits, "ARRIVALS_RATE", 1e-3)
     monkeypatch.setattr(limits, "ARRIVALS_BURST", 1.0)
     monkeypatch.setattr(limits, "EXCESS_BURST", 3.0)
@@ -141,7 +141,7 @@ async def test_peer_connecting_beyond_its_quota_is_barred(opened, rogue, monkeyp
     assert node._links._bars._known[cheat.node_id].offences == 1
 
 
-async def test_a_busy_door_has_addresses_proven_and_lets_them_in(opened):
+async def test_busy_listener_admits_proven_addresses(opened):
     node = await opened(1)
     other = await opened(2)
     inside = [
@@ -159,7 +159,7 @@ async def test_a_busy_door_has_addresses_proven_and_lets_them_in(opened):
     assert not node._links._arrivals.door._inside
 
 
-def test_handshakes_of_an_address_are_limited() -> None:
+def test_handshakes_of_one_address_are_limited() -> None:
     now = 0.0
     one = AcceptLimits(lambda: now)
     begun = [handshake for _ in range(100) if (handshake := one.enter("here"))]
@@ -208,7 +208,7 @@ def test_full_slots_evict_oldest_of_busiest_address() -> None:
     assert sum(map(len, one._inside.values())) == MAX_HANDSHAKES
 
 
-def test_restarting_strangers_keep_no_former_peer_out() -> None:
+def test_restarting_strangers_do_not_exclude_former_peer() -> None:
     now = 0.0
     one = AcceptLimits(lambda: now)
     gave_way = list[Handshake]()
@@ -225,7 +225,7 @@ def test_restarting_strangers_keep_no_former_peer_out() -> None:
     assert [begun.where for begun in gave_way] == ["stranger 0", "stranger 1"]
 
 
-def test_a_port_that_another_member_has_now_is_lost_to_it_alone() -> None:
+def test_reassigned_port_is_lost_only_to_its_old_member() -> None:
     one = AcceptLimits(lambda: 0.0)
     one.remember(b"first", "192.0.2.1:1")
     one.remember(b"second", "192.0.2.1:1")
@@ -252,7 +252,7 @@ def test_equal_addresses_evict_oldest_handshake() -> None:
     assert [begun.where for begun in gave_way] == ["0"]
 
 
-def test_what_is_known_of_addresses_and_peers_is_bounded() -> None:
+def test_remembered_addresses_and_peers_are_bounded() -> None:
     one = AcceptLimits(time.monotonic)
     measured = PeerMeasurements(time.monotonic)
     for number in range(2 * accept_limits.REMEMBERED):
@@ -265,7 +265,7 @@ def test_what_is_known_of_addresses_and_peers_is_bounded() -> None:
     assert not one._inside
 
 
-async def test_who_pours_in_without_a_greeting_is_closed_and_kept_out(opened, rogue):
+async def test_bytes_without_greeting_close_and_ban_dialler(opened, rogue):
     node = await opened(1)
     cheat = await rogue(2)
     node.set_members([cheat.node_id])
@@ -287,7 +287,7 @@ async def _pour(connection: iroh.Connection) -> None:
             await stream.write_all(bytes(1 << 16))
 
 
-async def test_who_pours_in_when_it_is_dialled_is_closed_and_kept_out(opened, rogue, monkeypatch):
+async def test_bytes_without_greeting_close_and_ban_dialled_peer(opened, rogue, monkeypatch):
     monkeypatch.setattr(links, "DIAL_S", 120.0)
     monkeypatch.setattr(link, "MOST_BEFORE_ANSWER", 64 << 10)
     node = await opened(1)
@@ -304,7 +304,7 @@ async def test_who_pours_in_when_it_is_dialled_is_closed_and_kept_out(opened, ro
 
 
 @pytest.mark.slow
-async def test_bytes_that_quic_admits_match_our_bound(opened, rogue, monkeypatch):
+async def test_bytes_admitted_by_quic_match_our_bound(opened, rogue, monkeypatch):
     monkeypatch.setattr(link, "MOST_BEFORE_GREETING", 1 << 40)
     node = await opened(1)
     cheat = await rogue(2)
@@ -325,7 +325,7 @@ async def test_bytes_that_quic_admits_match_our_bound(opened, rogue, monkeypatch
     await asyncio.gather(*pouring)
 
 
-async def test_a_member_greets_over_one_connection_at_a_time(opened, rogue):
+async def test_member_greets_over_one_connection_at_a_time(opened, rogue):
     node = await opened(1)
     cheat = await rogue(2)
     node.set_members([cheat.node_id])
@@ -336,7 +336,7 @@ async def test_a_member_greets_over_one_connection_at_a_time(opened, rogue):
     assert second.close_reason() is None
 
 
-async def test_of_all_that_pour_in_together_the_worst_is_closed(opened, rogue, monkeypatch):
+async def test_worst_of_all_unread_senders_is_closed(opened, rogue, monkeypatch):
     monkeypatch.setattr(links, "MOST_UNREAD_OF_ALL", 3 << 20)
     node = await opened(1)
     little = await rogue(2)
@@ -366,7 +366,7 @@ async def _never(peer: bytes, body: bytes) -> bytes:
     raise AssertionError
 
 
-async def test_untaken_answers_are_bounded(opened, rogue, monkeypatch):
+async def test_unread_answers_are_bounded(opened, rogue, monkeypatch):
     monkeypatch.setattr(requests, "ANSWERS", 5 << 20)
     monkeypatch.setattr(requests, "ALL_ANSWERS", 5 << 20)
     node = await opened(1)
@@ -391,7 +391,7 @@ async def test_untaken_answers_are_bounded(opened, rogue, monkeypatch):
     await until(lambda: not node._requests._untaken)
 
 
-async def test_few_of_the_pieces_that_are_being_sent_are_large(opened, rogue, monkeypatch):
+async def test_large_pieces_in_flight_are_limited(opened, rogue, monkeypatch):
     monkeypatch.setattr(blobs, "LARGE_PIECES", 1)
     node = await opened(1)
     deaf = await rogue(2)
@@ -416,7 +416,7 @@ async def test_few_of_the_pieces_that_are_being_sent_are_large(opened, rogue, mo
     assert set(second) == {blobs.SMALL_PIECE}
 
 
-async def test_who_sends_single_bytes_costs_few_reads(opened, rogue, monkeypatch):
+async def test_single_byte_sender_costs_few_reads(opened, rogue, monkeypatch):
     monkeypatch.setattr(fetch, "TRICKLE_S", 0.2)
     node = await opened(1)
     cheat = await rogue(2)

@@ -43,7 +43,7 @@ class OnlyRelay:
         "https://10.0.0.1:443",
     ],
 )
-def test_a_word_or_a_url_names_a_relay(given: str) -> None:
+def test_relay_word_or_url_is_accepted(given: str) -> None:
     assert relay_named(given) == given
 
 
@@ -52,7 +52,7 @@ def test_a_word_or_a_url_names_a_relay(given: str) -> None:
     ["", "N0", "relay.example.org", "//relay", "ftp://relay", "https://", "https://:80", "https://r:0", "https://r:70000",
      "https://re lay", "https://relay\n", "https://me@relay", "https://relay/path", "https://relay?a", "http://[::1"],
 )  # fmt: skip
-def test_anything_else_is_refused_with_what_to_write(given: str) -> None:
+def test_invalid_relay_is_refused_with_fix(given: str) -> None:
     with pytest.raises(UsageError) as refused:
         relay_named(given)
     assert "https://" in refused.value.fix
@@ -99,7 +99,7 @@ async def test_endpoint_uses_given_relay_and_peers_connect(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-async def test_members_that_have_a_relay_alone_exchange_blobs_over_it(tmp_path: Path) -> None:
+async def test_members_with_only_a_relay_exchange_blobs(tmp_path: Path) -> None:
     """Each knows of the other by what relay it is reached, and no address."""
     with real_relay(tmp_path / "relay") as url:
         places = tmp_path / "peers"
@@ -124,7 +124,7 @@ async def test_members_that_have_a_relay_alone_exchange_blobs_over_it(tmp_path: 
                 await node.close()
 
 
-async def test_a_url_that_iroh_does_not_take_is_told(tmp_path: Path) -> None:
+async def test_relay_url_unknown_to_iroh_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is no URL of a relay"):
         await open_iroh(
             secret(1), relay="https://", discovery="local", discovery_dir=tmp_path / "peers"

@@ -20,7 +20,7 @@ async def double(peer: bytes, body: bytes) -> bytes:
     return peer + body + body
 
 
-async def test_the_handler_sees_who_asks_and_its_reply_arrives(mesh):
+async def test_handler_sees_requester_and_reply_arrives(mesh):
     first, second = await mesh(1, 2)
     first.handle("double", double)
     assert await second.request(first.node_id, "double", b"ab", 100, 5) == second.node_id + b"abab"
@@ -28,7 +28,7 @@ async def test_the_handler_sees_who_asks_and_its_reply_arrives(mesh):
     assert second.stats().received["request"] == 36 + 32
 
 
-async def test_many_at_once_are_all_answered(mesh):
+async def test_concurrent_requests_are_all_answered(mesh):
     first, second = await mesh(1, 2)
     first.handle("double", double)
     bodies = [b"%d" % number for number in range(200)]
@@ -38,7 +38,7 @@ async def test_many_at_once_are_all_answered(mesh):
     assert replies == [second.node_id + body + body for body in bodies]
 
 
-async def test_what_the_peer_cannot_answer_is_said(mesh, caplog):
+async def test_failed_request_tells_requester_without_details(mesh, caplog):
     first, second = await mesh(1, 2)
 
     async def broken(peer: bytes, body: bytes) -> bytes:
@@ -58,7 +58,7 @@ async def test_what_the_peer_cannot_answer_is_said(mesh, caplog):
     assert await second.request(first.node_id, "double", b"", 32, 5)
 
 
-async def test_a_refusal_is_an_ordinary_answer(mesh, caplog):
+async def test_refusal_is_an_ordinary_answer(mesh, caplog):
     first, second = await mesh(1, 2)
 
     async def none_now(peer: bytes, body: bytes) -> bytes:
@@ -92,7 +92,7 @@ async def test_failing_handler_is_logged_once_per_topic_and_peer(mesh, caplog):
     assert all(line.isprintable() and len(line) < 400 for line in lines)
 
 
-async def test_a_slow_handler_ends_at_the_deadline(mesh):
+async def test_slow_handler_ends_at_deadline(mesh):
     first, second = await mesh(1, 2)
     cancelled = asyncio.Event()
 
@@ -111,7 +111,7 @@ async def test_a_slow_handler_ends_at_the_deadline(mesh):
     await asyncio.wait_for(cancelled.wait(), 5)
 
 
-async def test_a_reply_that_claims_too_much_is_not_read(opened, rogue):
+async def test_oversized_reply_is_not_read(opened, rogue):
     node = await opened(1)
     cheat = await rogue(2)
     node.set_members([cheat.node_id])
@@ -125,7 +125,7 @@ async def test_a_reply_that_claims_too_much_is_not_read(opened, rogue):
         await node.request(cheat.node_id, "any", b"", 100, 5)
 
 
-async def test_a_peer_that_never_answers_is_named(opened, rogue):
+async def test_peer_without_answer_is_named(opened, rogue):
     node = await opened(1)
     mute = await rogue(2)
     node.set_members([mute.node_id])
@@ -137,7 +137,7 @@ async def test_a_peer_that_never_answers_is_named(opened, rogue):
 @pytest.mark.parametrize(
     "junk", [b"\x00\x00\x00\x04junk", b"\xff\xff\xff\xff", b"\x00\x00\x00\x00"]
 )
-async def test_a_malformed_request_closes_the_connection(opened, rogue, junk):
+async def test_malformed_request_closes_connection(opened, rogue, junk):
     node = await opened(1)
     cheat = await rogue(2)
     node.set_members([cheat.node_id])
@@ -147,7 +147,7 @@ async def test_a_malformed_request_closes_the_connection(opened, rogue, junk):
     assert "protocol violation" in await asyncio.wait_for(connection.closed(), 5)
 
 
-async def test_our_own_mistakes_are_value_errors(opened):
+async def test_invalid_own_request_is_a_value_error(opened):
     node = await opened(1)
     with pytest.raises(ValueError, match="publish a blob"):
         await node.request(bytes(32), "any", bytes(MAX_REQUEST + 1), 10, 1)

@@ -84,7 +84,7 @@ def trickling(data: bytes, piece: int, seconds: float) -> Answer:
     return answer
 
 
-async def test_a_mute_holder_is_waited_for_once_and_then_asked_last(endless_patience, trio):
+async def test_silent_holder_is_awaited_once_and_then_asked_last(endless_patience, trio):
     three = await trio(mute)
     for seed in range(12):
         assert await three.fetch(content(MIB, seed), 60)
@@ -95,7 +95,7 @@ async def test_a_mute_holder_is_waited_for_once_and_then_asked_last(endless_pati
     assert three.node.stats().rejected == 0
 
 
-async def test_fetches_at_once_all_get_past_a_mute_holder(endless_patience, trio):
+async def test_concurrent_fetches_all_pass_silent_holder(endless_patience, trio):
     three = await trio(mute)
     assert all(await asyncio.gather(*(three.fetch(content(MIB, seed), 200) for seed in range(12))))
     assert three.node.stats().peers[three.cheat.node_id].failures == 0, (
@@ -103,7 +103,7 @@ async def test_fetches_at_once_all_get_past_a_mute_holder(endless_patience, trio
     )
 
 
-async def test_rotated_orders_spread_the_load(mesh):
+async def test_rotated_holder_orders_spread_load(mesh):
     node, *holders = await mesh(1, 2, 3, 4)
     ids = [one.node_id for one in holders]
     for seed in range(6):
@@ -114,7 +114,7 @@ async def test_rotated_orders_spread_the_load(mesh):
     assert all(one.stats().sent["blob"] >= MIB for one in holders)
 
 
-async def test_not_holding_a_blob_is_no_failure(mesh):
+async def test_missing_blob_at_holder_is_not_a_failure(mesh):
     node, lacking, holding = await mesh(1, 2, 3)
     holders = [lacking.node_id, holding.node_id]
     for number in range(peer_stats.FAILURES_TO_EXCLUDE + 1):
@@ -142,7 +142,7 @@ async def test_failed_holder_is_asked_once_others_lack_blob(rogue, mesh):
     assert len(lacks.asked) == 1, "it is not asked again and again before the one that has it"
 
 
-async def test_a_peer_that_was_started_again_is_asked_in_its_turn(opened, mesh):
+async def test_restarted_holder_is_asked_in_its_turn(opened, mesh):
     node, other, dying = await mesh(1, 2, 3)
     await dying.close()
     holders = [dying.node_id, other.node_id]
@@ -159,7 +159,7 @@ async def test_a_peer_that_was_started_again_is_asked_in_its_turn(opened, mesh):
     assert back.stats().sent["blob"] == MIB
 
 
-async def test_who_is_waited_for_at_the_deadline_is_asked_last(no_help, trio):
+async def test_holder_pending_at_deadline_is_asked_last(no_help, trio):
     data = content(16 * MIB)
     three = await trio(trickling(data, 65536, 0.1))
     with pytest.raises(BlobUnavailable):
@@ -170,14 +170,14 @@ async def test_who_is_waited_for_at_the_deadline_is_asked_last(no_help, trio):
     assert len(three.cheat.asked) == asked
 
 
-async def test_a_holder_too_slow_for_the_deadline_gets_help(quick, trio):
+async def test_holder_too_slow_for_deadline_gets_help(quick, trio):
     data = content(MIB)
     three = await trio(trickling(data, 2048, 0.025))  # 13 s for all of it
     assert await three.fetch(data, 5)
     assert three.node.stats().received["blob"] < MIB + 65536, "what is taken over is not sent twice"
 
 
-async def test_a_holder_fast_enough_for_the_deadline_gets_none(quick, trio):
+async def test_holder_fast_enough_for_deadline_gets_no_help(quick, trio):
     data = content(MIB)
     three = await trio(trickling(data, 25_600, 0.025))  # 1 s for all of it
     assert await three.fetch(data, 60)
@@ -194,7 +194,7 @@ async def test_silent_range_is_taken_over_early(endless_patience, trio):
     assert three.cheat.asked
 
 
-async def test_a_late_answer_still_counts(quick, trio):
+async def test_late_holder_answer_still_counts(quick, trio):
     """A second holder is asked as well; the first, not the second, then delivers."""
     data = content(MIB)
     helper_asked = asyncio.Event()
@@ -220,7 +220,7 @@ async def test_a_late_answer_still_counts(quick, trio):
     assert sum(one.stats().sent["blob"] for one in three.honest) == 0
 
 
-async def test_a_lie_before_the_silence_spoils_nothing(quick, trio):
+async def test_false_bytes_before_silence_are_discarded(quick, trio):
     data = content(MIB)
     three = await trio(stalling(bytes(MIB), 100_000))
     assert await three.fetch(data, 30)

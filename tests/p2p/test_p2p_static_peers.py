@@ -20,7 +20,7 @@ from p2p.nodes import identity, join, secret, until
 KEY = "ab" * 32
 
 
-def test_one_peer_or_several_are_named():
+def test_static_peers_list_is_parsed():
     one, two = parse_static_peers(f"{KEY}@10.0.0.1:4800, {'CD' * 32}@[fe80::1]:1")
     assert one == StaticPeer(bytes.fromhex(KEY), "10.0.0.1", 4800)
     assert two == StaticPeer(b"\xcd" * 32, "fe80::1", 1)
@@ -44,13 +44,13 @@ def test_one_peer_or_several_are_named():
         f"{KEY}@http://host:4800",
     ],
 )
-def test_what_is_no_peer_is_refused_with_what_to_write(wrong: str):
+def test_invalid_static_peer_is_refused_with_fix(wrong: str):
     with pytest.raises(UsageError) as refused:
         parse_static_peers(wrong)
     assert "KEY@HOST:PORT" in refused.value.fix
 
 
-def test_more_than_a_run_has_are_refused():
+def test_too_many_static_peers_are_refused():
     with pytest.raises(UsageError, match="256 peers"):
         parse_static_peers(",".join([f"{KEY}@10.0.0.1:4800"] * (MOST_NAMED + 1)))
 
@@ -63,12 +63,12 @@ def test_static_peer_addresses_are_grouped_and_resolved():
     assert set(found[b"\xcd" * 32]) & {"127.0.0.1:5", "[::1]:5"}
 
 
-def test_a_name_that_nobody_knows_is_said():
+def test_unknown_static_peer_host_is_refused():
     with pytest.raises(UsageError, match=r"host 'no-such-host\.invalid', which has no address"):
         addresses_of(parse_static_peers(f"{KEY}@no-such-host.invalid:4800"))
 
 
-def test_named_address_precedes_the_directory_address(tmp_path: Path):
+def test_named_address_precedes_directory_address(tmp_path: Path):
     other = LocalDirectory(tmp_path / "peers", identity(1))
     directory = StaticPeers(
         {identity(1): ("10.0.0.1:4800",), identity(3): ("10.0.0.3:4800",)}, other

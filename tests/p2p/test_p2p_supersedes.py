@@ -26,7 +26,7 @@ def link(dialer: bytes, instance: bytes = OLD) -> Link:
 
 
 @pytest.mark.parametrize("dialer", [SMALL, LARGE], ids=["small", "large"])
-def test_a_newer_connection_by_the_same_side_replaces_the_older(dialer: bytes) -> None:
+def test_newer_connection_of_same_side_replaces_older(dialer: bytes) -> None:
     assert link(dialer).supersedes(link(dialer))
 
 
@@ -37,7 +37,7 @@ def test_simultaneous_dials_keep_smaller_ids_connection() -> None:
 
 @pytest.mark.parametrize("dialer", [SMALL, LARGE], ids=["small", "large"])
 @pytest.mark.parametrize("other", [SMALL, LARGE], ids=["small", "large"])
-def test_a_restarted_peer_replaces_whatever_was_there(dialer: bytes, other: bytes) -> None:
+def test_restarted_peer_replaces_old_connection(dialer: bytes, other: bytes) -> None:
     assert link(dialer, NEW).supersedes(link(other, OLD))
 
 
@@ -60,7 +60,7 @@ async def test_redialling_peer_is_served_on_new_connection(
     assert node.reachable() == {peer.node_id}
 
 
-async def test_two_processes_with_one_key_are_told_to_both(
+async def test_two_processes_with_one_key_are_both_told(
     opened: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     node = await opened(1)
@@ -114,7 +114,7 @@ async def test_other_process_warning_needs_two_peers_or_only_one(
     assert saying > 1 or "Stop one" not in caplog.text
 
 
-async def test_an_older_connection_that_the_other_side_dialled_lingers(
+async def test_older_connection_dialled_by_other_side_lingers(
     opened: Any, rogue: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Requests may be under way on it, from a side that has not seen the new one yet."""

@@ -30,7 +30,7 @@ MESSAGES = [
 
 
 @pytest.mark.parametrize(("kind", "message"), MESSAGES)
-def test_a_message_survives_the_wire(kind, message):
+def test_message_survives_wire(kind, message):
     framed = frame_of(message)
     assert int.from_bytes(framed[:4], "big") == len(framed) - 4
     assert decode(framed[4:], kind) == message
@@ -38,7 +38,7 @@ def test_a_message_survives_the_wire(kind, message):
 
 @pytest.mark.parametrize("kind", [kind for kind, _ in MESSAGES] + [BlobRequest | CallRequest])
 @given(data=st.binary(max_size=200))
-def test_random_bytes_are_understood_or_refused(kind, data):
+def test_random_bytes_are_decoded_or_refused(kind, data):
     try:
         assert isinstance(decode(data, kind), kind)
     except ProtocolViolation:
@@ -60,7 +60,7 @@ def test_random_bytes_are_understood_or_refused(kind, data):
         Reply(ReplyStatus.OK, -1),
     ],
 )
-def test_impossible_numbers_are_refused(message):
+def test_out_of_range_numbers_are_refused(message):
     with pytest.raises(ProtocolViolation):
         decode(frame_of(message)[4:], type(message))
 
@@ -77,7 +77,7 @@ def written(builder_write, *values) -> bytes:
 
 
 @pytest.mark.parametrize("size", [0, 1, 15, 16, 17, 100_000])
-def test_the_fast_writer_writes_what_was_given(size):
+def test_fast_writer_writes_given_bytes(size):
     data = bytes(number % 251 for number in range(size))
     assert fastffi.install(iroh_ffi)
     assert iroh_ffi._UniffiRustBufferBuilder.write is fastffi._write
@@ -85,7 +85,7 @@ def test_the_fast_writer_writes_what_was_given(size):
         assert written(fastffi._write, b"head", form, b"tail") == b"head" + data + b"tail"
 
 
-def test_an_unknown_binding_is_left_alone():
+def test_unknown_binding_is_unchanged():
     assert not fastffi.install(types.ModuleType("empty"))
 
     class Builder:

@@ -22,18 +22,18 @@ OTHERS = sorted(MODELS.keys() - {model for model, _ in ESSENTIAL})
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("model", "tier"), ESSENTIAL)
-def test_gradient_and_loss_are_one_ranks_bit_by_bit(ranks: Ranks, model: str, tier: int) -> None:
+def test_sharded_gradient_and_loss_equal_one_rank(ranks: Ranks, model: str, tier: int) -> None:
     same_gradients(ranks, model, tier)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", OTHERS)
-def test_gradients_of_other_models_are_one_ranks(ranks: Ranks, model: str) -> None:
+def test_sharded_gradients_of_other_models_equal_one_rank(ranks: Ranks, model: str) -> None:
     same_gradients(ranks, model, 2)
 
 
 @pytest.mark.slow
-def test_labels_that_are_not_learnt_count_as_on_one_rank(ranks: Ranks) -> None:
+def test_sharded_loss_with_masked_labels_equals_one_rank(ranks: Ranks) -> None:
     alone, led = two(ranks, "llama", 0, 1)
     rows = torch.stack([share(5), share(5).masked_fill(share(5, 1) < 30, -100)], 1)  # [5, 2, 16]
     (loss, expected), (found_loss, found) = (gradients(replica, rows) for replica in (alone, led))
@@ -42,9 +42,7 @@ def test_labels_that_are_not_learnt_count_as_on_one_rank(ranks: Ranks) -> None:
 
 
 @pytest.mark.slow
-def test_no_step_of_a_share_waits_for_the_device(
-    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sharded_share_reads_losses_once(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
     """Losses are read once for each share, however many micro-batches it has."""
     _, led = two(ranks, "llama", 0, 1)
     read: list[str] = []
@@ -67,7 +65,7 @@ def test_no_step_of_a_share_waits_for_the_device(
 
 
 @pytest.mark.slow
-def test_a_share_that_was_given_up_leaves_nothing_behind(ranks: Ranks) -> None:
+def test_abandoned_share_leaves_no_state(ranks: Ranks) -> None:
     alone, led = two(ranks, "llama", 0, 1)
     late = threading.Event()
     late.set()
@@ -79,7 +77,7 @@ def test_a_share_that_was_given_up_leaves_nothing_behind(ranks: Ranks) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["llama", "skipping nanogpt", "whole nanogpt", "deepseek"])
-def test_layers_that_are_computed_twice_give_the_same_bits(ranks: Ranks, model: str) -> None:
+def test_recomputed_layers_give_equal_bits(ranks: Ranks, model: str) -> None:
     alone, led = two(ranks, model, 0, 2, recompute=True)
     (loss, expected), (found_loss, found) = (
         gradients(replica, share(5)) for replica in (alone, led)
@@ -89,9 +87,7 @@ def test_layers_that_are_computed_twice_give_the_same_bits(ranks: Ranks, model: 
 
 
 @pytest.mark.slow
-def test_logits_that_are_made_a_few_at_a_time_give_the_same_bits(
-    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_chunked_logits_give_equal_bits(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
     """The gradients are computed in the backward pass, which needs the head again."""
     whole, _ = two(ranks, "llama", 0, 2)
     _, expected = gradients(whole, share(3))
@@ -104,13 +100,13 @@ def test_logits_that_are_made_a_few_at_a_time_give_the_same_bits(
 
 
 @pytest.mark.slow
-def test_a_rank_holds_its_part_of_the_parameters_alone(ranks: Ranks) -> None:
+def test_rank_holds_only_its_share_of_parameters(ranks: Ranks) -> None:
     whole, held = parts(ranks, "llama", 0)
     assert held == whole // ranks.size  # all sizes are multiples of it
 
 
 @pytest.mark.slow
-def test_all_ranks_count_when_a_machine_is_measured(ranks: Ranks) -> None:
+def test_measured_weight_uses_all_ranks(ranks: Ranks) -> None:
     _, led = two(ranks, "llama", 0, 2)
     assert led.at_once == 2 * ranks.size
     assert led.measure_weight(16, 0.0) >= 1

@@ -31,17 +31,17 @@ on_two_and_four = pytest.mark.parametrize("shape", [TWO, FOUR], ids=["two", "fou
 
 @on_four
 @pytest.mark.parametrize(("model", "tier"), [("uneven", 2), ("whole nanogpt", 2)])
-def test_gradient_of_four_ranks_is_one_ranks(ranks: Ranks, model: str, tier: int) -> None:
+def test_four_ranks_gradient_equals_one_rank(ranks: Ranks, model: str, tier: int) -> None:
     same_gradients(ranks, model, tier)
 
 
 @on_four
-def test_rounds_of_four_ranks_with_inner_steps_are_one_ranks(ranks: Ranks) -> None:
+def test_four_ranks_inner_rounds_equal_one_rank(ranks: Ranks) -> None:
     same_inner_rounds(ranks, "uneven", 2, "muon")
 
 
 @on_four
-def test_payloads_and_state_of_four_ranks_are_one_ranks(ranks: Ranks) -> None:
+def test_four_ranks_payloads_and_state_equal_one_rank(ranks: Ranks) -> None:
     same_results(ranks, "uneven", 1, "signs")
 
 
@@ -49,7 +49,9 @@ def test_payloads_and_state_of_four_ranks_are_one_ranks(ranks: Ranks) -> None:
 @on_two_and_four
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("tier", [0, 2])
-def test_gradients_of_every_model_are_one_ranks(ranks: Ranks, model: str, tier: int) -> None:
+def test_four_ranks_gradients_of_every_model_equal_one_rank(
+    ranks: Ranks, model: str, tier: int
+) -> None:
     same_gradients(ranks, model, tier)
 
 
@@ -60,7 +62,7 @@ def test_gradients_of_every_model_are_one_ranks(ranks: Ranks, model: str, tier: 
     ("model", "tier"),
     [("llama", 0), ("uneven", 2), ("deepseek", 0), ("nanogpt", 0), ("whole nanogpt", 0)],
 )
-def test_three_rounds_with_inner_steps_are_one_ranks(
+def test_four_ranks_three_inner_rounds_equal_one_rank(
     ranks: Ranks, model: str, tier: int, inner: str
 ) -> None:
     same_inner_rounds(ranks, model, tier, inner, rounds=3)
@@ -72,7 +74,7 @@ def test_three_rounds_with_inner_steps_are_one_ranks(
 @pytest.mark.parametrize(
     ("model", "tier"), [("llama", 0), ("uneven", 1), ("nanogpt", 2), ("deepseek", 0)]
 )
-def test_three_rounds_of_every_format_are_one_ranks(
+def test_four_ranks_three_rounds_of_every_format_equal_one(
     ranks: Ranks, model: str, tier: int, kind: str
 ) -> None:
     same_results(ranks, model, tier, kind, rounds=3)
@@ -82,7 +84,7 @@ def test_three_rounds_of_every_format_are_one_ranks(
 @pytest.mark.parametrize("shape", [PAIR, SQUARE], ids=["pair", "square"])
 @pytest.mark.parametrize("model", CUT)
 @pytest.mark.parametrize("tier", range(3))
-def test_cut_layers_of_every_model_give_the_same_gradient(
+def test_tensor_parallel_gradients_of_every_model_are_close(
     ranks: Ranks, model: str, tier: int
 ) -> None:
     close_gradients(ranks, model, tier)

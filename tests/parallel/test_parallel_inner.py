@@ -47,13 +47,13 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.mark.slow
-def test_rounds_give_payloads_moments_and_weights_of_one_rank(ranks: Ranks) -> None:
+def test_inner_rounds_payloads_moments_weights_equal_one_rank(ranks: Ranks) -> None:
     same_inner_rounds(ranks, "uneven", 2, "muon")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("model", "inner"), [("deepseek", "adamw"), ("whole nanogpt", "muon")])
-def test_rounds_of_other_models_are_those_of_one_rank(ranks: Ranks, model: str, inner: str) -> None:
+def test_inner_rounds_of_other_models_equal_one_rank(ranks: Ranks, model: str, inner: str) -> None:
     same_inner_rounds(ranks, model, 0, inner)
 
 
@@ -65,7 +65,7 @@ def test_rounds_of_other_models_are_those_of_one_rank(ranks: Ranks, model: str, 
         ("adamw", "not finite", False),
     ],
 )
-def test_share_that_fails_between_steps_leaves_moments_unchanged(
+def test_share_failing_between_steps_leaves_moments_unchanged(
     ranks: Ranks, inner: str, why: str, first: bool
 ) -> None:
     alone, led = two(ranks, "llama", 0, 1, inner_settings(inner))
@@ -95,7 +95,7 @@ def test_share_that_fails_between_steps_leaves_moments_unchanged(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("inner", INNER)
-def test_for_a_step_the_first_rank_sends_its_order_alone(
+def test_inner_step_sends_one_command(
     ranks: Ranks, inner: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The others have its weights and gradients from the pass, and send back what is
@@ -155,7 +155,7 @@ def test_saved_moments_continue_on_other_ranks(ranks: Ranks, inner: str) -> None
 
 @pytest.mark.slow
 @pytest.mark.parametrize("inner", INNER)
-def test_a_state_that_does_not_fit_changes_nothing(ranks: Ranks, inner: str) -> None:
+def test_misshapen_inner_state_changes_nothing(ranks: Ranks, inner: str) -> None:
     _, led = two(ranks, "llama", 1, 1, inner_settings(inner))
     learnt(led, 0)
     before = led.optimizer.state()
@@ -175,7 +175,7 @@ def test_a_state_that_does_not_fit_changes_nothing(ranks: Ranks, inner: str) -> 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("inner", ["adamw", "muon"])
-def test_moments_of_many_blocks_are_read_from_who_has_them(
+def test_moment_blocks_are_read_from_their_ranks(
     ranks: Ranks, inner: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(MODELS, "wide", WIDE)
@@ -194,7 +194,7 @@ def test_moments_of_many_blocks_are_read_from_who_has_them(
 
 
 @pytest.mark.slow
-def test_moments_that_are_gone_are_not_read(ranks: Ranks) -> None:
+def test_missing_moments_are_not_read(ranks: Ranks) -> None:
     _, led = two(ranks, "llama", 0, 1, inner_settings("muon"))
     place = BlockSpan("private.momentum/model.layers.0.mlp.up_proj.weight", 0, 4)
     assert led.optimizer.block(place) == b"", "nothing was trained"
@@ -208,7 +208,7 @@ def test_moments_that_are_gone_are_not_read(ranks: Ranks) -> None:
 
 
 @pytest.mark.slow
-def test_a_moment_is_read_while_a_share_is_trained(ranks: Ranks) -> None:
+def test_moment_block_is_readable_while_training(ranks: Ranks) -> None:
     alone, led = two(ranks, "llama", 0, 1, inner_settings("muon"))
     for replica in (alone, led):
         learnt(replica, 0)
@@ -222,7 +222,7 @@ def test_a_moment_is_read_while_a_share_is_trained(ranks: Ranks) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("inner", ["adamw", "muon"])
-def test_a_rank_holds_its_part_of_the_moments_alone(
+def test_rank_holds_only_its_share_of_moments(
     ranks: Ranks, inner: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(MODELS, "wide", WIDE | {"num_hidden_layers": 8, "vocab_size": 100})
@@ -237,7 +237,7 @@ def test_a_rank_holds_its_part_of_the_moments_alone(
 
 
 @pytest.mark.slow
-def test_a_replica_without_inner_steps_reserves_nothing(ranks: Ranks) -> None:
+def test_replica_without_inner_steps_reserves_no_memory(ranks: Ranks) -> None:
     two(ranks, "llama", 0, 1, inner_settings("adamw"))
     assert ranks.reserved > 0
     two(ranks, "llama", 0, 1)
@@ -245,7 +245,7 @@ def test_a_replica_without_inner_steps_reserves_nothing(ranks: Ranks) -> None:
 
 
 @pytest.mark.slow
-def test_ranks_continue_with_the_next_replica_after_a_failure(ranks: Ranks) -> None:
+def test_ranks_after_failure_train_next_replica(ranks: Ranks) -> None:
     """What was to be undone is not undone in the next one's state."""
     _, led = two(ranks, "llama", 0, 1, inner_settings("adamw"))
 
@@ -270,7 +270,7 @@ SHAPES = st.dictionaries(
 
 
 @given(SHAPES, st.booleans(), st.integers(1, 9))
-def test_tensors_are_dealt_once_and_evenly_to_within_one(
+def test_tensors_are_assigned_once_and_evenly(
     shapes: dict[str, tuple[int, ...]], orthogonal: bool, ranks: int
 ) -> None:
     owned = split_moments(shapes, orthogonal, ranks)
@@ -289,7 +289,7 @@ def test_tensors_are_dealt_once_and_evenly_to_within_one(
         assert max(numbers) - min(numbers) <= max(map(prod, shapes.values()), default=0)
 
 
-def test_matrix_weight_is_its_orthogonalization_cost() -> None:
+def test_matrix_weight_equals_its_orthogonalization_cost() -> None:
     """A long matrix has twice the elements of a square one, and half the cost."""
     shapes = {"model.layers.0.long.weight": (2, 64)} | {
         f"model.layers.{n}.square.weight": (8, 8) for n in range(3)
@@ -299,7 +299,7 @@ def test_matrix_weight_is_its_orthogonalization_cost() -> None:
 
 
 @pytest.mark.parametrize("inner", ["adamw", "muon"])
-def test_what_is_dealt_are_the_parameters_that_a_replica_learns(inner: str) -> None:
+def test_assigned_moments_equal_trained_parameters(inner: str) -> None:
     for model in MODELS:
         config = config_of(MODELS[model])
         schema = build_schema(config.to_hf(), 3, inner_settings(inner))

@@ -28,7 +28,7 @@ async def _endless() -> None:
 
 
 @pytest.mark.slow
-async def test_rank_that_ends_while_nothing_is_done_is_named() -> None:
+async def test_idle_rank_that_ends_is_named() -> None:
     with launched(Mesh((CPU, CPU), 2, 1), 1) as processes:
         os.kill(processes.processes[0], signal.SIGKILL)
         said = r"rank 1 of this member, on cpu, has ended by SIGKILL.*\n.*Start the member"
@@ -37,7 +37,7 @@ async def test_rank_that_ends_while_nothing_is_done_is_named() -> None:
 
 
 @pytest.mark.slow
-async def test_rank_that_ends_during_a_pass_is_named(processes: Launched, ranks: Ranks) -> None:
+async def test_rank_that_ends_during_pass_is_named(processes: Launched, ranks: Ranks) -> None:
     """torch raises an error about the broken connection; the member says which rank ended."""
     _, led = two(ranks, "llama", 0, 1)
     os.kill(processes.processes[0], signal.SIGKILL)
@@ -61,7 +61,7 @@ async def test_rank_that_ends_during_a_pass_is_named(processes: Launched, ranks:
         pytest.param("a share begins", marks=pytest.mark.nightly),
     ],
 )
-async def test_killed_rank_that_holds_moments_is_named(
+async def test_killed_rank_with_moments_is_named(
     processes: Launched, ranks: Ranks, when: str
 ) -> None:
     """Nobody waits for it: neither the step of its parameters nor the undoing of the share."""
@@ -95,7 +95,7 @@ async def test_killed_rank_that_holds_moments_is_named(
     assert led.hashes() == before
 
 
-async def test_error_unrelated_to_the_ranks_stays_what_it_is(
+async def test_error_unrelated_to_ranks_is_unchanged(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("aftermath.parallel.launch._BLAME", 0.01)
@@ -111,7 +111,7 @@ async def test_error_unrelated_to_the_ranks_stays_what_it_is(
 
 @pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the device is not to be there")
-async def test_rank_that_cannot_begin_is_named(capfd: pytest.CaptureFixture[str]) -> None:
+async def test_rank_that_cannot_start_is_named(capfd: pytest.CaptureFixture[str]) -> None:
     said = "rank 1 of this member, on cuda:7, has ended with status 1"
     with (
         launched(Mesh((CPU, torch.device("cuda:7")), 2, 1), 1) as processes,
@@ -123,7 +123,7 @@ async def test_rank_that_cannot_begin_is_named(capfd: pytest.CaptureFixture[str]
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_ranks")  # `capfd` sees only processes that start within the test
-async def test_rank_that_crashes_says_where_it_was(capfd: pytest.CaptureFixture[str]) -> None:
+async def test_crashed_rank_prints_its_traceback(capfd: pytest.CaptureFixture[str]) -> None:
     with ranks_on_cpu(2) as (processes, _):
         os.kill(processes.processes[0], signal.SIGSEGV)
         with pytest.raises(RankLost, match="rank 1 of this member, on cpu, has ended by SIGSEGV"):
@@ -133,7 +133,7 @@ async def test_rank_that_crashes_says_where_it_was(capfd: pytest.CaptureFixture[
     assert "aftermath/parallel/worker.py" in said
 
 
-def test_launched_leaves_no_process_and_no_file(
+def test_launched_ranks_leave_no_process_or_file(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))

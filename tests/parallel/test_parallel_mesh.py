@@ -39,7 +39,7 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> None:
         ("cuda:0,1", 0, 2, ["cuda:0", "cuda:1"], 1),
     ],
 )
-def test_options_that_fit_each_other(
+def test_mesh_of_valid_options_is_built(
     gpus: None, name: str, data: int, tensor: int, devices: list[str], rows: int
 ) -> None:
     mesh = mesh_of(name, data, tensor)
@@ -68,7 +68,7 @@ def test_options_that_fit_each_other(
         ("cpu,cpu", 0, 1, "is not a device"),
     ],
 )
-def test_options_that_contradict_each_other_are_a_sentence(
+def test_mesh_of_contradicting_options_is_refused(
     gpus: None, name: str, data: int, tensor: int, says: str
 ) -> None:
     with pytest.raises(UsageError, match=says):
@@ -79,14 +79,12 @@ def test_options_that_contradict_each_other_are_a_sentence(
     ("name", "data", "says"),
     [("cuda", 8, "8 ranks need as many GPUs, and there are 4"), ("cuda:0,7", 0, "cuda:7 is")],
 )
-def test_devices_that_are_not_here_are_a_sentence(
-    gpus: None, name: str, data: int, says: str
-) -> None:
+def test_mesh_of_missing_devices_is_refused(gpus: None, name: str, data: int, says: str) -> None:
     with pytest.raises(Unsuitable, match=says):
         mesh_of(name, data, 1)
 
 
-def test_passes_on_several_devices_are_not_compiled() -> None:
+def test_multi_device_passes_with_compile_are_refused() -> None:
     given = TrainSettings(run_id="mine", device="cpu", compile="on")
     assert device_mesh(given).alone
     with pytest.raises(UsageError, match="--compile on does not work with several devices"):

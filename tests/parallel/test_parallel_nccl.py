@@ -56,7 +56,7 @@ def ranks(request: pytest.FixtureRequest, rank_pool: RankPool) -> Iterator[Ranks
 
 
 @pytest.mark.parametrize("model", ["llama", "qwen3", "whole nanogpt", "deepseek"])
-def test_gradient_and_loss_are_one_gpus(ranks: Ranks, model: str) -> None:
+def test_nccl_gradient_and_loss_equal_one_gpu(ranks: Ranks, model: str) -> None:
     alone, led = two(ranks, model, 1, 2)
     for count in (8, 9, 1):
         (loss, expected), (found_loss, found) = (

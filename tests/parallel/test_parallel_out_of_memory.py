@@ -63,7 +63,7 @@ def same(alone: Replica, led: MultiDeviceReplica, count: int) -> None:
         pytest.param(FOUR, "named", marks=pytest.mark.nightly),
     ],
 )
-def test_out_of_memory_halves_all_passes_and_keeps_the_bits(
+def test_out_of_memory_halves_all_passes_and_keeps_bits(
     processes: Launched, ranks: Ranks, model: str
 ) -> None:
     alone, led = two(ranks, model, 0, MICRO)
@@ -83,7 +83,7 @@ def test_out_of_memory_halves_all_passes_and_keeps_the_bits(
 
 
 @pytest.mark.slow
-def test_an_inner_step_is_of_the_passes_that_sufficed(processes: Launched, ranks: Ranks) -> None:
+def test_inner_step_uses_only_completed_passes(processes: Launched, ranks: Ranks) -> None:
     """Ranks keep weights and gradients for it, which come again when the share begins again."""
     alone, led = two(ranks, "named", 0, MICRO, SparseLoCo(inner_steps=1, chunk=16, topk=16))
     gradients(led, share(1))
@@ -115,7 +115,7 @@ def test_sequence_beyond_memory_is_refused_and_ranks_continue(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["qwen3", "whole nanogpt", "narrow deepseek"])
-def test_passes_have_the_same_collectives_whatever_they_are_of(
+def test_pass_collectives_do_not_depend_on_pass_size(
     ranks: Ranks, model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So who knows one pass knows what is left of another."""
@@ -142,7 +142,7 @@ def test_passes_have_the_same_collectives_whatever_they_are_of(
     assert all(collectives == found[0] for collectives in found)
 
 
-def test_a_pass_that_parted_from_the_known_one_is_not_finished() -> None:
+def test_diverged_pass_cannot_finish() -> None:
     collectives = Collectives()
     assert not collectives.can_finish, "none is known"
     collectives._record(True, torch.empty(4), torch.empty(2), None)

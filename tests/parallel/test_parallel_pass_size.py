@@ -24,7 +24,7 @@ def same(ranks: Ranks, alone: Replica, led: Replica) -> None:
 
 
 @pytest.mark.slow
-def test_where_there_is_room_passes_are_as_large_as_they_get(ranks: Ranks) -> None:
+def test_passes_with_free_memory_reach_largest_size(ranks: Ranks) -> None:
     alone, led = two(ranks, "llama", 0, AUTO)
     led.measure_weight(16, 0.0)
     assert led.at_once == MOST * ranks.size // ranks.tensor
@@ -40,7 +40,7 @@ def test_where_there_is_room_passes_are_as_large_as_they_get(ranks: Ranks) -> No
         pytest.param(PAIR, 0, {1}, True, marks=pytest.mark.nightly),
     ],
 )
-def test_the_rank_with_the_least_room_decides_for_all(
+def test_pass_size_follows_rank_with_least_memory(
     ranks: Ranks, room: int, sizes: set[int], recompute: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The others have gigabytes, and agree: else they would part in the next share."""
@@ -54,9 +54,7 @@ def test_the_rank_with_the_least_room_decides_for_all(
 
 
 @pytest.mark.slow
-def test_who_must_not_compute_layers_twice_does_not(
-    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_recompute_when_forbidden_stays_off(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
     alone, led = two(ranks, "llama", 0, AUTO)
     monkeypatch.setattr("aftermath.parallel.sharded.free_bytes", lambda device: 0)
     led._pass_size._may_recompute = False

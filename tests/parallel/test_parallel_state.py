@@ -42,7 +42,7 @@ from parallel.rank_processes import (
     share,
     two,
 )
-from replica.as_on_a_gpu import gpu_at_hand, without_gpu
+from replica.simulated_gpu import gpu_at_hand, without_gpu
 
 pytestmark = pytest.mark.skipif(
     unavailable_reason() is not None, reason="torch's transforms round otherwise in other batches"
@@ -50,7 +50,7 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.mark.slow
-def test_payload_and_state_are_one_ranks_bit_by_bit(ranks: Ranks) -> None:
+def test_sharded_payload_and_state_equal_one_rank(ranks: Ranks) -> None:
     same_results(ranks, "uneven", 1, "signs")
 
 
@@ -59,7 +59,7 @@ def test_payload_and_state_are_one_ranks_bit_by_bit(ranks: Ranks) -> None:
     ("model", "tier", "kind"),
     [("llama", 0, "floats"), ("nanogpt", 2, "sparse"), ("deepseek", 0, "digits")],
 )
-def test_payloads_of_other_formats_are_one_ranks(
+def test_sharded_payloads_of_other_formats_equal_one_rank(
     ranks: Ranks, model: str, tier: int, kind: str
 ) -> None:
     same_results(ranks, model, tier, kind)
@@ -88,9 +88,7 @@ def test_large_state_has_one_root_and_blocks_of_all_ranks(
 
 
 @pytest.mark.slow
-def test_a_part_that_is_on_a_gpu_gives_the_same(
-    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gpu_shard_state_equals_cpu_state(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
     """With Muon, whose steps are the same operations there; torch's fused AdamW is the
     CPU's alone.
     """
@@ -120,7 +118,7 @@ def test_a_part_that_is_on_a_gpu_gives_the_same(
 
 
 @pytest.mark.slow
-def test_a_block_is_read_while_a_share_is_learnt(ranks: Ranks) -> None:
+def test_state_block_is_readable_while_training(ranks: Ranks) -> None:
     alone, led = two(ranks, "llama", 0, 1, SIGNS)
     for replica in (alone, led):
         learnt(replica, 0)
@@ -145,7 +143,7 @@ def test_forgotten_state_is_not_read_and_ranks_continue(ranks: Ranks, kind: str)
 
 
 @pytest.mark.slow
-def test_block_request_during_a_reset_reads_nothing(ranks: Ranks) -> None:
+def test_block_request_during_reset_reads_nothing(ranks: Ranks) -> None:
     alone, led = two(ranks, "llama", 0, 1, DIGITS)
     learnt(led, 0)
     sizes = {name: size for name, size in led.optimizer.sizes().items() if "residual" not in name}
@@ -173,7 +171,7 @@ def test_block_request_during_a_reset_reads_nothing(ranks: Ranks) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["signs", "digits"])
-def test_a_state_goes_from_ranks_to_one_and_back(ranks: Ranks, kind: str) -> None:
+def test_state_moves_from_ranks_to_one_and_back(ranks: Ranks, kind: str) -> None:
     alone, led = two(ranks, "llama", 2, 1, SETTINGS[kind])
     learnt(led, 0)
     alone.optimizer.restore(led.optimizer.state())
@@ -188,7 +186,7 @@ def test_a_state_goes_from_ranks_to_one_and_back(ranks: Ranks, kind: str) -> Non
 
 
 @pytest.mark.slow
-def test_a_state_that_does_not_fit_changes_nothing(ranks: Ranks) -> None:
+def test_misshapen_state_changes_nothing(ranks: Ranks) -> None:
     _, led = two(ranks, "llama", 1, 1, SIGNS)
     learnt(led, 0)
     before = led.optimizer.state()
@@ -203,7 +201,7 @@ def test_a_state_that_does_not_fit_changes_nothing(ranks: Ranks) -> None:
 
 
 @pytest.mark.slow
-def test_a_gradient_that_is_refused_changes_nothing(ranks: Ranks) -> None:
+def test_refused_gradient_changes_nothing(ranks: Ranks) -> None:
     _, led = two(ranks, "llama", 1, 1, FLOATS)
     learnt(led, 0)
     before = led.optimizer.state()
@@ -219,7 +217,7 @@ def test_a_gradient_that_is_refused_changes_nothing(ranks: Ranks) -> None:
 
 
 @pytest.mark.slow
-def test_ranks_hold_the_state_of_the_last_replica_alone(ranks: Ranks) -> None:
+def test_ranks_hold_only_last_replicas_state(ranks: Ranks) -> None:
     _, first = two(ranks, "llama", 0, 1, SIGNS)
     learnt(first, 0)
     alone, led = two(ranks, "llama", 0, 1, SIGNS)
@@ -232,9 +230,7 @@ def test_ranks_hold_the_state_of_the_last_replica_alone(ranks: Ranks) -> None:
 
 
 @pytest.mark.slow
-def test_a_rank_holds_its_part_of_the_state_alone(
-    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rank_holds_only_its_share_of_state(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(MODELS, "wide", WIDE)
     alone, led = two(ranks, "wide", 0, 1, SIGNS)
     for replica in (alone, led):
@@ -249,7 +245,7 @@ def test_a_rank_holds_its_part_of_the_state_alone(
 
 @pytest.mark.parametrize("kind", SETTINGS)
 @pytest.mark.parametrize("model", ["qwen3", "uneven", "named nanogpt", "narrow deepseek"])
-def test_every_block_is_held_once_and_ranks_hold_about_as_much(model: str, kind: str) -> None:
+def test_state_blocks_are_assigned_once_and_evenly(model: str, kind: str) -> None:
     schema = build_schema(config_of(MODELS[model]).to_hf(), 3, SETTINGS[kind])
     for tier, count in itertools.product(range(3), (1, 3, 64)):
         held = split_blocks(schema.results, tier, count)

@@ -49,14 +49,14 @@ def test_cut_layers_give_equal_gradients_up_to_rounding(
 
 @on_pair
 @pytest.mark.parametrize("model", sorted(set(CUT) - {model for model, _ in ESSENTIAL}))
-def test_cut_layers_of_other_models_give_the_same_gradient(ranks: Ranks, model: str) -> None:
+def test_tensor_parallel_gradients_of_other_models_are_close(ranks: Ranks, model: str) -> None:
     close_gradients(ranks, model, 1)
 
 
 @pytest.mark.slow
 @on_pair
 @pytest.mark.parametrize("model", ["llama", "whole nanogpt", "deepseek"])
-def test_layers_that_are_computed_twice_give_the_same_bits(ranks: Ranks, model: str) -> None:
+def test_tensor_parallel_recomputed_layers_give_equal_bits(ranks: Ranks, model: str) -> None:
     (loss, expected), (found_loss, found) = (
         gradients(two(ranks, model, 0, 2, recompute=recompute)[1], share(5))
         for recompute in (False, True)
@@ -84,7 +84,7 @@ def drawn(replica: Replica, number: int) -> Trained:
 
 
 @on_both
-def test_ranks_of_one_layer_share_the_optimizers_state_too(ranks: Ranks) -> None:
+def test_tensor_parallel_ranks_share_optimizer_state(ranks: Ranks) -> None:
     alone, led = two(ranks, "llama", 1, 1)
     for number in range(2):
         assert drawn(alone, number).payloads == drawn(led, number).payloads
@@ -107,7 +107,7 @@ def test_cut_layers_take_equal_inner_steps_up_to_rounding(ranks: Ranks, inner: A
 
 @on_both
 @pytest.mark.parametrize("model", ["llama", "nanogpt", "deepseek"])
-def test_a_rank_holds_its_part_of_the_matrices(ranks: Ranks, model: str) -> None:
+def test_tensor_parallel_rank_holds_its_share_of_matrices(ranks: Ranks, model: str) -> None:
     """Each rank of a pair also holds the whole tables, head, norms, gates, and what heads share."""
     whole, held = parts(ranks, model, 0)
     shapes = config_of(MODELS[model]).parameter_shapes(0)
@@ -137,7 +137,7 @@ def test_a_rank_holds_its_part_of_the_matrices(ranks: Ranks, model: str) -> None
         ("uneven", 2, 2, "does not divide the 1 key/value heads of a layer of tier 2"),
     ],
 )
-def test_what_cannot_be_cut_is_refused_by_name(
+def test_indivisible_tensor_parallelism_is_refused(
     model: str, tier: int, count: int, says: str
 ) -> None:
     with pytest.raises(Unsuitable, match=says):
@@ -145,7 +145,7 @@ def test_what_cannot_be_cut_is_refused_by_name(
 
 
 @pytest.mark.slow  # importing transformers takes seconds
-def test_a_model_of_transformers_is_refused_with_the_reason() -> None:
+def test_tensor_parallelism_of_transformers_model_is_refused() -> None:
     pytest.importorskip("transformers")
     config = config_of(
         {"model_type": "gpt2", "vocab_size": 64, "n_embd": 16, "n_layer": 1, "n_head": 2}

@@ -48,15 +48,17 @@ def commitment(
     )  # fmt: skip
 
 
-def said(run: Scenario, result: int = 1, index: int = LIAR, **changed: Any) -> Commitment:
+def round_commitment(
+    run: Scenario, result: int = 1, index: int = LIAR, **changed: Any
+) -> Commitment:
     """Return the member's commitment for the run's current round."""
     found = commitment(run.run_id, run.run.round_id, run.seat_of(index), index, result)
     return msgspec.structs.replace(found, **changed)
 
 
-def sign(said: Commitment | Ready, index: int = LIAR) -> Signed:
-    return signed_part(encode_announcement(said, secret(index)))
+def sign(message: Commitment | Ready, index: int = LIAR) -> Signed:
+    return signed_part(encode_announcement(message, secret(index)))
 
 
 def pair(run: Scenario) -> list[Signed]:
-    return [sign(said(run, 1)), sign(said(run, 2))]
+    return [sign(round_commitment(run, 1)), sign(round_commitment(run, 2))]

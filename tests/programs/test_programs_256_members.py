@@ -136,7 +136,7 @@ def test_disagreeing_witnesses_are_counted(full_run: Scenario) -> None:
 
 @pytest.mark.parametrize("levels", [3, 8])
 @pytest.mark.parametrize("said", ["nothing", "half"])
-def test_timed_out_cooldown_stays_within_its_compute_limit(
+def test_timed_out_cooldown_stays_within_compute_limit(
     world: World, levels: int, said: str
 ) -> None:
     """Nobody states what the model contains, or just half of the committees do, before the time is

@@ -41,7 +41,7 @@ def test_cooldown_end_with_half_of_agreeing_holders_attests(
     assert state.attested_step == state.step
 
 
-def test_less_than_half_of_the_holders_attest_nothing(world: World) -> None:
+def test_less_than_half_of_holders_attest_nothing(world: World) -> None:
     run = _two_holders(world)
     run.attest(2, {2: HASHES[2]}).ok()  # one of the four that hold level 2
     world.advance(31)
@@ -49,7 +49,7 @@ def test_less_than_half_of_the_holders_attest_nothing(world: World) -> None:
     assert (run.run.levels_attested, run.run.model_source) == (0, ModelSource.CHECKPOINT)
 
 
-def test_cooldown_end_with_disagreeing_holders_needs_a_quorum(world: World) -> None:
+def test_cooldown_end_with_disagreeing_holders_needs_quorum(world: World) -> None:
     run = _two_holders(world)
     run.attest(0, HASHES).ok()
     run.attest(1, HASHES | {1: b"x" * 32}).ok()

@@ -19,7 +19,7 @@ def result(seat: int, variant: int = 0) -> bytes:
 
 @pytest.mark.parametrize("overlap", [0, 1])
 @pytest.mark.parametrize("variants", [(0, 0, 1, 1), (0, 1, 2, 3), (0, 0, 0, 1)])
-def test_equivocated_result_returns_to_the_backlog(
+def test_equivocated_result_returns_to_backlog(
     run: Scenario, overlap: int, variants: tuple[int, ...]
 ) -> None:
     """Return a share to the backlog when no quorum of witnesses recorded the same result for it."""

@@ -105,7 +105,7 @@ def attack(
 
 
 @each_account
-def test_another_programs_account_is_refused(victim: Scenario, account: str) -> None:
+def test_account_of_another_program_is_refused(victim: Scenario, account: str) -> None:
     forged = Pubkey.from_string("F" * 44)
     victim.world.put(
         forged, victim.world.data(victim.accounts[account]), owner=Pubkey.from_string("E" * 44)
@@ -116,7 +116,7 @@ def test_another_programs_account_is_refused(victim: Scenario, account: str) -> 
 
 
 @each_account
-def test_the_same_bytes_at_another_address_are_refused(victim: Scenario, account: str) -> None:
+def test_account_copied_to_another_address_is_refused(victim: Scenario, account: str) -> None:
     forged = Pubkey.from_string("D" * 44)
     victim.world.put(forged, victim.world.data(victim.accounts[account]))
     for name in naming(account):
@@ -124,7 +124,7 @@ def test_the_same_bytes_at_another_address_are_refused(victim: Scenario, account
 
 
 @each_account
-def test_another_type_in_disguise_is_refused(victim: Scenario, account: str) -> None:
+def test_account_of_another_type_is_refused(victim: Scenario, account: str) -> None:
     other = "witnesses" if account != "witnesses" else "members"
     forged = Pubkey.from_string("C" * 44)
     victim.world.put(forged, victim.world.data(victim.accounts[other]))
@@ -134,7 +134,7 @@ def test_another_type_in_disguise_is_refused(victim: Scenario, account: str) -> 
 
 
 @pytest.mark.parametrize("account", [one for one in ACCOUNTS if one != "run"])
-def test_another_runs_account_is_refused(victim: Scenario, account: str) -> None:
+def test_account_of_another_run_is_refused(victim: Scenario, account: str) -> None:
     other = Scenario(victim.world, "other")
     if not victim.world.data(other.accounts["run"]):
         other.create().ok()
@@ -143,7 +143,7 @@ def test_another_runs_account_is_refused(victim: Scenario, account: str) -> None
 
 
 @each_account
-def test_an_account_that_must_change_must_be_writable(victim: Scenario, account: str) -> None:
+def test_changed_account_must_be_writable(victim: Scenario, account: str) -> None:
     for name, written in WRITTEN.items():
         if (
             account in written
@@ -151,19 +151,19 @@ def test_an_account_that_must_change_must_be_writable(victim: Scenario, account:
             assert attack(victim, name, {}, {account: (False, False)}) == "ConstraintMut", name
 
 
-def test_the_acting_wallet_must_sign(victim: Scenario) -> None:
+def test_acting_wallet_must_sign(victim: Scenario) -> None:
     for name in ARGS.keys() - {"inspect"}:
         role = "authority" if name in OWNED else "user"
         assert attack(victim, name, {}, {role: (False, False)}) == "MissingRequiredSignature", name
 
 
-def test_one_account_cannot_be_two(victim: Scenario) -> None:
+def test_one_account_for_two_roles_is_refused(victim: Scenario) -> None:
     for name, written in WRITTEN.items():
         for first, second in combinations(sorted(written), 2):
             attack(victim, name, {first: victim.accounts[second]})
 
 
-def test_a_forged_sysvar_is_refused(victim: Scenario) -> None:
+def test_forged_sysvar_is_refused(victim: Scenario) -> None:
     forged = Pubkey.from_string("B" * 44)
     victim.world.put(
         forged, bytes(48), owner=Pubkey.from_string("Sysvar1111111111111111111111111111111111111")
@@ -197,7 +197,7 @@ def test_malformed_data_is_refused(victim: Scenario) -> None:
     )
 
 
-def test_a_closed_run_is_not_revived_within_its_transaction(world: World) -> None:
+def test_closed_run_is_not_revived_within_its_transaction(world: World) -> None:
     run = Scenario(world).start()
     run.owner("set_paused", True).ok()
     close = run.instruction("close_run")

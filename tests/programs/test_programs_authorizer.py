@@ -53,7 +53,7 @@ def test_authorization_is_inactive_until_grantor_activates_it(world: World) -> N
 
 
 @pytest.mark.parametrize("scope", [b"", b"s" * 33])
-def test_a_scope_has_1_to_32_bytes(world: World, scope: bytes) -> None:
+def test_authorization_scope_has_1_to_32_bytes(world: World, scope: bytes) -> None:
     if scope:
         # longer than a seed: no address can be derived from it
         assert create(world, scope).error in (
@@ -95,7 +95,7 @@ def test_delegates_are_added_cleared_and_bounded(world: World) -> None:
     assert delegates(world) == []
 
 
-def test_everyone_keeps_to_the_own_part(world: World) -> None:
+def test_authorization_is_changed_only_by_its_parties(world: World) -> None:
     create(world).ok()
     stranger = Keypair()
     call(world, "grantor_update", True, signer=stranger, grantor=stranger.pubkey()).refused(
@@ -130,7 +130,7 @@ def _funded(world: World, seed: bytes) -> Keypair:
     return wallet
 
 
-def test_what_a_sponsor_paid_goes_back_to_the_sponsor(world: World) -> None:
+def test_sponsored_rent_returns_to_sponsor(world: World) -> None:
     """One paid for the account, another for delegates: neither closing nor clearing makes that
     anybody else's.
     """
@@ -201,7 +201,7 @@ def test_what_a_sponsor_paid_goes_back_to_the_sponsor(world: World) -> None:
     assert world.data(KEY) == b""
 
 
-def test_without_delegates_closing_is_immediate(world: World) -> None:
+def test_authorization_without_delegates_closes_at_once(world: World) -> None:
     create(world).ok()
     call(world, "close", signer=GRANTOR).ok()
     create(world).ok()

@@ -67,7 +67,7 @@ def test_silent_third_of_members_loses_no_sequence(world: World) -> None:
     assert len(trained) > 0.5 * state.data_index
 
 
-def test_a_full_backlog_is_trained_before_anything_fresh(run: Scenario) -> None:
+def test_full_backlog_is_trained_before_fresh_data(run: Scenario) -> None:
     run.train([0, 1, 2])
     run.witness_round()
     _fill(run, BACKLOG - ROOM + REDO + 1)
@@ -85,7 +85,7 @@ def test_a_full_backlog_is_trained_before_anything_fresh(run: Scenario) -> None:
 
 
 @pytest.mark.parametrize("newcomers", [2, 7])
-def test_while_much_waits_the_established_alone_train_it(world: World, newcomers: int) -> None:
+def test_large_backlog_is_trained_by_established_alone(world: World, newcomers: int) -> None:
     """The exploit: newcomers that left shares undone filled the backlog, and rounds that left more
     did not count.
     """
@@ -138,7 +138,7 @@ def test_full_backlog_keeps_established_batches_at_full_size(world: World) -> No
         assert len(run.backlog) == BACKLOG - 2 * (REDO + 1) - REDO * (left + 1)
 
 
-def test_round_whose_gaps_exceed_the_backlog_is_undone_whole(
+def test_round_whose_gaps_exceed_backlog_is_undone(
     run: Scenario,
 ) -> None:
     run.train([0, 1, 2])

@@ -515,7 +515,7 @@ def run(
 
 @MACHINES
 @pytest.mark.timeout(900)  # a failure is made small first, for up to five minutes
-def test_no_transaction_does_what_the_rules_do_not_say(
+def test_coalition_transactions_never_violate_rules(
     machine: type[RuleBasedStateMachine],
 ) -> None:
     Hiders.convictions = 0
@@ -523,7 +523,7 @@ def test_no_transaction_does_what_the_rules_do_not_say(
     assert machine is not Hiders or Hiders.convictions > 0, "nobody was ever dropped for its levels"
 
 
-def test_barred_wallet_without_membership_is_refused() -> None:
+def test_banned_wallet_without_membership_is_refused() -> None:
     comparison = Comparison(**CONFIG)
     assert comparison.withdraw(0)
     assert comparison.kick(0, True)
@@ -532,7 +532,7 @@ def test_barred_wallet_without_membership_is_refused() -> None:
     assert not comparison.withdraw(0)
 
 
-def test_what_must_hold_does_not_with_more_than_a_third() -> None:
+def test_coalition_above_a_third_violates_invariants() -> None:
     with pytest.raises(AssertionError):
         run(TooMany, 100, shrink=False)
 
@@ -552,14 +552,14 @@ def _send(machine: type[RuleBasedStateMachine], transactions: int) -> None:
 @MACHINES
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_thousands_of_transactions_follow_the_oracle(machine: type[RuleBasedStateMachine]) -> None:
+def test_thousands_of_transactions_follow_oracle(machine: type[RuleBasedStateMachine]) -> None:
     _send(machine, 2_000)
 
 
 @MACHINES
 @pytest.mark.nightly
 @pytest.mark.timeout(3600)
-def test_hundreds_of_thousands_of_transactions_do_not_either(
+def test_hundreds_of_thousands_of_transactions_follow_oracle(
     machine: type[RuleBasedStateMachine],
 ) -> None:
     asked = os.environ.get("FUZZ_TRANSACTIONS", "250000")

@@ -24,7 +24,7 @@ def _rounds(run: Scenario, heard: int) -> None:
         run.witness_round(participation=heard & (judged.roster if judged else 0))
 
 
-def test_a_declared_tier_proves_nothing(world: World) -> None:
+def test_declared_tier_proves_nothing(world: World) -> None:
     """Four of seven say that they hold everything and deliver nothing: they were a majority of
     every committee.
     """
@@ -63,7 +63,7 @@ def test_first_epoch_establishes_only_few_members_without_share(world: World, id
     assert run.members.proven == (run.run.began if few else owed)
 
 
-def test_who_comes_and_owes_nothing_has_shown_nothing(world: World) -> None:
+def test_newcomer_owing_nothing_has_shown_nothing(world: World) -> None:
     """A newcomer too slow to be given a sequence counts as one that delivered, but not for this."""
     run = Scenario(world).start(
         init_min_clients=2, rounds_per_epoch=3, global_batch_size_start=47, global_batch_size_end=47
@@ -83,7 +83,7 @@ def test_who_comes_and_owes_nothing_has_shown_nothing(world: World) -> None:
         run.tick().ok()
 
 
-def test_half_of_the_rounds_are_enough(world: World) -> None:
+def test_delivery_in_half_of_rounds_suffices(world: World) -> None:
     run = Scenario(world).start(init_min_clients=4, rounds_per_epoch=5)
     run.train(range(4))
     heard = iter((0, 0b1111, 0b1111, 0b1101, 0b1001, 0b0001))
@@ -120,7 +120,7 @@ def test_last_holder_cannot_attest_for_dropped_holders(world: World) -> None:
     assert FALSE[0] not in run.run.level_hashes
 
 
-def test_who_left_early_is_not_waited_for(world: World) -> None:
+def test_early_leaver_is_not_awaited(world: World) -> None:
     """Before it had delivered in half of what it could: its silence costs nothing."""
     run = Scenario(world).start(init_min_clients=4, rounds_per_epoch=6)
     run.train(range(4))
@@ -132,7 +132,7 @@ def test_who_left_early_is_not_waited_for(world: World) -> None:
     assert _electees(run) == {0, 1, 2}
 
 
-def test_the_convicted_have_no_say(world: World) -> None:
+def test_ejected_members_have_no_vote(world: World) -> None:
     run = Scenario(world).start(init_min_clients=10, rounds_per_epoch=4, verification_percent=30)
     run.train(range(10))
     for _ in range(3):
@@ -150,7 +150,7 @@ def test_the_convicted_have_no_say(world: World) -> None:
     assert target not in _electees(run)
 
 
-def test_every_level_has_a_committee_of_its_own_of_32(world: World) -> None:
+def test_every_level_has_its_own_committee_of_32(world: World) -> None:
     """It was 32 places for all levels together: with three levels, seven liars of forty could be a
     quorum of ten.
     """

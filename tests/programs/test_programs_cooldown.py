@@ -29,7 +29,7 @@ def cool(world: World) -> Scenario:
     return run.train([0, 1, 2]).finish_rounds()
 
 
-def test_a_quorum_attests_each_level(cool: Scenario) -> None:
+def test_quorum_attests_each_level(cool: Scenario) -> None:
     assert (cool.run.state, cool.run.levels_attested, cool.run.step) == (RunState.COOLDOWN, 0, 3)
     cool.attest(0, HASHES).ok()
     assert cool.run.levels_attested == 0
@@ -41,7 +41,7 @@ def test_a_quorum_attests_each_level(cool: Scenario) -> None:
     assert (cool.run.levels_attested, cool.run.level_hashes) == (0b111, tuple(HASHES.values()))
 
 
-def test_the_refusals_of_an_attestation(cool: Scenario) -> None:
+def test_invalid_attestations_are_refused(cool: Scenario) -> None:
     cool.by(0, "attest", 0, 0, []).refused("HashesInvalid")
     cool.by(0, "attest", 0, 0b11, [HASHES[0]]).refused("HashesInvalid")
     cool.by(0, "attest", 0, 0b1, [bytes(32)]).refused("HashesInvalid")
@@ -57,7 +57,7 @@ def test_the_refusals_of_an_attestation(cool: Scenario) -> None:
     cool.by(0, "attest", 0, 1, [HASHES[0]]).refused("WrongState")
 
 
-def test_a_tier_attests_the_levels_it_holds(world: World) -> None:
+def test_tier_attests_levels_it_holds(world: World) -> None:
     run = Scenario(world).start(rounds_per_epoch=1)
     for index, tier in enumerate((1, 2, 2)):
         run.join(index, tier=tier).ok()
@@ -89,7 +89,7 @@ def test_a_tier_attests_the_levels_it_holds(world: World) -> None:
     assert run.run.levels_attested == 0b111
 
 
-def test_checkpoint_with_attested_hashes_ends_the_cooldown(cool: Scenario) -> None:
+def test_checkpoint_with_attested_hashes_ends_cooldown(cool: Scenario) -> None:
     cool.by(0, "checkpoint", NAMED).refused("CheckpointMismatch")
     for index in range(3):
         cool.attest(index, HASHES).ok()
@@ -119,7 +119,7 @@ def test_checkpoint_with_attested_hashes_ends_the_cooldown(cool: Scenario) -> No
     cool.by(0, "checkpoint", NAMED).refused("CheckpointNotNewer")
 
 
-def test_a_checkpoint_may_follow_after_the_epoch(cool: Scenario) -> None:
+def test_checkpoint_after_epoch_is_accepted(cool: Scenario) -> None:
     for index in range(3):
         cool.attest(index, HASHES).ok()
     cool.world.advance(31)
@@ -133,7 +133,7 @@ def test_a_checkpoint_may_follow_after_the_epoch(cool: Scenario) -> None:
     assert cool.model.checkpoint_step == 3
 
 
-def test_time_ends_a_cooldown_only_by_a_tick(cool: Scenario) -> None:
+def test_expired_cooldown_ends_only_by_tick(cool: Scenario) -> None:
     """After an outage longer than the cooldown, the first to come back does not
     cut off the others.
     """
@@ -151,7 +151,7 @@ def test_time_ends_a_cooldown_only_by_a_tick(cool: Scenario) -> None:
     )
 
 
-def test_a_late_checkpoint_still_ends_the_cooldown(cool: Scenario) -> None:
+def test_late_checkpoint_still_ends_cooldown(cool: Scenario) -> None:
     cool.world.advance(300)
     for index in range(3):
         cool.attest(index, HASHES).ok()
@@ -159,13 +159,13 @@ def test_a_late_checkpoint_still_ends_the_cooldown(cool: Scenario) -> None:
     assert (cool.run.state, cool.model.checkpoint_step) == (RunState.WAITING_FOR_MEMBERS, 3)
 
 
-def test_a_new_run_has_nothing_to_checkpoint(world: World) -> None:
+def test_new_run_has_no_checkpoint_to_record(world: World) -> None:
     run = Scenario(world)
     run.create().ok()
     run.by(0, "checkpoint", NAMED).refused("WrongState")
 
 
-def test_only_who_finished_an_epoch_names_its_checkpoint(cool: Scenario) -> None:
+def test_only_finishers_record_checkpoint_of_epoch(cool: Scenario) -> None:
     """Not one that has joined since, nor one that says since then that it holds the full model."""
     for index in range(3):
         cool.attest(index, HASHES).ok()
@@ -180,7 +180,7 @@ def test_only_who_finished_an_epoch_names_its_checkpoint(cool: Scenario) -> None
     cool.by(0, "checkpoint", NAMED).ok()
 
 
-def test_a_member_names_no_place_that_others_cannot_read(cool: Scenario) -> None:
+def test_member_may_not_replace_hub_checkpoint_by_directory(cool: Scenario) -> None:
     for index in range(3):
         cool.attest(index, HASHES).ok()
     record = cool.world.record("Model", "test")
@@ -198,7 +198,7 @@ def test_a_member_names_no_place_that_others_cannot_read(cool: Scenario) -> None
         assert (cool.model.checkpoint.repo, cool.model.checkpoint_step) == (repo, 3)
 
 
-def test_leaving_after_a_vote_makes_no_room_for_another(world: World) -> None:
+def test_vote_and_leave_makes_no_room_for_another(world: World) -> None:
     """The committee is that of the start of cooldown, or a minority could vote, leave and shrink
     the quorum.
     """
@@ -216,7 +216,7 @@ def test_leaving_after_a_vote_makes_no_room_for_another(world: World) -> None:
     assert run.run.levels_attested == 0  # five of nine; the quorum is six
 
 
-def test_a_failed_cooldown_keeps_the_durable_hashes(cool: Scenario) -> None:
+def test_failed_cooldown_keeps_durable_hashes(cool: Scenario) -> None:
     run = _next_epoch(cool, [0, 1, 2])
     run.by(0, "checkpoint", NAMED).ok()
     run.owner("set_paused", True).ok()
@@ -230,7 +230,7 @@ def test_a_failed_cooldown_keeps_the_durable_hashes(cool: Scenario) -> None:
     assert state.level_hashes == tuple(HASHES.values())
 
 
-def test_hashes_of_another_checkpoint_are_forgotten_with_it(cool: Scenario) -> None:
+def test_replaced_checkpoint_loses_its_hashes(cool: Scenario) -> None:
     run = _next_epoch(cool, [0, 1, 2])
     run.by(0, "checkpoint", NAMED).ok()
     run.owner("set_paused", True).ok()
@@ -242,7 +242,7 @@ def test_hashes_of_another_checkpoint_are_forgotten_with_it(cool: Scenario) -> N
     assert (run.run.levels_attested, run.run.attested_step) == (0, 0)
 
 
-def test_points_go_in_equal_parts_to_those_who_stayed(cool: Scenario) -> None:
+def test_points_are_split_among_members_that_stayed(cool: Scenario) -> None:
     cool.by(2, "leave_run").ok()
     cool.world.advance(31)
     cool.tick().ok()
@@ -251,7 +251,7 @@ def test_points_go_in_equal_parts_to_those_who_stayed(cool: Scenario) -> None:
     assert cool.run.model_source is ModelSource.CHECKPOINT  # no level was attested
 
 
-def test_a_pause_in_training_pays_and_cools_down_first(run: Scenario) -> None:
+def test_pause_in_training_pays_and_cools_down_first(run: Scenario) -> None:
     run.owner("set_future_epoch_rates", 300, 0).ok()
     run.train([0, 1, 2])
     run.join(0).ok()
@@ -283,7 +283,7 @@ def test_a_pause_in_training_pays_and_cools_down_first(run: Scenario) -> None:
     assert not run.run.cold_start
 
 
-def test_the_last_step_finishes_the_run(world: World) -> None:
+def test_last_step_finishes_run(world: World) -> None:
     run = Scenario(world).start(total_steps=2)
     run.train([0, 1, 2]).finish_rounds()
     assert run.run.step == 3
@@ -303,12 +303,12 @@ def _next_epoch(run: Scenario, indices: list[int]) -> Scenario:
     return run.warm_up(indices)
 
 
-def test_a_returning_finisher_keeps_the_peers_as_the_source(cool: Scenario) -> None:
+def test_returning_finisher_keeps_peers_as_model_source(cool: Scenario) -> None:
     run = _next_epoch(cool, [2, 3, 4]).run
     assert (run.model_source, run.levels_attested) == (ModelSource.PEERS, 0b111)
 
 
-def test_without_a_finisher_the_durable_checkpoint_is_the_source(cool: Scenario) -> None:
+def test_epoch_without_finisher_starts_from_durable_checkpoint(cool: Scenario) -> None:
     for index in range(3):
         cool.attest(index, HASHES).ok()
     cool.world.advance(31)
@@ -351,7 +351,7 @@ def test_cooldown_of_epoch_without_step_ends_at_once(
     assert cool.run.state is RunState.WAITING_FOR_MEMBERS
 
 
-def test_a_restarted_finisher_is_none(cool: Scenario) -> None:
+def test_restarted_finisher_is_not_a_finisher(cool: Scenario) -> None:
     cool.join(2, stateless=True).ok()
     run = _next_epoch_of_two(cool)
     assert run.finishers == 0b011
@@ -365,5 +365,5 @@ def _next_epoch_of_two(run: Scenario) -> Any:
     return run.run
 
 
-def test_the_owner_may_not_replace_the_model_of_a_running_epoch(cool: Scenario) -> None:
+def test_owner_may_not_replace_model_of_running_epoch(cool: Scenario) -> None:
     cool.update(model=model_params()).refused("NotHalted")

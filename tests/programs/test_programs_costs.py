@@ -20,7 +20,7 @@ MOST_RENT = 630_000_000
 """Lamports of a run's four accounts."""
 
 
-def test_costs_of_three_members_are_as_measured() -> None:
+def test_costs_of_three_members_equal_measurement() -> None:
     spec = importlib.util.spec_from_file_location("benchmark_chain", CHAIN)
     assert spec is not None
     assert spec.loader is not None

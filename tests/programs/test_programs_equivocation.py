@@ -24,7 +24,7 @@ from aftermath.rules.announcements import (
     Signed,
 )
 from aftermath.rules.state import MemberState, RunState
-from programs.evidence import IX, LIAR, p2p, pair, said, sign
+from programs.evidence import IX, LIAR, p2p, pair, round_commitment, sign
 from programs.harness import Outcome, World
 from programs.scenario import Scenario, member
 
@@ -63,7 +63,7 @@ def show(run: Scenario, *signed: Signed, by: int = 0) -> Outcome:
     return prove(run, IX.check_signatures(signed), by=by)
 
 
-def test_who_signs_two_results_is_ejected_and_forfeits(training: Scenario) -> None:
+def test_equivocating_member_is_ejected_and_forfeits(training: Scenario) -> None:
     run = training
     record = run.world.record("Members", "test")
     record["seats"][0]["points"][:3] = 20
@@ -86,7 +86,7 @@ def test_who_signs_two_results_is_ejected_and_forfeits(training: Scenario) -> No
     show(run, *pair(run)).refused("WrongState")
 
 
-def test_leaving_before_it_is_found_out_does_not_help(training: Scenario) -> None:
+def test_leave_before_proof_does_not_save_bond(training: Scenario) -> None:
     run = training
     signed = pair(run)
     run.by(LIAR, "leave_run").ok()
@@ -96,7 +96,7 @@ def test_leaving_before_it_is_found_out_does_not_help(training: Scenario) -> Non
     assert (seat.state, seat.exited_height) == (MemberState.EJECTED, 0)
 
 
-def test_a_proof_costs_one_bond_and_no_other_one(world: World) -> None:
+def test_equivocation_proof_costs_one_bond_once(world: World) -> None:
     """The exploit: the owner set the epoch back, and the holder of the two statements showed them
     again.
     """
@@ -122,16 +122,16 @@ def test_a_proof_costs_one_bond_and_no_other_one(world: World) -> None:
     assert (held.bond, held.ejections) == (10**6, 1)
 
 
-def test_what_is_no_contradiction_ejects_nobody(training: Scenario) -> None:
+def test_consistent_statements_eject_nobody(training: Scenario) -> None:
     run = training
-    first = said(run)
+    first = round_commitment(run)
 
     def against(**changed: Any) -> Outcome:
-        return show(run, sign(first), sign(said(run, 2, **changed)))
+        return show(run, sign(first), sign(round_commitment(run, 2, **changed)))
 
     show(run, sign(first), sign(first)).refused("NoEquivocation")
     # hearsay, which is not committed to
-    show(run, sign(first), sign(said(run, loss=2.0))).refused("NoEquivocation")
+    show(run, sign(first), sign(round_commitment(run, loss=2.0))).refused("NoEquivocation")
     against(height=1).refused("NoEquivocation")
     # another attempt at the epoch, or another run of that name
     against(seed=first.seed ^ 1).refused("NoEquivocation")
@@ -139,8 +139,12 @@ def test_what_is_no_contradiction_ejects_nobody(training: Scenario) -> None:
     against(seat=2).refused("NoEquivocation")
     against(run_id="other").refused("NoEquivocation")
     both = {"run_id": "other"}
-    show(run, sign(said(run, 1, **both)), sign(said(run, 2, **both))).refused("StaleHeight")
-    show(run, sign(said(run, 1, epoch=1)), sign(said(run, 2, epoch=1))).refused("StaleHeight")
+    show(
+        run, sign(round_commitment(run, 1, **both)), sign(round_commitment(run, 2, **both))
+    ).refused("StaleHeight")
+    show(
+        run, sign(round_commitment(run, 1, epoch=1)), sign(round_commitment(run, 2, epoch=1))
+    ).refused("StaleHeight")
     ready = Ready(sender=p2p(LIAR), signer=first.signer, run_id="test", epoch=0, seat=LIAR)
     show(run, sign(ready), sign(msgspec.structs.replace(ready, signer=b"x" * 32))).refused(
         "NoEquivocation"
@@ -148,16 +152,20 @@ def test_what_is_no_contradiction_ejects_nobody(training: Scenario) -> None:
     assert run.members.mask(MemberState.HEALTHY) == 0b111
 
 
-def test_nobody_signs_for_another(training: Scenario) -> None:
+def test_equivocation_signed_by_another_is_refused(training: Scenario) -> None:
     run = training
     other = {"sender": p2p(2)}
-    show(run, sign(said(run)), sign(said(run, 2, **other), 2)).refused("NoEquivocation")  # two keys
-    mine = [sign(said(run, result, **other), 2) for result in (1, 2)]
+    show(run, sign(round_commitment(run)), sign(round_commitment(run, 2, **other), 2)).refused(
+        "NoEquivocation"
+    )  # two keys
+    mine = [sign(round_commitment(run, result, **other), 2) for result in (1, 2)]
     show(run, *mine).refused("SeatMismatch")  # the key of seat 2 speaks of seat 1
-    unused = [sign(said(run, result, seat=9)) for result in (1, 2)]
+    unused = [sign(round_commitment(run, result, seat=9)) for result in (1, 2)]
     show(run, *unused).refused("SeatMismatch")
-    forged = sign(said(run, 2))._replace(signature=sign(said(run)).signature)
-    assert show(run, sign(said(run)), forged).error is not None
+    forged = sign(round_commitment(run, 2))._replace(
+        signature=sign(round_commitment(run)).signature
+    )
+    assert show(run, sign(round_commitment(run)), forged).error is not None
     assert run.members.mask(MemberState.HEALTHY) == 0b111
 
 
@@ -169,13 +177,13 @@ def packed(entries: list[tuple[int, ...]], data: bytes, count: int | None = None
     )
 
 
-def test_signatures_that_lie_elsewhere_prove_nothing(training: Scenario) -> None:
+def test_signatures_of_other_instructions_prove_nothing(training: Scenario) -> None:
     """The Ed25519 program takes keys, messages and signatures from any instruction of the
     transaction: what it checks there is not what lies at the same place of its own.
     """
     run = training
-    honest = sign(said(run, 1, 0), 0)
-    lie = sign(said(run, 2, 0), 0)
+    honest = sign(round_commitment(run, 1, 0), 0)
+    lie = sign(round_commitment(run, 2, 0), 0)
     # member 0 signed one result; an attacker puts another one where the program looks, and has the
     # check look elsewhere
     real = honest.signature + honest.key + honest.statement
@@ -206,7 +214,7 @@ def test_signatures_that_lie_elsewhere_prove_nothing(training: Scenario) -> None
     assert run.members.mask(MemberState.HEALTHY) == 0b111
 
 
-def test_only_the_instruction_before_counts(training: Scenario) -> None:
+def test_only_previous_instruction_counts_as_proof(training: Scenario) -> None:
     run = training
     check = IX.check_signatures(pair(run))
     prove(run).refused("NoEquivocation")  # the budget's instruction is before it
@@ -236,7 +244,7 @@ def test_only_the_instruction_before_counts(training: Scenario) -> None:
     prove(run, check).ok()
 
 
-def test_the_statement_of_a_result_keeps_its_form(world: World) -> None:
+def test_commitment_statement_layout_is_stable(world: World) -> None:
     """The program reads it at fixed places."""
     del world
     one = Commitment(

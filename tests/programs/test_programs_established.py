@@ -33,7 +33,7 @@ def _drop(run: Scenario, by: int, seat: int) -> None:
 
 
 @pytest.mark.parametrize("how", ["leaves", "leaves in cooldown", "restarts", "is dropped", "stays"])
-def test_hiding_a_level_costs_its_attestation_right(world: World, how: str) -> None:
+def test_hiding_level_costs_its_attestation_right(world: World, how: str) -> None:
     """The member withholds level 0 for three rounds and leaves before the epoch ends, in each
     possible way.
     """
@@ -61,7 +61,7 @@ def test_hiding_a_level_costs_its_attestation_right(world: World, how: str) -> N
     assert run.members.shown[HIDER] == -1, "one round more is asked of it than of the others"
 
 
-def test_hiding_a_level_after_an_absence_costs_the_right(world: World) -> None:
+def test_hiding_level_after_absence_costs_the_right(world: World) -> None:
     """An absent member keeps its right to attest a level. It loses the right in the first epoch in
     which it withholds that level.
     """
@@ -79,7 +79,7 @@ def test_hiding_a_level_after_an_absence_costs_the_right(world: World) -> None:
 
 
 @pytest.mark.parametrize("rounds", [0, 1, 3])
-def test_who_leaves_having_shown_all_that_it_owed_keeps_its_word(world: World, rounds: int) -> None:
+def test_leaver_that_showed_all_it_owed_keeps_its_vote(world: World, rounds: int) -> None:
     run, honest = established(world, THREE)
     run.train_of(honest)
     for _ in range(rounds):
@@ -90,7 +90,7 @@ def test_who_leaves_having_shown_all_that_it_owed_keeps_its_word(world: World, r
     assert _has_word(run, HIDER)
 
 
-def test_who_leaves_in_warm_up_keeps_its_word(world: World) -> None:
+def test_leaver_in_warm_up_keeps_its_vote(world: World) -> None:
     run, honest = established(world, THREE)
     for index, tier in honest.items():
         run.join(index, tier=tier).ok()
@@ -104,7 +104,7 @@ def test_who_leaves_in_warm_up_keeps_its_word(world: World) -> None:
     assert _has_word(run, HIDER)
 
 
-def test_silent_holders_lose_the_right_to_a_shown_level(
+def test_silent_holders_lose_right_to_shown_level(
     world: World,
 ) -> None:
     """Two of three holders of level 0 are silent from the first round on. The level goes back to
@@ -125,7 +125,7 @@ def test_silent_holders_lose_the_right_to_a_shown_level(
     assert committee.cooldown_electees(run.run, run.members, 0) == (0,)
 
 
-def test_only_proven_holder_keeps_its_level_through_an_outage(world: World) -> None:
+def test_only_proven_holder_keeps_its_level_through_outage(world: World) -> None:
     """It is cut off from the first round on, and dropped. Without it, newcomers would decide the
     next epoch.
     """
@@ -169,7 +169,7 @@ def test_one_of_two_holders_cannot_discredit_the_other(
     assert run.members.shown[0] == 1, "the rounds that they are of two minds about count for nobody"
 
 
-def test_of_three_a_quorum_still_counts_against_one(world: World) -> None:
+def test_quorum_of_three_still_counts_against_one(world: World) -> None:
     run, honest = established(world, THREE)
     begin(run, honest)
     end(run, {1: (0,)})
@@ -179,7 +179,7 @@ def test_of_three_a_quorum_still_counts_against_one(world: World) -> None:
     assert run.members.established == bitmap.from_seats(set(honest) - {0})
 
 
-def test_a_judge_that_was_not_elected_has_its_own_word(world: World) -> None:
+def test_unelected_judge_has_its_own_vote(world: World) -> None:
     """One of two judges alone attests. Its denials count against newcomers only."""
     run, honest = established(world, TWO)
     begin(run, honest | {7: 0})
@@ -192,7 +192,7 @@ def test_a_judge_that_was_not_elected_has_its_own_word(world: World) -> None:
 # --- the first holders of a level
 
 
-def test_first_holders_of_a_level_are_chosen_by_its_majority(world: World) -> None:
+def test_first_holders_of_level_are_chosen_by_its_majority(world: World) -> None:
     """The chain cannot tell two that lie about one from one that two lie about. Two of three decide
     which members hold the level from then on. Nobody is dropped, and all other levels keep their
     holders.
@@ -206,7 +206,7 @@ def test_first_holders_of_a_level_are_chosen_by_its_majority(world: World) -> No
 
 
 @pytest.mark.parametrize("answers", [True, False])
-def test_in_a_first_epoch_one_takes_nobodys_word(world: World, answers: bool) -> None:
+def test_first_epoch_holder_cannot_discredit_the_other(world: World, answers: bool) -> None:
     """It says of the only other holder of level 0 that it got nothing, and hears the same or not:
     both keep theirs.
     """
@@ -217,7 +217,7 @@ def test_in_a_first_epoch_one_takes_nobodys_word(world: World, answers: bool) ->
     assert run.members.established == bitmap.from_seats(range(8))
 
 
-def test_minority_of_first_holders_cannot_discredit_the_others(
+def test_minority_of_first_holders_cannot_discredit_others(
     world: World,
 ) -> None:
     """Two of five deny that they got results from the other three, so those
@@ -241,7 +241,7 @@ def test_minority_of_new_level_holders_does_not_attest_alone(world: World) -> No
 
 
 @pytest.mark.parametrize("founded", [True, False])
-def test_minority_that_hides_a_new_level_is_not_established(world: World, founded: bool) -> None:
+def test_minority_hiding_new_level_is_not_established(world: World, founded: bool) -> None:
     """Two of five that join for level 0 give none of it to the others, in a
     first or a later epoch.
     """

@@ -58,7 +58,7 @@ def is_established(run: Scenario, members: Collection[int]) -> list[bool]:
 
 @pytest.mark.parametrize("overlap", [0, 1])
 @pytest.mark.parametrize(("members", "wallets", "late"), [(9, 4, 2), (30, 13, 6)])
-def test_made_up_results_while_others_are_late_cost_no_word(
+def test_invented_results_while_others_are_late_cost_no_vote(
     world: World, members: int, wallets: int, late: int, overlap: int
 ) -> None:
     """Wallets of the smallest tier all record one made-up result for each honest member."""
@@ -107,7 +107,7 @@ def test_late_witness_of_small_tier_shields_no_liar(world: World) -> None:
 
 
 @pytest.mark.parametrize("delivers", ["nothing", "another result to each peer"])
-def test_wallet_without_one_result_is_not_established(world: World, delivers: str) -> None:
+def test_wallet_without_any_result_is_not_established(world: World, delivers: str) -> None:
     honest = dict.fromkeys(range(7), 0)
     liars = dict.fromkeys((7, 8), 0)
     run = Scenario(world).start(rounds_per_epoch=6)
@@ -130,7 +130,7 @@ def test_wallet_without_one_result_is_not_established(world: World, delivers: st
     assert {run.members.seats[seat].weight for seat in seats} == {1}
 
 
-def test_finisher_that_showed_no_large_level_ends_no_wait(world: World) -> None:
+def test_finisher_without_large_level_ends_no_wait(world: World) -> None:
     """A newcomer that declares the whole model, and shows its smallest level only, does not hold
     the rest.
     """
@@ -154,7 +154,7 @@ def test_finisher_that_showed_no_large_level_ends_no_wait(world: World) -> None:
     assert bitmap.contains(run.members.healthy, run.seat_of(0))
 
 
-def test_rounds_of_one_late_witness_count_for_the_others(world: World) -> None:
+def test_rounds_of_one_late_witness_count_for_others(world: World) -> None:
     """An epoch of five honest members, of whom one never attests, establishes all who deliver."""
     honest = dict.fromkeys(range(5), 0)
     run = Scenario(world).start(rounds_per_epoch=4)

@@ -74,7 +74,7 @@ def _first_epoch(tiers: tuple[int, ...], rounds: int) -> Snapshot:
     return run.world.snapshot()
 
 
-def test_two_of_nine_that_declare_a_tier_do_not_attest_its_level(world: World) -> None:
+def test_two_of_nine_declaring_a_tier_do_not_attest_its_level(world: World) -> None:
     """They withhold level 0 from its holder, vouch for each other, and are two of its three
     declared holders.
     """
@@ -91,7 +91,7 @@ def test_two_of_nine_that_declare_a_tier_do_not_attest_its_level(world: World) -
     assert (run.run.levels_attested, run.run.level_hashes) == (0b111, tuple(NEW.values()))
 
 
-def test_who_gives_its_level_to_those_who_hold_it_is_one_of_them(world: World) -> None:
+def test_member_showing_level_to_its_holders_is_a_holder(world: World) -> None:
     run, honest = _grown(world)
     run.train_of(honest | dict.fromkeys(LIARS, 0))
     for electees in ({0}, {0, *LIARS}):  # after an epoch
@@ -106,7 +106,7 @@ def test_who_gives_its_level_to_those_who_hold_it_is_one_of_them(world: World) -
     assert run.run.levels_attested & 1
 
 
-def test_holder_in_half_of_a_levels_judged_rounds_is_elected(world: World) -> None:
+def test_holder_in_half_of_levels_judged_rounds_is_elected(world: World) -> None:
     """One more holder gave level 0 in two of four rounds, and another one in one of them."""
     run, honest = _grown(world, tiers=(0, 0, 1, 1, 2, 2, 1), rounds=5)
     run.train_of(honest)
@@ -124,7 +124,7 @@ def test_holder_in_half_of_a_levels_judged_rounds_is_elected(world: World) -> No
     assert run.run.level_hashes[0] == UNATTESTED
 
 
-def test_an_established_holder_that_is_gone_is_missed(world: World) -> None:
+def test_absent_established_holder_leaves_level_unattested(world: World) -> None:
     """A newcomer has delivered all it owed, and is the only one left to say what level 0 is."""
     run, honest = _grown(world)
     run.train_of(honest | {7: 0})
@@ -143,7 +143,7 @@ def test_an_established_holder_that_is_gone_is_missed(world: World) -> None:
     assert (state.levels_lost, state.model_source) == (0b001, ModelSource.PEERS)
 
 
-def test_a_level_that_nobody_delivered_stays_what_it_was(world: World) -> None:
+def test_undelivered_level_keeps_its_hash(world: World) -> None:
     """The old holder is absent. Two members declare the level and give it to nobody."""
     run, honest = _grown(world)
     record = world.record("Model", "test")  # the last truth is in a checkpoint
@@ -160,7 +160,7 @@ def test_a_level_that_nobody_delivered_stays_what_it_was(world: World) -> None:
     assert state.levels_lost == 0b001
 
 
-def test_a_sole_holder_speaks_for_its_level(world: World) -> None:
+def test_sole_holder_attests_its_level(world: World) -> None:
     run, honest = _grown(world)
     run.train_of(honest)
     _rounds(run, (), ())
@@ -168,7 +168,7 @@ def test_a_sole_holder_speaks_for_its_level(world: World) -> None:
     assert run.run.level_hashes[0] == NEW[0]
 
 
-def test_half_of_a_levels_agreeing_holders_attests_it(world: World) -> None:
+def test_half_of_levels_agreeing_holders_attests_it(world: World) -> None:
     """Two hold level 0: one that is silent, or has left, does not cost the epoch."""
     run, honest = _grown(world, tiers=(0, 0, 1, 1, 2, 2, 1))
     for left in (False, True):
@@ -183,7 +183,7 @@ def test_half_of_a_levels_agreeing_holders_attests_it(world: World) -> None:
 
 @pytest.mark.parametrize("gone", [(), (0,), (0, 1)], ids=["nobody", "one", "both"])
 @pytest.mark.parametrize("holders", [1, 2])
-def test_newcomers_do_not_attest_an_established_level(
+def test_newcomers_do_not_attest_established_level(
     world: World, holders: int, gone: tuple[int, ...]
 ) -> None:
     """One or two showed level 0 before, two newcomers in this epoch: the newcomers are not
@@ -240,7 +240,7 @@ def test_rounds_end_at_once_when_all_founders_leave(
     assert next_deadline(run.run, run.members, run.model) == run.run.state_started_at + 5
 
 
-def test_founders_that_leave_early_keep_the_model(world: World) -> None:
+def test_founders_leaving_early_keep_model(world: World) -> None:
     """No newcomer has shown a level, so nobody could attest the epoch: it is undone, and the
     founders may return.
     """
@@ -277,7 +277,7 @@ def test_founders_that_leave_early_keep_the_model(world: World) -> None:
     "founders", [(0, 2, 2, 2), (0, 2, 2, 2, 2, 2, 2, 2), (0, 0, 0, 0)], ids=str
 )
 @pytest.mark.parametrize("newcomers", [1, 2, 12])
-def test_one_staying_holder_is_enough(
+def test_one_staying_holder_suffices(
     world: World, founders: tuple[int, ...], newcomers: int
 ) -> None:
     """All others who had shown something leave: who comes just then says nothing of what the one
@@ -302,7 +302,7 @@ def test_one_staying_holder_is_enough(
 
 
 @pytest.mark.parametrize(("rounds", "shows"), [(1, 0), (2, 0), (5, 0), (5, 2), (9, 4)])
-def test_only_judges_of_a_tier_cannot_choose_its_judged_rounds(
+def test_only_judges_of_tier_cannot_choose_judged_rounds(
     world: World, rounds: int, shows: int
 ) -> None:
     """The two members that declare level 0 are its only judges. They attest in one round at most,
@@ -336,9 +336,7 @@ def test_only_judges_of_a_tier_cannot_choose_its_judged_rounds(
 
 
 @pytest.mark.parametrize("founders", ["all", "the others", "nobody"])
-def test_who_never_attests_hides_no_level_from_those_who_hold_it(
-    world: World, founders: str
-) -> None:
+def test_nonattesting_judge_hides_no_level_from_its_holders(world: World, founders: str) -> None:
     """The only judge of level 0 attests no round, and hides level 1 from all its holders."""
     rest = dict(enumerate((1, 1, 1, 2, 2, 2, 2, 2), start=1))
     run = Scenario(world, tiers=3).start(init_min_clients=3, rounds_per_epoch=12)
@@ -363,7 +361,7 @@ def test_who_never_attests_hides_no_level_from_those_who_hold_it(
     assert not run.members.established & hidden
 
 
-def test_rounds_without_a_judge_count_for_nobody(world: World) -> None:
+def test_rounds_without_judge_count_for_nobody(world: World) -> None:
     """The holder of level 0 attests none: a newcomer has not shown it, and the holder is as good as
     before.
     """
@@ -378,7 +376,7 @@ def test_rounds_without_a_judge_count_for_nobody(world: World) -> None:
 
 
 @pytest.mark.parametrize("how", ["another tier", "withdrawal"])
-def test_what_was_shown_is_forgotten_with_the_tier_and_the_seat(world: World, how: str) -> None:
+def test_shown_levels_are_forgotten_with_tier_and_seat(world: World, how: str) -> None:
     run, _ = _grown(world)
     assert bitmap.contains(run.members.established, 0)
     if how == "another tier":
@@ -388,7 +386,7 @@ def test_what_was_shown_is_forgotten_with_the_tier_and_the_seat(world: World, ho
     assert not bitmap.contains(run.members.established, 0)
 
 
-def test_the_convicted_are_not_established(world: World) -> None:
+def test_ejected_members_are_not_established(world: World) -> None:
     run = Scenario(world).start(init_min_clients=10, rounds_per_epoch=4, verification_percent=30)
     run.train(range(10))
     run.finish_rounds()

@@ -42,7 +42,7 @@ def _shown(run: Scenario, seat: int) -> int:
     return run.members.shown[seat]
 
 
-def test_members_that_hide_a_level_from_its_holder_are_dropped(
+def test_members_hiding_level_from_its_holder_are_dropped(
     world: World,
 ) -> None:
     """Two wallets declare tier 0, vouch for each other, and deny the results of the honest holder.
@@ -63,7 +63,7 @@ def test_members_that_hide_a_level_from_its_holder_are_dropped(
     assert run.members.mask(MemberState.HEALTHY) == bitmap.from_seats(honest)
 
 
-def test_a_holder_that_delivers_again_is_not_dropped(world: World) -> None:
+def test_holder_delivering_again_is_not_dropped(world: World) -> None:
     run, honest = established(world, rounds=LONG)
     begin(run, honest | {7: 0})
     while _shown(run, 7) > -conviction.OFTEN:
@@ -75,7 +75,7 @@ def test_a_holder_that_delivers_again_is_not_dropped(world: World) -> None:
     _accuse(run, 1, (7,), guilty=True)
 
 
-def test_of_two_holders_the_word_of_one_drops_nobody(world: World) -> None:
+def test_one_of_two_holders_drops_nobody(world: World) -> None:
     """Neither of the two, silent or not, nor a newcomer, of which the other one says nothing.
     Nor is it counted against either: of two judges none is a quorum without the other's own word.
     """
@@ -95,7 +95,7 @@ def test_of_two_holders_the_word_of_one_drops_nobody(world: World) -> None:
     _accuse(run, 2, (8,), guilty=True)  # both say so now
 
 
-def test_a_holder_of_many_is_dropped_and_judges_no_more(world: World) -> None:
+def test_holder_of_many_is_dropped_and_judges_no_more(world: World) -> None:
     run, honest = established(world, (0, 0, 0, 1, 2, 2, 1), LONG)
     begin(run, honest)
     lacks = {0: (2,), 1: (2,), 2: (0, 1)}
@@ -108,7 +108,7 @@ def test_a_holder_of_many_is_dropped_and_judges_no_more(world: World) -> None:
     assert run.members.established == bitmap.from_seats(set(honest) - {2})
 
 
-def test_judges_stay_the_same_during_an_epoch(world: World) -> None:
+def test_judges_stay_the_same_during_epoch(world: World) -> None:
     """Members apply results by these judges, each at its own time. A judge that is dropped
     meanwhile was one of the round's judges.
     """
@@ -134,7 +134,7 @@ def test_judges_stay_the_same_during_an_epoch(world: World) -> None:
     assert run.members.judges == run.members.established != judges
 
 
-def test_a_level_of_a_middle_tier_has_its_own_holders(world: World) -> None:
+def test_middle_tier_level_has_its_own_holders(world: World) -> None:
     """A member that declares tier 1 and gives its level to nobody is dropped by tiers 0 and 1,
     although tier 2 lacks nothing.
     """
@@ -146,7 +146,7 @@ def test_a_level_of_a_middle_tier_has_its_own_holders(world: World) -> None:
     _accuse(run, 3, (9,), guilty=True)
 
 
-def test_those_who_have_shown_nothing_convict_nobody(world: World) -> None:
+def test_members_without_shown_levels_convict_nobody(world: World) -> None:
     """In a first epoch, two that declare tier 0 do not drop the honest one, however long it
     lasts.
     """
@@ -161,7 +161,7 @@ def test_those_who_have_shown_nothing_convict_nobody(world: World) -> None:
 
 
 @pytest.mark.parametrize("gone", [2, 3])
-def test_it_takes_a_quorum_of_all_that_is_left(world: World, gone: int) -> None:
+def test_conviction_needs_quorum_of_all_remaining(world: World, gone: int) -> None:
     """A round whose witnesses were too few, or have gone, is no evidence of a level either."""
     run, honest = established(world, rounds=LONG)
     begin(run, honest | {7: 0})

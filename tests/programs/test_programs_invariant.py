@@ -49,7 +49,7 @@ OF_RUN: dict[str, Break] = {
 
 
 @pytest.mark.parametrize("what", OF_RUN)
-def test_a_broken_run_is_not_changed(run: Scenario, what: str) -> None:
+def test_broken_run_is_not_changed(run: Scenario, what: str) -> None:
     run.train([0, 1, 2])
     state = run.world.record("Run", "test")
     OF_RUN[what](state[0])
@@ -60,7 +60,7 @@ def test_a_broken_run_is_not_changed(run: Scenario, what: str) -> None:
     run.owner("set_paused", True).refused("InvariantBroken")
 
 
-def test_a_backlog_of_what_was_not_handed_out_is_refused(run: Scenario) -> None:
+def test_backlog_of_unassigned_data_is_refused(run: Scenario) -> None:
     run.train([0, 1, 2])
     state = run.world.record("Run", "test")
     witnesses = run.world.record("Witnesses", "test")
@@ -84,7 +84,7 @@ _WORD = ("forfeited", "established")
 
 
 @pytest.mark.parametrize("what", OF_MEMBERS)
-def test_words_of_those_who_have_none_are_refused(run: Scenario, what: str) -> None:
+def test_votes_of_members_without_vote_are_refused(run: Scenario, what: str) -> None:
     run.train([0, 1, 2])
     members = run.world.record("Members", "test")
     OF_MEMBERS[what](members[0])
@@ -92,7 +92,7 @@ def test_words_of_those_who_have_none_are_refused(run: Scenario, what: str) -> N
     run.join(7).refused("InvariantBroken")
 
 
-def test_no_epoch_has_the_number_of_another_one(run: Scenario) -> None:
+def test_repeated_epoch_number_is_refused(run: Scenario) -> None:
     run.train([0, 1, 2]).finish_rounds()
     run.world.advance(31)
     run.tick().ok()
@@ -146,7 +146,7 @@ def test_contradictory_level_records_are_refused(world: World, what: str) -> Non
     run.join(9).refused("InvariantBroken")
 
 
-def test_level_score_outside_the_rounds_bounds_is_refused(world: World) -> None:
+def test_level_score_outside_round_bounds_is_refused(world: World) -> None:
     run, tiers = established(world, (0, 1, 2))
     begin(run, tiers | {3: 0})
     for _ in range(2):
@@ -170,7 +170,7 @@ def test_member_without_shown_levels_in_cooldown_is_refused(run: Scenario) -> No
     run.join(8).refused("InvariantBroken")
 
 
-def test_delivery_in_warmup_or_presence_while_waiting_is_refused(run: Scenario) -> None:
+def test_delivery_in_warmup_or_presence_in_wait_is_refused(run: Scenario) -> None:
     run.join(7).ok()
     record = run.world.record("Members", "test")
     record["healthy"] = b"\x01" + bytes(31)
@@ -185,7 +185,7 @@ def test_delivery_in_warmup_or_presence_while_waiting_is_refused(run: Scenario) 
     run.join(8).refused("InvariantBroken")
 
 
-def test_a_broken_run_can_be_closed(world: World) -> None:
+def test_broken_run_can_be_closed(world: World) -> None:
     run = Scenario(world).start()
     run.owner("set_paused", True).ok()
     state = world.record("Run", "test")
@@ -195,7 +195,7 @@ def test_a_broken_run_can_be_closed(world: World) -> None:
     run.owner("close_run").ok()
 
 
-def test_instructions_that_see_no_witnesses_look_at_the_members(run: Scenario) -> None:
+def test_instructions_without_witnesses_check_members(run: Scenario) -> None:
     run.train([0, 1, 2])
     run.join(5).ok()
     run.by(5, "leave_run").ok()
@@ -327,12 +327,12 @@ OTHERS = {"init_run", "grow", "close_run", "enroll", "inspect"}
 """They make a run, end it, or change nothing of it."""
 
 
-def test_no_instruction_is_left_out() -> None:
+def test_invariant_tests_cover_every_instruction() -> None:
     assert {one["name"] for one in idl(PROGRAM)["instructions"]} == CHANGING.keys() | OTHERS
 
 
 @pytest.mark.parametrize("name", CHANGING)
-def test_each_changing_instruction_ends_with_the_invariant_check(run: Scenario, name: str) -> None:
+def test_each_changing_instruction_ends_with_invariant_check(run: Scenario, name: str) -> None:
     """Refuse the instruction only while the run breaks the invariant."""
     prepare, send = CHANGING[name]
     prepare(run)

@@ -36,7 +36,7 @@ ACCOUNTS = ("run", "model", "members", "witnesses")
         pytest.param(2, 400, marks=pytest.mark.nightly),
     ],
 )
-def test_counted_deliveries_equal_the_oracles(seed: int, states: int) -> None:
+def test_counted_deliveries_equal_oracle(seed: int, states: int) -> None:
     rng = random.Random(seed)
     runs = _Runs()
     seen = Counter[str]()

@@ -10,7 +10,7 @@ import pytest
 
 from aftermath.rules import bitmap
 from aftermath.rules.state import RunState
-from programs.judged_states import Cooldowns, Drawn
+from programs.random_cooldowns import Cooldowns, Drawn
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,7 @@ from programs.judged_states import Cooldowns, Drawn
         pytest.param(2, 10_000, marks=pytest.mark.nightly),
     ],
 )
-def test_cooldown_committees_and_results_match_the_client(seed: int, states: int) -> None:
+def test_cooldown_committees_and_results_match_client(seed: int, states: int) -> None:
     seen = walk(seed, states)
     assert (
         min(seen[kind] for kind in ("attested", "unknown", "full", "in part", "alone", "all")) > 0

@@ -39,7 +39,7 @@ def new_ids(checkout: Path, *arguments: str) -> subprocess.CompletedProcess[str]
     return subprocess.run(line, capture_output=True, text=True, check=False)
 
 
-def test_new_addresses_are_everywhere(checkout: Path) -> None:
+def test_new_program_ids_replace_old_everywhere(checkout: Path) -> None:
     old = addresses(checkout)
     done = new_ids(checkout, "--sources-only", "--json")
     assert done.returncode == 0, done.stderr
@@ -65,7 +65,7 @@ def test_new_addresses_are_everywhere(checkout: Path) -> None:
     )
 
 
-def test_keys_that_the_sources_do_not_declare_are_not_replaced(checkout: Path) -> None:
+def test_undeclared_program_keys_are_not_replaced(checkout: Path) -> None:
     """Else an address that nobody has a key of would stay in the sources."""
     (checkout / "keys/authorizer-keypair.json").write_text(Keypair().to_json())
     before = addresses(checkout)
@@ -75,7 +75,7 @@ def test_keys_that_the_sources_do_not_declare_are_not_replaced(checkout: Path) -
     assert addresses(checkout) == before
 
 
-def test_a_build_that_fails_is_told_after_the_change(checkout: Path) -> None:
+def test_failed_build_is_reported_after_change(checkout: Path) -> None:
     build = checkout / "scripts/build-programs.sh"
     build.write_text("#!/bin/sh\necho no compiler >&2; exit 1\n")
     done = new_ids(checkout)
@@ -87,7 +87,7 @@ def test_a_build_that_fails_is_told_after_the_change(checkout: Path) -> None:
     assert json.loads(done.stdout)["built"] is True
 
 
-def test_anchors_tools_find_the_keys(checkout: Path) -> None:
+def test_anchor_tools_find_keys(checkout: Path) -> None:
     subprocess.run(["make", "anchor-keys"], cwd=checkout, check=True, capture_output=True)
     for name in PROGRAMS:
         copy = checkout / "target/deploy" / f"{name}-keypair.json"

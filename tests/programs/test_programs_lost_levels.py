@@ -58,7 +58,7 @@ def _begin(run: Scenario, *indices: int, wait: int = 36) -> Any:
     return run.run
 
 
-def test_level_without_holder_in_the_epoch_reverts_to_checkpoint(
+def test_level_without_holder_in_epoch_reverts_to_checkpoint(
     ended: Scenario,
 ) -> None:
     run = _begin(ended, 1, 2)
@@ -71,7 +71,7 @@ def test_level_without_holder_in_the_epoch_reverts_to_checkpoint(
     assert run.attested_step == run.step
 
 
-def test_two_lost_levels_go_back_together(ended: Scenario) -> None:
+def test_two_lost_levels_revert_together(ended: Scenario) -> None:
     run = _begin(ended, 2, 3)
     assert (run.levels_lost, run.level_hashes) == (0b011, (OLD[0], OLD[1], NEW[2]))
 
@@ -85,7 +85,7 @@ def test_lost_level_without_durable_hash_is_unattested(ended: Scenario) -> None:
     assert (run.levels_lost, run.levels_attested, run.level_hashes[0]) == (0b001, 0b110, bytes(32))
 
 
-def test_what_the_durable_checkpoint_holds_is_not_lost(ended: Scenario) -> None:
+def test_level_of_durable_checkpoint_is_not_lost(ended: Scenario) -> None:
     named = {"kind": 1, "repo": "team/model", "revision": "r1", "hashes": list(NEW.values())}
     ended.by(0, "checkpoint", named).ok()
     run = _begin(ended, 1, 2, wait=6)  # nor is its holder waited for
@@ -96,18 +96,18 @@ def test_what_the_durable_checkpoint_holds_is_not_lost(ended: Scenario) -> None:
     )
 
 
-def test_a_holder_that_is_there_keeps_its_levels(ended: Scenario) -> None:
+def test_present_holder_keeps_its_levels(ended: Scenario) -> None:
     run = _begin(ended, 0, 1, wait=6)
     assert (run.levels_lost, run.level_hashes) == (0, tuple(NEW.values()))
 
 
-def test_restarted_holder_without_state_is_not_waited_for(ended: Scenario) -> None:
+def test_restarted_holder_without_state_is_not_awaited(ended: Scenario) -> None:
     ended.join(0, tier=0, stateless=True).ok()
     run = _begin(ended, 1, 2, wait=6)
     assert (run.levels_lost, run.current.roster, run.level_hashes[0]) == (0b001, 0b111, OLD[0])
 
 
-def test_absent_holders_of_a_newer_level_get_the_warmup_time(ended: Scenario) -> None:
+def test_absent_holders_of_newer_level_get_warmup_time(ended: Scenario) -> None:
     for index in (1, 2):
         ended.join(index, tier=index).ok()
     deadline = next_deadline(ended.run, ended.members, ended.model)
@@ -118,7 +118,7 @@ def test_absent_holders_of_a_newer_level_get_the_warmup_time(ended: Scenario) ->
     assert (ended.run.state, ended.run.levels_lost) == (RunState.WARMUP, 0)
 
 
-def test_the_loss_is_told_of_one_epoch_only(ended: Scenario) -> None:
+def test_lost_level_is_reported_for_one_epoch_only(ended: Scenario) -> None:
     _begin(ended, 1, 2)
     ended.world.advance(31)
     ended.tick(1).ok()
@@ -131,7 +131,7 @@ def test_the_loss_is_told_of_one_epoch_only(ended: Scenario) -> None:
     assert (run.levels_lost, run.level_hashes[0]) == (0, OLD[0])
 
 
-def test_a_level_that_was_trained_and_never_attested_is_lost_too(world: World) -> None:
+def test_trained_but_never_attested_level_is_lost(world: World) -> None:
     """No checkpoint was ever attested, so neither copy of level 0 has a hash; they differ all the
     same.
     """
@@ -151,7 +151,7 @@ def test_a_level_that_was_trained_and_never_attested_is_lost_too(world: World) -
     assert (ended.run.state, ended.run.levels_lost) == (RunState.WARMUP, 0b001)
 
 
-def test_a_level_that_nobody_ever_held_is_not_lost(world: World) -> None:
+def test_never_held_level_is_not_lost(world: World) -> None:
     run = Scenario(world).start(rounds_per_epoch=2, init_min_clients=2)
     for index in (1, 2):
         run.join(index, tier=index).ok()
@@ -167,7 +167,7 @@ def test_a_level_that_nobody_ever_held_is_not_lost(world: World) -> None:
     assert _begin(run, 1, 2, wait=6).levels_lost == 0
 
 
-def test_a_loss_is_told_also_after_a_warm_up_that_was_given_up(ended: Scenario) -> None:
+def test_lost_level_is_reported_after_abandoned_warm_up(ended: Scenario) -> None:
     assert _begin(ended, 1, 2).levels_lost == 0b001
     ended.by(1, "leave_run").ok()
     assert ended.run.state is RunState.WAITING_FOR_MEMBERS
@@ -181,7 +181,7 @@ def _lose(run: Scenario) -> None:
         run.by(index, "leave_run").ok()
 
 
-def test_all_levels_lost_revert_to_the_durable_checkpoint(ended: Scenario) -> None:
+def test_all_lost_levels_revert_to_durable_checkpoint(ended: Scenario) -> None:
     _lose(ended)
     run = _begin(ended, 3, 4, wait=HOLDERS_WAIT)
     assert (run.model_source, run.levels_lost, run.level_hashes) == (
@@ -223,7 +223,7 @@ def test_level_whose_last_holder_left_in_training_is_lost(
     assert (state.levels_lost, state.level_hashes[0]) == (0b001, durable.get(0, bytes(32)))
 
 
-def test_level_stays_lost_if_its_holder_returns_without_replica(
+def test_level_of_returning_holder_without_replica_stays_lost(
     world: World,
 ) -> None:
     ended = _trained(world, {}, attesting=(1, 2))

@@ -12,7 +12,7 @@ from programs.harness import AUTHORIZER, World, address, authorization_address, 
 from programs.scenario import EVERYONE, SCHEMA, Scenario, member
 
 
-def test_a_member_waits_for_the_next_epoch(run: Scenario) -> None:
+def test_member_waits_for_next_epoch(run: Scenario) -> None:
     run.join(0, tier=2, weight=7).ok()
     seat = run.members.seats[0]
     assert (seat.signer, seat.p2p) == (bytes(member(0).pubkey()), bytes(member(0).pubkey())[::-1])
@@ -20,7 +20,7 @@ def test_a_member_waits_for_the_next_epoch(run: Scenario) -> None:
     assert (run.run.seq, run.run.members_seq) == (5, 1)
 
 
-def test_a_waiting_member_may_change_its_terms(run: Scenario) -> None:
+def test_waiting_member_may_change_its_terms(run: Scenario) -> None:
     run.join(0, tier=2, weight=7).ok()
     run.join(0, tier=1, weight=9, p2p=b"n" * 32).ok()
     seat = run.members.seats[0]
@@ -38,7 +38,7 @@ def test_a_waiting_member_may_change_its_terms(run: Scenario) -> None:
         ("P2pKeyZero", {"p2p": bytes(32)}),
     ],
 )
-def test_the_gates_of_a_join(world: World, name: str, change: dict[str, Any]) -> None:
+def test_join_requirements_are_enforced(world: World, name: str, change: dict[str, Any]) -> None:
     scenario = Scenario(world)
     scenario.create("v1").ok()
     scenario.configure().ok()
@@ -49,7 +49,7 @@ def test_the_gates_of_a_join(world: World, name: str, change: dict[str, Any]) ->
     scenario.join(0, client_version="v1").ok()
 
 
-def test_taken_peer_key_does_not_keep_its_owner_out(run: Scenario) -> None:
+def test_taken_peer_key_does_not_exclude_its_owner(run: Scenario) -> None:
     """A peer key is public before it is on chain. Its owner proves to peers by a signature which
     member speaks for it.
     """
@@ -71,7 +71,7 @@ def _authorize(
     return key
 
 
-def test_permission_comes_from_the_join_authority_only(world: World) -> None:
+def test_permission_comes_only_from_join_authority(world: World) -> None:
     run = Scenario(world)
     run.create().ok()
     run.configure().ok()
@@ -101,7 +101,7 @@ def test_permission_comes_from_the_join_authority_only(world: World) -> None:
     run.by(1, "join_run", params, accounts={"authorization": forged}).refused("IllegalOwner")
 
 
-def test_authorization_admits_to_one_run_of_the_authority_only(
+def test_authorization_admits_to_one_run_of_authority(
     world: World,
 ) -> None:
     one = Scenario(world, "one")
@@ -125,7 +125,7 @@ def test_authorization_admits_to_one_run_of_the_authority_only(
     one.by(0, "join_run", params, accounts={"authorization": key}).ok()
 
 
-def test_a_delegate_joins_in_the_grantees_place(world: World) -> None:
+def test_delegate_joins_in_grantees_place(world: World) -> None:
     run = Scenario(world)
     run.create().ok()
     run.configure().ok()
@@ -174,7 +174,7 @@ def test_seats_without_points_are_reused_first(run: Scenario) -> None:
     assert run.seat_of(0) == 9
 
 
-def test_the_member_away_longest_loses_its_seat_and_place(run: Scenario) -> None:
+def test_longest_absent_member_loses_its_seat(run: Scenario) -> None:
     record = _fill(run, points=5, last_epoch=3)
     record["seats"][0]["last_epoch"][77] = 2
     state = run.world.record("Run", "test")
@@ -197,7 +197,7 @@ def _finished(run: Scenario, seats: bytes, **fields: int) -> None:
     run.world.store("Run", "test", state)
 
 
-def test_the_seat_of_a_finisher_is_the_last_to_go(run: Scenario) -> None:
+def test_seat_of_finisher_is_reused_last(run: Scenario) -> None:
     _fill(run, points=0, last_epoch=3)
     _finished(run, run.names(range(255)))
     run.join(0).ok()
@@ -206,7 +206,7 @@ def test_the_seat_of_a_finisher_is_the_last_to_go(run: Scenario) -> None:
     assert run.seat_of(1) == 0
 
 
-def test_model_holders_keep_their_seats_while_the_run_waits(run: Scenario) -> None:
+def test_model_holders_keep_their_seats_while_run_waits(run: Scenario) -> None:
     _fill(run, points=0, last_epoch=3)
     _finished(run, b"\xff" * 32, model_source=1, state_started_at=run.world.now)
     run.world.advance(34)
@@ -215,7 +215,7 @@ def test_model_holders_keep_their_seats_while_the_run_waits(run: Scenario) -> No
     run.join(0).ok()
 
 
-def test_an_own_seat_comes_before_everything(run: Scenario) -> None:
+def test_member_reuses_its_own_seat_first(run: Scenario) -> None:
     record = _fill(run, points=5)
     record["seats"][0]["signer"][200] = bytes(member(0).pubkey())
     run.world.store("Members", "test", record)
@@ -224,12 +224,12 @@ def test_an_own_seat_comes_before_everything(run: Scenario) -> None:
 
 
 @pytest.mark.parametrize("fields", [{"pending": 1}, {"state": 1}, {"state": 3}])
-def test_256_live_members_fill_the_run(run: Scenario, fields: dict[str, int]) -> None:
+def test_live_256_members_fill_run(run: Scenario, fields: dict[str, int]) -> None:
     _fill(run, **fields)
     run.join(0).refused("MembersFull")
 
 
-def test_leaving_needs_a_place(run: Scenario) -> None:
+def test_leave_without_seat_is_refused(run: Scenario) -> None:
     run.by(0, "leave_run").refused("NotAMember")
     run.join(0).ok()
     run.by(0, "leave_run").ok()
@@ -237,7 +237,7 @@ def test_leaving_needs_a_place(run: Scenario) -> None:
     run.by(0, "leave_run").refused("NotAMember")
 
 
-def test_leave_in_training_can_be_undone_for_the_next_epoch(run: Scenario) -> None:
+def test_leave_in_training_can_be_undone_for_next_epoch(run: Scenario) -> None:
     run.train([0, 1, 2], weight=10)
     run.witness_round()
     run.join(0, weight=99).ok()  # healthy: only a wish for the next epoch
@@ -256,7 +256,7 @@ def test_leave_in_training_can_be_undone_for_the_next_epoch(run: Scenario) -> No
     )
 
 
-def test_stateless_rejoin_leaves_the_epoch_and_the_finishers(run: Scenario) -> None:
+def test_stateless_rejoin_leaves_epoch_and_finishers(run: Scenario) -> None:
     run.train([0, 1, 2])
     state = run.world.record("Run", "test")
     state["finishers"][0] = b"\x07" + bytes(31)
@@ -266,7 +266,7 @@ def test_stateless_rejoin_leaves_the_epoch_and_the_finishers(run: Scenario) -> N
     assert (seat.state, seat.pending, run.run.finishers) == (MemberState.RESTARTED, True, 0b101)
 
 
-def test_a_warm_up_that_loses_its_members_is_given_up_at_once(run: Scenario) -> None:
+def test_warm_up_without_members_is_abandoned_at_once(run: Scenario) -> None:
     run.warm_up([0, 1, 2])
     run.by(0, "leave_run").ok()
     assert run.run.state is RunState.WARMUP
@@ -278,7 +278,7 @@ def test_a_warm_up_that_loses_its_members_is_given_up_at_once(run: Scenario) -> 
     assert (run.members.pending, run.run.step, run.run.data_index) == (0b100, 1, 0)
 
 
-def test_authorization_of_the_default_key_admits_everyone(run: Scenario) -> None:
+def test_authorization_of_default_key_admits_everyone(run: Scenario) -> None:
     key = authorization_address(run.grantor.pubkey(), EVERYONE)
     keys = {"grantor": run.grantor.pubkey(), "authorization": key}
     run.join(0).ok()

@@ -81,7 +81,7 @@ def end_epoch(run: Scenario) -> None:
 
 
 # ---- what a seat costs
-def test_an_empty_wallet_gets_no_seat(bonded: Scenario) -> None:
+def test_empty_wallet_gets_no_seat(bonded: Scenario) -> None:
     """The exploit: any wallet took a seat for a transaction's fee, paid by anyone; 256 of them
     filled a run.
     """
@@ -93,7 +93,7 @@ def test_an_empty_wallet_gets_no_seat(bonded: Scenario) -> None:
     bonded.by(7, "join_run", JOIN).refused("NotEnrolled")
 
 
-def test_256_idle_seats_lock_256_rents_and_bonds() -> None:
+def test_idle_256_seats_lock_256_rents_and_bonds() -> None:
     run = Scenario(World()).start(join_bond=BOND, init_min_clients=256)
     for index in range(256):
         run.join(index).ok()
@@ -103,7 +103,7 @@ def test_256_idle_seats_lock_256_rents_and_bonds() -> None:
     run.join(256).refused("MembersFull")
 
 
-def test_a_member_pays_its_rent_and_bond_and_gets_both_back(bonded: Scenario) -> None:
+def test_member_pays_rent_and_bond_and_gets_both_back(bonded: Scenario) -> None:
     bonded.world.fund(member(0).pubkey())
     before = held(bonded, 0)
     bonded.join(0).ok()
@@ -118,12 +118,12 @@ def test_a_member_pays_its_rent_and_bond_and_gets_both_back(bonded: Scenario) ->
     bonded.join(0).ok()
 
 
-def test_nobody_pays_more_than_it_agreed_to(bonded: Scenario) -> None:
+def test_bond_above_agreed_limit_is_refused(bonded: Scenario) -> None:
     bonded.enroll(0, most=BOND - 1).refused("BondAboveLimit")
     bonded.enroll(0, most=BOND).ok()
 
 
-def test_member_pays_the_rest_of_a_raised_bond(bonded: Scenario) -> None:
+def test_member_pays_difference_of_raised_bond(bonded: Scenario) -> None:
     bonded.join(0).ok()
     bonded.owner("set_paused", True).ok()
     bonded.configure(join_bond=2 * BOND).ok()
@@ -144,7 +144,7 @@ def rent_of(run: Scenario, index: int) -> int:
     return run.world.lamports(key(run, index)) - run.run.config.join_bond
 
 
-def test_lamports_at_its_address_keep_no_wallet_from_enrolling(bonded: Scenario) -> None:
+def test_prefunded_membership_address_can_enroll(bonded: Scenario) -> None:
     gift = transfer(
         TransferParams(
             from_pubkey=bonded.world.payer.pubkey(), to_pubkey=key(bonded, 0), lamports=1_000_000
@@ -156,7 +156,7 @@ def test_lamports_at_its_address_keep_no_wallet_from_enrolling(bonded: Scenario)
 
 
 # ---- when it comes back
-def test_a_bond_stays_until_all_verdicts_are_given(bonded: Scenario) -> None:
+def test_bond_stays_until_all_verdicts_are_given(bonded: Scenario) -> None:
     """The exploit: leave right after a false result, and be gone with the bond before anybody has
     looked at it.
     """
@@ -176,7 +176,7 @@ def test_a_bond_stays_until_all_verdicts_are_given(bonded: Scenario) -> None:
     assert held(bonded, LIAR) - before == returned
 
 
-def test_the_bond_of_who_is_convicted_after_it_left_is_destroyed(bonded: Scenario) -> None:
+def test_bond_of_leaver_convicted_later_is_destroyed(bonded: Scenario) -> None:
     begin(bonded)
     bonded.by(LIAR, "leave_run").ok()
     convict(bonded)
@@ -192,7 +192,7 @@ def test_the_bond_of_who_is_convicted_after_it_left_is_destroyed(bonded: Scenari
     assert bonded.world.lamports(owner) == owned  # nobody gains by an ejection
 
 
-def test_anybody_has_a_forfeited_bond_destroyed_at_once(bonded: Scenario) -> None:
+def test_forfeited_bond_is_destroyed_by_anyone_at_once(bonded: Scenario) -> None:
     begin(bonded)
     convict(bonded)
     seat = bonded.seat_of(LIAR)
@@ -210,7 +210,7 @@ def test_anybody_has_a_forfeited_bond_destroyed_at_once(bonded: Scenario) -> Non
     bonded.settle(9).refused("AccountDataTooSmall")
 
 
-def test_ejected_member_loses_its_queue_place_and_pays_again(bonded: Scenario) -> None:
+def test_ejected_member_loses_queue_place_and_pays_again(bonded: Scenario) -> None:
     begin(bonded)
     bonded.join(LIAR).ok()  # it waits for the next epoch
     convict(bonded)
@@ -229,7 +229,7 @@ def test_ejected_member_loses_its_queue_place_and_pays_again(bonded: Scenario) -
     assert bonded.world.lamports(INCINERATOR) == BOND
 
 
-def test_an_eviction_does_not_wash_a_forfeited_bond(bonded: Scenario) -> None:
+def test_eviction_keeps_bond_forfeited(bonded: Scenario) -> None:
     begin(bonded)
     convict(bonded)
     end_epoch(bonded)
@@ -260,7 +260,7 @@ def fill(run: Scenario, but: int | None = None) -> None:
 
 
 # ---- points and seats
-def test_points_survive_the_loss_of_a_seat(bonded: Scenario) -> None:
+def test_points_survive_loss_of_seat(bonded: Scenario) -> None:
     bonded.join(3).ok()
     bonded.by(3, "leave_run").ok()
     record = bonded.world.record("Members", "test")
@@ -284,7 +284,7 @@ def test_points_survive_the_loss_of_a_seat(bonded: Scenario) -> None:
     assert (seat.signer, seat.points, seat.slashed) == (bytes(member(3).pubkey()), 70, 7)
 
 
-def test_a_seat_is_taken_only_with_the_membership_of_its_owner(bonded: Scenario) -> None:
+def test_seat_is_taken_only_with_membership_of_its_owner(bonded: Scenario) -> None:
     bonded.join(3).ok()
     bonded.by(3, "leave_run").ok()
     fill(bonded, but=3)
@@ -308,7 +308,7 @@ def test_a_seat_is_taken_only_with_the_membership_of_its_owner(bonded: Scenario)
     bonded.by(0, "join_run", JOIN, accounts={"evicted": right}).ok()
 
 
-def test_a_seat_that_was_given_up_goes_to_the_next(bonded: Scenario) -> None:
+def test_abandoned_seat_goes_to_next_member(bonded: Scenario) -> None:
     for index in range(3):
         bonded.join(index).ok()
     bonded.by(1, "leave_run").ok()
@@ -328,7 +328,7 @@ def test_a_seat_that_was_given_up_goes_to_the_next(bonded: Scenario) -> None:
     assert bonded.seat_of(8) == 3
 
 
-def test_what_was_delivered_of_what_was_due_is_written_down(world: World) -> None:
+def test_delivered_and_due_counts_are_recorded(world: World) -> None:
     run = Scenario(world).start(rounds_per_epoch=2, overlap=0)
     for epoch in range(2):
         run.train([0, 1, 2])
@@ -354,7 +354,7 @@ def test_what_was_delivered_of_what_was_due_is_written_down(world: World) -> Non
         end_epoch(run)
 
 
-def test_member_of_an_abandoned_attempt_owes_nothing(world: World) -> None:
+def test_member_of_abandoned_attempt_owes_nothing(world: World) -> None:
     run = Scenario(world).start(min_clients=3, rounds_per_epoch=2, overlap=0)
     for _ in range(2):
         run.train([0, 1, 2]).finish_rounds()
@@ -389,7 +389,7 @@ def test_closed_run_refunds_bonds_except_of_ejected_members(
         assert held(bonded, index) - before == cost + (0 if index == LIAR else BOND)
 
 
-def test_reused_run_name_ignores_memberships_of_the_closed_run(
+def test_reused_run_name_ignores_old_memberships(
     bonded: Scenario,
 ) -> None:
     bonded.join(0).ok()
@@ -418,7 +418,7 @@ def test_reused_run_name_ignores_memberships_of_the_closed_run(
 
 
 # ---- bars
-def test_a_bar_takes_no_seat_and_its_rent_comes_back(bonded: Scenario) -> None:
+def test_ban_takes_no_seat_and_its_rent_returns(bonded: Scenario) -> None:
     """The exploit: every bar of a wallet that never came took a seat that
     nobody else could have.
     """
@@ -438,7 +438,7 @@ def test_a_bar_takes_no_seat_and_its_rent_comes_back(bonded: Scenario) -> None:
     bonded.join(9).ok()
 
 
-def test_a_bar_outlasts_seat_and_membership_but_keeps_no_bond(bonded: Scenario) -> None:
+def test_ban_outlasts_seat_and_membership_but_keeps_no_bond(bonded: Scenario) -> None:
     bonded.join(0).ok()
     kick(bonded, 0, barred=True).ok()
     fill(bonded, but=0)
@@ -457,7 +457,7 @@ def test_a_bar_outlasts_seat_and_membership_but_keeps_no_bond(bonded: Scenario) 
     bonded.join(0).ok()
 
 
-def test_rent_of_a_closed_runs_bar_returns_to_its_payer(bonded: Scenario) -> None:
+def test_rent_of_closed_runs_ban_returns_to_its_payer(bonded: Scenario) -> None:
     kick(bonded, 9, barred=True).ok()
     own = key(bonded, 9)
     owner = bonded.authority.pubkey()
@@ -512,7 +512,7 @@ def test_membership_withdrawal_to_or_by_others_is_refused(
     withdraw(bonded, 0).ok()
 
 
-def test_nobody_joins_with_anothers_membership(bonded: Scenario) -> None:
+def test_join_with_foreign_membership_is_refused(bonded: Scenario) -> None:
     for index in (0, 1):
         bonded.enroll(index).ok()
     own = key(bonded, 0)
@@ -547,7 +547,7 @@ def test_nobody_joins_with_anothers_membership(bonded: Scenario) -> None:
         bonded.by(0, name, *args).ok()
 
 
-def test_settling_takes_the_membership_of_this_run(bonded: Scenario) -> None:
+def test_settle_with_membership_of_other_run_is_refused(bonded: Scenario) -> None:
     bonded.join(0).ok()
     other = Scenario(bonded.world, "other")
     other.create().ok()
@@ -564,7 +564,7 @@ def test_settling_takes_the_membership_of_this_run(bonded: Scenario) -> None:
     bonded.world.send(bonded.instruction("settle", accounts=wrong)).refused("WrongIncinerator")
 
 
-def test_an_address_is_of_one_wallet_one_run_and_one_creation(bonded: Scenario) -> None:
+def test_membership_address_is_unique_per_wallet_run_creation(bonded: Scenario) -> None:
     wallet = member(0).pubkey()
     run = bonded.accounts["run"]
     created = bonded.run.created

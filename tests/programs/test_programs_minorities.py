@@ -32,7 +32,7 @@ def _epoch(
 
 
 @pytest.mark.parametrize("wallets", [2, 3, 12])
-def test_newcomers_that_are_silent_stop_nothing_however_many(world: World, wallets: int) -> None:
+def test_silent_newcomers_stop_nothing(world: World, wallets: int) -> None:
     run, honest = established(world, FIVE)
     silent = tuple(range(len(FIVE), len(FIVE) + wallets))
     for _ in range(2):
@@ -45,7 +45,7 @@ def test_newcomers_that_are_silent_stop_nothing_however_many(world: World, walle
 @pytest.mark.parametrize(
     ("wallets", "lose"), [(2, ()), (3, ()), (4, (0, 1)), (6, (0, 1, 2, 3, 4))], ids=str
 )
-def test_wallets_that_deny_all_results_need_a_majority(
+def test_wallets_denying_all_results_need_majority(
     world: World, wallets: int, lose: tuple[int, ...]
 ) -> None:
     """They attest no results but their own. In their first epoch they are not judges. In the next
@@ -91,7 +91,7 @@ def test_newcomers_do_not_attest_in_their_first_cooldown(
 
 
 @pytest.mark.parametrize("left", [3, 2, 1])
-def test_established_members_left_after_a_warm_up_witness_alone(world: World, left: int) -> None:
+def test_established_members_left_after_warm_up_witness_alone(world: World, left: int) -> None:
     """The others join again in the warm-up, as after a restart. Newcomers get no vote by that."""
     run, honest = established(world, FIVE)
     newcomers = range(len(FIVE), 2 * len(FIVE))
@@ -122,7 +122,7 @@ def test_established_members_left_after_a_warm_up_witness_alone(world: World, le
         (4, 11, 4, 3, "none"),
     ],
 )
-def test_first_epoch_one_more_than_a_third_has_no_word_alone(
+def test_first_epoch_minority_above_a_third_has_no_vote_alone(
     world: World,
     wallets: int,
     members: int,

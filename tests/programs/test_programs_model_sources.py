@@ -80,7 +80,7 @@ def rounds_pass(run: Scenario, sender: int) -> None:
     run.tick(sender).ok()
 
 
-def test_run_without_any_finisher_does_not_begin(world: World) -> None:
+def test_run_without_finisher_does_not_begin(world: World) -> None:
     """Strangers would continue from an older checkpoint, and their hashes would replace the
     run's.
     """
@@ -101,7 +101,7 @@ def test_run_without_any_finisher_does_not_begin(world: World) -> None:
     assert (run.run.state, run.run.model_source) == (RunState.WARMUP, ModelSource.PEERS)
 
 
-def test_run_without_any_finisher_begins_once_its_owner_rewinds(world: World) -> None:
+def test_run_without_finisher_begins_after_rewind(world: World) -> None:
     run = trained(world)
     run.owner("set_paused", True).ok()
     run.owner("rewind", 0, 0).ok()
@@ -114,7 +114,7 @@ def test_run_without_any_finisher_begins_once_its_owner_rewinds(world: World) ->
     strangers_begin(run, wait=1)
 
 
-def test_run_without_finisher_begins_from_a_complete_checkpoint(world: World) -> None:
+def test_run_without_finisher_begins_from_full_checkpoint(world: World) -> None:
     run = trained(world)
     named = {"kind": 1, "repo": "team/model", "revision": "r1", "hashes": list(HASHES.values())}
     run.by(HONEST[0], "checkpoint", named).ok()
@@ -125,7 +125,7 @@ def test_run_without_finisher_begins_from_a_complete_checkpoint(world: World) ->
     assert (run.run.state, run.run.level_hashes) == (RunState.WARMUP, tuple(HASHES.values()))
 
 
-def test_seat_of_awaited_finisher_is_never_given_away(world: World) -> None:
+def test_seat_of_awaited_finisher_is_never_reassigned(world: World) -> None:
     run = trained(world)
     full(run, last_epoch=3)
     state = run.world.record("Run", "test")
@@ -163,7 +163,7 @@ def test_seat_of_established_is_kept_for_a_day(world: World) -> None:
     run.join(50).ok()
 
 
-def test_a_warm_up_of_strangers_that_is_given_up_changes_nothing(world: World) -> None:
+def test_abandoned_warm_up_of_strangers_changes_nothing(world: World) -> None:
     run = trained_and_lost(world)
     before = known(run)
     strangers_begin(run)
@@ -187,7 +187,7 @@ def test_epoch_of_strangers_without_step_changes_nothing(world: World) -> None:
     assert handed_out in (0, waiting)
 
 
-def test_an_epoch_that_trains_nothing_takes_nobodys_claim(world: World) -> None:
+def test_epoch_without_training_accepts_no_attestation(world: World) -> None:
     """The exploit: one who had finished began with strangers before the others were back, trained
     nothing, and left.
     """
@@ -210,7 +210,7 @@ def test_an_epoch_that_trains_nothing_takes_nobodys_claim(world: World) -> None:
     assert known(run)[:4] == before[:4]
 
 
-def test_an_owner_who_pauses_such_a_warm_up_loses_nothing(world: World) -> None:
+def test_owner_pausing_warm_up_of_strangers_loses_nothing(world: World) -> None:
     run = trained_and_lost(world)
     before = known(run)
     strangers_begin(run)
@@ -218,7 +218,7 @@ def test_an_owner_who_pauses_such_a_warm_up_loses_nothing(world: World) -> None:
     assert known(run) == before
 
 
-def test_older_model_becomes_the_runs_once_a_quorum_trained_it(world: World) -> None:
+def test_older_model_is_adopted_once_quorum_trained_it(world: World) -> None:
     run = trained_and_lost(world)
     step = run.run.step
     strangers_begin(run)
@@ -232,7 +232,7 @@ def test_older_model_becomes_the_runs_once_a_quorum_trained_it(world: World) -> 
     assert run.run.finishers == bitmap.from_seats(run.seat_of(index) for index in STRANGERS)
 
 
-def test_one_newcomers_results_continue_a_lost_model(world: World) -> None:
+def test_one_newcomers_results_continue_lost_model(world: World) -> None:
     """Nobody who trained before has come for a day. One of three newcomers delivers: that is the
     newest model there is, and only this member says what it contains.
     """
@@ -281,7 +281,7 @@ def test_newcomers_alone_wait_a_day(world: World, model: str) -> None:
     assert run.run.state is RunState.WARMUP
 
 
-def test_newcomers_wait_for_no_member_that_may_not_come(world: World) -> None:
+def test_newcomers_do_not_wait_for_banned_member(world: World) -> None:
     run = trained_and_lost(world)
     for index in STRANGERS:
         run.join(index).ok()
@@ -295,7 +295,7 @@ def test_newcomers_wait_for_no_member_that_may_not_come(world: World) -> None:
     assert run.run.state is RunState.WARMUP
 
 
-def test_established_member_ends_the_wait_of_newcomers(world: World) -> None:
+def test_established_member_ends_wait_of_newcomers(world: World) -> None:
     run = trained_and_lost(world)
     for index in (*STRANGERS, HONEST[1]):
         run.join(index).ok()
@@ -305,7 +305,7 @@ def test_established_member_ends_the_wait_of_newcomers(world: World) -> None:
 
 
 @pytest.mark.parametrize(("rounds", "stands"), [(1, False), (3, True)])
-def test_epoch_whose_judge_leaves_stands_if_it_judged(
+def test_epoch_whose_judge_left_stands_if_it_judged(
     world: World, rounds: int, stands: bool
 ) -> None:
     """It ends the wait of newcomers that begin from an older model, and leaves in their rounds.
@@ -383,7 +383,7 @@ def test_epoch_from_older_model_stands_if_established_delivers(
     assert (known(run)[:-1] == before[:-1]) is not stands
 
 
-def test_established_members_wait_a_day_for_the_only_finisher(world: World) -> None:
+def test_established_members_wait_a_day_for_only_finisher(world: World) -> None:
     """A level is in no checkpoint, and only one wallet holds it. It must not stop the run by
     leaving.
     """
@@ -405,7 +405,7 @@ def test_established_members_wait_a_day_for_the_only_finisher(world: World) -> N
     assert known(run) == before  # nobody has trained from the older model
 
 
-def test_finishers_without_a_word_begin_after_a_day(world: World) -> None:
+def test_finishers_without_vote_begin_after_a_day(world: World) -> None:
     """They hold the newest model. Those who have a word left for good."""
     run = trained(world)
     for index in STRANGERS:
@@ -432,9 +432,7 @@ def set_finishers(run: Scenario, members: Iterable[int]) -> None:
 
 
 @pytest.mark.parametrize("newcomers", [3, 12])
-def test_newcomers_that_deliver_nothing_make_nobodys_work_void(
-    world: World, newcomers: int
-) -> None:
+def test_silent_newcomers_do_not_void_others_work(world: World, newcomers: int) -> None:
     """The exploit: established members begin again from the durable checkpoint, and more than a
     third of the members deliver nothing: whatever the others trained was undone at the end.
     """
@@ -459,7 +457,7 @@ def test_newcomers_that_deliver_nothing_make_nobodys_work_void(
     assert run.run.step > step
 
 
-def test_level_without_waiting_holder_survives_an_aborted_warmup(world: World) -> None:
+def test_level_without_waiting_holder_survives_aborted_warmup(world: World) -> None:
     """Members of tiers 1 and 2 begin without the one of tier 0, and leave again."""
     run = Scenario(world).start()
     for index in HONEST:
@@ -503,7 +501,7 @@ def full(run: Scenario, **fields: int) -> None:
 
 
 @pytest.mark.parametrize("worth", [{"points": 7}, {"weight": 120}, {"last_epoch": 8}])
-def test_a_seat_that_is_worth_nothing_is_taken_first(run: Scenario, worth: dict[str, int]) -> None:
+def test_worthless_seat_is_reused_first(run: Scenario, worth: dict[str, int]) -> None:
     """All wallets but one have points, have delivered, or were here lately; a newcomer takes that
     one's seat.
     """
@@ -520,7 +518,7 @@ def test_a_seat_that_is_worth_nothing_is_taken_first(run: Scenario, worth: dict[
     assert run.seat_of(0) == 200
 
 
-def test_wallets_that_deliver_nothing_take_no_members_seat(run: Scenario) -> None:
+def test_silent_wallets_take_no_seat_of_members(run: Scenario) -> None:
     """Many wallets of one person join and leave. Members that delivered keep their seats, and those
     wallets evict each other.
     """
@@ -539,7 +537,7 @@ def test_wallets_that_deliver_nothing_take_no_members_seat(run: Scenario) -> Non
     assert signers == [bytes(member(1000 + index).pubkey()) for index in range(40)]
 
 
-def test_model_that_may_be_undone_is_not_a_checkpoint(world: World) -> None:
+def test_provisional_model_is_not_a_checkpoint(world: World) -> None:
     """One of two founders returns to a lost model, and newcomers outvote it. They attest a model
     and name it at once, before their epoch is undone.
     """

@@ -28,7 +28,7 @@ def _time_up(run: Scenario) -> None:
     run.tick().ok()
 
 
-def test_a_round_is_attested_by_its_own_witnesses(run: Scenario) -> None:
+def test_round_without_overlap_is_attested_by_its_witnesses(run: Scenario) -> None:
     run.witness(0, participation=0b1000).refused("BadParticipation")
     run.witness(0, participation=ALL).ok()  # in round 0 already
     run.witness_round([1, 2], participation=ALL)
@@ -37,7 +37,7 @@ def test_a_round_is_attested_by_its_own_witnesses(run: Scenario) -> None:
     assert (state.step, state.data_index) == (2, 96)
 
 
-def test_only_members_of_the_round_itself_can_be_attested(run: Scenario) -> None:
+def test_only_members_of_round_can_be_attested(run: Scenario) -> None:
     run.by(2, "leave_run").ok()
     run.witness_round([0, 1], participation=ALL)  # it had delivered before it left
     state = run.run
@@ -48,7 +48,7 @@ def test_only_members_of_the_round_itself_can_be_attested(run: Scenario) -> None
     run.witness(0, participation=0b011).ok()
 
 
-def test_what_no_quorum_holds_is_trained_again_in_the_next_round(run: Scenario) -> None:
+def test_result_without_quorum_is_trained_again_next_round(run: Scenario) -> None:
     first = run.run.current
     run.witness_round(participation=0b011)
     state = run.run
@@ -63,7 +63,7 @@ def test_what_no_quorum_holds_is_trained_again_in_the_next_round(run: Scenario) 
     )
 
 
-def test_a_health_check_judges_the_round_that_closed_last(run: Scenario) -> None:
+def test_health_check_judges_last_closed_round(run: Scenario) -> None:
     run.by(0, "health_check", run.names([2])).refused("StaleHeight")
     run.witness_round(participation=0b011)
     run.by(0, "health_check", run.names([1])).refused("NotUnhealthy")
@@ -75,7 +75,7 @@ def test_a_health_check_judges_the_round_that_closed_last(run: Scenario) -> None
     run.by(0, "health_check", run.names([1])).refused("NotUnhealthy")
 
 
-def test_a_liar_among_exactly_a_quorum_convicts_nobody(run: Scenario) -> None:
+def test_overlap_liar_in_minimal_quorum_convicts_nobody(run: Scenario) -> None:
     run.witness_round([0])
     run.witness_round([1], participation=0)
     run.world.advance(6)
@@ -92,7 +92,7 @@ def test_a_liar_among_exactly_a_quorum_convicts_nobody(run: Scenario) -> None:
         (ExitReason.TOTAL_STEPS, {"total_steps": 2}),
     ],
 )
-def test_an_epoch_ends_without_a_drain_round(
+def test_epoch_without_overlap_ends_without_drain_round(
     world: World, reason: ExitReason, config: dict[str, int]
 ) -> None:
     run = Scenario(world).start(overlap=0, **config).train([0, 1, 2])
@@ -110,7 +110,7 @@ def test_an_epoch_ends_without_a_drain_round(
     assert state.backlog == 0
 
 
-def test_a_pause_ends_the_epoch_with_the_running_round(run: Scenario) -> None:
+def test_pause_ends_epoch_with_running_round(run: Scenario) -> None:
     run.owner("set_future_epoch_rates", 300, 0).ok()
     run.owner("set_paused", True).ok()
     run.witness_round()
@@ -125,7 +125,7 @@ def test_a_pause_ends_the_epoch_with_the_running_round(run: Scenario) -> None:
     assert (run.run.state, run.run.finishers) == (RunState.PAUSED, ALL)
 
 
-def test_a_missing_quorum_ends_the_epoch_and_settles_nothing(run: Scenario) -> None:
+def test_missing_quorum_ends_epoch_without_settlement(run: Scenario) -> None:
     run.witness_round()
     run.witness(0).ok()
     _time_up(run)
@@ -141,7 +141,7 @@ def test_a_missing_quorum_ends_the_epoch_and_settles_nothing(run: Scenario) -> N
     )
 
 
-def test_unwitnessed_round_ends_epoch_and_returns_its_data_once(
+def test_unwitnessed_round_ends_epoch_and_returns_data_once(
     run: Scenario,
 ) -> None:
     run.owner("set_future_epoch_rates", 300, 0).ok()
@@ -157,7 +157,7 @@ def test_unwitnessed_round_ends_epoch_and_returns_its_data_once(
     assert (run.run.current.redo, run.run.data_index) == ((Interval(48, 48),), 96)
 
 
-def test_a_run_that_everybody_left_goes_to_cooldown(run: Scenario) -> None:
+def test_run_left_by_everybody_goes_to_cooldown(run: Scenario) -> None:
     run.witness_round([0, 1])
     for index in range(3):
         run.by(index, "leave_run").ok()
@@ -166,7 +166,7 @@ def test_a_run_that_everybody_left_goes_to_cooldown(run: Scenario) -> None:
     assert (state.current.attested, state.backlog) == (ALL, 0)
 
 
-def test_who_stays_to_the_last_round_is_paid(world: World) -> None:
+def test_member_staying_to_last_round_is_paid(world: World) -> None:
     run = Scenario(world).start(overlap=0, rounds_per_epoch=2)
     run.owner("set_future_epoch_rates", 300, 0).ok()
     run.train([0, 1, 2]).finish_rounds()
@@ -178,7 +178,7 @@ def test_who_stays_to_the_last_round_is_paid(world: World) -> None:
 @pytest.mark.parametrize(
     ("overlap", "rounds", "changed"), [(0, 0, 0), (0, 1, 1), (1, 1, 0), (1, 2, 1)]
 )
-def test_level_is_unattested_once_its_holder_applied_results(
+def test_level_whose_holder_applied_results_is_unattested(
     world: World, overlap: int, rounds: int, changed: int
 ) -> None:
     """The only holder of level 0 leaves after some rounds. It applies the results of round 0 in
@@ -199,7 +199,7 @@ def test_level_is_unattested_once_its_holder_applied_results(
     assert state.level_hashes == (UNATTESTED if changed else bytes(32), UNATTESTED, UNATTESTED)
 
 
-def test_verdicts_about_the_last_round_are_taken_in_cooldown(world: World) -> None:
+def test_verdicts_about_last_round_are_accepted_in_cooldown(world: World) -> None:
     run = Scenario(world).start(overlap=0, verification_percent=50, rounds_per_epoch=2)
     run.train(range(6))
     run.witness_round()
@@ -217,7 +217,7 @@ def test_verdicts_about_the_last_round_are_taken_in_cooldown(world: World) -> No
     assert (member.state, member.exited_height) == (MemberState.EJECTED, last.height + 1)
 
 
-def test_with_overlap_the_current_round_is_never_judged(world: World) -> None:
+def test_overlap_current_round_is_never_judged(world: World) -> None:
     """In cooldown it is the drain round, or one whose results nobody attests."""
     run = Scenario(world).start(verification_percent=50)
     run.train(range(6))
@@ -231,7 +231,7 @@ def test_with_overlap_the_current_round_is_never_judged(world: World) -> None:
     run.by(verifier, "verify", verifier, last.height, target, True).refused("StaleHeight")
 
 
-def test_the_overlap_may_change_between_epochs(run: Scenario) -> None:
+def test_overlap_may_change_between_epochs(run: Scenario) -> None:
     run.configure(overlap=1).refused("NotHalted")
     run.owner("set_paused", True).ok()
     run.witness_round()

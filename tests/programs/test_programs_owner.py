@@ -14,7 +14,7 @@ from programs.harness import World, address
 from programs.scenario import CONFIG, SCHEMA, Scenario, model_params
 
 
-def test_a_run_is_created_in_one_transaction(world: World) -> None:
+def test_run_is_created_in_one_transaction(world: World) -> None:
     scenario = Scenario(world)
     scenario.create("v1").ok()
     run = scenario.run
@@ -39,7 +39,7 @@ def test_run_ids_have_1_to_32_bytes(world: World, run_id: str) -> None:
         outcome.refused("RunIdInvalid")
 
 
-def test_a_run_id_beyond_a_seed_is_refused(world: World) -> None:
+def test_run_id_longer_than_seed_is_refused(world: World) -> None:
     scenario = Scenario(world)
     scenario.run_id = "x" * 33
     world.send(scenario.creation()[0]).refused("RunIdInvalid")
@@ -47,17 +47,17 @@ def test_a_run_id_beyond_a_seed_is_refused(world: World) -> None:
     world.send(scenario.creation()[0]).refused("InvalidSeeds")
 
 
-def test_a_version_beyond_its_field_is_refused(world: World) -> None:
+def test_client_version_longer_than_field_is_refused(world: World) -> None:
     Scenario(world).create("v" * 97).refused("ClientVersionTooLong")
 
 
-def test_a_run_cannot_be_created_twice(run: Scenario) -> None:
+def test_repeated_run_creation_is_refused(run: Scenario) -> None:
     before = run.world.data(run.accounts["run"])
     assert run.world.send(run.creation()[0]).error is not None
     assert run.world.data(run.accounts["run"]) == before
 
 
-def test_create_accepts_addresses_that_hold_lamports(world: World) -> None:
+def test_create_accepts_prefunded_addresses(world: World) -> None:
     scenario = Scenario(world)
     for name in ("run", "members"):
         world.airdrop(scenario.accounts[name], 1_000_000)
@@ -65,7 +65,7 @@ def test_create_accepts_addresses_that_hold_lamports(world: World) -> None:
     assert scenario.run.state is RunState.UNINITIALIZED
 
 
-def test_growing_is_needed_and_bounded(world: World) -> None:
+def test_grow_is_required_and_bounded(world: World) -> None:
     scenario = Scenario(world)
     init, *grows = scenario.creation()
     world.send(init).ok()
@@ -118,7 +118,7 @@ def test_opening_needs_config_model_and_schema(world: World) -> None:
     scenario.owner("set_paused", False).refused("NotPaused")
 
 
-def test_a_run_past_its_last_step_opens_as_finished(world: World) -> None:
+def test_run_past_last_step_opens_as_finished(world: World) -> None:
     scenario = Scenario(world)
     scenario.create().ok()
     scenario.configure(total_steps=4).ok()
@@ -130,7 +130,7 @@ def test_a_run_past_its_last_step_opens_as_finished(world: World) -> None:
     scenario.owner("set_paused", True).refused("AlreadyHalted")
 
 
-def test_a_waiting_run_pauses_at_once_and_forgets_who_waits(run: Scenario) -> None:
+def test_waiting_run_pauses_at_once_and_clears_queue(run: Scenario) -> None:
     run.join(0).ok()
     run.configure().refused("NotHalted")
     run.owner("update_client_version", "v2").refused("NotHalted")
@@ -144,7 +144,7 @@ def test_a_waiting_run_pauses_at_once_and_forgets_who_waits(run: Scenario) -> No
     assert run.run.state is RunState.WAITING_FOR_MEMBERS
 
 
-def test_rates_apply_from_the_next_epoch_on(run: Scenario) -> None:
+def test_rates_apply_from_next_epoch(run: Scenario) -> None:
     run.owner("set_future_epoch_rates", 300, None).ok()
     run.owner("set_future_epoch_rates", None, 7).ok()
     assert (run.run.future_earning_rate, run.run.future_slashing_rate, run.run.earning_rate) == (
@@ -160,7 +160,7 @@ def _other_checkpoint() -> dict[str, Any]:
     return model_params(checkpoint={"kind": 2, "repo": "other", "revision": ""})
 
 
-def test_a_new_checkpoint_or_schema_forgets_the_old_hashes(run: Scenario) -> None:
+def test_new_checkpoint_or_schema_clears_old_hashes(run: Scenario) -> None:
     run.owner("set_paused", True).ok()
     model = run.world.record("Model", "test")
     state = run.world.record("Run", "test")
@@ -192,7 +192,7 @@ def test_a_new_checkpoint_or_schema_forgets_the_old_hashes(run: Scenario) -> Non
     )
 
 
-def test_only_the_main_authority_owns_the_run(run: Scenario) -> None:
+def test_only_main_authority_owns_run(run: Scenario) -> None:
     stranger = Keypair()
     empty = {
         "metadata": None,
@@ -213,7 +213,7 @@ def test_only_the_main_authority_owns_the_run(run: Scenario) -> None:
         run.world.send(instruction, signers=[stranger]).refused("NotMainAuthority")
 
 
-def test_closing_needs_a_halted_run_and_returns_all_rent(run: Scenario) -> None:
+def test_close_needs_halted_run_and_returns_all_rent(run: Scenario) -> None:
     run.owner("close_run").refused("NotHalted")
     run.owner("set_paused", True).ok()
     for name in ("run", "model", "members", "witnesses"):
@@ -230,7 +230,7 @@ def test_closing_needs_a_halted_run_and_returns_all_rent(run: Scenario) -> None:
     assert run.run.seq == 1
 
 
-def test_fewer_tiers_leave_nothing_of_those_before(world: World) -> None:
+def test_fewer_tiers_clear_old_levels(world: World) -> None:
     scenario = Scenario(world)
     scenario.create().ok()
     scenario.configure().ok()
@@ -256,7 +256,7 @@ def test_change_counters_wrap_around(run: Scenario) -> None:
 
 
 @pytest.mark.parametrize("counter", ["seq", "epoch"])
-def test_a_counter_at_its_end_is_an_error_and_no_panic(run: Scenario, counter: str) -> None:
+def test_counter_at_maximum_is_an_error_without_panic(run: Scenario, counter: str) -> None:
     record = run.world.record("Run", "test")
     record[counter] = np.iinfo(record[counter].dtype).max
     run.world.store("Run", "test", record)
@@ -269,7 +269,7 @@ def test_a_counter_at_its_end_is_an_error_and_no_panic(run: Scenario, counter: s
     assert run.run.state is RunState.COOLDOWN
 
 
-def test_two_runs_do_not_meet(world: World) -> None:
+def test_two_runs_do_not_affect_each_other(world: World) -> None:
     first = Scenario(world, "one").start()
     second = Scenario(world, "two")
     second.create().ok()

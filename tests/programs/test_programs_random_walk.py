@@ -111,7 +111,7 @@ class Walk:
         *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(5, 30)),
     ],
 )
-def test_no_sequence_is_trained_twice_or_forgotten(seed: int, overlap: int) -> None:
+def test_random_walk_trains_each_sequence_exactly_once(seed: int, overlap: int) -> None:
     walk = Walk(seed, overlap)
     for _ in range(450):
         walk.step()

@@ -50,7 +50,7 @@ def kick(run: Scenario, index: int, barred: bool, signer: Keypair | None = None)
 
 
 # ---- a finished run
-def test_a_finished_run_is_reopened_with_more_steps(world: World) -> None:
+def test_finished_run_is_reopened_with_more_steps(world: World) -> None:
     run = Scenario(world).start(total_steps=4)
     epoch(run, 0)
     assert run.run.state is RunState.FINISHED
@@ -63,7 +63,7 @@ def test_a_finished_run_is_reopened_with_more_steps(world: World) -> None:
     assert run.run.trained_steps > 4
 
 
-def test_who_waits_when_a_run_finishes_asks_again(world: World) -> None:
+def test_queue_is_cleared_when_run_finishes(world: World) -> None:
     """The exploit: it began the next epoch with the bond, the tier and the schema of before."""
     run = Scenario(world).start(total_steps=4)
     run.train([0, 1, 2])
@@ -84,7 +84,7 @@ def test_who_waits_when_a_run_finishes_asks_again(world: World) -> None:
     run.join(0, schema_hash=b"n" * 32).refused("BondTooLow")
 
 
-def test_a_finished_run_is_reopened_by_going_back(world: World) -> None:
+def test_finished_run_is_reopened_by_rewind(world: World) -> None:
     run = Scenario(world).start(total_steps=10)
     epoch(run, 0)
     epoch(run, 1)
@@ -95,7 +95,7 @@ def test_a_finished_run_is_reopened_by_going_back(world: World) -> None:
 
 
 # ---- checkpoints
-def test_run_rewinds_to_a_recorded_checkpoint_and_returns(run: Scenario) -> None:
+def test_run_rewinds_to_recorded_checkpoint_and_returns(run: Scenario) -> None:
     for number in range(2):
         epoch(run, number)
     assert repos(run) == ["step10", "step5", "checkpoints/start"]
@@ -129,7 +129,7 @@ def test_run_rewinds_to_a_recorded_checkpoint_and_returns(run: Scenario) -> None
     assert (run.run.trained_steps, run.model.checkpoint.repo) == (5, "step5")
 
 
-def test_the_present_checkpoint_can_be_gone_back_to(run: Scenario) -> None:
+def test_rewind_to_current_checkpoint_is_accepted(run: Scenario) -> None:
     """A model that went wrong after the checkpoint, with an epoch that nobody kept."""
     epoch(run, 0)
     run.train([0, 1, 2])
@@ -148,7 +148,7 @@ def test_the_present_checkpoint_can_be_gone_back_to(run: Scenario) -> None:
 
 
 @pytest.mark.parametrize(("place", "step"), [(0, 5), (1, 11), (3, 0), (4, 0), (255, 6)])
-def test_only_what_is_recorded_can_be_gone_back_to(run: Scenario, place: int, step: int) -> None:
+def test_rewind_to_unrecorded_checkpoint_is_refused(run: Scenario, place: int, step: int) -> None:
     for number in range(2):
         epoch(run, number)
     run.owner("set_paused", True).ok()
@@ -157,7 +157,7 @@ def test_only_what_is_recorded_can_be_gone_back_to(run: Scenario, place: int, st
     assert run.world.data(run.accounts["model"]) == before
 
 
-def test_a_bad_place_leaves_the_good_ones_before_it_recorded(run: Scenario) -> None:
+def test_false_checkpoint_keeps_earlier_ones_recorded(run: Scenario) -> None:
     """A member that names a place that does not exist, with the right hashes, pushes out nothing
     but the oldest.
     """
@@ -167,7 +167,7 @@ def test_a_bad_place_leaves_the_good_ones_before_it_recorded(run: Scenario) -> N
     assert len(run.model.earlier) == 3
 
 
-def test_what_waits_to_be_done_again_is_not_in_a_checkpoint(run: Scenario) -> None:
+def test_backlog_is_not_part_of_checkpoint(run: Scenario) -> None:
     run.train([0, 1, 2])
     while run.run.state.training:
         judged = run.run.round(run.run.config.judged(run.run.current.height))
@@ -182,14 +182,14 @@ def test_what_waits_to_be_done_again_is_not_in_a_checkpoint(run: Scenario) -> No
     assert run.model.checkpoint_data_index == waiting
 
 
-def test_another_schema_forgets_what_was_recorded(run: Scenario) -> None:
+def test_new_schema_clears_recorded_checkpoints(run: Scenario) -> None:
     epoch(run, 0)
     run.owner("set_paused", True).ok()
     run.update(schema={"hash": b"s" * 32, "tier_widths": [8, 4]}).ok()
     assert {one.checkpoint.kind for one in run.model.earlier} == {CheckpointKind.NONE}
 
 
-def test_a_checkpoint_that_the_owner_replaces_stays_recorded(run: Scenario) -> None:
+def test_checkpoint_replaced_by_owner_stays_recorded(run: Scenario) -> None:
     epoch(run, 0)
     run.owner("set_paused", True).ok()
     run.update(model=model_params(checkpoint={"kind": 2, "repo": "other", "revision": ""})).ok()
@@ -199,7 +199,7 @@ def test_a_checkpoint_that_the_owner_replaces_stays_recorded(run: Scenario) -> N
 
 
 # ---- wallets
-def test_a_removed_wallet_is_out_of_the_line_and_may_ask_again(run: Scenario) -> None:
+def test_removed_wallet_leaves_queue_and_may_ask_again(run: Scenario) -> None:
     for index in range(3):
         run.join(index).ok()
     kick(run, 1, barred=False).ok()
@@ -210,7 +210,7 @@ def test_a_removed_wallet_is_out_of_the_line_and_may_ask_again(run: Scenario) ->
     assert (run.members.pending, run.members.seats[1].removed) == (0b111, False)
 
 
-def test_a_barred_wallet_stays_out_until_that_is_lifted(run: Scenario) -> None:
+def test_banned_wallet_stays_out_until_ban_is_lifted(run: Scenario) -> None:
     run.train([0, 1, 2, 3])
     kick(run, 3, barred=True, signer=run.grantor).ok()
     assert run.members.seats[3].state is MemberState.HEALTHY  # the running epoch continues with it
@@ -231,7 +231,7 @@ def test_a_barred_wallet_stays_out_until_that_is_lifted(run: Scenario) -> None:
     run.join(3).ok()
 
 
-def test_leaving_lifts_no_bar(run: Scenario) -> None:
+def test_leave_does_not_lift_ban(run: Scenario) -> None:
     run.train([0, 1, 2, 3])
     kick(run, 3, barred=True).ok()
     run.by(3, "leave_run").ok()
@@ -240,7 +240,7 @@ def test_leaving_lifts_no_bar(run: Scenario) -> None:
     run.by(3, "leave_run").refused("NotAMember")
 
 
-def test_256_bars_leave_room_for_others(run: Scenario) -> None:
+def test_bans_of_256_wallets_leave_room_for_others(run: Scenario) -> None:
     """The exploit: each bar of a wallet that never came took a seat that was given to nobody."""
     for index in range(256):
         kick(run, 1000 + index, barred=True).ok()
@@ -249,7 +249,7 @@ def test_256_bars_leave_room_for_others(run: Scenario) -> None:
     kick(run, 9, barred=False).refused("NotAMember")
 
 
-def test_only_the_two_authorities_remove_and_bar(run: Scenario) -> None:
+def test_only_both_authorities_remove_and_ban(run: Scenario) -> None:
     run.join(0).ok()
     for stranger in (Keypair(), member(0), member(1)):
         kick(run, 0, barred=True, signer=stranger).refused("NotAllowedToKick")
@@ -286,7 +286,7 @@ def name(run: Scenario, index: int, repo: str, kind: int = 2) -> Outcome:
     return run.by(index, "checkpoint", place)
 
 
-def test_being_fast_does_not_make_a_place_the_runs_checkpoint(run: Scenario) -> None:
+def test_early_false_checkpoint_does_not_become_the_runs(run: Scenario) -> None:
     """The last in turn names a place that does not exist, with the right hashes, before anybody
     else.
     """
@@ -308,7 +308,7 @@ def test_being_fast_does_not_make_a_place_the_runs_checkpoint(run: Scenario) -> 
     assert repos(run) == ["owner", "best", "checkpoints/start"]
 
 
-def test_turns_end_with_the_next_epoch(run: Scenario) -> None:
+def test_checkpoint_turns_end_with_next_epoch(run: Scenario) -> None:
     order = holders(run)
     name(run, order[1], "good").ok()
     for index in range(5):
@@ -319,7 +319,7 @@ def test_turns_end_with_the_next_epoch(run: Scenario) -> None:
     name(run, order[0], "late").refused("CheckpointNotNewer")
 
 
-def test_directory_is_named_after_a_false_name_on_the_hub(run: Scenario) -> None:
+def test_directory_is_recorded_after_false_hub_name(run: Scenario) -> None:
     """In a run of directories a member names a repository that does not exist. The others have no
     Hub account.
     """

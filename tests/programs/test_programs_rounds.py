@@ -13,7 +13,7 @@ from programs.scenario import Scenario
 from rules import backlog
 
 
-def test_an_epoch_waits_for_enough_members_and_latecomers(run: Scenario) -> None:
+def test_epoch_waits_for_enough_members_and_latecomers(run: Scenario) -> None:
     run.join(0).ok()
     run.join(1).ok()
     run.world.advance(6)
@@ -34,7 +34,7 @@ def test_an_epoch_waits_for_enough_members_and_latecomers(run: Scenario) -> None
     assert (run.members.pending, state.members_seq) == (0, 4)
 
 
-def test_the_extra_time_holds_an_epoch_back(run: Scenario) -> None:
+def test_extra_time_delays_epoch(run: Scenario) -> None:
     run.owner("set_paused", True).ok()
     run.owner("set_paused", False).ok()
     for index in range(3):
@@ -46,7 +46,7 @@ def test_the_extra_time_holds_an_epoch_back(run: Scenario) -> None:
     assert run.run.state is RunState.WARMUP
 
 
-def test_a_quorum_of_ready_witnesses_ends_the_warm_up(run: Scenario) -> None:
+def test_quorum_of_ready_witnesses_ends_warm_up(run: Scenario) -> None:
     run.join(0).ok()
     run.by(0, "warmup_witness", 0).refused("WrongState")
     run.warm_up([0, 1, 2])
@@ -77,7 +77,7 @@ def test_only_elected_witnesses_count(world: World) -> None:
     assert run.run.current.height == 1  # the only witness closes the round
 
 
-def test_the_refusals_of_a_witness(run: Scenario) -> None:
+def test_invalid_witness_attestations_are_refused(run: Scenario) -> None:
     run.warm_up([0, 1, 2])
     run.witness(0).refused("WrongState")
     run.world.advance(31)
@@ -96,7 +96,7 @@ def test_the_refusals_of_a_witness(run: Scenario) -> None:
     run.witness(1).refused("SeatMismatch")
 
 
-def test_quorum_opens_grace_and_all_witnesses_close_the_round(run: Scenario) -> None:
+def test_quorum_opens_grace_and_all_witnesses_close_round(run: Scenario) -> None:
     run.train([0, 1, 2])
     first = run.run.current
     run.witness(0).ok()
@@ -132,7 +132,7 @@ def test_first_round_increments_members_seq(run: Scenario) -> None:
     assert run.run.members_seq == before + 1
 
 
-def test_no_transition_happens_twice_in_one_second(world: World) -> None:
+def test_second_transition_within_one_second_is_refused(world: World) -> None:
     run = Scenario(world).start(warmup_time=0)
     run.warm_up([0, 1, 2])
     run.tick().refused("NothingToTick")
@@ -141,7 +141,7 @@ def test_no_transition_happens_twice_in_one_second(world: World) -> None:
     assert run.run.state is RunState.ROUND_TRAIN
 
 
-def test_seeds_change_with_the_seat_hash_and_the_previous_seed(world: World) -> None:
+def test_seeds_depend_on_seat_hash_and_previous_seed(world: World) -> None:
     run = Scenario(world).start()
     run.train([0, 1, 2])
     seeds = [run.run.current.seed]
@@ -187,7 +187,7 @@ def test_untrained_data_is_trained_again(run: Scenario) -> None:
     )
 
 
-def test_a_health_check_drops_whom_nobody_saw(run: Scenario) -> None:
+def test_health_check_drops_unseen_members(run: Scenario) -> None:
     run.train([0, 1, 2])
     run.by(0, "health_check", run.names([2])).refused("StaleHeight")
     run.witness_round()
@@ -207,7 +207,7 @@ def test_a_health_check_drops_whom_nobody_saw(run: Scenario) -> None:
     assert (run.run.current.roster, run.run.next_roster) == (0b111, 0b011)
 
 
-def test_witnesses_that_are_too_few_are_no_evidence(run: Scenario) -> None:
+def test_too_few_witnesses_are_no_evidence(run: Scenario) -> None:
     """Else one member could drop all others after an outage, and attest the model alone."""
     run.train([0, 1, 2])
     run.witness_round()
@@ -224,7 +224,7 @@ def test_witnesses_that_are_too_few_are_no_evidence(run: Scenario) -> None:
     run.by(1, "health_check", run.names([0, 2])).refused("NotUnhealthy")
 
 
-def test_a_liar_among_exactly_a_quorum_convicts_nobody(run: Scenario) -> None:
+def test_liar_in_minimal_quorum_convicts_nobody(run: Scenario) -> None:
     run.train([0, 1, 2])
     run.witness_round()
     run.witness_round([0])
@@ -240,12 +240,12 @@ def test_a_liar_among_exactly_a_quorum_convicts_nobody(run: Scenario) -> None:
     run.by(1, "health_check", run.names([2])).refused("NotUnhealthy")
 
 
-def test_a_health_check_belongs_to_training(run: Scenario) -> None:
+def test_health_check_outside_training_is_refused(run: Scenario) -> None:
     run.warm_up([0, 1, 2])
     run.by(0, "health_check", run.names([0])).refused("WrongState")
 
 
-def test_round_without_a_witness_ends_the_epoch_without_loss(run: Scenario) -> None:
+def test_round_without_witness_ends_epoch_without_loss(run: Scenario) -> None:
     run.owner("set_future_epoch_rates", 300, 0).ok()
     run.train([0, 1, 2])
     run.witness_round()
@@ -272,7 +272,7 @@ def test_round_without_a_witness_ends_the_epoch_without_loss(run: Scenario) -> N
         (ExitReason.TOTAL_STEPS, {"total_steps": 2}),
     ],
 )
-def test_an_epoch_ends_with_a_drain_round(
+def test_epoch_ends_with_drain_round(
     world: World, reason: ExitReason, config: dict[str, int]
 ) -> None:
     run = Scenario(world).start(**config)
@@ -293,7 +293,7 @@ def test_an_epoch_ends_with_a_drain_round(
     )
 
 
-def test_an_epoch_ends_after_30_days_at_most(world: World) -> None:
+def test_epoch_ends_after_30_days(world: World) -> None:
     """The exploit: one wallet of the owner's kept an epoch running without end, and the bonds of
     all that had left.
     """
@@ -311,7 +311,7 @@ def test_an_epoch_ends_after_30_days_at_most(world: World) -> None:
     run.by(0, "withdraw").ok()
 
 
-def test_a_missing_quorum_ends_the_epoch(run: Scenario) -> None:
+def test_missing_quorum_ends_epoch(run: Scenario) -> None:
     run.train([0, 1, 2])
     run.witness_round()
     run.witness(0).ok()
@@ -325,7 +325,7 @@ def test_a_missing_quorum_ends_the_epoch(run: Scenario) -> None:
     assert [(interval.start, interval.len) for interval in run.backlog] == [(0, 48)]
 
 
-def test_too_few_members_end_the_epoch(run: Scenario) -> None:
+def test_too_few_members_end_epoch(run: Scenario) -> None:
     run.train([0, 1, 2])
     run.witness_round([0, 1])
     for index in (0, 1):
@@ -340,7 +340,7 @@ def test_too_few_members_end_the_epoch(run: Scenario) -> None:
     )
 
 
-def test_run_that_all_members_left_drains_an_empty_round(run: Scenario) -> None:
+def test_run_left_by_all_members_drains_empty_round(run: Scenario) -> None:
     run.train([0, 1, 2])
     run.witness_round([0, 1])
     for index in range(3):

@@ -90,7 +90,7 @@ class LastVoter:
 @pytest.mark.parametrize(
     ("epochs", "most"), [(8, 3), pytest.param(80, 16, marks=pytest.mark.nightly)]
 )
-def test_the_last_voter_gains_nothing_by_what_it_chooses(epochs: int, most: int) -> None:
+def test_last_voter_gains_nothing_by_its_choices(epochs: int, most: int) -> None:
     """Ten of thirty are three or more of four witnesses with a chance of 9.5 % (of independent
     draws, 11.1 %). By choosing among 24 rosters and moments they were it in 51 of 80 epochs.
     """
@@ -107,7 +107,7 @@ def test_the_last_voter_gains_nothing_by_what_it_chooses(epochs: int, most: int)
     assert attack.captured <= most, f"{attack.captured} of {attack.epochs}"
 
 
-def test_rosters_are_fixed_before_the_slot_of_their_seed(world: World) -> None:
+def test_rosters_are_fixed_before_slot_of_their_seed(world: World) -> None:
     run = Scenario(world).start(init_min_clients=5)
     run.train(range(5))
     state = run.run
@@ -134,7 +134,7 @@ def _seed(old: int, slot: int) -> int:
     return int.from_bytes(digest[:8], "little")
 
 
-def test_every_drawer_gets_the_same_seed(world: World) -> None:
+def test_seed_is_equal_for_every_drawer(world: World) -> None:
     """An attestation, a departure or a tick draws it, at once or after minutes."""
     seeds = set()
     for draw, seconds in (("witness", 1), ("leave", 1), ("tick", 1), ("tick", 15)):
@@ -154,7 +154,7 @@ def test_every_drawer_gets_the_same_seed(world: World) -> None:
     assert len(seeds) == 1
 
 
-def test_no_round_closes_before_the_next_ones_seed_can_be_drawn(world: World) -> None:
+def test_round_stays_open_until_next_seed_can_be_drawn(world: World) -> None:
     """All have attested, in the very slot in which the round began."""
     run = Scenario(world).start()
     run.train([0, 1, 2])
@@ -173,7 +173,7 @@ def test_no_round_closes_before_the_next_ones_seed_can_be_drawn(world: World) ->
     assert run.run.current.height == 1
 
 
-def test_forgotten_slot_hash_is_replaced_by_a_fixed_later_one(world: World) -> None:
+def test_forgotten_slot_hash_is_replaced_by_fixed_later_one(world: World) -> None:
     """Nobody sent a transaction for 512 slots. The seed comes from the slot 512 later, during the
     next 512 slots.
     """
@@ -192,7 +192,7 @@ def test_forgotten_slot_hash_is_replaced_by_a_fixed_later_one(world: World) -> N
     assert run.run.next_seed == _seed(old, fixed + 512)
 
 
-def test_a_warm_up_elects_nobody_before_its_seed_is_drawn(world: World) -> None:
+def test_warm_up_elects_nobody_before_its_seed_is_drawn(world: World) -> None:
     run = Scenario(world).start()
     for index in range(3):
         run.join(index).ok()
@@ -209,7 +209,7 @@ def test_a_warm_up_elects_nobody_before_its_seed_is_drawn(world: World) -> None:
     assert run.run.state is RunState.ROUND_TRAIN
 
 
-def test_who_leaves_moves_nobody_else(world: World) -> None:
+def test_leaving_member_moves_nobody_else(world: World) -> None:
     """Neither the order of witnesses, nor that of the committee or of the data: only its own place
     becomes free.
     """
@@ -239,7 +239,7 @@ def test_who_leaves_moves_nobody_else(world: World) -> None:
     assert set(bitmap.seats(header.roster)) == set(shares)
 
 
-def test_who_left_before_a_round_has_no_part_in_it(world: World) -> None:
+def test_member_that_left_before_round_has_no_part_in_it(world: World) -> None:
     """It has a place in every order, and owes nothing there: that is no delivery."""
     run = Scenario(world).start(init_min_clients=4, min_clients=2, rounds_per_epoch=8)
     run.train(range(4))

@@ -46,7 +46,7 @@ def _reach(run: Scenario, state: RunState) -> RoundId:
 
 
 @pytest.mark.parametrize("name", VOTES)
-def test_a_vote_of_an_earlier_epoch_is_refused(world: World, name: str) -> None:
+def test_vote_of_earlier_epoch_is_refused(world: World, name: str) -> None:
     run = Scenario(world).start(overlap=0, rounds_per_epoch=2, verification_percent=34)
     old = _reach(run, STATES[name])
     run.world.advance(31)
@@ -69,7 +69,7 @@ def test_a_vote_of_an_earlier_epoch_is_refused(world: World, name: str) -> None:
     assert vote(run, new).error in (None, "NotAVerifier", "NotATrainer")
 
 
-def test_vote_of_an_abandoned_warmup_is_refused(world: World) -> None:
+def test_vote_of_abandoned_warmup_is_refused(world: World) -> None:
     run = Scenario(world).start(min_clients=3)
     run.warm_up([0, 1, 2])
     old = run.run.round_id
@@ -96,7 +96,7 @@ def test_leave_signed_in_first_wait_is_refused_in_first_epoch(
         run.witness_round()
 
 
-def test_a_member_may_leave_by_any_round_that_is_stored(world: World) -> None:
+def test_member_may_leave_by_any_stored_round(world: World) -> None:
     run = Scenario(world).start()
     run.train([0, 1, 2])
     at = run.run.round_id

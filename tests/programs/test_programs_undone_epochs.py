@@ -129,7 +129,7 @@ def unconfirmed(world: World) -> Scenario:
     return run
 
 
-def test_unconfirmed_finishers_keep_the_model_for_a_day(unconfirmed: Scenario) -> None:
+def test_unconfirmed_finishers_keep_model_for_a_day(unconfirmed: Scenario) -> None:
     """The founder of tier 0 is away. The other one and four finishers, two of tier 0, wait."""
     run = unconfirmed
     join(run, {1: 2} | {index: index % 3 for index in NEWCOMERS})
@@ -146,7 +146,7 @@ def test_unconfirmed_finishers_keep_the_model_for_a_day(unconfirmed: Scenario) -
     assert known(run) == before
 
 
-def test_unconfirmed_finishers_begin_once_a_founder_returns(unconfirmed: Scenario) -> None:
+def test_unconfirmed_finishers_begin_once_founder_returns(unconfirmed: Scenario) -> None:
     join(unconfirmed, {1: 2} | {index: index % 3 for index in NEWCOMERS})
     unconfirmed.world.advance(36)
     unconfirmed.tick(1).refused("NothingToTick")
@@ -154,7 +154,7 @@ def test_unconfirmed_finishers_begin_once_a_founder_returns(unconfirmed: Scenari
     assert (unconfirmed.run.state, unconfirmed.run.levels_lost) == (RunState.WARMUP, 0)
 
 
-def test_seat_of_founder_is_kept_for_the_day_of_others(unconfirmed: Scenario) -> None:
+def test_seat_of_founder_is_kept_for_a_day(unconfirmed: Scenario) -> None:
     """Else 256 wallets would take its seat after a minute, and nobody would be left to wait for."""
     run = unconfirmed
     record = run.world.record("Members", "test")
@@ -171,7 +171,7 @@ def test_seat_of_founder_is_kept_for_the_day_of_others(unconfirmed: Scenario) ->
 
 
 @pytest.mark.parametrize(("refuses", "have_word"), [((1,), True), ((0, 1), False)])
-def test_one_of_two_last_level_judges_takes_nobodys_vote(
+def test_one_of_two_last_level_judges_removes_no_vote(
     world: World, refuses: tuple[int, ...], have_word: bool
 ) -> None:
     """Two founders judge level 2. One claims that it got nothing from any newcomer."""
@@ -232,7 +232,7 @@ def test_newcomers_that_drop_first_returner_replace_nothing(
 
 @pytest.mark.parametrize("gone", ["crashes", "leaves", "restarts"])
 @pytest.mark.parametrize("height", [None, 0, 2], ids=["warm-up", "first round", "third round"])
-def test_one_of_three_gone_gives_newcomers_no_vote(
+def test_absence_of_one_of_three_gives_newcomers_no_vote(
     world: World, gone: str, height: int | None
 ) -> None:
     """Else newcomers would have the other two dropped, and could void every epoch."""
@@ -298,7 +298,7 @@ def test_tier_0_judge_gone_in_warm_up_gives_newcomers_no_vote(world: World, how:
 
 
 @pytest.mark.parametrize("order", [(1, 2), (2, 1)], ids=["honest first", "hostile first"])
-def test_one_of_two_judges_left_takes_nobodys_vote(world: World, order: tuple[int, int]) -> None:
+def test_one_of_two_judges_left_removes_no_vote(world: World, order: tuple[int, int]) -> None:
     """The third leaves. Judge 2 records its own results only, before or after the honest
     judge 1.
     """
@@ -372,7 +372,7 @@ def test_epoch_whose_judges_all_restart_is_undone(world: World) -> None:
 
 
 @pytest.mark.parametrize("how", ["leave", "restart"])
-def test_judges_that_leave_a_warm_up_give_newcomers_no_model(world: World, how: str) -> None:
+def test_judges_leaving_warm_up_give_newcomers_no_model(world: World, how: str) -> None:
     """Clients leave by themselves if no source gives the model, for example while the Hub is down.
     Wallets that never had the model would train on and say what it is.
     """
@@ -443,7 +443,7 @@ def test_other_established_member_ends_wait_after_undone_epoch(world: World) -> 
     assert (run.run.state, run.members.established) == (RunState.WARMUP, established)
 
 
-def test_progress_reset_by_owner_makes_nobody_wait(world: World) -> None:
+def test_progress_reset_by_owner_delays_nobody(world: World) -> None:
     """The owner discards the last epoch, which looks as if it had been undone."""
     run = founded(world, {0: 0, 1: 1, 2: 2}, saved=True)
     join(run, {0: 0, 1: 1, 2: 2})
@@ -459,7 +459,7 @@ def test_progress_reset_by_owner_makes_nobody_wait(world: World) -> None:
     assert run.run.state is RunState.WARMUP
 
 
-def test_last_epochs_checkpoint_is_named_in_next_epochs_rounds(world: World) -> None:
+def test_last_epochs_checkpoint_is_recorded_in_next_epoch(world: World) -> None:
     """An upload takes longer than the wait for members. The epoch that runs may still be undone;
     this model may not.
     """
@@ -494,7 +494,7 @@ def test_abandoned_warm_up_after_rewind_adds_no_day(world: World) -> None:
 
 
 @pytest.mark.parametrize("who", ["finishers", "established"])
-def test_absent_members_keep_their_seats_while_an_epoch_runs(world: World, who: str) -> None:
+def test_absent_members_keep_their_seats_while_epoch_runs(world: World, who: str) -> None:
     """All other seats are taken. The first member that returns begins an epoch, and the others find
     their seats.
     """
@@ -522,7 +522,7 @@ def test_absent_members_keep_their_seats_while_an_epoch_runs(world: World, who: 
     run.join(50).refused("MembersFull")
 
 
-def test_epoch_without_a_step_makes_no_newcomer_a_finisher(world: World) -> None:
+def test_epoch_without_step_makes_no_newcomer_a_finisher(world: World) -> None:
     """Three wallets sit in the epoch in which an outage begins, and declare that they hold
     everything.
     """
@@ -541,7 +541,7 @@ def test_epoch_without_a_step_makes_no_newcomer_a_finisher(world: World) -> None
     assert run.run.model_source is ModelSource.PEERS
 
 
-def test_finisher_barred_in_an_abandoned_warm_up_is_not_awaited(world: World) -> None:
+def test_finisher_banned_in_abandoned_warm_up_is_not_awaited(world: World) -> None:
     """The owner bars the only finisher that holds level 0, while a warm-up runs
     that is given up.
     """
@@ -559,7 +559,7 @@ def test_finisher_barred_in_an_abandoned_warm_up_is_not_awaited(world: World) ->
 
 
 @pytest.mark.parametrize("first", [4, 2])
-def test_newcomers_replace_no_level_of_members_that_return_later(world: World, first: int) -> None:
+def test_newcomers_replace_no_level_of_later_returners(world: World, first: int) -> None:
     """The member that returns first holds the smaller levels. It stays, and the newcomers attest
     the larger ones.
     """

@@ -45,9 +45,7 @@ def created() -> Scenario:
 
 
 @pytest.mark.parametrize(("name", "change"), CONFIG_FAULTS)
-def test_configs_that_break_a_rule_are_refused(
-    created: Scenario, name: str, change: dict[str, int]
-) -> None:
+def test_invalid_configs_are_refused(created: Scenario, name: str, change: dict[str, int]) -> None:
     created.update(config={**CONFIG, **change}).refused(name)
 
 
@@ -73,13 +71,11 @@ MODEL_FAULTS = [
 @pytest.mark.parametrize(
     ("name", "model"), MODEL_FAULTS, ids=lambda value: value if isinstance(value, str) else ""
 )
-def test_models_that_break_a_rule_are_refused(
-    created: Scenario, name: str, model: dict[str, Any]
-) -> None:
+def test_invalid_models_are_refused(created: Scenario, name: str, model: dict[str, Any]) -> None:
     created.update(model=model).refused(name)
 
 
-def test_write_spec_in_parts_is_a_spec_only_when_complete(world: World) -> None:
+def test_partial_spec_is_valid_only_when_complete(world: World) -> None:
     """A run whose spec is being written has none, and cannot start; its other parts stay."""
     scenario = Scenario(world)
     scenario.create().ok()
@@ -102,7 +98,7 @@ def test_write_spec_beyond_its_place_is_refused(created: Scenario, offset: int) 
     created.owner("write_spec", offset, SPEC).refused("SpecLength")
 
 
-def test_write_spec_of_a_running_run_is_refused(world: World) -> None:
+def test_write_spec_of_running_run_is_refused(world: World) -> None:
     Scenario(world).start().write_spec().refused("NotHalted")
 
 
@@ -164,14 +160,14 @@ def _cold(**config: int) -> dict[str, Any]:
         ),
     ],
 )
-def test_other_parts_that_break_a_rule_are_refused(
+def test_invalid_other_parts_are_refused(
     created: Scenario, name: str, parts: dict[str, Any]
 ) -> None:
     created.update(**parts).refused(name)
 
 
 @pytest.mark.parametrize("program", [PROGRAM, AUTHORIZER])
-def test_every_error_says_what_to_do(program: Pubkey) -> None:
+def test_every_error_message_is_a_sentence(program: Pubkey) -> None:
     errors = idl(program)["errors"]
     assert errors
     for error in errors:

@@ -6,7 +6,7 @@ from programs.harness import World
 from programs.scenario import Scenario
 
 
-def test_verdicts_eject_a_trainer(world: World) -> None:
+def test_verdicts_eject_trainer(world: World) -> None:
     run = Scenario(world).start(verification_percent=50, rounds_per_epoch=3)
     run.owner("set_future_epoch_rates", 100, 9).ok()
     members = list(range(6))
@@ -74,7 +74,7 @@ def test_fewer_than_three_verifiers_convict_nobody(world: World) -> None:
         assert ejected is (verifiers >= 3)
 
 
-def test_one_verifier_does_not_take_the_room_of_the_others(world: World) -> None:
+def test_one_verifier_does_not_use_room_of_others(world: World) -> None:
     """It gave 32 verdicts about 32 members, and nobody else could convict the one that lied."""
     run = Scenario(world).start(verification_percent=10, min_clients=40, init_min_clients=40)
     run.train(range(40))
@@ -130,7 +130,7 @@ def test_verdicts_are_bounded_and_old_rounds_closed(world: World) -> None:
     run.by(verifier, "verify", verifier, 0, target, True).refused("StaleHeight")
 
 
-def test_no_more_verify_than_verdicts_are_stored(world: World) -> None:
+def test_verifiers_are_limited_to_stored_verdicts(world: World) -> None:
     """The config asks half of 100 members to verify. 32 do, and their quorum of 22 convicts."""
     run = Scenario(world).start(verification_percent=50, min_clients=100, init_min_clients=100)
     run.train(range(100))
@@ -145,6 +145,6 @@ def test_no_more_verify_than_verdicts_are_stored(world: World) -> None:
     assert run.members.seats[target].state is MemberState.EJECTED
 
 
-def test_verdicts_belong_to_an_epoch(run: Scenario) -> None:
+def test_verdict_outside_training_is_refused(run: Scenario) -> None:
     run.warm_up([0, 1, 2])
     run.by(0, "verify", 0, 0, 1, True).refused("WrongState")

@@ -44,7 +44,7 @@ def again(run: Scenario, declared: dict[int, int]) -> None:
     run.tick().ok()
 
 
-def test_member_without_share_next_to_a_large_weight_keeps_vote(world: World) -> None:
+def test_member_without_share_next_to_large_weight_keeps_vote(world: World) -> None:
     """It doubles, until others owe nothing in whole epochs: what the model is they say still."""
     run = Scenario(world, tiers=1).start(
         init_min_clients=9, rounds_per_epoch=5, global_batch_size_start=9, global_batch_size_end=9
@@ -135,7 +135,7 @@ def _state(run: Scenario, tiers: dict[int, int], hashes: tuple[bytes, ...]) -> N
     assert run.run.level_hashes == hashes
 
 
-def test_newcomers_count_the_median_of_what_is_declared(run: Scenario) -> None:
+def test_newcomer_weight_is_capped_at_declared_median(run: Scenario) -> None:
     again(run, {0: 10, 1: 20, 2: 30, 3: 65_535})
     assert weights(run) == {0: 10, 1: 20, 2: 20, 3: 20}
     assert [seat.declared for seat in run.members.seats[:4]] == [10, 20, 30, 65_535]
@@ -160,7 +160,7 @@ def test_excessive_declared_weight_is_capped_by_deliveries(world: World) -> None
     assert lost <= 2 * 5
 
 
-def test_who_delivers_may_count_twice_as_much_each_time(run: Scenario) -> None:
+def test_delivering_member_weight_at_most_doubles(run: Scenario) -> None:
     declared = {0: 60, 1: 60, 2: 400}
     for expected in (60, 120, 240, 400, 400):
         again(run, declared)
@@ -180,14 +180,14 @@ def test_weight_of_fast_wallet_is_at_most_eight_medians(world: World) -> None:
         epoch(run)
 
 
-def test_who_delivers_in_part_counts_for_twice_that_part(world: World) -> None:
+def test_partial_delivery_weight_is_twice_that_part(world: World) -> None:
     run = Scenario(world).start(rounds_per_epoch=8)
     again(run, dict.fromkeys(range(6), 64))
     epoch(run, silent={1: 0, 2: 2, 3: 4, 4: 7})
     assert weights(run) == {0: 128, 1: 1, 2: 32, 3: 64, 4: 112, 5: 128}
 
 
-def test_a_newcomer_counts_the_median_of_those_who_are_known(run: Scenario) -> None:
+def test_newcomer_weight_equals_median_of_known_members(run: Scenario) -> None:
     again(run, {0: 50, 1: 60, 2: 70})
     epoch(run)
     crowd = dict.fromkeys(range(10, 30), 65_535)
@@ -195,7 +195,7 @@ def test_a_newcomer_counts_the_median_of_those_who_are_known(run: Scenario) -> N
     assert weights(run) == {0: 50, 1: 60, 2: 70} | dict.fromkeys(crowd, 60)
 
 
-def test_who_is_dropped_or_leaves_counts_for_what_it_delivered(world: World) -> None:
+def test_dropped_or_leaving_member_weight_counts_deliveries(world: World) -> None:
     run = Scenario(world).start(rounds_per_epoch=8)
     again(run, dict.fromkeys(range(5), 64))
     while run.run.current.height < 3:
@@ -210,7 +210,7 @@ def test_who_is_dropped_or_leaves_counts_for_what_it_delivered(world: World) -> 
     assert weights(run) == {0: 1, 1: 128, 2: 128, 3: 80, 4: 32}
 
 
-def test_who_leaves_in_the_first_round_has_delivered_nothing(run: Scenario) -> None:
+def test_leave_in_first_round_delivers_nothing(run: Scenario) -> None:
     """The exploit: wallets left in round 0 of every epoch, and had a whole share planned for them
     in the next again.
     """
@@ -220,7 +220,7 @@ def test_who_leaves_in_the_first_round_has_delivered_nothing(run: Scenario) -> N
     assert weights(run) == {0: 128, 1: 128, 2: 128, 3: 128, 4: 1}
 
 
-def test_who_leaves_in_the_warm_up_counts_for_half(run: Scenario) -> None:
+def test_leave_in_warm_up_halves_weight(run: Scenario) -> None:
     """Only its share of round 0 stays undone. Each time it does so again, its weight halves."""
     for expected in (64, 32, 16):
         for index in range(5):
@@ -237,7 +237,7 @@ def test_who_leaves_in_the_warm_up_counts_for_half(run: Scenario) -> None:
     assert weights(run)[4] == 8
 
 
-def test_a_warm_up_that_is_given_up_costs_nobody_anything(run: Scenario) -> None:
+def test_abandoned_warm_up_keeps_weights(run: Scenario) -> None:
     again(run, dict.fromkeys(range(3), 64))
     epoch(run)
     for index in range(3):
@@ -250,7 +250,7 @@ def test_a_warm_up_that_is_given_up_costs_nobody_anything(run: Scenario) -> None
     assert set(weights(run).values()) == {64}
 
 
-def test_member_that_showed_nothing_is_a_newcomer_again(run: Scenario) -> None:
+def test_member_without_delivery_is_a_newcomer_again(run: Scenario) -> None:
     """The exploit: wallets that were among themselves in a warm-up, or in an epoch without a step,
     kept what they had declared there as if they had delivered it.
     """
@@ -272,7 +272,7 @@ def test_member_that_showed_nothing_is_a_newcomer_again(run: Scenario) -> None:
     assert set(weights(run).values()) - {0} == {64}
 
 
-def test_rounds_without_a_quorum_are_held_against_nobody(run: Scenario) -> None:
+def test_rounds_without_quorum_keep_weights(run: Scenario) -> None:
     again(run, {0: 60, 1: 60, 2: 60})
     run.witness_round()
     run.witness_round()

@@ -17,7 +17,7 @@ def _leave(run: Scenario, index: int) -> None:
     run.by(index, "leave_run").ok()
 
 
-def test_next_member_in_order_replaces_a_witness_that_leaves(world: World) -> None:
+def test_next_member_in_order_replaces_leaving_witness(world: World) -> None:
     run = Scenario(world).start(witness_nodes=1)
     run.train([0, 1, 2, 3])
     (first,) = run.elected()
@@ -46,7 +46,7 @@ def test_round_of_judges_with_one_witness_wanted_elects_two(world: World) -> Non
     assert run.run.exit_reason is ExitReason.ROUNDS_PER_EPOCH
 
 
-def test_in_warm_up_the_next_in_line_reports_ready(world: World) -> None:
+def test_warm_up_next_in_line_reports_ready(world: World) -> None:
     run = Scenario(world).start(witness_nodes=1)
     run.warm_up([0, 1, 2, 3])
     (first,) = run.elected()
@@ -56,7 +56,7 @@ def test_in_warm_up_the_next_in_line_reports_ready(world: World) -> None:
     assert run.run.state is RunState.ROUND_TRAIN
 
 
-def test_who_has_attested_and_leaves_makes_room_for_nobody(world: World) -> None:
+def test_witness_leaving_after_attestation_is_not_replaced(world: World) -> None:
     """A minority could otherwise vote, leave, and let the next of them vote."""
     run = Scenario(world).start(witness_nodes=3, min_clients=3, init_min_clients=9)
     run.train(range(9))
@@ -74,7 +74,7 @@ def test_who_has_attested_and_leaves_makes_room_for_nobody(world: World) -> None
     assert run.run.state is RunState.ROUND_WITNESS  # two of three elected are a quorum
 
 
-def test_a_round_closes_when_nobody_is_left_to_attest_it(world: World) -> None:
+def test_round_closes_when_no_witness_is_left(world: World) -> None:
     run = Scenario(world).start(init_min_clients=4, min_clients=2)
     run.train([0, 1, 2, 3])
     run.witness(0).ok()
@@ -90,7 +90,7 @@ def test_a_round_closes_when_nobody_is_left_to_attest_it(world: World) -> None:
     )
 
 
-def test_minority_that_leaves_after_election_keeps_the_epoch(world: World) -> None:
+def test_minority_leaving_after_election_keeps_epoch(world: World) -> None:
     """Two of five left after the election, and the three others could not be the quorum of four any
     more.
     """
@@ -107,7 +107,7 @@ def test_minority_that_leaves_after_election_keeps_the_epoch(world: World) -> No
     assert (state.current.clients, state.current.elected) == (5, 3)
 
 
-def test_silent_witness_counts_for_the_size_of_the_quorum(world: World) -> None:
+def test_silent_witness_counts_for_size_of_quorum(world: World) -> None:
     run = Scenario(world).start(init_min_clients=5)
     run.train(range(5))
     for index in range(3):
@@ -119,7 +119,7 @@ def test_silent_witness_counts_for_the_size_of_the_quorum(world: World) -> None:
     assert (run.run.current.height, run.run.exit_reason) == (1, ExitReason.QUORUM_MISSING)
 
 
-def test_only_a_quorum_that_remains_convicts(world: World) -> None:
+def test_only_remaining_quorum_convicts(world: World) -> None:
     """Votes of witnesses that have gone since drop nobody: the number that a quorum is of would
     fall twice.
     """
@@ -134,7 +134,7 @@ def test_only_a_quorum_that_remains_convicts(world: World) -> None:
     run.by(2, "health_check", run.names([4])).refused("NotUnhealthy")
 
 
-def test_who_is_dropped_by_a_quorum_leaves_the_number(world: World) -> None:
+def test_member_dropped_by_quorum_reduces_quorum_base(world: World) -> None:
     run = Scenario(world).start(init_min_clients=5)
     run.train(range(5))
     run.witness_round()
@@ -146,7 +146,7 @@ def test_who_is_dropped_by_a_quorum_leaves_the_number(world: World) -> None:
 
 
 @pytest.mark.parametrize("witnesses", [1, 2, 3, 4, 8])
-def test_the_few_witnesses_that_are_elected_drop_nobody(world: World, witnesses: int) -> None:
+def test_few_elected_witnesses_drop_nobody(world: World, witnesses: int) -> None:
     """Chance may make all of them one person's, who could have everybody else dropped in a single
     round.
     """
@@ -164,7 +164,7 @@ def test_the_few_witnesses_that_are_elected_drop_nobody(world: World, witnesses:
 
 
 @pytest.mark.parametrize(("witnesses", "dropped"), [(5, False), (6, True), (9, True)])
-def test_drop_needs_a_quorum_of_all_electable_witnesses(
+def test_drop_needs_quorum_of_all_electable_witnesses(
     world: World, witnesses: int, dropped: bool
 ) -> None:
     run = Scenario(world).start(init_min_clients=9, min_clients=9, witness_nodes=witnesses)
@@ -174,7 +174,7 @@ def test_drop_needs_a_quorum_of_all_electable_witnesses(
     assert run.by(0, "health_check", run.names([8])).error == (None if dropped else "NotUnhealthy")
 
 
-def test_a_round_that_all_have_left_ends_the_epoch(world: World) -> None:
+def test_round_left_by_all_members_ends_epoch(world: World) -> None:
     run = Scenario(world).start(min_clients=1)
     run.train([0, 1, 2])
     for index in range(3):
@@ -184,7 +184,7 @@ def test_a_round_that_all_have_left_ends_the_epoch(world: World) -> None:
     assert (run.run.state, run.run.exit_reason) == (RunState.COOLDOWN, ExitReason.NO_ATTESTATION)
 
 
-def test_a_warm_up_waits_only_for_those_who_are_left(world: World) -> None:
+def test_warm_up_waits_only_for_remaining_members(world: World) -> None:
     """Two of three elected members have left. The third suffices, since no other member could
     report.
     """

@@ -41,7 +41,7 @@ def test_idle_wallets_close_no_round_at_once_and_make_no_step(world: World, over
     assert {slot.points for slot in run.members.seats} == {0}
 
 
-def test_rounds_without_a_least_time_wait_for_slots_all_the_same(world: World) -> None:
+def test_rounds_without_min_time_still_wait_for_slots(world: World) -> None:
     """A run whose rounds are short may say so. Idle wallets still close none while the chain stands
     still, and one in four slots at most when it advances.
     """
@@ -85,7 +85,7 @@ def test_round_without_minimum_time_ends_with_last_attestation(world: World) -> 
     assert run.run.current.height == 2
 
 
-def test_a_round_lasts_as_long_as_the_config_says(world: World) -> None:
+def test_round_lasts_min_round_time(world: World) -> None:
     run = Scenario(world).start(min_round_time=7)
     run.train(IDLE)
     world.advance(3)
@@ -101,7 +101,7 @@ def test_a_round_lasts_as_long_as_the_config_says(world: World) -> None:
     assert next_deadline(run.run) == run.run.state_started_at + 20
 
 
-def test_two_silent_wallets_of_five_burn_no_steps(world: World) -> None:
+def test_two_silent_wallets_of_five_use_no_steps(world: World) -> None:
     """They made a quorum fail in every first round; each epoch counted a step, and twelve of them
     finished the run.
     """
@@ -117,7 +117,7 @@ def test_two_silent_wallets_of_five_burn_no_steps(world: World) -> None:
     assert run.run.state is not RunState.FINISHED
 
 
-def test_an_epoch_without_a_step_leaves_the_model_as_it_was(world: World) -> None:
+def test_epoch_without_step_keeps_model(world: World) -> None:
     run = Scenario(world).start()
     run.train(IDLE).finish_rounds()
     for index in IDLE:
@@ -141,7 +141,7 @@ def test_an_epoch_without_a_step_leaves_the_model_as_it_was(world: World) -> Non
     assert run.run.level_hashes == attested.level_hashes
 
 
-def test_steps_are_counted_once_a_round_is_settled(world: World) -> None:
+def test_steps_are_counted_once_per_settled_round(world: World) -> None:
     """With overlap a round's own label runs ahead of what is settled; a round that nobody delivers
     gives it back.
     """

@@ -56,7 +56,7 @@ def padded(data: bytes, length: int) -> bytes:
     return data + bytes(length - len(data))
 
 
-def test_every_share_is_fair_and_the_batch_is_whole(run: Scenario) -> None:
+def test_shares_are_fair_and_cover_whole_batch(run: Scenario) -> None:
     rng = random.Random("fair")
     for _ in range(40):
         write_round(run, rng)
@@ -72,12 +72,12 @@ def test_every_share_is_fair_and_the_batch_is_whole(run: Scenario) -> None:
                 position += length
 
 
-def test_inspect_knows_four_views_and_four_places(run: Scenario) -> None:
+def test_inspect_accepts_only_four_views_and_places(run: Scenario) -> None:
     for which, ring in ((4, 0), (0, 4), (255, 255)):
         run.world.send(run.instruction("inspect", which, ring)).refused("UnknownInspection")
 
 
-def test_the_low_bits_alternate_and_the_high_bits_do_not() -> None:
+def test_generator_low_bits_alternate_and_high_bits_do_not() -> None:
     state = 42
     low = []
     high = []

@@ -23,8 +23,8 @@ from aftermath.replica.exactness import (
     prove_cpu,
     set_exact,
 )
-from replica import as_on_a_gpu
-from replica.as_on_a_gpu import gpu_at_hand
+from replica import simulated_gpu
+from replica.simulated_gpu import gpu_at_hand
 
 CACHES = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
 VARIABLES = (
@@ -108,23 +108,21 @@ def test_device_with_native_float64_passes_the_check() -> None:
 
 
 @pytest.mark.parametrize("bits", [24, 40, 51, 52])
-def test_device_that_emulates_float64_is_refused(
-    monkeypatch: pytest.MonkeyPatch, bits: int
-) -> None:
+def test_device_emulating_float64_is_refused(monkeypatch: pytest.MonkeyPatch, bits: int) -> None:
     """Products whose numbers, or sums, keep fewer than 53 bits."""
-    plain = as_on_a_gpu._computed
+    plain = simulated_gpu._computed
 
     def emulated(func: object, args: tuple[Tensor, ...], kwargs: dict[str, object]) -> object:
         out = plain(func, args, kwargs)
         products = torch.ops.aten.mm.default, torch.ops.aten.bmm.default
-        if func in products and isinstance(out, as_on_a_gpu.OnGpu) and out.dtype == torch.float64:
+        if func in products and isinstance(out, simulated_gpu.OnGpu) and out.dtype == torch.float64:
             mantissa, exponent = torch.frexp(out.inner)
             out.inner.copy_(
                 torch.ldexp(torch.ldexp(mantissa, torch.tensor(bits)).round(), exponent - bits)
             )
         return out
 
-    monkeypatch.setattr(as_on_a_gpu, "_computed", emulated)
+    monkeypatch.setattr(simulated_gpu, "_computed", emulated)
     with (
         gpu_at_hand() as gpu,
         pytest.raises(Unsuitable, match=r"cuda:0 does not compute .* exactly"),

@@ -28,7 +28,7 @@ def network(name: str, **said: Any) -> LanguageModel:
 
 
 @pytest.mark.parametrize(("name", "tied"), [*((name, False) for name in MODELS), ("llama", True)])
-def test_frozen_copy_keeps_the_outputs_of_its_model(name: str, tied: bool) -> None:
+def test_frozen_copy_keeps_outputs_of_its_model(name: str, tied: bool) -> None:
     model = network(name, tie_word_embeddings=tied)
     with torch.no_grad():
         before = model(IDS)
@@ -44,7 +44,7 @@ def test_frozen_copy_keeps_the_outputs_of_its_model(name: str, tied: bool) -> No
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_interrupted_pass_ends_at_the_next_module(name: str) -> None:
+def test_interrupted_pass_ends_at_next_module(name: str) -> None:
     left = 0
     copied = frozen_copy(network(name), lambda: left >= 0)
     assert copied is not None

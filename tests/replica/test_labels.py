@@ -26,7 +26,7 @@ def network() -> LanguageModel:
 
 
 @pytest.mark.parametrize("micro", [1, 2, 4, 6])
-def test_micro_batches_make_no_difference(micro: int) -> None:
+def test_labelled_loss_is_equal_for_any_micro_batch(micro: int) -> None:
     model = network()
     other = network()
     loss = accumulate(Passes(model), SHARE, micro, threading.Event())
@@ -38,7 +38,7 @@ def test_micro_batches_make_no_difference(micro: int) -> None:
         torch.testing.assert_close(one.grad, wanted.grad, rtol=1e-4, atol=1e-6)
 
 
-def test_labels_equal_to_tokens_give_the_pretraining_loss() -> None:
+def test_labels_equal_to_tokens_give_pretraining_loss() -> None:
     model = network()
     other = network()
     assert accumulate(

@@ -72,7 +72,7 @@ def test_member_without_snapshot_refuses_silently(caplog: pytest.LogCaptureFixtu
     assert not caplog.records
 
 
-def test_internal_error_with_an_offer_drops_only_that_offer(
+def test_unexpected_offer_error_drops_only_that_offer(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Whatever nobody has thought of: it is said once."""
@@ -137,7 +137,7 @@ def test_offers_of_unattested_levels_fetch_nothing() -> None:
     run_virtual(story())
 
 
-def test_false_level_is_detected_at_the_first_segment() -> None:
+def test_false_level_is_detected_at_first_segment() -> None:
     """The list of digests is right and the bytes are not: they come from another peer."""
 
     async def story() -> None:

@@ -1,4 +1,4 @@
-"""On a real GPU, where there is one: `make gpu-check` runs these. Elsewhere `test_as_on_a_gpu.py`
+"""On a real GPU, where there is one: `make gpu-check` runs these. Elsewhere `test_simulated_gpu.py`
 does what it can.
 """
 
@@ -35,14 +35,14 @@ def gpu() -> torch.device:
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_results_of_the_cpu_are_applied_with_its_bits(gpu: torch.device, model: str) -> None:
+def test_cpu_results_on_gpu_are_applied_bit_by_bit(gpu: torch.device, model: str) -> None:
     if model.startswith("auto"):
         pytest.importorskip("transformers")
     _same(gpu, model, "distro")
 
 
 @pytest.mark.parametrize("optimizer", [name for name in OPTIMIZERS if name != "distro"])
-def test_every_optimizer_applies_cpu_results_bit_by_bit(gpu: torch.device, optimizer: str) -> None:
+def test_every_optimizer_on_gpu_applies_cpu_results(gpu: torch.device, optimizer: str) -> None:
     _same(gpu, "llama", optimizer)
 
 
@@ -72,7 +72,7 @@ def test_equal_gradients_give_equal_payloads(gpu: torch.device) -> None:
     assert results[0] == results[1]
 
 
-def test_compiled_pass_has_the_loss_of_an_eager_pass(
+def test_compiled_pass_loss_equals_eager_loss(
     gpu: torch.device, caplog: pytest.LogCaptureFixture
 ) -> None:
     losses = []
@@ -84,7 +84,7 @@ def test_compiled_pass_has_the_loss_of_an_eager_pass(
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
 
 
-def test_auto_compiles_and_takes_bf16_where_the_gpu_has_it(gpu: torch.device) -> None:
+def test_auto_on_gpu_compiles_and_uses_bf16(gpu: torch.device) -> None:
     assert arithmetic_of(gpu, "auto", "auto") == Arithmetic(
         bf16=torch.cuda.is_bf16_supported(including_emulation=False), compiled=True
     )

@@ -64,7 +64,7 @@ def told(outlines: Mapping[int, Outline], *, served: bytes | None = None) -> Out
     return run_virtual(story())
 
 
-def test_the_config_and_the_tokenizer_come_from_members() -> None:
+def test_outline_config_and_tokenizer_come_from_members() -> None:
     assert told({1: Outline(RIGHT, TOKENIZER), 2: Outline(RIGHT, TOKENIZER)}) == Outline(
         RIGHT, TOKENIZER
     )
@@ -78,7 +78,7 @@ def test_outline_with_another_schema_hash_is_rejected(liar: int) -> None:
     assert told({liar: Outline(OTHER, TOKENIZER)}) is None
 
 
-def test_internal_error_with_a_reply_drops_only_that_reply(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unexpected_reply_error_drops_only_that_reply(monkeypatch: pytest.MonkeyPatch) -> None:
     def fragile(config: Mapping[str, Any]) -> Schema:
         if config["num_hidden_layers"] == OTHER["num_hidden_layers"]:
             raise RecursionError("nobody has thought of it")

@@ -127,7 +127,7 @@ def test_recomputed_layers_keep_less_memory() -> None:
         ("deepseek", 89, False),
     ],
 )
-def test_loss_computed_in_parts_equals_the_loss(
+def test_loss_computed_in_parts_equals_loss(
     kind: str, rows: int, labels: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = config_of(FILES[kind])
@@ -154,7 +154,9 @@ def test_loss_computed_in_parts_equals_the_loss(
     free=st.integers(-(1 << 40), 1 << 40),
     kind=st.sampled_from(["auto", "on", "off"]),
 )
-def test_chosen_size_fits_or_is_the_smallest(peak: int, free: int, kind: Checkpointing) -> None:
+def test_chosen_pass_size_fits_or_is_the_smallest(
+    peak: int, free: int, kind: Checkpointing
+) -> None:
     passes = PassSize(AUTO, kind)
     assert passes.unknown
     assert passes.size == 1
@@ -166,7 +168,7 @@ def test_chosen_size_fits_or_is_the_smallest(peak: int, free: int, kind: Checkpo
 
 
 @pytest.mark.parametrize(("kind", "steps"), [("auto", 4), ("on", 3), ("off", 3)])
-def test_pass_size_shrinks_down_to_the_smallest(kind: Checkpointing, steps: int) -> None:
+def test_pass_size_shrinks_to_the_smallest(kind: Checkpointing, steps: int) -> None:
     passes = PassSize(9, kind)
     assert [passes.shrink() for _ in range(steps)] == [True] * steps
     assert (passes.size, passes.recompute) == (1, kind != "off")
@@ -175,7 +177,7 @@ def test_pass_size_shrinks_down_to_the_smallest(kind: Checkpointing, steps: int)
     assert passes.news() == ()
 
 
-def test_auto_size_trains_like_the_same_explicit_size() -> None:
+def test_auto_pass_size_trains_like_explicit_size() -> None:
     found = PassSize(AUTO, "auto")
     payloads = _payloads(found)
     assert not found.unknown
@@ -228,7 +230,7 @@ def test_share_uses_smaller_passes_when_memory_runs_out(
     assert not passes.news()
 
 
-def test_memory_too_small_for_one_sequence_raises_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_too_small_for_one_sequence_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     replica = _replica(PassSize(4, "off"))
     monkeypatch.setattr(replica.model, "loss", _Tight(replica, 0, False).loss)
     with pytest.raises(OutOfMemory, match="too small for tier 0 with one sequence"):

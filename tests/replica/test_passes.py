@@ -86,7 +86,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> dict[str, bool]:
         ("cpu", True, "bf16", "on", Arithmetic(bf16=True, compiled=True)),
     ],
 )
-def test_auto_is_bf16_where_a_gpu_has_it_and_compiled_on_cuda(
+def test_auto_arithmetic_is_bf16_on_gpus_and_compiled_on_cuda(
     machine: dict[str, bool],
     device: str,
     has: bool,
@@ -99,7 +99,7 @@ def test_auto_is_bf16_where_a_gpu_has_it_and_compiled_on_cuda(
 
 
 @pytest.mark.parametrize("device", ["cuda:1", "mps"])
-def test_bf16_on_a_device_without_it_raises_an_error(machine: dict[str, bool], device: str) -> None:
+def test_bf16_on_unsupported_device_raises(machine: dict[str, bool], device: str) -> None:
     machine.update(cuda=False, mps=False)
     with pytest.raises(Unsuitable, match=rf"--precision bf16: {device} does not compute in bf16"):
         arithmetic_of(torch.device(device), "bf16", "off")
@@ -124,7 +124,7 @@ def test_bf16_passes_give_gradients_close_to_fp32(model: str) -> None:
     assert torch.nn.functional.cosine_similarity(flat, other, 0) > 0.99
 
 
-def test_the_residual_stream_and_the_loss_stay_fp32() -> None:
+def test_residual_stream_and_loss_stay_fp32() -> None:
     model = network("llama")
     seen = set()
     for layer in (module for module in model.modules() if isinstance(module, LlamaLayer)):
@@ -135,7 +135,7 @@ def test_the_residual_stream_and_the_loss_stay_fp32() -> None:
 
 
 @pytest.mark.parametrize("model", ["deepseek-v2", "deepseek-v3"])
-def test_bf16_chooses_the_experts_that_fp32_does(model: str) -> None:
+def test_bf16_chooses_same_experts_as_fp32(model: str) -> None:
     gate = next(module for module in network(model).modules() if isinstance(module, Gate))
     hidden = torch.randn(200, 32, generator=torch.Generator().manual_seed(1))
     wanted = gate(hidden)
@@ -144,7 +144,7 @@ def test_bf16_chooses_the_experts_that_fp32_does(model: str) -> None:
     assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
 
 
-def test_a_round_trained_in_bf16_is_applied_like_any_other() -> None:
+def test_round_trained_in_bf16_applies_like_any_other() -> None:
     """What is sent has the same size, parameters stay as they were while it is made, and replicas
     end equal.
     """
@@ -163,7 +163,7 @@ def test_a_round_trained_in_bf16_is_applied_like_any_other() -> None:
 # --- compiling ------------------------------------------------------------------------------------
 
 
-def test_compile_off_never_calls_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compile_off_never_calls_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", None)
     replica(BF16).train(SHARE, 0.1, 0.1, threading.Event())
 
@@ -196,7 +196,7 @@ def test_compiler_that_fails_is_reported_once(
     )
 
 
-def test_compiler_that_runs_out_of_memory_is_not_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiler_out_of_memory_stays_enabled(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*tensors: Tensor | None) -> Tensor:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
@@ -207,7 +207,7 @@ def test_compiler_that_runs_out_of_memory_is_not_given_up(monkeypatch: pytest.Mo
             passes.loss(SHARE)
 
 
-def test_passes_of_the_first_kind_alone_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_first_kind_of_passes_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each new shape is tried once, with a backward pass."""
     seen: list[tuple[int, ...]] = []
 
@@ -236,7 +236,7 @@ def test_passes_of_the_first_kind_alone_are_compiled(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.nightly
-def test_machine_without_a_compiler_trains_without(
+def test_machine_without_compiler_trains_uncompiled(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     from torch._inductor import config as inductor
@@ -286,7 +286,7 @@ def test_one_compiled_graph_serves_all_replicas_and_batches(backend: str) -> Non
     assert counters["stats"]["unique_graphs"] == 1
 
 
-def test_compiled_pass_has_the_gradients_of_an_eager_pass(
+def test_compiled_pass_gradients_equal_eager_gradients(
     backend: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     torch._dynamo.reset()

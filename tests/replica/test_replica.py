@@ -65,7 +65,7 @@ def _norm(grads: dict[str, torch.Tensor]) -> float:
 
 @pytest.mark.parametrize("tier", range(3))
 @pytest.mark.parametrize("micro", [1, 2, 4, 5])
-def test_gradient_is_the_shares_mean_for_any_micro_batch(
+def test_gradient_equals_share_mean_for_any_micro_batch(
     monkeypatch: pytest.MonkeyPatch, micro: int, tier: int
 ) -> None:
     """Six sequences in micro-batches that do and do not divide them."""
@@ -80,13 +80,13 @@ def test_gradient_is_the_shares_mean_for_any_micro_batch(
 
 
 @pytest.mark.parametrize("micro", [1, 4, 6])
-def test_the_loss_is_the_mean_over_the_share(micro: int) -> None:
+def test_loss_equals_mean_over_share(micro: int) -> None:
     trained = _replica(micro).train(SEQUENCES, 0.1, 0.1, threading.Event())
     assert trained.loss == pytest.approx(_replica().model.loss(SEQUENCES).item(), rel=1e-5)
     assert trained.tokens == SEQUENCES.numel()
 
 
-def test_only_large_gradients_are_scaled_to_the_clip_norm(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_large_gradients_are_scaled_to_clip_norm(monkeypatch: pytest.MonkeyPatch) -> None:
     free = _gradient(_replica(), monkeypatch, SEQUENCES)
     norm = _norm(free)
     clipped = _gradient(_replica(clip=norm / 4), monkeypatch, SEQUENCES)
@@ -97,7 +97,7 @@ def test_only_large_gradients_are_scaled_to_the_clip_norm(monkeypatch: pytest.Mo
     assert all(torch.equal(left[name], grad) for name, grad in free.items())
 
 
-def test_training_leaves_the_parameters_as_they_were() -> None:
+def test_training_leaves_parameters_unchanged() -> None:
     replica = _replica()
     before = replica.hashes()
     for _ in range(2):  # the second looks ahead along a delta that is not zero
@@ -113,7 +113,7 @@ def test_training_looks_ahead_along_delta(monkeypatch: pytest.MonkeyPatch) -> No
     assert any(not torch.equal(second[name], grad) for name, grad in first.items())
 
 
-def test_replicas_of_two_tiers_stay_equal_on_what_they_share() -> None:
+def test_replicas_of_two_tiers_stay_equal_on_shared_levels() -> None:
     """Each applies the results of both, of which the small one's has fewer levels."""
     replicas = [_replica(tier=0), _replica(tier=1)]
     for step in range(3):
@@ -226,12 +226,12 @@ def test_unknown_device_error_lists_valid_names(machine: dict[str, int], name: s
 @pytest.mark.parametrize(
     ("name", "says"), [("cuda", "no CUDA device"), ("cuda:0", "no CUDA"), ("mps", "no MPS device")]
 )
-def test_unavailable_device_raises_an_error(machine: dict[str, int], name: str, says: str) -> None:
+def test_unavailable_device_raises(machine: dict[str, int], name: str, says: str) -> None:
     with pytest.raises(Unsuitable, match=f"(?s){says}.*Use cpu or auto"):
         pick_device(name)
 
 
-def test_gpu_index_beyond_the_last_raises_an_error(machine: dict[str, int]) -> None:
+def test_gpu_index_beyond_last_raises(machine: dict[str, int]) -> None:
     machine.update(gpus=2)
     with pytest.raises(
         Unsuitable, match=r"--device cuda:2 is not here\nThe CUDA devices here are cuda:0 to cuda:1"

@@ -57,7 +57,7 @@ def test_recorded_accounts_read_as_recorded(part: str) -> None:
     assert json.loads(json.dumps(expected(DATA)[part])) == EXPECTED[part]
 
 
-def test_the_recording_holds_something_in_every_part() -> None:
+def test_recorded_accounts_have_values_in_every_part() -> None:
     """A fixture of zeros would guard nothing."""
     run = views.parse_run(DATA["run"])
     assert run.backlog
@@ -70,7 +70,7 @@ def test_the_recording_holds_something_in_every_part() -> None:
     assert views.parse_model(DATA["model"]).metadata.name == "fixture é"
 
 
-def test_the_program_writes_accounts_of_the_recorded_sizes() -> None:
+def test_program_accounts_have_recorded_sizes() -> None:
     chain = Onchain()
     chain.create()
     for name in NAMES:
@@ -81,12 +81,12 @@ def test_the_program_writes_accounts_of_the_recorded_sizes() -> None:
         )
 
 
-def test_the_run_account_is_small_enough_to_push() -> None:
+def test_run_account_is_small_enough_to_push() -> None:
     assert views.run_account().size <= 1400
 
 
 @pytest.mark.parametrize("name", ["run", "model", "members", "membership"])
-def test_wrong_sizes_and_discriminators_are_refused(name: str) -> None:
+def test_accounts_of_wrong_size_or_discriminator_are_refused(name: str) -> None:
     data = DATA[name]
     for wrong in (b"", data[:7], data[:-1], data + b"\x00"):
         with pytest.raises(AccountError, match="bytes where this version expects"):
@@ -109,7 +109,7 @@ def test_wrong_sizes_and_discriminators_are_refused(name: str) -> None:
         ("model", "client_version", b"\xc3\x28", "client_version"),
     ],
 )
-def test_values_the_program_never_writes_are_refused(
+def test_account_values_impossible_in_program_are_refused(
     name: str, field: str, value: bytes, said: str
 ) -> None:
     data = patched(name, field, value)
@@ -117,21 +117,21 @@ def test_values_the_program_never_writes_are_refused(
         PARSERS[name](data)
 
 
-def test_an_unknown_member_state_is_refused() -> None:
+def test_unknown_member_state_is_refused() -> None:
     data = bytearray(DATA["members"])
     data[ACCOUNTS["members"]().offset("seats", 200, "state")] = 7
     with pytest.raises(AccountError, match="state"):
         views.parse_members(bytes(data))
 
 
-def test_a_short_slice_is_refused() -> None:
+def test_truncated_witness_slice_is_refused() -> None:
     offset, length = views.witness_round_range(1, 3)
     assert len(views.parse_witness_round(cut(DATA["witnesses"], (offset, length)), 3)) == 3
     with pytest.raises(AccountError, match="bytes where"):
         views.parse_witness_round(cut(DATA["witnesses"], (offset, length - 1)), 3)
 
 
-def test_unset_parts_of_a_new_run_can_be_read() -> None:
+def test_unset_parts_of_new_run_are_readable() -> None:
     chain = Onchain()
     chain.create()
     assert plain(chain.model)["optimizer"]["kind"] == 0
@@ -153,7 +153,7 @@ def test_parse_model_refuses_spec_without_its_hash(field: str, value: bytes, sai
 
 
 @pytest.mark.parametrize(("name", "milliseconds"), [("run", 1.0), ("members", 5.0)])
-def test_reading_is_fast(name: str, milliseconds: float) -> None:
+def test_account_parse_is_fast(name: str, milliseconds: float) -> None:
     """The best of many, since other processes share the machine."""
     times = []
     for _ in range(50):

@@ -90,7 +90,7 @@ def nested(depth: int) -> bytes:
 
 
 @pytest.mark.parametrize("announcement", [Commitment(**GOOD), READY, CLOSED, KEY])
-def test_an_announcement_arrives_as_it_was_sent(announcement: Announcement) -> None:
+def test_announcement_is_decoded_unchanged(announcement: Announcement) -> None:
     data = encode_announcement(announcement, SECRET)
     assert len(data) <= announcements.MAX_ANNOUNCEMENT_BYTES
     received = decode_announcement(data)
@@ -98,13 +98,13 @@ def test_an_announcement_arrives_as_it_was_sent(announcement: Announcement) -> N
     assert received.sender == SENDER
 
 
-def test_a_commitment_to_eight_levels_stays_small() -> None:
+def test_commitment_to_eight_levels_stays_small() -> None:
     levels = {level: LevelPayload(bytes([level]) * 32, 2**31 - 1) for level in range(8)}
     data = encode_announcement(Commitment(**(GOOD | {"tier": 0, "levels": levels})), SECRET)
     assert len(data) < 1024
 
 
-def test_the_order_in_which_levels_were_added_does_not_matter() -> None:
+def test_commitment_level_order_does_not_matter() -> None:
     backwards = Commitment(**(GOOD | {"levels": dict(reversed(GOOD["levels"].items()))}))
     assert encode_announcement(backwards, SECRET) == encode_announcement(Commitment(**GOOD), SECRET)
     assert backwards.digest == Commitment(**GOOD).digest
@@ -132,18 +132,18 @@ def test_the_order_in_which_levels_were_added_does_not_matter() -> None:
         {"seal": b"l" * 32},
     ],
 )
-def test_the_commitment_binds_every_committed_field(changed: dict[str, Any]) -> None:
+def test_commitment_binds_every_committed_field(changed: dict[str, Any]) -> None:
     assert Commitment(**(GOOD | changed)).digest != Commitment(**GOOD).digest
 
 
-def test_the_commitment_does_not_bind_hearsay() -> None:
+def test_commitment_does_not_bind_hearsay() -> None:
     assert (
         Commitment(**(GOOD | {"loss": 1.0, "tokens_per_sec": 1.0})).digest
         == Commitment(**GOOD).digest
     )
 
 
-def test_the_commitment_keeps_its_value() -> None:
+def test_commitment_digest_keeps_golden_value() -> None:
     """Members of different versions must agree on it; a change here needs a new domain prefix."""
     assert (
         Commitment(**GOOD).digest.hex()
@@ -196,13 +196,13 @@ def test_the_commitment_keeps_its_value() -> None:
         {"intervals": [[[[[[[[[[5]]]]]]]]]]},
     ],
 )
-def test_a_signed_but_impossible_commitment_is_refused(changed: dict[str, Any]) -> None:
+def test_signed_impossible_commitment_is_refused(changed: dict[str, Any]) -> None:
     with pytest.raises(BadAnnouncement) as refused:
         decode_announcement(signed(raw(**changed)))
     assert not {"$", "`"} & set(str(refused.value)), "the decoder's own words are not shown"
 
 
-def test_the_same_fields_spelled_otherwise_are_refused() -> None:
+def test_noncanonical_encoding_is_refused() -> None:
     decode_announcement(signed(raw()))
     with pytest.raises(BadAnnouncement, match="canonical"):
         decode_announcement(signed(raw().replace(b"test\x02", b"test\xcc\x02")))
@@ -227,7 +227,7 @@ def test_deep_nesting_is_refused_for_every_signer(depth: int, before: bytes) -> 
             decode_announcement(data)
 
 
-def test_an_unsigned_body_is_never_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsigned_body_is_never_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
     parsed: list[bytes] = []
     monkeypatch.setattr(announcements, "_parse_body", parsed.append)
     unsigned = announcements.head_of(Commitment(**GOOD)) + raw()
@@ -241,7 +241,7 @@ def test_an_unsigned_body_is_never_parsed(monkeypatch: pytest.MonkeyPatch) -> No
     assert parsed == []
 
 
-def test_the_head_says_what_the_body_does() -> None:
+def test_announcement_head_must_match_body() -> None:
     """The chain believes the head, and members the body."""
     body = encode_announcement(Commitment(**GOOD), SECRET)[96 + 82 :]
     for changed in (
@@ -263,7 +263,7 @@ def test_the_head_says_what_the_body_does() -> None:
         decode_announcement(SENDER + bytes(64) + b"\x05" + body)
 
 
-def test_another_key_cannot_speak_for_the_sender() -> None:
+def test_announcement_by_another_key_is_refused() -> None:
     with pytest.raises(BadAnnouncement, match="does not belong"):
         encode_announcement(READY, b"\x07" * 32)
     head = b"\x02"
@@ -276,7 +276,7 @@ def test_another_key_cannot_speak_for_the_sender() -> None:
         decode_announcement(bytes(other.pubkey()) + forged)
 
 
-def test_what_peers_would_refuse_is_not_sent() -> None:
+def test_invalid_announcement_is_not_encoded() -> None:
     with pytest.raises(BadAnnouncement, match="finite"):
         encode_announcement(Commitment(**(GOOD | {"loss": float("nan")})), SECRET)
 
@@ -297,9 +297,7 @@ def test_what_peers_would_refuse_is_not_sent() -> None:
         {"tag": 2},
     ],
 )
-def test_what_opens_results_is_refused_unless_it_is_in_range(
-    good: Closed | Key, changed: dict[str, Any]
-) -> None:
+def test_reveal_out_of_range_is_refused(good: Closed | Key, changed: dict[str, Any]) -> None:
     if changed.keys() - {"extra", "tag"} > set(good.__struct_fields__):
         return
     tag, *values = msgspec.msgpack.decode(msgspec.msgpack.encode(good), strict=False)
@@ -321,7 +319,7 @@ def test_what_opens_results_is_refused_unless_it_is_in_range(
 
 
 @given(st.data())
-def test_no_changed_byte_passes(data: st.DataObject) -> None:
+def test_announcement_with_changed_byte_is_refused(data: st.DataObject) -> None:
     message = bytearray(encode_announcement(Commitment(**GOOD), SECRET))
     place = data.draw(st.integers(0, len(message) - 1))
     message[place] ^= data.draw(st.integers(1, 255))
@@ -330,6 +328,6 @@ def test_no_changed_byte_passes(data: st.DataObject) -> None:
 
 
 @given(st.binary(max_size=300))
-def test_noise_is_refused_without_a_fault(noise: bytes) -> None:
+def test_random_announcement_bytes_are_refused(noise: bytes) -> None:
     with pytest.raises(BadAnnouncement):
         decode_announcement(noise)

@@ -20,7 +20,7 @@ WEIGHTS = st.dictionaries(st.integers(0, 255), st.integers(1, 65535), min_size=1
 
 
 @given(U64, WEIGHTS, st.integers(0, 65535), st.integers(0, 100))
-def test_shares_partition_the_batch_and_are_within_one_of_exact(
+def test_shares_partition_batch_within_one_of_exact(
     seed: int, weights: dict[int, int], batch: int, percent: int
 ) -> None:
     round_ = header(bitmap.from_seats(weights), seed=seed, batch=batch)
@@ -72,7 +72,7 @@ def test_all_shares_cover_redone_and_fresh_sequences(
         assert len(ranges) <= REDO + 1
 
 
-def test_a_share_across_the_redo_border_has_two_ranges() -> None:
+def test_share_across_redo_border_has_two_ranges() -> None:
     round_ = header(1, data_index=1000, batch=10, redo=(Interval(40, 4),))
     assert assignment.sequences(round_, assignment.PositionInterval(2, 7)) == [
         range(42, 44),
@@ -81,14 +81,14 @@ def test_a_share_across_the_redo_border_has_two_ranges() -> None:
     assert assignment.sequences(round_, assignment.PositionInterval(5, 5)) == []
 
 
-def test_nobody_trains_in_the_drain_round() -> None:
+def test_drain_round_has_empty_shares() -> None:
     table = members({index: seat(index) for index in range(3)})
     assert all(
         share.len == 0 for share in assignment.assign(header(0b111, batch=0), table, 0).values()
     )
 
 
-def test_a_batch_grows_with_the_tokens_and_rounds_halves_up() -> None:
+def test_batch_grows_with_tokens_and_rounds_half_up() -> None:
     rules = config(
         global_batch_size_start=8,
         global_batch_size_end=11,
@@ -107,7 +107,7 @@ def test_a_batch_grows_with_the_tokens_and_rounds_halves_up() -> None:
     ]
 
 
-def test_a_batch_without_warm_up_has_its_final_size_at_once() -> None:
+def test_batch_without_warm_up_has_final_size_at_once() -> None:
     rules = config(global_batch_size_start=2, global_batch_size_end=8, max_seq_len=64)
     assert assignment.batch_size(rules, 0) == 8
 
@@ -119,7 +119,7 @@ def test_a_batch_without_warm_up_has_its_final_size_at_once() -> None:
     st.integers(1, 4096),
     st.integers(0, 2**30),
 )
-def test_a_batch_never_shrinks_nor_leaves_its_range(
+def test_batch_never_shrinks_nor_leaves_its_range(
     start: int, more: int, warmup: int, seq_len: int, index: int
 ) -> None:
     rules = config(

@@ -61,13 +61,13 @@ def test_drawn_seats_witness_if_nobody_leaves(
     )
 
 
-def test_only_holders_have_a_level_if_all_members_witness() -> None:
+def test_only_holders_have_level_if_all_members_witness() -> None:
     for tiers in ([0, 1, 2], [0] + [2] * 31, [2] * 32):
         assert _had_by_all(*_run(tiers)) == frozenset()
 
 
 @given(st.lists(st.integers(0, 2), min_size=33, max_size=256), st.integers(0, 2**64 - 1), st.data())
-def test_all_witnesses_have_a_level_with_few_drawn_holders(
+def test_all_witnesses_have_level_with_few_drawn_holders(
     tiers: list[int], seed: int, data: st.DataObject
 ) -> None:
     judges = data.draw(st.integers(0, 2 ** len(tiers) - 1))

@@ -23,7 +23,7 @@ TABLE = members({index: seat(index, weight=index + 1) for index in range(CLIENTS
     st.integers(0, 2**32),
     st.lists(st.tuples(st.integers(1, 90), st.integers(0, ROSTER)), min_size=1, max_size=40),
 )
-def test_every_sequence_is_trained_once_or_waits(seed: int, rounds: list[tuple[int, int]]) -> None:
+def test_sequences_are_trained_once_or_waiting(seed: int, rounds: list[tuple[int, int]]) -> None:
     """Rounds of any size, in which any members fail: what was handed out is accounted for at the
     end.
     """
@@ -53,7 +53,7 @@ def test_every_sequence_is_trained_once_or_waits(seed: int, rounds: list[tuple[i
     assert len(backlog.intervals) <= BACKLOG
 
 
-def test_adjacent_failed_shares_return_split_at_the_redo_border() -> None:
+def test_adjacent_failed_shares_return_split_at_redo_border() -> None:
     round_ = header(1, batch=20, redo=(Interval(100, 6),), data_index=1000)
     shares = {1: PositionInterval(2, 5), 2: PositionInterval(5, 9), 0: PositionInterval(9, 12)}
     shares |= {3: PositionInterval(12, 20)}
@@ -70,7 +70,7 @@ def test_adjacent_intervals_are_merged_on_both_sides() -> None:
     assert backlog.put([Interval(5, 5)]).intervals[0] == Interval(5, 10)
 
 
-def test_a_round_whose_gaps_do_not_fit_comes_back_whole() -> None:
+def test_round_whose_gaps_do_not_fit_returns_whole() -> None:
     full = Backlog(tuple(Interval(100 * index, 10) for index in range(BACKLOG - 2 * (REDO + 1))))
     round_ = header(0b11, batch=8, data_index=50_000)
     shares = {0: PositionInterval(0, 4), 1: PositionInterval(4, 8)}
@@ -82,7 +82,7 @@ def test_a_round_whose_gaps_do_not_fit_comes_back_whole() -> None:
     assert fuller.batch(1000) == 10 * REDO  # and nothing fresh until there is room again
 
 
-def test_take_uses_first_intervals_and_shrinks_the_last() -> None:
+def test_take_uses_first_intervals_and_shrinks_last() -> None:
     backlog = Backlog((Interval(40, 5), Interval(90, 2), Interval(95, 1)))
     assert backlog.take(3) == (
         (Interval(40, 3),),
@@ -97,12 +97,12 @@ def test_take_uses_first_intervals_and_shrinks_the_last() -> None:
     assert backlog.take(0) == ((), backlog)
 
 
-def test_a_round_without_attestations_comes_back_whole() -> None:
+def test_round_without_attestations_returns_whole() -> None:
     round_: Round = header(1, batch=8, redo=(Interval(50, 3),), data_index=200)
     assert put_back(Backlog(), round_).intervals == (Interval(50, 3), Interval(200, 5))
 
 
-def test_members_without_a_share_leave_nothing_behind() -> None:
+def test_members_without_share_leave_no_gaps() -> None:
     shares = {0: PositionInterval(0, 0), 1: PositionInterval(0, 4)}
     settled = settle(Backlog(), header(0b11, batch=4), shares, 0b10)
     assert (settled.backlog, settled.attested) == (Backlog(), 0b11)

@@ -23,18 +23,18 @@ ROSTERS = st.integers(1, 2**256 - 1)
 
 
 @given(U64, st.integers(0, 256))
-def test_a_shuffle_is_a_permutation(state: int, n: int) -> None:
+def test_shuffle_is_a_permutation(state: int, n: int) -> None:
     assert sorted(committee.shuffle(state, n)) == list(range(n))
 
 
 @given(U64, st.integers(1, 256))
-def test_positions_invert_the_order(seed: int, n: int) -> None:
+def test_positions_invert_order(seed: int, n: int) -> None:
     order = committee.order(seed, committee.WITNESS, n)
     positions = committee.positions(seed, committee.WITNESS, n)
     assert [order[position] for position in positions] == list(range(n))
 
 
-def test_the_shuffle_follows_the_written_recurrence() -> None:
+def test_shuffle_follows_written_recurrence() -> None:
     """Three swaps done by hand with the MMIX constants, from state 42."""
     a = 6364136223846793005
     c = 1442695040888963407
@@ -47,12 +47,12 @@ def test_the_shuffle_follows_the_written_recurrence() -> None:
     assert committee.shuffle(42, 4) == expected
 
 
-def test_a_purpose_starts_from_the_hash_of_the_seed_and_its_name() -> None:
+def test_purpose_state_is_hash_of_seed_and_name() -> None:
     digest = hashlib.sha256((12345).to_bytes(8, "little") + b"witness").digest()
     assert committee.purpose_state(12345, committee.WITNESS) == int.from_bytes(digest[:8], "little")
 
 
-def test_every_member_is_first_about_equally_often() -> None:
+def test_members_are_first_equally_often() -> None:
     """Chi-square over 4,000 seeds and 16 members: 15 degrees of freedom, 99.99 % below 45."""
     counts = [0] * 16
     for seed in range(4000):
@@ -61,19 +61,19 @@ def test_every_member_is_first_about_equally_often() -> None:
 
 
 @given(st.integers(1, 32))
-def test_a_quorum_is_the_smallest_two_thirds_and_quorums_overlap(elected: int) -> None:
+def test_quorum_is_smallest_two_thirds_and_overlaps(elected: int) -> None:
     quorum = committee.quorum(elected)
     assert Fraction(quorum, elected) >= Fraction(2, 3)
     assert Fraction(quorum - 1, elected) < Fraction(2, 3)
     assert 2 * quorum > elected
 
 
-def test_a_quorum_is_never_none() -> None:
+def test_quorum_is_at_least_one() -> None:
     assert [committee.quorum(n) for n in (0, 1, 2, 3, 4, 32)] == [1, 1, 2, 2, 3, 22]
 
 
 @given(U64, ROSTERS, st.integers(0, 32))
-def test_witnesses_are_distinct_members_and_as_many_as_elected(
+def test_witnesses_are_distinct_and_as_many_as_elected(
     seed: int, roster: int, witness_nodes: int
 ) -> None:
     clients = roster.bit_count()
@@ -88,7 +88,7 @@ def test_witnesses_are_distinct_members_and_as_many_as_elected(
 
 
 @given(U64, ROSTERS, st.integers(1, 32), st.data())
-def test_next_member_witnesses_for_a_leaver_unless_it_voted(
+def test_next_member_witnesses_for_leaver_unless_it_voted(
     seed: int, roster: int, witness_nodes: int, data: st.DataObject
 ) -> None:
     """Members attest and leave in any order: there are never more votes than seats, and no seat is
@@ -112,7 +112,7 @@ def test_next_member_witnesses_for_a_leaver_unless_it_voted(
 
 
 @given(U64, ROSTERS, ROSTERS, st.integers(0, 100))
-def test_leaver_does_not_change_the_order_of_others(
+def test_leaver_does_not_change_order_of_others(
     seed: int, began: int, stayed: int, percent: int
 ) -> None:
     """Among those who stay, each order is the one of those who began."""
@@ -132,13 +132,13 @@ def _newcomers(healthy: int) -> Members:
     return members({}, healthy=healthy)
 
 
-def test_member_outside_the_roster_is_not_a_witness() -> None:
+def test_member_outside_roster_is_not_a_witness() -> None:
     round_ = header(0b1011)
     assert set(committee.witnesses(round_, _newcomers(2**256 - 1))) == {0, 1, 3}
 
 
 @given(U64, ROSTERS, ROSTERS, ROSTERS, st.booleans())
-def test_newcomers_never_witness_an_established_round(
+def test_newcomers_never_witness_established_round(
     seed: int, roster: int, known: int, healthy: int, alone: bool
 ) -> None:
     """Only established members witness an established round, also when none is left."""
@@ -163,14 +163,14 @@ def test_one_member_always_trains(seed: int, roster: int, percent: int) -> None:
 @pytest.mark.parametrize(
     ("clients", "percent", "verifiers"), [(0, 100, 0), (1, 100, 0), (2, 100, 1), (256, 100, 32)]
 )
-def test_verifier_count_leaves_one_member_that_trains(
+def test_verifier_count_leaves_one_training_member(
     clients: int, percent: int, verifiers: int
 ) -> None:
     assert committee.verifier_count(clients, percent) == verifiers
 
 
 @given(U64, st.sets(st.integers(0, 255), min_size=1, max_size=60), st.integers(1, 8), st.data())
-def test_a_committee_holds_its_level_and_has_delivered(
+def test_level_committee_holds_level_and_has_delivered(
     seed: int, present: set[int], levels: int, data: st.DataObject
 ) -> None:
     """Every reporter delivered in this epoch or before.
@@ -222,7 +222,7 @@ def test_a_committee_holds_its_level_and_has_delivered(
         assert all(index in committee.cooldown_electees(cooldown, table, level) for level in owed)
 
 
-def test_a_bitmap_round_trips_and_ranks_count_from_below() -> None:
+def test_bitmap_round_trips_and_ranks_count_from_below() -> None:
     mask = bitmap.from_seats([3, 8, 255])
     data = bitmap.to_bytes(mask)
     assert (data[0], data[1], data[31]) == (0b1000, 1, 0x80)
@@ -232,18 +232,18 @@ def test_a_bitmap_round_trips_and_ranks_count_from_below() -> None:
 
 
 @pytest.mark.parametrize("mask", [-1, 1 << 256])
-def test_bitmap_of_seats_that_do_not_exist_is_refused(mask: int) -> None:
+def test_bitmap_of_invalid_seats_is_refused(mask: int) -> None:
     with pytest.raises(ValueError, match="seats 0 to 255 only"):
         bitmap.to_bytes(mask)
 
 
 @pytest.mark.parametrize("seat", [-1, 256])
-def test_seat_that_does_not_exist_is_refused(seat: int) -> None:
+def test_invalid_seat_is_refused(seat: int) -> None:
     with pytest.raises(ValueError, match=f"member seat {seat} is outside 0 to 255$"):
         bitmap.from_seats([0, seat])
 
 
-def test_a_round_is_found_in_the_ring_only_while_it_is_stored() -> None:
+def test_round_is_found_in_ring_only_while_stored() -> None:
     rounds = tuple(header(1, height=height) for height in (4, 5, 2, 3))
     state = run(RunState.ROUND_TRAIN, rounds=rounds, head=1)
     assert [found and found.height for found in map(state.round, range(-1, 7))] == [
@@ -252,7 +252,7 @@ def test_a_round_is_found_in_the_ring_only_while_it_is_stored() -> None:
     assert [state.ring(height) for height in (1, 2, 3, 4, 5)] == [None, 2, 3, 0, 1]
 
 
-def test_the_round_before_the_first_does_not_exist() -> None:
+def test_round_before_first_does_not_exist() -> None:
     state = run(RunState.ROUND_TRAIN, rounds=(header(0b11, height=0),))
     assert state.round(0) is state.current
     assert state.round(-1) is None

@@ -29,7 +29,7 @@ def attest(seat: int, results: dict[int, bytes], roster: int) -> Attestation:
 
 
 @pytest.mark.parametrize("last", [0, 1, 62, 63, 64, 65, 127, 128, 191, 192, 193, 254, 255])
-def test_fingerprints_round_trip_for_every_reach_of_a_roster(last: int) -> None:
+def test_fingerprints_round_trip_for_every_reach_of_roster(last: int) -> None:
     rng = random.Random(last)
     roster = bitmap.from_seats([last, *rng.sample(range(last + 1), rng.randint(0, last))])
     results = {seat: rng.randbytes(32) for seat in bitmap.seats(roster)}
@@ -43,7 +43,7 @@ def test_fingerprints_round_trip_for_every_reach_of_a_roster(last: int) -> None:
     assert read[last].bits == [40, 20, 10, 10][last // 64]
 
 
-def test_a_fingerprint_lies_in_planes_of_words() -> None:
+def test_fingerprint_lies_in_planes_of_words() -> None:
     """Bit k of seat s is bit s % 64 of word k * c + s // 64, where c words hold the roster."""
     roster = 1 << 70 | 1
     packed = consensus.pack_fingerprints({70: b"c" * 32}, roster, SEED)
@@ -53,7 +53,7 @@ def test_a_fingerprint_lies_in_planes_of_words() -> None:
 
 
 @given(SEAT_SETS, st.data())
-def test_no_fingerprint_for_a_member_without_a_result(seats: set[int], data: st.DataObject) -> None:
+def test_member_without_result_has_no_fingerprint(seats: set[int], data: st.DataObject) -> None:
     roster = bitmap.from_seats(seats)
     delivered = data.draw(st.sets(st.sampled_from(sorted(seats))))
     attestation = attest(0, dict.fromkeys(delivered, b"\xff" * 32), roster)
@@ -63,18 +63,18 @@ def test_no_fingerprint_for_a_member_without_a_result(seats: set[int], data: st.
     assert field.bit_count() == len(delivered) * seen.value.bit_count()
 
 
-def test_a_seat_outside_the_roster_cannot_be_attested() -> None:
+def test_seat_outside_roster_cannot_be_attested() -> None:
     with pytest.raises(ValueError, match="seat 5 is not in the roster"):
         consensus.pack_fingerprints({5: bytes(32)}, 0b11, SEED)
 
 
-def test_another_commitment_does_not_match() -> None:
+def test_fingerprint_of_another_commitment_does_not_match() -> None:
     seen = consensus.fingerprint(b"\x01" + bytes(31), FULL, SEED)
     assert seen.bits == 10
     assert not consensus.matches(seen, b"\x02" + bytes(31), SEED)
 
 
-def test_results_that_look_alike_in_one_round_differ_in_another() -> None:
+def test_equal_fingerprints_differ_in_another_round() -> None:
     """Two commitments ground to one fingerprint are of no use once the attesting round's seed is
     another.
     """
@@ -91,7 +91,7 @@ def test_results_that_look_alike_in_one_round_differ_in_another() -> None:
     assert len(alike) <= 2
 
 
-def test_the_fingerprint_is_the_low_bits_of_the_hash() -> None:
+def test_fingerprint_is_low_bits_of_hash() -> None:
     digest = hashlib.sha256(b"c" * 32 + SEED.to_bytes(8, "little")).digest()
     assert consensus.fingerprint(b"c" * 32, 0b111, SEED) == (
         int.from_bytes(digest[:5], "little"),
@@ -104,7 +104,7 @@ def test_the_fingerprint_is_the_low_bits_of_the_hash() -> None:
 
 
 @given(st.integers(1, 256), st.integers(0, 2**32), st.data())
-def test_result_is_applied_iff_a_quorum_recorded_the_same(
+def test_result_is_applied_iff_quorum_recorded_the_same(
     clients: int, seed: int, data: st.DataObject
 ) -> None:
     roster = (1 << clients) - 1
@@ -132,7 +132,7 @@ def test_result_is_applied_iff_a_quorum_recorded_the_same(
     assert list(consensus.consensus(attesting, witnesses, roster).items()) == list(accepted.items())
 
 
-def test_quorum_counts_the_elected_not_the_attesters() -> None:
+def test_quorum_counts_elected_not_attesters() -> None:
     roster = 0b111111
     results = {seat: bytes([seat]) * 32 for seat in range(6)}
     attesting = header(roster, attested=roster)
@@ -144,7 +144,7 @@ def test_quorum_counts_the_elected_not_the_attesters() -> None:
     ) == [*range(6)]
 
 
-def test_what_the_program_did_not_count_is_not_applied() -> None:
+def test_attestation_uncounted_by_program_is_not_applied() -> None:
     results = {0: b"a" * 32, 1: b"b" * 32}
     attesting = header(0b11, attested=0b10)
     assert list(
@@ -152,7 +152,7 @@ def test_what_the_program_did_not_count_is_not_applied() -> None:
     ) == [1]
 
 
-def test_members_without_a_share_always_count() -> None:
+def test_members_without_share_always_count() -> None:
     before = header(0b111)
     attesting = header(0b111)
     witnesses = [attest(w, {0: bytes(32)}, 0b111) for w in range(2)]
@@ -229,7 +229,7 @@ def test_level_is_not_applied_on_its_senders_word_alone() -> None:
     )
 
 
-def test_two_newcomers_do_not_judge_an_established_level() -> None:
+def test_two_newcomers_do_not_judge_established_level() -> None:
     """Members 5 and 6 declare tier 0 and hide level 0 from member 0, its only established
     holder.
     """
@@ -252,7 +252,7 @@ def test_silent_judge_counts_for_its_own_result_only() -> None:
     )
 
 
-def test_no_judge_blocks_the_last_level_against_a_quorum() -> None:
+def test_only_judge_cannot_block_last_level_against_quorum() -> None:
     """The only judge claims that it received nothing."""
     recorded: dict[int, set[int]] = {w: set(range(4)) for w in range(1, 4)} | {0: set()}
     found = vouched_by(recorded, [0, 0, 0, 2], judges=1, known=0b111)
@@ -260,7 +260,7 @@ def test_no_judge_blocks_the_last_level_against_a_quorum() -> None:
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=32), st.data())
-def test_level_is_applied_iff_a_quorum_of_its_judges_agrees(
+def test_level_is_applied_iff_quorum_of_its_judges_agrees(
     of: list[int], data: st.DataObject
 ) -> None:
     everybody = set(range(len(of)))

@@ -26,5 +26,5 @@ def test_folder_and_hash_come_back(folder: str, digest: bytes | None) -> None:
 @pytest.mark.parametrize(
     "strange", ["a#sha256=", "#sha256=" + "0" * 63, "#sha256=" + "G" * 64, "#sha256=" + "0" * 65]
 )
-def test_invalid_hash_is_part_of_the_folder(strange: str) -> None:
+def test_invalid_hash_is_part_of_folder(strange: str) -> None:
     assert (location(strange).folder, location(strange).files_hash) == (strange, "")

@@ -33,7 +33,7 @@ TIMES = config(
         (RunState.COOLDOWN, 20),
     ],
 )
-def test_each_state_waits_for_its_own_time(state: RunState, wait: int) -> None:
+def test_deadline_of_each_state_is_its_own_time(state: RunState, wait: int) -> None:
     assert deadlines.next_deadline(run(state, config=TIMES, state_started_at=1000)) == 1000 + wait
 
 
@@ -41,7 +41,7 @@ def test_each_state_waits_for_its_own_time(state: RunState, wait: int) -> None:
     ("state", "drawn_by"),
     [(RunState.WARMUP, 1), (RunState.ROUND_TRAIN, 30), (RunState.COOLDOWN, 20)],
 )
-def test_undrawn_seed_is_due_before_the_state_ends(state: RunState, drawn_by: int) -> None:
+def test_undrawn_seed_is_due_before_state_ends(state: RunState, drawn_by: int) -> None:
     """A warm-up's witnesses wait for the seed. An attestation usually draws a round's seed."""
     waits = run(state, config=TIMES, state_started_at=1000, seed_slot=8)
     assert deadlines.next_deadline(waits) == 1000 + drawn_by
@@ -54,7 +54,7 @@ def test_undrawn_seed_is_due_before_the_state_ends(state: RunState, drawn_by: in
 @pytest.mark.parametrize(
     ("least", "attestations", "wait"), [(7, 1, 30), (7, 2, 7), (1, 2, 1), (0, 1, 30), (0, 2, 0)]
 )
-def test_a_round_with_a_quorum_waits_for_its_least_time(
+def test_round_with_quorum_waits_for_min_round_time(
     least: int, attestations: int, wait: int
 ) -> None:
     times = replace(TIMES, min_round_time=least)
@@ -64,11 +64,11 @@ def test_a_round_with_a_quorum_waits_for_its_least_time(
 
 
 @pytest.mark.parametrize("state", [RunState.UNINITIALIZED, RunState.PAUSED, RunState.FINISHED])
-def test_a_halted_run_has_no_deadline(state: RunState) -> None:
+def test_halted_run_has_no_deadline(state: RunState) -> None:
     assert deadlines.next_deadline(run(state, config=TIMES)) is None
 
 
-def test_nothing_is_due_while_too_few_members_wait() -> None:
+def test_deadline_with_too_few_members_is_none() -> None:
     waiting = run(RunState.WAITING_FOR_MEMBERS, config=TIMES, state_started_at=1000)
     one = {0: seat(0, pending=True), 1: seat(1)}
     assert deadlines.next_deadline(waiting, members(one)) is None
@@ -113,7 +113,7 @@ def test_epoch_waits_for_absent_sole_holders(
 @given(
     st.sampled_from(RunState), st.integers(0, 2**40), st.integers(0, 1000), st.integers(0, 2**30)
 )
-def test_deadlines_lie_in_the_future_and_move_with_the_start(
+def test_deadlines_lie_in_future_and_move_with_start(
     state: RunState, started: int, later: int, wait: int
 ) -> None:
     times = config(
@@ -135,7 +135,7 @@ def test_deadlines_lie_in_the_future_and_move_with_the_start(
     st.integers(0, 2**40),
     st.data(),
 )
-def test_every_healthy_member_has_one_place_in_the_tick_order(
+def test_tick_order_has_each_healthy_member_once(
     present: set[int], seed: int, started: int, data: st.DataObject
 ) -> None:
     gone = data.draw(st.sets(st.sampled_from(sorted(present))))
@@ -154,14 +154,14 @@ def test_every_healthy_member_has_one_place_in_the_tick_order(
     assert tick_turns.tick_order(state, table) == tick_turns.tick_order(state, table)
 
 
-def test_those_who_wait_may_tick_an_epoch_into_life() -> None:
+def test_waiting_members_may_tick_epoch_to_start() -> None:
     table = members(
         {3: seat(3, state=MemberState.IDLE, pending=True), 4: seat(4, state=MemberState.IDLE)}
     )
     assert tick_turns.tick_order(run(RunState.WAITING_FOR_MEMBERS), table) == [3]
 
 
-def test_the_fee_of_ticking_is_shared_over_time() -> None:
+def test_tick_fee_is_shared_over_time() -> None:
     table = members({index: seat(index) for index in range(4)})
     first = [
         tick_turns.tick_order(
@@ -172,7 +172,7 @@ def test_the_fee_of_ticking_is_shared_over_time() -> None:
     assert all(60 <= first.count(index) <= 140 for index in range(4))
 
 
-def test_later_ranks_wait_longer_up_to_a_bound() -> None:
+def test_tick_delay_grows_with_rank_up_to_bound() -> None:
     delays = [tick_turns.tick_delay(rank) for rank in range(256)]
     assert delays[0] == 0.0
     assert delays == sorted(delays)

@@ -64,7 +64,7 @@ SLOW_SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(
 
 
 @pytest.mark.parametrize("cases", [120, pytest.param(600, marks=pytest.mark.slow)])
-def test_shuffles_committees_and_shares_are_the_programs(chain: Onchain, cases: int) -> None:
+def test_shuffles_committees_and_shares_match_program(chain: Onchain, cases: int) -> None:
     """Random rounds: any roster, seed, weights, batch and share of verifiers, as `inspect` computes
     them.
     """
@@ -119,7 +119,7 @@ def test_shuffles_committees_and_shares_are_the_programs(chain: Onchain, cases: 
 
 
 @pytest.mark.parametrize("cases", [120, pytest.param(600, marks=pytest.mark.slow)])
-def test_witnesses_match_the_program_when_members_leave(chain: Onchain, cases: int) -> None:
+def test_witnesses_match_program_when_members_leave(chain: Onchain, cases: int) -> None:
     """Random rounds: who attested, who has left, which established holders began the epoch, and
     whom the program takes for a witness then.
     """
@@ -177,7 +177,7 @@ def _round_record(record: Any, round_: Any) -> Any:
 
 @pytest.mark.parametrize("overlap", [0, 1])
 @pytest.mark.parametrize("seed", SLOW_SEEDS)
-def test_failed_epoch_leaves_the_predicted_backlog(chain: Onchain, seed: int, overlap: int) -> None:
+def test_failed_epoch_leaves_predicted_backlog(chain: Onchain, seed: int, overlap: int) -> None:
     """Members fail at random, witnesses stay away at random; every round's outcome is predicted
     before it closes.
     """
@@ -343,7 +343,7 @@ def _appoint(chain: Onchain, judges: int) -> None:
 
 @pytest.mark.parametrize("overlap", [0, 1])
 @pytest.mark.parametrize("seed", SLOW_SEEDS)
-def test_level_judges_match_the_program(chain: Onchain, seed: int, overlap: int) -> None:
+def test_level_judges_match_program(chain: Onchain, seed: int, overlap: int) -> None:
     """Random attestations of three tiers, some of whom judged from the epoch's beginning: a member
     has shown its levels in a round if a quorum of those whom the client asks recorded each, and has
     not if a quorum did without one, or most witnesses without anything of it. Of levels without
@@ -472,7 +472,7 @@ def _takes(chain: Onchain, dropped: int) -> bool:
     return True
 
 
-def test_a_tick_is_refused_before_the_deadline_and_works_at_it(chain: Onchain) -> None:
+def test_tick_is_refused_before_deadline_and_works_at_it(chain: Onchain) -> None:
     chain.configure(SEED, min_clients=1, init_min_clients=1)
     chain.join(1)
     for expected in (
@@ -496,7 +496,7 @@ def test_a_tick_is_refused_before_the_deadline_and_works_at_it(chain: Onchain) -
     assert chain.run.state is RunState.WAITING_FOR_MEMBERS
 
 
-def test_the_committees_of_levels_are_the_programs(chain: Onchain) -> None:
+def test_level_committees_match_program(chain: Onchain) -> None:
     """Members deliver or not, as it comes, and some leave; everybody claims every level, and the
     program stores each claim in the place that it has in the committee of the level, if it has one.
     """
@@ -588,7 +588,7 @@ def test_level_committees_match_with_established_members(chain: Onchain, least: 
     ("name", "pattern", "replacement", "line"),
     [rule for rule in RULES if rule[0] in program_errors()],
 )
-def test_the_program_refuses_what_the_client_refuses(
+def test_program_refuses_config_refused_by_client(
     unchanged_chain: Onchain, name: str, pattern: str, replacement: str, line: int
 ) -> None:
     config = RunConfig.model_validate(tomllib.loads(changed((pattern, replacement))))
@@ -599,7 +599,7 @@ def test_the_program_refuses_what_the_client_refuses(
     assert caught.value.name == name
 
 
-def test_the_program_accepts_what_the_client_accepts(chain: Onchain) -> None:
+def test_program_accepts_config_accepted_by_client(chain: Onchain) -> None:
     chain.configure(SEED)
     assert chain.run.config.rounds_per_epoch == 20
     assert chain.model.lr_schedule.base_lr == 4.0e-4

@@ -63,7 +63,7 @@ def test_known_rates(rule: LrSchedule, step: int, rate: float) -> None:
 @pytest.mark.parametrize(
     ("rule", "borders"), [(LINEAR, [250, 25000]), (COSINE, [250, 25000]), (STABLE, [100, 300, 600])]
 )
-def test_rates_do_not_jump_where_a_phase_ends(rule: LrSchedule, borders: list[int]) -> None:
+def test_rates_do_not_jump_at_phase_ends(rule: LrSchedule, borders: list[int]) -> None:
     for border in borders:
         before, at, after = (
             schedules.learning_rate(rule, border + offset) for offset in (-1, 0, 1)
@@ -73,16 +73,14 @@ def test_rates_do_not_jump_where_a_phase_ends(rule: LrSchedule, borders: list[in
 
 
 @given(st.integers(1, 10**6), st.data())
-def test_the_cosine_is_that_of_the_platform_to_the_last_bits(
-    total: int, data: st.DataObject
-) -> None:
+def test_cosine_equals_platform_to_last_bits(total: int, data: st.DataObject) -> None:
     done = data.draw(st.integers(0, total - 1))
     shape = schedule(ScheduleKind.COSINE, base_lr=2.0, total_steps=total)
     expected = 1.0 + math.cos(math.pi * done / total)
     assert schedules.learning_rate(shape, done) == pytest.approx(expected, abs=1e-15)
 
 
-def test_the_cosine_has_the_same_bits_on_every_machine() -> None:
+def test_cosine_has_golden_bits() -> None:
     """Correctly rounded, so a fixed constant: a change here would fork the replicas of running
     runs.
     """
@@ -90,7 +88,7 @@ def test_the_cosine_has_the_same_bits_on_every_machine() -> None:
 
 
 @given(st.integers(0, 1000), st.integers(1, 100), st.integers(0, 1000))
-def test_a_cold_start_rises_to_the_full_rate_and_stays(start: int, warmup: int, step: int) -> None:
+def test_cold_start_rises_to_full_rate_and_stays(start: int, warmup: int, step: int) -> None:
     factor = schedules.cold_start_factor(step, start, warmup)
     assert 0.0 <= factor <= 1.0
     assert factor <= schedules.cold_start_factor(step + 1, start, warmup)
@@ -99,9 +97,7 @@ def test_a_cold_start_rises_to_the_full_rate_and_stays(start: int, warmup: int, 
 
 
 @given(st.sampled_from([LINEAR, COSINE, STABLE]), st.integers(1, 20), st.integers(1, 300))
-def test_the_first_trained_step_has_a_rate_above_zero(
-    rule: LrSchedule, warmup: int, start: int
-) -> None:
+def test_first_trained_step_has_rate_above_zero(rule: LrSchedule, warmup: int, start: int) -> None:
     """A rate of 0 would waste the whole batch of the first step."""
     assert rule.warmup_init_lr == 0.0
     assert schedules.learning_rate(rule, 1) > 0
@@ -110,7 +106,7 @@ def test_the_first_trained_step_has_a_rate_above_zero(
     )
 
 
-def test_only_the_epoch_after_a_cold_start_is_warmed_up(configured_model: Model) -> None:
+def test_only_epoch_after_cold_start_is_warmed_up(configured_model: Model) -> None:
     cold = run(RunState.ROUND_TRAIN, cold_start=True, start_step=100)
     warm = run(RunState.ROUND_TRAIN, cold_start=False, start_step=100)
     full = schedules.learning_rate(configured_model.lr_schedule, 105)
@@ -120,7 +116,7 @@ def test_only_the_epoch_after_a_cold_start_is_warmed_up(configured_model: Model)
     assert schedules.cold_start_factor(7, 7, 0) == 1.0
 
 
-def test_last_change_is_the_end_of_the_last_phase() -> None:
+def test_last_change_is_end_of_last_phase() -> None:
     constant = schedule(ScheduleKind.CONSTANT, warmup_steps=4, total_steps=9)
     assert [schedules.last_change(one) for one in (constant, LINEAR, COSINE, STABLE)] == [
         4,

@@ -25,7 +25,7 @@ levels = st.integers(0, 7)
 
 
 @given(st.binary(max_size=3000), secrets, levels)
-def test_a_mask_is_taken_off_by_putting_it_on_again(data: bytes, key: bytes, level: int) -> None:
+def test_mask_applied_twice_restores_data(data: bytes, key: bytes, level: int) -> None:
     sealed = masked(data, key, level)
     assert len(sealed) == len(data)
     assert masked(sealed, key, level) == data
@@ -39,7 +39,7 @@ def test_another_key_and_another_level_have_another_stream(
     assert (masked(bytes(64), one, level) == masked(bytes(64), other, second)) == same
 
 
-def test_a_stream_that_is_made_in_pieces_is_one_stream() -> None:
+def test_payload_stream_in_pieces_equals_whole() -> None:
     size = (2 << 20) + 5
     whole = blake3(SECRET + b"\x03", derive_key_context="aftermath payload stream 1").digest(size)
     assert masked(bytes(size), SECRET, 3) == whole
@@ -58,7 +58,7 @@ def test_seal_binds_key_and_signer(key: bytes, other: bytes, signer: bytes, seco
     assert (seal_of(key, signer, PLACE) == seal_of(other, second, PLACE)) == same
 
 
-def test_keys_seals_and_streams_keep_their_values() -> None:
+def test_keys_seals_and_streams_keep_golden_values() -> None:
     """Members of different versions must agree on them; a change here needs another number in its
     context.
     """

@@ -20,7 +20,7 @@ from aftermath.server.connection import ServerConnection
 from aftermath.server.run_owner import owner_cluster, owner_wallet
 from aftermath.server.server import RunServer, ServerConfig, open_server
 from aftermath.server.tls_trust import TlsTrust
-from chain.networks import SCHEMA_HASH, Place
+from chain.funded_network import SCHEMA_HASH, FundedNetwork
 
 RUN = "demo"
 PATIENCE = 60.0  # seconds: a deadline for broken code, not an expectation
@@ -50,7 +50,7 @@ async def serving(
     async with open_server(config) as server:
         async with owner_cluster(server.node, wallet) as chain:
             if not await chain.coordinator.list_runs():
-                await Place(None, chain.pool, wallet).open_run(RUN, **rules)  # type: ignore[arg-type]
+                await FundedNetwork(None, chain.pool, wallet).open_run(RUN, **rules)  # type: ignore[arg-type]
         await server.listen()
         yield server
 

@@ -16,7 +16,7 @@ def accepted(new: NewIdentities, address: str, requested: int) -> int:
     return requested
 
 
-def test_new_identities_of_one_address_have_a_limit() -> None:
+def test_new_identities_per_address_are_limited() -> None:
     now = 0.0
     new = NewIdentities(lambda: now)
     assert accepted(new, "203.0.113.1", 1000) == NEW_PER_ADDRESS
@@ -25,14 +25,14 @@ def test_new_identities_of_one_address_have_a_limit() -> None:
     assert accepted(new, "203.0.113.1", 10) == 1
 
 
-def test_new_identities_of_all_addresses_have_a_limit() -> None:
+def test_new_identities_in_total_are_limited() -> None:
     new = NewIdentities(lambda: 0.0)
     counts = [accepted(new, f"203.0.113.{number}", 500) for number in range(10)]
     assert sum(counts) == NEW_IN_TOTAL
     assert counts[0] == NEW_PER_ADDRESS
 
 
-def test_new_identities_forget_the_oldest_addresses() -> None:
+def test_new_identities_forget_oldest_addresses() -> None:
     new = NewIdentities(lambda: 0.0)
     for number in range(MAX_ADDRESSES + 10):
         accepted(new, str(number), 1)

@@ -45,7 +45,7 @@ def refused(*words: str | Path) -> str:
 
 
 @NAMES
-def test_help_has_a_valid_example_and_the_indexs_summary(name: str) -> None:
+def test_server_help_has_valid_example_and_index_summary(name: str) -> None:
     command = CENTRALIZED.load(name)
     words = name.split()
     shown = invoke(*words, "--help")
@@ -56,7 +56,7 @@ def test_help_has_a_valid_example_and_the_indexs_summary(name: str) -> None:
     command.make_context(name, example[1 + len(words) :])
 
 
-def test_commands_page_equals_the_help() -> None:
+def test_server_commands_page_equals_help() -> None:
     page = (ROOT / "docs/commands-centralized.md").read_text()
     assert page == commands_page.page(CENTRALIZED, PREFACE), (
         "run: python -m aftermath.server.commands_page docs/commands-centralized.md"
@@ -77,7 +77,7 @@ def test_usage_error_names_this_script() -> None:
     assert "aftermath-centralized server run --help" in refused("server", "run", "-s", "99999")
 
 
-def test_client_train_has_the_options_of_train_without_a_cluster() -> None:
+def test_client_train_options_equal_train_without_cluster() -> None:
     options = {name for option in CENTRALIZED.load("client train").params for name in option.opts}
     assert {"--server-addr", "--matformer-tier", "--checkpoint-dir", "--tls-ca", "-i"} <= options
     assert not options & {
@@ -131,7 +131,7 @@ def test_invalid_server_address_is_refused(address: str) -> None:
         server_backend(address, None, None)
 
 
-def test_state_file_is_a_config_with_a_run_id(tmp_path: Path) -> None:
+def test_state_file_is_config_with_run_id(tmp_path: Path) -> None:
     path = tmp_path / "state.toml"
     path.write_text(SEED)
     assert load_state_file(path, "mine")[0] == "mine"
@@ -165,7 +165,7 @@ def test_example_state_and_data_files_fit_together(monkeypatch: pytest.MonkeyPat
     assert checkpoint_of(state.llm.checkpoint) == checkpoint_of(light.llm.checkpoint)
 
 
-def test_validate_config_prints_the_size_of_each_tier(tmp_path: Path) -> None:
+def test_validate_config_prints_size_of_each_tier(tmp_path: Path) -> None:
     shape = ("--hidden", 32, "--layers", 1, "--intermediate", 64, "--tiers", 3)
     assert run_command("model", "init", "--out", tmp_path / "model", *shape).code == 0
     state = tmp_path / "state.toml"
@@ -225,7 +225,7 @@ MISTAKES: list[tuple[str, Callable[[Path], list[str | Path]], str]] = [
 @pytest.mark.parametrize(
     ("words", "error"), [(w, e) for _, w, e in MISTAKES], ids=[name for name, _, _ in MISTAKES]
 )
-def test_unusable_option_is_refused_before_the_server_starts(
+def test_unusable_option_is_refused_before_server_starts(
     tmp_path: Path, words: Callable[[Path], list[str | Path]], error: str
 ) -> None:
     assert error in refused_server_run(tmp_path, *words(tmp_path))

@@ -77,7 +77,7 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
     return Certificate.create(tmp_path_factory.mktemp("other"))
 
 
-async def test_members_join_without_funds_or_a_cluster() -> None:
+async def test_members_join_without_funds_or_cluster() -> None:
     async with (
         serving(init_min_clients=2, min_clients=2) as server,
         Visitor(server) as one,
@@ -151,7 +151,7 @@ async def converse(server: RunServer, *messages: bytes, key: Keypair | None = No
         return replies
 
 
-async def test_invalid_answer_ends_the_connection() -> None:
+async def test_invalid_answer_ends_connection() -> None:
     async with serving() as server, ClientSession() as http:
         for index in range(11):
             async with http.ws_connect(f"ws://127.0.0.1:{server.port}") as socket:
@@ -165,7 +165,7 @@ async def test_invalid_answer_ends_the_connection() -> None:
             await visitor.join()
 
 
-async def test_answer_is_valid_for_its_own_connection_only() -> None:
+async def test_challenge_answer_is_valid_for_its_connection_only() -> None:
     async with serving() as server, ClientSession() as http:
         url = f"ws://127.0.0.1:{server.port}"
         async with http.ws_connect(url) as first, http.ws_connect(url) as second:
@@ -177,7 +177,7 @@ async def test_answer_is_valid_for_its_own_connection_only() -> None:
             assert json.loads(await first.receive_str(timeout=10)) == {"type": "welcome"}
 
 
-async def test_invalid_call_gets_an_error_or_ends_the_connection() -> None:
+async def test_invalid_call_gets_error_or_ends_connection() -> None:
     async with serving() as server:
         call = b'{"jsonrpc":"2.0","id":1,"method":"%s","params":[]}'
         for method in (
@@ -222,13 +222,13 @@ async def test_silent_clients_do_not_keep_members_out(monkeypatch: pytest.Monkey
             ).type is not WSMsgType.TEXT
 
 
-def test_makes_room_picks_the_oldest_of_the_largest_address() -> None:
+def test_makes_room_picks_oldest_of_largest_address() -> None:
     waiting = {1: "10.0.0.1", 2: "10.0.0.2", 3: "10.0.0.3", 4: "10.0.0.2", 5: "10.0.0.2"}
     assert makes_room(waiting) == 2
     assert makes_room({3: "a", 1: "b"}) == 3
 
 
-async def test_slow_member_is_not_evicted_by_one_crowded_address(
+async def test_slow_member_is_not_evicted_by_crowded_address(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(connection_limiter, "MAX_UNAUTHENTICATED", 12)
@@ -291,7 +291,7 @@ async def test_silent_connections_end_and_starve_no_member(
             writer.transport.abort()
 
 
-async def test_connection_has_a_subscription_limit() -> None:
+async def test_connection_subscriptions_are_limited() -> None:
     call = b'{"jsonrpc":"2.0","id":%d,"method":"%s","params":[%s]}'
     key = f'"{Keypair().pubkey()}"'.encode()
     async with serving() as server:
@@ -317,7 +317,7 @@ async def test_connection_has_a_subscription_limit() -> None:
 
 
 @pytest.mark.parametrize("ends", [True, False])
-async def test_connection_of_a_member_that_reads_nothing_ends(
+async def test_connection_of_member_reading_nothing_ends(
     ends: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An invalid message or a ping timeout ends it. The server does not wait for its backlog."""
@@ -348,7 +348,7 @@ async def test_connection_of_a_member_that_reads_nothing_ends(
         assert await other.seat() is None
 
 
-async def test_member_sends_only_its_own_transactions_on_this_run() -> None:
+async def test_member_may_send_only_its_own_run_transactions() -> None:
     async with serving() as server, Visitor(server) as visitor, Visitor(server) as other:
         client = CoordinatorClient(visitor.pool, visitor.wallet)
         blockhash, _ = await client.sender.blockhash()
@@ -424,7 +424,7 @@ async def test_accounts_without_membership_expire_for_good(
             assert await visitor.seat() is not None
 
 
-async def test_dropped_connection_sends_the_members_signed_withdrawal(
+async def test_dropped_connection_sends_members_signed_withdrawal(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sessions, "ABSENCE_SECONDS", 0.2)
@@ -492,7 +492,7 @@ class BrokenConnection:
         del text
 
 
-async def test_server_outage_withdraws_only_who_stays_away(
+async def test_server_outage_withdraws_only_absent_members(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sessions, "ABSENCE_SECONDS", 0.05)
@@ -526,7 +526,7 @@ async def test_server_outage_withdraws_only_who_stays_away(
     assert withdrawn == [gone]
 
 
-async def test_withdraw_transaction_of_another_is_refused() -> None:
+async def test_foreign_withdraw_transaction_is_refused() -> None:
     async with serving() as server, Visitor(server) as one, Visitor(server) as two:
         await two.join()
         client = CoordinatorClient(two.pool, two.wallet)
@@ -575,7 +575,7 @@ async def test_server_reports_peers_addresses_and_departures(
                 await asyncio.sleep(0.05)
 
 
-async def test_acknowledged_state_survives_a_killed_server(tmp_path: Path) -> None:
+async def test_acknowledged_state_survives_killed_server(tmp_path: Path) -> None:
     here = Whereabouts(("192.0.2.1:7",))
     async with serving(tmp_path, init_min_clients=2, min_clients=2) as server:
         visitor = Visitor(server)
@@ -610,9 +610,7 @@ async def test_acknowledged_state_survives_a_killed_server(tmp_path: Path) -> No
         await visitor.__aexit__()
 
 
-async def test_tls_accepts_only_the_expected_certificate(
-    own: Certificate, other: Certificate
-) -> None:
+async def test_tls_accepts_only_expected_certificate(own: Certificate, other: Certificate) -> None:
     async with serving(tls=own.server_context()) as server:
         async with Visitor(server, trust=TlsTrust.by(own.path)) as visitor:
             await visitor.join()
@@ -674,7 +672,7 @@ async def test_connections_broken_for_one_member_do_not_end_it(own: Certificate)
         assert await call
 
 
-async def test_member_that_reconnects_is_not_withdrawn(
+async def test_reconnecting_member_is_not_withdrawn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with serving() as server, Visitor(server) as visitor:

@@ -25,7 +25,7 @@ from aftermath.server.tls_trust import TlsTrust
 _WALLET = Wallet(Keypair())
 
 
-async def test_connection_broken_during_a_call_logs_nothing(
+async def test_connection_broken_during_call_logs_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     errors: list[dict[str, Any]] = []
@@ -51,7 +51,7 @@ async def test_connection_broken_during_a_call_logs_nothing(
 
 @pytest.mark.parametrize("port", [20000, 65535])
 @pytest.mark.parametrize("tls", [False, True])
-async def test_messages_name_the_servers_address(port: int, tls: bool) -> None:
+async def test_connection_messages_name_server_address(port: int, tls: bool) -> None:
     link = ServerConnection(
         f"train.example:{port}", TlsTrust.by(None) if tls else None, "mine", _WALLET, Keypair()
     )
@@ -97,7 +97,7 @@ def one_try(monkeypatch: pytest.MonkeyPatch) -> None:
     ids=["a website", "nothing", "text", "an object", "half a challenge", "too deep"],
 )
 @pytest.mark.usefixtures("one_try")
-async def test_foreign_server_is_told_apart_from_an_absent_one(says: str | None) -> None:
+async def test_foreign_server_differs_from_absent_one(says: str | None) -> None:
     async with answering(says) as address:
         link = ServerConnection(address, None, "mine", _WALLET, Keypair())
         async with ServerRpcPool(link, patience=1.5, seed=0) as pool:
@@ -109,7 +109,7 @@ async def test_foreign_server_is_told_apart_from_an_absent_one(says: str | None)
 
 
 @pytest.mark.usefixtures("one_try")
-async def test_server_without_tls_is_told_apart_with_certificate(tmp_path: Path) -> None:
+async def test_server_without_tls_is_recognised_with_certificate(tmp_path: Path) -> None:
     certificate = tmp_path / "cert.pem"
     async with answering(None) as address:
         for trust in (TlsTrust.by(None), TlsTrust(ssl.create_default_context(), certificate)):

@@ -100,7 +100,7 @@ async def started(state: Path, file: StateFile) -> tuple[list[str], Run, Model]:
     return warnings, run, model
 
 
-async def test_only_the_first_start_creates_the_run(tmp_path: Path, text: str) -> None:
+async def test_only_first_server_start_creates_run(tmp_path: Path, text: str) -> None:
     file = write_state(tmp_path, text)
     _, run, model = await started(tmp_path / "kept", file)
     assert run.state is RunState.WAITING_FOR_MEMBERS
@@ -151,7 +151,7 @@ async def test_other_run_id_on_kept_state_is_refused(tmp_path: Path, text: str) 
         assert [run.run_id for run, _, _ in await chain.coordinator.list_runs()] == ["demo"]
 
 
-async def test_run_with_later_spec_is_shown_and_repaired_once_paused(
+async def test_run_with_later_spec_is_shown_and_repaired_when_paused(
     tmp_path: Path, text: str
 ) -> None:
     file = write_state(tmp_path, text)
@@ -176,7 +176,7 @@ async def test_run_with_later_spec_is_shown_and_repaired_once_paused(
         assert not run_status(server).spec_error
 
 
-async def test_server_restarts_without_its_runs_initial_files(tmp_path: Path, text: str) -> None:
+async def test_server_restarts_without_initial_files_of_run(tmp_path: Path, text: str) -> None:
     await started(tmp_path / "kept", write_state(tmp_path, text))
     warnings, run, _ = await started(
         tmp_path / "kept", write_state(tmp_path, text.replace("/model", "/gone"))
@@ -195,5 +195,5 @@ async def test_run_with_lost_owner_key_is_reported(tmp_path: Path, text: str) ->
     assert (await started(tmp_path / "kept", write_state(tmp_path, text)))[0] == []
 
 
-async def test_config_of_the_seed_is_a_valid_state_file(tmp_path: Path) -> None:
+async def test_seed_config_is_valid_state_file(tmp_path: Path) -> None:
     assert write_state(tmp_path, 'run_id = "demo"\n' + SEED).config.rounds_per_epoch > 0

@@ -24,7 +24,7 @@ from server import in_process_server
 from server.in_process_server import Visitor
 
 
-async def test_screen_shows_the_run_and_connected_members() -> None:
+async def test_server_screen_shows_run_and_connected_members() -> None:
     async with in_process_server.serving(init_min_clients=2, min_clients=2) as server:
         async with Visitor(server) as one:
             await one.join(tier=1)
@@ -74,7 +74,7 @@ def data_config(tmp_path: Path) -> Path:
     return path
 
 
-async def test_tokens_are_served_at_the_state_files_address(data_config: Path) -> None:
+async def test_tokens_are_served_at_address_of_state_file(data_config: Path) -> None:
     port = free_ports("127.0.0.1", 1)
     served = load_served_data(
         data_config, parse_as(config_with(f"127.0.0.1:{port}"), "state.toml", RunConfig)
@@ -92,7 +92,7 @@ async def test_tokens_are_served_at_the_state_files_address(data_config: Path) -
         ("127.0.0.1:7", 64, "Set seq_len to the run's max_seq_len"),
     ],
 )
-def test_data_not_matching_the_state_file_is_refused(
+def test_data_not_matching_state_file_is_refused(
     data_config: Path, address: str, seq_len: int, said: str
 ) -> None:
     config = parse_as(config_with(address, seq_len), "state.toml", RunConfig)

@@ -50,13 +50,13 @@ def copied() -> list[str]:
 
 
 @pytest.mark.parametrize("name", [name for name in services() if name != "owner"])
-def test_every_command_of_a_service_is_one_of_ours(name: str) -> None:
+def test_service_commands_are_valid(name: str) -> None:
     program, *words = services()[name].command
     assert program == "aftermath-solana"
     parsed(words)
 
 
-def test_so_is_every_line_that_the_owner_types() -> None:
+def test_owner_script_lines_are_valid_commands() -> None:
     shell, _, script = services()["owner"].command
     assert shell == "sh"
     lines = re.findall(
@@ -85,7 +85,7 @@ def test_compose_members_differ_by_number_and_keep_their_wallet() -> None:
         assert "keys:/keys:ro" in service.given["volumes"]
 
 
-def test_nobody_in_a_container_is_more_than_it_must_be() -> None:
+def test_container_user_has_minimal_rights() -> None:
     assert re.findall(r"^USER (\S+)$", DOCKERFILE, re.MULTILINE) == ["10001:10001"]
     for service in services().values():
         assert service.given["read_only"]
@@ -95,7 +95,7 @@ def test_nobody_in_a_container_is_more_than_it_must_be() -> None:
         assert all(str(port).startswith("127.0.0.1:") for port in ports), "for this machine only"
 
 
-def test_no_key_gets_into_an_image_or_a_command() -> None:
+def test_image_and_commands_contain_no_key() -> None:
     allowed = [
         line[1:]
         for line in (ROOT / ".dockerignore").read_text().splitlines()
@@ -118,7 +118,7 @@ def test_no_key_gets_into_an_image_or_a_command() -> None:
         assert not [text for text in said if secret in text]
 
 
-def test_image_healthcheck_asks_the_metrics_port_of_train() -> None:
+def test_image_healthcheck_queries_metrics_port_of_train() -> None:
     (line,) = re.findall(r"^HEALTHCHECK .*?CMD (\[.*\])$", DOCKERFILE, re.MULTILINE)
     assert "os.environ['METRICS_PORT']" in line
     (port,) = re.findall(r"METRICS_PORT=(\d+)", DOCKERFILE)
@@ -128,7 +128,7 @@ def test_image_healthcheck_asks_the_metrics_port_of_train() -> None:
 
 
 @pytest.mark.slow
-def test_what_an_image_is_made_of_is_enough_for_the_package(tmp_path: Path) -> None:
+def test_image_files_suffice_for_package_build(tmp_path: Path) -> None:
     """The build's last line, where nothing but what is copied is."""
     place = tmp_path / "src"
     place.mkdir()
@@ -160,7 +160,7 @@ def test_what_an_image_is_made_of_is_enough_for_the_package(tmp_path: Path) -> N
     assert {"aftermath/programs/coordinator.so", "aftermath/shipped/demo/config.toml"} <= names
 
 
-def test_compose_reads_it_as_we_do() -> None:
+def test_compose_file_equals_our_reading() -> None:
     """Whichever there is; neither needs Docker to run for this."""
     for line in (["docker", "compose"], ["docker-compose"]):
         if (
@@ -179,7 +179,7 @@ def test_compose_reads_it_as_we_do() -> None:
 # --- a service of systemd
 
 
-def test_every_stop_leaves_time_to_save_the_model() -> None:
+def test_every_stop_timeout_allows_saving_model() -> None:
     """The unit, the containers and the page allow 10 s more than saving may take."""
     unit_text = UNIT.read_text()
     compose = (ROOT / "compose.yaml").read_text()
@@ -195,7 +195,7 @@ def test_every_stop_leaves_time_to_save_the_model() -> None:
     assert min(seconds) >= SAVE_SECONDS + 10
 
 
-def test_the_unit_starts_a_member_with_a_key_that_is_handed_in() -> None:
+def test_systemd_unit_starts_member_with_given_key() -> None:
     service = unit()["Service"]
     program, *words = shlex.split(service["ExecStart"])
     assert program == "/opt/aftermath/bin/aftermath-solana"
@@ -210,7 +210,7 @@ def test_the_unit_starts_a_member_with_a_key_that_is_handed_in() -> None:
 
 
 @pytest.mark.parametrize("file", ["packaging/member.env", ".env.example"])
-def test_what_may_be_said_in_its_environment_is_what_train_reads(file: str) -> None:
+def test_environment_file_variables_are_read_by_train(file: str) -> None:
     variables = {str(option.envvar) for option in SOLANA.load("train").params} | {
         *ENVIRONMENT_ONLY.values()
     }
@@ -221,7 +221,7 @@ def test_what_may_be_said_in_its_environment_is_what_train_reads(file: str) -> N
 
 
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="systemd-analyze is not installed")
-def test_systemd_takes_it(tmp_path: Path) -> None:
+def test_systemd_accepts_unit(tmp_path: Path) -> None:
     """It looks for the program too, for which one that is there stands."""
     own = tmp_path / UNIT.name
     own.write_text(UNIT.read_text().replace("/opt/aftermath/bin/aftermath-solana", sys.executable))

@@ -29,7 +29,7 @@ def _record(**run: Any) -> ChainRecord:
     return record
 
 
-def test_a_run_in_order_breaks_nothing() -> None:
+def test_invariants_of_run_in_order_hold() -> None:
     _record().check_coverage(WAITING)
     _record().check_member("m", GOOD, [0])
 
@@ -38,7 +38,7 @@ def test_a_run_in_order_breaks_nothing() -> None:
     ("changed", "waiting"),
     [({}, []), ({"data_index": 21}, WAITING), ({}, [Interval(17, 3)]), ({"lost_sequences": 2}, [])],
 )
-def test_sequences_lost_or_done_twice_are_found(
+def test_lost_or_repeated_sequences_break_invariant(
     changed: dict[str, Any], waiting: list[Interval]
 ) -> None:
     with pytest.raises(InvariantBroken):
@@ -81,7 +81,7 @@ def test_sequences_assigned_again_after_rewind_count_once() -> None:
         [*GOOD, (0, 2, 3, [])],
     ],
 )
-def test_a_step_skipped_repeated_or_invented_is_found(applied: list[Any]) -> None:
+def test_skipped_repeated_or_invented_step_breaks_invariant(applied: list[Any]) -> None:
     with pytest.raises(InvariantBroken):
         _record().check_member("m", applied, [0])
 
@@ -112,7 +112,7 @@ def test_sim_announcements_arrive_once_and_again_after_cut() -> None:
     assert run_virtual(story()) in ([b"a", b"b"], [b"b", b"a"])
 
 
-def test_blobs_are_what_their_digest_says_or_nothing() -> None:
+def test_sim_blob_equals_its_digest_or_is_missing() -> None:
     async def story() -> None:
         network, one, other = _pair()
         digest = other.publish(b"payload")
@@ -132,7 +132,7 @@ def test_blobs_are_what_their_digest_says_or_nothing() -> None:
     run_virtual(story())
 
 
-def test_a_member_not_on_the_list_is_out_of_reach() -> None:
+def test_sim_member_not_on_list_is_unreachable() -> None:
     async def story() -> None:
         _, one, other = _pair()
         other.set_members([])
@@ -141,7 +141,7 @@ def test_a_member_not_on_the_list_is_out_of_reach() -> None:
     run_virtual(story())
 
 
-def test_a_drop_is_noted_with_its_epoch() -> None:
+def test_history_records_drop_with_its_epoch() -> None:
     record = _record()
     healthy = builders.members({3: builders.seat(3)})
     run = builders.run(RunState.ROUND_TRAIN, epoch=4)

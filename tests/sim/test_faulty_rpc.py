@@ -55,9 +55,7 @@ def test_missing_genesis_hash_ends_no_member(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_member_whose_node_is_sick_for_ten_seconds_comes_back(
-    tmp_path: Path, mood: NodeFault
-) -> None:
+def test_member_with_faulty_node_for_ten_seconds_returns(tmp_path: Path, mood: NodeFault) -> None:
     async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(1)
@@ -74,7 +72,7 @@ def test_a_member_whose_node_is_sick_for_ten_seconds_comes_back(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mood", [NodeFault.SILENT, NodeFault.TYPES, NodeFault.BEHIND])
-def test_a_second_node_bridges_the_sickness_of_the_first(tmp_path: Path, mood: NodeFault) -> None:
+def test_second_node_bridges_fault_of_first(tmp_path: Path, mood: NodeFault) -> None:
     """Nobody is missed, although each member's first node is sick for the rest of the run."""
 
     async def story(sim: SimulatedRun) -> None:
@@ -90,7 +88,7 @@ def test_a_second_node_bridges_the_sickness_of_the_first(tmp_path: Path, mood: N
 
 
 @pytest.mark.slow
-def test_a_mute_websocket_is_noticed_and_polled_around(tmp_path: Path) -> None:
+def test_mute_websocket_is_replaced_by_polling(tmp_path: Path) -> None:
     async def story(sim: SimulatedRun) -> None:
         player = sim.add(0)
         for tier in (1, 2):
@@ -103,7 +101,7 @@ def test_a_mute_websocket_is_noticed_and_polled_around(tmp_path: Path) -> None:
     assert sim.check() == 24
 
 
-def test_moods_say_what_they_are_called() -> None:
+def test_node_faults_match_their_names() -> None:
     """The bytes that arrive, mood by mood."""
 
     async def main() -> dict[NodeFault, object]:
@@ -148,7 +146,7 @@ def test_moods_say_what_they_are_called() -> None:
     assert run_virtual(main()) == found
 
 
-def test_a_lagging_node_shows_the_run_as_it_was(tmp_path: Path) -> None:
+def test_lagging_node_shows_old_run(tmp_path: Path) -> None:
     async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier, nodes=2) for tier in (0, 1, 2)]
         await sim.until_round(3)

@@ -30,7 +30,7 @@ SHORT = 60.0
 
 @pytest.mark.nightly  # the slow tests play a shorter seed
 @pytest.mark.parametrize("seed", range(100, 106))
-def test_the_laws_hold_for_seeds_of_a_campaign(seed: int) -> None:
+def test_invariants_hold_for_campaign_seeds(seed: int) -> None:
     """More of them: `python -m aftermath.sim --seeds 100..199 --jobs 2`."""
     verdict = try_seed(seed, command.SECONDS)
     assert not verdict.broken, verdict
@@ -53,7 +53,7 @@ def test_seed_keeps_invariants_and_digest_across_processes() -> None:
     assert again.stdout.split()[:4] == ["seed", "1", "ok", verdict.digest]
 
 
-def test_another_seed_is_another_run() -> None:
+def test_different_seeds_draw_different_runs() -> None:
     assert draw(1, SHORT) == draw(1, SHORT)
     assert len({draw(seed, SHORT).describe() for seed in range(200)}) == 200
 
@@ -67,7 +67,7 @@ def told(
 
 
 @pytest.mark.slow
-def test_a_seed_that_breaks_a_law_is_told_with_how_to_replay_it(
+def test_seed_breaking_invariant_is_reported_with_replay(
     told: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(invariants, "PACE", 1000.0)
@@ -81,7 +81,7 @@ def test_a_seed_that_breaks_a_law_is_told_with_how_to_replay_it(
 
 
 @pytest.mark.parametrize("text", ["7", "9..7", "a..b", "1.."])
-def test_a_span_of_seeds_is_checked(
+def test_seed_range_is_validated(
     told: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["aftermath.sim", "--seeds", text])
@@ -111,7 +111,7 @@ def test_unloadable_checkpoint_breaks_invariants(tmp_path: Path) -> None:
     play(tmp_path, story, rounds_per_epoch=2)
 
 
-def test_a_member_that_stands_by_and_a_run_that_crawls_are_found(tmp_path: Path) -> None:
+def test_idle_member_and_slow_run_break_invariant(tmp_path: Path) -> None:
     async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(3)
@@ -131,7 +131,7 @@ def test_a_member_that_stands_by_and_a_run_that_crawls_are_found(tmp_path: Path)
         check_pace(0.4, 1.0)
 
 
-def test_a_member_that_is_dropped_without_a_fault_is_found(tmp_path: Path) -> None:
+def test_drop_without_fault_breaks_invariant(tmp_path: Path) -> None:
     async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]
         judge = Invariants(sim, _no_faults(sim))

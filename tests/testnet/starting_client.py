@@ -14,39 +14,39 @@ from pathlib import Path
 
 from aftermath.events.event_files import EpochFiles
 from aftermath.events.stream import Events
-from events.sample_events import said
+from events.sample_events import sample_event
 
 STARTS = "starts"
 TRAINS = "trains"
 
 
-def deeds(place: Path, number: int) -> list[str]:
+def actions(place: Path, number: int) -> list[str]:
     """What the processes of a client have done so far."""
-    file = place / f"deeds-{number}"
+    file = place / f"actions-{number}"
     return file.read_text().split() if file.exists() else []
 
 
 def live(place: Path, number: int, directory: Path) -> None:
     events = Events(time.monotonic, [EpochFiles(directory, lambda: datetime.now(UTC))])
 
-    def does(deed: str) -> None:
-        with (place / f"deeds-{number}").open("a") as file:
-            file.write(f"{deed}\n")
+    def record(action: str) -> None:
+        with (place / f"actions-{number}").open("a") as file:
+            file.write(f"{action}\n")
 
     def other_is_back() -> bool:
-        return deeds(place, 3 - number).count(STARTS) > 1
+        return actions(place, 3 - number).count(STARTS) > 1
 
-    does(STARTS)
-    events.emit(said("started", run_id="local-testnet", wallet="W" * 44, version="0.1.0"))
-    if deeds(place, number).count(STARTS) > 1:
+    record(STARTS)
+    events.emit(sample_event("started", run_id="local-testnet", wallet="W" * 44, version="0.1.0"))
+    if actions(place, number).count(STARTS) > 1:
         while number == 1 and not other_is_back():
             time.sleep(0.05)
-        events.emit(said("finished"))
+        events.emit(sample_event("finished"))
         return
     while number == 2 and not other_is_back():
         time.sleep(0.05)
-    does(TRAINS)
-    events.emit(said("trained", step=number, loss=4.0))
+    record(TRAINS)
+    events.emit(sample_event("trained", step=number, loss=4.0))
     time.sleep(600)
 
 

@@ -19,7 +19,7 @@ from aftermath.testnet.display import DisplayLines
 from aftermath.testnet.plan import ChaosSchedule, ClientExtras, LocalTestnetClient, LocalTestnetPlan
 from aftermath.testnet.processes import Running
 from aftermath.testnet.run import Ending
-from testnet.starting_client import STARTS, TRAINS, deeds
+from testnet.starting_client import STARTS, TRAINS, actions
 
 
 class Starting:
@@ -68,5 +68,5 @@ def test_chaos_kills_only_clients_that_trained(
         plan, Starting(tmp_path), ChaosSchedule(1, 0.2, (1, 2)), environment, lines
     )
     summary = testnet.perform(60)
-    assert [deeds(tmp_path, number) for number in (1, 2)] == [[STARTS, TRAINS, STARTS]] * 2
+    assert [actions(tmp_path, number) for number in (1, 2)] == [[STARTS, TRAINS, STARTS]] * 2
     assert (summary.ending, summary.kills) == (Ending.FINISHED, 2)

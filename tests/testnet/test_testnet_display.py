@@ -14,7 +14,7 @@ from aftermath.testnet.options import DisplayOption
 
 @pytest.mark.parametrize("pictures", DisplayOption)
 @pytest.mark.parametrize("tmux", [True, False])
-def test_where_there_is_no_terminal_there_are_lines(pictures: DisplayOption, tmux: bool) -> None:
+def test_display_without_terminal_is_lines(pictures: DisplayOption, tmux: bool) -> None:
     assert display_mode(pictures, terminal=False, tmux=tmux) is DisplayMode.LINES
 
 
@@ -29,7 +29,7 @@ def test_where_there_is_no_terminal_there_are_lines(pictures: DisplayOption, tmu
         (DisplayOption.FALSE, False, DisplayMode.LINES),
     ],
 )
-def test_on_a_terminal_the_option_and_tmux_decide(
+def test_display_on_terminal_follows_option_and_tmux(
     pictures: DisplayOption, tmux: bool, seen: DisplayMode
 ) -> None:
     assert display_mode(pictures, terminal=True, tmux=tmux) is seen
@@ -47,7 +47,7 @@ def test_process_output_waits_for_whole_lines(tmp_path: Path) -> None:
     assert list(printed.read()) == [("client-1", ["half \ufffd"])]
 
 
-def test_of_a_log_that_grows_fast_the_end_is_read_and_no_more(tmp_path: Path) -> None:
+def test_fast_growing_log_is_read_only_at_its_end(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text("".join(f"line {number}\n" for number in range(100_000)))
     ((_, lines),) = ProcessOutput({"one": log}).read()

@@ -47,7 +47,7 @@ def panes(tmp_path: Path) -> Iterator[Panes]:
     made.close()
 
 
-def test_a_process_in_a_pane_is_watched_killed_and_started_again(panes: Panes) -> None:
+def test_pane_process_is_watched_killed_and_restarted(panes: Panes) -> None:
     first = panes.open("first", shows("here I am"))
     second = panes.open("second", [sys.executable, "-c", "exit(3)"])
     until(lambda: "here I am True" in first.last_words(), "a terminal shows what it says", 20)
@@ -62,7 +62,7 @@ def test_a_process_in_a_pane_is_watched_killed_and_started_again(panes: Panes) -
 
 
 @pytest.mark.slow
-def test_nothing_in_panes_outlives_who_opened_them(tmp_path: Path) -> None:
+def test_pane_processes_end_with_their_opener(tmp_path: Path) -> None:
     """Not even what ignores that its terminal is gone."""
     line = [sys.executable, "-c", STARTER, str(tmp_path)]
     with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as starter:

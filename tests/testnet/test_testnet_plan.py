@@ -57,19 +57,19 @@ def start(*words: str | Path | int) -> Outcome:
         (["--trackio-project", "a/b"], "is no name that a tracker takes"),
     ],
 )
-def test_a_mistake_is_told_before_anything_is_made(
+def test_testnet_mistake_is_reported_before_anything_is_made(
     words: list[str], said: str, tmp_path: Path
 ) -> None:
     assert said in start(*words).mistake["error"]
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_time_to_end_is_for_those_who_do_not_look() -> None:
+def test_testnet_exit_time_needs_headless() -> None:
     given = ("--num-clients", 3, "--config-path", DEMO, "--headless-exit-after-secs", 5, "--json")
     assert "needs --headless" in invoke("local-testnet", "start", *given).mistake["error"]
 
 
-def test_a_mistake_in_a_config_is_told_with_its_line(tmp_path: Path) -> None:
+def test_testnet_config_mistake_has_its_line(tmp_path: Path) -> None:
     wrong = tmp_path / "config.toml"
     wrong.write_text(DEMO.read_text().replace("min_clients = 2", "min_clients = -2"))
     told = start("--config-path", wrong).error
@@ -77,14 +77,14 @@ def test_a_mistake_in_a_config_is_told_with_its_line(tmp_path: Path) -> None:
     assert f"{wrong}:" in told["error"]
 
 
-def test_what_a_config_names_and_nobody_can_make_is_told(tmp_path: Path) -> None:
+def test_testnet_uncreatable_config_files_are_named(tmp_path: Path) -> None:
     shutil.copy(DEMO, tmp_path / "config.toml")  # without what says how
     told = start("--config-path", tmp_path).mistake
     assert "names runs/demo/model, which is not there" in told["error"]
     assert "aftermath-solana model init --out runs/demo/model" in told["fix"]
 
 
-def test_a_port_that_is_taken_and_a_directory_of_others_are_told(tmp_path: Path) -> None:
+def test_testnet_taken_port_or_foreign_directory_is_refused(tmp_path: Path) -> None:
     for name in ("model", "tokens"):
         (tmp_path / "runs" / "demo" / name).mkdir(parents=True)
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -100,7 +100,7 @@ def test_a_port_that_is_taken_and_a_directory_of_others_are_told(tmp_path: Path)
     assert "--dir" in told["fix"]
 
 
-def test_clients_are_told_of_the_trackers_as_train_takes_them(tmp_path: Path) -> None:
+def test_testnet_clients_receive_tracker_options(tmp_path: Path) -> None:
     trackers = TrackerOptions(wandb_project="lab", wandb_group="g", trackio_project="lab")
     client = LocalTestnetClient(1, 2)
     plan = LocalTestnetPlan(chosen(DEMO), (client,), tmp_path, 0, ClientExtras(trackers=trackers))
@@ -109,7 +109,7 @@ def test_clients_are_told_of_the_trackers_as_train_takes_them(tmp_path: Path) ->
     assert not TrackerOptions.of(build_settings(**parsed("train", "--run-id", "demo"))).any
 
 
-def test_clients_that_keep_the_model_keep_it_where_it_is_said(tmp_path: Path) -> None:
+def test_testnet_checkpoint_directory_is_for_whole_model_clients(tmp_path: Path) -> None:
     whole = LocalTestnetClient(1, 0)
     sliced = LocalTestnetClient(2, 1)
     plan = LocalTestnetPlan(
@@ -139,7 +139,7 @@ def parsed(command: str, *words: str) -> dict[str, Any]:
 # --- the config ---
 
 
-def test_a_config_is_found_by_file_by_directory_and_by_its_name(tmp_path: Path) -> None:
+def test_testnet_config_is_found_by_file_directory_or_name(tmp_path: Path) -> None:
     for given in ("demo", "config/demo", "demo/config.toml", "config/demo/config.toml"):
         assert find(Path(given)) == DEMO
     (tmp_path / "demo").mkdir()
@@ -191,7 +191,7 @@ def test_missing_files_are_created_once_where_configured(tmp_path: Path) -> None
     assert make_missing(found.path, found.config, log, os.environ) == []
 
 
-def test_every_shipped_config_says_what_it_needs() -> None:
+def test_shipped_configs_state_their_needs() -> None:
     """Whatever it names on this machine can be made."""
     found = list(configs())
     assert len(found) >= 5

@@ -49,7 +49,7 @@ def test_children_end_with_killed_parent(tmp_path: Path) -> None:
         assert psutil.wait_procs(descendants, 10)[1] == []
 
 
-def test_the_same_with_a_named_pipe(tmp_path: Path) -> None:
+def test_watched_process_ends_when_named_pipe_closes(tmp_path: Path) -> None:
     """The pane of a terminal needs it, where the user has the standard input."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
@@ -62,7 +62,7 @@ def test_the_same_with_a_named_pipe(tmp_path: Path) -> None:
         assert child.wait(10) == -signal.SIGKILL
 
 
-def test_exit_status_id_and_signals_are_those_of_the_command(tmp_path: Path) -> None:
+def test_process_status_id_and_signals_are_those_of_command(tmp_path: Path) -> None:
     log = tmp_path / "log"
     ended = Process(
         "ended",
@@ -93,7 +93,7 @@ def test_exit_status_id_and_signals_are_those_of_the_command(tmp_path: Path) -> 
     assert psutil.wait_procs(watchers, 10)[1] == []
 
 
-def test_a_command_that_fails_is_told_with_its_last_words(tmp_path: Path) -> None:
+def test_failed_command_error_has_its_last_output(tmp_path: Path) -> None:
     with pytest.raises(ProcessError, match="no such luck"):
         call(python("import sys; sys.exit('no such luck')"), tmp_path / "log", os.environ)
     assert "no such luck" in (tmp_path / "log").read_text()

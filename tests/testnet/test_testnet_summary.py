@@ -44,5 +44,5 @@ def summary(**given: Any) -> Summary:
         ({"failed": ["client-2"]}, "ended with an error: client-2;"),
     ],
 )
-def test_the_last_line_counts_what_there_is(given: dict[str, Any], says: str) -> None:
+def test_summary_line_counts_members_and_steps(given: dict[str, Any], says: str) -> None:
     assert says in summary(**given).line()

@@ -66,7 +66,7 @@ MODEL = "contacts https://huggingface.co/me/model (model, without a token)"
         (data({"Server": "h.example:9300"}), ["contacts h.example:9300 (data)"]),
     ],
 )
-def test_places_on_chain_are_named(
+def test_access_report_names_places_on_chain(
     monkeypatch: pytest.MonkeyPatch, place: DataLocation, expected: list[str]
 ) -> None:
     for name in ("STORAGE_EMULATOR_HOST", "HF_ENDPOINT"):
@@ -74,7 +74,7 @@ def test_places_on_chain_are_named(
     assert sorted(lines(RunAccess(data=Path("/mine")), place)) == sorted([MODEL, *expected])
 
 
-def test_repository_that_is_read_with_token_is_marked() -> None:
+def test_access_report_marks_repository_read_with_token() -> None:
     told = lines(RunAccess(token_repositories=("me/model",)), data("Dummy"), HUB, EARLIER)
     assert [line.partition("/me/")[2] for line in told] == [
         "model (model, with this machine's token)",
@@ -82,12 +82,12 @@ def test_repository_that_is_read_with_token_is_marked() -> None:
     ]
 
 
-def test_refused_local_paths_are_left_out() -> None:
+def test_access_report_omits_refused_local_paths() -> None:
     local = Checkpoint(CheckpointKind.LOCAL, "~/private-model", "")
     assert lines(RunAccess(), data({"Local": "~/.ssh"}), local) == []
 
 
-def test_places_of_mixture_document_are_named() -> None:
+def test_access_report_names_places_of_mixture_document() -> None:
     with serving() as web:
         inner = {"Http": {"location": {"SingleUrl": "https://h.example/a.bin"}}}
         web.files["/m.json"] = json.dumps({"providers": [inner, {"Local": "books"}]}).encode()
@@ -101,7 +101,7 @@ def test_places_of_mixture_document_are_named() -> None:
     ]
 
 
-def test_document_without_hash_on_chain_is_refused() -> None:
+def test_mixture_document_without_hash_on_chain_is_refused() -> None:
     with serving() as web:
         optimizer = optimizer_of(parse_as(RULES, "tiny", RunConfig).llm.optimizer)
         model = builders.model(

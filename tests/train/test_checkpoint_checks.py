@@ -55,13 +55,13 @@ def schema(tmp_path_factory: pytest.TempPathFactory) -> StateSchema:
         "a/" + "b" * 97,
     ],
 )
-def test_a_repository_is_an_owner_and_a_name(name: str) -> None:
+def test_hub_repo_without_owner_and_name_is_refused(name: str) -> None:
     with pytest.raises(AftermathError, match="is not the name of a repository") as caught:
         check_hub(settings(hub_repo=name, hub_token="hf_x"))
     assert "OWNER/NAME" in caught.value.fix
 
 
-def test_hub_repo_without_token_is_refused_with_a_fix() -> None:
+def test_hub_repo_without_token_is_refused_with_fix() -> None:
     with pytest.raises(AftermathError, match="needs a token") as caught:
         check_hub(settings(hub_repo="ada/model-1.b"))
     assert "HF_TOKEN" in caught.value.fix
@@ -82,13 +82,13 @@ def test_hub_repo_without_token_is_refused_with_a_fix() -> None:
         ),
     ],
 )
-def test_put_links_without_what_they_need_are_refused(options: dict[str, Any], why: str) -> None:
+def test_put_links_without_required_options_are_refused(options: dict[str, Any], why: str) -> None:
     with pytest.raises(AftermathError, match=why):
         check_put_links(settings(**{"checkpoint_put_links": "https://signer.example/"} | options))
     check_put_links(settings())
 
 
-def test_put_links_are_not_among_the_settings_shown() -> None:
+def test_put_links_are_hidden_in_shown_settings() -> None:
     shown = settings(
         checkpoint_dir=Path("kept"), checkpoint_put_links="https://signer.example/?token=f00dcafe"
     )
@@ -96,12 +96,12 @@ def test_put_links_are_not_among_the_settings_shown() -> None:
     assert "f00dcafe" not in repr(shown)
 
 
-def test_the_directory_is_made_and_nothing_is_left_in_it(tmp_path: Path) -> None:
+def test_checkpoint_directory_is_created_and_left_empty(tmp_path: Path) -> None:
     check_directories(settings(checkpoint_dir=tmp_path / "new/er"))
     assert list((tmp_path / "new/er").iterdir()) == []
 
 
-def test_a_directory_that_cannot_be_is_named_whole(
+def test_impossible_checkpoint_directory_is_named_in_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()
@@ -123,7 +123,7 @@ def test_directory_of_another_user_is_refused(tmp_path: Path) -> None:
         check_directories(settings(checkpoint_dir=tmp_path / "theirs"))
 
 
-def test_there_must_be_room_for_two_checkpoints(
+def test_disk_without_room_for_two_checkpoints_is_refused(
     tmp_path: Path, schema: StateSchema, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     needed = 8 * schema.parameters() + RESERVE
@@ -138,7 +138,7 @@ def test_there_must_be_room_for_two_checkpoints(
     check_room(asked, schema)
 
 
-def test_other_tiers_keep_nothing_and_are_told(tmp_path: Path, schema: StateSchema) -> None:
+def test_other_tiers_save_nothing_and_are_told(tmp_path: Path, schema: StateSchema) -> None:
     asked = settings(checkpoint_dir=tmp_path / "never", hub_repo="ada/model", matformer_tier=1)
     check_hub(asked)
     check_directories(asked)
@@ -147,7 +147,7 @@ def test_other_tiers_keep_nothing_and_are_told(tmp_path: Path, schema: StateSche
     assert "only members of tier 0" in (checkpoint_warning(asked) or "")
 
 
-def test_a_whole_model_that_nobody_keeps_is_pointed_out() -> None:
+def test_unsaved_whole_model_is_pointed_out() -> None:
     assert "is lost with the run's members" in (checkpoint_warning(settings()) or "")
     assert checkpoint_warning(settings(checkpoint_dir="kept")) is None
     assert checkpoint_warning(settings(hub_repo="ada/model")) is None
@@ -156,7 +156,7 @@ def test_a_whole_model_that_nobody_keeps_is_pointed_out() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("keeps", [True, False])
-def test_members_say_what_an_older_checkpoint_lacks(tmp_path: Path, keeps: bool) -> None:
+def test_members_report_steps_missing_in_older_checkpoint(tmp_path: Path, keeps: bool) -> None:
     """Everybody dies after the first epoch: what was trained is in the checkpoint, or it is lost
     and that is said.
     """

@@ -14,7 +14,7 @@ from aftermath.train.locations import name_of, open_source
 
 
 @pytest.mark.parametrize("location", [{"Local": "books-tokens"}, {"Preprocessed": "books-tokens"}])
-def test_missing_data_of_a_member_is_to_be_had_from_the_owner(
+def test_missing_data_error_differs_for_owner_and_member(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, location: dict[str, str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -39,7 +39,7 @@ def test_missing_data_of_a_member_is_to_be_had_from_the_owner(
         ({"Http": {"location": {"Gcp": {"bucket_name": "my-bucket"}}}}, "my-bucket"),
     ],
 )
-def test_name_of_a_location_is_its_path_or_address(
+def test_location_name_is_its_path_or_address(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, location: dict[str, object], name: str
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -49,7 +49,7 @@ LOST = "6 trained steps are in no checkpoint, and no other member has levels 0, 
         (Stake(6, [0, 1], saves=False), signal.SIGINT, False, [0.0], "These steps are lost now."),
     ],
 )
-def test_first_signal_saves_or_asks_by_what_is_at_stake(
+def test_first_signal_saves_or_asks_by_stake(
     stake: Stake | None,
     number: signal.Signals,
     can_ask: bool,
@@ -74,7 +74,7 @@ def test_first_signal_saves_or_asks_by_what_is_at_stake(
     ("number", "can_ask", "stays"),
     [(signal.SIGINT, True, True), (signal.SIGTERM, True, False), (signal.SIGINT, False, False)],
 )
-def test_failed_save_asks_for_another_ctrl_c_on_a_terminal(
+def test_failed_save_asks_for_another_ctrl_c_on_terminal(
     number: signal.Signals, can_ask: bool, stays: bool
 ) -> None:
     seen: list[Any] = []
@@ -108,7 +108,7 @@ def test_failed_save_asks_for_another_ctrl_c_on_a_terminal(
         (False, False, False, False),
     ],
 )
-def test_question_needs_a_terminal_for_the_answer(
+def test_departure_question_needs_terminal(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     stdin: bool,

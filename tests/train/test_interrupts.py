@@ -57,7 +57,7 @@ class Session:
 
 
 @pytest.mark.parametrize("signals", [[signal.SIGINT], [signal.SIGTERM], [signal.SIGINT] * 2])
-async def test_leaving_is_not_cut_short_by_a_second_signal(signals: list[signal.Signals]) -> None:
+async def test_leave_is_not_cut_short_by_second_signal(signals: list[signal.Signals]) -> None:
     session = Session(0.3)
     await asyncio.wait_for(session.interrupted(*signals), 10)
     assert session.left
@@ -65,13 +65,13 @@ async def test_leaving_is_not_cut_short_by_a_second_signal(signals: list[signal.
     assert 0 < session.allowed <= interrupts.EXIT_SECONDS - interrupts.CLOSE_SECONDS
 
 
-async def test_a_third_signal_ends_at_once() -> None:
+async def test_third_signal_ends_at_once() -> None:
     session = Session(FOREVER)
     await asyncio.wait_for(session.interrupted(*[signal.SIGINT] * 3), 10)
     assert not session.left
 
 
-async def test_what_hangs_is_given_up_when_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_hanging_leave_is_abandoned_after_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interrupts, "EXIT_SECONDS", 0.5)
     session = Session(FOREVER)
     started = time.monotonic()
@@ -80,7 +80,7 @@ async def test_what_hangs_is_given_up_when_time_is_over(monkeypatch: pytest.Monk
     assert not session.left
 
 
-async def test_interrupt_that_is_only_warned_of_needs_another() -> None:
+async def test_interrupt_with_warning_needs_another() -> None:
     session = Session(0.1)
     session.answers = [None]
     running = asyncio.create_task(session.interrupts.run(session.live()))
@@ -93,7 +93,7 @@ async def test_interrupt_that_is_only_warned_of_needs_another() -> None:
     assert session.left
 
 
-async def test_saving_has_time_of_its_own_before_leaving(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_save_has_its_own_time_before_leave(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interrupts, "EXIT_SECONDS", 0.5)
     session = Session(0.1)
     session.answers = [30.0]
@@ -107,7 +107,7 @@ async def test_saving_has_time_of_its_own_before_leaving(monkeypatch: pytest.Mon
     await asyncio.wait_for(running, 10)
 
 
-async def test_work_that_stays_is_ended_by_the_next_signal(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_work_that_stays_is_ended_by_next_signal(monkeypatch: pytest.MonkeyPatch) -> None:
     """After the first signal the work finds that it must stay, which takes longer than
     leaving may.
     """
@@ -145,7 +145,7 @@ async def test_work_that_stays_is_ended_by_the_next_signal(monkeypatch: pytest.M
     assert len(told) == 2
 
 
-async def test_work_that_ends_or_fails_by_itself_says_so() -> None:
+async def test_work_ending_or_failing_by_itself_is_reported() -> None:
     ended: list[int] = []
 
     async def ends() -> None:

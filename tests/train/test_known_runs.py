@@ -40,7 +40,7 @@ def _known(directory: Path, **network: str) -> KnownRuns:
     ],
     ids=["same", "taken", "again", "again-named", "taken-named", "moved", "wrong"],
 )
-def test_run_of_known_id_is_joined_only_if_it_is_the_same(
+def test_run_of_known_id_is_joined_only_if_same(
     tmp_path: Path, changed: dict[str, Any], owner: str | None, refusal: str | None
 ) -> None:
     first = _run()
@@ -58,7 +58,7 @@ def test_run_of_known_id_is_joined_only_if_it_is_the_same(
     _known(tmp_path).check(found, None)
 
 
-def test_remember_of_known_run_leaves_its_file_alone(tmp_path: Path) -> None:
+def test_known_run_when_unchanged_keeps_its_file(tmp_path: Path) -> None:
     _known(tmp_path).remember(_run())
     (file,) = tmp_path.iterdir()
     before = file.stat().st_ino  # a file that is replaced is another one
@@ -69,14 +69,14 @@ def test_remember_of_known_run_leaves_its_file_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("network", [{"cluster": "other"}, {"program": "other"}])
-def test_run_of_same_id_on_another_network_is_another(
+def test_run_of_same_id_on_another_network_is_separate(
     tmp_path: Path, network: dict[str, str]
 ) -> None:
     _known(tmp_path).remember(_run())
     _known(tmp_path, **network).check(_run(created=1), None)
 
 
-def test_damaged_record_of_a_run_is_refused(tmp_path: Path) -> None:
+def test_damaged_record_of_run_is_refused(tmp_path: Path) -> None:
     _known(tmp_path).remember(_run())
     next(tmp_path.iterdir()).write_bytes(b"{}")
     with pytest.raises(Unsuitable, match="is damaged"):
@@ -86,7 +86,7 @@ def test_damaged_record_of_a_run_is_refused(tmp_path: Path) -> None:
     _known(tmp_path).check(_run(), None)
 
 
-def test_record_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+def test_unwritable_run_record_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(Unsuitable, match="cannot"):
         _known(tmp_path / "file").remember(_run())

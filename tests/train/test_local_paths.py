@@ -39,7 +39,7 @@ def opens(access: RunAccess, label: str | Path) -> Path | None:
         return None
 
 
-def test_refusal_names_the_label_and_the_options() -> None:
+def test_refused_label_error_names_label_and_options() -> None:
     with pytest.raises(
         Unsuitable,
         match=r"the run names ~/\.ssh for its data[\s\S]*--data-path DIR, or --data-root DIR",
@@ -55,12 +55,12 @@ ON_THIS_MACHINE = RunAccess(own_maker=OWN, on_local_network=True)
 @pytest.mark.parametrize(
     "label", ["~/.ssh/id_ed25519", "~/.ssh", "/etc/passwd", "/etc", "~", "~/tokens/key", "\0"]
 )
-def test_label_of_a_foreign_file_is_refused(home: Path, access: RunAccess, label: str) -> None:
+def test_label_of_foreign_file_is_refused(home: Path, access: RunAccess, label: str) -> None:
     assert opens(access, label) is None
     assert opens(access, label.replace("~", str(home))) is None
 
 
-def test_label_of_made_directory_opens_on_local_network_only(home: Path) -> None:
+def test_label_of_new_directory_opens_on_local_network_only(home: Path) -> None:
     assert opens(ON_THIS_MACHINE, "~/tokens") == home / "tokens"
     assert (
         opens(ON_THIS_MACHINE, "~/tokens/tokens-00000.bin") == home / "tokens" / "tokens-00000.bin"
@@ -70,7 +70,7 @@ def test_label_of_made_directory_opens_on_local_network_only(home: Path) -> None
     assert opens(ON_INTERNET, "~/own-model") == home / "own-model"
 
 
-def test_option_is_opened_in_place_of_any_label(home: Path) -> None:
+def test_path_option_overrides_any_label(home: Path) -> None:
     chosen = RunAccess(data=Path("~/tokens"))
     for label in ("~/.ssh/id_ed25519", "x" * 300, "x/" * 3000):
         assert opens(chosen, label) == home / "tokens"
@@ -87,25 +87,25 @@ def test_option_is_opened_in_place_of_any_label(home: Path) -> None:
         ("./tokens", "tokens"),
     ],
 )
-def test_label_is_looked_for_below_the_root(home: Path, label: str, below: str) -> None:
+def test_label_is_resolved_below_root(home: Path, label: str, below: str) -> None:
     assert opens(RunAccess(root=home), label) == home / below
 
 
 @pytest.mark.parametrize("label", ["../.ssh/id_ed25519", "tokens/../../etc", "/", "~", "key", ""])
-def test_label_that_leaves_the_root_is_refused(home: Path, label: str) -> None:
+def test_label_leaving_root_is_refused(home: Path, label: str) -> None:
     assert opens(RunAccess(root=home / "tokens"), label) is None
 
 
 @pytest.mark.parametrize("label", ["~/.ssh/id_ed25519", "/.ssh", "tokens/.netrc"])
-def test_label_of_a_hidden_file_is_refused_below_the_root(home: Path, label: str) -> None:
+def test_label_of_hidden_file_is_refused_below_root(home: Path, label: str) -> None:
     assert opens(RunAccess(root=home), label) is None
 
 
-def test_own_checkpoint_comes_before_the_model_option(home: Path) -> None:
+def test_own_checkpoint_precedes_model_option(home: Path) -> None:
     chosen = RunAccess(model=home / "tokens", own_maker=OWN)
     assert chosen.model_place("~/own-model") == home / "own-model"
     assert chosen.model_place("~/private-model") == home / "tokens"
 
 
-def test_what_the_owner_wrote_is_opened(home: Path) -> None:
+def test_path_written_by_owner_is_opened(home: Path) -> None:
     assert opens(TRUSTING, "~/.ssh/id_ed25519") == home / ".ssh" / "id_ed25519"

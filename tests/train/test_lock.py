@@ -28,7 +28,7 @@ with only_process(Path(sys.argv[1]), **dict(zip(sys.argv[2::2], sys.argv[3::2]))
 """
 
 
-def test_a_second_process_is_refused_until_the_first_is_gone(tmp_path: Path) -> None:
+def test_second_process_is_refused_until_first_ends(tmp_path: Path) -> None:
     words = [word for pair in PLACE.items() for word in pair]
     line = [sys.executable, "-c", _HOLDS, str(tmp_path / "locks"), *words]
     pipe = subprocess.PIPE
@@ -50,7 +50,7 @@ def test_a_second_process_is_refused_until_the_first_is_gone(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("part", PLACE)
-def test_another_place_is_free(tmp_path: Path, part: str) -> None:
+def test_lock_of_another_place_is_free(tmp_path: Path, part: str) -> None:
     with only_process(tmp_path, **PLACE), only_process(tmp_path, **{**PLACE, part: "other"}):
         pass
 
@@ -69,7 +69,7 @@ def test_lock_directory_is_private_and_its_links_are_refused(tmp_path: Path) -> 
     assert not (tmp_path / "elsewhere").exists()
 
 
-def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+def test_uncreatable_lock_directory_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with (
         pytest.raises(Unsuitable, match=str(tmp_path / "file")),

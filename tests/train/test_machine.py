@@ -45,7 +45,7 @@ made up.
 """
 
 
-def test_the_figures_are_those_of_this_machine(tmp_path: Path) -> None:
+def test_machine_figures_are_plausible(tmp_path: Path) -> None:
     seen = MachineProbe(tmp_path / "not" / "there" / "yet")()
     assert 0 <= seen.cpu <= 100
     assert psutil.Process().memory_info().rss / 4 < seen.resident < psutil.virtual_memory().total
@@ -54,7 +54,7 @@ def test_the_figures_are_those_of_this_machine(tmp_path: Path) -> None:
     assert seen.network_sent >= 0
 
 
-def test_memory_of_the_members_other_processes_counts(tmp_path: Path) -> None:
+def test_memory_includes_other_member_processes(tmp_path: Path) -> None:
     look = MachineProbe(tmp_path)
     alone = look().resident
     hold = "held = bytearray(200_000_000); held[::4096] = b'x' * len(held[::4096]); print(flush=True); input()"
@@ -68,7 +68,7 @@ def test_memory_of_the_members_other_processes_counts(tmp_path: Path) -> None:
     assert together > alone + 150_000_000
 
 
-def test_it_is_told_until_it_is_over(tmp_path: Path) -> None:
+def test_machine_events_continue_until_end(tmp_path: Path) -> None:
     told: list[event_types.Event] = []
     third = threading.Event()
 
@@ -115,7 +115,7 @@ def driver(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_gpu_figures_are_nvmls_and_missing_ones_are_left_out(driver: Path) -> None:
+def test_gpu_figures_equal_nvml_and_missing_are_left_out(driver: Path) -> None:
     each = {
         "memory_used": 5 << 30,
         "memory_total": 8 << 30,
@@ -128,6 +128,6 @@ def test_gpu_figures_are_nvmls_and_missing_ones_are_left_out(driver: Path) -> No
     ]
 
 
-def test_a_driver_that_cannot_begin_is_none(tmp_path: Path) -> None:
+def test_unusable_gpu_driver_gives_no_figures(tmp_path: Path) -> None:
     (tmp_path / "libnvidia-ml.so.1").write_text("no library")
     assert gpus(LD_LIBRARY_PATH=str(tmp_path)) == []

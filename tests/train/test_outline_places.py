@@ -60,7 +60,7 @@ def troubled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[BaseExcept
     return raised
 
 
-def test_a_fault_of_ours_with_a_place_costs_that_place(troubled: list[BaseException]) -> None:
+def test_unexpected_outline_error_skips_only_that_place(troubled: list[BaseException]) -> None:
     troubled.append(RecursionError("nobody has \x1b[31mthought of it"))
     said: list[str] = []
     outline, _ = requirements.outline_of(recorded("bad", "."), "run", said.append, access=TRUSTING)
@@ -73,7 +73,7 @@ def test_a_fault_of_ours_with_a_place_costs_that_place(troubled: list[BaseExcept
 
 
 @pytest.mark.parametrize("ends", [MemoryError(), KeyboardInterrupt()], ids=["memory", "Ctrl-C"])
-def test_what_is_no_fault_of_the_place_ends_the_search(
+def test_outline_search_ends_on_unrelated_error(
     troubled: list[BaseException], ends: BaseException
 ) -> None:
     troubled.append(ends)
@@ -92,7 +92,7 @@ def test_outline_of_foreign_architecture_is_refused(
         requirements.outline_of(recorded(str(tmp_path)), "run", lambda _: None, access=TRUSTING)
 
 
-def test_member_without_the_model_gets_a_fix_for_members(tmp_path: Path) -> None:
+def test_member_without_model_gets_fix_for_members(tmp_path: Path) -> None:
     access = RunAccess(on_local_network=True)
     missing = str(tmp_path / "model")
     with pytest.raises(AftermathError) as raised:
@@ -105,7 +105,7 @@ def test_member_without_the_model_gets_a_fix_for_members(tmp_path: Path) -> None
     assert "model init" in str(raised.value.fix), "an owner can make one"
 
 
-def test_own_checkpoint_tells_the_model_after_false_names(tmp_path: Path) -> None:
+def test_own_checkpoint_gives_outline_after_false_names(tmp_path: Path) -> None:
     """The member opens no path that the run names, only what it wrote itself for this run."""
     run = builders.run(RunState.WAITING_FOR_MEMBERS)
     said = list[str]()

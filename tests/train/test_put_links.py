@@ -121,7 +121,7 @@ async def put(source: str, directory: Path) -> tuple[str, list[float]]:
     return await asyncio.to_thread(PutLinks(source, pauses.append).put, directory), pauses
 
 
-async def test_put_of_all_files_ends_with_the_config(
+async def test_put_of_all_files_ends_with_config(
     bucket: Bucket, checkpoint: Path, links: Links
 ) -> None:
     source = links.name(bucket.sign_all("demo-step6", 10))
@@ -164,7 +164,7 @@ async def test_expired_link_is_refused_once_and_not_shown(
     )
 
 
-async def test_server_that_is_away_for_a_while_is_tried_again(
+async def test_temporarily_unavailable_put_server_is_retried(
     bucket: Bucket, checkpoint: Path, links: Links
 ) -> None:
     source = links.name(bucket.sign_all("demo-step6", 10))
@@ -174,7 +174,7 @@ async def test_server_that_is_away_for_a_while_is_tried_again(
     assert bucket.stored == STORED
 
 
-async def test_server_that_stays_away_is_given_up(
+async def test_permanently_unavailable_put_server_is_abandoned(
     bucket: Bucket, checkpoint: Path, links: Links
 ) -> None:
     source = links.name(bucket.sign_all("demo-step6", 10))
@@ -187,7 +187,7 @@ async def test_server_that_stays_away_is_given_up(
     assert bucket.stored == {}
 
 
-async def test_server_that_is_gone_is_an_error_without_the_link(
+async def test_unreachable_put_server_error_hides_link(
     bucket: Bucket, checkpoint: Path, links: Links
 ) -> None:
     source = links.name(bucket.sign_all("demo-step6", 10))
@@ -220,7 +220,7 @@ def test_document_without_links_is_refused(links: Links, document: str | None, w
     assert SECRET not in f"{caught.value} {caught.value.fix}"
 
 
-def test_address_that_others_can_read_is_refused() -> None:
+def test_unencrypted_link_address_is_refused() -> None:
     for scheme in ("http", "htps"):
         with pytest.raises(
             CheckpointError, match=rf"{scheme}://signer\.example is not an https address"
@@ -231,7 +231,7 @@ def test_address_that_others_can_read_is_refused() -> None:
         PutLinks(address).check()
 
 
-async def test_file_without_a_link_is_found_before_any_put(
+async def test_file_without_link_is_found_before_any_put(
     bucket: Bucket, checkpoint: Path, links: Links
 ) -> None:
     source = links.name(json.dumps({"config.json": bucket.sign("demo-step6", "config.json", 10)}))

@@ -26,7 +26,7 @@ def settings(**given: Any) -> TrainSettings:
     return TrainSettings(run_id="demo", device="cpu", **given)
 
 
-def test_sums_of_gradients_in_anything_but_fp32_are_refused() -> None:
+def test_grad_accumulation_below_fp32_is_refused() -> None:
     with pytest.raises(
         UsageError, match=r"(?s)^--no-grad-accum-in-fp32 is not supported.*--precision bf16"
     ):
@@ -40,7 +40,7 @@ def there() -> MemberBackend:
     )
 
 
-def test_the_device_is_exact_before_anything_is_joined() -> None:
+def test_device_is_exact_before_join() -> None:
     torch.backends.cudnn.allow_tf32 = True
     named = device_setup(settings(precision="bf16", compile="on"), there())
     assert is_exact()
@@ -48,7 +48,7 @@ def test_the_device_is_exact_before_anything_is_joined() -> None:
     assert named.arithmetic == Arithmetic(bf16=True, compiled=True)
 
 
-def test_an_environment_that_rounds_ends_it_with_a_sentence(
+def test_rounding_environment_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(os.environ, "CUBLAS_EMULATE_DOUBLE_PRECISION", "1")

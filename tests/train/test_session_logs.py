@@ -20,14 +20,14 @@ from aftermath.events.stream import JsonLines
 from aftermath.sim.simulation import SimulatedRun, play
 from aftermath.train import session
 from aftermath.train.settings import TrainSettings
-from events.sample_events import said
+from events.sample_events import sample_event
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_event_file_begins_with_its_session_and_dates_each_event(
+def test_event_file_begins_with_session_and_dates_each_event(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     wallet = create_wallet(tmp_path / "wallet.json")
@@ -65,7 +65,7 @@ def test_event_file_begins_with_its_session_and_dates_each_event(
             assert 0 <= line["t"] < 60
 
 
-def test_log_with_a_torn_last_line_continues_on_a_new_line(tmp_path: Path) -> None:
+def test_log_with_torn_last_line_continues_on_new_line(tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
     for before, lines in (
         (None, 1),
@@ -76,7 +76,7 @@ def test_log_with_a_torn_last_line_continues_on_a_new_line(tmp_path: Path) -> No
         log.unlink(missing_ok=True)
         if before is not None:
             log.write_bytes(before)
-        JsonLines(log, lambda: datetime.now(UTC))(said("started"))
+        JsonLines(log, lambda: datetime.now(UTC))(sample_event("started"))
         found = log.read_text().splitlines()
         assert len(found) == lines
         assert json.loads(found[-1])["kind"] == "started"
@@ -85,9 +85,7 @@ def test_log_with_a_torn_last_line_continues_on_a_new_line(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("option", "field"), [("--write-log", "write_log"), ("--events-dir", "events_dir")]
 )
-def test_a_log_that_cannot_be_written_is_said_with_its_option(
-    tmp_path: Path, option: str, field: str
-) -> None:
+def test_unwritable_log_error_names_option(tmp_path: Path, option: str, field: str) -> None:
     (tmp_path / "file").touch()
     settings = TrainSettings(run_id="demo", **{field: tmp_path / "file" / "log"})
     with (
@@ -98,7 +96,7 @@ def test_a_log_that_cannot_be_written_is_said_with_its_option(
 
 
 @pytest.mark.parametrize("together", [True, False])
-def test_error_is_not_logged_if_stderr_is_the_same_file(
+def test_error_is_not_logged_if_stderr_is_same_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, together: bool
 ) -> None:
     """The process says it on standard error, with its fix, when it ends."""
@@ -108,15 +106,15 @@ def test_error_is_not_logged_if_stderr_is_the_same_file(
         monkeypatch.setattr(sys, "stderr", errors)
         with contextlib.ExitStack() as stack:
             events = session.events_of(TrainSettings(run_id="demo"), stack)
-            events.emit(said("warning", message="slow"))
-            events.emit(said("error", message="full"))
+            events.emit(sample_event("warning", message="slow"))
+            events.emit(sample_event("error", message="full"))
     assert [line.split()[1] for line in log.read_text().splitlines()] == ["WARNING", "ERROR"][
         : 2 - together
     ]
 
 
 @pytest.mark.slow
-def test_virtual_members_know_no_date(tmp_path: Path) -> None:
+def test_simulated_member_events_have_no_date(tmp_path: Path) -> None:
     """The date is the sinks' alone: what a member says is the same in every run on virtual time."""
 
     async def story(sim: SimulatedRun) -> None:
@@ -142,7 +140,7 @@ def test_virtual_members_know_no_date(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("reachable", [True, False])
-def test_a_member_that_goes_says_whether_the_run_knows(tmp_path: Path, reachable: bool) -> None:
+def test_leaving_member_reports_whether_run_knows(tmp_path: Path, reachable: bool) -> None:
     said: list[str] = []
 
     async def story(sim: SimulatedRun) -> None:

@@ -11,11 +11,11 @@ import pytest
 
 from aftermath.train import session
 from aftermath.train.settings import TrainSettings
-from events.sample_events import said
+from events.sample_events import sample_event
 
 
 @pytest.mark.parametrize(("discovery", "entries"), [("auto", 1), ("n0", 0)])
-async def test_peers_of_a_local_chain_are_found_in_a_directory(
+async def test_peers_of_local_chain_are_found_in_directory(
     tmp_path: Path, discovery: str, entries: int
 ) -> None:
     settings = TrainSettings(
@@ -36,14 +36,14 @@ def found(directory: Path) -> int:
     return len(list(directory.glob("*.json")))
 
 
-def test_a_line_of_a_piped_log_is_one_line_whatever_its_length(
+def test_piped_log_line_is_never_wrapped(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     with contextlib.ExitStack() as stack:
         events = session.events_of(TrainSettings(run_id="long"), stack)
-        events.emit(said("warning", message="word " * 100 + "end"))
-        events.emit(said("left"))
+        events.emit(sample_event("warning", message="word " * 100 + "end"))
+        events.emit(sample_event("left"))
     first, second = capsys.readouterr().out.splitlines()
     assert first.endswith("word end")
     assert second.endswith("left the run")

@@ -34,7 +34,7 @@ def imported(modules: str, absent: tuple[str, ...], program: str = "") -> str:
 
 
 @pytest.mark.slow
-def test_session_imports_no_torch_before_it_says_so() -> None:
+def test_session_announces_torch_import_first() -> None:
     assert (
         imported("aftermath.train.session, aftermath.server.client_backend", ("torch", *SELDOM))
         == ""
@@ -42,7 +42,7 @@ def test_session_imports_no_torch_before_it_says_so() -> None:
 
 
 @pytest.mark.slow
-def test_owner_commands_make_a_schema_without_torch() -> None:
+def test_owner_commands_create_schema_without_torch() -> None:
     """`update-config` and `config validate` check the model's shape, for which they need
     no tensor.
     """
@@ -56,7 +56,7 @@ def test_owner_commands_make_a_schema_without_torch() -> None:
 
 
 @pytest.mark.slow
-def test_session_imports_nothing_that_few_members_need() -> None:
+def test_session_imports_no_rarely_needed_modules() -> None:
     """With all that a member trains with, torch among it, and with the first step of either inner
     optimizer.
     """

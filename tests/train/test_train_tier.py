@@ -57,46 +57,46 @@ def needed() -> list[int]:
     return needs(SCHEMA, view.model.max_seq_len, RULES.init_min_clients)
 
 
-def test_with_room_and_speed_it_is_the_whole_model() -> None:
+def test_auto_tier_with_room_and_speed_is_whole_model() -> None:
     choice, measured = by(a_view(), PLENTY, {})
     assert (choice.tier, measured) == (0, [0])
     assert "is fast enough (" in choice.why
 
 
-def test_memory_takes_the_largest_that_fits() -> None:
+def test_auto_tier_is_largest_that_fits_memory() -> None:
     sizes = needed()
     assert sizes == sorted(set(sizes), reverse=True)
     assert [by(a_view(), size, {})[0].tier for size in sizes] == [*range(len(sizes))]
     assert [by(a_view(), size - 1, {})[0].tier for size in sizes[:-1]] == [*range(1, len(sizes))]
 
 
-def test_what_fits_nowhere_is_said_with_both_sizes() -> None:
+def test_auto_tier_beyond_memory_error_names_both_sizes() -> None:
     with pytest.raises(OutOfMemory, match="GB are free"):
         by(a_view(), needed()[-1] - 1, {})
 
 
-def test_one_that_is_too_slow_gives_way_to_a_smaller_one() -> None:
+def test_auto_tier_too_slow_falls_back_to_smaller() -> None:
     choice, measured = by(a_view(), PLENTY, {0: SLOW})
     assert (choice.tier, measured) == (1, [0, 1])
 
 
-def test_one_that_memory_refuses_after_all_gives_way_too() -> None:
+def test_auto_tier_out_of_memory_falls_back_to_smaller() -> None:
     assert by(a_view(), PLENTY, {0: None})[0].tier == 1
 
 
-def test_tier_choice_without_fast_enough_tier_is_the_smallest() -> None:
+def test_auto_tier_without_fast_enough_tier_is_smallest() -> None:
     last = SCHEMA.state.tiers - 1
     choice, measured = by(a_view(), PLENTY, dict.fromkeys(range(last + 1), SLOW))
     assert (choice.tier, measured) == (last, list(range(last + 1)))
     assert "no tier is fast enough" in choice.why
 
 
-def test_a_member_keeps_its_tier_and_nothing_is_measured() -> None:
+def test_auto_tier_of_returning_member_is_kept_unmeasured() -> None:
     choice, measured = by(a_view(1, 0), 0, {}, wallet=b"\x01" * 32)
     assert (choice.tier, measured) == (1, [])
 
 
-def test_memory_of_several_devices_is_not_computed() -> None:
+def test_auto_tier_on_several_devices_is_refused() -> None:
     here = torch.device("cpu")
     check_alone(AUTO_TIER, Mesh((here,), 1, 1))
     check_alone(0, Mesh((here, here), 2, 1))
@@ -109,7 +109,7 @@ def leave_free(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=size))
 
 
-def test_named_tier_beyond_memory_is_refused_with_one_that_fits(
+def test_named_tier_beyond_memory_is_refused_with_fitting_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     sizes = needed()

@@ -14,7 +14,7 @@ from rich.console import Console
 from aftermath.ui.terminal.board import Alerts, Board
 from aftermath.ui.terminal.messages import MESSAGES, End, Facts, Line, Stands, line_of, message_of
 from aftermath.ui.terminal.pages import LABEL, chart, progress_words, run_page
-from events.sample_events import said
+from events.sample_events import sample_event
 from rules import builders
 from ui.terminal.tui_boards import EVIL, busy_member, told, where
 
@@ -23,7 +23,7 @@ def shown(alerts: Alerts, now: float) -> list[str]:
     return [alert.words(now) for alert in alerts.now(now)]
 
 
-def test_run_page_without_answer_says_so_in_red() -> None:
+def test_run_page_without_answer_is_red() -> None:
     board = Board("watch", "demo")
     board.take(Stands(replace(where(), silent=12)))
     console = Console(file=io.StringIO(), width=80, force_terminal=True, color_system="standard")
@@ -40,7 +40,7 @@ def test_run_page_without_answer_says_so_in_red() -> None:
         (50, 3, "joining"),
     ],
 )
-def test_run_page_of_waiting_member_says_when_it_joins(
+def test_run_page_of_waiting_member_shows_join_time(
     rounds_per_epoch: int, epoch: int, expected: str
 ) -> None:
     board = Board("member", "demo", 1)
@@ -56,7 +56,7 @@ def test_run_page_of_waiting_member_says_when_it_joins(
     assert f"now        {expected}" in written
 
 
-def test_the_phases_follow_the_events() -> None:
+def test_board_phase_follows_events() -> None:
     board = Board("member", "demo", 1)
     assert board.now == "starting"
     steps: list[tuple[str, dict[str, Any], str]] = [
@@ -126,42 +126,44 @@ def test_waiting_member_sees_steps_of_others() -> None:
 # --- warnings ---
 
 
-def test_a_warning_goes_when_the_event_comes_that_outdates_it() -> None:
+def test_alert_is_removed_by_its_ending_event() -> None:
     alerts = Alerts()
-    alerts.take(said("warning", t=0.0, message="the model is not to be had yet", until="model"))
-    alerts.take(said("round", t=1.0))
+    alerts.take(
+        sample_event("warning", t=0.0, message="the model is not to be had yet", until="model")
+    )
+    alerts.take(sample_event("round", t=1.0))
     assert shown(alerts, 10_000.0) == ["2 h 47 min ago: the model is not to be had yet"]
-    alerts.take(said("model", t=2.0, source="peers", step=0))
+    alerts.take(sample_event("model", t=2.0, source="peers", step=0))
     assert shown(alerts, 3.0) == []
 
 
-def test_a_warning_that_nothing_outdates_goes_after_some_minutes() -> None:
+def test_alert_without_ending_event_expires() -> None:
     alerts = Alerts()
-    alerts.take(said("warning", t=0.0, message="a node does not answer"))
+    alerts.take(sample_event("warning", t=0.0, message="a node does not answer"))
     assert shown(alerts, 120.0) == ["2 min ago: a node does not answer"]
-    alerts.take(said("warning", t=120.0, message="a node does not answer"))
+    alerts.take(sample_event("warning", t=120.0, message="a node does not answer"))
     assert shown(alerts, 120.0) == ["0 s ago, 2 times: a node does not answer"]
     assert shown(alerts, 419.0) == ["5 min ago, 2 times: a node does not answer"]
     assert shown(alerts, 421.0) == []
 
 
-def test_an_error_stays_and_the_newest_of_many_are_first() -> None:
+def test_error_alert_stays_and_newest_come_first() -> None:
     alerts = Alerts()
-    alerts.take(said("error", t=0.0, message=EVIL))
+    alerts.take(sample_event("error", t=0.0, message=EVIL))
     for number in range(10):
-        alerts.take(said("warning", t=1000.0 + number, message=f"trouble {number}"))
+        alerts.take(sample_event("warning", t=1000.0 + number, message=f"trouble {number}"))
     found = shown(alerts, 1010.0)
     assert found[0] == "1 s ago: trouble 9"
     assert found[-1] == "17 min ago: [bold red]evil[/]�[2J�gpj.exe"
     for number in range(60):
-        alerts.take(said("warning", t=1010.0, message=f"more {number}"))
+        alerts.take(sample_event("warning", t=1010.0, message=f"more {number}"))
     assert len(shown(alerts, 1010.0)) <= 20
 
 
 # --- what is kept ---
 
 
-def test_what_is_kept_is_bounded() -> None:
+def test_board_memory_is_bounded() -> None:
     board = Board("member", "demo", 1)
     for step in range(1, 2101):
         board.take(told("trained", step=step, loss=5.0 + step, tokens=10))
@@ -174,7 +176,7 @@ def test_what_is_kept_is_bounded() -> None:
 
 @pytest.mark.parametrize("width", [30, 78, 118])
 @pytest.mark.parametrize("steps", [2, 7, 120, 2000])
-def test_a_chart_fits_and_says_its_scale(steps: int, width: int) -> None:
+def test_chart_fits_and_shows_its_scale(steps: int, width: int) -> None:
     curve = [(step, 6.0 - 3.0 * step / steps) for step in range(1, steps + 1)]
     lines = chart(curve, width, 9)
     assert len(lines) == 9
@@ -187,11 +189,11 @@ def test_a_chart_fits_and_says_its_scale(steps: int, width: int) -> None:
     assert lines[-1].split() == ["step", "1", f"{steps:,}"]
 
 
-def test_there_is_no_chart_where_there_is_nothing_or_no_room() -> None:
+def test_chart_without_data_or_room_is_empty() -> None:
     assert chart([], 80, 9) == chart([(1, 1.0)], 12, 9) == chart([(1, 1.0)], 80, 2) == []
 
 
-def test_messages_arrive_as_they_were_sent() -> None:
+def test_member_messages_survive_transport() -> None:
     sent: list[MESSAGES] = [
         *busy_member(2),
         Stands(where(), frozenset([bytes(32)])),

@@ -9,7 +9,7 @@ from textual.widgets import Static
 from aftermath.ui.terminal.messages import TABS, Stands
 from aftermath.ui.terminal.testnet_app import LocalTestnetApp
 from ui.terminal.tui_boards import busy_member, screen_of, told, where
-from ui.terminal.tui_drawn import drawn
+from ui.terminal.tui_screen import drawn
 from ui.terminal.tui_testnets import busy, overview_of, stands
 
 LOOKS = 5
@@ -30,7 +30,7 @@ def updates(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.slow
-async def test_a_look_that_finds_nothing_new_draws_nothing(updates: list[str]) -> None:
+async def test_unchanged_board_draws_nothing(updates: list[str]) -> None:
     app = screen_of(busy_member())
     async with app.run_test(size=(80, 24)) as pilot:
         for number, tab in enumerate(TABS):
@@ -45,7 +45,7 @@ async def test_a_look_that_finds_nothing_new_draws_nothing(updates: list[str]) -
             updates.append("drawn before")
 
 
-async def test_what_is_new_is_drawn_where_it_stands_and_once(updates: list[str]) -> None:
+async def test_new_values_are_drawn_in_place_and_once(updates: list[str]) -> None:
     app = screen_of(busy_member())
     async with app.run_test(size=(80, 24)) as pilot:
         await drawn(pilot)
@@ -76,7 +76,7 @@ async def test_what_is_new_is_drawn_where_it_stands_and_once(updates: list[str])
         assert "loss, steps 1 to 42" in shown
 
 
-async def test_the_screen_of_a_testnet_is_still_too(updates: list[str]) -> None:
+async def test_unchanged_testnet_screen_draws_nothing(updates: list[str]) -> None:
     app: LocalTestnetApp = overview_of(busy())
     async with app.run_test(size=(80, 24)) as pilot:
         await drawn(pilot)

@@ -23,7 +23,7 @@ from ui.terminal.tui_boards import (
     told,
     where,
 )
-from ui.terminal.tui_drawn import drawn, seen
+from ui.terminal.tui_screen import drawn, seen
 
 ROWS = {
     "Run": ["run", "name", "now", "state", "steps", "deadline", "members", "waits for"],
@@ -68,7 +68,7 @@ async def until(pilot: Pilot[None], true: Callable[[], bool]) -> None:
             await pilot.pause(0.02)
 
 
-# `test_rows_have_one_order_from_the_start` and `test_text_of_strangers_is_text_on_every_tab` draw
+# `test_rows_keep_order_from_start` and `test_text_of_strangers_is_escaped_on_every_tab` draw
 # the others' tabs.
 FAST_STATES = {("server", (80, 24)), ("watch", (40, 12))}
 WIDE = (120, 40)  # nightly: more room hides nothing
@@ -100,7 +100,7 @@ async def test_every_tab_is_drawn_in_every_state(state: str, size: tuple[int, in
 
 
 @pytest.mark.parametrize("messages", [list, busy_member, failing_member])
-async def test_rows_have_one_order_from_the_start(messages: Callable[[], list[MESSAGES]]) -> None:
+async def test_rows_keep_order_from_start(messages: Callable[[], list[MESSAGES]]) -> None:
     async with screen_of(messages()).run_test(size=(80, 24)) as pilot:
         for tab, rows in ROWS.items():
             shown = (await on(pilot, tab)).splitlines()
@@ -109,7 +109,7 @@ async def test_rows_have_one_order_from_the_start(messages: Callable[[], list[ME
             assert named == rows, (tab, shown)
 
 
-async def test_tab_and_arrows_turn_over_the_tabs_and_round_again() -> None:
+async def test_tab_and_arrow_keys_cycle_tabs() -> None:
     async with screen_of(busy_member()).run_test(size=(80, 24)) as pilot:
         content = pilot.app.query_one(TabbedContent)
         went = [content.active]
@@ -119,7 +119,7 @@ async def test_tab_and_arrows_turn_over_the_tabs_and_round_again() -> None:
     assert went == ["Run", "Members", "Run", "Log", "Run", "Log", "Training"]
 
 
-async def test_up_and_down_move_in_the_table_and_in_the_log() -> None:
+async def test_up_and_down_keys_move_in_table_and_log() -> None:
     app = screen_of([*busy_member(), Stands(where(count=60))])
     async with app.run_test(size=(80, 24)) as pilot:
         await on(pilot, "Members")
@@ -158,7 +158,7 @@ async def test_question_mark_opens_help_and_any_key_closes_it() -> None:
         ("ctrl+q", "watch", "Closing"),
     ],
 )
-async def test_leaving_is_shown_until_done(key: str, role: Role, says: str) -> None:
+async def test_leave_is_shown_until_done(key: str, role: Role, says: str) -> None:
     left: list[int] = []
     app = screen_of(busy_member(), role, leave=lambda: left.append(1))
     async with app.run_test(size=(80, 24)) as pilot:
@@ -170,7 +170,7 @@ async def test_leaving_is_shown_until_done(key: str, role: Role, says: str) -> N
         assert app.is_running
 
 
-async def test_a_signal_from_elsewhere_is_said_too() -> None:
+async def test_external_signal_is_shown_as_leaving() -> None:
     async with screen_of([*busy_member(), told("leaving", t=129.0)]).run_test(
         size=(80, 24)
     ) as pilot:
@@ -178,7 +178,7 @@ async def test_a_signal_from_elsewhere_is_said_too() -> None:
         assert "Leaving: the run" in seen(pilot.app)
 
 
-async def test_leaving_works_while_help_is_open() -> None:
+async def test_leave_works_while_help_is_open() -> None:
     left: list[int] = []
     app = screen_of(busy_member(), leave=lambda: left.append(1))
     async with app.run_test(size=(80, 24)) as pilot:
@@ -188,7 +188,7 @@ async def test_leaving_works_while_help_is_open() -> None:
     assert left == [1]
 
 
-async def test_text_of_strangers_is_text_on_every_tab() -> None:
+async def test_text_of_strangers_is_escaped_on_every_tab() -> None:
     evil = replace(where(), name=EVIL, description=EVIL)
     messages = [
         *failing_member(),

@@ -10,7 +10,7 @@ from aftermath.events.status import RunStatus
 from aftermath.ui.terminal.messages import Stands
 from aftermath.ui.terminal.run_app import table
 from ui.terminal.tui_boards import WALLET, screen_of, server, where
-from ui.terminal.tui_drawn import drawn
+from ui.terminal.tui_screen import drawn
 
 ALL = ("seat", "wallet", "tier", "standing", "weight", "points", "here", "last seen")
 
@@ -23,7 +23,7 @@ def members(standing: str = "takes part", count: int = 5) -> RunStatus:
 
 
 @pytest.mark.parametrize("count", [5, 40])
-async def test_80_column_server_screen_shows_last_seen(count: int) -> None:
+async def test_server_screen_of_80_columns_shows_last_seen(count: int) -> None:
     """The scroll bar of many members leaves it readable."""
     found = members(count=count)
     here = frozenset(one.signer for one in found.members[:2])
@@ -36,7 +36,7 @@ async def test_80_column_server_screen_shows_last_seen(count: int) -> None:
     assert "witness" in lines[0]
 
 
-def test_what_there_is_no_room_for_is_given_up_in_order() -> None:
+def test_narrow_table_drops_columns_in_order() -> None:
     here: frozenset[bytes] = frozenset()
     found = members("takes part, joins the next epoch")
     forms = {}
@@ -54,7 +54,7 @@ def test_what_there_is_no_room_for_is_given_up_in_order() -> None:
     assert {form[-1] for form in forms} == {"epoch 2, round 39"}
 
 
-def test_a_table_is_as_wide_as_there_is_room_and_no_wider() -> None:
+def test_table_width_fits_its_content_and_room() -> None:
     found = members()
     columns, rows = table(found, None, None, 1000)
     cells = [columns, *rows.values()]

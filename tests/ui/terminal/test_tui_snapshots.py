@@ -14,7 +14,7 @@ from textual.pilot import Pilot
 from aftermath.ui.terminal.board import Role
 from aftermath.ui.terminal.messages import MESSAGES
 from ui.terminal.tui_boards import busy_member, failing_member, screen_of, server
-from ui.terminal.tui_drawn import drawn
+from ui.terminal.tui_screen import drawn
 
 CASES: dict[str, tuple[Role, Callable[[], list[MESSAGES]], str]] = {
     "empty-run": ("member", list, "1"),
@@ -35,7 +35,7 @@ FAST_CASES = {"busy-run", "busy-network", "failing-log", "server-members"}
     "case",
     [pytest.param(case, marks=() if case in FAST_CASES else pytest.mark.slow) for case in CASES],
 )
-def test_it_is_drawn_as_it_was(case: str, snap_compare: Callable[..., bool]) -> None:
+def test_screen_matches_snapshot(case: str, snap_compare: Callable[..., bool]) -> None:
     role, told, key = CASES[case]
 
     async def turned_over(pilot: Pilot[None]) -> None:

@@ -25,7 +25,7 @@ def state(tmp_path: Path) -> dict[str, str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("key", ["q", "\x03"])
-def test_leaving_by_a_key_ends_the_member_and_says_so(
+def test_leave_key_ends_member_with_message(
     state: dict[str, str], key: str, tmp_path: Path
 ) -> None:
     with Terminal([*PROCESS, "stays"], {**state, "GO": str(tmp_path / "go")}) as terminal:
@@ -77,7 +77,7 @@ def test_killed_member_restores_terminal(state: dict[str, str]) -> None:
 
 
 @pytest.mark.slow
-def test_member_interrupted_while_it_loads_says_only_that(state: dict[str, str]) -> None:
+def test_member_interrupted_while_loading_prints_only_that(state: dict[str, str]) -> None:
     with Terminal([*PROCESS, "loads"], state) as terminal:
         terminal.shows("step 40 of 120")
         terminal.press("\x03")
@@ -88,7 +88,7 @@ def test_member_interrupted_while_it_loads_says_only_that(state: dict[str, str])
 
 
 @pytest.mark.slow
-def test_a_screen_that_dies_costs_the_picture_and_lines_follow(state: dict[str, str]) -> None:
+def test_killed_screen_falls_back_to_lines(state: dict[str, str]) -> None:
     with Terminal([*PROCESS, "stays"], state) as terminal:
         terminal.shows("step 40 of 120")
         (screen,) = children(terminal.process.pid)
@@ -101,7 +101,7 @@ def test_a_screen_that_dies_costs_the_picture_and_lines_follow(state: dict[str, 
 
 
 @pytest.mark.slow
-def test_a_terminal_that_takes_nothing_delays_nobody(state: dict[str, str], tmp_path: Path) -> None:
+def test_blocked_terminal_delays_nobody(state: dict[str, str], tmp_path: Path) -> None:
     """An ssh session whose network is gone does that: no one reads what is drawn."""
     done = tmp_path / "done"
     with Terminal([*PROCESS, "floods"], {**state, "DONE": str(done)}) as terminal:
@@ -122,7 +122,7 @@ def lines_of(text: str) -> list[str]:
     return [line for line in text.splitlines() if "step 40  loss" in line]
 
 
-def test_a_pipe_gets_lines_as_they_are_said(state: dict[str, str]) -> None:
+def test_pipe_gets_lines_immediately(state: dict[str, str]) -> None:
     with Terminal([*PROCESS, "stays"], state, stdout=subprocess.PIPE) as terminal:
         assert terminal.process.stdout is not None
         seen = ""
@@ -135,7 +135,7 @@ def test_a_pipe_gets_lines_as_they_are_said(state: dict[str, str]) -> None:
 
 
 @pytest.mark.slow
-def test_a_dumb_terminal_and_one_without_keys_get_lines(state: dict[str, str]) -> None:
+def test_dumb_terminal_or_one_without_keys_gets_lines(state: dict[str, str]) -> None:
     with Terminal([*PROCESS, "ends"], {**state, "TERM": "dumb"}) as terminal:
         assert terminal.ended() == 0
         assert lines_of(terminal.seen)

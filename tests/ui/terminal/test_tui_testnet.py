@@ -11,7 +11,7 @@ from textual.pilot import Pilot
 from textual.widgets import DataTable, TabbedContent
 
 from aftermath.ui.terminal.messages import MESSAGES, ClientRow, Output, line_of, message_of
-from ui.terminal.tui_drawn import drawn
+from ui.terminal.tui_screen import drawn
 from ui.terminal.tui_testnets import busy, killed, overview_of, stands
 
 CASES: dict[str, tuple[Callable[[], list[MESSAGES]], str]] = {
@@ -31,7 +31,7 @@ FAST_CASES = {"busy-clients", "killed-client-3"}
     "case",
     [pytest.param(case, marks=() if case in FAST_CASES else pytest.mark.slow) for case in CASES],
 )
-def test_it_is_drawn_as_it_was(case: str, snap_compare: Callable[..., bool]) -> None:
+def test_testnet_screen_matches_snapshot(case: str, snap_compare: Callable[..., bool]) -> None:
     told, key = CASES[case]
 
     async def turned_over(pilot: Pilot[None]) -> None:
@@ -41,7 +41,7 @@ def test_it_is_drawn_as_it_was(case: str, snap_compare: Callable[..., bool]) -> 
     assert snap_compare(overview_of(told()), run_before=turned_over, terminal_size=(80, 24))
 
 
-async def test_enter_on_a_client_opens_its_log_and_one_goes_back() -> None:
+async def test_enter_on_client_opens_its_log() -> None:
     async with overview_of(busy()).run_test(size=(80, 24)) as pilot:
         await drawn(pilot)
         await pilot.press("down", "enter")
@@ -54,7 +54,7 @@ async def test_enter_on_a_client_opens_its_log_and_one_goes_back() -> None:
         assert pilot.app.query_one(DataTable).cursor_row == 1
 
 
-async def test_a_kill_is_announced_and_counted_where_the_clients_are() -> None:
+async def test_kill_is_shown_and_counted_in_client_list() -> None:
     async with overview_of(killed()).run_test(size=(80, 24)) as pilot:
         shown = (await drawn(pilot)).splitlines()
     assert any("2 of 3 run, 2 killed so far" in line for line in shown)
@@ -63,7 +63,7 @@ async def test_a_kill_is_announced_and_counted_where_the_clients_are() -> None:
     assert sum("client-3 was killed (kill -9)" in line for line in shown) == 2
 
 
-async def test_what_processes_print_is_text() -> None:
+async def test_process_output_is_escaped() -> None:
     evil = "[bold red]evil[/]\x1b[2J\u202egpj.exe"
     async with overview_of([Output("client-1", (evil,))]).run_test(size=(80, 24)) as pilot:
         await pilot.press("4")
@@ -71,7 +71,7 @@ async def test_what_processes_print_is_text() -> None:
 
 
 @pytest.mark.slow
-async def test_many_clients_have_rows_that_are_scrolled_and_tabs() -> None:
+async def test_many_clients_have_scrolled_rows_and_tabs() -> None:
     names = ("server", *(f"client-{number}" for number in range(1, 31)))
     clients = [ClientRow(name, 0, "starting", None, 0, 0, 100) for name in names[1:]]
     async with overview_of([stands(*clients)], names).run_test(size=(80, 24)) as pilot:
@@ -83,7 +83,7 @@ async def test_many_clients_have_rows_that_are_scrolled_and_tabs() -> None:
         assert pilot.app.query_one(TabbedContent).active == "client-30"
 
 
-async def test_ending_is_shown_until_done() -> None:
+async def test_testnet_end_is_shown_until_done() -> None:
     left: list[int] = []
     app = overview_of(busy(), leave=lambda: left.append(1))
     async with app.run_test(size=(80, 24)) as pilot:
@@ -93,6 +93,6 @@ async def test_ending_is_shown_until_done() -> None:
         assert app.is_running
 
 
-def test_messages_arrive_as_they_were_sent() -> None:
+def test_testnet_messages_survive_transport() -> None:
     for message in killed():
         assert message_of(line_of(message)) == message

@@ -14,7 +14,7 @@ from aftermath.rules.state import MemberState, RunState
 from aftermath.ui.terminal.board import Board, Role
 from aftermath.ui.terminal.messages import MESSAGES, Facts, Line, Stands, Told
 from aftermath.ui.terminal.run_app import RunApp
-from events.sample_events import said
+from events.sample_events import sample_event
 from rules import builders
 
 NOW = 130.0
@@ -24,7 +24,7 @@ WALLET = str(Pubkey(SIGNERS[1]))
 
 
 def told(kind: str, **fields: Any) -> Told:
-    return Told(said(kind, **fields))  # type: ignore[arg-type]
+    return Told(sample_event(kind, **fields))  # type: ignore[arg-type]
 
 
 def where(step: int = 41, *, count: int = 5, **given: Any) -> RunStatus:

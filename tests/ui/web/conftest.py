@@ -12,8 +12,8 @@ from types import SimpleNamespace
 import pytest
 
 from aftermath.ui.web import observatory, observed_run
+from chain.funded_network import share_tls_context
 from chain.jumping_loop import JumpingLoop
-from chain.networks import share_tls_context
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -22,8 +22,8 @@ from aftermath.ui.web.from_events import EventSnapshots, Losses, Sent
 from aftermath.ui.web.observed_run import ObservedRun
 from aftermath.ui.web.run_history import RunRecords, SnapshotHistory
 from aftermath.ui.web.snapshot import RunSnapshot
-from events.sample_events import said
-from ui.web.observing import observing
+from events.sample_events import sample_event
+from ui.web.observer_client import observing
 
 NOON = datetime(2026, 11, 21, 12, 0, 0, tzinfo=UTC)
 WALLETS = ("Big1111111111", "Small22222222")
@@ -39,7 +39,7 @@ class Story:
     def say(self, member: int, kind: str, **fields: Any) -> None:
         self.now += timedelta(seconds=1)
         about = EventOrigin("told", WALLETS[member], member, "0.1.0")
-        self.told.append(EventRecord(self.now, about, said(kind, **fields), Path("x")))
+        self.told.append(EventRecord(self.now, about, sample_event(kind, **fields), Path("x")))
 
     def play(self) -> Story:
         for member in (0, 1):
@@ -76,7 +76,7 @@ class Story:
         return directory
 
 
-async def test_run_is_shown_from_events_without_chain(tmp_path: Path) -> None:
+async def test_observed_run_is_shown_from_events_without_chain(tmp_path: Path) -> None:
     Story().play().write(tmp_path)
     nobody = f"http://127.0.0.1:{free_ports('127.0.0.1', 2)}"
     async with observing(nobody, events=[tmp_path]) as viewer, viewer.live("/live/told") as socket:
@@ -109,11 +109,13 @@ def of_run(created: int, loss: float) -> EventRecord:
     about = EventOrigin(
         "twice", WALLETS[0], 0, "0.1.0", owner="0wner", created=created, identity=identity
     )
-    return EventRecord(NOON, about, said("trained", step=1, loss=loss, tokens=10), Path("x"))
+    return EventRecord(
+        NOON, about, sample_event("trained", step=1, loss=loss, tokens=10), Path("x")
+    )
 
 
 @pytest.mark.parametrize("order", [(0, 100, 200), (200, 100, 0)], ids=["in turn", "backwards"])
-async def test_events_of_runs_of_one_id_show_the_last_created(
+async def test_observed_events_of_same_id_show_last_created_run(
     order: tuple[int, ...], caplog: pytest.LogCaptureFixture
 ) -> None:
     async with RpcPool([endpoint("http://127.0.0.1:9")]) as pool:
@@ -126,7 +128,7 @@ async def test_events_of_runs_of_one_id_show_the_last_created(
     assert all("twice of 0wner, created in slot 100" in other for other in others)
 
 
-def test_records_of_made_up_runs_are_bounded() -> None:
+def test_observed_records_of_invented_runs_are_bounded() -> None:
     records = RunRecords("twice")
     for created in range(1, 50):
         records.told(RunName("twice", "0wner", created, f"{created:016x}"))
@@ -140,7 +142,7 @@ def retold(told: list[EventRecord]) -> tuple[EventSnapshots, list[RunSnapshot]]:
     return found, moments
 
 
-def test_what_several_members_tell_is_one_moment() -> None:
+def test_observed_events_of_several_members_merge() -> None:
     found, moments = retold(Story().play().told)
     assert [(moment.state, moment.round) for moment in moments] == [
         ("warmup", None),
@@ -158,19 +160,21 @@ def test_what_several_members_tell_is_one_moment() -> None:
     assert (small.standing, small.takes_part, small.figures.sent) == ("dropped", False, 4000)
 
 
-def test_invented_members_are_limited_and_names_cut() -> None:
+def test_observed_invented_members_are_limited_and_names_cut() -> None:
     found = EventSnapshots("told", Losses())
     for member in range(3000):
         about = EventOrigin("told", f"{member}".ljust(100_000, "x"), 1 << 200, "")
         found.take(
-            EventRecord(NOON, about, said("trained", step=member, loss=1.0, tokens=1), Path("x"))
+            EventRecord(
+                NOON, about, sample_event("trained", step=member, loss=1.0, tokens=1), Path("x")
+            )
         )
     assert len(found.members) == 1024
     assert max(map(len, found.members)) <= 64
     assert found.told == 1024
 
 
-def test_curves_are_bounded_and_keep_their_means() -> None:
+def test_observed_curves_are_bounded_and_keep_their_means() -> None:
     losses = Losses()
     sent = Sent()
     for step in range(1, 20_001):
@@ -188,7 +192,7 @@ def test_curves_are_bounded_and_keep_their_means() -> None:
     assert total[-1] == (20_000, 100_000.0)
 
 
-def test_events_go_before_what_is_stated_on_chain() -> None:
+def test_observed_event_losses_precede_chain_losses() -> None:
     losses = Losses()
     losses.stated(0, 1, 9.0)
     losses.stated(1, 1, 8.0)
@@ -196,7 +200,7 @@ def test_events_go_before_what_is_stated_on_chain() -> None:
     assert losses.by_tier() == {0: [(1, 5.0)], 1: [(1, 8.0)]}
 
 
-def test_a_loss_that_no_model_has_is_no_place_in_a_chart() -> None:
+def test_observed_impossible_loss_is_not_charted() -> None:
     losses = Losses()
     for step, loss in enumerate((4_294_967.0, 9.0, -1.0), 1):
         losses.stated(0, step, loss)
@@ -209,7 +213,7 @@ def moment(at: int) -> RunSnapshot:
     )
 
 
-def test_the_past_is_bounded_exact_when_near_and_coarse_when_far() -> None:
+def test_snapshot_history_is_bounded_and_exact_when_near() -> None:
     past = SnapshotHistory(most=100)
     for at in range(1000):
         past.keep(moment(at))
@@ -224,7 +228,7 @@ def test_the_past_is_bounded_exact_when_near_and_coarse_when_far() -> None:
     assert 2 <= len(small.times()) < 40
 
 
-def test_a_time_between_two_moments_is_that_of_the_former() -> None:
+def test_snapshot_history_between_two_returns_earlier() -> None:
     past = SnapshotHistory()
     assert past.before(5) is None
     for at in (20, 10, 10):

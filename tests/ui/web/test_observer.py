@@ -31,11 +31,11 @@ from aftermath.ui.web import observatory, web_server
 from aftermath.ui.web import observed_run as observed
 from aftermath.ui.web.observatory import Observatory
 from aftermath.ui.web.web_server import ObserveError, ObserverServer
-from chain.networks import Place, network_config
+from chain.funded_network import FundedNetwork, network_config
 from cli.cli_runs import CONSOLE
-from events.sample_events import said
-from ui.web.crowd import Crowd, crowd
-from ui.web.observing import Viewer, observing, state_is, until
+from events.sample_events import sample_event
+from ui.web.observer_client import Viewer, observing, state_is, until
+from ui.web.scripted_members import ScriptedMembers, scripted_members
 
 PAGE = Path(web_server.__file__).parent / "page"
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
@@ -45,8 +45,8 @@ AT = "%3Cb%3E%26a%2Fb"
 
 
 @pytest.fixture
-async def people() -> AsyncIterator[Crowd]:
-    async with crowd(
+async def scripted() -> AsyncIterator[ScriptedMembers]:
+    async with scripted_members(
         RUN, (0, 1, 2), name=EVIL, slot_ms=200, init_min_clients=3, rounds_per_epoch=4
     ) as found:
         yield found
@@ -56,13 +56,13 @@ def enough_transactions(message: Any) -> bool:
     return "now" in message and message["now"]["costs"]["transactions"] > 10
 
 
-def observed_there(people: Crowd, **options: Any) -> Any:
-    network = people.place.network
+def observed_there(scripted: ScriptedMembers, **options: Any) -> Any:
+    network = scripted.funded.network
     return observing(network.rpc_url, network.ws_url, **options)
 
 
-async def test_the_page_is_its_own_files_and_may_run_nothing_else(people: Crowd) -> None:
-    async with observed_there(people) as viewer:
+async def test_observer_page_loads_only_its_own_files(scripted: ScriptedMembers) -> None:
+    async with observed_there(scripted) as viewer:
         for path in (
             "/",
             f"/run/{AT}",
@@ -89,7 +89,7 @@ async def test_the_page_is_its_own_files_and_may_run_nothing_else(people: Crowd)
             assert reply.status == 405
 
 
-def test_page_files_make_no_markup_and_no_foreign_requests() -> None:
+def test_observer_files_build_no_markup_or_foreign_requests() -> None:
     for path in PAGE.iterdir():
         text = path.read_text()
         assert not re.search(
@@ -99,17 +99,17 @@ def test_page_files_make_no_markup_and_no_foreign_requests() -> None:
         assert set(re.findall(r"https?://[^\s\"']+", text)) <= {"http://www.w3.org/2000/svg"}, path
 
 
-async def test_a_run_is_told_as_the_chain_has_it(people: Crowd) -> None:
-    async with observed_there(people) as viewer:
+async def test_observer_run_equals_chain_state(scripted: ScriptedMembers) -> None:
+    async with observed_there(scripted) as viewer:
         (listed,) = (await viewer.json("/api/runs"))["list"]["runs"]
         assert (listed["run_id"], listed["name"], listed["state"]) == (
             RUN,
             EVIL,
             "waiting_for_members",
         )
-        await people.join()
+        await scripted.join()
         async with viewer.live(f"/live/{AT}") as socket:
-            await people.reach(RunState.ROUND_TRAIN, RunState.ROUND_WITNESS, height=1)
+            await scripted.reach(RunState.ROUND_TRAIN, RunState.ROUND_WITNESS, height=1)
             await until(socket, state_is("round_train"))
             found = await until(
                 socket,
@@ -135,11 +135,11 @@ async def test_a_run_is_told_as_the_chain_has_it(people: Crowd) -> None:
     assert now["costs"]["lamports"] >= 5000 * now["costs"]["transactions"]
 
 
-async def test_losses_without_events_come_from_witnesses(people: Crowd) -> None:
-    async with observed_there(people) as viewer:
-        await people.join()
+async def test_losses_without_events_come_from_witnesses(scripted: ScriptedMembers) -> None:
+    async with observed_there(scripted) as viewer:
+        await scripted.join()
         async with viewer.live(f"/live/{AT}") as socket:
-            await people.reach(RunState.ROUND_TRAIN, height=2)
+            await scripted.reach(RunState.ROUND_TRAIN, height=2)
             found = await until(
                 socket, lambda message: len(message.get("curves", {}).get("loss", {})) == 3
             )
@@ -149,14 +149,14 @@ async def test_losses_without_events_come_from_witnesses(people: Crowd) -> None:
     assert found["curves"]["epochs"] == {"0": 1}
 
 
-async def test_a_step_that_nobody_has_been_at_is_no_place_in_a_chart(people: Crowd) -> None:
-    async with observed_there(people) as viewer:
-        await people.join()
+async def test_observer_step_beyond_run_is_not_charted(scripted: ScriptedMembers) -> None:
+    async with observed_there(scripted) as viewer:
+        await scripted.join()
         async with viewer.live(f"/live/{AT}") as socket:
-            people.states_steps = (1 << 32) - 1
-            await people.reach(RunState.ROUND_TRAIN, height=1)
-            people.states_steps = None
-            await people.reach(RunState.ROUND_TRAIN, height=3)
+            scripted.states_steps = (1 << 32) - 1
+            await scripted.reach(RunState.ROUND_TRAIN, height=1)
+            scripted.states_steps = None
+            await scripted.reach(RunState.ROUND_TRAIN, height=3)
             found = await until(
                 socket, lambda message: len(message.get("curves", {}).get("loss", {})) == 3
             )
@@ -164,11 +164,13 @@ async def test_a_step_that_nobody_has_been_at_is_no_place_in_a_chart(people: Cro
     assert set(found["curves"]["epochs"].values()) <= set(range(8))
 
 
-async def test_a_transaction_is_pushed_and_can_be_gone_back_to(people: Crowd) -> None:
-    async with observed_there(people) as viewer, viewer.live(f"/live/{AT}") as socket:
+async def test_observer_transaction_is_pushed_and_kept_in_history(
+    scripted: ScriptedMembers,
+) -> None:
+    async with observed_there(scripted) as viewer, viewer.live(f"/live/{AT}") as socket:
         before = (await until(socket, state_is("waiting_for_members")))["now"]["moment"]
         assert "members" not in before
-        await people.place.coordinator.set_paused(RUN, True)
+        await scripted.funded.coordinator.set_paused(RUN, True)
         after = (await until(socket, state_is("paused")))["now"]["moment"]
         assert "set-paused resume" in after["waits"][0]
         times = (await viewer.json(f"/api/runs/{AT}"))["past"]
@@ -178,16 +180,18 @@ async def test_a_transaction_is_pushed_and_can_be_gone_back_to(people: Crowd) ->
         assert (await viewer.json(f"/api/runs/{AT}/at/{times[-1] + 10**6}"))["state"] == "paused"
 
 
-async def test_the_list_of_runs_is_pushed(people: Crowd) -> None:
-    async with observed_there(people) as viewer, viewer.live("/live") as socket:
+async def test_observer_run_list_is_pushed(scripted: ScriptedMembers) -> None:
+    async with observed_there(scripted) as viewer, viewer.live("/live") as socket:
         assert len((await socket.receive_json(timeout=30))["list"]["runs"]) == 1
-        await people.place.coordinator.create_run("another")
+        await scripted.funded.coordinator.create_run("another")
         names = await until(socket, lambda message: len(message["list"]["runs"]) == 2)
         assert {run["run_id"] for run in names["list"]["runs"]} == {RUN, "another"}
 
 
-async def test_viewers_are_counted_and_other_sites_refused(people: Crowd) -> None:
-    async with observed_there(people, most_viewers=2) as viewer:
+async def test_observer_viewers_are_limited_and_other_sites_refused(
+    scripted: ScriptedMembers,
+) -> None:
+    async with observed_there(scripted, most_viewers=2) as viewer:
         async with viewer.live("/live"), viewer.live(f"/live/{AT}"):
             with pytest.raises(WSServerHandshakeError, match="503"):
                 await viewer.live("/live")
@@ -204,11 +208,11 @@ async def test_viewers_are_counted_and_other_sites_refused(people: Crowd) -> Non
 @pytest.mark.parametrize(
     "asks", [b"", b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 500], ids=["nothing", "500 pages"]
 )
-async def test_idle_strangers_block_nobody(
-    people: Crowd, asks: bytes, monkeypatch: pytest.MonkeyPatch
+async def test_observer_idle_connections_block_nobody(
+    scripted: ScriptedMembers, asks: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(web_server, "MOST_OTHERS", 24)
-    async with observed_there(people) as viewer, viewer.live("/live") as socket:
+    async with observed_there(scripted) as viewer, viewer.live("/live") as socket:
         await socket.receive_json(timeout=30)
         port = int(viewer.url.rpartition(":")[2])
         ends = [
@@ -224,14 +228,14 @@ async def test_idle_strangers_block_nobody(
                         pass
         assert await viewer.status("/api/runs") == 200
         assert not socket.closed
-        await people.place.coordinator.create_run("another")
+        await scripted.funded.coordinator.create_run("another")
         assert await viewer.status(f"/api/runs/{AT}") == 200
         for _, writer in ends:
             writer.transport.abort()
 
 
-async def test_what_is_no_run_is_said(people: Crowd) -> None:
-    async with observed_there(people) as viewer:
+async def test_observer_unknown_run_is_404(scripted: ScriptedMembers) -> None:
+    async with observed_there(scripted) as viewer:
         assert await viewer.status(f"/api/runs/{'x' * 33}") == 404
         assert await viewer.status(f"/api/runs/{AT}/at/{'9' * 17}") == 404
         assert await viewer.status("/api/runs/nowhere/at/1") == 404
@@ -243,7 +247,7 @@ async def test_what_is_no_run_is_said(people: Crowd) -> None:
     assert found["now"]["moment"] is None
 
 
-async def test_observer_of_a_dead_node_answers_503_and_warns(
+async def test_observer_of_dead_node_answers_503_and_warns(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     port = free_ports("127.0.0.1", 1)
@@ -254,13 +258,13 @@ async def test_observer_of_a_dead_node_answers_503_and_warns(
     assert any("does not answer" in record.getMessage() for record in caplog.records)
 
 
-async def test_runs_that_are_followed_are_counted(
-    people: Crowd, monkeypatch: pytest.MonkeyPatch
+async def test_observer_followed_runs_are_limited(
+    scripted: ScriptedMembers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(observatory, "MOST_RUNS", 2)
     for name in ("second", "third"):
-        await people.place.coordinator.create_run(name)
-    async with observed_there(people, named=RUN) as viewer:
+        await scripted.funded.coordinator.create_run(name)
+    async with observed_there(scripted, named=RUN) as viewer:
         async with viewer.live("/live/second") as socket:
             await until(socket, state_is("uninitialized"))
             assert await viewer.status("/api/runs/third") == 503, (
@@ -271,7 +275,7 @@ async def test_runs_that_are_followed_are_counted(
         assert await viewer.status(f"/api/runs/{AT}") == 200
 
 
-async def test_a_network_that_goes_away_and_comes_back(
+async def test_observer_after_network_outage_recovers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(observed, "OUTAGE_SECONDS", 2.5)
@@ -282,7 +286,7 @@ async def test_a_network_that_goes_away_and_comes_back(
     network = await EmbeddedEngine().start(config)
     try:
         async with RpcPool([endpoint(network.rpc_url, network.ws_url)]) as pool:
-            await Place(network, pool, wallet).open_run("steady")
+            await FundedNetwork(network, pool, wallet).open_run("steady")
             async with (
                 observing(network.rpc_url, network.ws_url, named="steady") as viewer,
                 viewer.live("/live/steady") as socket,
@@ -298,15 +302,17 @@ async def test_a_network_that_goes_away_and_comes_back(
                 await until(
                     socket, lambda message: "now" in message and message["now"]["silent"] is None
                 )
-                await Place(network, pool, wallet).coordinator.set_paused("steady", True)
+                await FundedNetwork(network, pool, wallet).coordinator.set_paused("steady", True)
                 await until(socket, state_is("paused"))
     finally:
         await network.close()
 
 
-async def test_a_place_of_events_may_come_later(people: Crowd, tmp_path: Path) -> None:
+async def test_observer_events_directory_may_appear_later(
+    scripted: ScriptedMembers, tmp_path: Path
+) -> None:
     place = tmp_path / "later"
-    async with observed_there(people, events=[place]) as viewer:
+    async with observed_there(scripted, events=[place]) as viewer:
         assert "told later" not in await viewer.text("/api/runs")
         place.mkdir()
         at = {"at": "2026-01-02T03:04:05.000+00:00", "t": 0.0}
@@ -317,25 +323,25 @@ async def test_a_place_of_events_may_come_later(people: Crowd, tmp_path: Path) -
                 await asyncio.sleep(0.5)
 
 
-async def test_a_run_created_again_shows_nothing_of_the_first(
-    people: Crowd, tmp_path: Path
+async def test_observer_recreated_run_hides_the_first(
+    scripted: ScriptedMembers, tmp_path: Path
 ) -> None:
-    coordinator = people.place.coordinator
+    coordinator = scripted.funded.coordinator
     await coordinator.create_run("twice")
     run = await coordinator.run("twice")
     events = Events(lambda: 1.0, [JsonLines(tmp_path / "first.jsonl", lambda: datetime.now(UTC))])
-    events.emit(said("started", run_id="twice", tier=0, wallet="w", version="1"))
+    events.emit(sample_event("started", run_id="twice", tier=0, wallet="w", version="1"))
     events.emit(
-        said(
+        sample_event(
             "run_found",
-            owner=str(people.place.wallet.pubkey),
+            owner=str(scripted.funded.wallet.pubkey),
             created=run.created,
             identity=run.identity,
         )
     )
-    events.emit(said("trained", step=1, loss=2.0, tokens=10))
+    events.emit(sample_event("trained", step=1, loss=2.0, tokens=10))
     async with (
-        observed_there(people, events=[tmp_path]) as viewer,
+        observed_there(scripted, events=[tmp_path]) as viewer,
         viewer.live("/live/twice") as socket,
     ):
         await until(
@@ -354,10 +360,10 @@ async def test_a_run_created_again_shows_nothing_of_the_first(
     assert (await coordinator.run("twice")).identity != run.identity
 
 
-async def test_a_port_that_is_taken_is_said(people: Crowd) -> None:
-    async with observed_there(people) as viewer:
+async def test_observer_taken_port_is_refused(scripted: ScriptedMembers) -> None:
+    async with observed_there(scripted) as viewer:
         port = int(viewer.url.rsplit(":", 1)[1])
-        second = ObserverServer(Observatory(people.place.coordinator))
+        second = ObserverServer(Observatory(scripted.funded.coordinator))
         with pytest.raises(ObserveError, match="it is in use"):
             async with second.listening("127.0.0.1", port):
                 pass
@@ -365,13 +371,13 @@ async def test_a_port_that_is_taken_is_said(people: Crowd) -> None:
 
 @pytest.mark.slow
 async def test_command_serves_until_ctrl_c_despite_visitors(
-    real_time: None, people: Crowd, tmp_path: Path
+    real_time: None, scripted: ScriptedMembers, tmp_path: Path
 ) -> None:
     """The command also ends if SIGINT was ignored when it started, as by a script's `&`."""
     absent = tmp_path / "absent"
     arguments = (
         "--rpc",
-        people.place.network.rpc_url,
+        scripted.funded.network.rpc_url,
         "--events",
         str(absent),
         "--port",

@@ -19,8 +19,8 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import WebDriverWait
 
 from aftermath.rules.state import RunState
-from ui.web.crowd import Crowd, crowd
-from ui.web.observing import observing
+from ui.web.observer_client import observing
+from ui.web.scripted_members import ScriptedMembers, scripted_members
 
 pytestmark = pytest.mark.slow
 
@@ -104,7 +104,7 @@ def text(selector: str) -> str:
     return f"(document.querySelector({selector!r})?.textContent ?? '')"
 
 
-async def shown(people: Crowd, browser: Browser, url: str) -> None:
+async def shown(scripted: ScriptedMembers, browser: Browser, url: str) -> None:
     """From the list to the run's page, which shows a stranger's words as words."""
     await browser.open(url)
     await browser.until("document.querySelectorAll('.runs li').length === 1")
@@ -121,20 +121,20 @@ async def shown(people: Crowd, browser: Browser, url: str) -> None:
     assert await browser.ask("document.title") == f"{EVIL} · aftermath"
 
 
-async def test_the_page_in_a_browser(browser: Browser) -> None:
+async def test_observer_page_works_in_browser(browser: Browser) -> None:
     rules = {"init_min_clients": 3, "rounds_per_epoch": 6}
     async with (
-        crowd("shown", (0, 1, 2), name=EVIL, **rules) as people,
+        scripted_members("shown", (0, 1, 2), name=EVIL, **rules) as scripted,
         observing(
-            people.place.network.rpc_url, people.place.network.ws_url, named="shown"
+            scripted.funded.network.rpc_url, scripted.funded.network.ws_url, named="shown"
         ) as viewer,
     ):
         await browser.look("light", 1280)
-        await shown(people, browser, f"{viewer.url}/")
+        await shown(scripted, browser, f"{viewer.url}/")
 
         # A live update: members come, rounds go by, and nobody loads the page again.
-        await people.join()
-        await people.reach(RunState.ROUND_TRAIN, height=4)
+        await scripted.join()
+        await scripted.reach(RunState.ROUND_TRAIN, height=4)
         await browser.until("document.querySelectorAll('.members tbody tr').length === 3")
         await browser.until("document.querySelectorAll('.chart .line').length === 3")
         await browser.until(

@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 from aiohttp import WSServerHandshakeError
 
-from ui.web.observing import Viewer, observing
+from ui.web.observer_client import Viewer, observing
 
 NOWHERE = "http://127.0.0.1:9"
 OWN = (
@@ -34,7 +34,7 @@ async def status(viewer: Viewer, path: str, host: str) -> int:
         return reply.status
 
 
-async def test_observer_answers_under_its_own_names_only() -> None:
+async def test_observer_answers_only_under_its_own_names() -> None:
     async with observing(NOWHERE, names=("Observer.Example.org",)) as viewer:
         assert {host: await status(viewer, "/", host) for host in OWN} == dict.fromkeys(OWN, 200)
         for path in ("/", "/main.js", "/api/runs", "/nothing"):

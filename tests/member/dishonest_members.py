@@ -27,7 +27,7 @@ from aftermath.sim.simulation import SimulatedRun
 Lie = Callable[[Commitment, SimTransport], Awaitable[None]]
 
 
-def send_lies(player: SimMember, lie: Lie) -> None:
+def falsify_results(player: SimMember, lie: Lie) -> None:
     """From now on `lie` announces what this member has to announce of a round, and it answers no
     questions.
     """
@@ -148,7 +148,7 @@ def conspire(players: Sequence[SimMember], level: int) -> None:
         transport = player.transport
         assert transport is not None
         _fetch_from(transport, shared)
-        send_lies(player, _shares_with_few(player, level, shared))
+        falsify_results(player, _shares_with_few(player, level, shared))
 
 
 def _fetch_from(transport: SimTransport, shared: Mapping[bytes, bytes]) -> None:
@@ -216,7 +216,7 @@ def offer_garbage(sim: SimulatedRun, player: SimMember, fill: float) -> None:
     transport.handle = lambda topic, handler: None  # type: ignore[method-assign]
 
 
-def two_faced(player: SimMember, friends: Collection[bytes]) -> None:
+def offer_inconsistently(player: SimMember, friends: Collection[bytes]) -> None:
     """From now on it offers the model as it is to `friends`, and one that it makes up to everybody
     else.
     """

@@ -16,7 +16,7 @@ from aftermath.programs import AUTHORIZER_ID
 from aftermath.rules.consensus import pack_fingerprints
 from aftermath.rules.run import Run
 from aftermath.rules.state import RunState
-from chain.networks import SCHEMA_HASH, Place
+from chain.funded_network import SCHEMA_HASH, FundedNetwork
 
 RUN = "traffic"
 
@@ -27,7 +27,7 @@ class LoneMember:
     def __init__(self, network: RunningLocalnet, time: VirtualTime, wallet: Wallet) -> None:
         self._time = time
         self._pool = RpcPool([endpoint(network.rpc_url, network.ws_url)])
-        self._place = Place(network, self._pool, wallet)
+        self._place = FundedNetwork(network, self._pool, wallet)
         self.coordinator = CoordinatorClient(self._pool, wallet)
 
     async def open(self, rounds: int) -> None:

@@ -8,6 +8,6 @@ from aftermath.data.bytelevel import byte_tokenizer
 from aftermath.model.tokenizer import Tokenizer
 
 
-def in_its_process(tokenizer: tokenizers.Tokenizer | None = None) -> Tokenizer:
+def isolated_tokenizer(tokenizer: tokenizers.Tokenizer | None = None) -> Tokenizer:
     """This one, or one token for each byte."""
     return Tokenizer((tokenizer or byte_tokenizer()).to_str().encode(), "tokenizer.json")

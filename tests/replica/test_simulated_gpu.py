@@ -21,7 +21,7 @@ from aftermath.replica.options import Arithmetic
 from aftermath.replica.pass_size import PassSize
 from aftermath.replica.passes import Passes
 from aftermath.replica.replica import Replica
-from replica.as_on_a_gpu import GPU, OnGpu, gpu_at_hand
+from replica.simulated_gpu import GPU, OnGpu, gpu_at_hand
 from replica.whole_round import CPU, MODELS, OPTIMIZERS, play
 
 torch.set_num_threads(1)
@@ -53,7 +53,7 @@ OTHERS -= {*ESSENTIAL, ("llama", "sparseloco-muon")}
     [pytest.param(*pair, marks=pytest.mark.slow) for pair in ESSENTIAL]
     + [pytest.param(*pair, marks=pytest.mark.nightly) for pair in sorted(OTHERS)],
 )
-def test_rounds_as_on_a_gpu_leave_the_bits_of_the_cpu(model: str, optimizer: str) -> None:
+def test_simulated_gpu_rounds_equal_cpu_bits(model: str, optimizer: str) -> None:
     if model.startswith("auto"):
         pytest.importorskip("transformers")
     there = play(model, optimizer, CPU)
@@ -69,7 +69,7 @@ def test_rounds_as_on_a_gpu_leave_the_bits_of_the_cpu(model: str, optimizer: str
     )
 
 
-def test_imitated_gpu_measures_speed_and_writes_text() -> None:
+def test_simulated_gpu_measures_speed_and_writes_text() -> None:
     with gpu_at_hand() as gpu:
         config = config_of(MODELS["nanogpt"])
         schema = build_schema(config.to_hf(), 3, OPTIMIZERS["distro"])
@@ -90,7 +90,7 @@ def test_imitated_gpu_measures_speed_and_writes_text() -> None:
 
 
 @pytest.mark.parametrize("model", HERE)
-def test_passes_in_bf16_have_the_types_that_a_gpu_gives_them(
+def test_simulated_gpu_bf16_passes_have_gpu_types(
     monkeypatch: pytest.MonkeyPatch, model: str
 ) -> None:
     """Without numbers, by torch's own rules for CUDA: what it would refuse, or compute in another
@@ -129,7 +129,7 @@ def test_passes_in_bf16_have_the_types_that_a_gpu_gives_them(
     }
 
 
-def test_imitated_gpu_refuses_mixed_devices() -> None:
+def test_simulated_gpu_refuses_mixed_devices() -> None:
     with gpu_at_hand():
         here = torch.ones(3).to(GPU)
         there = torch.ones(3)

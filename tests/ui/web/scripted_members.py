@@ -1,7 +1,8 @@
 """Members without trainers on a real embedded network: they take a run through its rounds by their
 instructions alone.
 
-`python -m observe.crowd` shows a live run for work on the page: it prints where its network is.
+`python -m ui.web.scripted_members` shows a live run for work on the page. It prints where its
+network is.
 """
 
 from __future__ import annotations
@@ -26,18 +27,18 @@ from aftermath.rules.committee import levels_to_attest
 from aftermath.rules.consensus import pack_fingerprints
 from aftermath.rules.run import Run
 from aftermath.rules.state import RunState
-from chain.networks import SCHEMA_HASH, Place, network_config
+from chain.funded_network import SCHEMA_HASH, FundedNetwork, network_config
 
 STEP_SECONDS = 0.05
 
 
-class Crowd:
+class ScriptedMembers:
     """Members of these tiers in one run, by the seat that each gets."""
 
     def __init__(
-        self, place: Place, run_id: str, members: Sequence[tuple[int, SolanaMember]]
+        self, funded: FundedNetwork, run_id: str, members: Sequence[tuple[int, SolanaMember]]
     ) -> None:
-        self.place = place
+        self.funded = funded
         self.run_id = run_id
         self.states_steps: int | None = None
         """The step that all members state with what they attest, if not the round's."""
@@ -45,7 +46,7 @@ class Crowd:
 
     async def run(self) -> Run:
         """The run, read now."""
-        return await self.place.coordinator.run(self.run_id)
+        return await self.funded.coordinator.run(self.run_id)
 
     async def join(self, *, stateless: bool = True) -> None:
         """All ask for a place, one after the other."""
@@ -69,7 +70,7 @@ class Crowd:
 
     async def act(self, run: Run) -> None:
         """Do what this state needs, as the member that has to."""
-        seats = (await self.place.coordinator.members(self.run_id)).seats
+        seats = (await self.funded.coordinator.members(self.run_id)).seats
         for tier, member in self._members:
             seat = next(
                 (
@@ -114,9 +115,9 @@ class Crowd:
 
 
 @asynccontextmanager
-async def crowd(
+async def scripted_members(
     run_id: str, tiers: Sequence[int], *, name: str = "", slot_ms: int = 20, **config: int
-) -> AsyncIterator[Crowd]:
+) -> AsyncIterator[ScriptedMembers]:
     """A network of its own, and a run on it that members of these tiers are to join."""
     owner = Wallet(Keypair())
     wallets = [Wallet(Keypair()) for _ in tiers]
@@ -126,17 +127,17 @@ async def crowd(
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(network.close)
         pool = await stack.enter_async_context(RpcPool([endpoint(network.rpc_url, network.ws_url)]))
-        place = Place(network, pool, owner)
-        await _open(place, run_id, name, config)
+        funded = FundedNetwork(network, pool, owner)
+        await _open(funded, run_id, name, config)
         members = []
         for tier, wallet in zip(tiers, wallets, strict=True):
             member = SolanaMember(pool, wallet, run_id, client_version="")
             members.append((tier, await stack.enter_async_context(member)))
-        yield Crowd(place, run_id, members)
+        yield ScriptedMembers(funded, run_id, members)
 
 
-async def _open(place: Place, run_id: str, name: str, config: dict[str, int]) -> None:
-    coordinator = await place.configured_run(run_id, **config)
+async def _open(funded: FundedNetwork, run_id: str, name: str, config: dict[str, int]) -> None:
+    coordinator = await funded.configured_run(run_id, **config)
     description = f"{name}: to look at" if name else ""
     metadata = {
         "name": name or run_id,
@@ -146,17 +147,17 @@ async def _open(place: Place, run_id: str, name: str, config: dict[str, int]) ->
     }
     schema = {"hash": SCHEMA_HASH, "tier_widths": [64, 32, 16]}
     await coordinator.update(run_id, metadata=metadata, schema=schema)
-    await place.admit_all()
+    await funded.admit_all()
     await coordinator.set_paused(run_id, False)
 
 
 async def show() -> None:
     """Show a run for as long as this process lives."""
     rules = {"init_min_clients": 6, "rounds_per_epoch": 12, "cooldown_time": 6, "total_steps": 400}
-    async with crowd(
+    async with scripted_members(
         "demo", (0, 0, 1, 1, 1, 2, 2), name="Seven unequal computers", **rules
     ) as found:
-        print(f"rpc={found.place.network.rpc_url} ws={found.place.network.ws_url}", flush=True)
+        print(f"rpc={found.funded.network.rpc_url} ws={found.funded.network.ws_url}", flush=True)
         await found.join()
         while True:
             run = await found.run()

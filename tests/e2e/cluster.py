@@ -22,8 +22,8 @@ from aftermath.rules.members import Members, Seat
 from aftermath.rules.model import Model
 from aftermath.rules.run import Run
 from aftermath.rules.state import MemberState
-from e2e import forking
-from e2e.diary import Diary, applied_sequences, compare_replicas
+from e2e import fork_server
+from e2e.event_log import EventLog, applied_sequences, compare_replicas
 from e2e.network import Network
 from e2e.processes import CONSOLE, PATIENCE, Running, RunningMember, until
 
@@ -32,14 +32,14 @@ THREADS = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
 @dataclass
-class Player:
+class ClusterMember:
     """A wallet that takes part with a tier, in one process after the other."""
 
     name: str
     tier: int
     key: Path
     wallet: Pubkey
-    diary: Diary
+    event_log: EventLog
     processes: list[Running] = field(default_factory=list)
 
     @property
@@ -47,7 +47,7 @@ class Player:
         return self.processes[-1]
 
 
-class Company:
+class TrainingCluster:
     """One run on a network, its owner and its members."""
 
     def __init__(self, network: Network, xprocess: XProcess, place: Path) -> None:
@@ -55,7 +55,7 @@ class Company:
         self._xprocess = xprocess
         self.place = place
         self.run_id = f"run-{next(_run_numbers)}"
-        self.players: list[Player] = []
+        self.members: list[ClusterMember] = []
         self.starts_commands = False
         """Whether members are started as commands, from nothing, and not forked."""
         self.owner = place / "owner.json"
@@ -92,25 +92,27 @@ class Company:
 
     # --- members
 
-    def player(self, tier: int) -> Player:
+    def add_member(self, tier: int) -> ClusterMember:
         """A new wallet."""
-        name = f"member-{len(self.players)}"
+        name = f"member-{len(self.members)}"
         key = self.place / "keys" / f"{name}.json"
         wallet = create_wallet(key).pubkey
-        self.players.append(Player(name, tier, key, wallet, Diary(self.place / "events" / name)))
-        return self.players[-1]
+        self.members.append(
+            ClusterMember(name, tier, key, wallet, EventLog(self.place / "events" / name))
+        )
+        return self.members[-1]
 
-    def line(self, player: Player, *options: str | Path) -> list[str | Path]:
-        """The arguments of `train` for this player."""
+    def line(self, member: ClusterMember, *options: str | Path) -> list[str | Path]:
+        """The arguments of `train` for this member."""
         archive: list[str | Path] = (
-            ["--checkpoint-dir", self.place / "checkpoints"] if player.tier == 0 else []
+            ["--checkpoint-dir", self.place / "checkpoints"] if member.tier == 0 else []
         )
         return [
             *("train", "--run-id", self.run_id, *self.network.at, "-w"),
-            player.key,
+            member.key,
             *(
                 "--matformer-tier",
-                str(player.tier),
+                str(member.tier),
                 "--micro-batch-size",
                 "4",
                 "--threads",
@@ -121,34 +123,34 @@ class Company:
             *("--iroh-relay", "disabled", "--iroh-discovery", "local", "--discovery-dir"),
             self.place / "peers",
             *("--bind-p2p-interface", "127.0.0.1", "--logs", "json", "--events-dir"),
-            self.place / "events" / player.name,
+            self.place / "events" / member.name,
             *archive,
             *options,
         ]
 
     def start(
-        self, player: Player, *options: str | Path, on: Sequence[str] = (), **own: str
+        self, member: ClusterMember, *options: str | Path, on: Sequence[str] = (), **own: str
     ) -> Running:
         """Start `aftermath-solana train` for it; `on` are the words before it, `own` what its
         environment says more.
         """
-        if on or own or self.starts_commands or not forking.SUPPORTED:
-            return self._launch(player, [*on, CONSOLE, *self.line(player, *options)], **own)
-        name = f"{self.run_id}-{player.name}"
-        member = RunningMember(name, self.line(player, *options), self.place / "logs", THREADS)
-        player.processes.append(member)
-        return member
+        if on or own or self.starts_commands or not fork_server.SUPPORTED:
+            return self._launch(member, [*on, CONSOLE, *self.line(member, *options)], **own)
+        name = f"{self.run_id}-{member.name}"
+        process = RunningMember(name, self.line(member, *options), self.place / "logs", THREADS)
+        member.processes.append(process)
+        return process
 
-    def _launch(self, player: Player, command: Sequence[str | Path], **own: str) -> Running:
-        name = f"{self.run_id}-{player.name}"
-        player.processes.append(Running(self._xprocess, name, command, THREADS | own))
-        return player.process
+    def _launch(self, member: ClusterMember, command: Sequence[str | Path], **own: str) -> Running:
+        name = f"{self.run_id}-{member.name}"
+        member.processes.append(Running(self._xprocess, name, command, THREADS | own))
+        return member.process
 
-    def start_three(self) -> list[Player]:
+    def start_three(self) -> list[ClusterMember]:
         """Members of tiers 0, 1 and 2, all starting at once; and the run begins."""
-        three = [self.player(tier) for tier in (0, 1, 2)]
-        for player in three:
-            self.start(player)
+        three = [self.add_member(tier) for tier in (0, 1, 2)]
+        for member in three:
+            self.start(member)
         self.command("set-paused", "resume", "--run-id", self.run_id)
         return three
 
@@ -163,13 +165,13 @@ class Company:
         return self.network.model(self.run_id)
 
     @property
-    def members(self) -> Members:
+    def chain_members(self) -> Members:
         return self.network.members(self.run_id)
 
-    def seat(self, player: Player) -> Seat | None:
-        """The player's place on chain."""
-        members = self.members
-        index = members.find(bytes(player.wallet))
+    def seat(self, member: ClusterMember) -> Seat | None:
+        """The member's place on chain."""
+        members = self.chain_members
+        index = members.find(bytes(member.wallet))
         return members.seats[index] if index is not None else None
 
     def until(self, wanted: Callable[[], Any], what: str, seconds: float = PATIENCE) -> Any:
@@ -182,13 +184,14 @@ class Company:
 
     def until_run(self, wanted: Callable[[Run], bool], what: str) -> Run:
         """Wait for a state of the run; that state."""
-        found: Run = self.until(lambda: run if wanted(run := self.run) else None, what)
-        return found
+        state: Run = self.until(lambda: run if wanted(run := self.run) else None, what)
+        return state
 
-    def until_trains(self, player: Player, since: int, results: int = 1) -> None:
+    def until_trains(self, member: ClusterMember, since: int, results: int = 1) -> None:
         """Wait until a member has applied some rounds after event number `since`."""
         self.until(
-            lambda: len(player.diary.saw("applied", since)) >= results, f"{player.name} trains"
+            lambda: len(member.event_log.events_of("applied", since)) >= results,
+            f"{member.name} trains",
         )
 
     def until_early_in_an_epoch(self) -> Run:
@@ -200,39 +203,39 @@ class Company:
     def situation(self) -> str:
         """The run and the last words of its members, for the report of a failure."""
         processes = {
-            player.process.name: player.process for player in self.players if player.processes
+            member.process.name: member.process for member in self.members if member.processes
         }
-        said = [process.last_words for process in processes.values()]
-        return "\n".join([*said, f"{self.run}"])
+        last_words = [process.last_words for process in processes.values()]
+        return "\n".join([*last_words, f"{self.run}"])
 
     def check(self) -> None:
         self.network.process.check()
-        for player in self.players:
-            for process in player.processes:
+        for member in self.members:
+            for process in member.processes:
                 process.check()
 
     # --- what must hold
 
     def compare_replicas(self) -> int:
         """How many times two replicas were compared; fails if any two differed."""
-        count = compare_replicas({player.name: player.diary for player in self.players})
+        count = compare_replicas({member.name: member.event_log for member in self.members})
         assert count > 0
         return count
 
-    def all_trained(self, witness: Player, up_to: int) -> bool:
+    def all_trained(self, witness: ClusterMember, up_to: int) -> bool:
         """Whether every sequence below `up_to` was applied, exactly once, by a member that saw it
         all.
         """
-        done = applied_sequences(witness.diary)
+        done = applied_sequences(witness.event_log)
         return len(done) >= up_to and done[up_to - 1] == up_to - 1
 
-    def in_epoch(self, player: Player) -> bool:
+    def in_epoch(self, member: ClusterMember) -> bool:
         """Whether it is a healthy member of the running epoch."""
-        place = self.seat(player)
-        return place is not None and place.state is MemberState.HEALTHY
+        seat = self.seat(member)
+        return seat is not None and seat.state is MemberState.HEALTHY
 
-    def disband(self) -> None:
+    def kill_all(self) -> None:
         """kill -9 of everybody."""
-        for player in self.players:
-            for process in player.processes:
+        for member in self.members:
+            for process in member.processes:
                 process.kill()

@@ -23,7 +23,7 @@ from aftermath.rules.announcements import (
     decode_announcement,
 )
 from aftermath.rules.seal import Key, masked
-from hostile.member import Behaviour, Hostile, Said, garbage
+from hostile.hostile_member import Behaviour, HostileMember, Message, garbage
 
 _encode = msgspec.msgpack.encode
 _UNASSIGNED = "not what it was assigned"
@@ -35,151 +35,156 @@ async def _silent(peer: bytes, body: bytes) -> bytes:
     return _encode([])
 
 
-class Lies(Behaviour):
+class FalseResult(Behaviour):
     """Announces something else than its result, and tells nobody who asks."""
 
     provable = True
 
-    def announce(self, me: Hostile, said: Announcement) -> Iterable[Said]:
-        if isinstance(said, Commitment):
-            me.deeds += 1
-            yield from self.lie(me, said)
+    def announce(self, me: HostileMember, message: Announcement) -> Iterable[Message]:
+        if isinstance(message, Commitment):
+            me.actions += 1
+            yield from self.falsify(me, message)
         else:
-            yield said
+            yield message
 
-    def lie(self, me: Hostile, said: Commitment) -> Iterable[Said]:
+    def falsify(self, me: HostileMember, commitment: Commitment) -> Iterable[Message]:
         raise NotImplementedError
 
-    def handler(self, me: Hostile, topic: str, honest: Handler) -> Handler:
+    def handler(self, me: HostileMember, topic: str, honest: Handler) -> Handler:
         return _silent if topic == COMMITMENTS else honest
 
 
 # --- results that are none
 
 
-class WrongHash(Lies):
+class WrongHash(FalseResult):
     """The payloads that are served do not have the announced hashes."""
 
     blamed_for = "sent bytes with another"
 
-    def lie(self, me: Hostile, said: Commitment) -> Iterable[Said]:
+    def falsify(self, me: HostileMember, commitment: Commitment) -> Iterable[Message]:
         levels = {}
-        for level, payload in said.levels.items():
+        for level, payload in commitment.levels.items():
             data = me.published[payload.blake3]
             digest = blake3(b"something else" + data).digest()
             me.transport.publish_source(digest, len(data), partial(_read, data))
             levels[level] = LevelPayload(digest, len(data))
-        yield replace(said, levels=levels)
+        yield replace(commitment, levels=levels)
 
 
 def _read(data: bytes, offset: int, length: int) -> bytes:
     return data[offset : offset + length]
 
 
-class Oversized(Lies):
+class Oversized(FalseResult):
     blamed_for = _UNASSIGNED
 
-    def lie(self, me: Hostile, said: Commitment) -> Iterable[Said]:
-        yield me.forge(said, lambda data: data + bytes(1 << 20))
+    def falsify(self, me: HostileMember, commitment: Commitment) -> Iterable[Message]:
+        yield me.forge(commitment, lambda data: data + bytes(1 << 20))
 
 
-class Truncated(Lies):
+class Truncated(FalseResult):
     blamed_for = _UNASSIGNED
 
-    def lie(self, me: Hostile, said: Commitment) -> Iterable[Said]:
-        yield me.forge(said, lambda data: data[:-8])
+    def falsify(self, me: HostileMember, commitment: Commitment) -> Iterable[Message]:
+        yield me.forge(commitment, lambda data: data[:-8])
 
 
-class Garbage(Lies):
+class Garbage(FalseResult):
     """Bytes of the right size under the right hash that are no encoding."""
 
     blamed_for = "level 2: "
 
-    def lie(self, me: Hostile, said: Commitment) -> Iterable[Said]:
-        yield me.forge(said, lambda data: b"\xff" * 64 + garbage(len(data) - 64))
+    def falsify(self, me: HostileMember, commitment: Commitment) -> Iterable[Message]:
+        yield me.forge(commitment, lambda data: b"\xff" * 64 + garbage(len(data) - 64))
 
 
-class NotANumber(Lies):
+class NotANumber(FalseResult):
     """A vote of NaN: payloads without 1-bit end with an fp32 value."""
 
     blamed_for = "zero, too small or not finite"
 
-    def lie(self, me: Hostile, said: Commitment) -> Iterable[Said]:
-        yield me.forge(said, lambda data: data[:-4] + struct.pack("<f", float("nan")))
+    def falsify(self, me: HostileMember, commitment: Commitment) -> Iterable[Message]:
+        yield me.forge(commitment, lambda data: data[:-4] + struct.pack("<f", float("nan")))
 
 
-class OutOfRange(Lies):
+class OutOfRange(FalseResult):
     """A number of no set of places: the highest there is, in the first block and some after it."""
 
     blamed_for = "not a set of at most"
 
-    def lie(self, me: Hostile, said: Commitment) -> Iterable[Said]:
-        yield me.forge(said, lambda data: b"\xff" * 32 + data[32:])
+    def falsify(self, me: HostileMember, commitment: Commitment) -> Iterable[Message]:
+        yield me.forge(commitment, lambda data: b"\xff" * 32 + data[32:])
 
 
-class WrongLevel(Lies):
+class WrongLevel(FalseResult):
     """One level's payload under another one's name."""
 
     blamed_for = _UNASSIGNED
 
-    def lie(self, me: Hostile, said: Commitment) -> Iterable[Said]:
-        turned = dict(zip(said.levels, reversed(list(said.levels.values())), strict=True))
-        yield replace(said, levels=turned)
+    def falsify(self, me: HostileMember, commitment: Commitment) -> Iterable[Message]:
+        turned = dict(
+            zip(commitment.levels, reversed(list(commitment.levels.values())), strict=True)
+        )
+        yield replace(commitment, levels=turned)
 
 
-class SmallerTier(Lies):
+class SmallerTier(FalseResult):
     """Has declared tier 0, and delivers what one of tier 2 would."""
 
     blamed_for = _UNASSIGNED
 
-    def lie(self, me: Hostile, said: Commitment) -> Iterable[Said]:
-        yield replace(said, tier=2, levels={2: said.levels[2]})
+    def falsify(self, me: HostileMember, commitment: Commitment) -> Iterable[Message]:
+        yield replace(commitment, tier=2, levels={2: commitment.levels[2]})
 
 
-class AnotherShare(Lies):
+class AnotherShare(FalseResult):
     """Send a result for another member's sequences, and one in every other member's name."""
 
     blamed_for = _UNASSIGNED
 
-    def lie(self, me: Hostile, said: Commitment) -> Iterable[Said]:
+    def falsify(self, me: HostileMember, commitment: Commitment) -> Iterable[Message]:
         yield replace(
-            said, intervals=tuple(SequenceInterval(i.start + 1, i.stop + 1) for i in said.intervals)
+            commitment,
+            intervals=tuple(
+                SequenceInterval(i.start + 1, i.stop + 1) for i in commitment.intervals
+            ),
         )
-        yield from (replace(said, seat=seat) for seat in range(8) if seat != said.seat)
+        yield from (replace(commitment, seat=seat) for seat in range(8) if seat != commitment.seat)
 
 
-class Respelled(Lies):
+class Respelled(FalseResult):
     """A right commitment, signed, whose levels are not in order, and one that names a
     level twice.
     """
 
     blamed_for = "canonical form"
 
-    def lie(self, me: Hostile, said: Commitment) -> Iterable[Said]:
-        fields: list[Any] = msgspec.msgpack.decode(_encode(said))
+    def falsify(self, me: HostileMember, commitment: Commitment) -> Iterable[Message]:
+        fields: list[Any] = msgspec.msgpack.decode(_encode(commitment))
         at = next(index for index, value in enumerate(fields) if isinstance(value, dict))
         entries = [_encode(level) + _encode(payload) for level, payload in fields[at].items()]
         for order in (entries[::-1], [*entries, entries[0]]):
             parts = [_encode(value) for value in fields]
             parts[at] = bytes([0x80 | len(order)]) + b"".join(order)
             body = bytes([0x90 | len(parts)]) + b"".join(parts)
-            yield me.signed(said, body)
+            yield me.signed(commitment, body)
 
 
-class Nested(Lies):
+class Nested(FalseResult):
     """No commitment, but arrays in arrays, under a field that nobody knows and bare, signed and
     not.
     """
 
     blamed_for = "begins with another head"
 
-    def lie(self, me: Hostile, said: Commitment) -> Iterable[Said]:
+    def falsify(self, me: HostileMember, commitment: Commitment) -> Iterable[Message]:
         deep = b"\x91" * 1000 + b"\xc0"
         for body in (b"\x81\xa1x" + deep, deep, b"\x92\x01" + deep):
-            yield from (body, _encode([body, bytes(64)]), me.signed(said, body))
+            yield from (body, _encode([body, bytes(64)]), me.signed(commitment, body))
 
 
-class Replays(Lies):
+class Replays(FalseResult):
     """In place of its results: what it and others said before, and itself in another epoch and
     another run.
     """
@@ -189,59 +194,63 @@ class Replays(Lies):
     def __init__(self) -> None:
         self._first: Commitment | None = None
 
-    def lie(self, me: Hostile, said: Commitment) -> Iterable[Said]:
+    def falsify(self, me: HostileMember, commitment: Commitment) -> Iterable[Message]:
         if self._first is not None:
             yield self._first
-        self._first = self._first or said
+        self._first = self._first or commitment
         # which no earlier place contradicts
-        empty = said.private._replace(before=NOTHING, since=None)
-        yield replace(said, epoch=said.epoch - 1, private=empty)
-        yield replace(said, height=max(0, said.height - 1), private=empty)
-        yield from list(me.said)[-8:]
-        yield replace(said, run_id="another")
+        empty = commitment.private._replace(before=NOTHING, since=None)
+        yield replace(commitment, epoch=commitment.epoch - 1, private=empty)
+        yield replace(commitment, height=max(0, commitment.height - 1), private=empty)
+        yield from list(me.sent)[-8:]
+        yield replace(commitment, run_id="another")
 
 
-class Silent(Lies):
+class Silent(FalseResult):
     """Delivers nothing."""
 
-    def lie(self, me: Hostile, said: Commitment) -> Iterable[Said]:
+    def falsify(self, me: HostileMember, commitment: Commitment) -> Iterable[Message]:
         return ()
 
 
 # --- results to some
 
 
-class TwoResults(Lies):
+class TwoResults(FalseResult):
     """Two results of every share, to everybody."""
 
     blamed_for = _ANOTHER
 
-    def lie(self, me: Hostile, said: Commitment) -> Iterable[Said]:
-        yield said
-        yield _other(me, said, 1)
+    def falsify(self, me: HostileMember, commitment: Commitment) -> Iterable[Message]:
+        yield commitment
+        yield _other(me, commitment, 1)
 
 
-def _other(me: Hostile, said: Commitment, number: int) -> Commitment:
+def _other(me: HostileMember, commitment: Commitment, number: int) -> Commitment:
     """Another valid result: some of the last values of the common level have the other sign."""
-    level = max(said.levels)
-    data = bytearray(me.published[said.levels[level].blake3])
+    level = max(commitment.levels)
+    data = bytearray(me.published[commitment.levels[level].blake3])
     for back in range(number):
         data[-1 - 4 * back] ^= 0x80  # under the mask too
     return replace(
-        said, levels={**said.levels, level: LevelPayload(me.publish(bytes(data)), len(data))}
+        commitment,
+        levels={**commitment.levels, level: LevelPayload(me.publish(bytes(data)), len(data))},
     )
 
 
-class ResultForSome(Lies):
+class ResultForSome(FalseResult):
     """Another result to every second peer."""
 
     provable = False
-    faces = 2
+    variants = 2
 
-    def lie(self, me: Hostile, said: Commitment) -> Iterable[Said]:
-        faces = [_other(me, said, number) if number else said for number in range(self.faces)]
+    def falsify(self, me: HostileMember, commitment: Commitment) -> Iterable[Message]:
+        variants = [
+            _other(me, commitment, number) if number else commitment
+            for number in range(self.variants)
+        ]
         for index, peer in enumerate(me.peers()):
-            me.tell(peer, faces[index % len(faces)])
+            me.tell(peer, variants[index % len(variants)])
         return ()
 
 
@@ -249,7 +258,7 @@ class ResultForEach(ResultForSome):
     """Another result to each peer, so that there is none that a quorum has."""
 
     provable = True
-    faces = 3
+    variants = 3
 
 
 class WithholdsLevel(Behaviour):
@@ -257,17 +266,17 @@ class WithholdsLevel(Behaviour):
     other holder.
     """
 
-    def announce(self, me: Hostile, said: Announcement) -> Iterable[Said]:
-        if isinstance(said, Commitment) and 0 in said.levels:
-            me.deeds += 1
-            me.transport.retract(said.levels[0].blake3)
-        yield said
+    def announce(self, me: HostileMember, message: Announcement) -> Iterable[Message]:
+        if isinstance(message, Commitment) and 0 in message.levels:
+            me.actions += 1
+            me.transport.retract(message.levels[0].blake3)
+        yield message
 
 
 class WithholdsFromOne(Behaviour):
     """Has nothing to do with one of its peers: the only other one of its tier."""
 
-    async def meanwhile(self, me: Hostile) -> None:
+    async def meanwhile(self, me: HostileMember) -> None:
         victim = await me.other_of_tier(0)
         listed = me.transport.set_members
 
@@ -276,16 +285,16 @@ class WithholdsFromOne(Behaviour):
 
         me.transport.set_members = without  # type: ignore[method-assign]
         without(me.transport._links.members())
-        me.deeds += 1
+        me.actions += 1
 
 
-class Late(Lies):
+class Late(FalseResult):
     """Announces when 78 % of a round's time are over."""
 
     provable = False
 
-    def lie(self, me: Hostile, said: Commitment) -> Iterable[Said]:
-        raw = me.sign(said)
+    def falsify(self, me: HostileMember, commitment: Commitment) -> Iterable[Message]:
+        raw = me.sign(commitment)
         later = 0.78 * me.run.config.max_round_train_time
         asyncio.get_running_loop().call_later(later, me.transport._announcer.announce, raw)
         return ()
@@ -296,21 +305,21 @@ class LateByLevel(Behaviour):
     round: so it is late for others each time.
     """
 
-    def announce(self, me: Hostile, said: Announcement) -> Iterable[Said]:
-        if isinstance(said, Commitment) and said.levels:
-            me.deeds += 1
-            late = sorted(said.levels)[said.height % len(said.levels)]
-            digest = said.levels[late].blake3
+    def announce(self, me: HostileMember, message: Announcement) -> Iterable[Message]:
+        if isinstance(message, Commitment) and message.levels:
+            me.actions += 1
+            late = sorted(message.levels)[message.height % len(message.levels)]
+            digest = message.levels[late].blake3
             me.transport.retract(digest)
             later = 0.78 * me.run.config.max_round_train_time
             asyncio.get_running_loop().call_later(later, me.publish, me.published[digest])
-        yield said
+        yield message
 
 
 # --- others' results
 
 
-class Copies(Lies):
+class Copies(FalseResult):
     """In place of its own result: the bytes of the other member of its tier, once that one has
     announced them.
     """
@@ -324,32 +333,34 @@ class Copies(Lies):
         self._news = asyncio.Event()
         self._copying: set[asyncio.Task[None]] = set()
 
-    async def meanwhile(self, me: Hostile) -> None:
+    async def meanwhile(self, me: HostileMember) -> None:
         victim = await me.other_of_tier(0)
         async for heard in me.transport.announcements():
-            said = decode_announcement(heard.data)
-            if heard.sender == victim and isinstance(said, Commitment):
-                self._theirs[said.height] = said
-            elif heard.sender == victim and isinstance(said, Key):
-                self._keys[said.height] = said.key
+            message = decode_announcement(heard.data)
+            if heard.sender == victim and isinstance(message, Commitment):
+                self._theirs[message.height] = message
+            elif heard.sender == victim and isinstance(message, Key):
+                self._keys[message.height] = message.key
             self._news.set()
 
-    def lie(self, me: Hostile, said: Commitment) -> Iterable[Said]:
-        self._copying.add(asyncio.ensure_future(self._copy(me, said)))
+    def falsify(self, me: HostileMember, commitment: Commitment) -> Iterable[Message]:
+        self._copying.add(asyncio.ensure_future(self._copy(me, commitment)))
         return ()
 
-    async def _copy(self, me: Hostile, said: Commitment) -> None:
-        while said.height not in (self._keys if self.opened else self._theirs):
+    async def _copy(self, me: HostileMember, commitment: Commitment) -> None:
+        while commitment.height not in (self._keys if self.opened else self._theirs):
             self._news.clear()
             await self._news.wait()
-        theirs = self._theirs[said.height]
+        theirs = self._theirs[commitment.height]
         levels = {}
         for level, payload in theirs.levels.items():
             data = await me.transport.fetch(payload.blake3, payload.size, [theirs.sender], 5.0)
             if self.opened:
-                data = masked(masked(data, self._keys[said.height], level), me.key(said), level)
+                data = masked(
+                    masked(data, self._keys[commitment.height], level), me.key(commitment), level
+                )
             levels[level] = LevelPayload(me.publish(data), len(data))
-        me.transport._announcer.announce(me.sign(replace(said, levels=levels)))
+        me.transport._announcer.announce(me.sign(replace(commitment, levels=levels)))
 
 
 class CopiesWhatIsOpened(Copies):
@@ -365,13 +376,13 @@ class NeverOpens(Behaviour):
 
     provable = True
 
-    def announce(self, me: Hostile, said: Announcement) -> Iterable[Said]:
-        if isinstance(said, Key):
-            me.deeds += 1
+    def announce(self, me: HostileMember, message: Announcement) -> Iterable[Message]:
+        if isinstance(message, Key):
+            me.actions += 1
         else:
-            yield said
+            yield message
 
-    def handler(self, me: Hostile, topic: str, honest: Handler) -> Handler:
+    def handler(self, me: HostileMember, topic: str, honest: Handler) -> Handler:
         return _silent if topic == COMMITMENTS else honest
 
 
@@ -380,7 +391,7 @@ class OpensToOne(NeverOpens):
 
     provable = False
 
-    def announce(self, me: Hostile, said: Announcement) -> Iterable[Said]:
-        yield from super().announce(me, said)
-        if isinstance(said, Key) and (peers := me.peers()):
-            me.tell(peers[0], said)
+    def announce(self, me: HostileMember, message: Announcement) -> Iterable[Message]:
+        yield from super().announce(me, message)
+        if isinstance(message, Key) and (peers := me.peers()):
+            me.tell(peers[0], message)

@@ -14,9 +14,9 @@ from xprocess import XProcess
 from aftermath.cli.connection import sign_in
 from aftermath.cli.options import SigningOptions
 from aftermath.rules.state import CheckpointKind
-from e2e.company import Company, Player
-from e2e.material import Material
+from e2e.cluster import ClusterMember, TrainingCluster
 from e2e.network import Network
+from e2e.run_inputs import RunInputs
 
 LEAVING_SECONDS = 20.0
 pytestmark = pytest.mark.parametrize("engine", ["embedded"], indirect=True)
@@ -26,56 +26,56 @@ pytestmark = pytest.mark.parametrize("engine", ["embedded"], indirect=True)
 def trained(
     network: Network,
     xprocess: XProcess,
-    material: Material,
+    run_inputs: RunInputs,
     tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Company]:
+) -> Iterator[TrainingCluster]:
     """A run that never ends, after its first epoch, for all tests; the model that it began with is
     its own copy.
     """
-    company = Company(network, xprocess, tmp_path_factory.mktemp("company"))
-    model = shutil.copytree(material.model, company.place / "first-model")
+    cluster = TrainingCluster(network, xprocess, tmp_path_factory.mktemp("cluster"))
+    model = shutil.copytree(run_inputs.model, cluster.place / "first-model")
     rules = {"rounds_per_epoch": 14, "total_steps": 100_000}
-    company.configure(material.but(model=model).config(company.place, **rules))
-    company.start_three()
-    company.until_run(
+    cluster.configure(run_inputs.replacing(model=model).config(cluster.place, **rules))
+    cluster.start_three()
+    cluster.until_run(
         lambda run: run.epoch >= 1 and run.state.training and run.current.height >= 2,
         "an epoch is over",
     )
-    yield company
-    company.disband()
+    yield cluster
+    cluster.kill_all()
 
 
-def name_place(company: Company, place: Path) -> None:
+def name_place(cluster: TrainingCluster, place: Path) -> None:
     """Name a directory with the right hashes, as any member of tier 0 can: nobody looks whether it
     is there.
     """
 
     async def send() -> None:
         choice = SigningOptions(
-            rpc=company.network.rpc,
-            ws_rpc=company.network.ws_rpc,
-            wallet_private_key_path=company.owner,
+            rpc=cluster.network.rpc,
+            ws_rpc=cluster.network.ws_rpc,
+            wallet_private_key_path=cluster.owner,
         )
         async with sign_in(choice) as chain:
-            run = await chain.coordinator.run(company.run_id)
+            run = await chain.coordinator.run(cluster.run_id)
             named = {"kind": int(CheckpointKind.LOCAL), "repo": str(place), "revision": ""}
             step = chain.coordinator.ix.checkpoint(
-                company.run_id, **named, hashes=list(run.level_hashes[: run.levels])
+                cluster.run_id, **named, hashes=list(run.level_hashes[: run.levels])
             )
             await chain.coordinator.transact(step)
 
     asyncio.run(send())
-    assert company.model.checkpoint.repo == str(place)
+    assert cluster.model.checkpoint.repo == str(place)
 
 
-def warnings(player: Player) -> list[str]:
-    return [event["message"] for event in player.diary.saw("warning")]
+def warnings(member: ClusterMember) -> list[str]:
+    return [event["message"] for event in member.event_log.events_of("warning")]
 
 
-def joins_and_trains(company: Company, newcomer: Player) -> None:
-    company.until_trains(newcomer, 0, results=3)
-    assert [event["source"] for event in newcomer.diary.saw("model")] == ["peers"]
-    assert company.compare_replicas() > 0
+def joins_and_trains(cluster: TrainingCluster, newcomer: ClusterMember) -> None:
+    cluster.until_trains(newcomer, 0, results=3)
+    assert [event["source"] for event in newcomer.event_log.events_of("model")] == ["peers"]
+    assert cluster.compare_replicas() > 0
 
 
 PLACES = [
@@ -85,10 +85,10 @@ PLACES = [
 
 
 @pytest.mark.parametrize("there", PLACES)
-def test_checkpoint_without_model_is_skipped_for_an_earlier_one(
-    trained: Company, there: bool
+def test_missing_checkpoint_falls_back_to_earlier_one(
+    trained: TrainingCluster, there: bool
 ) -> None:
-    newcomer = trained.player(1)
+    newcomer = trained.add_member(1)
     place = trained.place / "bad"
     if there:
         place.mkdir()
@@ -107,9 +107,9 @@ def test_checkpoint_without_model_is_skipped_for_an_earlier_one(
 
 @pytest.mark.slow  # the last one, since it deletes the run's places
 def test_newcomer_without_any_checkpoint_asks_members_for_model(
-    trained: Company,
+    trained: TrainingCluster,
 ) -> None:
-    newcomer = trained.player(0)
+    newcomer = trained.add_member(0)
     trained.until_early_in_an_epoch()
     name_place(trained, trained.place / "nowhere")
     shutil.rmtree(trained.place / "checkpoints")
@@ -117,5 +117,7 @@ def test_newcomer_without_any_checkpoint_asks_members_for_model(
     trained.start(newcomer)
     joins_and_trains(trained, newcomer)
     assert any("asking other members for the model" in message for message in warnings(newcomer))
-    kept = trained.until(lambda: newcomer.diary.saw("checkpoint"), "it keeps a checkpoint")[-1]
+    kept = trained.until(
+        lambda: newcomer.event_log.events_of("checkpoint"), "it keeps a checkpoint"
+    )[-1]
     assert (Path(kept["path"]) / "tokenizer.json").is_file()  # which it has from the others

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from e2e.material import ROOT
+from e2e.run_inputs import ROOT
 
 OURS = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
 

@@ -21,7 +21,7 @@ from aftermath.rules import bitmap
 from aftermath.rules.announcements import Announcement, Ready
 from aftermath.rules.seal import Closed
 from aftermath.rules.state import RunState
-from hostile.member import Behaviour, Hostile, Said, Verb, garbage
+from hostile.hostile_member import Behaviour, HostileMember, Message, Verb, garbage
 
 _encode = msgspec.msgpack.encode
 
@@ -30,19 +30,19 @@ _encode = msgspec.msgpack.encode
 
 
 class NeverReady(Behaviour):
-    def announce(self, me: Hostile, said: Announcement) -> Iterable[Said]:
-        if not isinstance(said, Ready):
-            yield said
+    def announce(self, me: HostileMember, message: Announcement) -> Iterable[Message]:
+        if not isinstance(message, Ready):
+            yield message
 
-    async def on_warmup_witness(self, me: Hostile, honest: Verb, *given: Any) -> None:
-        me.deeds += 1
+    async def on_warmup_witness(self, me: HostileMember, honest: Verb, *given: Any) -> None:
+        me.actions += 1
 
 
 class NeverWitness(Behaviour):
     epochs = 2  # it has a word once it has delivered in the first
 
-    async def on_witness(self, me: Hostile, honest: Verb, *given: Any, **more: Any) -> None:
-        me.deeds += 1
+    async def on_witness(self, me: HostileMember, honest: Verb, *given: Any, **more: Any) -> None:
+        me.actions += 1
 
 
 class FalseWitness(Behaviour):
@@ -53,9 +53,9 @@ class FalseWitness(Behaviour):
     epochs = 2
 
     async def on_witness(
-        self, me: Hostile, honest: Verb, seat: int, place: Any, *given: Any, **more: Any
+        self, me: HostileMember, honest: Verb, seat: int, place: Any, *given: Any, **more: Any
     ) -> None:
-        me.deeds += 1
+        me.actions += 1
         await honest(seat, place, 0, bytes(len(given[1])), **more)
 
 
@@ -64,21 +64,21 @@ class ClosesEarly(Behaviour):
     results are opened.
     """
 
-    async def meanwhile(self, me: Hostile) -> None:
-        told = -1
+    async def meanwhile(self, me: HostileMember) -> None:
+        last_height = -1
         while True:
             await asyncio.sleep(0.02)
             run = me.run
             header = run.round(run.config.judged(run.current.height))
-            if not run.state.training or header is None or header.height == told:
+            if not run.state.training or header is None or header.height == last_height:
                 continue
-            told = header.height
+            last_height = header.height
             members = (await me.chain.view()).members
             seat = members.find(me.chain.wallet)
             if seat is None:
                 continue
-            me.deeds += 1
-            said = Closed(
+            me.actions += 1
+            message = Closed(
                 sender=me.node_id,
                 signer=me.chain.wallet,
                 run_id=run.run_id,
@@ -88,7 +88,7 @@ class ClosesEarly(Behaviour):
                 seat=seat,
             )
             for peer in me.peers():
-                me.tell(peer, said)
+                me.tell(peer, message)
 
 
 class FalseAttest(Behaviour):
@@ -96,8 +96,8 @@ class FalseAttest(Behaviour):
 
     epochs = 2
 
-    async def on_attest(self, me: Hostile, honest: Verb, *given: Any) -> None:
-        me.deeds += 1
+    async def on_attest(self, me: HostileMember, honest: Verb, *given: Any) -> None:
+        me.actions += 1
         *place, hashes = given
         await honest(*place, {level: bytes(31) + b"\x01" for level in hashes})
 
@@ -107,7 +107,7 @@ class AttestsUnasked(Behaviour):
     and again.
     """
 
-    async def meanwhile(self, me: Hostile) -> None:
+    async def meanwhile(self, me: HostileMember) -> None:
         while True:
             await asyncio.sleep(0.1)
             members = (await me.chain.view()).members
@@ -115,7 +115,7 @@ class AttestsUnasked(Behaviour):
                 seat = next(
                     number for number, one in enumerate(members.seats) if one.p2p == me.node_id
                 )
-                me.deeds += 1
+                me.actions += 1
                 with contextlib.suppress(CoordinatorError):
                     await me.honest["attest"](
                         seat, me.run.round_id, dict.fromkeys(range(me.run.levels), garbage(32))
@@ -127,9 +127,9 @@ class FalseOffers(Behaviour):
 
     epochs = 2
 
-    def handler(self, me: Hostile, topic: str, honest: Handler) -> Handler:
+    def handler(self, me: HostileMember, topic: str, honest: Handler) -> Handler:
         async def answer(peer: bytes, body: bytes) -> bytes:
-            me.deeds += 1
+            me.actions += 1
             try:
                 offered = msgspec.msgpack.decode(await honest(peer, body))
             except Exception:
@@ -144,7 +144,7 @@ class FalseOffers(Behaviour):
         return answer if topic == MODEL else honest
 
 
-class TwoFacedOffers(Behaviour):
+class InconsistentOffers(Behaviour):
     """Has finished an epoch, and kept level 0 of its model from being attested; offers the model as
     it is to who was there, and garbage to others.
     """
@@ -152,28 +152,28 @@ class TwoFacedOffers(Behaviour):
     epochs = 3  # a newcomer is not asked at the end of its first
     newcomers_from = "peers and the checkpoint"
 
-    async def on_attest(self, me: Hostile, honest: Verb, *given: Any) -> None:
+    async def on_attest(self, me: HostileMember, honest: Verb, *given: Any) -> None:
         *place, hashes = given
         await honest(
             *place, {**hashes, 0: bytes(31) + b"\x01"} if me.run.epoch < me.epoch else hashes
         )
 
-    def handler(self, me: Hostile, topic: str, honest: Handler) -> Handler:
-        lie = FalseOffers().handler(me, topic, honest)
+    def handler(self, me: HostileMember, topic: str, honest: Handler) -> Handler:
+        false_offer = FalseOffers().handler(me, topic, honest)
 
         async def answer(peer: bytes, body: bytes) -> bytes:
             seats = (await me.chain.view()).members.seats
             there = {seats[seat].p2p for seat in bitmap.seats(me.run.finishers)}
-            return await (honest if peer in there else lie)(peer, body)
+            return await (honest if peer in there else false_offer)(peer, body)
 
         return answer if topic == MODEL else honest
 
 
 class EarlyTicks(Behaviour):
-    async def meanwhile(self, me: Hostile) -> None:
+    async def meanwhile(self, me: HostileMember) -> None:
         while True:
             await asyncio.sleep(0.2)
-            me.deeds += 1
+            me.actions += 1
             with contextlib.suppress(CoordinatorError):
                 await me.honest["tick"]()
 
@@ -181,31 +181,31 @@ class EarlyTicks(Behaviour):
 class FalseHealthChecks(Behaviour):
     """Reports everybody as missing, together and one by one."""
 
-    async def meanwhile(self, me: Hostile) -> None:
+    async def meanwhile(self, me: HostileMember) -> None:
         while True:
             roster = me.run.current.roster
             for missing in (roster, *(1 << seat for seat in bitmap.seats(roster))):
                 await asyncio.sleep(0.1)
-                me.deeds += 1
+                me.actions += 1
                 with contextlib.suppress(CoordinatorError):
                     await me.honest["health_check"](missing)
 
 
-class Churns(Behaviour):
+class LeavesAndRejoins(Behaviour):
     """Leaves and joins again and again."""
 
     def __init__(self) -> None:
         self._given: Mapping[str, Any] = {}
 
-    async def on_join(self, me: Hostile, honest: Verb, **given: Any) -> None:
+    async def on_join(self, me: HostileMember, honest: Verb, **given: Any) -> None:
         self._given = given
         await honest(**given)
 
-    async def meanwhile(self, me: Hostile) -> None:
+    async def meanwhile(self, me: HostileMember) -> None:
         while not me.run.state.training:
             await asyncio.sleep(0.1)
         while me.run.epoch == me.epoch and me.run.state.training:
-            me.deeds += 1
+            me.actions += 1
             for verb in (me.chain.leave, partial(me.honest["join"], **self._given), me.chain.leave):
                 with contextlib.suppress(CoordinatorError):
                     await verb()
@@ -230,34 +230,34 @@ class Restarts(Behaviour):
 class FloodsAnnouncements(Behaviour):
     """Send as many signed announcements as possible."""
 
-    async def meanwhile(self, me: Hostile) -> None:
+    async def meanwhile(self, me: HostileMember) -> None:
         number = 0
         while True:
             for peer in me.peers():
                 for _ in range(100):
                     number += 1
-                    me.deeds += 1
+                    me.actions += 1
                     signer = number.to_bytes(32, "big")
-                    said = Ready(
+                    message = Ready(
                         sender=me.node_id,
                         signer=signer,
                         run_id=me.run.run_id,
                         epoch=me.run.epoch,
                         seat=0,
                     )
-                    me.tell(peer, said)
+                    me.tell(peer, message)
             await asyncio.sleep(0.05)
 
 
 class FloodsStreams(Behaviour):
     """Request as many missing blobs as possible, with unrequested data after each request."""
 
-    async def meanwhile(self, me: Hostile) -> None:
+    async def meanwhile(self, me: HostileMember) -> None:
         await asyncio.gather(
             *(self._pour(me, peer) for peer in await me.connected() for _ in range(30))
         )
 
-    async def _pour(self, me: Hostile, peer: bytes) -> None:
+    async def _pour(self, me: HostileMember, peer: bytes) -> None:
         while True:
             connection = me.link(peer)
             try:
@@ -265,7 +265,7 @@ class FloodsStreams(Behaviour):
                     raise TimeoutError
                 async with asyncio.timeout(2):
                     stream = await connection.open_bi()
-                    me.deeds += 1
+                    me.actions += 1
                     await stream.send().write_all(
                         frame_of(BlobRequest(os.urandom(32), 0, 1 << 30)) + bytes(200_000)
                     )
@@ -276,18 +276,18 @@ class FloodsStreams(Behaviour):
 class FloodsConnections(Behaviour):
     """Connects again and again under its own key, from another endpoint: up to 240 at a time."""
 
-    async def meanwhile(self, me: Hostile) -> None:
+    async def meanwhile(self, me: HostileMember) -> None:
         endpoint = await me.another_endpoint()
         peers = await me.connected()
         await asyncio.gather(
             *(self._connect(me, endpoint, peer) for peer in peers for _ in range(80))
         )
 
-    async def _connect(self, me: Hostile, endpoint: iroh.Endpoint, peer: bytes) -> None:
+    async def _connect(self, me: HostileMember, endpoint: iroh.Endpoint, peer: bytes) -> None:
         while True:
             with contextlib.suppress(Exception):
                 if (address := me.transport._locate(peer)) is not None:
-                    me.deeds += 1
+                    me.actions += 1
                     async with asyncio.timeout(5):
                         await greet(await endpoint.connect(address, ALPN), os.urandom(16))
             await asyncio.sleep(0.3)
@@ -296,17 +296,17 @@ class FloodsConnections(Behaviour):
 class SlowLoris(Behaviour):
     """Opens all the streams it can, and writes a byte a second into each."""
 
-    async def meanwhile(self, me: Hostile) -> None:
+    async def meanwhile(self, me: HostileMember) -> None:
         await asyncio.gather(
             *(self._drip(me, peer) for peer in await me.connected() for _ in range(60))
         )
 
-    async def _drip(self, me: Hostile, peer: bytes) -> None:
+    async def _drip(self, me: HostileMember, peer: bytes) -> None:
         while True:
             with contextlib.suppress(iroh.IrohError):
                 if (connection := me.link(peer)) is not None:
                     stream = await connection.open_bi()
-                    me.deeds += 1
+                    me.actions += 1
                     for byte in b"\0\0\0\x40" + bytes(64):
                         await stream.send().write_all(bytes([byte]))
                         await asyncio.sleep(1)

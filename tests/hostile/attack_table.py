@@ -19,8 +19,8 @@ from aftermath.rules.members import Members
 from aftermath.rules.run import Round, Run
 from aftermath.rules.state import MemberState, RunState
 from aftermath.sim.chain_invariants import state_of
-from e2e.company import Player
-from e2e.diary import Event
+from e2e.cluster import ClusterMember
+from e2e.event_log import Event
 from hostile.attacks import NONE, blamed_for, provable
 
 AT_LIMIT = 0.78
@@ -40,7 +40,7 @@ class Attacker:
     """An attack, and the shortened key by which peers know its member."""
 
     attack: str
-    player: Player
+    member: ClusterMember
     peer: str
 
 
@@ -50,7 +50,7 @@ class Row:
 
     attack: str
     epoch: int
-    deeds: int
+    actions: int
     """How often it did what it is there for."""
     began_at: int
     """The height of the round in which it did it first."""
@@ -105,7 +105,7 @@ class Row:
     def failed(self) -> list[str]:
         """The bars that it does not meet; none of them is about time."""
         met = {
-            "the attack was made": self.deeds > 0 or self.attack == NONE,
+            "the attack was made": self.actions > 0 or self.attack == NONE,
             "honest replicas are identical": self.replicas_equal,
             "no honest member is dropped": not self.honest_dropped,
             "honest members apply every round": 0 < self.rounds == self.honest_applied,
@@ -134,14 +134,14 @@ class _Epoch:
     attested: int = 0
 
 
-class Watch:
+class RunRecorder:
     """Watches the chain and the honest processes while the run lasts."""
 
-    def __init__(self, honest: Sequence[Player]) -> None:
+    def __init__(self, honest: Sequence[ClusterMember]) -> None:
         self._honest = honest
         self.epochs: dict[int, _Epoch] = defaultdict(_Epoch)
 
-    def see(self, run: Run, members: Members | None) -> None:
+    def record(self, run: Run, members: Members | None) -> None:
         """Note a state of the run; `members` where they have changed."""
         epoch = self.epochs[run.epoch]
         before = self.epochs[run.epoch - 1]
@@ -161,22 +161,22 @@ class Watch:
 
     def _cost(self) -> dict[str, tuple[float, float]]:
         """Return megabytes of memory and seconds of CPU of each honest process."""
-        found = {}
-        for player in self._honest:
-            process = psutil.Process(player.process.pid)
+        costs = {}
+        for member in self._honest:
+            process = psutil.Process(member.process.pid)
             times = process.cpu_times()
-            found[player.name] = process.memory_info().rss / 1e6, times.user + times.system
-        return found
+            costs[member.name] = process.memory_info().rss / 1e6, times.user + times.system
+        return costs
 
 
 def rows_of(
-    watch: Watch,
-    honest: Sequence[Player],
-    newcomers: Sequence[Player],
+    recorder: RunRecorder,
+    honest: Sequence[ClusterMember],
+    newcomers: Sequence[ClusterMember],
     attackers: Mapping[int, Attacker],
     controls: Sequence[int],
     limit: float,
-    deeds: Mapping[str, tuple[int, int]],
+    actions: Mapping[str, tuple[int, int]],
 ) -> list[Row]:
     """A row for every epoch with an attacker; the `controls` are epochs without an attack. The
     replicas of `newcomers`, who are there for one, are compared too.
@@ -184,28 +184,28 @@ def rows_of(
     applied = {
         i
         for p in honest
-        for e in p.diary.saw("applied")
+        for e in p.event_log.events_of("applied")
         for start, stop in e["sequences"]
         for i in range(start, stop)
     }
     usual = median([seconds for epoch in controls for seconds in _seconds(honest, epoch)] or [0.0])
     rows = []
     for epoch, attacker in sorted(attackers.items()):
-        seen = watch.epochs[epoch]
+        seen = recorder.epochs[epoch]
         took = _seconds(honest, epoch) or [0.0]
         due = {i for header in seen.headers.values() for i in _batch(header)}
-        seat = next((e["seat"] for e in attacker.player.diary.saw("joined")), None)
+        seat = next((e["seat"] for e in attacker.member.event_log.events_of("joined")), None)
         both = seen.began.keys() & seen.ended.keys()
         growth = [seen.ended[name][0] - seen.began[name][0] for name in both]
         cpu = [seen.ended[name][1] - seen.began[name][1] for name in both]
-        said = [_said(player, epoch) for player in honest]
+        complaints = [_complaints(member, epoch) for member in honest]
         compared, equal = _compared([*honest, *newcomers], epoch)
         rows.append(
             Row(
                 attack=attacker.attack,
                 epoch=epoch,
-                deeds=deeds.get(attacker.attack, (0, 0))[0],
-                began_at=deeds.get(attacker.attack, (0, 0))[1],
+                actions=actions.get(attacker.attack, (0, 0))[0],
+                began_at=actions.get(attacker.attack, (0, 0))[1],
                 warmup_seconds=round(_warmup(honest, epoch), 2),
                 median_seconds=round(median(took), 2),
                 against_control=round(median(took) / usual, 2) if usual else 0.0,
@@ -215,20 +215,20 @@ def rows_of(
                 trained=len(due & applied),
                 rounds=sum(header.batch > 0 for header in seen.headers.values()),
                 honest_applied=min(
-                    len(player.diary.saw("applied", epoch=epoch)) for player in honest
+                    len(member.event_log.events_of("applied", epoch=epoch)) for member in honest
                 ),
                 comparisons=compared,
                 replicas_equal=equal,
                 levels=seen.levels,
                 levels_attested=seen.attested,
                 attacker_dropped_at=seen.dropped.get(seat) if seat is not None else None,
-                attacker_kept_out=any(_barred(events, attacker) for events in said),
-                blamed_by=sum(_blames(events, attacker, seat) for events in said),
+                attacker_kept_out=any(_barred(events, attacker) for events in complaints),
+                blamed_by=sum(_blames(events, attacker, seat) for events in complaints),
                 honest=len(honest),
                 honest_dropped=sum(other != seat for other in seen.dropped),
                 honest_megabytes=round(max(growth, default=0.0), 1),
                 honest_cpu_per_round=round(sum(cpu) / len(cpu) / len(took), 3) if cpu else 0.0,
-                honest_lines=sum(map(len, said)),
+                honest_lines=sum(map(len, complaints)),
             )
         )
     return rows
@@ -238,40 +238,43 @@ def _batch(header: Round) -> Iterable[int]:
     return (i for span in sequences(header, PositionInterval(0, header.batch)) for i in span)
 
 
-def _seconds(honest: Sequence[Player], epoch: int) -> list[float]:
-    """The lengths of an epoch's rounds, the last one to its end, as the member saw them begin that
-    saw most.
+def _seconds(honest: Sequence[ClusterMember], epoch: int) -> list[float]:
+    """Return the lengths of an epoch's rounds in seconds, as the member with most rounds saw
+    them begin. The last round ends with the epoch.
     """
 
-    def of(player: Player) -> list[float]:
-        begun = [e["t"] for e in player.diary.saw("round", epoch=epoch)]
-        begun += [e["t"] for e in player.diary.saw("cooldown", epoch=epoch)][:1]
+    def of(member: ClusterMember) -> list[float]:
+        begun = [e["t"] for e in member.event_log.events_of("round", epoch=epoch)]
+        begun += [e["t"] for e in member.event_log.events_of("cooldown", epoch=epoch)][:1]
         return [later - now for now, later in pairwise(begun)]
 
-    return max((of(player) for player in honest), key=len)
+    return max((of(member) for member in honest), key=len)
 
 
-def _warmup(honest: Sequence[Player], epoch: int) -> float:
-    """How long the honest member that saw most of a warm-up saw it."""
+def _warmup(honest: Sequence[ClusterMember], epoch: int) -> float:
+    """Return the longest time in seconds that an honest member was in the warm-up."""
 
-    def of(player: Player) -> float:
-        began = [e["t"] for e in player.diary.saw("state", epoch=epoch, state=RunState.WARMUP.name)]
-        ended = [e["t"] for e in player.diary.saw("round", epoch=epoch)]
+    def of(member: ClusterMember) -> float:
+        began = [
+            e["t"]
+            for e in member.event_log.events_of("state", epoch=epoch, state=RunState.WARMUP.name)
+        ]
+        ended = [e["t"] for e in member.event_log.events_of("round", epoch=epoch)]
         return ended[0] - began[-1] if began and ended else 0.0
 
     return max(map(of, honest))
 
 
-def _said(player: Player, epoch: int) -> list[Event]:
-    """What a member said about others in an epoch, from its warm-up on."""
-    found = []
+def _complaints(member: ClusterMember, epoch: int) -> list[Event]:
+    """Return a member's events about other members in an epoch, from its warm-up on."""
+    complaints = []
     inside = False
-    for event in player.diary.events:
+    for event in member.event_log.events:
         if event["kind"] == "state":
             inside = event["epoch"] == epoch and event["state"] != RunState.WAITING_FOR_MEMBERS.name
         elif inside and event["kind"] in ("refused", "fetch_failed", "warning"):
-            found.append(event)
-    return found
+            complaints.append(event)
+    return complaints
 
 
 def _blames(events: Iterable[Event], attacker: Attacker, seat: int | None) -> bool:
@@ -290,19 +293,21 @@ def _barred(events: Iterable[Event], attacker: Attacker) -> bool:
     return any(f"peer {attacker.peer} broke the protocol" in e.get("message", "") for e in events)
 
 
-def _compared(honest: Sequence[Player], epoch: int) -> tuple[int, bool]:
+def _compared(honest: Sequence[ClusterMember], epoch: int) -> tuple[int, bool]:
     """How often honest members had the same level after a step of an epoch, and whether their bits
     were the same.
     """
-    found: dict[tuple[Any, ...], list[str]] = defaultdict(list)
-    for player in honest:
-        for event in player.diary.saw("applied", epoch=epoch) + player.diary.saw(
-            "cooldown", epoch=epoch
-        ):
+    digests_by_state: dict[tuple[Any, ...], list[str]] = defaultdict(list)
+    for member in honest:
+        for event in member.event_log.events_of(
+            "applied", epoch=epoch
+        ) + member.event_log.events_of("cooldown", epoch=epoch):
             for level, digest in event["hashes"].items():
-                found[(*state_of(event), level)].append(digest)
-    equal = bool(found) and all(len(set(digests)) == 1 for digests in found.values())
-    return sum(len(digests) - 1 for digests in found.values()), equal
+                digests_by_state[(*state_of(event), level)].append(digest)
+    equal = bool(digests_by_state) and all(
+        len(set(digests)) == 1 for digests in digests_by_state.values()
+    )
+    return sum(len(digests) - 1 for digests in digests_by_state.values()), equal
 
 
 def figures(
@@ -311,7 +316,7 @@ def figures(
     """The table as JSON: every row with the bars that it does not meet, and what is known to be
     missing for them.
     """
-    found = [
+    row_dicts = [
         {
             **asdict(row),
             "not_met": row.failed(),
@@ -324,14 +329,14 @@ def figures(
         "round_limit": limit,
         "warmup_limit": warmup_limit,
         "rounds_per_epoch": rounds,
-        "rows": found,
+        "rows": row_dicts,
     }
 
 
-def shown(rows: Sequence[Row], warmup_limit: float) -> str:
+def format_table(rows: Sequence[Row], warmup_limit: float) -> str:
     """The table for a terminal."""
     lines = [
-        f"{'attack':38} {'deeds':>6} {'median':>6} {'ratio':>5} {'most':>5} {'full':>4} {'due':>4} {'done':>4}  ends"
+        f"{'attack':38} {'actions':>6} {'median':>6} {'ratio':>5} {'most':>5} {'full':>4} {'due':>4} {'done':>4}  ends"
     ]
     for row in rows:
         end = (
@@ -341,7 +346,7 @@ def shown(rows: Sequence[Row], warmup_limit: float) -> str:
         )
         end += ", kept out" if row.attacker_kept_out else ""
         lines.append(
-            f"{row.attack:38} {row.deeds:6} {row.median_seconds:6.2f} {row.against_control:5.2f} "
+            f"{row.attack:38} {row.actions:6} {row.median_seconds:6.2f} {row.against_control:5.2f} "
             f"{row.longest_seconds:5.1f} {row.rounds_at_limit:4} {row.due:4} {row.trained:4}  {end}; "
             f"{row.honest_megabytes:+.0f} MB, {row.honest_cpu_per_round:.2f} s, {row.honest_lines} lines"
             + "".join(f"\n{'':8}NOT MET: {bar}" for bar in row.failed())

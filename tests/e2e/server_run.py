@@ -15,16 +15,16 @@ from solders.keypair import Keypair
 from xprocess import XProcess
 
 from aftermath.localnet.free_ports import free_ports
-from e2e.diary import Diary
-from e2e.material import Material
+from e2e.event_log import EventLog
 from e2e.processes import PATIENCE, Running, until
+from e2e.run_inputs import RunInputs
 
 SCRIPT = [sys.executable, "-m", "aftermath.server"]
 RUN = "central"
 
 
 @dataclass(frozen=True)
-class Setting:
+class ServerRunOptions:
     """Where the server listens and what its and its members' commands say more; `on`: the words
     before a member's.
     """
@@ -35,39 +35,44 @@ class Setting:
     on: Sequence[Sequence[str]] = field(default_factory=lambda: [[], [], []])
 
 
-class Central:
+class ServerRun:
     """A server on one state, and its members of tiers 0, 1 and 2, who share no directory for
     finding each other.
     """
 
     def __init__(
-        self, xprocess: XProcess, place: Path, material: Material, setting: Setting, **rules: int
+        self,
+        xprocess: XProcess,
+        place: Path,
+        run_inputs: RunInputs,
+        options: ServerRunOptions,
+        **rules: int,
     ) -> None:
         self._xprocess = xprocess
         self._place = place
-        self._setting = setting
-        self._state = self._files(material, **rules)
+        self._options = options
+        self._state = self._files(run_inputs, **rules)
         self.members: dict[str, Running] = {}
-        self.diaries: dict[str, Diary] = {}
+        self.event_logs: dict[str, EventLog] = {}
         self.identities: dict[str, str] = {}
         self.port = "0"
         self.start_server()
-        found = re.search(r"server ready run=(\w+) port=(\d+)", self.server.output)
-        assert found is not None
-        assert found[1] == RUN
-        self.port = found[2]
+        ready_line = re.search(r"server ready run=(\w+) port=(\d+)", self.server.output)
+        assert ready_line is not None
+        assert ready_line[1] == RUN
+        self.port = ready_line[2]
 
-    def _files(self, material: Material, **rules: int) -> Path:
+    def _files(self, run_inputs: RunInputs, **rules: int) -> Path:
         """Write state.toml and data.toml: the run's tokens come from the server's data server."""
-        text = material.config(self._place, one_bit=True, **rules).read_text()
-        local = f"data_location = {{ Local = {json.dumps(str(material.tokens))} }}"
-        host = self._setting.host
+        text = run_inputs.config(self._place, one_bit=True, **rules).read_text()
+        local = f"data_location = {{ Local = {json.dumps(str(run_inputs.tokens))} }}"
+        host = self._options.host
         assert local in text
         served = f'data_location = {{ Server = "{host}:{free_ports(host, 1)}" }}'
         state = self._place / "state.toml"
         state.write_text(f'run_id = "{RUN}"\n{text.replace(local, served)}')
         (self._place / "data.toml").write_text(
-            f"dir = {json.dumps(str(material.tokens))}\nseq_len = 32\n"
+            f"dir = {json.dumps(str(run_inputs.tokens))}\nseq_len = 32\n"
         )
         return state
 
@@ -80,10 +85,10 @@ class Central:
             "-s",
             self.port,
             "--host",
-            self._setting.host,
+            self._options.host,
         ]
         words += ["--save-state-dir", str(self._place / "kept"), "--tui", "false"]
-        words += ["--data-config", str(self._place / "data.toml"), *self._setting.server]
+        words += ["--data-config", str(self._place / "data.toml"), *self._options.server]
         self.server = Running(self._xprocess, "server", [*SCRIPT, *words], ready="server ready")
 
     def start(self, tier: int) -> str:
@@ -95,12 +100,12 @@ class Central:
             key.write_bytes(secret)
             key.chmod(0o600)
             self.identities[name] = str(Keypair.from_seed(secret).pubkey())
-            self.diaries[name] = Diary(self._place / "events" / name)
+            self.event_logs[name] = EventLog(self._place / "events" / name)
         keeps = ["--checkpoint-dir", str(self._place / "checkpoints")] if tier == 0 else []
-        address = f"{self._setting.host}:{self.port}"
+        address = f"{self._options.host}:{self.port}"
         line = [
             *(
-                *self._setting.on[tier],
+                *self._options.on[tier],
                 *SCRIPT,
                 "client",
                 "train",
@@ -127,20 +132,20 @@ class Central:
                 "--events-dir",
                 str(self._place / "events" / name),
             ),
-            *(*keeps, *self._setting.member),
+            *(*keeps, *self._options.member),
         ]
         own = {
             "OMP_NUM_THREADS": "1",
-            "HOME": str(self._made(f"home-{tier}")),
-            "TMPDIR": str(self._made(f"t{tier}")),
+            "HOME": str(self._directory(f"home-{tier}")),
+            "TMPDIR": str(self._directory(f"t{tier}")),
         }
         self.members[name] = Running(self._xprocess, f"central-{name}", line, own)
         return name
 
-    def _made(self, name: str) -> Path:
-        made = self._place / name
-        made.mkdir(exist_ok=True)
-        return made
+    def _directory(self, name: str) -> Path:
+        directory = self._place / name
+        directory.mkdir(exist_ok=True)
+        return directory
 
     def check(self) -> None:
         for process in (self.server, *self.members.values()):
@@ -158,9 +163,9 @@ class Central:
 
     def applied(self, name: str) -> int:
         """How many rounds a member has applied."""
-        return len(self.diaries[name].saw("applied"))
+        return len(self.event_logs[name].events_of("applied"))
 
-    def disband(self) -> None:
+    def kill_all(self) -> None:
         """kill -9 of everybody."""
         for process in (self.server, *self.members.values()):
             process.kill()

@@ -31,14 +31,14 @@ RULES = {
 
 
 @dataclass(frozen=True)
-class Material:
+class RunInputs:
     """A model directory and a token directory."""
 
     model: Path
     tokens: Path
     architecture: str
 
-    def but(self, **other: Any) -> Material:
+    def replacing(self, **other: Any) -> RunInputs:
         return replace(self, **other)
 
     def config(self, place: Path, *, one_bit: bool = True, **rules: int) -> Path:
@@ -49,7 +49,7 @@ class Material:
         return path
 
 
-def make_material(root: Path, architecture: str = "llama") -> Material:
+def make_run_inputs(root: Path, architecture: str = "llama") -> RunInputs:
     """Initialise the model and tokenise a little of the standard library, with the scripts a user
     has.
     """
@@ -71,21 +71,21 @@ def make_material(root: Path, architecture: str = "llama") -> Material:
         subprocess.run(
             command, check=True, capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
         )
-    return Material(root / "model", root / "tokens", ARCHITECTURES[architecture])
+    return RunInputs(root / "model", root / "tokens", ARCHITECTURES[architecture])
 
 
-def _toml(material: Material, rules: dict[str, Any], one_bit: bool) -> str:
+def _toml(run_inputs: RunInputs, rules: dict[str, Any], one_bit: bool) -> str:
     numbers = "\n".join(f"{name} = {value}" for name, value in rules.items())
     return f"""
 [config]
 {numbers}
 
 [model.LLM]
-architecture = "{material.architecture}"
+architecture = "{run_inputs.architecture}"
 data_type = "Pretraining"
 max_seq_len = 32
-checkpoint = {{ Local = {json.dumps(str(material.model))} }}
-data_location = {{ Local = {json.dumps(str(material.tokens))} }}
+checkpoint = {{ Local = {json.dumps(str(run_inputs.model))} }}
+data_location = {{ Local = {json.dumps(str(run_inputs.tokens))} }}
 matformer = {{ tiers = 3 }}
 
 [model.LLM.lr_schedule.Constant]

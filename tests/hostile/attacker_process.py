@@ -1,8 +1,8 @@
 """The process of all hostile members of a run. Each one joins for its epochs and attacks.
 
-python cast.py SCHEDULE
+python attacker_process.py SCHEDULE
 
-SCHEDULE is a JSON list of {"attack", "first", "epoch", "settings"}. It also writes deeds.json.
+SCHEDULE is a JSON list of {"attack", "first", "epoch", "settings"}. It also writes actions.json.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ from aftermath.train.device_options import device_setup
 from aftermath.train.settings import TrainSettings
 from e2e.network import read
 from hostile.attacks import ATTACKS
-from hostile.member import Behaviour, Hostile, HostileTransport
+from hostile.hostile_member import Behaviour, HostileMember, HostileTransport
 
 POLL_S = 0.2
 SETTINGS = TypeAdapter(TrainSettings)
 
 
-class Cast:
+class AttackerProcess:
     """All hostile members of a run, by their keys."""
 
     def __init__(self, schedule: list[dict[str, Any]], place: Path) -> None:
         self._schedule = schedule
-        self._deeds_at = place
-        self._by_secret: dict[bytes, Hostile] = {}
-        self._by_wallet: dict[Pubkey, Hostile] = {}
-        self._deeds: dict[str, tuple[int, int]] = {}
+        self._actions_file = place
+        self._by_secret: dict[bytes, HostileMember] = {}
+        self._by_wallet: dict[Pubkey, HostileMember] = {}
+        self._actions: dict[str, tuple[int, int]] = {}
         self._run: Run
 
     def corrupt(self) -> None:
@@ -78,9 +78,9 @@ class Cast:
                 await asyncio.sleep(POLL_S)
 
         self._run = await asyncio.to_thread(read, settings.rpc, address, parse_run)
-        await first_of(follow(), every(map(self._part, self._schedule)))
+        await first_of(follow(), every(map(self._play_part, self._schedule)))
 
-    async def _part(self, part: dict[str, Any]) -> None:
+    async def _play_part(self, part: dict[str, Any]) -> None:
         """One member, from shortly before its first epoch to the end of its last."""
         first = part["first"]
         last = part["epoch"]
@@ -105,7 +105,7 @@ class Cast:
         settings = SETTINGS.validate_python(part["settings"])
         wallet = load_wallet(settings.wallet_private_key_path)
         secret = identity_secret(settings.run_id, wallet)
-        me = Hostile([kind() for kind in kinds], part["epoch"], secret)
+        me = HostileMember([kind() for kind in kinds], part["epoch"], secret)
         self._by_secret[secret] = self._by_wallet[wallet.pubkey] = me
         lives_for = min(
             (kind.lives_for for kind in kinds if kind.lives_for is not None), default=float("inf")
@@ -118,16 +118,16 @@ class Cast:
                 ends_at = min(ends_at, loop.time() + lives_for)
             await asyncio.sleep(POLL_S)
         if not self._past(part["epoch"]):
-            me.deeds += loop.time() >= ends_at
+            me.actions += loop.time() >= ends_at
         elif not playing.done():
             with contextlib.suppress(CoordinatorError):
                 await me.chain.leave()  # who still waits for a place: the next one is alone
         playing.cancel()
         await asyncio.wait([playing], timeout=5)
         me.end()
-        before, began = self._deeds.get(part["attack"], (0, me.began or 0))
-        self._deeds[part["attack"]] = before + me.deeds, began
-        self._deeds_at.write_text(json.dumps(self._deeds))
+        before, began = self._actions.get(part["attack"], (0, me.began or 0))
+        self._actions[part["attack"]] = before + me.actions, began
+        self._actions_file.write_text(json.dumps(self._actions))
 
 
 async def _session(settings: TrainSettings) -> None:
@@ -145,6 +145,8 @@ async def _session(settings: TrainSettings) -> None:
 
 if __name__ == "__main__":
     schedule = Path(sys.argv[1])
-    cast = Cast(json.loads(schedule.read_text()), schedule.with_name("deeds.json"))
-    cast.corrupt()
-    asyncio.run(cast.play())
+    attackers = AttackerProcess(
+        json.loads(schedule.read_text()), schedule.with_name("actions.json")
+    )
+    attackers.corrupt()
+    asyncio.run(attackers.play())

@@ -35,7 +35,7 @@ from aftermath.rules.run import Run
 from aftermath.rules.seal import key_of, masked
 from aftermath.rules.state import RunState
 
-Said = Announcement | bytes
+Message = Announcement | bytes
 """What is announced; bytes are sent as they are."""
 Verb = Callable[..., Awaitable[None]]
 VERBS = ("join", "warmup_witness", "witness", "attest", "health_check", "checkpoint", "tick")
@@ -55,25 +55,25 @@ class Behaviour:
     blamed_for = ""
     """What every honest member says of it."""
     epochs = 1
-    """For how many epochs it is a member; its deeds are those of the last."""
+    """For how many epochs it is a member; its actions are those of the last."""
     newcomers_from = ""
     """Where an honest newcomer takes the model from, if it is not all from peers."""
     lives_for: float | None = None
     """Seconds after which it ends and begins again, in its epoch."""
 
-    def announce(self, me: Hostile, said: Announcement) -> Iterable[Said]:
+    def announce(self, me: HostileMember, message: Announcement) -> Iterable[Message]:
         """What it tells all others in place of this."""
-        yield said
+        yield message
 
-    def handler(self, me: Hostile, topic: str, honest: Handler) -> Handler:
+    def handler(self, me: HostileMember, topic: str, honest: Handler) -> Handler:
         """How it answers requests."""
         return honest
 
-    async def meanwhile(self, me: Hostile) -> None:
+    async def meanwhile(self, me: HostileMember) -> None:
         """What it does besides, from when its epoch begins to its end."""
 
 
-class Hostile:
+class HostileMember:
     """One hostile member, which does what it does in one epoch."""
 
     def __init__(self, behaviours: list[Behaviour], epoch: int, secret: bytes) -> None:
@@ -82,9 +82,9 @@ class Hostile:
         self.secret = secret
         self.began: int | None = None
         """The height of the round in which it first did what it is hostile for."""
-        self._deeds = 0
+        self._actions = 0
         self.published: dict[bytes, bytes] = {}
-        self.said: list[bytes] = []
+        self.sent: list[bytes] = []
         """What it announced, in order."""
         self._tasks: list[asyncio.Task[None]] = []
         self.transport: IrohTransport
@@ -93,15 +93,15 @@ class Hostile:
         """The verbs as an honest member has them."""
 
     @property
-    def deeds(self) -> int:
+    def actions(self) -> int:
         """How many times it did what it is hostile for."""
-        return self._deeds
+        return self._actions
 
-    @deeds.setter
-    def deeds(self, count: int) -> None:
+    @actions.setter
+    def actions(self, count: int) -> None:
         if count and self.began is None:
             self.began = self.run.current.height if self.run.state.training else 0
-        self._deeds = count
+        self._actions = count
 
     @property
     def run(self) -> Run:
@@ -182,13 +182,13 @@ class Hostile:
 
     # --- tools of behaviours
 
-    def sign(self, said: Said) -> bytes:
+    def sign(self, message: Message) -> bytes:
         """Return the signed message as it goes over the wire."""
-        return said if isinstance(said, bytes) else encode_announcement(said, self.secret)
+        return message if isinstance(message, bytes) else encode_announcement(message, self.secret)
 
-    def signed(self, said: Commitment, body: bytes) -> bytes:
+    def signed(self, commitment: Commitment, body: bytes) -> bytes:
         """Any body after the head of a commitment, under this member's signature."""
-        head = head_of(said)
+        head = head_of(commitment)
         return (
             self.node_id
             + bytes(Keypair.from_seed(self.secret).sign_message(statement(head, body)))
@@ -196,24 +196,24 @@ class Hostile:
             + body
         )
 
-    def tell(self, peer: bytes, said: Said) -> None:
+    def tell(self, peer: bytes, message: Message) -> None:
         """Announce to one peer only."""
         for link, outbox in self.transport._announcer._outboxes.items():
             if link.peer == peer:
-                outbox.put(self.sign(said))
+                outbox.put(self.sign(message))
 
-    def forge(self, said: Commitment, change: Callable[[bytes], bytes]) -> Commitment:
+    def forge(self, commitment: Commitment, change: Callable[[bytes], bytes]) -> Commitment:
         """Commit to changed payloads, and serve them, masked like the member's own."""
-        key = self.key(said)
+        key = self.key(commitment)
         levels = {}
-        for level, payload in said.levels.items():
+        for level, payload in commitment.levels.items():
             data = masked(change(masked(self.published[payload.blake3], key, level)), key, level)
             levels[level] = LevelPayload(self.publish(data), len(data))
-        return replace(said, levels=levels)
+        return replace(commitment, levels=levels)
 
-    def key(self, said: Commitment) -> bytes:
+    def key(self, commitment: Commitment) -> bytes:
         """What opens its own result of a round."""
-        return key_of(self.secret, said.place)
+        return key_of(self.secret, commitment.place)
 
     def publish(self, data: bytes) -> bytes:
         digest = self.transport.publish(data)
@@ -241,7 +241,7 @@ class Hostile:
 class HostileTransport:
     """The real transport, except for what its member's behaviours change."""
 
-    def __init__(self, me: Hostile, inner: IrohTransport) -> None:
+    def __init__(self, me: HostileMember, inner: IrohTransport) -> None:
         self._me = me
         self._inner = inner
 
@@ -257,18 +257,20 @@ class HostileTransport:
         self._inner.handle(topic, handler)
 
     async def announce(self, data: bytes) -> None:
-        told: list[Said] = [decode_announcement(data)]
+        messages: list[Message] = [decode_announcement(data)]
         for behaviour in self._me.behaviours:
-            told = [
+            messages = [
                 other
-                for said in told
+                for message in messages
                 for other in (
-                    [said] if isinstance(said, bytes) else behaviour.announce(self._me, said)
+                    [message]
+                    if isinstance(message, bytes)
+                    else behaviour.announce(self._me, message)
                 )
             ]
-        for said in told:
-            raw = self._me.sign(said)
-            self._me.said.append(raw)
+        for message in messages:
+            raw = self._me.sign(message)
+            self._me.sent.append(raw)
             await self._inner.announce(raw)
 
 

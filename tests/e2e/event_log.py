@@ -1,6 +1,4 @@
-"""What the members of a run wrote down: their event files, and what must hold in them whatever
-happens.
-"""
+"""Read the event files of a run's members, and check what must hold in them."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ from aftermath.sim.chain_invariants import state_of
 Event = dict[str, Any]
 
 
-class Diary:
+class EventLog:
     """The events of one member, over all of its processes, in the order of their starts."""
 
     def __init__(self, directory: Path) -> None:
@@ -27,41 +25,40 @@ class Diary:
         """Everything written so far."""
         if self._reader is None and self._directory.exists():
             self._reader = EventReader([self._directory])
-        self._events += [flat(told) for told in self._reader.read()] if self._reader else []
+        self._events += [flat(event) for event in self._reader.read()] if self._reader else []
         return self._events
 
-    def saw(self, kind: str, since: int = 0, **fields: Any) -> list[Event]:
+    def events_of(self, kind: str, since: int = 0, **fields: Any) -> list[Event]:
         """The events of a kind with these fields, from number `since` on."""
-        found = self.events[since:]
         return [
-            e
-            for e in found
-            if e["kind"] == kind and all(e.get(name) == v for name, v in fields.items())
+            event
+            for event in self.events[since:]
+            if event["kind"] == kind and all(event.get(key) == v for key, v in fields.items())
         ]
 
-    def mark(self) -> int:
+    def position(self) -> int:
         """How many events there are; for `since`."""
         return len(self.events)
 
 
-def compare_replicas(diaries: dict[str, Diary]) -> int:
-    """Fail unless all members of a level had the same bits after every step; how many comparisons
-    that were.
+def compare_replicas(event_logs: dict[str, EventLog]) -> int:
+    """Fail unless all members of a level had the same bits after every step. Return the number of
+    comparisons.
     """
-    found: dict[tuple[Any, ...], dict[str, str]] = defaultdict(dict)
-    for name, diary in diaries.items():
-        for event in diary.saw("applied") + diary.saw("cooldown"):
+    digests: dict[tuple[Any, ...], dict[str, str]] = defaultdict(dict)
+    for name, event_log in event_logs.items():
+        for event in event_log.events_of("applied") + event_log.events_of("cooldown"):
             for level, digest in event["hashes"].items():
-                found[*state_of(event), level][name] = digest
-    for place, hashes in found.items():
+                digests[*state_of(event), level][name] = digest
+    for place, hashes in digests.items():
         assert len(set(hashes.values())) == 1, f"replicas differ at {place}: {hashes}"
-    return sum(len(hashes) - 1 for hashes in found.values())
+    return sum(len(hashes) - 1 for hashes in digests.values())
 
 
-def applied_sequences(diary: Diary) -> list[int]:
+def applied_sequences(event_log: EventLog) -> list[int]:
     """The sequences whose results this member applied; each may be there once only."""
     counts: Counter[int] = Counter()
-    for event in diary.saw("applied"):
+    for event in event_log.events_of("applied"):
         for start, stop in event["sequences"]:
             counts.update(range(start, stop))
     twice = [index for index, count in counts.items() if count > 1]

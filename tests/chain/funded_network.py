@@ -87,7 +87,7 @@ def model_table() -> dict[str, Any]:
 
 
 @dataclass
-class Place:
+class FundedNetwork:
     """A running network, a wallet that can pay on it, and the id of a run that is not there yet."""
 
     network: Network
@@ -108,7 +108,7 @@ class Place:
         return int(self.network.ws_url.rsplit(":", 1)[1])
 
     async def configured_run(self, run_id: str | None = None, **config: Any) -> CoordinatorClient:
-        """Create and configure a run; without an id, the place's own."""
+        """Create and configure a run; without an id, this network's own."""
         run_id = run_id or self.run_id
         coordinator = self.coordinator
         await coordinator.create_run(run_id)
@@ -128,8 +128,8 @@ class Place:
         return coordinator
 
     async def open_run(self, run_id: str | None = None, **config: Any) -> CoordinatorClient:
-        """Create, configure and start a run that everybody may join; without an id, the place's
-        own.
+        """Create, configure and start a run that everybody may join. Without an id it is this
+        network's own.
         """
         run_id = run_id or self.run_id
         coordinator = await self.configured_run(run_id, **config)
@@ -147,12 +147,12 @@ class Place:
 
 
 @asynccontextmanager
-async def place_on(network: Network) -> AsyncIterator[Place]:
+async def fund_network(network: Network) -> AsyncIterator[FundedNetwork]:
     """A new wallet with money on a running network."""
     wallet = Wallet(Keypair())
     async with RpcPool([endpoint(network.rpc_url, network.ws_url)]) as pool:
         await ensure_funds(pool, wallet.pubkey, RICH)
-        yield Place(network, pool, wallet)
+        yield FundedNetwork(network, pool, wallet)
 
 
 def network_config(*wallets: Wallet) -> LocalnetConfig:

@@ -13,7 +13,7 @@ from aftermath.events.history import EventHistory
 from aftermath.events.reader import CsvTable, EventReader
 from aftermath.events.stream import plain
 from aftermath.events.text import EventLines
-from events.sample_events import KINDS, said
+from events.sample_events import KINDS, sample_event
 from fuzz.decoder import Decode, Decoder, through_file
 
 NOON = datetime(2026, 11, 21, 12, 0, 0, tzinfo=UTC)
@@ -25,7 +25,7 @@ def event_files() -> tuple[list[bytes], Decode]:
     told them.
     """
     lines = [
-        {"at": (NOON + timedelta(seconds=number)).isoformat(), **plain(said(kind))}
+        {"at": (NOON + timedelta(seconds=number)).isoformat(), **plain(sample_event(kind))}
         for number, kind in enumerate(KINDS)
     ]
     files = [[lines[0], line] for line in lines[1:]] + [
