@@ -43,7 +43,7 @@ def test_event_file_begins_with_session_and_dates_each_event(
         with contextlib.ExitStack() as stack:
             events = session.events_of(settings, stack)
             session._emit_started(settings, wallet, "wallet", events)
-            events.emit(said("trained", step=1, loss=2.0))
+            events.emit(sample_event("trained", step=1, loss=2.0))
     after = datetime.now(UTC)
     files = sorted((tmp_path / "events").iterdir())
     assert len(files) == 2, "one for each process"
