@@ -109,7 +109,7 @@ async def test_no_funds_says_how_much_is_missing(
 ) -> None:
     poor = Wallet(Keypair())
     monkeypatch.setattr(Endpoint, "is_loopback", False)
-    with pytest.raises(Refused, match=r"holds 0 SOL but needs .* are missing") as caught:
+    with pytest.raises(Refused, match=r"holds 0 SOL but needs .* is missing") as caught:
         await CoordinatorClient(place.pool, poor).create_run("r")
     assert caught.value.name == "InsufficientFunds"
     assert str(poor.pubkey) in caught.value.fix
@@ -128,7 +128,7 @@ async def test_money_is_given_on_a_local_network_only(
 ) -> None:
     poor = Keypair().pubkey()
     monkeypatch.setattr(Endpoint, "is_loopback", False)
-    with pytest.raises(Refused, match="3 SOL are missing"):
+    with pytest.raises(Refused, match="3 SOL is missing"):
         await ensure_funds(place.pool, poor, 3_000_000_000)
     monkeypatch.undo()
     assert await ensure_funds(place.pool, poor, 3_000_000_000) >= 3_000_000_000

@@ -101,7 +101,7 @@ async def test_what_a_larger_program_would_take_is_known_before(
     sender = DrySender(place.pool, place.wallet, errors={})
     steps, sizes = await deployment_steps(sender, larger_so, key)
     await sender.creating(sizes)
-    found = await sender.rehearse(steps)
+    found = await sender.dry_run(steps)
     begun = [bytes(step.instructions[-1].data)[:4] for step in steps]
     names = ["initialize_buffer", "write", "extend", "upgrade"]
     assert [loader.CALLS[variant] for variant in begun] == [f"loader.{name}" for name in names]
@@ -191,7 +191,7 @@ async def test_files_that_are_no_program_are_refused(
 
 
 async def test_what_cannot_be_upgraded_says_so(embedded: Place, tmp_path: Path) -> None:
-    with pytest.raises(CoordinatorError, match="cannot be upgraded"):
+    with pytest.raises(CoordinatorError, match="not an upgradeable program"):
         await deploy_program(
             sender_of(embedded), AUTHORIZER_SO, embedded.wallet.keypair, cache=tmp_path
         )

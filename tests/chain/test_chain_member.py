@@ -237,7 +237,7 @@ async def test_another_client_version_is_named(place: Place) -> None:
         await coordinator.set_paused(place.run_id, False)
         await member.view(fresh=True)
         with pytest.raises(
-            Refused, match=r"version 2\.0\.0 only, and this is version 1\.0\.0"
+            Refused, match=r"version 2\.0\.0, and this is version 1\.0\.0"
         ) as caught:
             await join(member)
         assert caught.value.name == "ClientVersionMismatch"

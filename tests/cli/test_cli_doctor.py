@@ -346,10 +346,10 @@ def test_a_wallet_that_nobody_admits_is_told_both_ways_in(
     line = ("--rpc", owner.rpc, "--run-id", run_id, "-w", owner.wallet)
     fix = examined(*line)[1]["authorization"]["fix"]
     assert f"join-authorization-create --authorizer {load_wallet(owner.wallet).pubkey}; " in fix
-    assert "a delegate names its grantee: --authorizer GRANTEE" in fix
+    assert "if you are a delegate, pass --authorizer GRANTEE" in fix
     grantee = str(load_wallet(tmp_path / "grantee.json").pubkey)
     fix = examined(*line, "--authorizer", grantee)[1]["authorization"]["fix"]
-    assert f"{grantee} makes it a delegate with aftermath-solana join-authorization-delegate" in fix
+    assert f"ask {grantee} to delegate to it: aftermath-solana join-authorization-delegate" in fix
 
 
 def test_nothing_is_written_without_fix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

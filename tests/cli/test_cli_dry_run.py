@@ -247,7 +247,7 @@ def test_a_wallet_without_money_is_given_none(owner: Shell, run_id: str) -> None
     assert "accepted" not in elsewhere.out
     refused = owner("create-run", "--run-id", run_id, "--dry-run", "--rpc-2", NOT_LOCAL).error
     assert refused["code"] == "insufficient-funds"
-    assert "are missing" in refused["error"]
+    assert "is missing" in refused["error"]
     assert lamports(owner) == 0
 
 

@@ -379,7 +379,7 @@ def test_program_refusals_name_the_command_that_fixes_them(
     fix = Shell(created.rpc, stranger)("update-config", "--run-id", run_id, "--name", "Mine").error[
         "fix"
     ]
-    assert fix == "Sign with its owner's key: -w FILE"
+    assert fix == "Sign with the owner's key: -w FILE"
     assert (
         created("update-config", "--run-id", run_id, "--config-path", material / "config.toml").code
         == 0

@@ -207,6 +207,6 @@ def test_watching_ends_when_the_run_is_closed(owner: Shell, run: str) -> None:
     told = invoke_during(
         close_when_shown, "watch", "--rpc", owner.rpc, "--run-id", run, "--json"
     ).error
-    assert "the run has been closed" in told["error"]
+    assert "the run was closed" in told["error"]
     assert told["code"] == "no-such-run"
     assert "list-runs" in told["fix"]

@@ -94,7 +94,7 @@ MISTAKES = [
         "--delete-old-steps takes no value",
         "train --help",
     ),
-    ("train --run-id " + "x" * 33, "cannot be a run id", "1 to 32 bytes"),
+    ("train --run-id " + "x" * 33, "is not a valid run id", "1 to 32 bytes"),
     ("train --run-id \udcff", "the run id is not text", "UTF-8"),
     (
         "create-run --run-id two\x1b[2J",

@@ -91,6 +91,6 @@ def test_a_member_that_waits_in_a_run_that_is_closed_is_told_so(
     company.until(lambda: waiting.diary.saw("state"), "it waits in the paused run")
     company.command("close-run", "--run-id", company.run_id, "--yes")
     assert process.wait() == 1
-    assert "the run has been closed" in process.output
+    assert "the run was closed" in process.output
     assert "could not be told" not in process.output
     assert "Traceback" not in process.output
