@@ -126,7 +126,7 @@ def test_can_join_refusal_names_the_reason_and_a_fix(
         == 0
     )
     assert asked() == [
-        f"{new} begun it yet (set-paused resume)",
+        f"{new} started it yet (set-paused resume)",
         "You can start train now: it joins as soon as the run resumes",
     ]
     assert owner("set-paused", "--run-id", run_id, "resume").code == 0
@@ -367,7 +367,7 @@ def test_run_on_public_network_stays_closed_before_first_epoch(
     assert "not configured" in reason  # the owner itself may join
     refused = owner("join-authorization-create", *far)
     assert refused.code == 1
-    assert "no epoch" in refused.err
+    assert "has not finished an epoch" in refused.err
     assert f"join-authorization-create --run-id {run_id} --authorizer KEY" in refused.err
     refused = owner("join-authorization-create", "--rpc-2", ELSEWHERE)
     assert "for one run" in refused.err

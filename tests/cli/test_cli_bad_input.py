@@ -101,7 +101,7 @@ def test_resume_before_the_configuration(owner: Shell, run: str) -> None:
 def test_no_funds_says_how_much_is_missing(rpc: str, run_id: str, tmp_path: Path) -> None:
     found = new_user(rpc, tmp_path)("create-run", "--run-id", run_id, "--rpc-2", ELSEWHERE).error
     assert "holds 0 SOL but needs" in found["error"]
-    assert "are missing" in found["error"]
+    assert "is missing" in found["error"]
     assert "SOL" in found["fix"]
 
 

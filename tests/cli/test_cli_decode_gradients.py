@@ -139,7 +139,7 @@ def test_a_payload_that_is_no_encoding_is_told(tmp_path: Path) -> None:
     size = SCHEMA.results.payload_bytes(2)
     broken = GradientFile(SCHEMA, file.about, {2: b"\xff" * size})
     told = invoke("decode-gradients", put(tmp_path, broken), "--json").error
-    assert "is not a result of a member: level 2" in told["error"]
+    assert "is not a valid result: level 2" in told["error"]
     assert told["fix"]
 
 
@@ -158,5 +158,5 @@ def test_a_model_for_which_there_is_no_room_is_not_begun(
     path = put(tmp_path, GradientFile(schema, about, {0: payload}))
     told = invoke("decode-gradients", path, "--out", tmp_path / "dense", "--json").error
     assert "would take" in told["error"]
-    assert "the most that is made" in told["error"]
+    assert "more than the limit" in told["error"]
     assert not (tmp_path / "dense").exists()

@@ -263,7 +263,7 @@ def test_packages_that_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine_checks, "requires", lambda _: asked)
     code, checks = examined()
     assert code == 1
-    assert "and >=99 is required; no-such-package is not installed" in checks["python"]["message"]
+    assert "but >=99 is required; no-such-package is not installed" in checks["python"]["message"]
     for fits in ("torch", "nothing", "solders"):
         assert fits not in checks["python"]["message"]
 

@@ -116,7 +116,7 @@ def test_a_run_is_shown_from_its_beginning_to_an_epoch_s_end(watched: Watched) -
     assert before["members"] == []
     assert (after["state"], after["name"]) == ("cooldown", EVIL)
     assert 0 < after["deadline"] <= 120
-    assert after["waits"] == ["a checkpoint of this epoch, which a member of tier 0 has to keep"]
+    assert after["waits"] == ["a tier-0 member to save a checkpoint of this epoch"]
     (member,) = after["members"]
     assert member["signer"] == watched.wallet
     assert (member["seat"], member["tier"], member["standing"], member["weight"]) == (
@@ -127,7 +127,7 @@ def test_a_run_is_shown_from_its_beginning_to_an_epoch_s_end(watched: Watched) -
     )
     assert member["seen"].startswith("epoch 0, round ")
     assert (
-        "the chain knows of no checkpoint with the last 2 steps, and a member's --checkpoint-dir may"
+        "no checkpoint on chain has the last 2 steps, but a member's --checkpoint-dir may"
         in watched.text
     )
     for text in (

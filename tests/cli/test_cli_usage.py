@@ -114,7 +114,7 @@ MISTAKES = [
     ),
     (
         "update-config --run-id x --config-path=",
-        "the path given for --config-path is empty",
+        "the path for --config-path is empty",
         "leave the option out",
     ),
     (

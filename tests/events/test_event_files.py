@@ -131,7 +131,7 @@ def test_what_a_killed_process_told_is_there_but_for_half_a_line(tmp_path: Path)
     files[-1].write_bytes(cut)
     reader = EventReader([tmp_path])
     assert len(list(reader.read())) >= len(told) - 1
-    assert reader.notes() == [f"{files[-1]} ends in half a line, which is passed over"]
+    assert reader.notes() == [f"skipped an incomplete last line of {files[-1]}"]
 
 
 @pytest.fixture
@@ -156,7 +156,7 @@ def test_a_full_disk_costs_events_and_not_the_process(
     assert limited.stdout.readline() == "two epochs are over\n", "it continued"
     warning = limited.stderr.readline()
     assert warning.startswith(
-        f"warning: events are not kept in {tmp_path} any more: File too large; this is tried "
+        f"warning: cannot write events to {tmp_path}: File too large; the next epoch tries "
     )
     resource.prlimit(
         limited.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
@@ -180,7 +180,7 @@ def test_a_full_disk_costs_events_and_not_the_process(
         "events before" in note and "could not be written, and are missing" in note
         for note in notes
     )
-    assert any("ends in half a line" in note or "passed over" in note for note in notes)
+    assert any("incomplete last line" in note or "passed over" in note for note in notes)
 
 
 def test_closed_log_is_warned_of_without_an_error_number(
@@ -264,7 +264,7 @@ def test_a_reader_follows_files_that_grow_and_members_that_come(tmp_path: Path) 
     with path.open("ab", buffering=0) as file:
         file.write(line[:30])
         assert list(reader.read()) == []
-        assert reader.notes() == [f"{path} ends in half a line, which is passed over"]
+        assert reader.notes() == [f"skipped an incomplete last line of {path}"]
         file.write(line[30:] + b"\n")
     assert steps(list(reader.read())) == [("A", 2)]
     assert reader.notes() == []

@@ -227,7 +227,7 @@ def test_whatever_goes_wrong_in_the_background_is_a_warning(
         f"the chain was not told of the checkpoint of step {step}: nobody expected this"
         for step in (3, 6)
     ]
-    assert last.startswith("the chain knows of no checkpoint with the last 6 steps,")
+    assert last.startswith("no checkpoint on chain has the last 6 steps,")
 
 
 def test_upload_without_name_leaves_directory_on_chain(

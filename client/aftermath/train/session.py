@@ -22,7 +22,7 @@ from aftermath import __version__
 from aftermath.base.concurrency import cancel
 from aftermath.base.files import cache_directory
 from aftermath.base.quiet_interrupts import end_at_once
-from aftermath.base.signals import looped, on_interrupt
+from aftermath.base.signals import asyncio_handles_interrupts, on_interrupt
 from aftermath.base.stdio import say
 from aftermath.chain.wallet import Wallet
 from aftermath.coordinator.errors import CoordinatorError, NoSuchRun
@@ -95,7 +95,7 @@ def run_member(
         _load_torch()
         local = _local_directory(settings, admitted)
         named = _on_devices(settings, replace(reach(settings), local_directory=local))
-        with looped():
+        with asyncio_handles_interrupts():
             runner.run(_session(settings, named, events))
 
 

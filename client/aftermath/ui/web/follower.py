@@ -11,7 +11,7 @@ from aftermath.chain.client import CoordinatorClient
 from aftermath.chain.newest_run import OUTAGE_SECONDS
 from aftermath.chain.subscription import RunWatcher
 from aftermath.coordinator.view import View
-from aftermath.events.status import RunStatus, standing
+from aftermath.events.status import RunStatus, status_of
 from aftermath.rules.run import STORED_ROUNDS, Run
 
 
@@ -55,7 +55,7 @@ class RunFollower:
         """Return the status by what was last read, at the chain's current time."""
         assert self._view is not None
         silent = self._watcher.silent
-        return standing(
+        return status_of(
             self._view.run,
             self._view.model,
             self._view.members,
