@@ -438,7 +438,9 @@ def test_list_runs_shows_the_run(unchanged: tuple[Shell, str]) -> None:
     asked = invoke(
         "can-join", "--rpc", configured.rpc, "--run-id", run_id, "--address", configured.wallet
     ).out
-    assert "the run is new, and waits: its owner has not started it yet (set-paused resume)" in asked
+    assert (
+        "the run is new, and waits: its owner has not started it yet (set-paused resume)" in asked
+    )
 
 
 def test_a_run_is_listed_and_told_in_the_words_of_a_members_view(

@@ -129,12 +129,12 @@ MISTAKES = [
     ),
     (
         "checkpoint --run-id x --repo not-a-repo",
-        "--repo 'not-a-repo' is not the name of a repository",
+        "--repo 'not-a-repo' is not a valid repository name",
         "OWNER/NAME",
     ),
     (
         "checkpoint --run-id x --repo a/b/c",
-        "--repo 'a/b/c' is not the name of a repository",
+        "--repo 'a/b/c' is not a valid repository name",
         "OWNER/NAME",
     ),
     ("checkpoint --run-id x", "the checkpoint's location is missing", "Pass --repo or --path"),

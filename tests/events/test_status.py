@@ -96,9 +96,7 @@ def test_before_there_are_enough_it_says_how_many_are_missing() -> None:
     assert few.deadline is None
     assert [member.standing for member in few.members] == ["joins the next epoch"]
     enough = at(RunState.WAITING_FOR_MEMBERS, now=BEGAN + 2, members_=members(3, pending=True))
-    assert enough.waits == (
-        "more members until the deadline: 3 of at least 3 members have joined",
-    )
+    assert enough.waits == ("more members until the deadline: 3 of at least 3 members have joined",)
     assert enough.deadline == 3
 
 

@@ -78,12 +78,12 @@ class RunFollower:
 
     async def _standings(self) -> AsyncIterator[RunStatus]:
         async for run in self._watcher.updates():
-            known = self._view
-            if known is not None and (known.run.model_seq, known.run.members_seq) == (
+            view = self._view
+            if view is not None and (view.run.model_seq, view.run.members_seq) == (
                 run.model_seq,
                 run.members_seq,
             ):
-                self._view = replace(known, run=run)
+                self._view = replace(view, run=run)
             else:
                 await self._read()
             yield self.standing()
