@@ -176,7 +176,7 @@ def test_every_mistake_has_one_form(line: str, sentence: str, fix: str) -> None:
     [
         (
             "--json show-run",
-            "--json stands before the command",
+            "--json is before the command",
             "Write --json after the command: aftermath-solana show-run --json",
         ),
         (
@@ -186,12 +186,12 @@ def test_every_mistake_has_one_form(line: str, sentence: str, fix: str) -> None:
         ),
         (
             "--out y model init",
-            "--out stands before the command",
+            "--out is before the command",
             "Write --out after the command: aftermath-solana model init --out VALUE",
         ),
         (
             "-w owner.json tick --run-id x",
-            "-w stands before the command",
+            "-w is before the command",
             "Write -w after the command: aftermath-solana tick -w VALUE",
         ),
     ],

@@ -212,12 +212,7 @@ def test_full_disk_warns_once_until_next_epoch(
     monkeypatch.undo()
     member.say("state", epoch=2, state="WARMUP")
     member.say("trained", step=3)
-    assert (
-        capsys.readouterr().err.count(
-            "No space left on device; this is tried again in the next epoch"
-        )
-        == 1
-    )
+    assert capsys.readouterr().err.count("No space left on device; the next epoch tries again") == 1
     reader = EventReader([tmp_path])
     assert steps(list(reader.read())) == [("A", 3)]
     assert [note for note in reader.notes() if note.startswith("4 events before ")]

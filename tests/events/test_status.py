@@ -219,7 +219,8 @@ def test_a_pause_to_come_is_said() -> None:
         in at(RunState.ROUND_TRAIN, pending_pause=True).waits[-1]
     )
     assert not any(
-        "its owner wants" in sentence for sentence in at(RunState.PAUSED, pending_pause=True).waits
+        "the owner's pause begins" in sentence
+        for sentence in at(RunState.PAUSED, pending_pause=True).waits
     )
 
 
