@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from aftermath.base.signals import ENDING, heard, last_words
+from aftermath.base.signals import ENDING, before_sigterm, on_signals
 
 
 class Untold(asyncio.SelectorEventLoop):
@@ -29,7 +29,7 @@ def test_signal_reaches_only_its_handler_on_loop(
 ) -> None:
     async def twice() -> None:
         told = asyncio.Queue[asyncio.AbstractEventLoop]()
-        with heard(lambda _: told.put_nowait(asyncio.get_running_loop())):
+        with on_signals(lambda _: told.put_nowait(asyncio.get_running_loop())):
             for _ in range(2):
                 os.kill(os.getpid(), number)
                 assert await asyncio.wait_for(told.get(), 30) is asyncio.get_running_loop()
@@ -42,12 +42,12 @@ def test_signal_reaches_only_its_handler_on_loop(
     assert [signal.getsignal(one) for one in ENDING] == before
 
 
-def test_sigterm_runs_last_words_and_ends_by_signal() -> None:
+def test_sigterm_runs_before_sigterm_and_ends_by_signal() -> None:
     program = (
         "import asyncio, os, signal\n"
-        "from aftermath.base.signals import last_words\n"
+        "from aftermath.base.signals import before_sigterm\n"
         "async def end():\n"
-        "    with last_words(lambda: print('said', flush=True)):\n"
+        "    with before_sigterm(lambda: print('said', flush=True)):\n"
         "        os.kill(os.getpid(), signal.SIGTERM)\n"
         "        await asyncio.sleep(60)\n"
         "asyncio.run(end())\n"
@@ -63,7 +63,7 @@ def test_last_words_without_signal_are_not_printed(
     said: list[str] = []
 
     async def passes() -> None:
-        with last_words(lambda: said.append("said")):
+        with before_sigterm(lambda: said.append("said")):
             await asyncio.sleep(0)
 
     before = signal.getsignal(signal.SIGTERM)

@@ -109,7 +109,7 @@ async def test_insufficient_funds_error_names_missing_sum(
 ) -> None:
     poor = Wallet(Keypair())
     monkeypatch.setattr(Endpoint, "is_loopback", False)
-    with pytest.raises(Refused, match=r"holds 0 SOL but needs .* are missing") as caught:
+    with pytest.raises(Refused, match=r"holds 0 SOL but needs .* is missing") as caught:
         await CoordinatorClient(funded.pool, poor).create_run("r")
     assert caught.value.name == "InsufficientFunds"
     assert str(poor.pubkey) in caught.value.fix
@@ -128,7 +128,7 @@ async def test_funds_are_requested_only_on_local_network(
 ) -> None:
     poor = Keypair().pubkey()
     monkeypatch.setattr(Endpoint, "is_loopback", False)
-    with pytest.raises(Refused, match="3 SOL are missing"):
+    with pytest.raises(Refused, match="3 SOL is missing"):
         await ensure_funds(funded.pool, poor, 3_000_000_000)
     monkeypatch.undo()
     assert await ensure_funds(funded.pool, poor, 3_000_000_000) >= 3_000_000_000

@@ -198,7 +198,7 @@ async def test_end_of_run_denied_by_no_node_is_believed(
     async with watched(embedded, None, other) as (coordinator, _, watcher):
         await coordinator.set_paused(embedded.run_id, True)
         await coordinator.close_run(embedded.run_id)
-        with pytest.raises(NoSuchRun, match="has been closed"):
+        with pytest.raises(NoSuchRun, match="was closed"):
             await seen(watcher, 1 << 60)
 
 

@@ -101,7 +101,7 @@ async def test_deploy_cost_of_larger_program_is_known_before(
     sender = DrySender(funded.pool, funded.wallet, errors={})
     steps, sizes = await deployment_steps(sender, larger_so, key)
     await sender.creating(sizes)
-    found = await sender.rehearse(steps)
+    found = await sender.dry_run(steps)
     begun = [bytes(step.instructions[-1].data)[:4] for step in steps]
     names = ["initialize_buffer", "write", "extend", "upgrade"]
     assert [loader.CALLS[variant] for variant in begun] == [f"loader.{name}" for name in names]
@@ -194,7 +194,7 @@ async def test_files_without_program_are_refused(
 async def test_immutable_program_upgrade_is_refused(
     embedded: FundedNetwork, tmp_path: Path
 ) -> None:
-    with pytest.raises(CoordinatorError, match="cannot be upgraded"):
+    with pytest.raises(CoordinatorError, match="not an upgradeable program"):
         await deploy_program(
             sender_of(embedded), AUTHORIZER_SO, embedded.wallet.keypair, cache=tmp_path
         )

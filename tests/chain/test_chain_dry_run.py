@@ -14,7 +14,7 @@ from solders.pubkey import Pubkey
 from solders.system_program import ID as SYSTEM_PROGRAM
 from solders.system_program import TransferParams, transfer
 
-from aftermath.chain.dry_run import DrySender, Outcome, Rehearsed
+from aftermath.chain.dry_run import DryRunReport, DrySender, Outcome
 from aftermath.chain.rpc import RpcPool
 from aftermath.chain.wallet import Wallet
 from chain.faults import answer
@@ -83,10 +83,10 @@ def paying(wallet: Wallet, to: Pubkey) -> Any:
     return transfer(TransferParams(from_pubkey=wallet.pubkey, to_pubkey=to, lamports=1))
 
 
-async def rehearsed(node: Simulating, *groups: list[Pubkey]) -> Rehearsed:
+async def rehearsed(node: Simulating, *groups: list[Pubkey]) -> DryRunReport:
     wallet = Wallet(Keypair())
     async with serving(node) as where, RpcPool(where) as pool:
-        with pytest.raises(Rehearsed) as found:
+        with pytest.raises(DryRunReport) as found:
             await DrySender(pool, wallet, errors={}).send_each(
                 [[paying(wallet, to) for to in group] for group in groups]
             )

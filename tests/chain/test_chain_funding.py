@@ -164,7 +164,7 @@ async def test_requested_sum_pays_for_run(
         await coordinator.create_run(run_id)
     needed = await asked(coordinator.sender, caught.value)
     await give(embedded, poor, needed - 1)
-    with pytest.raises(Refused, match=r"0\.000000001 SOL are missing") as caught:
+    with pytest.raises(Refused, match=r"0\.000000001 SOL is missing") as caught:
         await coordinator.create_run(run_id)
     assert await asked(coordinator.sender, caught.value) == needed
     assert (await fetch(embedded.pool, run_addresses(coordinator.program_id, run_id).run))[

@@ -77,7 +77,7 @@ async def test_malformed_account_is_the_nodes_failure(value: Any) -> None:
 def test_chain_time_is_best_lower_bound() -> None:
     now = itertools.count(100.0, 0.25)
     clock = ChainClock(lambda: next(now))
-    with pytest.raises(CoordinatorError, match="not known"):
+    with pytest.raises(CoordinatorError, match="is unknown until"):
         clock.now()
     clock.observe(1000)  # read at 100.00
     clock.observe(990)  # a late one changes nothing

@@ -237,7 +237,7 @@ async def test_other_client_version_is_named(funded: FundedNetwork) -> None:
         await coordinator.set_paused(funded.run_id, False)
         await member.view(fresh=True)
         with pytest.raises(
-            Refused, match=r"version 2\.0\.0 only, and this is version 1\.0\.0"
+            Refused, match=r"version 2\.0\.0, and this is version 1\.0\.0"
         ) as caught:
             await join(member)
         assert caught.value.name == "ClientVersionMismatch"

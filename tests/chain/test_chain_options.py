@@ -26,7 +26,7 @@ def choices(**options: str) -> list[ClusterChoice]:
 @pytest.mark.parametrize("number", [2, 3])
 def test_websocket_without_its_node_names_both_options(number: int) -> None:
     for choice in choices(**{f"ws_rpc_{number}": "ws://127.0.0.1:1"}):
-        with pytest.raises(UsageError, match=f"--ws-rpc-{number} was given without --rpc-{number}"):
+        with pytest.raises(UsageError, match=f"--ws-rpc-{number} needs --rpc-{number}"):
             open_pool(choice, patience=1)
 
 
@@ -49,9 +49,11 @@ def test_up_to_three_nodes_are_used_in_order() -> None:
 
 def test_node_at_last_port_needs_websocket_option() -> None:
     for choice in choices(rpc="http://one:65535"):
-        with pytest.raises(UsageError, match="at the last port") as refused:
+        with pytest.raises(UsageError, match="uses the last port") as refused:
             open_pool(choice, patience=1)
-        assert refused.value.fix == "Say where that is; see --ws-rpc (the variable WS_RPC)"
+        assert (
+            refused.value.fix == "Pass the websocket's address; see --ws-rpc (the variable WS_RPC)"
+        )
     for choice in choices(rpc_2="http://two:65535"):
         with pytest.raises(UsageError, match="--ws-rpc-2"):
             open_pool(choice, patience=1)

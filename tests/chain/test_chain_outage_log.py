@@ -67,7 +67,7 @@ def test_outage_log_of_flapping_endpoint_is_limited(
         doublings = math.ceil(math.log2(PAUSE_MAX / PAUSE_FIRST))
         assert day / PAUSE_MAX <= away <= day / PAUSE_MAX + doublings + 1
         assert caplog.text.count("answers again") == away
-        assert "(no answer in time), 359 times more since it was last said" in caplog.text
+        assert "(no answer in time), 359 times more since the last report" in caplog.text
         caplog.clear()
         for now in range(day, day + 2 * int(PAUSE_MAX), every):
             nodes.failed(node, TimeoutError(), float(now))

@@ -12,7 +12,7 @@ from aftermath.chain.addresses import run_addresses
 from aftermath.chain.failures import TransactionFailed
 from aftermath.chain.instructions import CoordinatorInstructions
 from aftermath.chain.programs import authorizer_program, coordinator_program, error_tables
-from aftermath.chain.refusals import _TOLD, refused
+from aftermath.chain.refusals import _TEXTS, refused
 from aftermath.cli.main import INDEX, load
 from aftermath.coordinator.errors import Refused
 
@@ -33,7 +33,7 @@ def refusal_of(name: str, run_id: str) -> Refused:
     return refused(TransactionFailed({"InstructionError": [0, {"Custom": code}]}), [step], errors)
 
 
-@pytest.mark.parametrize("name", sorted(_TOLD))
+@pytest.mark.parametrize("name", sorted(_TEXTS))
 def test_refusal_names_run_and_existing_commands(name: str) -> None:
     told = refusal_of(name, "my run")
     assert told.name == name

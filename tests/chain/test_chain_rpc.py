@@ -203,7 +203,7 @@ async def test_slow_first_answer_logs_one_line(
             await asyncio.sleep(0.1)
         for task in asked:
             task.cancel()
-        assert caplog.messages == [f"waits for RPC endpoint {node.url}"], (
+        assert caplog.messages == [f"waiting for RPC endpoint {node.url}"], (
             "before any try has failed"
         )
         node.always = None
@@ -211,8 +211,8 @@ async def test_slow_first_answer_logs_one_line(
         caplog.clear()
         node.always = hang
         with pytest.raises(Unavailable):
-            await pool.call(get_slot, patience=rpc.TOLD_AFTER + 1)
-        assert not any("waits for" in message for message in caplog.messages), (
+            await pool.call(get_slot, patience=rpc.REPORT_AFTER + 1)
+        assert not any("waiting for" in message for message in caplog.messages), (
             "that is of a start alone"
         )
 
@@ -415,11 +415,11 @@ def test_well_known_cluster_has_name() -> None:
         endpoint("Devnet")
     assert (
         refused.value.fix
-        == f"It must look like http://host:port, or be one of {', '.join(CLUSTERS)}"
+        == f"Use an address like http://host:port, or one of {', '.join(CLUSTERS)}"
     )
     with pytest.raises(UsageError) as refused:
         endpoint("devnet", "devnet")
-    assert refused.value.fix == "It must look like ws://host:port"
+    assert refused.value.fix == "Use an address like ws://host:port"
 
 
 @pytest.mark.parametrize(

@@ -131,11 +131,11 @@ async def test_lost_websocket_and_its_return_are_logged(
             RpcPool([Endpoint(url, f"ws://127.0.0.1:{way.port}")]) as pool,
             watching(embedded, pool) as watcher,
         ):
-            await asyncio.wait_for(_until(lambda: "the run is polled meanwhile" in caplog.text), 20)
+            await asyncio.wait_for(_until(lambda: "polling the run instead" in caplog.text), 20)
             await seen(watcher, await change(embedded, 1), 5)
             await way.open()
             await asyncio.wait_for(_until(lambda: "the websocket is back" in caplog.text), 20)
-    assert caplog.text.count("the run is polled meanwhile") == 1
+    assert caplog.text.count("polling the run instead") == 1
 
 
 @pytest.mark.parametrize("hangs", [False, True], ids=["refused", "hangs"])
@@ -351,7 +351,7 @@ async def test_closed_run_ends_updates(funded: FundedNetwork) -> None:
     coordinator = await funded.configured_run()
     async with watching(funded) as watcher:
         await coordinator.close_run(funded.run_id)
-        with pytest.raises(NoSuchRun, match="the run has been closed"):
+        with pytest.raises(NoSuchRun, match="the run was closed"):
             await seen(watcher, 1 << 60, 10)
 
 
@@ -367,7 +367,7 @@ async def test_recreated_run_ends_updates(funded: FundedNetwork) -> None:
         for rate in range(1, first.seq + 2):  # a higher `seq` does not make it the first run
             await another.set_future_epoch_rates(funded.run_id, earning=rate, slashing=None)
         assert (await another.run(funded.run_id)).seq > first.seq
-        with pytest.raises(NoSuchRun, match="the run has been closed"):
+        with pytest.raises(NoSuchRun, match="the run was closed"):
             await seen(watcher, 1 << 60, 10)
         assert watcher.latest.main_authority == bytes(funded.wallet.pubkey)
 

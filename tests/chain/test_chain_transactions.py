@@ -18,7 +18,13 @@ from aftermath.chain.endpoints import endpoint
 from aftermath.chain.instructions import witness_metadata
 from aftermath.chain.member import SolanaMember
 from aftermath.chain.rpc import RpcPool
-from aftermath.chain.transactions import PAGE, RunTransactions, Stated, _stated, _witness
+from aftermath.chain.transactions import (
+    PAGE,
+    RunTransactions,
+    WitnessFigures,
+    _witness,
+    _witness_figures,
+)
 from aftermath.coordinator.errors import Unavailable
 from aftermath.rules.state import RunState
 from chain.funded_network import SCHEMA_HASH, FundedNetwork
@@ -67,13 +73,13 @@ async def test_witness_metadata_is_read(embedded: FundedNetwork) -> None:
         told = {"loss": 2.3456, "tokens_per_sec": 1234.0, "bytes_per_sec": 99.0}
         await member.witness(0, run.round_id, 0, bytes(320), step=1, **told)
         newest = (await reader(embedded, "stated").read(1))[0]
-    assert newest.stated == (Stated(0, 1, 2.346, 1234, 99),)
+    assert newest.stated == (WitnessFigures(0, 1, 2.346, 1234, 99),)
 
 
 @pytest.mark.parametrize("loss", [0.0, float("nan"), float("inf")])
 def test_invalid_loss_of_witness_is_none(loss: float) -> None:
     said: Any = {"at": {"epoch": 3}, "metadata": witness_metadata(7, loss, 1.0, 2.0)}
-    assert _stated(said) == Stated(3, 7, None, 1, 2)
+    assert _witness_figures(said) == WitnessFigures(3, 7, None, 1, 2)
 
 
 def test_other_instructions_are_not_read_as_witness() -> None:

@@ -98,9 +98,18 @@ NOT_PRIVATE = {
     "seed-in-base58": (str(Pubkey(SEED)), "32 bytes, as an address has"),
     "seed-in-hex": (SEED.hex(), "neither"),
     "keypair-in-hex": (bytes(Keypair()).hex(), "neither"),
-    "two-addresses": (json.dumps(list(bytes(ADDRESS) * 2)), "no private key and its public key"),
-    "63-bytes": (json.dumps(list(bytes(Keypair())[:63])), "no private key and its public key"),
-    "65-bytes": (json.dumps([*bytes(Keypair()), 0]), "no private key and its public key"),
+    "two-addresses": (
+        json.dumps(list(bytes(ADDRESS) * 2)),
+        "not a private key followed by its public key",
+    ),
+    "63-bytes": (
+        json.dumps(list(bytes(Keypair())[:63])),
+        "not a private key followed by its public key",
+    ),
+    "65-bytes": (
+        json.dumps([*bytes(Keypair()), 0]),
+        "not a private key followed by its public key",
+    ),
 }
 
 
@@ -150,7 +159,7 @@ def test_address_or_key_in_place_of_path_is_refused(
         told = f"{caught.value.message}\n{caught.value.fix}"
         assert "--create" not in told
         assert "is an address, not a key file" in told or kind != "address"
-        assert "looks like a private key" in told or kind == "address"
+        assert "a private key was passed" in told or kind == "address"
         assert text[kind] not in told or kind == "address"
     assert not list(tmp_path.iterdir())
 

@@ -352,7 +352,7 @@ def test_can_join_silent_faucet_is_refused(
 
     (reason,) = asyncio.run(asked(0))
     assert (
-        f"wallet {load_wallet(poor).pubkey} holds 0 SOL but needs 0.005 SOL: 0.005 SOL are missing"
+        f"wallet {load_wallet(poor).pubkey} holds 0 SOL but needs 0.005 SOL: 0.005 SOL is missing"
         in reason
     )
     assert asyncio.run(asked(FEES_IN_HAND)) == []

@@ -73,7 +73,7 @@ def test_update_config_without_data_uses_hash_from_config(
     away = tokens.rename(tokens.with_name("elsewhere"))
     without = created("update-config", "--run-id", run_id, "--config-path", config).data
     assert without["data_hash"] == ""
-    assert "Without data_hash in the config" in without["warnings"][0]
+    assert "without data_hash in the config" in without["warnings"][0]
     text = config.read_text()
     config.write_text(
         text.replace("[model.LLM]\n", f"[model.LLM]\ndata_hash = {json.dumps(found)}\n")

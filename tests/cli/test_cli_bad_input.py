@@ -103,7 +103,7 @@ def test_insufficient_funds_error_names_missing_amount(
 ) -> None:
     found = new_user(rpc, tmp_path)("create-run", "--run-id", run_id, "--rpc-2", ELSEWHERE).error
     assert "holds 0 SOL but needs" in found["error"]
-    assert "are missing" in found["error"]
+    assert "is missing" in found["error"]
     assert "SOL" in found["fix"]
 
 

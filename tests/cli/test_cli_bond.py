@@ -41,8 +41,8 @@ def bonded(owner: Shell, run_id: str, run_dir: Path, tmp_path: Path) -> Shell:
 
 def test_join_with_bond_above_limit_is_refused(bonded: Shell, run_id: str) -> None:
     (reason,) = verdict(bonded, run_id, bonded.wallet)
-    assert f"run {run_id} asks for a bond of 0.02 SOL" in reason
-    assert "--max-bond allows 0 SOL" in reason
+    assert f"run {run_id} requires a bond of 0.02 SOL" in reason
+    assert "--max-bond allows only 0 SOL" in reason
     refused = train(bonded, "--run-id", run_id)
     assert refused.code == 11
     assert f"error: {reason}\n" in refused.err

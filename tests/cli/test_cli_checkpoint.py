@@ -153,7 +153,9 @@ def test_finished_run_without_checkpoint_warns(
     # until the cooldown ends, and with it all deadlines
     ticked = invoke("tick", *signed, "--ms-interval", 100)
     assert (ticked.code, "which is now finished" in ticked.out) == (0, True)
-    unknown = "the chain knows of no checkpoint with the last 2 steps, and a member's --checkpoint-dir may hold one"
+    unknown = (
+        "no checkpoint on chain has the last 2 steps, but a member's --checkpoint-dir may have one"
+    )
     refused = invoke("reopen", *signed, "--total-steps", 30)
     assert refused.code == 2
     assert f"may start from an older model ({unknown})" in refused.err

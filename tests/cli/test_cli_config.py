@@ -200,7 +200,7 @@ def test_validate_does_not_request_hub_checkpoint(
     path.write_text(SEED)
     said = validate(path).data
     assert said["ok"]
-    assert [what.partition(":")[0] for what in said["not_looked_at"]] == ["the model"]
+    assert [what.partition(",")[0] for what in said["not_looked_at"]] == ["the model"]
     path.write_text(changed((r"^repo_id.*", 'repo_id = "not a repo"')))
     assert [one["code"] for one in json.loads(validate(path).out)["mistakes"]] == [
         "repository-name"

@@ -29,10 +29,10 @@ def line_of(text: str, part: str) -> int:
         (
             'architecture = "HfLlama"',
             'architecture = "HfNanoGPT"',
-            'differs from the checkpoint\'s; use "HfLlama"',
+            'the checkpoint has another one; use "HfLlama"',
         ),
-        ("max_seq_len = 64", "max_seq_len = 2049", "2049 exceeds the model's 2048 positions"),
-        ("max_seq_len = 64", "max_seq_len = 1", "no token to predict"),
+        ("max_seq_len = 64", "max_seq_len = 2049", "2049: the model has only 2048 positions"),
+        ("max_seq_len = 64", "max_seq_len = 1", "no token is left to predict"),
         ('data_type = "Pretraining"', 'data_type = "Finetuning"', 'use "Pretraining"'),
         (
             "rounds_per_epoch = 16",
@@ -72,7 +72,7 @@ def test_checkpoint_slice_for_run_is_refused(owner: Shell, run_dir: Path, tmp_pa
         text = text.replace(usual, form.format(place=json.dumps(str(place))))
         found = configure(owner, tmp_path / "config.toml", text)
         line = f"{tmp_path / 'config.toml'}:{line_of(text, str(place))}"
-        assert found.startswith(f"{line}: checkpoint {place} is a slice of tier 1"), form
+        assert found.startswith(f"{line}: checkpoint {place} holds only tier 1"), form
 
 
 def test_invalid_hub_repo_is_refused_before_any_request(
@@ -85,7 +85,7 @@ def test_invalid_hub_repo_is_refused_before_any_request(
     found = configure(owner, tmp_path / "config.toml", text)
     line = line_of(text, "not a repo")
     assert found.startswith(
-        f'{tmp_path / "config.toml"}:{line}: repo_id = "not a repo" is not the name of'
+        f'{tmp_path / "config.toml"}:{line}: repo_id = "not a repo" is not a valid'
     )
     assert "OWNER/NAME" in found
 

@@ -141,7 +141,7 @@ def test_decode_gradients_invalid_payload_is_refused(tmp_path: Path) -> None:
     size = SCHEMA.results.payload_bytes(2)
     broken = GradientFile(SCHEMA, file.about, {2: b"\xff" * size})
     told = invoke("decode-gradients", put(tmp_path, broken), "--json").error
-    assert "is not a result of a member: level 2" in told["error"]
+    assert "is not a valid result: level 2" in told["error"]
     assert told["fix"]
 
 
@@ -160,5 +160,5 @@ def test_decode_gradients_too_large_model_is_refused(
     path = put(tmp_path, GradientFile(schema, about, {0: payload}))
     told = invoke("decode-gradients", path, "--out", tmp_path / "dense", "--json").error
     assert "would take" in told["error"]
-    assert "the most that is made" in told["error"]
+    assert "more than the limit" in told["error"]
     assert not (tmp_path / "dense").exists()

@@ -263,7 +263,7 @@ def test_doctor_unmet_package_requirements_are_failures(monkeypatch: pytest.Monk
     monkeypatch.setattr(machine_checks, "requires", lambda _: asked)
     code, checks = examined()
     assert code == 1
-    assert "and >=99 is required; no-such-package is not installed" in checks["python"]["message"]
+    assert "but >=99 is required; no-such-package is not installed" in checks["python"]["message"]
     for fits in ("torch", "nothing", "solders"):
         assert fits not in checks["python"]["message"]
 
@@ -346,10 +346,10 @@ def test_doctor_unauthorized_wallet_fix_names_both_ways(
     line = ("--rpc", owner.rpc, "--run-id", run_id, "-w", owner.wallet)
     fix = examined(*line)[1]["authorization"]["fix"]
     assert f"join-authorization-create --authorizer {load_wallet(owner.wallet).pubkey}; " in fix
-    assert "a delegate names its grantee: --authorizer GRANTEE" in fix
+    assert "if you are a delegate, pass --authorizer GRANTEE" in fix
     grantee = str(load_wallet(tmp_path / "grantee.json").pubkey)
     fix = examined(*line, "--authorizer", grantee)[1]["authorization"]["fix"]
-    assert f"{grantee} makes it a delegate with aftermath-solana join-authorization-delegate" in fix
+    assert f"ask {grantee} to delegate to it: aftermath-solana join-authorization-delegate" in fix
 
 
 def test_doctor_without_fix_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -247,7 +247,7 @@ def test_dry_run_of_empty_wallet_requests_no_funds(owner: Shell, run_id: str) ->
     assert "accepted" not in elsewhere.out
     refused = owner("create-run", "--run-id", run_id, "--dry-run", "--rpc-2", NOT_LOCAL).error
     assert refused["code"] == "insufficient-funds"
-    assert "are missing" in refused["error"]
+    assert "is missing" in refused["error"]
     assert lamports(owner) == 0
 
 

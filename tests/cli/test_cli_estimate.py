@@ -163,7 +163,7 @@ def test_estimate_of_planned_model_uses_its_recipe(
     outcome = invoke("estimate", "--config-path", SHIPPED / "demo/config.toml", "--json")
     assert outcome.code == 0, outcome.err
     assert outcome.data["parameters"] == [1_049_984, 656_768, 460_160]
-    assert "is not there yet" in outcome.err
+    assert "does not exist yet" in outcome.err
 
 
 def test_estimate_here_contains_measured_speed(run_dir: Path) -> None:

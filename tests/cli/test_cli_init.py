@@ -248,7 +248,7 @@ def test_init_warns_only_about_chosen_values() -> None:
     warned = invoke("config", "validate", "run.toml", "--json").data["warnings"]
     assert [one["code"] for one in warned] == ["large-results"]
     other = invoke("init", "--out", "y.toml", "--recipe", "recipe.toml", "--preset", "llama-20m")
-    assert "warning: a member of tier 0" in other.err
+    assert "warning: a tier-0 member" in other.err
     invoke("init", "--out", "light.toml")
     assert invoke("config", "validate", "light.toml", "--json").data["warnings"] == []
 
@@ -294,7 +294,7 @@ def test_init_replaces_files_toml_of_another_config(run_dir: Path) -> None:
         (["--optimizer", "adamw"], 2, "--optimizer must be one of distro, sparseloco"),
         (["--preset", "llama-20m", "--tiers", "8"], 1, "not divisible"),
         (["--data-path", "x" * 193], 1, "192"),
-        (["--data-path", ""], 2, "the path given for --data-path is empty"),
+        (["--data-path", ""], 2, "the path for --data-path is empty"),
         (["--recipe", "mine.toml"], 1, "nowhere"),
     ],
 )
@@ -328,7 +328,7 @@ def test_init_asks_for_missing_options() -> None:
     err = done.err
     assert done.code == 0, err
     assert "wrote run.toml" in done.out
-    assert "'huge' is none of them" in err
+    assert "'huge' is not a valid choice" in err
     assert "'12' is not a whole number from 1 to 8" in err
     assert "one of consilience-match" in err
     assert err.count("one of llama-1m, ") == 2  # once for what was none of them, once for ?

@@ -30,9 +30,7 @@ def stolen(owner: Shell, run_id: str, run_dir: Path, tmp_path: Path) -> Path:
 def test_can_join_refuses_foreign_files(owner: Shell, run_id: str, stolen: Path) -> None:
     asked = owner("can-join", "--run-id", run_id, "--address", owner.wallet)
     assert asked.code == 1
-    assert (
-        f"the run names {stolen} for its data: paths that a run names are not opened" in asked.out
-    )
+    assert f"the run's data is the local path {stolen}, and members do not open" in asked.out
     named = owner("can-join", "--run-id", run_id, "--address", owner.wallet, "--data-path", stolen)
     assert named.code == 0, named.out
     assert f"{stolen} (data)" in named.data["reads"]

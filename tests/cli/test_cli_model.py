@@ -73,7 +73,7 @@ def test_preset_accepts_shape_options(tmp_path: Path) -> None:
     assert shown["tiers"]["0"] * 4 == shown["state_bytes"]["0"] < shown["weight_bytes"]
     for arguments, says in (
         (("--preset", "llama-2m"), "Choose one of llama-1m"),
-        (("--preset", "llama-1m", "--architecture", "nanogpt"), "has its own"),
+        (("--preset", "llama-1m", "--architecture", "nanogpt"), "contradicts the preset"),
     ):
         told = invoke("model", "init", *arguments, "--out", str(tmp_path / "n"))
         assert told.code == 2
@@ -121,7 +121,7 @@ def test_export_of_named_tiers_works_for_odd_width(tmp_path: Path) -> None:
     assert invoke("model", "init", "--out", str(tmp_path / "m"), *shape).code == 0
     assert invoke("model", "export", "--src", str(tmp_path / "m"), "--tiers", "1").code == 0
     told = invoke("model", "export", "--src", str(tmp_path / "m"), "--tiers", "2")
-    assert (told.code, "can be cut into 1 tier next to the full model" in told.err) == (2, True)
+    assert (told.code, "has only 1 tier besides the full model" in told.err) == (2, True)
 
 
 def test_merge_of_foreign_slice_is_refused(made: Path, tmp_path: Path) -> None:
@@ -268,7 +268,7 @@ def test_model_push_without_repository_or_token_is_refused(
 ) -> None:
     monkeypatch.delenv("HF_TOKEN", raising=False)
     told = invoke("model", "push", "--model", str(made), "--repo", "nobody")
-    assert (told.code, "It is OWNER/NAME" in told.err) == (2, True)
+    assert (told.code, "Use OWNER/NAME" in told.err) == (2, True)
     told = invoke("model", "push", "--model", str(made), "--repo", "me/tiny")
     assert (told.code, "Set HF_TOKEN" in told.err) == (1, True)
 

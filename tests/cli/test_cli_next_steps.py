@@ -153,7 +153,7 @@ def test_next_steps_are_printed_for_people_not_scripts(
     failed = invoke("set-paused", *named, "resume")
     assert failed.code == 1
     assert (
-        f"error: run {run_id} is running already\nfix: Follow it: aftermath-solana watch --run-id"
+        f"error: run {run_id} is already running\nfix: Follow it: aftermath-solana watch --run-id"
         in failed.err
     )
     assert "next:" not in failed.err

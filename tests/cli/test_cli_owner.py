@@ -126,7 +126,7 @@ def test_pause_advice_is_for_the_owner_only(configured: Shell, run_id: str, tmp_
     configured("set-paused", "--run-id", run_id, "resume")
     invoke("show-identity", "--create", "-w", tmp_path / "other.json")
     changed = ("update-config", "--run-id", run_id, "--name", "Mine")
-    assert "Pause it first" in configured(*changed).error["fix"]
+    assert "Pause it, and try again" in configured(*changed).error["fix"]
     refused = Shell(configured.rpc, tmp_path / "other.json")(*changed).error
     assert refused["error"] == f"run {run_id} belongs to another wallet"
 
@@ -267,13 +267,13 @@ def test_run_with_inner_steps_is_configured_and_shown(
     (warning,) = created("update-config", "--run-id", run_id, "--config-path", config).data[
         "warnings"
     ]
-    assert "with 3 members and global_batch_size_start = 12 that is 4" in warning
+    assert "with 3 members and global_batch_size_start = 12 a share has only 4" in warning
     config.write_text(head + "[model.LLM.optimizer.SparseLoCo]\nvalue_bits = 3\n")
     refused = created("update-config", "--run-id", run_id, "--config-path", config).error["error"]
     assert refused.endswith("value_bits = 3: SparseLoCo needs value_bits 1 or 2.")
     config.write_text(head + "[model.LLM.optimizer.SparseLoCo]\nweight_decay = 251.0\n")
     refused = created("update-config", "--run-id", run_id, "--config-path", config).error["error"]
-    assert "weight_decay = 251.0 would flip" in refused
+    assert "weight_decay = 251.0: it would flip" in refused
 
 
 def test_name_and_description_change_alone(configured: Shell, run_id: str) -> None:
@@ -375,7 +375,7 @@ def test_program_refusals_name_fixing_command(
     fix = Shell(created.rpc, stranger)("update-config", "--run-id", run_id, "--name", "Mine").error[
         "fix"
     ]
-    assert fix == "Sign with its owner's key: -w FILE"
+    assert fix == "Sign with the owner's key: -w FILE"
     assert (
         created("update-config", "--run-id", run_id, "--config-path", run_dir / "config.toml").code
         == 0
@@ -413,7 +413,7 @@ def test_tick_without_running_deadline_ends_and_says_why(
     new = invoke("tick", *named)
     assert new.code == 0
     assert new.err.count(f"no tick can change run {run_id} now: new (epoch 0)") == 1
-    assert "; waits: its owner has not begun it yet (set-paused resume)\n" in new.err
+    assert "; waits: its owner has not started it yet (set-paused resume)\n" in new.err
     assert "0 of 1 tick changed" in new.out
     assert configured("set-paused", "--run-id", run_id, "resume").code == 0
     waits = invoke("tick", *named)
@@ -434,7 +434,9 @@ def test_list_runs_shows_run(unchanged: tuple[Shell, str]) -> None:
     asked = invoke(
         "can-join", "--rpc", configured.rpc, "--run-id", run_id, "--address", configured.wallet
     ).out
-    assert "the run is new, and waits: its owner has not begun it yet (set-paused resume)" in asked
+    assert (
+        "the run is new, and waits: its owner has not started it yet (set-paused resume)" in asked
+    )
 
 
 def test_run_description_equals_member_view(configured: Shell, run_id: str) -> None:

@@ -234,7 +234,7 @@ def test_unrelated_error_does_not_name_profile(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "says"),
     [
-        ("run", "x" * 33, "cannot be a run id"),
+        ("run", "x" * 33, "is not a valid run id"),
         ("rpc", "localhost", "not an RPC address"),
         ("ws-rpc", "http://x", "not an RPC address"),
         ("ws-rpc", "", "not an RPC address"),
@@ -289,7 +289,7 @@ def test_profile_wallet_key_is_refused(profile: Path, tmp_path: Path) -> None:
     keypair = create_wallet(tmp_path / "wallet.json").keypair
     for secret in (str(list(bytes(keypair))), str(keypair), "[1,2"):
         outcome = invoke("config", "set", "wallet", secret, "--json")
-        assert "looks like a private key" in outcome.error["error"]
+        assert "a private key was passed" in outcome.error["error"]
         assert secret not in outcome.out + outcome.err
     address = invoke("config", "set", "wallet", keypair.pubkey(), "--json").error
     assert address["error"] == f"{keypair.pubkey()} is an address, not a key file"
@@ -328,7 +328,7 @@ def test_invalid_handwritten_profile_value_names_its_file(profile: Path) -> None
     profile.parent.mkdir(parents=True)
     profile.write_text(f'run = "{"x" * 33}"\n')
     told = invoke("tick", "--json").mistake
-    assert "cannot be a run id" in told["error"]
+    assert "is not a valid run id" in told["error"]
     assert "From the profile: run xxx" in told["fix"]
 
 

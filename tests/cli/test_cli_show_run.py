@@ -116,7 +116,7 @@ def test_watch_shows_run_from_start_to_epoch_end(watched: Watched) -> None:
     assert before["members"] == []
     assert (after["state"], after["name"]) == ("cooldown", EVIL)
     assert 0 < after["deadline"] <= 120
-    assert after["waits"] == ["a checkpoint of this epoch, which a member of tier 0 has to keep"]
+    assert after["waits"] == ["a tier-0 member to save a checkpoint of this epoch"]
     (member,) = after["members"]
     assert member["signer"] == watched.wallet
     assert (member["seat"], member["tier"], member["standing"], member["weight"]) == (
@@ -127,7 +127,7 @@ def test_watch_shows_run_from_start_to_epoch_end(watched: Watched) -> None:
     )
     assert member["seen"].startswith("epoch 0, round ")
     assert (
-        "the chain knows of no checkpoint with the last 2 steps, and a member's --checkpoint-dir may"
+        "no checkpoint on chain has the last 2 steps, but a member's --checkpoint-dir may"
         in watched.text
     )
     for text in (
@@ -207,6 +207,6 @@ def test_watch_ends_when_run_is_closed(owner: Shell, run: str) -> None:
     told = invoke_during(
         close_when_shown, "watch", "--rpc", owner.rpc, "--run-id", run, "--json"
     ).error
-    assert "the run has been closed" in told["error"]
+    assert "the run was closed" in told["error"]
     assert told["code"] == "no-such-run"
     assert "list-runs" in told["fix"]

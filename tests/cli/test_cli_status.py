@@ -84,7 +84,7 @@ def test_withdraw_by_address_of_existing_run_names_run_option(
     run = str(run_addresses(Pubkey.from_string(COORDINATOR_ID), run_id).run)
     assert "waits for the next one" in owner("withdraw", "--run-id", run).error["error"]
     wrong = owner("withdraw", "--run-id", run[:-1] + "!").mistake
-    assert "cannot be a run id" in wrong["error"]
+    assert "is not a valid run id" in wrong["error"]
 
 
 def test_status_of_new_wallet_says_empty(rpc: str, tmp_path: Path) -> None:

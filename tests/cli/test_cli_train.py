@@ -120,7 +120,7 @@ def test_can_join_is_refused_before_torch_import(
     *objections, loading, interrupted = done.err.splitlines()
     assert [line.partition(",")[0] for line in objections] == [
         "no: the run is new",
-        f"no: run {run_id} takes clients of version of old only",
+        f"no: run {run_id} requires client version of old",
     ]
     assert (loading, interrupted) == ("loading PyTorch…", "interrupted")
     assert (

@@ -199,7 +199,7 @@ MISTAKES = [
     (("--seq-len", 4096), "the model is made for 2048", "--seq-len 2048"),
     (
         ("--held-out-path", ""),
-        "the path given for --held-out-path is empty",
+        "the path for --held-out-path is empty",
         "leave the option out",
     ),
 ]

@@ -94,7 +94,7 @@ MISTAKES = [
         "--delete-old-steps takes no value",
         "train --help",
     ),
-    ("train --run-id " + "x" * 33, "cannot be a run id", "1 to 32 bytes"),
+    ("train --run-id " + "x" * 33, "is not a valid run id", "1 to 32 bytes"),
     ("train --run-id \udcff", "the run id is not text", "UTF-8"),
     (
         "create-run --run-id two\x1b[2J",
@@ -114,7 +114,7 @@ MISTAKES = [
     ),
     (
         "update-config --run-id x --config-path=",
-        "the path given for --config-path is empty",
+        "the path for --config-path is empty",
         "leave the option out",
     ),
     (
@@ -129,12 +129,12 @@ MISTAKES = [
     ),
     (
         "checkpoint --run-id x --repo not-a-repo",
-        "--repo 'not-a-repo' is not the name of a repository",
+        "--repo 'not-a-repo' is not a valid repository name",
         "OWNER/NAME",
     ),
     (
         "checkpoint --run-id x --repo a/b/c",
-        "--repo 'a/b/c' is not the name of a repository",
+        "--repo 'a/b/c' is not a valid repository name",
         "OWNER/NAME",
     ),
     ("checkpoint --run-id x", "the checkpoint's location is missing", "Pass --repo or --path"),
@@ -176,7 +176,7 @@ def test_usage_errors_all_have_one_form(line: str, sentence: str, fix: str) -> N
     [
         (
             "--json show-run",
-            "--json stands before the command",
+            "--json is before the command",
             "Write --json after the command: aftermath-solana show-run --json",
         ),
         (
@@ -186,12 +186,12 @@ def test_usage_errors_all_have_one_form(line: str, sentence: str, fix: str) -> N
         ),
         (
             "--out y model init",
-            "--out stands before the command",
+            "--out is before the command",
             "Write --out after the command: aftermath-solana model init --out VALUE",
         ),
         (
             "-w owner.json tick --run-id x",
-            "-w stands before the command",
+            "-w is before the command",
             "Write -w after the command: aftermath-solana tick -w VALUE",
         ),
     ],

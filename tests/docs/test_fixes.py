@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from aftermath.chain.refusals import _TOLD
+from aftermath.chain.refusals import _TEXTS
 from docs.sources import CLIENT, parsed
 
 HANDED_ON = {"fix", "advice", "hint"}
@@ -134,4 +134,4 @@ def test_fixes_begin_with_capital_letter() -> None:
 
 
 def test_program_refusal_fixes_begin_with_capital_letter() -> None:
-    assert [fix for _, fix in _TOLD.values() if not begins_well(fix)] == []
+    assert [fix for _, fix in _TEXTS.values() if not begins_well(fix)] == []

@@ -97,6 +97,6 @@ def test_member_waiting_in_closed_run_ends_with_reason(
     cluster.until(lambda: waiting.event_log.events_of("state"), "it waits in the paused run")
     cluster.command("close-run", "--run-id", cluster.run_id, "--yes")
     assert process.wait() == 1
-    assert "the run has been closed" in process.output
+    assert "the run was closed" in process.output
     assert "could not be told" not in process.output
     assert "Traceback" not in process.output

@@ -285,7 +285,7 @@ async def test_failing_evaluation_is_reported_once(
     def fail(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr(evaluations, "evaluated", fail)
+    monkeypatch.setattr(evaluations, "evaluate", fail)
     (event,) = await Member(asking(20), model).rounds(5)
     assert isinstance(event, event_types.Warning)
     assert says in event.message

@@ -131,7 +131,7 @@ def test_events_of_killed_process_are_kept_except_torn_line(tmp_path: Path) -> N
     files[-1].write_bytes(cut)
     reader = EventReader([tmp_path])
     assert len(list(reader.read())) >= len(told) - 1
-    assert reader.notes() == [f"{files[-1]} ends in half a line, which is passed over"]
+    assert reader.notes() == [f"skipped an incomplete last line of {files[-1]}"]
 
 
 @pytest.fixture
@@ -156,7 +156,7 @@ def test_full_disk_costs_events_not_the_process(
     assert limited.stdout.readline() == "two epochs are over\n", "it continued"
     warning = limited.stderr.readline()
     assert warning.startswith(
-        f"warning: events are not kept in {tmp_path} any more: File too large; this is tried "
+        f"warning: cannot write events to {tmp_path}: File too large; the next epoch tries "
     )
     resource.prlimit(
         limited.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
@@ -180,7 +180,7 @@ def test_full_disk_costs_events_not_the_process(
         "events before" in note and "could not be written, and are missing" in note
         for note in notes
     )
-    assert any("ends in half a line" in note or "passed over" in note for note in notes)
+    assert any("incomplete last line" in note or "passed over" in note for note in notes)
 
 
 def test_closed_log_warning_has_no_error_number(
@@ -212,12 +212,7 @@ def test_full_disk_warns_once_until_next_epoch(
     monkeypatch.undo()
     member.say("state", epoch=2, state="WARMUP")
     member.say("trained", step=3)
-    assert (
-        capsys.readouterr().err.count(
-            "No space left on device; this is tried again in the next epoch"
-        )
-        == 1
-    )
+    assert capsys.readouterr().err.count("No space left on device; the next epoch tries again") == 1
     reader = EventReader([tmp_path])
     assert steps(list(reader.read())) == [("A", 3)]
     assert [note for note in reader.notes() if note.startswith("4 events before ")]
@@ -264,7 +259,7 @@ def test_reader_follows_growing_and_new_files(tmp_path: Path) -> None:
     with path.open("ab", buffering=0) as file:
         file.write(line[:30])
         assert list(reader.read()) == []
-        assert reader.notes() == [f"{path} ends in half a line, which is passed over"]
+        assert reader.notes() == [f"skipped an incomplete last line of {path}"]
         file.write(line[30:] + b"\n")
     assert steps(list(reader.read())) == [("A", 2)]
     assert reader.notes() == []

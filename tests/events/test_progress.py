@@ -35,12 +35,12 @@ def test_progress_counts_epoch_breaks_but_not_pauses() -> None:
     state(progress, 0)
     rounds(progress, 1, 11, 0, 1)
     rounds(progress, 12, 21, 21, 1)  # 10 seconds later than without an epoch's end
-    assert progress.left == pytest.approx(80 * 30 / 20)
+    assert progress.seconds_left == pytest.approx(80 * 30 / 20)
     state(progress, 20, "PAUSED")
     state(progress, 20, "WARMUP")
-    assert progress.left is None
+    assert progress.seconds_left is None
     rounds(progress, 21, 24, 100_000, 1)
-    assert progress.left == pytest.approx(77)
+    assert progress.seconds_left == pytest.approx(77)
 
 
 def test_progress_of_rewound_run_restarts() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from aftermath.events.status import RunStatus, facts_of, line, shown_levels, standing
+from aftermath.events.status import RunStatus, facts_of, line, shown_levels, status_of
 from aftermath.rules.members import Members
 from aftermath.rules.model import Model
 from aftermath.rules.run import Run
@@ -47,7 +47,7 @@ def at(
 ) -> RunStatus:
     run = run_of(state, round_, **given)
     seats = members_ if members_ is not None else members(3)
-    return standing(run, model or builders.model(), seats, now, silent=silent, has_tick=has_tick)
+    return status_of(run, model or builders.model(), seats, now, silent=silent, has_tick=has_tick)
 
 
 def run_of(state: RunState, round_: dict[str, Any] | None = None, **given: Any) -> Run:
@@ -78,7 +78,7 @@ def test_new_run_waits_for_config_and_then_start() -> None:
     configured = at(
         RunState.UNINITIALIZED, model=builders.model(schema_hash=bytes([1] * 32)), **new
     )
-    assert configured.waits == ("its owner has not begun it yet (set-paused resume)",)
+    assert configured.waits == ("its owner has not started it yet (set-paused resume)",)
     assert configured.since is None
     assert facts_of(configured)["state"] == "new (epoch 0)"
     assert facts_of(at(RunState.PAUSED, now=BEGAN + 7))["state"] == "paused (epoch 0), for 7 s"
@@ -96,9 +96,7 @@ def test_status_of_waiting_run_counts_missing_members() -> None:
     assert few.deadline is None
     assert [member.standing for member in few.members] == ["joins the next epoch"]
     enough = at(RunState.WAITING_FOR_MEMBERS, now=BEGAN + 2, members_=members(3, pending=True))
-    assert enough.waits == (
-        "the time that others are given to come: 3 of at least 3 members are here",
-    )
+    assert enough.waits == ("more members until the deadline: 3 of at least 3 members have joined",)
     assert enough.deadline == 3
 
 
@@ -135,14 +133,14 @@ def test_status_after_all_left_names_no_silent_witness(reason: ExitReason) -> No
         (
             RunState.WARMUP,
             1,
-            "its members to have the model: 1 of 3 witnesses (2 must) have said so",
+            "its members to load the model: 1 of 3 witnesses (2 must) have it",
             60,
         ),
         (RunState.ROUND_TRAIN, 1, "1 of 3 witnesses to confirm round 4", 40),
         (
             RunState.ROUND_TRAIN,
             2,
-            "the least time of a round: 2 of 3 witnesses (2 must) have attested",
+            "the minimum time of a round: 2 of 3 witnesses (2 must) have attested",
             2,
         ),
         (
@@ -164,7 +162,7 @@ def test_status_of_cooldown_names_hashes_and_checkpoint() -> None:
     nothing = at(RunState.COOLDOWN, **given)
     assert nothing.waits == (
         "the hashes of the model: 0 of 3 levels are attested",
-        "a checkpoint of this epoch, which a member of tier 0 has to keep",
+        "a tier-0 member to save a checkpoint of this epoch",
     )
     of_before = at(RunState.COOLDOWN, levels_attested=0b111, attested_step=21, **given)
     assert of_before.waits[0] == nothing.waits[0], "hashes of the epoch before do not count"
@@ -191,17 +189,17 @@ def test_status_after_missed_deadline_asks_for_tick() -> None:
     assert late.deadline == -14
     assert not any("tick" in sentence for sentence in late.waits)
     later = at(RunState.WARMUP, now=BEGAN + 60 + 15)
-    assert later.waits[-1] == "a tick to move it on: aftermath-solana tick --run-id test"
+    assert later.waits[-1] == "a tick to advance it: aftermath-solana tick --run-id test"
 
 
 @pytest.mark.parametrize(
     ("options", "waits"),
     [
-        ({"has_tick": False}, "a connected member, which moves it on"),
-        ({"silent": 20}, "its members to have the model: 0 of 3 witnesses (2 must) have said so"),
+        ({"has_tick": False}, "a connected member to advance it"),
+        ({"silent": 20}, "its members to load the model: 0 of 3 witnesses (2 must) have it"),
         (
             {"silent": 20, "has_tick": False},
-            "its members to have the model: 0 of 3 witnesses (2 must) have said so",
+            "its members to load the model: 0 of 3 witnesses (2 must) have it",
         ),
     ],
     ids=["server", "silent chain", "silent server"],
@@ -217,11 +215,12 @@ def test_standing_without_tick_or_answer_gives_no_tick_advice(
 
 def test_status_names_pending_pause() -> None:
     assert (
-        "the pause begins that its owner wants"
+        "after which the owner's pause begins"
         in at(RunState.ROUND_TRAIN, pending_pause=True).waits[-1]
     )
     assert not any(
-        "its owner wants" in sentence for sentence in at(RunState.PAUSED, pending_pause=True).waits
+        "the owner's pause begins" in sentence
+        for sentence in at(RunState.PAUSED, pending_pause=True).waits
     )
 
 
@@ -251,7 +250,7 @@ def test_status_members_equal_chain() -> None:
         rounds=(before, now, *run_of(RunState.PAUSED).rounds[2:]),
         head=1,
     )
-    found = standing(run, builders.model(), builders.members(seats), BEGAN)
+    found = status_of(run, builders.model(), builders.members(seats), BEGAN)
     assert found.round == 4
     assert [(member.seat, member.standing, member.seen) for member in found.members] == [
         (0, "takes part", "epoch 3, round 3"),
@@ -265,7 +264,7 @@ def test_status_members_equal_chain() -> None:
     first = found.members[0]
     assert (first.weight, first.points, first.slashed) == (7, 1200, 5)
     assert sum(member.witness for member in found.members) == 2
-    halted = standing(
+    halted = status_of(
         replace(run, state=RunState.PAUSED), builders.model(), builders.members(seats), BEGAN
     )
     assert not any(member.witness or "takes part" in member.standing for member in halted.members)
@@ -320,8 +319,8 @@ def test_standing_without_checkpoint_mentions_checkpoint_dir() -> None:
     """The chain does not know what a stopped member saved in a directory of its own."""
     found = at(RunState.ROUND_TRAIN, step=7, epoch=1)
     for words in (str(facts_of(found)["checkpoint"]), line(found)):
-        assert "the chain knows of no checkpoint with the last 6 steps" in words
-        assert "--checkpoint-dir may hold one" in words
+        assert "no checkpoint on chain has the last 6 steps" in words
+        assert "--checkpoint-dir may have one" in words
 
 
 def test_status_line_counts_active_members() -> None:

@@ -16,7 +16,7 @@ from member.disk import Disk
 from member.short_runs import ALONE, SHORT
 
 LOST = (
-    "the chain knows of no checkpoint with the last {}, and a member's --checkpoint-dir may hold one; otherwise that "
+    "no checkpoint on chain has the last {}, but a member's --checkpoint-dir may have one; otherwise that "
     "training is lost when the last member ends"
 )
 

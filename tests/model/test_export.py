@@ -243,7 +243,7 @@ def test_scripts_print_errors_like_commands(
         (
             "init-model.py",
             ["--heads", "128"],
-            "--heads 128 does not cut --hidden 128",
+            "--heads 128 does not divide --hidden 128",
             "from 1, 2, 4, 8, 16, 32, 64",
         ),
         ("init-model.py", ["--hidden", "127"], "--hidden 127 is odd", "even"),
@@ -321,7 +321,7 @@ def test_export_of_impossible_tier_names_possible_tiers(made: Path) -> None:
         "export_matformer_tiers.py", "--src", str(made), "--tiers", "1", "7"
     )
     assert (status, output) == (2, "")
-    assert "can be cut into 6 tiers next to the full model" in errors
+    assert "has only 6 tiers besides the full model" in errors
     assert "\nfix: Choose --tiers from 1 to 6\n" in errors
 
 

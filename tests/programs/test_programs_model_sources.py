@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import pytest
 
-from aftermath.events.status import standing
+from aftermath.events.status import status_of
 from aftermath.rules import bitmap
 from aftermath.rules.deadlines import HOLDERS_WAIT, next_deadline
 from aftermath.rules.state import MemberState, ModelSource, RunState
@@ -89,7 +89,7 @@ def test_run_without_finisher_does_not_begin(world: World) -> None:
     for index in STRANGERS:
         run.join(index).ok()
     assert next_deadline(run.run, run.members, run.model) is None
-    waits = standing(run.run, run.model, run.members, run.world.now).waits
+    waits = status_of(run.run, run.model, run.members, run.world.now).waits
     assert any("rewind --run-id test" in one for one in waits)
     for _ in range(3):
         run.world.advance(100_000)
@@ -271,7 +271,7 @@ def test_newcomers_alone_wait_a_day(world: World, model: str) -> None:
         run.join(index).ok()
     before = known(run)
     assert next_deadline(run.run, run.members, run.model) == run.run.state_started_at + HOLDERS_WAIT
-    waits = standing(run.run, run.model, run.members, world.now).waits
+    waits = status_of(run.run, run.model, run.members, world.now).waits
     assert any("delivered before and holds" in one for one in waits)
     world.advance(HOLDERS_WAIT - 1)
     run.tick(10).refused("NothingToTick")
@@ -394,7 +394,7 @@ def test_established_members_wait_a_day_for_only_finisher(world: World) -> None:
     before = known(run)
     assert next_deadline(run.run, run.members, run.model) == run.run.state_started_at + HOLDERS_WAIT
     assert any(
-        "24 hours" in one for one in standing(run.run, run.model, run.members, world.now).waits
+        "24 hours" in one for one in status_of(run.run, run.model, run.members, world.now).waits
     )
     world.advance(HOLDERS_WAIT - 1)
     run.tick(10).refused("NothingToTick")

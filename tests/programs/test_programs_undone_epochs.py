@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 import pytest
 
-from aftermath.events.status import standing
+from aftermath.events.status import status_of
 from aftermath.rules import bitmap
 from aftermath.rules.deadlines import HOLDERS_WAIT, next_deadline
 from aftermath.rules.state import ExitReason, MemberState, ModelSource, RunState
@@ -136,7 +136,7 @@ def test_unconfirmed_finishers_keep_model_for_a_day(unconfirmed: Scenario) -> No
     before = known(run)
     assert next_deadline(run.run, run.members, run.model) == run.run.state_started_at + HOLDERS_WAIT
     assert any(
-        "24 hours" in one for one in standing(run.run, run.model, run.members, run.world.now).waits
+        "24 hours" in one for one in status_of(run.run, run.model, run.members, run.world.now).waits
     )
     run.world.advance(HOLDERS_WAIT - 1)
     run.tick(1).refused("NothingToTick")

@@ -91,18 +91,18 @@ def test_accounts_of_wrong_size_or_discriminator_are_refused(name: str) -> None:
     for wrong in (b"", data[:7], data[:-1], data + b"\x00"):
         with pytest.raises(AccountError, match="bytes where this version expects"):
             PARSERS[name](wrong)
-    with pytest.raises(AccountError, match=r"is not a .* account of the coordinator"):
+    with pytest.raises(AccountError, match=r"is not a .* of the coordinator"):
         PARSERS[name](b"\x00" * 8 + data[8:])
 
 
 @pytest.mark.parametrize(
     ("name", "field", "value", "said"),
     [
-        ("run", "version", b"\x01", "layout version 1, this client reads version 12"),
+        ("run", "version", b"\x01", "layout version 1, but this client reads version 12"),
         ("model", "version", b"\x00", "layout version 0"),
-        ("run", "state", b"\x08", "state that this client does not know"),
+        ("run", "state", b"\x08", "unknown state"),
         ("run", "exit_reason", b"\xff", "exit_reason"),
-        ("run", "head", b"\x04", "head is 4, which can be 3 at most"),
+        ("run", "head", b"\x04", "head = 4, above the limit of 3"),
         ("run", "levels", b"\x09", "levels is 9"),
         ("run", "run_id", b"\xff\xfe", "run_id"),
         ("model", "tiers", b"\x09", "tiers is 9"),

@@ -39,13 +39,13 @@ def is_public(address: str) -> bool:
     """Return whether an IP address is public: not this machine, its network, or a network's own
     service.
     """
-    found = ip_address(address.partition("%")[0])
-    if isinstance(found, IPv4Address):
-        return found.is_global and not found.is_multicast and found != _CLOUD_SERVICE
-    inner = _embedded(found)
+    ip = ip_address(address.partition("%")[0])
+    if isinstance(ip, IPv4Address):
+        return ip.is_global and not ip.is_multicast and ip != _CLOUD_SERVICE
+    inner = _embedded(ip)
     if inner is not None:
         return is_public(str(inner))
-    return found in _GLOBAL_UNICAST and found.is_global
+    return ip in _GLOBAL_UNICAST and ip.is_global
 
 
 def _embedded(address: IPv6Address) -> IPv4Address | None:
@@ -55,16 +55,16 @@ def _embedded(address: IPv6Address) -> IPv4Address | None:
     return address.ipv4_mapped or address.sixtofour
 
 
-def permitted(host: str, found: Sequence[tuple[Any, ...]], permits: Permits) -> list[str]:
+def permitted(host: str, candidates: Sequence[tuple[Any, ...]], permits: Permits) -> list[str]:
     """Return a host's allowed addresses, as `getaddrinfo` gives them. Raises Unsuitable if there is
     none.
     """
-    addresses = list(dict.fromkeys(str(one[4][0]) for one in found))
+    addresses = list(dict.fromkeys(str(candidate[4][0]) for candidate in candidates))
     allowed = [address for address in addresses if permits(address)]
     if addresses and not allowed:
-        where = host if host in addresses else f"{host} ({addresses[0]})"
+        location = host if host in addresses else f"{host} ({addresses[0]})"
         raise Unsuitable(
-            f"the run's data is at {where}, an address of this machine or of a private network",
+            f"the run's data is at {location}, an address of this machine or of a private network",
             f"Pass {ALLOW} if the run's owner may reach the services of this machine's network",
         )
     return allowed
@@ -120,13 +120,11 @@ class RunAccess:
         """Return the directory to open for a checkpoint. Raises Unsuitable."""
         return self._place(label, self.model, "model", "--model-path")
 
-    def _place(self, label: str, chosen: Path | None, what: str, option: str) -> Path:
-        place = _absolute(label)
-        made_by = _maker(place) if place is not None else None
-        if place is not None and (
-            self.trusting or (made_by is not None and made_by == self.own_maker)
-        ):
-            return place
+    def _place(self, label: str, chosen: Path | None, kind: str, option: str) -> Path:
+        path = _absolute(label)
+        maker = _maker(path) if path is not None else None
+        if path is not None and (self.trusting or (maker is not None and maker == self.own_maker)):
+            return path
         if chosen is not None:
             return chosen.expanduser().absolute()
         if self.root is not None:
@@ -134,21 +132,21 @@ class RunAccess:
             if below is not None:
                 return below
         elif (
-            place is not None
+            path is not None
             and self.on_local_network
-            and (made_by is not None or not os.path.exists(place))
+            and (maker is not None or not os.path.exists(path))
         ):
-            return place  # a missing path reveals nothing, and its reader reports it
+            return path  # a missing path reveals nothing, and its reader reports it
         raise Unsuitable(
-            f"the run names {label} for its {what}: paths that a run names are not opened on this machine",
-            f"Say where you have it: {option} DIR, or --data-root DIR for the directory that {label} is in",
+            f"the run's {kind} is the local path {label}, and members do not open paths that a run names",
+            f"Pass your copy with {option} DIR, or --data-root DIR for the directory that contains {label}",
         )
 
 
-def advice_to_member(what: Literal["data", "model"], label: str) -> str:
+def advice_to_member(kind: Literal["data", "model"], label: str) -> str:
     """Return the fix for a member that lacks a run's local files: it cannot make them itself."""
     return (
-        f"Get the run's {what} from its owner and pass --{what}-path DIR, or start this command in the directory that "
+        f"Get the run's {kind} from its owner and pass --{kind}-path DIR, or start this command in the directory that "
         f"holds {label}"
     )
 
@@ -156,18 +154,18 @@ def advice_to_member(what: Literal["data", "model"], label: str) -> str:
 def _absolute(label: str) -> Path | None:
     """Return the absolute path of a label, or None if it is not a valid path."""
     try:
-        place = Path(label).expanduser().absolute()
-        place.resolve()
+        path = Path(label).expanduser().absolute()
+        path.resolve()
     except (OSError, RuntimeError, ValueError):  # no user of that name, or no file name at all
         return None
-    return place
+    return path
 
 
-def _maker(place: Path) -> str | None:
+def _maker(path: Path) -> str | None:
     """Return the mark of a directory, or of the directory that holds a file, with links
     resolved.
     """
-    real = place.resolve()
+    real = path.resolve()
     try:
         return maker_of(real if os.path.isdir(real) else real.parent)
     except OSError:  # in a directory that this user may not search, or a name that is too long
@@ -181,12 +179,12 @@ def _below(root: Path, label: str) -> Path | None:
     root = root.expanduser().resolve()
     parts = [part for part in PurePosixPath(label).parts if part not in ("/", "~", ".")]
     try:
-        place = root.joinpath(*parts).resolve()
+        path = root.joinpath(*parts).resolve()
     except (OSError, RuntimeError, ValueError):
         return None
     # `..` too; keys and settings lie in hidden files
     hidden = any(part.startswith(".") for part in parts)
-    return place if parts and not hidden and place.is_relative_to(root) else None
+    return path if parts and not hidden and path.is_relative_to(root) else None
 
 
 TRUSTING = RunAccess(trusting=True)

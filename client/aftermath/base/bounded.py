@@ -24,7 +24,7 @@ MAX_DEPTH = 32
 MAX_VALUES = 1 << 16
 """How many values a msgpack document may hold."""
 MAX_JSON_VALUES = 1 << 20
-"""How many values a JSON document may hold, by what begins and parts them: a cluster's list of
+"""How many values a JSON document may hold, counted by brackets and commas. A cluster's list of
 accounts has many.
 """
 _MSGPACK_DEPTH = 8
@@ -150,13 +150,11 @@ def _check_msgpack(data: bytes, most: int) -> None:
             if len(open_) > _MSGPACK_DEPTH + 1:
                 raise Malformed(f"it nests more than {_MSGPACK_DEPTH} deep")
     if at != len(data):
-        raise Malformed("something follows it")
+        raise Malformed("more data follows its end")
 
 
 def _value(data: bytes, at: int) -> tuple[int, int]:
-    """(where the value at `at` ends, or its first inner value begins; how many inner values it
-    has).
-    """
+    """Return (end of the value at `at`, or start of its first inner value; its inner values)."""
     first = data[at]
     at += 1
     if first < 0x80 or first >= 0xE0:

@@ -204,8 +204,8 @@ class TurnLock:
 
     def __enter__(self) -> None:
         with self._changed:
-            own, self._given = self._given, self._given + 1
-            self._changed.wait_for(lambda: self._now == own)
+            ticket, self._given = self._given, self._given + 1
+            self._changed.wait_for(lambda: self._now == ticket)
 
     def __exit__(self, *error: object) -> None:
         with self._changed:

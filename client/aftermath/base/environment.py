@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-_KEPT = (
+_INHERITED = (
     *("PATH", "HOME", "TMPDIR", "TEMP", "TMP", "SYSTEMROOT", "LANG", "LC_ALL", "TZ"),
     *(
         "LD_LIBRARY_PATH",
@@ -32,8 +32,8 @@ def bare_environment(**variables: str) -> dict[str, str]:
     """Return only what an interpreter needs to start, plus `variables`. For children that read a
     stranger's file.
     """
-    kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
-    return kept | variables
+    inherited = {name: os.environ[name] for name in _INHERITED if name in os.environ}
+    return inherited | variables
 
 
 def environment_without_secrets() -> dict[str, str]:
@@ -52,7 +52,7 @@ def _is_secret(name: str) -> bool:
 
 SPINS = "1000"
 BY_THE_USER = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
-"""What says how they wait, by its name in the environment."""
+"""Variables by which users choose how OpenMP threads wait."""
 
 
 def sleep_soon() -> None:

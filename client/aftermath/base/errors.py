@@ -15,7 +15,7 @@ class AftermathError(Exception):
     """
 
     code = "failed"
-    """What went wrong, by a name for programs that stays when the sentence changes."""
+    """A stable name of the error for programs. It stays the same when the message changes."""
 
     def __init__(self, message: str, fix: str = "") -> None:
         super().__init__(message, fix)
@@ -59,7 +59,7 @@ def code_of(name: str) -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "-", name).lower()
 
 
-def shown(given: object) -> str:
+def shown(value: object) -> str:
     """Return a value as an error message shows it, cut to 60 characters."""
-    text = repr(given)
+    text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."

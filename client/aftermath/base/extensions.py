@@ -41,9 +41,9 @@ def extension_names(group: str) -> tuple[str, ...]:
     return tuple(sorted(entry_points(group=group).names))
 
 
-def _refused(entry: EntryPoint, why: str) -> BadExtension:
+def _refused(entry: EntryPoint, reason: str) -> BadExtension:
     package = entry.dist.name if entry.dist is not None else "a package"
     return BadExtension(
-        f"{package} registers {entry.name} in {entry.group}, which cannot be used: {why}",
+        f"{package} registers {entry.name} in {entry.group}, which cannot be used: {reason}",
         f"Update the package, or uninstall it: pip uninstall {package}",
     )

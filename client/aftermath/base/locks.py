@@ -22,9 +22,9 @@ def hold(path: Path) -> contextlib.ExitStack:
         lock.acquire(blocking=False)
     except Timeout:
         raise BlockingIOError(f"{path} is held by another process") from None
-    held = contextlib.ExitStack()
-    held.callback(lock.release)
-    return held
+    release_stack = contextlib.ExitStack()
+    release_stack.callback(lock.release)
+    return release_stack
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""One hash for many blocks of bytes, and proofs that a block is one of them.
+"""Hash many blocks of bytes into one root, and prove that a block is one of them.
 
 A binary tree of BLAKE3 hashes. A node without a neighbour moves up unchanged. Blocks, nodes and the
 root are hashed in separate contexts, so that one cannot pass for another. The root includes the
@@ -43,8 +43,8 @@ class Tree:
 
     def proof(self, index: int) -> list[bytes]:
         """Return the hashes that lead from a block to the root, bottom up."""
-        found = zip(self._rows, _neighbours(index, len(self)), strict=False)
-        return [row[at] for row, at in found if at is not None]
+        neighbours = zip(self._rows, _neighbours(index, len(self)), strict=False)
+        return [row[at] for row, at in neighbours if at is not None]
 
 
 def proof_length(index: int, count: int) -> int:
@@ -58,13 +58,13 @@ def proves(
     """Return whether this is block `index` of the `count` blocks with that root."""
     if not 0 <= index < count or len(proof) != proof_length(index, count):
         return False
-    found = block_digest(block)
+    digest = block_digest(block)
     hashes = iter(proof)
     for at in _neighbours(index, count):
         if at is not None:
-            other = next(hashes)
-            found = _node(found, other) if at % 2 else _node(other, found)
-    return _root(count, found) == root
+            neighbour = next(hashes)
+            digest = _node(digest, neighbour) if at % 2 else _node(neighbour, digest)
+    return _root(count, digest) == root
 
 
 def _neighbours(index: int, count: int) -> Iterator[int | None]:

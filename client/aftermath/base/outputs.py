@@ -150,7 +150,7 @@ def replace_directory(new: Path, target: Path, made_by: str) -> None:
         shutil.rmtree(older, ignore_errors=True)
 
 
-def _exchange(one: Path, other: Path) -> bool:
+def _exchange(first: Path, second: Path) -> bool:
     """Exchange the names of two directories atomically, where the system can."""
     if sys.platform != "linux":
         return False
@@ -160,8 +160,8 @@ def _exchange(one: Path, other: Path) -> bool:
     # AT_FDCWD and RENAME_EXCHANGE of linux/fs.h
     at_cwd = -100
     exchange = 2
-    done: int = renameat2(at_cwd, os.fsencode(one), at_cwd, os.fsencode(other), exchange)
-    return done == 0
+    status: int = renameat2(at_cwd, os.fsencode(first), at_cwd, os.fsencode(second), exchange)
+    return status == 0
 
 
 def check_names(directory: Path, names: str, what: str) -> None:
@@ -238,5 +238,5 @@ def check_file(path: Path, is_ours: Callable[[bytes], bool]) -> None:
         head = file.read(_HEAD_BYTES)
     if not is_ours(head):
         raise OutputError(
-            f"{path} exists, and this command did not write it: {_LEAVE}", f"{fix}, or move it away"
+            f"{path} exists, but this command did not write it: {_LEAVE}", f"{fix}, or move it away"
         )

@@ -39,14 +39,16 @@ def proxy_for(url: str) -> Proxy | None:
     host = parts.hostname or ""
     if is_this_machine(host):
         return None
-    named = getproxies()  # it reads every variable of the environment, so local requests do without
-    if _is_exempt(host, parts.port, named.get("no", "")):
+    proxies = (
+        getproxies()
+    )  # it reads every variable of the environment, so local requests do without
+    if _is_exempt(host, parts.port, proxies.get("no", "")):
         return None
     scheme = _HTTP_SCHEME.get(parts.scheme, parts.scheme)
-    kind = scheme if named.get(scheme) else "all"
-    if not named.get(kind):
+    kind = scheme if proxies.get(scheme) else "all"
+    if not proxies.get(kind):
         return None
-    proxy = Proxy(_completed(named[kind]), _variable(kind))
+    proxy = Proxy(_completed(proxies[kind]), _variable(kind))
     _check(proxy, host, "ws" if parts.scheme in _HTTP_SCHEME else "http")
     return proxy
 
@@ -60,7 +62,7 @@ def proxy_url(url: str) -> str | None:
 
 
 def is_this_machine(host: str) -> bool:
-    """Whether a host is this machine by its name or address alone."""
+    """Return whether a host is this machine, by its name or address alone."""
     name = host.lower()
     if name == "localhost" or name.endswith(".localhost"):
         return True
@@ -126,12 +128,12 @@ def _check(proxy: Proxy, host: str, use: str) -> None:
         valid = False
     if not valid:
         raise UsageError(
-            f"{proxy.variable} is not the address of a proxy that can be used for {host}",
+            f"{proxy.variable} is not a valid proxy address for {host}",
             f"Set {proxy.variable} to http://HOST:PORT or socks5://HOST:PORT, or {direct}",
         )
     if parts.scheme in _SOCKS and find_spec(_SOCKS_PACKAGES[use]) is None:
         raise UsageError(
-            f"{proxy.variable} names a SOCKS proxy for {host}, and the packages for SOCKS are not installed",
+            f"{proxy.variable} names a SOCKS proxy for {host}, but the packages for SOCKS are not installed",
             f"Run pip install socksio 'python-socks[asyncio]', or {direct}",
         )
 

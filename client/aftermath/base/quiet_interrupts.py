@@ -23,7 +23,7 @@ class QuietInterrupts:
     def __enter__(self) -> None:
         self._ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
         if self._ours:
-            signal.signal(signal.SIGINT, told)
+            signal.signal(signal.SIGINT, on_sigint)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if not self._ours:
@@ -34,7 +34,7 @@ class QuietInterrupts:
             end_at_once()
 
 
-def told(_: int, frame: FrameType | None) -> None:
+def on_sigint(_: int, frame: FrameType | None) -> None:
     """Handle Ctrl-C: raise KeyboardInterrupt, but exit at once during an import.
 
     During an import, libraries swallow a KeyboardInterrupt or abort on it. `base.signals` handles

@@ -108,8 +108,8 @@ def makes_room(waiting: Mapping[T, str]) -> T:
     """Return the connection to close: the oldest one of the address with most. `waiting` lists the
     oldest first.
     """
-    most = fullest(waiting.values())
-    return next(one for one, where in waiting.items() if where == most)
+    busiest = fullest(waiting.values())
+    return next(connection for connection, address in waiting.items() if address == busiest)
 
 
 def network_of(host: str) -> str:

@@ -15,14 +15,14 @@ ENDING = (signal.SIGINT, signal.SIGTERM)
 
 
 @contextmanager
-def last_words(said: Callable[[], None]) -> Iterator[None]:
-    """Call `said` before SIGTERM ends the process, where the loop supports signal handlers."""
+def before_sigterm(callback: Callable[[], None]) -> Iterator[None]:
+    """Call `callback` before SIGTERM ends the process, where the loop supports signal handlers."""
     import asyncio  # commands that need no event loop start without it
 
     loop = asyncio.get_running_loop()
 
     def end() -> None:
-        said()
+        callback()
         loop.remove_signal_handler(signal.SIGTERM)
         signal.raise_signal(signal.SIGTERM)
 
@@ -38,68 +38,71 @@ def last_words(said: Callable[[], None]) -> Iterator[None]:
 
 
 @contextmanager
-def heard(told: Callable[[signal.Signals], None]) -> Iterator[None]:
-    """Call `told` on the running loop with every Ctrl-C and SIGTERM, which then do nothing else."""
+def on_signals(callback: Callable[[signal.Signals], None]) -> Iterator[None]:
+    """Call `callback` on the running loop for each Ctrl-C and SIGTERM, instead of ending."""
     import asyncio  # commands that need no event loop start without it
 
     loop = asyncio.get_running_loop()
     with ExitStack() as undone:
         for number in ENDING:
             try:
-                loop.add_signal_handler(number, told, number)
+                loop.add_signal_handler(number, callback, number)
                 undone.callback(loop.remove_signal_handler, number)
             except NotImplementedError:
-                before = signal.signal(
-                    number, lambda got, _: loop.call_soon_threadsafe(told, signal.Signals(got))
+                previous = signal.signal(
+                    number,
+                    lambda received, _: loop.call_soon_threadsafe(
+                        callback, signal.Signals(received)
+                    ),
                 )
-                undone.callback(signal.signal, number, before)
+                undone.callback(signal.signal, number, previous)
         yield
 
 
 def hear_ignored_interrupts() -> None:
     """Let SIGINT end this process. A script that starts it with `&` makes it ignore SIGINT."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, quiet_interrupts.told)
+        signal.signal(signal.SIGINT, quiet_interrupts.on_sigint)
 
 
 @contextmanager
-def looped() -> Iterator[None]:
+def asyncio_handles_interrupts() -> Iterator[None]:
     """Let asyncio take over Ctrl-C in this block. It does so only from Python's default handler."""
-    before = signal.getsignal(signal.SIGINT)
-    if before is not quiet_interrupts.told:
+    previous = signal.getsignal(signal.SIGINT)
+    if previous is not quiet_interrupts.on_sigint:
         yield
         return
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, previous)
 
 
 @contextmanager
-def on_interrupt(told: Callable[[], None]) -> Iterator[None]:
-    """Call `told` at the first Ctrl-C or SIGTERM. A second one has its usual effect.
+def on_interrupt(callback: Callable[[], None]) -> Iterator[None]:
+    """Call `callback` at the first Ctrl-C or SIGTERM. A second one has its usual effect.
 
     Do nothing if a handler is already installed or the signal is ignored.
     """
     usual = {
-        signal.SIGINT: (signal.default_int_handler, quiet_interrupts.told),
+        signal.SIGINT: (signal.default_int_handler, quiet_interrupts.on_sigint),
         signal.SIGTERM: (signal.SIG_DFL,),
     }
-    now = {number: signal.getsignal(number) for number in usual}
-    ours = {number: before for number, before in now.items() if before in usual[number]}
+    current = {number: signal.getsignal(number) for number in usual}
+    ours = {number: previous for number, previous in current.items() if previous in usual[number]}
 
     def first(*_: object) -> None:
-        put_back()
-        told()
+        restore()
+        callback()
 
-    def put_back() -> None:
-        for number, before in ours.items():
-            signal.signal(number, before)
+    def restore() -> None:
+        for number, previous in ours.items():
+            signal.signal(number, previous)
 
     for number in ours:
         signal.signal(number, first)
     try:
         yield
     finally:
-        put_back()
+        restore()

@@ -1,4 +1,4 @@
-"""Standard output and error: whole writes, and how much the options -q and -v print."""
+"""Set up standard output and error: complete writes, and the verbosity of -q and -v."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def one_output() -> bool:
 
 
 class Verbosity(StrEnum):
-    """How much is told: warnings and errors alone, what a person wants to read, or everything."""
+    """How much to print: only warnings and errors, also progress, or everything."""
 
     WARNING = "warning"
     INFO = "info"

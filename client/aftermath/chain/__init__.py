@@ -1,7 +1,6 @@
-"""Solana, for this project: RPC with fail-over, the wallet, the two programs' instructions,
-subscriptions, deployment.
+"""Talk to Solana: RPC with fail-over, wallets, the two programs, subscriptions and deployment.
 
-Knows nothing of torch or of peers. `member.SolanaMember` is what a training member holds;
-`client.CoordinatorClient` and `authorizer.Authorizer` are what the commands use; `rpc.RpcPool` is
-under all of them.
+Knows nothing of torch or peers. A training member uses `member.SolanaMember`. Commands use
+`client.CoordinatorClient` and `authorizer.Authorizer`. All of them call nodes through
+`rpc.RpcPool`.
 """

@@ -1,4 +1,4 @@
-"""Reading accounts: whole, sliced, several at once, or by program."""
+"""Read accounts: whole, sliced, several at once, or by program."""
 
 from __future__ import annotations
 

@@ -42,9 +42,11 @@ def run_addresses(program: Pubkey, run_id: str) -> RunAddresses:
     """Return the account addresses of `run_id`. Raises UsageError like `run_seed`."""
     seed = run_seed(run_id)
     names = (b"run", b"model", b"members", b"witnesses")
-    found = RunAddresses(*(Pubkey.find_program_address([name, seed], program)[0] for name in names))
-    _RUN_IDS[found.run] = run_id
-    return found
+    addresses = RunAddresses(
+        *(Pubkey.find_program_address([name, seed], program)[0] for name in names)
+    )
+    _RUN_IDS[addresses.run] = run_id
+    return addresses
 
 
 def run_seed(run_id: str) -> bytes:
@@ -55,8 +57,8 @@ def run_seed(run_id: str) -> bytes:
         raise UsageError("the run id is not text", "Pass it in UTF-8") from None
     if not 1 <= len(seed) <= RUN_ID_BYTES or 0 in seed:
         raise UsageError(
-            f"{run_id!r} cannot be a run id",
-            f"A run id has 1 to {RUN_ID_BYTES} bytes and no zero byte",
+            f"{run_id!r} is not a valid run id",
+            f"Use 1 to {RUN_ID_BYTES} bytes without a zero byte",
         )
     return seed
 

@@ -20,27 +20,27 @@ FEES_IN_HAND = 5_000_000
 """Lamports a member needs at its start besides the bond: membership rent and about 500 fees."""
 
 
-def warning_about_version(wanted: str, own: str) -> str:
-    """Return a warning if a run that requires version `wanted` excludes this client, else ""."""
-    if wanted in ("", own):
+def warning_about_version(required: str, this_version: str) -> str:
+    """Return a warning if a run that requires version `required` excludes this client, else ""."""
+    if required in ("", this_version):
         return ""
     return (
-        f"only clients of version {wanted} may join, and this one is {own}: --client-version {own} lets it in, and "
-        "--client-version '' any"
+        f"only clients of version {required} may join, and this one is {this_version}; to admit it pass "
+        f"--client-version {this_version}, or --client-version '' for any version"
     )
 
 
-def check_version(run_id: str, wanted: str, client_version: str) -> None:
+def check_version(run_id: str, required: str, client_version: str) -> None:
     """Raise Refused `ClientVersionMismatch` if the run requires another client version.
 
-    An empty `wanted` admits any version.
+    An empty `required` admits any version.
     """
-    if wanted in ("", client_version):
+    if required in ("", client_version):
         return
     raise Refused(
         VERSION_MISMATCH,
-        f"run {run_id} takes clients of version {wanted} only, and this is version {client_version}",
-        f"Get the source of version {wanted} and build it with make env; or its owner takes version {client_version}: "
+        f"run {run_id} requires client version {required}, and this is version {client_version}",
+        f"Build version {required} from its source with make env, or let the owner admit version {client_version}: "
         f"aftermath-solana update-config --run-id {shlex.quote(run_id)} --client-version {client_version}",
     )
 
@@ -55,8 +55,8 @@ def check_verdicts(run: Run) -> None:
         return
     raise Refused(
         VERIFICATION_NOT_THERE,
-        f"run {run.run_id} lets {run.config.verification_percent} % of its members convict others (its "
-        "verification_percent), which costs the bond; no client can check what they say yet",
+        f"run {run.run_id} lets {run.config.verification_percent} % of its members convict others, who then lose their "
+        "bond, but no client can check such verdicts yet",
         "Ask its owner to set verification_percent = 0. If you have paid a bond, take it back: aftermath-solana "
         f"withdraw --run-id {run.run_id} -w WALLET",
     )
@@ -70,10 +70,10 @@ def not_admitted(
     `authorizer`: the grantee as whose delegate the wallet asks to join, if it names one.
     """
     if authorizer is None:
-        delegate = "a delegate names its grantee: --authorizer GRANTEE"
+        delegate = "if you are a delegate, pass --authorizer GRANTEE"
     else:
         delegate = (
-            f"or {authorizer} makes it a delegate with aftermath-solana join-authorization-delegate"
+            f"or ask {authorizer} to delegate to it: aftermath-solana join-authorization-delegate"
         )
     return Refused(
         "NotAuthorized",

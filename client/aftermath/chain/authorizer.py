@@ -1,4 +1,4 @@
-"""Reads the authorizations to join a run, and builds the authorizer program's four instructions.
+"""Read authorizations to join a run, and build the authorizer program's four instructions.
 
 The checks are the program's own. An authorization is active and has the right grantor and scope.
 It is for everyone (the default key as grantee), for the user, or for a grantee that has the user
@@ -45,12 +45,12 @@ class Authorization:
 
     def admits(self, grantor: Pubkey, user: Pubkey, run: Pubkey) -> bool:
         """Return whether this admits `user` to `run`, whose join authority is `grantor`."""
-        named = self.grantee in (EVERYONE, user) or user in self.delegates
+        covers_user = self.grantee in (EVERYONE, user) or user in self.delegates
         return (
             self.active
             and self.grantor == grantor
             and self.scope in (JOIN_SCOPE, bytes(run))
-            and named
+            and covers_user
         )
 
 
@@ -77,35 +77,40 @@ class AuthorizerInstructions:
         )
 
     def delegation(
-        self, held: Authorization, *, clear: bool, added: Sequence[Pubkey]
+        self, authorization: Authorization, *, clear: bool, added: Sequence[Pubkey]
     ) -> list[Instruction]:
         """Drop all delegates of an authorization, add some, or both, in parts that fit a
         transaction. The signer is the grantee.
         """
-        parts = [
+        batches = [
             added[i : i + DELEGATES_AT_ONCE] for i in range(0, len(added), DELEGATES_AT_ONCE)
         ] or [added]
-        if clear and added and held.delegates and held.delegates_sponsor != self.user:
-            parts.insert(0, [])  # first clear the delegates that another wallet paid for
-        own = {"delegates_sponsor": self.user}  # once this wallet has paid for some
+        if (
+            clear
+            and added
+            and authorization.delegates
+            and authorization.delegates_sponsor != self.user
+        ):
+            batches.insert(0, [])  # first clear the delegates that another wallet paid for
+        own_sponsor = {"delegates_sponsor": self.user}  # once this wallet has paid for some
         return [
             self._program.instruction(
                 "grantee_update",
-                self._of(held) | (own if any(parts[:i]) else {}),
+                self._accounts_of(authorization) | (own_sponsor if any(batches[:i]) else {}),
                 delegates_clear=clear and i == 0,
-                delegates_added=list(part),
+                delegates_added=list(batch),
             )
-            for i, part in enumerate(parts)
+            for i, batch in enumerate(batches)
         ]
 
-    def close(self, held: Authorization) -> Instruction:
+    def close(self, authorization: Authorization) -> Instruction:
         """Delete this wallet's inactive authorization; the rent goes back to those who paid it."""
-        return self._program.instruction("close", self._of(held))
+        return self._program.instruction("close", self._accounts_of(authorization))
 
-    def _of(self, held: Authorization) -> dict[str, Pubkey]:
-        return self._accounts(held.grantor, held.grantee, held.scope) | {
-            "sponsor": held.sponsor,
-            "delegates_sponsor": held.delegates_sponsor,
+    def _accounts_of(self, authorization: Authorization) -> dict[str, Pubkey]:
+        return self._accounts(authorization.grantor, authorization.grantee, authorization.scope) | {
+            "sponsor": authorization.sponsor,
+            "delegates_sponsor": authorization.delegates_sponsor,
         }
 
     def _accounts(self, grantor: Pubkey, grantee: Pubkey, scope: bytes) -> dict[str, Pubkey]:
@@ -137,8 +142,8 @@ class Authorizer:
         self, grantor: Pubkey, grantee: Pubkey, delegates: int = 0, *, scope: bytes = JOIN_SCOPE
     ) -> dict[Pubkey, int]:
         """Return {address: size in bytes} of an authorization with that many delegates."""
-        place = authorization_address(self._program.id, grantor, grantee, scope)
-        return {place: BARE_BYTES + len(scope) + DELEGATE_BYTES * delegates}
+        address = authorization_address(self._program.id, grantor, grantee, scope)
+        return {address: BARE_BYTES + len(scope) + DELEGATE_BYTES * delegates}
 
     async def fetch(
         self,
@@ -163,12 +168,19 @@ class Authorizer:
         all runs of the grantor, or this one.
         """
         grantees = [EVERYONE, user] if authorizer is None else [authorizer]
-        wanted = [(one, scope) for scope in (JOIN_SCOPE, bytes(run)) for one in grantees]
-        found = await self._fetch(grantor, wanted)
-        return next((a for a in found if a is not None and a.admits(grantor, user, run)), None)
+        candidates = [
+            (grantee, scope) for scope in (JOIN_SCOPE, bytes(run)) for grantee in grantees
+        ]
+        authorizations = await self._fetch(grantor, candidates)
+        return next(
+            (a for a in authorizations if a is not None and a.admits(grantor, user, run)), None
+        )
 
     async def _fetch(
-        self, grantor: Pubkey, wanted: Sequence[tuple[Pubkey, bytes]], min_slot: int | None = None
+        self,
+        grantor: Pubkey,
+        grantees_and_scopes: Sequence[tuple[Pubkey, bytes]],
+        min_slot: int | None = None,
     ) -> list[Authorization | None]:
         """Return these authorizations, None for each that does not exist.
 
@@ -176,7 +188,7 @@ class Authorizer:
         """
         addresses = [
             authorization_address(self._program.id, grantor, grantee, scope)
-            for grantee, scope in wanted
+            for grantee, scope in grantees_and_scopes
         ]
 
         async def ask(node: NodeClient) -> list[Authorization | None]:
@@ -191,15 +203,15 @@ class Authorizer:
         return await self._pool.call(ask)
 
     def _parse(self, address: Pubkey, account: AccountData) -> Authorization:
-        found = self._program.account("Authorization", account.data)
+        account_data = self._program.account("Authorization", account.data)
         return Authorization(
             address=address,
-            grantor=found.grantor,
-            grantee=found.grantee,
-            scope=bytes(found.scope),
-            active=bool(found.active),
-            delegates=tuple(found.delegates),
-            grantor_update_at=int(found.grantor_update_at),
-            sponsor=found.sponsor,
-            delegates_sponsor=found.delegates_sponsor,
+            grantor=account_data.grantor,
+            grantee=account_data.grantee,
+            scope=bytes(account_data.scope),
+            active=bool(account_data.active),
+            delegates=tuple(account_data.delegates),
+            grantor_update_at=int(account_data.grantor_update_at),
+            sponsor=account_data.sponsor,
+            delegates_sponsor=account_data.delegates_sponsor,
         )

@@ -1,4 +1,4 @@
-"""Client of the coordinator program: reads runs, and sends instructions with one method each.
+"""Read runs of the coordinator program, and send its instructions with one method each.
 
 `ix` builds instructions and `sender` packs and sends them, for commands that put several into one
 transaction. The other methods do both for one instruction.
@@ -114,18 +114,20 @@ class CoordinatorClient:
 
     async def snapshot(self, run_id: str, *, any_spec: bool = False) -> tuple[Run, Model, Members]:
         """Return run, model and members as of one slot. Errors as `run` and `parse_model`."""
-        found = run_addresses(self.program_id, run_id)
+        addresses = run_addresses(self.program_id, run_id)
 
         async def ask(node: NodeClient) -> list[AccountData | None]:
-            slot, accounts = await node.accounts([found.run, found.model, found.members])
+            slot, accounts = await node.accounts(
+                [addresses.run, addresses.model, addresses.members]
+            )
             if None in accounts:
                 await self._check_program(node)
             if not any_spec:
-                await self._check_spec(found.model, accounts[1], slot)
+                await self._check_spec(addresses.model, accounts[1], slot)
             return accounts
 
         run, model, members = [
-            self._present(run_id, account) for account in await self.pool.call(ask)
+            self._checked_account(run_id, account) for account in await self.pool.call(ask)
         ]
         parsed = parse_model(model.data, any_spec=any_spec)
         return parse_run(run.data), parsed, parse_members(members.data)
@@ -146,23 +148,24 @@ class CoordinatorClient:
             except AccountError:
                 continue
         runs.sort(key=lambda run: run.run_id)
-        listed: list[tuple[Run, Model, Members | None]] = []
+        result: list[tuple[Run, Model, Members | None]] = []
         for start in range(0, len(runs), READ_AT_ONCE):
-            part = runs[start : start + READ_AT_ONCE]
-            places = [run_addresses(self.program_id, run.run_id) for run in part]
-            _, found = await fetch_many(
-                self.pool, [key for place in places for key in (place.model, place.members)]
+            batch = runs[start : start + READ_AT_ONCE]
+            addresses = [run_addresses(self.program_id, run.run_id) for run in batch]
+            _, accounts = await fetch_many(
+                self.pool,
+                [key for address in addresses for key in (address.model, address.members)],
             )
-            for run, model, members in zip(part, found[::2], found[1::2], strict=True):
+            for run, model, members in zip(batch, accounts[::2], accounts[1::2], strict=True):
                 if model is None:
                     continue
                 try:
                     # any owner can write a training spec that this client cannot read
-                    named = parse_model(model.data, any_spec=True)
-                    listed.append((run, named, _grown(members)))
+                    parsed_model = parse_model(model.data, any_spec=True)
+                    result.append((run, parsed_model, _complete_members(members)))
                 except AccountError:
                     continue
-        return listed
+        return result
 
     def creation(
         self,
@@ -181,20 +184,20 @@ class CoordinatorClient:
         )
         sizes = {MEMBERS: members_account().size, WITNESSES: witnesses_account().size}
         grows = [
-            self.ix.grow(run_id, which)
-            for which, size in sizes.items()
+            self.ix.grow(run_id, account_number)
+            for account_number, size in sizes.items()
             for _ in range(GROWTH, size, GROWTH)
         ]
         return [first, *grows]
 
     def sizes(self, run_id: str) -> dict[Pubkey, int]:
         """Return {address: size in bytes} of a run's accounts."""
-        places = run_addresses(self.program_id, run_id)
+        addresses = run_addresses(self.program_id, run_id)
         return {
-            places.run: run_account().size,
-            places.model: model_account().size,
-            places.members: members_account().size,
-            places.witnesses: witnesses_account().size,
+            addresses.run: run_account().size,
+            addresses.model: model_account().size,
+            addresses.members: members_account().size,
+            addresses.witnesses: witnesses_account().size,
         }
 
     async def create_run(
@@ -230,24 +233,24 @@ class CoordinatorClient:
         """Pause the run, or start, resume or reopen it."""
         return await self.sender.send([self.ix.set_paused(run_id, paused)])
 
-    async def rewind(self, run_id: str, place: int, step: int) -> Signature:
+    async def rewind(self, run_id: str, index: int, step: int) -> Signature:
         """Take a halted run back to a recorded checkpoint (`CoordinatorInstructions.rewind`)."""
-        return await self.sender.send([self.ix.rewind(run_id, place, step)])
+        return await self.sender.send([self.ix.rewind(run_id, index, step)])
 
     async def kick(self, run_id: str, wallet: Pubkey, *, barred: bool) -> Signature:
         """Remove a wallet from the next epoch, and bar its later joins or lift that bar."""
         run = await self.run(run_id)
-        held = await membership_of(self.pool, self.program_id, run, wallet)
+        membership = await membership_of(self.pool, self.program_id, run, wallet)
         step = self.ix.kick(
             run_id,
             run.created,
             wallet,
             barred=barred,
-            sponsor=Pubkey(held.sponsor) if held else None,
+            sponsor=Pubkey(membership.sponsor) if membership else None,
         )
-        if barred and held is None:
-            place = self.ix.membership(run_id, run.created, wallet)
-            await self.sender.afford([step], {place: membership_account().size})
+        if barred and membership is None:
+            address = self.ix.membership(run_id, run.created, wallet)
+            await self.sender.afford([step], {address: membership_account().size})
         return await self.sender.send([step])
 
     async def settle(self, run_id: str, wallet: Pubkey) -> Signature:
@@ -268,7 +271,7 @@ class CoordinatorClient:
         )
 
     async def close_run(self, run_id: str) -> list[Signature]:
-        """Settle the bonds of ejected members, then delete a halted run. We get the rent."""
+        """Settle ejected members' bonds, and delete a halted run. This wallet gets the rent."""
         run, _, members = await self.snapshot(run_id, any_spec=True)
         ejected = [Pubkey(members.seats[seat].signer) for seat in seats(members.forfeited)]
         settled = [self.ix.settle(run_id, run.created, wallet) for wallet in ejected]
@@ -292,7 +295,7 @@ class CoordinatorClient:
                 await self._check_program(node)
             return account
 
-        return self._present(run_id, await self.pool.call(ask))
+        return self._checked_account(run_id, await self.pool.call(ask))
 
     async def _check_program(self, node: NodeClient) -> None:
         """Raise CoordinatorError if the program is not on the cluster, BadReply if only this node
@@ -301,7 +304,7 @@ class CoordinatorClient:
         if not await self._is_program_missing(node):
             return
         if not await self.pool.uncontradicted(self._is_program_missing):
-            raise BadReply("the RPC node does not know the program, but another node does")
+            raise BadReply("the RPC node does not have the program, but another node does")
         raise CoordinatorError(
             f"there is no program {self.program_id} on this cluster",
             "Check --rpc and --coordinator-program-id, or deploy it: aftermath-solana deploy",
@@ -319,11 +322,11 @@ class CoordinatorClient:
         _, program = await node.account(self.program_id, length=0)
         return program is None or not program.executable
 
-    def _present(self, run_id: str, account: AccountData | None) -> AccountData:
+    def _checked_account(self, run_id: str, account: AccountData | None) -> AccountData:
         if account is None:
             raise NoSuchRun(
                 f"there is no run {run_id!r} on this cluster",
-                "Check the run id, --rpc and --coordinator-program-id; aftermath-solana list-runs shows what is there",
+                "Check the run id, --rpc and --coordinator-program-id; list the runs: aftermath-solana list-runs",
             )
         if account.owner != self.program_id:
             raise CoordinatorError(
@@ -337,7 +340,7 @@ class CoordinatorClient:
         return self._wallet
 
 
-def _grown(account: AccountData | None) -> Members | None:
+def _complete_members(account: AccountData | None) -> Members | None:
     if account is None or len(account.data) < members_account().size:
         return None
     return parse_members(account.data)

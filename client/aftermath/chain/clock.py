@@ -1,8 +1,8 @@
 """Estimate chain time between observations.
 
-A timestamp is a lower bound of chain time when it arrives: it is rounded down and it travelled. So
-the largest of the last few offsets is used. A late estimate is harmless; the program refuses
-transactions that are early.
+When a timestamp arrives, chain time is at least as late, because timestamps are rounded down and
+take time to travel. So the clock uses the largest of the last few offsets. A late estimate is
+harmless; the program refuses early transactions.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _CLOCK_SYSVAR = struct.Struct("<QqQQq")
 
 
 class ChainClock:
-    """Unix seconds of the chain, carried on by `monotonic` (seconds of any steady clock)."""
+    """Chain time in unix seconds, advanced by `monotonic` (seconds of any steady clock)."""
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
         self._monotonic = monotonic
@@ -34,9 +34,9 @@ class ChainClock:
         self.observe(sysvar_time(data))
 
     def now(self) -> int:
-        """Chain time in unix seconds. Raises CoordinatorError before the first observation."""
+        """Return chain time in unix seconds. Raise CoordinatorError before an observation."""
         if not self._offsets:
-            raise CoordinatorError("the run's time is not known before the run was read")
+            raise CoordinatorError("the run's time is unknown until the run is read")
         return int(max(self._offsets) + self._monotonic())
 
 

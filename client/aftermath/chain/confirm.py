@@ -1,6 +1,4 @@
-"""Delivers a signed transaction: sends it and asks for its status, until it landed or its blockhash
-expired.
-"""
+"""Send signed transactions again and again until they land or their blockhash expires."""
 
 from __future__ import annotations
 
@@ -80,14 +78,14 @@ async def deliver_all(
     waiting = [t.signatures[0] for t in transactions]
     while waiting and asyncio.get_running_loop().time() < give_up:
         expired = await _too_late(pool, last_valid_height)
-        still = []
+        unconfirmed = []
         for start in range(0, len(waiting), STATUSES_AT_ONCE):
-            part = waiting[start : start + STATUSES_AT_ONCE]
-            statuses = await _statuses(pool, part)
-            still += [
-                s for s, status in zip(part, statuses, strict=True) if not _is_confirmed(status)
+            batch = waiting[start : start + STATUSES_AT_ONCE]
+            statuses = await _statuses(pool, batch)
+            unconfirmed += [
+                s for s, status in zip(batch, statuses, strict=True) if not _is_confirmed(status)
             ]
-        waiting = still
+        waiting = unconfirmed
         if expired:
             break
         if waiting:

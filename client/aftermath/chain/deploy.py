@@ -34,7 +34,7 @@ from aftermath.coordinator.errors import CoordinatorError, Refused, Unavailable
 CACHE = cache_directory("deploy")
 MAX_PROGRAM = 10 << 20
 WRITE_UNITS = 10_000
-LAST_ONES = 4  # transactions after the writes, at most
+LAST_TRANSACTIONS = 4  # transactions after the writes, at most
 ROUNDS = 20
 SLOT_SECONDS = 60.0
 ELF = b"\x7fELF"
@@ -67,20 +67,20 @@ async def deploy_program(
     the wallet may not upgrade it, Refused `InsufficientFunds` with the amount, and Unavailable.
     """
     elf = _read_program(program)
-    standing = await _standing(sender, key.pubkey(), elf)
-    if _runs(standing, elf):
+    deployed = await _deployed_program(sender, key.pubkey(), elf)
+    if _is_deployed(deployed, elf):
         return Deployment(key.pubkey(), "unchanged", len(elf), None)
     path = _buffer_path(cache, key.pubkey(), elf)
     buffer = _buffer_key(path)
-    await _fill(sender, buffer, elf, standing, progress)
-    if standing is None:
-        instructions = await _first(sender, key.pubkey(), buffer.pubkey(), len(elf))
+    await _fill_buffer(sender, buffer, elf, deployed, progress)
+    if deployed is None:
+        instructions = await _deploy_instructions(sender, key.pubkey(), buffer.pubkey(), len(elf))
         signature = await sender.send(instructions, signers=[key])
     else:
-        signature = await _upgrade(sender, key.pubkey(), buffer.pubkey(), standing, len(elf))
+        signature = await _upgrade(sender, key.pubkey(), buffer.pubkey(), deployed, len(elf))
     path.unlink(missing_ok=True)
     return Deployment(
-        key.pubkey(), "deployed" if standing is None else "upgraded", len(elf), signature
+        key.pubkey(), "deployed" if deployed is None else "upgraded", len(elf), signature
     )
 
 
@@ -92,14 +92,16 @@ async def deployment_cost(
     Lamports that an interrupted deployment already paid are not included.
     """
     elf = _read_program(program)
-    standing = await _standing(sender, key.pubkey(), elf)
-    if _runs(standing, elf):
+    deployed = await _deployed_program(sender, key.pubkey(), elf)
+    if _is_deployed(deployed, elf):
         return 0
     path = _buffer_path(cache, key.pubkey(), elf)
     buffer = load_wallet(path).pubkey if path.exists() else None
-    held = await _held(sender, buffer, len(elf)) if buffer is not None else None
+    buffered = await _buffer_bytes(sender, buffer, len(elf)) if buffer is not None else None
     chunks = _chunks(sender, key.pubkey(), elf)
-    return await _cost(sender, len(elf), 1 + len(chunks), standing, buffer_exists=held is not None)
+    return await _cost(
+        sender, len(elf), 1 + len(chunks), deployed, buffer_exists=buffered is not None
+    )
 
 
 async def deployment_steps(
@@ -109,47 +111,55 @@ async def deployment_steps(
     elf = _read_program(program)
     wallet = sender.wallet.pubkey
     address = key.pubkey()
-    standing = await _standing(sender, address, elf)
-    if _runs(standing, elf):
+    deployed = await _deployed_program(sender, address, elf)
+    if _is_deployed(deployed, elf):
         return [], {}
     path = _buffer_path(CACHE, address, elf)
     buffer = load_wallet(path).pubkey if path.exists() else Keypair().pubkey()
-    held = await _held(sender, buffer, len(elf))
+    buffered = await _buffer_bytes(sender, buffer, len(elf))
     steps = []
     sizes = {}
-    if held is None:
+    if buffered is None:
         steps.append(PlannedTransaction(await _buffer_start(sender, buffer, len(elf))))
         sizes[buffer] = loader.BUFFER_HEADER + len(elf)
-    if missing := _missing(_chunks(sender, buffer, elf), held or bytes(len(elf))):
+    if missing_chunks := _missing_chunks(_chunks(sender, buffer, elf), buffered or bytes(len(elf))):
         steps.append(
             PlannedTransaction(
-                [loader.write(buffer, wallet, *missing[0])], times=len(missing), units=WRITE_UNITS
+                [loader.write(buffer, wallet, *missing_chunks[0])],
+                times=len(missing_chunks),
+                units=WRITE_UNITS,
             )
         )
-    if standing is None:
-        steps.append(PlannedTransaction(await _first(sender, address, buffer, len(elf))))
+    if deployed is None:
+        steps.append(
+            PlannedTransaction(await _deploy_instructions(sender, address, buffer, len(elf)))
+        )
         sizes[address] = loader.PROGRAM_SIZE
         return steps, sizes
-    if (more := len(elf) - len(standing.data)) > 0:
-        steps.append(PlannedTransaction([loader.extend(address, wallet, more)], retried=True))
+    if (extra_bytes := len(elf) - len(deployed.data)) > 0:
+        steps.append(
+            PlannedTransaction([loader.extend(address, wallet, extra_bytes)], retried=True)
+        )
         sizes[loader.programdata_address(address)] = loader.PROGRAMDATA_HEADER + len(elf)
     steps.append(PlannedTransaction([loader.upgrade(address, buffer, wallet, wallet)]))
     return steps, sizes
 
 
-def _runs(standing: loader.Stored | None, elf: bytes) -> bool:
+def _is_deployed(deployed: loader.StoredProgram | None, elf: bytes) -> bool:
     """Return whether the deployed program has the bytes of `elf`."""
     return (
-        standing is not None
-        and standing.data[: len(elf)] == elf
-        and not any(standing.data[len(elf) :])
+        deployed is not None
+        and deployed.data[: len(elf)] == elf
+        and not any(deployed.data[len(elf) :])
     )
 
 
 def _read_program(path: Path) -> bytes:
     try:
         if path.stat().st_size > MAX_PROGRAM:
-            raise CoordinatorError(f"{path} is larger than a program may be ({MAX_PROGRAM} bytes)")
+            raise CoordinatorError(
+                f"{path} is larger than a program's limit of {MAX_PROGRAM} bytes"
+            )
         elf = path.read_bytes()
     except OSError as error:
         raise CoordinatorError(f"cannot read the program {path}: {error.strerror}") from error
@@ -158,13 +168,15 @@ def _read_program(path: Path) -> bytes:
     return elf
 
 
-async def _standing(sender: Sender, program: Pubkey, elf: bytes) -> loader.Stored | None:
+async def _deployed_program(
+    sender: Sender, program: Pubkey, elf: bytes
+) -> loader.StoredProgram | None:
     """Return the deployed program, or None. Raises CoordinatorError if we may not upgrade it."""
     _, account = await fetch(sender.pool, program)
     if account is None:
         return None
     if account.owner != loader.LOADER:
-        return _built_in(account, program, elf)
+        return _built_in_program(account, program, elf)
     _, data = await fetch(sender.pool, loader.programdata_address(program))
     if data is None:
         raise CoordinatorError(
@@ -172,7 +184,7 @@ async def _standing(sender: Sender, program: Pubkey, elf: bytes) -> loader.Store
             "Use a new program key",
         )
     stored = loader.parse_programdata(data)
-    if stored.authority != sender.wallet.pubkey and not _runs(stored, elf):
+    if stored.authority != sender.wallet.pubkey and not _is_deployed(stored, elf):
         raise CoordinatorError(
             f"program {program} can be upgraded by {stored.authority or 'nobody'} only, not by {sender.wallet.pubkey}",
             "Sign with that wallet (-w), or deploy under a new program key",
@@ -180,16 +192,16 @@ async def _standing(sender: Sender, program: Pubkey, elf: bytes) -> loader.Store
     return stored
 
 
-def _built_in(account: AccountData, program: Pubkey, elf: bytes) -> loader.Stored:
+def _built_in_program(account: AccountData, program: Pubkey, elf: bytes) -> loader.StoredProgram:
     """Return a program whose loader has no upgrades, such as a local network's built-in one.
 
     Raises CoordinatorError if its bytes differ from `elf`.
     """
     if account.executable and account.data == elf:
-        return loader.Stored(None, elf)
+        return loader.StoredProgram(None, elf)
     raise CoordinatorError(
-        f"the address {program} holds something of {account.owner} that cannot be upgraded",
-        "A local network has the packaged programs built in; deploy under a new program key",
+        f"the account {program} of {account.owner} is not an upgradeable program",
+        "Deploy under a new program key; a local network has the packaged programs built in",
     )
 
 
@@ -203,7 +215,9 @@ def _buffer_key(path: Path) -> Keypair:
     return load_wallet(path).keypair
 
 
-async def _first(sender: Sender, program: Pubkey, buffer: Pubkey, size: int) -> list[Instruction]:
+async def _deploy_instructions(
+    sender: Sender, program: Pubkey, buffer: Pubkey, size: int
+) -> list[Instruction]:
     wallet = sender.wallet.pubkey
     account = CreateAccountParams(
         from_pubkey=wallet,
@@ -216,27 +230,27 @@ async def _first(sender: Sender, program: Pubkey, buffer: Pubkey, size: int) -> 
 
 
 async def _upgrade(
-    sender: Sender, program: Pubkey, buffer: Pubkey, standing: loader.Stored, size: int
+    sender: Sender, program: Pubkey, buffer: Pubkey, deployed: loader.StoredProgram, size: int
 ) -> Signature:
     """Swap the program for the buffer. The loader allows one change of a program per slot,
     extending included.
     """
     wallet = sender.wallet.pubkey
-    changed = standing.slot
-    if (more := size - len(standing.data)) > 0:
-        await _past(sender, changed)
+    changed_slot = deployed.slot
+    if (extra_bytes := size - len(deployed.data)) > 0:
+        await _wait_past_slot(sender, changed_slot)
         try:
-            await sender.send([loader.extend(program, wallet, more)])
+            await sender.send([loader.extend(program, wallet, extra_bytes)])
         except Refused as refusal:
             if refusal.name != "InvalidInstructionData":
                 raise
-            await sender.send([loader.extend_unchecked(program, wallet, more)])
-        changed = sender.slot
-    await _past(sender, changed)
+            await sender.send([loader.extend_unchecked(program, wallet, extra_bytes)])
+        changed_slot = sender.slot
+    await _wait_past_slot(sender, changed_slot)
     return await sender.send([loader.upgrade(program, buffer, wallet, wallet)])
 
 
-async def _past(sender: Sender, slot: int) -> None:
+async def _wait_past_slot(sender: Sender, slot: int) -> None:
     """Wait until the cluster is past `slot`. Raises Unavailable when it does not advance."""
     try:
         async with asyncio.timeout(SLOT_SECONDS):
@@ -244,39 +258,39 @@ async def _past(sender: Sender, slot: int) -> None:
                 await asyncio.sleep(0.1)
     except TimeoutError as error:
         raise Unavailable(
-            f"the cluster did not get past slot {slot} in {SLOT_SECONDS:.0f} s"
+            f"the cluster did not advance past slot {slot} in {SLOT_SECONDS:.0f} s"
         ) from error
 
 
-async def _fill(
+async def _fill_buffer(
     sender: Sender,
     buffer: Keypair,
     elf: bytes,
-    standing: loader.Stored | None,
+    deployed: loader.StoredProgram | None,
     progress: Progress | None,
 ) -> None:
-    """Create the buffer if need be, and write until it holds `elf`."""
+    """Create the buffer if it is missing, and write to it until it holds `elf`."""
     chunks = _chunks(sender, buffer.pubkey(), elf)
-    held = await _held(sender, buffer.pubkey(), len(elf))
+    buffered = await _buffer_bytes(sender, buffer.pubkey(), len(elf))
     await sender.ensure_funds(
-        await _cost(sender, len(elf), 1 + len(chunks), standing, buffer_exists=held is not None)
+        await _cost(sender, len(elf), 1 + len(chunks), deployed, buffer_exists=buffered is not None)
     )
-    if held is None:
+    if buffered is None:
         await sender.send(await _buffer_start(sender, buffer.pubkey(), len(elf)), signers=[buffer])
     for _ in range(ROUNDS):
-        held = await _held(sender, buffer.pubkey(), len(elf)) or bytes(len(elf))
-        missing = _missing(chunks, held)
+        buffered = await _buffer_bytes(sender, buffer.pubkey(), len(elf)) or bytes(len(elf))
+        missing_chunks = _missing_chunks(chunks, buffered)
         if progress is not None:
-            progress(len(elf) - sum(len(part) for _, part in missing), len(elf))
-        if not missing:
+            progress(len(elf) - sum(len(chunk) for _, chunk in missing_chunks), len(elf))
+        if not missing_chunks:
             return
         await sender.ensure_funds(
-            await _cost(sender, len(elf), len(missing), standing, buffer_exists=True)
+            await _cost(sender, len(elf), len(missing_chunks), deployed, buffer_exists=True)
         )
-        await _write(sender, buffer.pubkey(), missing)
+        await _write(sender, buffer.pubkey(), missing_chunks)
     raise Unavailable(
-        f"{len(missing)} of {len(chunks)} parts of the program did not land in {ROUNDS} rounds",
-        "Run the command again: it continues from here; a priority fee may help (--max-priority-fee)",
+        f"{len(missing_chunks)} of {len(chunks)} writes did not land in {ROUNDS} rounds",
+        "Run the command again to continue; a priority fee may help (--max-priority-fee)",
     )
 
 
@@ -300,14 +314,22 @@ def _chunks(sender: Sender, buffer: Pubkey, elf: bytes) -> list[tuple[int, bytes
     return [(at, elf[at : at + length]) for at in range(0, len(elf), length)]
 
 
-def _missing(chunks: Sequence[tuple[int, bytes]], held: bytes) -> list[tuple[int, bytes]]:
-    return [(at, part) for at, part in chunks if held[at : at + len(part)] != part]
+def _missing_chunks(
+    chunks: Sequence[tuple[int, bytes]], buffered: bytes
+) -> list[tuple[int, bytes]]:
+    return [
+        (offset, chunk)
+        for offset, chunk in chunks
+        if buffered[offset : offset + len(chunk)] != chunk
+    ]
 
 
-async def _write(sender: Sender, buffer: Pubkey, missing: Sequence[tuple[int, bytes]]) -> None:
+async def _write(
+    sender: Sender, buffer: Pubkey, missing_chunks: Sequence[tuple[int, bytes]]
+) -> None:
     """Write missing parts under one blockhash. The next round retries those that do not land."""
     wallet = sender.wallet.pubkey
-    instructions = [loader.write(buffer, wallet, at, part) for at, part in missing]
+    instructions = [loader.write(buffer, wallet, offset, chunk) for offset, chunk in missing_chunks]
     (blockhash, height), price = await both(sender.blockhash(), sender.price(instructions[:1]))
     transactions = [
         sender.transaction([i], (), WRITE_UNITS, price, blockhash) for i in instructions
@@ -316,7 +338,7 @@ async def _write(sender: Sender, buffer: Pubkey, missing: Sequence[tuple[int, by
         sender.paid(1, WRITE_UNITS, price)
 
 
-async def _held(sender: Sender, buffer: Pubkey, size: int) -> bytes | None:
+async def _buffer_bytes(sender: Sender, buffer: Pubkey, size: int) -> bytes | None:
     """Return the buffer's bytes, or None if there is no buffer yet.
 
     Raises CoordinatorError if the buffer belongs to another wallet.
@@ -334,7 +356,12 @@ async def _held(sender: Sender, buffer: Pubkey, size: int) -> bytes | None:
 
 
 async def _cost(
-    sender: Sender, size: int, writes: int, standing: loader.Stored | None, *, buffer_exists: bool
+    sender: Sender,
+    size: int,
+    writes: int,
+    deployed: loader.StoredProgram | None,
+    *,
+    buffer_exists: bool,
 ) -> int:
     """Return the lamports that the rest of a deployment needs.
 
@@ -342,10 +369,10 @@ async def _cost(
     accounts.
     """
     price = await sender.price([loader.write(sender.wallet.pubkey, sender.wallet.pubkey, 0, b"")])
-    needed = (writes + LAST_ONES) * transaction_fee(2, WRITE_UNITS, price)
+    needed = (writes + LAST_TRANSACTIONS) * transaction_fee(2, WRITE_UNITS, price)
     if not buffer_exists:
         needed += await rent(sender.pool, loader.BUFFER_HEADER + size)
-    if standing is None:
+    if deployed is None:
         return needed + await rent(sender.pool, loader.PROGRAM_SIZE)
-    longer = max(0, size - len(standing.data))
+    longer = max(0, size - len(deployed.data))
     return needed + await rent(sender.pool, longer) - await rent(sender.pool, 0)

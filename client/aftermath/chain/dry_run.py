@@ -1,8 +1,8 @@
 """The sender of a dry run: simulates transactions and reports their outcome and cost.
 
-It raises `Rehearsed` where a `Sender` sends, because the rest of a command expects a changed chain.
-It requests no test SOL. If a refusal may come only from an earlier transaction that has not landed,
-the outcome stays open.
+It raises `DryRunReport` where a `Sender` sends, because the rest of a command expects a changed
+chain. It requests no test SOL. If a refusal may come only from an earlier transaction that has not
+landed, the outcome stays open.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ class NewAccount:
 
 
 @dataclass
-class Rehearsed(Exception):
-    """Everything that a command was about to send. `output` has the command's own JSON fields.
+class DryRunReport(Exception):
+    """Report everything that a command was about to send. `output`: the command's JSON fields.
 
     The wallet holds `held` lamports and needs `needed`: rent, fees, bond, the rent of its own
     account, and what the command asks for beforehand. `granted`: a local network would give what
@@ -117,10 +117,10 @@ class Rehearsed(Exception):
 
 
 class DrySender(Sender):
-    """A `Sender` that raises `Rehearsed` instead of sending."""
+    """A `Sender` that raises `DryRunReport` instead of sending."""
 
     _accounts: Sequence[NewAccount] = ()
-    _asked = 0
+    _requested = 0
 
     async def send(
         self,
@@ -129,8 +129,8 @@ class DrySender(Sender):
         signers: Sequence[Keypair] = (),
         headroom: int = 0,
     ) -> Signature:
-        """Raise Rehearsed with this transaction."""
-        raise await self.rehearse([PlannedTransaction(instructions)], headroom)
+        """Raise DryRunReport with this transaction."""
+        raise await self.dry_run([PlannedTransaction(instructions)], headroom)
 
     async def send_each(
         self,
@@ -139,11 +139,9 @@ class DrySender(Sender):
         *,
         headroom: int = 0,
     ) -> list[Signature]:
-        """Raise Rehearsed with a transaction for each group; without groups there is nothing to
-        send.
-        """
+        """Raise DryRunReport with a transaction for each group, if there are groups."""
         if groups:
-            raise await self.rehearse([PlannedTransaction(group) for group in groups], headroom)
+            raise await self.dry_run([PlannedTransaction(group) for group in groups], headroom)
         return []
 
     async def afford(
@@ -153,30 +151,30 @@ class DrySender(Sender):
         *,
         later: int = 0,
     ) -> None:
-        """Note the accounts and the sum for `Rehearsed`."""
+        """Note the accounts and the sum for `DryRunReport`."""
         await self.creating(sizes or {})
         await super().afford(instructions, sizes, later=later)
 
     async def ensure_funds(self, lamports: int) -> None:
-        """Note the sum."""
-        self._asked = lamports
+        """Note the sum for the report."""
+        self._requested = lamports
 
     async def creating(self, sizes: Mapping[Pubkey, int]) -> None:
         """Note that accounts of these sizes will be at these addresses."""
-        due = await rent_due(self.pool, sizes) if sizes else {}
+        missing_rent = await rent_due(self.pool, sizes) if sizes else {}
         self._accounts = [
             NewAccount(address, sizes[address], lamports)
-            for address, lamports in due.items()
+            for address, lamports in missing_rent.items()
             if lamports
         ]
 
-    async def rehearse(
+    async def dry_run(
         self, steps: Sequence[PlannedTransaction], headroom: int = 0, *, bond: int = 0
-    ) -> Rehearsed:
+    ) -> DryRunReport:
         """Return what sending these steps in order would do. One of them pays `bond` lamports."""
-        held = await balance(self.pool, self.wallet.pubkey)
-        own = await rent(self.pool, 0)
-        written: set[Pubkey] = set()
+        wallet_lamports = await balance(self.pool, self.wallet.pubkey)
+        wallet_rent = await rent(self.pool, 0)
+        written_accounts: set[Pubkey] = set()
         simulated = []
         for step in steps:
             writes = {
@@ -185,18 +183,27 @@ class DrySender(Sender):
             writes -= {self.wallet.pubkey}
             simulated.append(
                 await self._simulated(
-                    step, headroom, held, sure=not (step.retried or writes & written)
+                    step,
+                    headroom,
+                    wallet_lamports,
+                    is_certain=not (step.retried or writes & written_accounts),
                 )
             )
-            written |= writes
-        found = Rehearsed(
-            self.wallet.pubkey, held, 0, self.pool.is_local, simulated, self._accounts, bond=bond
+            written_accounts |= writes
+        report = DryRunReport(
+            self.wallet.pubkey,
+            wallet_lamports,
+            0,
+            self.pool.is_local,
+            simulated,
+            self._accounts,
+            bond=bond,
         )
-        found.needed = max(self._asked, found.total) + own
-        return found
+        report.needed = max(self._requested, report.total) + wallet_rent
+        return report
 
     async def _simulated(
-        self, step: PlannedTransaction, headroom: int, held: int, *, sure: bool
+        self, step: PlannedTransaction, headroom: int, wallet_lamports: int, *, is_certain: bool
     ) -> Simulated:
         price = await self.price(step.instructions)
 
@@ -208,13 +215,13 @@ class DrySender(Sender):
         try:
             simulation = await self.simulate(step.instructions, [self.wallet.pubkey])
         except TransactionFailed as failure:
-            outcome = Outcome.REFUSED if sure and not lacks_funds(failure) else Outcome.OPEN
+            outcome = Outcome.REFUSED if is_certain and not lacks_funds(failure) else Outcome.OPEN
             refusal = (
                 self.refusal(failure, step.instructions) if outcome is Outcome.REFUSED else None
             )
             return Simulated(step, outcome, fee(step.units or MAX_UNITS), step.units, refusal)
         units = step.units or allowed_units(simulation.units or MAX_UNITS, headroom)
         (wallet,) = simulation.accounts
-        after = wallet.lamports if wallet is not None else 0
-        returned = max(0, after + self.simulated_fee(step.instructions) - held)
+        lamports_after = wallet.lamports if wallet is not None else 0
+        returned = max(0, lamports_after + self.simulated_fee(step.instructions) - wallet_lamports)
         return Simulated(step, Outcome.ACCEPTED, fee(units), units, returned=returned)

@@ -69,8 +69,8 @@ def _location(location: DataLocation) -> dict[str, Any]:
         keys = source_of(location).model_dump(exclude_none=True)
         name = DataLocationChoice.name_of(source_of(location))
         return {"kind": name, **keys, "secondary": location.secondary}
-    shown = [field.name for field in fields(location) if field.name != "source"]
-    return {name: plain(getattr(location, name), name) for name in shown}
+    names = [field.name for field in fields(location) if field.name != "source"]
+    return {name: plain(getattr(location, name), name) for name in names}
 
 
 def _unreadable(value: object) -> Collection[str]:

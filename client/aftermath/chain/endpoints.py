@@ -71,16 +71,16 @@ def shown(url: str) -> str:
 
     What is left out of a mistyped address is shown as `…`.
     """
-    begun = _SCHEME.match(url)
-    scheme = begun[0] if begun else ""
-    authority, *rest = re.split(r"[/?#\\\s]", url[len(scheme) :], maxsplit=1)
+    scheme_match = _SCHEME.match(url)
+    scheme = scheme_match[0] if scheme_match else ""
+    authority, *remainder = re.split(r"[/?#\\\s]", url[len(scheme) :], maxsplit=1)
     _, at, host = authority.rpartition("@")
-    if not at and rest and "@" in rest[0]:
+    if not at and remainder and "@" in remainder[0]:
         # the password may hold a slash, so it is not known where the host begins
         return f"{scheme}…"
-    known = _HOST.match(host)
-    kept = known[0] if known else ""
-    return scheme + kept + ("…" if kept != host else "")
+    host_match = _HOST.match(host)
+    valid_host = host_match[0] if host_match else ""
+    return scheme + valid_host + ("…" if valid_host != host else "")
 
 
 def endpoint(http: str, ws: str | None = None) -> Endpoint:
@@ -104,10 +104,10 @@ def _checked(url: str, schemes: tuple[str, str]) -> str:
     except ValueError:
         valid = False
     if not valid:
-        names = "" if "http" not in schemes else f", or be one of {', '.join(CLUSTERS)}"
+        names = "" if "http" not in schemes else f", or one of {', '.join(CLUSTERS)}"
         raise UsageError(
             f"{shown(url)!r} is not an RPC address",
-            f"It must look like {schemes[0]}://host:port{names}",
+            f"Use an address like {schemes[0]}://host:port{names}",
         )
     return url
 
@@ -116,8 +116,8 @@ def _derived(http: str) -> str:
     parts = urlsplit(http)
     if parts.port == LAST_PORT:
         raise NoNextPort(
-            f"{shown(http)} is at the last port, and its websocket at none after it",
-            "Say where that is",
+            f"{shown(http)} uses the last port, so its websocket cannot be at the next one",
+            "Pass the websocket's address",
         )
     host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname or ""
     port = f":{parts.port + 1}" if parts.port else ""
@@ -146,13 +146,13 @@ def advice(error: BaseException) -> str:
         return ""
     code = error.response.status_code
     if code in (401, 403):
-        return "Check the API key in the RPC address, and that your account at the provider may use this network"
+        return "Check the API key in the RPC address, and whether your provider's plan includes this network"
     if code == 429:
         return "Wait a minute, or pass an --rpc address with your own API key: this node limits the request rate"
     if target := _redirect(error.response):
         return f"Pass --rpc {target}, the address that the node redirects to"
     return (
-        "Check the path of the RPC address: a web server is there, but not an RPC node"
+        "Check the path of the RPC address: the web server there is not an RPC node"
         if code == 404
         else ""
     )

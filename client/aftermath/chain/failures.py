@@ -32,11 +32,11 @@ class RpcError(Exception):
 
 
 class BadReply(CoordinatorError):
-    """An RPC node sent something that is not a Solana reply."""
+    """An RPC node sent an invalid reply."""
 
 
 class RpcRejected(CoordinatorError):
-    """The RPC node does not accept the request; another try would not help."""
+    """The RPC nodes reject the request, so a retry would not help."""
 
 
 class TransactionFailed(Exception):
@@ -68,9 +68,13 @@ class TransactionFailed(Exception):
     @property
     def custom(self) -> int | None:
         """The program's own error code, or None for any other failure."""
-        found = self.instruction
-        if found and isinstance(found[1], dict) and isinstance(found[1].get("Custom"), int):
-            return int(found[1]["Custom"])
+        instruction = self.instruction
+        if (
+            instruction
+            and isinstance(instruction[1], dict)
+            and isinstance(instruction[1].get("Custom"), int)
+        ):
+            return int(instruction[1]["Custom"])
         return None
 
 

@@ -1,4 +1,4 @@
-"""Priority fees: the price that recent transactions paid for the same accounts, up to a cap."""
+"""Compute fees, with the priority price of recent transactions for the same accounts."""
 
 from __future__ import annotations
 
@@ -24,8 +24,12 @@ async def priority_price(pool: RpcPool, instructions: Sequence[Instruction], cap
     """
     if cap <= 0:
         return 0
-    written = list({a.pubkey: None for i in instructions for a in i.accounts if a.is_writable})
-    prices = await pool.call(lambda node: node.recent_prices(written[:MAX_LOCKED_ACCOUNTS]))
+    written_accounts = list(
+        {a.pubkey: None for i in instructions for a in i.accounts if a.is_writable}
+    )
+    prices = await pool.call(
+        lambda node: node.recent_prices(written_accounts[:MAX_LOCKED_ACCOUNTS])
+    )
     return min(percentile(prices, PERCENTILE), cap)
 
 

@@ -1,4 +1,4 @@
-"""Money for transactions: what accounts lack in rent, and test money on a local network."""
+"""Find out which rent accounts lack, and request test SOL on a local network."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ async def rent_due(pool: RpcPool, sizes: Mapping[Pubkey, int]) -> dict[Pubkey, i
     """Return the lamports that each address still lacks for an account of its size in `sizes`."""
     addresses = list(sizes)
     _, accounts = await fetch_many(pool, addresses)
-    held = {
+    lamports = {
         address: account.lamports if account else 0
         for address, account in zip(addresses, accounts, strict=True)
     }
     rents = {size: await rent(pool, size) for size in set(sizes.values())}
-    return {address: max(0, rents[size] - held[address]) for address, size in sizes.items()}
+    return {address: max(0, rents[size] - lamports[address]) for address, size in sizes.items()}
 
 
 async def ensure_funds(pool: RpcPool, wallet: Pubkey, lamports: int) -> int:
@@ -40,37 +40,37 @@ async def ensure_funds(pool: RpcPool, wallet: Pubkey, lamports: int) -> int:
     On a local network it asks for the missing money with requestAirdrop. Elsewhere, or when the
     faucet refuses, it raises Refused `InsufficientFunds` with the missing sum.
     """
-    held = await balance(pool, wallet)
-    if held >= lamports:
-        return held
+    balance_now = await balance(pool, wallet)
+    if balance_now >= lamports:
+        return balance_now
     if not pool.is_local:
-        raise no_funds(wallet, held, lamports)
+        raise no_funds(wallet, balance_now, lamports)
     try:
         async with asyncio.timeout(AIRDROP_SECONDS):
             for attempt in itertools.count():
-                if held >= lamports:
+                if balance_now >= lamports:
                     break
-                held = await _ask(pool, wallet, held, lamports, attempt)
+                balance_now = await _ask(pool, wallet, balance_now, lamports, attempt)
     except TimeoutError as error:
         raise Unavailable(
             f"the airdrop for {wallet} did not arrive in {AIRDROP_SECONDS:.0f} s",
             "Check the local network's log",
         ) from error
-    return held
+    return balance_now
 
 
-async def _ask(pool: RpcPool, wallet: Pubkey, held: int, lamports: int, attempt: int) -> int:
+async def _ask(pool: RpcPool, wallet: Pubkey, balance_now: int, lamports: int, attempt: int) -> int:
     """Ask the faucet, wait a little for the money, and return what the wallet holds then.
 
     Each request asks for another sum, because a faucet gives only once for equal requests.
     """
-    wanted = max(lamports - held, AIRDROP_LEAST) + held % _ODD + attempt
+    amount = max(lamports - balance_now, AIRDROP_LEAST) + balance_now % _ODD + attempt
     try:
-        await pool.call(lambda node: node.request_airdrop(wallet, wanted), patience=ASK_PATIENCE)
+        await pool.call(lambda node: node.request_airdrop(wallet, amount), patience=ASK_PATIENCE)
     except (RpcRejected, Unavailable) as error:
-        raise no_funds(wallet, held, lamports) from error
-    again = asyncio.get_running_loop().time() + ASK_AGAIN
-    while held < lamports and asyncio.get_running_loop().time() < again:
+        raise no_funds(wallet, balance_now, lamports) from error
+    retry_at = asyncio.get_running_loop().time() + ASK_AGAIN
+    while balance_now < lamports and asyncio.get_running_loop().time() < retry_at:
         await asyncio.sleep(0.05)
-        held = await balance(pool, wallet)
-    return held
+        balance_now = await balance(pool, wallet)
+    return balance_now

@@ -1,9 +1,8 @@
-"""Reads a canonical Anchor IDL (spec 0.1.0) and converts it to the legacy form that anchorpy
-understands.
+"""Convert a canonical Anchor IDL (spec 0.1.0) to the legacy form that anchorpy reads.
 
-Names stay in snake case: anchorpy snake-cases what it is given, and would lose the underscore
-before the digit of `quantize_1bit`. The errors are kept next to the IDL, to name the reason of a
-failed transaction.
+Names stay in snake case: from camel case, anchorpy would lose the underscore before the digit of
+`quantize_1bit`. A `ProgramIdl` also has the program's errors, which name the reason of a failed
+transaction.
 """
 
 from __future__ import annotations
@@ -65,9 +64,7 @@ def _provider() -> Provider:
 
 
 def load_idl(path: Path) -> ProgramIdl:
-    """Read and convert the IDL file at `path`; CoordinatorError if it is missing, not JSON or of
-    another spec.
-    """
+    """Read and convert an IDL file. Raise CoordinatorError if it is missing or invalid."""
     try:
         raw = path.read_bytes()
     except OSError as error:
@@ -86,27 +83,25 @@ def load_idl(path: Path) -> ProgramIdl:
 
 
 def convert(idl: Json, *, zero_copy: bool = False) -> ProgramIdl:
-    """Convert a canonical IDL. Raises KeyError or ValueError on anything outside the part of the
-    spec we use.
+    """Convert a canonical IDL. Raise KeyError or ValueError for unsupported parts of the spec.
 
-    `zero_copy` includes the accounts that the program maps into memory. anchorpy takes some 50
-    times as long as numpy to read them, so this package reads them by `chain.layout` and leaves
-    them out here.
+    `zero_copy`: also include the accounts that the program maps into memory. By default they are
+    left out, because `chain.layout` reads them about 50 times as fast as anchorpy.
     """
     spec = idl["metadata"].get("spec")
     if spec != SPEC:
         raise ValueError(f"IDL spec {spec!r}, expected {SPEC}")
     types = {t["name"]: t for t in idl.get("types", [])}
     instructions = [_instruction(i) for i in idl["instructions"]]
-    wanted: dict[str, Json] = {}
+    needed_types: dict[str, Json] = {}
     for instruction in idl["instructions"]:
         for argument in instruction["args"]:
-            _reach(argument["type"], types, wanted)
-    listed = [a["name"] for a in idl.get("accounts", [])]
-    accounts = [name for name in listed if zero_copy or "serialization" not in types[name]]
+            _collect_types(argument["type"], types, needed_types)
+    account_names = [a["name"] for a in idl.get("accounts", [])]
+    accounts = [name for name in account_names if zero_copy or "serialization" not in types[name]]
     for name in accounts:
-        for inner in _mentioned(types[name]["type"]):
-            _reach(inner, types, wanted)
+        for inner in _field_types(types[name]["type"]):
+            _collect_types(inner, types, needed_types)
     errors = [
         ProgramError(e["code"], e["name"], e.get("msg") or e["name"]) for e in idl.get("errors", [])
     ]
@@ -115,7 +110,9 @@ def convert(idl: Json, *, zero_copy: bool = False) -> ProgramIdl:
         "name": idl["metadata"]["name"],
         "instructions": instructions,
         "accounts": [_typedef(types[name]) for name in accounts],
-        "types": [_typedef(wanted[name]) for name in sorted(wanted) if name not in accounts],
+        "types": [
+            _typedef(needed_types[name]) for name in sorted(needed_types) if name not in accounts
+        ],
         "errors": [{"code": e.code, "name": e.name, "msg": e.message} for e in errors],
     }
     address = Pubkey.from_string(idl["address"])
@@ -182,23 +179,23 @@ def _variant(variant: Json) -> Json:
     return {"name": variant["name"], "fields": [_field(f) if named else _type(f) for f in fields]}
 
 
-def _reach(kind: Any, types: Mapping[str, Json], found: dict[str, Json]) -> None:
-    """Add to `found` every defined type that `kind` mentions, directly or through others."""
+def _collect_types(kind: Any, types: Mapping[str, Json], types_found: dict[str, Json]) -> None:
+    """Add to `types_found` every defined type that `kind` mentions, directly or through others."""
     if isinstance(kind, str):
         return
     (form,) = kind
     if form == "defined":
         name = kind[form]["name"]
-        if name in found:
+        if name in types_found:
             return
-        found[name] = types[name]
-        for inner in _mentioned(types[name]["type"]):
-            _reach(inner, types, found)
+        types_found[name] = types[name]
+        for inner in _field_types(types[name]["type"]):
+            _collect_types(inner, types, types_found)
     else:
-        _reach(kind[form][0] if form == "array" else kind[form], types, found)
+        _collect_types(kind[form][0] if form == "array" else kind[form], types, types_found)
 
 
-def _mentioned(body: Json) -> list[Any]:
+def _field_types(body: Json) -> list[Any]:
     if body["kind"] == "struct":
         return [f["type"] for f in body.get("fields", [])]
     fields = [f for v in body.get("variants", []) for f in v.get("fields") or []]

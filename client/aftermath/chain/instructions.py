@@ -1,4 +1,4 @@
-"""The coordinator's instructions, one builder each; nothing here talks to the network."""
+"""Build the coordinator's instructions. Nothing here uses the network."""
 
 from __future__ import annotations
 
@@ -59,10 +59,8 @@ class CoordinatorInstructions:
         join_authority: Pubkey | None = None,
         client_version: str = "",
     ) -> Instruction:
-        """Create the run's four accounts; the authorities default to the paying wallet. `grow` them
-        afterwards.
-        """
-        accounts = self._four(run_id, payer=self.user, system_program=SYSTEM_PROGRAM)
+        """Create the run's four accounts, to `grow` next. Authorities default to the payer."""
+        accounts = self._accounts(run_id, payer=self.user, system_program=SYSTEM_PROGRAM)
         return self._program.instruction(
             "init_run",
             accounts,
@@ -72,10 +70,10 @@ class CoordinatorInstructions:
             client_version=client_version,
         )
 
-    def grow(self, run_id: str, which: int) -> Instruction:
+    def grow(self, run_id: str, account_number: int) -> Instruction:
         """Add up to 10,240 bytes to Members (0) or Witnesses (1)."""
-        accounts = self._four(run_id, payer=self.user, system_program=SYSTEM_PROGRAM)
-        return self._program.instruction("grow", accounts, which=which)
+        accounts = self._accounts(run_id, payer=self.user, system_program=SYSTEM_PROGRAM)
+        return self._program.instruction("grow", accounts, which=account_number)
 
     def update(
         self,
@@ -88,30 +86,30 @@ class CoordinatorInstructions:
         progress: Table | None = None,
         use_durable: bool = False,
     ) -> Instruction:
-        """Change a halted run; parts left None stay."""
-        parts = {
+        """Change a halted run. Parts that are None keep their values."""
+        changes = {
             "metadata": metadata,
             "config": config,
             "model": model,
             "schema": schema,
             "progress": progress,
         }
-        return self._owner("update", run_id, params={**parts, "use_durable": use_durable})
+        return self._by_owner("update", run_id, params={**changes, "use_durable": use_durable})
 
     def write_spec(self, run_id: str, spec: bytes) -> list[Instruction]:
         """Write a training spec in parts. The run has none until `update` names its hash."""
         return [
-            self._owner("write_spec", run_id, offset=start, part=spec[start : start + SPEC_PART])
+            self._by_owner("write_spec", run_id, offset=start, part=spec[start : start + SPEC_PART])
             for start in range(0, len(spec), SPEC_PART)
         ]
 
     def set_paused(self, run_id: str, paused: bool) -> Instruction:
         """Pause (after the running epoch), or start, resume and reopen."""
-        return self._owner("set_paused", run_id, paused=paused)
+        return self._by_owner("set_paused", run_id, paused=paused)
 
-    def rewind(self, run_id: str, place: int, step: int) -> Instruction:
+    def rewind(self, run_id: str, index: int, step: int) -> Instruction:
         """Take a halted run back to the checkpoint `Model.recorded[place]`, of this `step`."""
-        return self._owner("rewind", run_id, place=place, step=step)
+        return self._by_owner("rewind", run_id, place=index, step=step)
 
     def kick(
         self,
@@ -127,7 +125,7 @@ class CoordinatorInstructions:
         A `barred` wallet may not join again. `created`: slot in which the run was created.
         `sponsor`: the wallet that paid for the membership, if there is one.
         """
-        accounts = self._four(
+        accounts = self._accounts(
             run_id,
             authority=self.user,
             membership=self.membership(run_id, created, wallet),
@@ -138,17 +136,17 @@ class CoordinatorInstructions:
 
     def update_client_version(self, run_id: str, client_version: str) -> Instruction:
         """Name the only client version that may join; empty for any."""
-        return self._owner("update_client_version", run_id, client_version=client_version)
+        return self._by_owner("update_client_version", run_id, client_version=client_version)
 
     def set_future_epoch_rates(
         self, run_id: str, *, earning: int | None, slashing: int | None
     ) -> Instruction:
         """Set the points of epochs that start later. None keeps a rate."""
-        return self._owner("set_future_epoch_rates", run_id, earning=earning, slashing=slashing)
+        return self._by_owner("set_future_epoch_rates", run_id, earning=earning, slashing=slashing)
 
     def close_run(self, run_id: str) -> Instruction:
         """Delete a halted run's accounts; the rent goes to the signing wallet."""
-        accounts = self._four(run_id, authority=self.user, spill=self.user)
+        accounts = self._accounts(run_id, authority=self.user, spill=self.user)
         return self._program.instruction("close_run", accounts)
 
     def membership(self, run_id: str, created: int, wallet: Pubkey) -> Pubkey:
@@ -161,7 +159,7 @@ class CoordinatorInstructions:
         """Pay the rent of this wallet's membership and the run's bond, which must not be above
         `most` lamports.
         """
-        accounts = self._four(
+        accounts = self._accounts(
             run_id,
             user=self.user,
             membership=self.membership(run_id, created, self.user),
@@ -173,28 +171,28 @@ class CoordinatorInstructions:
         """Copy a member's seat into its membership, and destroy a forfeited bond."""
         membership = self.membership(run_id, created, wallet)
         return self._program.instruction(
-            "settle", self._four(run_id, membership=membership, incinerator=INCINERATOR)
+            "settle", self._accounts(run_id, membership=membership, incinerator=INCINERATOR)
         )
 
-    def withdraw(self, held: Membership, run_id: str | None) -> Instruction:
+    def withdraw(self, membership: Membership, run_id: str | None) -> Instruction:
         """End this wallet's membership and take back its bond and rent.
 
         `run_id` is None if only the address of a closed run is known. The program then reads no
         other account of the run.
         """
-        run = Pubkey(held.run)
+        run = Pubkey(membership.run)
         if run_id is not None:
             members = run_addresses(self._program.id, run_id).members
         else:  # any address without an account
-            members = Pubkey.find_program_address([b"members", held.run], self._program.id)[0]
+            members = Pubkey.find_program_address([b"members", membership.run], self._program.id)[0]
         accounts = {
             "user": self.user,
             "run": run,
             "members": members,
             "membership": membership_address(
-                self._program.id, run, held.created, Pubkey(held.wallet)
+                self._program.id, run, membership.created, Pubkey(membership.wallet)
             ),
-            "sponsor": Pubkey(held.sponsor),
+            "sponsor": Pubkey(membership.sponsor),
             "incinerator": INCINERATOR,
         }
         return self._program.instruction("withdraw", accounts)
@@ -234,9 +232,7 @@ class CoordinatorInstructions:
         return self._permissionless("join_run", run_id, accounts, params=params)
 
     def leave_run(self, run_id: str, at: RoundId) -> Instruction:
-        """Give up the place in the running and in the next epoch. `at` is any round that the run
-        stores.
-        """
+        """Give up the seat in this and the next epoch. `at`: any round that the run stores."""
         return self._permissionless("leave_run", run_id, at=at._asdict())
 
     def tick(self, run_id: str) -> Instruction:
@@ -244,7 +240,7 @@ class CoordinatorInstructions:
         return self._permissionless("tick", run_id)
 
     def warmup_witness(self, run_id: str, seat: int, at: RoundId) -> Instruction:
-        """State that this elected member has the model."""
+        """Attest that this elected member has the model."""
         return self._permissionless("warmup_witness", run_id, seat=seat, at=at._asdict())
 
     def witness(
@@ -256,8 +252,9 @@ class CoordinatorInstructions:
         fingerprints: bytes,
         metadata: Table,
     ) -> Instruction:
-        """State whose results of the judged round this witness holds (`participation` is a bit mask
-        of seats).
+        """Attest whose results of the judged round this witness holds.
+
+        `participation`: a bit mask of seats.
         """
         return self._permissionless(
             "witness",
@@ -280,7 +277,7 @@ class CoordinatorInstructions:
     def attest(
         self, run_id: str, seat: int, at: RoundId, hashes: Mapping[int, bytes]
     ) -> Instruction:
-        """State the hashes of the levels (by number) this member holds at the end of an epoch."""
+        """Attest the hashes, by level, of this member's levels at the end of an epoch."""
         mask = sum(1 << level for level in hashes)
         ascending = [hashes[level] for level in sorted(hashes)]
         return self._permissionless(
@@ -303,17 +300,17 @@ class CoordinatorInstructions:
         instruction index, with the message's size after its offset. The data they point to follows.
         """
         table = b""
-        parts = b""
+        payload = b""
         start = 2 + _ED25519_ENTRY.size * len(signed)
-        for one in signed:
-            at = start + len(parts)
-            key = at + len(one.signature)
-            message = at + len(one.signature) + len(one.key)
+        for statement in signed:
+            at = start + len(payload)
+            key = at + len(statement.signature)
+            message = at + len(statement.signature) + len(statement.key)
             table += _ED25519_ENTRY.pack(
-                at, _ITSELF, key, _ITSELF, message, len(one.statement), _ITSELF
+                at, _ITSELF, key, _ITSELF, message, len(statement.statement), _ITSELF
             )
-            parts += one.signature + one.key + one.statement
-        return Instruction(ED25519, bytes([len(signed), 0]) + table + parts, [])
+            payload += statement.signature + statement.key + statement.statement
+        return Instruction(ED25519, bytes([len(signed), 0]) + table + payload, [])
 
     def checkpoint(
         self, run_id: str, *, kind: int, repo: str, revision: str, hashes: Sequence[bytes]
@@ -322,28 +319,30 @@ class CoordinatorInstructions:
         params = {"kind": kind, "repo": repo, "revision": revision, "hashes": list(hashes)}
         return self._permissionless("checkpoint", run_id, params=params)
 
-    def inspect(self, run_id: str, which: int, ring: int) -> Instruction:
-        """Read-only: positions or data intervals of a stored round, as return data."""
-        return self._program.instruction("inspect", self._four(run_id), which=which, ring=ring)
+    def inspect(self, run_id: str, kind: int, ring: int) -> Instruction:
+        """Read the positions or data intervals of a stored round, as return data."""
+        return self._program.instruction("inspect", self._accounts(run_id), which=kind, ring=ring)
 
     def _permissionless(
         self, name: str, run_id: str, more: Mapping[str, Pubkey] | None = None, **arguments: Any
     ) -> Instruction:
-        accounts = self._four(run_id, user=self.user, slot_hashes=SLOT_HASHES, **(more or {}))
+        accounts = self._accounts(run_id, user=self.user, slot_hashes=SLOT_HASHES, **(more or {}))
         return self._program.instruction(name, accounts, **arguments)
 
-    def _owner(self, name: str, run_id: str, **arguments: Any) -> Instruction:
-        return self._program.instruction(name, self._four(run_id, authority=self.user), **arguments)
+    def _by_owner(self, name: str, run_id: str, **arguments: Any) -> Instruction:
+        return self._program.instruction(
+            name, self._accounts(run_id, authority=self.user), **arguments
+        )
 
-    def _four(self, run_id: str, **more: Pubkey) -> dict[str, Pubkey]:
-        found = run_addresses(self._program.id, run_id)
+    def _accounts(self, run_id: str, **further_accounts: Pubkey) -> dict[str, Pubkey]:
+        addresses = run_addresses(self._program.id, run_id)
         four = {
-            "run": found.run,
-            "model": found.model,
-            "members": found.members,
-            "witnesses": found.witnesses,
+            "run": addresses.run,
+            "model": addresses.model,
+            "members": addresses.members,
+            "witnesses": addresses.witnesses,
         }
-        return {**four, **more}
+        return {**four, **further_accounts}
 
 
 def witness_metadata(
@@ -360,7 +359,6 @@ def witness_metadata(
 
 def _u32(value: float) -> int:
     """Round to the nearest u32. NaN and infinity give the largest u32."""
-
     if not math.isfinite(value):
         return U32_MAX
     return min(max(round(value), 0), U32_MAX)

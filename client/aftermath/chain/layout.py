@@ -59,12 +59,10 @@ class Account:
         if len(data) != self.size:
             raise AccountError(
                 f"the {self.name} account has {len(data)} bytes where this version expects {self.size}",
-                "Use the client version the run was created with, or grow the account if it was just created",
+                "Use the client version that created the run, or repeat an interrupted create-run",
             )
         if data[:DISCRIMINATOR_BYTES] != self.discriminator:
-            raise AccountError(
-                f"the account is not a {self.name} account of the coordinator program"
-            )
+            raise AccountError(f"the account is not a {self.name} of the coordinator program")
         return np.frombuffer(data, self.dtype, count=1, offset=DISCRIMINATOR_BYTES)
 
     def offset(self, *path: str | int) -> int:
@@ -105,8 +103,8 @@ class InstructionArguments:
             or data[:DISCRIMINATOR_BYTES] != self.discriminator
         ):
             return None
-        found: np.void = np.frombuffer(data, self.dtype, count=1, offset=DISCRIMINATOR_BYTES)[0]
-        return found
+        arguments: np.void = np.frombuffer(data, self.dtype, count=1, offset=DISCRIMINATOR_BYTES)[0]
+        return arguments
 
 
 def account_of(idl: Mapping[str, Any], name: str) -> Account:

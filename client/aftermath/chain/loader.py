@@ -1,5 +1,6 @@
-"""The upgradeable BPF loader: its instructions (bincode: u32 variant, then fields, little-endian)
-and its three account forms.
+"""Build instructions of the upgradeable BPF loader, and parse its accounts.
+
+Both are bincode: a u32 variant, then the fields, little-endian.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ CALLS = {
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredProgram:
     """A buffer or program data account: its authority (None: immutable), bytes, and last slot."""
 
     authority: Pubkey | None
@@ -126,23 +127,23 @@ def extend_unchecked(program: Pubkey, payer: Pubkey, more: int) -> Instruction:
     return Instruction(LOADER, struct.pack("<II", _EXTEND, more), accounts)
 
 
-def parse_buffer(account: AccountData) -> Stored:
+def parse_buffer(account: AccountData) -> StoredProgram:
     """Return a buffer account's contents. Raises AccountError if it is not a buffer."""
     return _parse(account, _BUFFER, "<I", BUFFER_HEADER, "buffer")
 
 
-def parse_programdata(account: AccountData) -> Stored:
+def parse_programdata(account: AccountData) -> StoredProgram:
     """Return a program data account's contents. Raises AccountError if it is not one."""
     return _parse(account, _PROGRAMDATA, "<IQ", PROGRAMDATA_HEADER, "program data account")
 
 
-def _parse(account: AccountData, variant: int, head: str, size: int, what: str) -> Stored:
+def _parse(account: AccountData, variant: int, head: str, size: int, kind: str) -> StoredProgram:
     raw = account.data
     if account.owner != LOADER or len(raw) < size or struct.unpack_from("<I", raw)[0] != variant:
-        raise AccountError(f"the account is not a {what} of the upgradeable loader")
+        raise AccountError(f"the account is not a {kind} of the upgradeable loader")
     at = struct.calcsize(head)
     authority = Pubkey(raw[at + 1 : at + 33]) if raw[at] == 1 else None
-    return Stored(
+    return StoredProgram(
         authority, raw[size:], struct.unpack_from("<Q", raw, 4)[0] if variant == _PROGRAMDATA else 0
     )
 

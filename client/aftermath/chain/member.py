@@ -19,7 +19,7 @@ from aftermath.chain.admission import VERSION_MISMATCH, check_verdicts, check_ve
 from aftermath.chain.authorizer import Authorizer
 from aftermath.chain.client import CoordinatorClient
 from aftermath.chain.instructions import witness_metadata
-from aftermath.chain.memberships import check_bond, lacking, membership_of
+from aftermath.chain.memberships import check_bond, membership_of, unpaid_bond
 from aftermath.chain.newest_run import OUTAGE_SECONDS
 from aftermath.chain.reader import RunReader
 from aftermath.chain.rpc import RpcPool
@@ -35,13 +35,12 @@ from aftermath.rules.run import Attestation, Round, RoundId
 
 log = logging.getLogger(__name__)
 
-_LEAVINGS = 3  # tries: the run may begin another epoch while the first is on its way
+_LEAVE_TRIES = 3  # the run may begin another epoch while the first try is on its way
 CALL_PATIENCE = 5.0  # seconds without an answer after which a transaction or a fresh read gives up
 
 
 class SolanaMember:
-    """The chain of one member; use it as an async context manager (it follows the run in the
-    background).
+    """One member's access to the chain. The async context manager follows the run.
 
     `authorizer` is the grantee as whose delegate this wallet joins (`--authorizer`). Without it, an
     authorization for everybody or for this wallet must exist. `max_bond`: lamports that the run may
@@ -95,7 +94,7 @@ class SolanaMember:
 
     @property
     def called(self) -> str:
-        """Name of the service that stores the run, for messages."""
+        """The service that stores the run, as messages name it."""
         return self._pool.keeper
 
     @property
@@ -126,7 +125,7 @@ class SolanaMember:
         }
 
     def now(self) -> int:
-        """Chain time in unix seconds."""
+        """Return chain time in unix seconds."""
         return self._watcher.clock.now()
 
     @property
@@ -166,8 +165,8 @@ class SolanaMember:
         there is none.
         """
         grantor = Pubkey(self._watcher.latest.join_authority)
-        asked = grantor, self._wallet.pubkey, self._addresses.run, self._authorizer
-        authorization = await self._authorizations.admitting(*asked)
+        query = grantor, self._wallet.pubkey, self._addresses.run, self._authorizer
+        authorization = await self._authorizations.admitting(*query)
         if authorization is None:
             raise not_admitted(self._run_id, self._wallet.pubkey, grantor, self._authorizer)
         return authorization.address
@@ -175,16 +174,15 @@ class SolanaMember:
     async def join(
         self, *, p2p: bytes, tier: int, weight: int, schema_hash: bytes, stateless: bool
     ) -> None:
-        """Ask for a place in the next epoch.
+        """Ask for a seat in the next epoch.
 
-        Raises Refused: as `joining`, also if that has become so while the transaction was on its
-        way.
+        Raises Refused like `joining`, also if the run changed while the transaction was sent.
         """
-        asked = await self.joining(
+        instructions = await self.joining(
             p2p=p2p, tier=tier, weight=weight, schema_hash=schema_hash, stateless=stateless
         )
         try:
-            await self._send(*asked)
+            await self._send(*instructions)
             self._enrolled = True
             check_verdicts(self._watcher.latest)
         except Refused as refusal:
@@ -225,7 +223,7 @@ class SolanaMember:
         Raises Refused if the bond is above what its user allows.
         """
         view = await self.view()
-        return lacking(view.run, await self._membership(view))
+        return unpaid_bond(view.run, await self._membership(view))
 
     async def _membership(self, view: View) -> Membership | None:
         """Return this wallet's membership. Raises Refused if the run asks for more than the user
@@ -233,11 +231,11 @@ class SolanaMember:
         """
         pool = self._coordinator.pool
         program = self._coordinator.program_id
-        held = await membership_of(pool, program, view.run, self._wallet.pubkey)
-        if held is not None and self._forfeited(view):
-            held = replace(held, bond=0)
-        check_bond(view.run, held, self._max_bond)
-        return held
+        membership = await membership_of(pool, program, view.run, self._wallet.pubkey)
+        if membership is not None and self._forfeited(view):
+            membership = replace(membership, bond=0)
+        check_bond(view.run, membership, self._max_bond)
+        return membership
 
     def _forfeited(self, view: View) -> bool:
         """Return whether this wallet was ejected and its membership does not say so yet."""
@@ -246,17 +244,17 @@ class SolanaMember:
 
     async def _enrolment(self, view: View) -> list[Instruction]:
         """Return the instructions that this wallet needs before its first join."""
-        held = await self._membership(view)
+        membership = await self._membership(view)
         run = view.run
         ix = self._coordinator.ix
-        if held is not None and held.enrolled and not lacking(run, held):
+        if membership is not None and membership.enrolled and not unpaid_bond(run, membership):
             return []
-        settled = (
+        settlement = (
             [ix.settle(self._run_id, run.created, self._wallet.pubkey)]
             if self._forfeited(view)
             else []
         )
-        return [*settled, ix.enroll(self._run_id, run.created, run.config.join_bond)]
+        return [*settlement, ix.enroll(self._run_id, run.created, run.config.join_bond)]
 
     def _evicted(self, view: View) -> Pubkey | None:
         """Return the wallet whose seat a join of this wallet takes."""
@@ -265,7 +263,7 @@ class SolanaMember:
 
     async def leave(self) -> None:
         """Leave the run."""
-        for tries_left in reversed(range(_LEAVINGS)):
+        for tries_left in reversed(range(_LEAVE_TRIES)):
             try:
                 await self._send(
                     self._coordinator.ix.leave_run(self._run_id, self._watcher.latest.round_id)
@@ -281,7 +279,7 @@ class SolanaMember:
         await self._send(self._coordinator.ix.tick(self._run_id))
 
     async def warmup_witness(self, seat: int, at: RoundId) -> None:
-        """Say that this elected member has the model."""
+        """Attest that this elected member has the model."""
         await self._send(self._coordinator.ix.warmup_witness(self._run_id, seat, at))
 
     async def witness(
@@ -304,7 +302,7 @@ class SolanaMember:
         await self._send(ix)
 
     async def attest(self, seat: int, at: RoundId, hashes: Mapping[int, bytes]) -> None:
-        """State the hashes of the levels this member holds."""
+        """Attest the hashes of this member's levels."""
         await self._send(self._coordinator.ix.attest(self._run_id, seat, at, hashes))
 
     async def health_check(self, dropped: int) -> None:
@@ -329,9 +327,7 @@ class SolanaMember:
         await self._send(ix)
 
     async def _send(self, *instructions: Instruction) -> None:
-        """Send, and wait for the effect: then the newest Run is as of the transaction's slot or
-        later.
-        """
+        """Send the instructions, and wait until the newest Run is at least as new as their slot."""
         await self._coordinator.transact(*instructions)
         try:
             await self._watcher.refresh(

@@ -38,9 +38,10 @@ async def memberships_of(
     """Return a wallet's memberships in all runs at this address, closed ones too, oldest first."""
     layout = membership_account()
     prefix = layout.discriminator + bytes(run) + bytes(wallet)
-    found = await fetch_program(pool, program, prefix=prefix, size=layout.size)
+    accounts = await fetch_program(pool, program, prefix=prefix, size=layout.size)
     return sorted(
-        (parse_membership(account.data) for _, account in found), key=lambda one: one.created
+        (parse_membership(account.data) for _, account in accounts),
+        key=lambda membership: membership.created,
     )
 
 
@@ -48,28 +49,28 @@ async def memberships_of_wallet(pool: RpcPool, program: Pubkey, wallet: Pubkey) 
     """Return a wallet's memberships in all runs, closed runs included, oldest first."""
     layout = membership_account()
     at = len(layout.discriminator) + len(bytes(wallet))  # behind the address of the run
-    found = await fetch_program(
+    accounts = await fetch_program(
         pool, program, prefix=layout.discriminator, size=layout.size, holding=(at, bytes(wallet))
     )
     return sorted(
-        (parse_membership(account.data) for _, account in found), key=lambda one: one.created
+        (parse_membership(account.data) for _, account in accounts),
+        key=lambda membership: membership.created,
     )
 
 
-def lacking(run: Run, held: Membership | None) -> int:
+def unpaid_bond(run: Run, membership: Membership | None) -> int:
     """Return the lamports of the run's bond that a wallet has not paid yet."""
-    return max(run.config.join_bond - (held.bond if held else 0), 0)
+    return max(run.config.join_bond - (membership.bond if membership else 0), 0)
 
 
-def check_bond(run: Run, held: Membership | None, most: int) -> None:
-    """Raise Refused `BondAboveLimit` if part of the bond is unpaid and the bond exceeds `most`."""
+def check_bond(run: Run, membership: Membership | None, max_bond: int) -> None:
+    """Raise Refused `BondAboveLimit` if the bond exceeds `max_bond` and is not fully paid."""
     bond = run.config.join_bond
-    if bond <= most or not lacking(run, held):
+    if bond <= max_bond or not unpaid_bond(run, membership):
         return
     raise refusal(
         BOND_ABOVE_LIMIT,
-        f"run {run.run_id} asks for a bond of {sol(bond)} as long as a wallet is its member, and --max-bond allows "
-        f"{sol(most)}",
-        f"If you agree, say --max-bond {bond} (lamports); it comes back with aftermath-solana withdraw, but not to a "
-        "member that was ejected",
+        f"run {run.run_id} requires a bond of {sol(bond)} from each member, and --max-bond allows only {sol(max_bond)}",
+        f"If you agree, pass --max-bond {bond} (lamports). aftermath-solana withdraw returns the bond, unless the "
+        "member was ejected",
     )

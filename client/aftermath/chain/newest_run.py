@@ -1,4 +1,4 @@
-"""The newest known state of one run, and the readers that wait for the next one."""
+"""Keep the newest known state of a run, and wake the readers that wait for the next one."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ class NewestRun:
 
     def take(self, run: Run, slot: int) -> None:
         """Keep a state that was read or pushed, if it is newer."""
-        before = self._run
-        if before is not None and self.silent > OUTAGE_SECONDS:
+        previous = self._run
+        if previous is not None and self.silent > OUTAGE_SECONDS:
             self.back = asyncio.get_running_loop().time()
         self._heard = asyncio.get_running_loop().time()
         self.slot = max(self.slot, slot)
-        if before is not None and run.seq <= before.seq:
+        if previous is not None and run.seq <= previous.seq:
             return
-        if before is not None and run.state_started_at > before.state_started_at:
+        if previous is not None and run.state_started_at > previous.state_started_at:
             self.clock.observe(run.state_started_at)
         self._run = run
         self._wake()
@@ -69,12 +69,12 @@ class NewestRun:
         """Yield the newest state at once, then after every change; a slow reader misses the states
         in between.
         """
-        seen: Run | None = None
+        last_yielded: Run | None = None
         while True:
             changed = self._changed
-            if self.run is not seen:
-                seen = self.run
-                yield seen
+            if self.run is not last_yielded:
+                last_yielded = self.run
+                yield last_yielded
             elif self._ended is not None:
                 raise self._ended
             else:

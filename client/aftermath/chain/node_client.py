@@ -214,12 +214,12 @@ class NodeClient(AsyncClient):
             )
         return Simulation(value.units_consumed, value.accounts or ())
 
-    async def recent_prices(self, written: Sequence[Pubkey]) -> list[int]:
+    async def recent_prices(self, accounts: Sequence[Pubkey]) -> list[int]:
         """Return what recent transactions paid to write these accounts, in micro-lamports per
         compute unit.
         """
         request = _RawRequest(
-            "getRecentPrioritizationFees", ([str(address) for address in written],)
+            "getRecentPrioritizationFees", ([str(address) for address in accounts],)
         )
         raw = await self._provider.make_request_unparsed(request)
         prices: _Prices = json_as(raw, _Prices)
@@ -329,9 +329,11 @@ async def _received(response: httpx.Response) -> bytearray:
         raise ValueError("reply in an encoding that was not asked for")
     unpacking = zlib.decompressobj(_GZIP) if encoding == "gzip" else None
     received = bytearray()
-    async for part in response.aiter_raw():
+    async for chunk in response.aiter_raw():
         received += (
-            part if unpacking is None else _unpacked(unpacking, part, MAX_REPLY + 1 - len(received))
+            chunk
+            if unpacking is None
+            else _unpacked(unpacking, chunk, MAX_REPLY + 1 - len(received))
         )
         if len(received) > MAX_REPLY:
             raise ValueError(f"reply of more than {MAX_REPLY} bytes")
@@ -340,10 +342,10 @@ async def _received(response: httpx.Response) -> bytearray:
     return received
 
 
-def _unpacked(unpacking: zlib._Decompress, part: bytes, most: int) -> bytes:
-    """Return up to `most` bytes of a compressed part. Raises ValueError."""
+def _unpacked(unpacking: zlib._Decompress, chunk: bytes, limit: int) -> bytes:
+    """Return up to `limit` bytes of a compressed part. Raises ValueError."""
     try:
-        unpacked = unpacking.decompress(part, most)
+        unpacked = unpacking.decompress(chunk, limit)
     except zlib.error:
         raise ValueError("reply that cannot be unpacked") from None
     if unpacking.unused_data:

@@ -1,4 +1,4 @@
-"""The nodes of one RPC service: which one a call asks next, and which ones it avoids for how long.
+"""Choose which RPC node a call asks next, and how long to avoid nodes that failed.
 
 After two failures in a row, calls use the next node. A single call tries the failed one again after
 a pause that doubles (10 s to 60 s), so that calls return to the primary without stalling. All times
@@ -55,7 +55,7 @@ class Node:
 
 
 class Nodes:
-    """`all` nodes in the order of preference. Log lines call one of them `called`."""
+    """Nodes in order of preference (`all`). Log lines call a node `called`."""
 
     def __init__(self, nodes: Sequence[Node], called: str) -> None:
         self.all = tuple(nodes)
@@ -84,7 +84,7 @@ class Nodes:
         return max(0.0, min(node.not_before for node in self.all) - now)
 
     def answered(self, node: Node, now: float) -> None:
-        """Note an answer of the node."""
+        """Record an answer of the node."""
         node.answered_at = now
         if node.outages.ends():
             log.warning("%s %s answers again", self._called, node.endpoint.shown)
@@ -94,7 +94,7 @@ class Nodes:
         node.left_seconds = LEAVE_SECONDS
 
     def failed(self, node: Node, error: BaseException, now: float) -> None:
-        """Note a failure of the node. After the second one in a row all calls leave it."""
+        """Record a failure of the node. After two in a row, calls use other nodes."""
         node.last_error = describe(error)
         node.advice = advice(error)
         if isinstance(error, RpcError) and error.code == BEHIND:
@@ -110,27 +110,29 @@ class Nodes:
         log.debug("%s %s: %s", self._called, node.endpoint.shown, node.last_error)
         if node.failures < FAILURES_BEFORE_LEAVING:
             return
-        if (also := node.outages.lasts(now)) is not None:
+        if (repeat_note := node.outages.lasts(now)) is not None:
             log.warning(
                 "%s %s does not answer (%s)%s",
                 self._called,
                 node.endpoint.shown,
                 node.last_error,
-                also,
+                repeat_note,
             )
         if node.left_until <= now:
             node.verified = False
             node.left_until = now + node.left_seconds
 
     def tell_silent(self, now: float, seconds: float) -> None:
-        """Warn of every node that was asked and has not answered for `seconds`, unless the log says
-        so already.
-        """
+        """Warn of each node that has not answered for `seconds`, unless that was logged before."""
         for node in self.all:
             if node.tried_at <= node.answered_at or now - node.answered_at < seconds:
                 continue
-            why = node.last_error if node.failures else f"no answer for {seconds:.0f} s"
-            if (also := node.outages.lasts(now, long=True)) is not None:
+            reason = node.last_error if node.failures else f"no answer for {seconds:.0f} s"
+            if (repeat_note := node.outages.lasts(now, long=True)) is not None:
                 log.warning(
-                    "%s %s does not answer (%s)%s", self._called, node.endpoint.shown, why, also
+                    "%s %s does not answer (%s)%s",
+                    self._called,
+                    node.endpoint.shown,
+                    reason,
+                    repeat_note,
                 )

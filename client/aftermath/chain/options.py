@@ -53,9 +53,7 @@ def open_pool(choice: ClusterChoice, *, patience: float) -> RpcPool:
     )
     for http, ws, flag in pairs:
         if ws and not http:
-            raise UsageError(
-                f"{flag} was given without {flag.replace('ws-', '')}", "Give both, or neither"
-            )
+            raise UsageError(f"{flag} needs {flag.replace('ws-', '')}", "Pass both, or neither")
     fallbacks = [_node(http, ws, flag) for http, ws, flag in pairs[1:] if http]
     nodes = [_node(choice.rpc, choice.ws_rpc, "--ws-rpc"), *fallbacks]
     for node in nodes:
@@ -71,8 +69,8 @@ def _node(http: str, ws: str | None, flag: str) -> Endpoint:
         flags = (flag.replace("ws-", ""), flag) if ws else (flag.replace("ws-", ""),)
         if isinstance(error, NoNextPort):
             flags = (flag,)
-        asked = " or ".join(f"{one} (the variable {variable_of(one)})" for one in flags)
-        raise UsageError(error.message, f"{error.fix}; see {asked}") from None
+        flag_names = " or ".join(f"{name} (the variable {variable_of(name)})" for name in flags)
+        raise UsageError(error.message, f"{error.fix}; see {flag_names}") from None
 
 
 def variable_of(flag: str) -> str:
@@ -104,19 +102,18 @@ def public_key(text: str) -> Pubkey:
     except ValueError:
         path = Path(text).expanduser()
     if len(text) > _LONGEST and "/" not in text:  # perhaps a private key, which no error may quote
-        raise UsageError(
-            "the key given is too long for a public key or a file's name", f"Give {BASE58}"
-        )
+        raise UsageError("the key is too long for a public key or a file name", f"Pass {BASE58}")
     if path.is_file():
         return load_wallet(path).pubkey
     if not text:  # an unset variable of a shell must not mean "everybody"
         raise UsageError(
-            "the key given is empty", "Name a public key or a key file, or leave the option out"
+            "the key is empty", "Pass a public key or a key file, or leave the option out"
         )
     if path.suffix or len(path.parts) > 1:
         raise WalletError(
-            f"there is no key file {path.absolute()}", f"Check the path, or give {BASE58}"
+            f"there is no key file {path.absolute()}", f"Check the path, or pass {BASE58}"
         )
     raise UsageError(
-        f"{text!r} is neither a public key nor a key file", f"Give {BASE58}, or a file's path"
+        f"{text!r} is neither a public key nor a key file",
+        f"Pass {BASE58}, or the path of a key file",
     )

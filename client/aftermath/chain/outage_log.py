@@ -17,7 +17,7 @@ PAUSE_MAX = 3600.0
 
 @dataclass
 class Outages:
-    """Counts the outages of one thing and limits their log lines."""
+    """Counts the outages of one node or connection, and limits their log lines."""
 
     pause: float = 0.0
     silent_until: float = 0.0
@@ -31,9 +31,9 @@ class Outages:
     """Time of the last outage."""
 
     def lasts(self, now: float, *, long: bool = False) -> str | None:
-        """Note an outage. Return the end of the sentence that reports it, or None for no report.
+        """Record an outage. Return the end of its log line, or None if it must not be logged.
 
-        A `long` outage is reported whatever the pause.
+        A `long` outage is logged even during a pause.
         """
         if not self.is_out and now - max(self.silent_until, self.seen_at) >= self.pause:
             self.pause = 0.0
@@ -43,17 +43,17 @@ class Outages:
             return None
         self.pause = min(max(2 * self.pause, PAUSE_FIRST), PAUSE_MAX)
         self.silent_until = now + self.pause
-        also = (
-            f", {counted(self.unreported, 'time')} more since it was last said"
+        repeat_note = (
+            f", {counted(self.unreported, 'time')} more since the last report"
             if self.unreported
             else ""
         )
         self.is_reported = True
         self.unreported = 0
-        return also
+        return repeat_note
 
     def ends(self) -> bool:
-        """Note the end of an outage. Return whether to report it, as the outage was."""
+        """Record the end of an outage. Return whether to log it: only if the outage was logged."""
         was_reported = self.is_reported
         if self.is_out and not was_reported:
             self.unreported += 1

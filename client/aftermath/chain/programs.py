@@ -66,9 +66,9 @@ class AnchorProgram:
         Raises CoordinatorError, which names an argument that is missing, unknown or out of range.
         """
         expected = self._arguments[name]
-        if missing := {a["name"] for a in expected} ^ set(arguments):
+        if mismatched := {a["name"] for a in expected} ^ set(arguments):
             raise CoordinatorError(
-                f"{name}: the program of this version disagrees about {', '.join(sorted(missing))}"
+                f"{name} does not match the program's arguments: {', '.join(sorted(mismatched))}"
             )
         values = [
             complete(arguments[a["name"]], a["type"], self._types, f"{name}.{a['name']}")
@@ -81,7 +81,7 @@ class AnchorProgram:
     def account(self, name: str, data: bytes) -> Any:
         """Decode a borsh account of type `name`. Raises AccountError if it is another one."""
         try:
-            found = self._program.coder.accounts.decode(data)
+            decoded = self._program.coder.accounts.decode(data)
         except (
             ConstructError,
             LookupError,
@@ -90,9 +90,9 @@ class AnchorProgram:
             AccountInvalidDiscriminator,
         ) as error:
             raise AccountError(f"the account is not a {name} of program {self.id}") from error
-        if type(found).__name__ != name:
+        if type(decoded).__name__ != name:
             raise AccountError(f"the account is not a {name} of program {self.id}")
-        return found
+        return decoded
 
 
 def _discriminator(name: str) -> bytes:
@@ -134,8 +134,8 @@ def complete(value: Any, kind: Any, types: Mapping[str, Json], path: str) -> Any
         return _defined(value, types[kind[form]], types, path)
     element, length = kind["array"] if form == "array" else (kind["vec"], None)
     if not isinstance(value, bytes | list | tuple) or (length is not None and len(value) != length):
-        wanted = "a list" if length is None else f"{length} values"
-        raise CoordinatorError(f"{path} must be {wanted}, not {shown(value)}")
+        expected = "a list" if length is None else f"{length} values"
+        raise CoordinatorError(f"{path} must be {expected}, not {shown(value)}")
     return [complete(item, element, types, f"{path}[{i}]") for i, item in enumerate(value)]
 
 
@@ -160,7 +160,7 @@ def _defined(value: Any, definition: Json, types: Mapping[str, Json], path: str)
     fields = {f["name"]: f["type"] for f in definition["fields"]}
     if unknown := sorted(set(value) - set(fields)):
         raise CoordinatorError(
-            f"{path} has no field {unknown[0]!r}", f"The fields are {', '.join(fields)}"
+            f"{path} has no field {unknown[0]!r}", f"Use one of {', '.join(fields)}"
         )
     filled = {}
     for name, kind in fields.items():
@@ -187,7 +187,7 @@ def _simple(value: Any, kind: str, path: str) -> Any:
                 f"{path} must be a whole number from {low} to {high}, not {shown(value)}"
             )
         return int(value)
-    wanted = {"bool": bool, "string": str}.get(kind)
-    if wanted and not isinstance(value, wanted):
+    expected = {"bool": bool, "string": str}.get(kind)
+    if expected and not isinstance(value, expected):
         raise CoordinatorError(f"{path} must be a {kind}, not {shown(value)}")
     return value

@@ -1,8 +1,8 @@
-"""Reading one run: its view of one moment, and what witnesses have sent of a round.
+"""Read a run's view at one moment, and the attestations of a round.
 
 Run comes from the watcher. Model and Members are read again only when the run's `model_seq` or
-`members_seq` moved, together with Run, so that a view is as of one slot. Attestations are read as a
-slice of Witnesses, as of the slot of the newest Run or later.
+`members_seq` changed, together with Run, so that a view is of one slot. Attestations are a slice of
+Witnesses, at the slot of the newest Run or later.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ class RunReader:
         Raises Unsuitable if this client cannot read the training spec of a run that is not halted.
         """
         run = self._watcher.latest if patience is None else await self._watcher.refresh(patience)
-        known = self.last
-        if known is None or known.run.seq < run.seq:
-            if known is not None and _is_still_of(known, run):
-                view = replace(known, run=run)
+        last = self.last
+        if last is None or last.run.seq < run.seq:
+            if last is not None and _is_still_of(last, run):
+                view = replace(last, run=run)
             else:
                 view = await self._read_together(
                     run, GIVE_UP_SECONDS if patience is None else patience
@@ -68,14 +68,14 @@ class RunReader:
         assert self.last is not None
         return self.last
 
-    async def _read_together(self, wanted: Run, patience: float) -> View:
-        """Return all three accounts as of one slot, in which the run is as `wanted` or newer."""
+    async def _read_together(self, newest: Run, patience: float) -> View:
+        """Return all three accounts as of one slot, in which the run is as `newest` or newer."""
 
         async def ask(node: NodeClient) -> View:
             run, accounts = await self._watcher.source.read(
                 node, [self._addresses.members, self._addresses.model]
             )
-            if run.seq < wanted.seq:
+            if run.seq < newest.seq:
                 raise BadReply("the RPC node sent an older state of the run under a newer slot")
             members, model = accounts
             if members is None or model is None:
@@ -87,13 +87,13 @@ class RunReader:
     async def _believed(self, account: AccountData, run: Run) -> Model:
         """Return the model in an account that a node sent.
 
-        A spec that is unreadable, or not the one that was read before, can end a member, so no
-        other node may contradict it. The owner of a halted run may still write another one, so an
-        unreadable spec ends a member only once the run is resumed with it. Raises Unsuitable.
+        A spec that is unreadable or differs from the last one can end a member, so it is accepted
+        only if no other node contradicts it. The owner may still replace the spec of a halted run,
+        so an unreadable one ends a member only after the run resumes. Raises Unsuitable.
         """
         model = parse_model(account.data, any_spec=True)
-        known = self.last
-        if model.spec_error or (known is not None and not same_spec(known.model, model)):
+        last = self.last
+        if model.spec_error or (last is not None and not same_spec(last.model, model)):
             slot = self._watcher.newest.slot
             await cross_check(self._pool, self._addresses.model, model, slot)
         if not run.halted:
@@ -127,8 +127,8 @@ class RunReader:
                 torn += 1
                 if torn < _READINGS:
                     raise  # for the pool: this node's failure
-                why = f"no node sends the attestations of round {round.height} as they are"
-                raise Refused("Unreadable", why) from error
+                reason = f"no node sends valid attestations of round {round.height}"
+                raise Refused("Unreadable", reason) from error
 
         slot, attestations = await self._pool.call(ask, patience=GIVE_UP_SECONDS)
         if self._watcher.newest.slot < slot:

@@ -44,12 +44,12 @@ _SPEC_INCOMPLETE = (
     "the training spec of {run} is incomplete: an update-config was interrupted or still runs",
     _CONFIGURE_FIX,
 )
-_TOLD = {
-    "NotMainAuthority": ("{run} belongs to another wallet", "Sign with its owner's key: -w FILE"),
+_TEXTS = {
+    "NotMainAuthority": ("{run} belongs to another wallet", "Sign with the owner's key: -w FILE"),
     "NotHalted": (
         "{run} is not paused",
         "Pause it, and wait until its epoch has ended: aftermath-solana set-paused {flag} pause; "
-        "a run that all members have left is moved on by: aftermath-solana tick {flag}",
+        "if all members have left, advance it: aftermath-solana tick {flag}",
     ),
     "RunHalted": (
         "{run} is not running",
@@ -61,10 +61,10 @@ _TOLD = {
     ),
     "AlreadyHalted": (
         "{run} is not running, so it cannot be paused",
-        "It can be closed or changed as it is; what it waits for: aftermath-solana show-run {flag}",
+        "You can close or change it now; see what it waits for: aftermath-solana show-run {flag}",
     ),
     "NotPaused": (
-        "{run} is running already",
+        "{run} is already running",
         "Follow it: aftermath-solana watch {flag}",
     ),
     "ConfigMissing": _CONFIGURE,
@@ -74,70 +74,71 @@ _TOLD = {
     "SpecMismatch": _SPEC_INCOMPLETE,
     "NotAuthorized": (
         "this wallet is not admitted to {run}",
-        "Ask the run's join authority; a delegate names the key that admits it: --authorizer KEY",
+        "Ask the run's join authority; if you are a delegate, pass --authorizer KEY",
     ),
     "SchemaMismatch": (
         "this member's model is not the one that {run} is configured for",
-        "Restore the config.json of the run's checkpoint, or let the owner run update-config again",
+        "Restore the config.json of the run's checkpoint, or ask the owner to run update-config again",
     ),
     "Barred": (
         "this wallet is barred from {run}",
-        "Ask its owner, who can lift that: aftermath-solana kick {flag} --wallet WALLET",
+        "Ask the owner to lift the bar: aftermath-solana kick {flag} --wallet WALLET",
     ),
     "NotEnrolled": (
-        "this wallet is no member of {run} any more: its membership was withdrawn",
-        "Train again, which makes another one: aftermath-solana train {flag}",
+        "this wallet is no longer a member of {run}: its membership was withdrawn",
+        "Join again: aftermath-solana train {flag}",
     ),
     "BondTooLow": (
-        "the bond of this wallet in {run} is below what is asked for: the wallet was ejected, or the bond raised",
-        "If you agree to pay it, allow it with --max-bond: aftermath-solana train {flag}",
+        "this wallet's bond in {run} is too low: the wallet was ejected, or the owner raised the bond",
+        "If you agree to pay it, restart with --max-bond: aftermath-solana train {flag}",
     ),
     "StillBound": (
         "this wallet is in the running epoch of {run}, or waits for the next one",
-        "Stop its train, and try again when the epoch has ended: till then others may find its results false. "
-        "What that waits for: aftermath-solana show-run {flag}; if for nobody, end it: aftermath-solana tick {flag}",
+        "Stop its train, and try again when the epoch has ended; until then others may still convict it. "
+        "See what the epoch waits for: aftermath-solana show-run {flag}; if nobody is left, end it: aftermath-solana "
+        "tick {flag}",
     ),
     "NotAllowedToKick": (
         "only the owner of {run} and its join authority may remove or bar a wallet",
         "Sign with the key of one of these: -w FILE",
     ),
     "NoSuchCheckpoint": (
-        "{run} has recorded another checkpoint there meanwhile",
-        "Look at them again: aftermath-solana rewind {flag}",
+        "the recorded checkpoints of {run} have changed in the meantime",
+        "List them again: aftermath-solana rewind {flag}",
     ),
-    "MembersFull": ("all places of {run} are taken", "Try again when an epoch has ended"),
+    "MembersFull": ("all seats of {run} are taken", "Try again after the epoch"),
     "NotAMember": (
         "this wallet is not a member of {run}",
-        "See who is: aftermath-solana show-run {flag}; who wants to be one, joins: aftermath-solana train {flag}",
+        "List the members: aftermath-solana show-run {flag}; to become one: aftermath-solana train {flag}",
     ),
     "NotAllowedToCheckpoint": (
-        "this wallet may not name a checkpoint of {run}",
-        "Its owner may, and tier-0 members that finished its last epoch: -w FILE",
+        "this wallet may not record a checkpoint of {run}",
+        "Sign with the key of the owner, or of a tier-0 member that finished the last epoch: -w FILE",
     ),
     "CheckpointMismatch": (
-        "that is not the model which the members of {run} attested",
-        "Wait for the end of the epoch, and name the checkpoint that a tier-0 member wrote then",
+        "the checkpoint is not the model that the members of {run} attested",
+        "Wait for the end of the epoch, and record the checkpoint that a tier-0 member wrote then",
     ),
     "CheckpointNotNewer": ("{run} has a checkpoint of this step already, or a later one", ""),
     "CheckpointPlaceRefused": (
-        "this wallet may name a Hub repository only as the checkpoint of {run}",
-        "Pass --repo OWNER/NAME; only the owner may name a directory, unless the run has recorded one",
+        "this wallet may record only a Hub repository as the checkpoint of {run}",
+        "Pass --repo OWNER/NAME; only the owner may record the first directory",
     ),
     "NotGrantor": (
-        "this authorization was given by another wallet",
+        "another wallet granted this authorization",
         "Sign with the join authority's key: -w FILE",
     ),
     "NotGrantee": (
-        "this authorization was given to another wallet",
+        "this authorization is for another wallet",
         "Sign with the authorized key: -w FILE",
     ),
     "TooManyDelegates": (
         "an authorization has at most 64 delegates",
-        "Replace those there are: add --delegates-clear, and name all that are to stay",
+        "Replace them: pass --delegates-clear, and --delegates-added for each delegate to keep",
     ),
     CLOSED_TOO_EARLY: (
-        "the authorization names delegates: it is invalid from now on, and can be closed for its rent in 30 days",
-        "Call the same command then",
+        "the authorization is now invalid, but because it has delegates it can be closed only after 30 days",
+        "Run the same command then to get the rent back",
     ),
 }
 
@@ -154,8 +155,8 @@ _REASONS = {
     "RunHalted": Refusal.HALTED,
     "MembersFull": Refusal.FULL,
     "WrongEvicted": Refusal.FULL,
-    # The wallet may be filled; the run may have moved between the simulation, by which units are
-    # limited, and landing.
+    # The wallet may get funds. The run may have changed after the simulation that set the compute
+    # limit.
     INSUFFICIENT_FUNDS: Refusal.MAY_PASS,
     "ComputationalBudgetExceeded": Refusal.MAY_PASS,
     "ProgramFailedToComplete": Refusal.MAY_PASS,
@@ -165,9 +166,9 @@ _REASONS = {
 Errors = Mapping[Pubkey, Mapping[int, ProgramError]]
 
 
-def told(name: str) -> tuple[str, str]:
-    """Return the sentence and the fix of the error `name`, with placeholders `run` and `flag`."""
-    return _TOLD[name]
+def error_text(name: str) -> tuple[str, str]:
+    """Return the message and the fix of the error `name`, with placeholders `run` and `flag`."""
+    return _TEXTS[name]
 
 
 def sol(lamports: int) -> str:
@@ -180,12 +181,12 @@ def refusal(name: str, message: str, fix: str = "") -> Refused:
     return Refused(name, message, fix, reason=_REASONS.get(name, Refusal.FINAL))
 
 
-def no_funds(wallet: Pubkey, held: int, needed: int) -> Refused:
-    """Return the error for a wallet that holds `held` lamports and needs `needed`."""
-    missing = max(needed - held, 0)
+def no_funds(wallet: Pubkey, balance: int, needed: int) -> Refused:
+    """Return the error for a wallet that holds `balance` lamports and needs `needed`."""
+    missing = max(needed - balance, 0)
     return refusal(
         INSUFFICIENT_FUNDS,
-        f"wallet {wallet} holds {sol(held)} but needs {sol(needed)}: {sol(missing)} are missing",
+        f"wallet {wallet} holds {sol(balance)} but needs {sol(needed)}: {sol(missing)} is missing",
         f"Send it at least {sol(missing)} (devnet: solana airdrop 1 {wallet} -u devnet)",
     )
 
@@ -206,35 +207,35 @@ def refused(
     failure: TransactionFailed, instructions: Sequence[Instruction], errors: Errors
 ) -> Refused:
     """Return the error for a failed transaction. Indices in `failure` refer to `instructions`."""
-    found = failure.instruction
+    failed_instruction = failure.instruction
     if failure.kind in _NO_PROGRAM:
         return _not_deployed(instructions[-1].program_id)
-    if found is None or not 0 <= found[0] < len(instructions):
+    if failed_instruction is None or not 0 <= failed_instruction[0] < len(instructions):
         return refusal(failure.kind, f"the cluster refused the transaction: {failure.kind}")
-    program = instructions[found[0]].program_id
+    program = instructions[failed_instruction[0]].program_id
     if failure.custom is not None:
-        run_id = run_id_among(meta.pubkey for meta in instructions[found[0]].accounts)
+        run_id = run_id_among(meta.pubkey for meta in instructions[failed_instruction[0]].accounts)
         return _custom(failure.custom, program, errors.get(program, {}), run_id)
-    detail = variant(found[1])
+    detail = variant(failed_instruction[1])
     if detail in _NO_PROGRAM:
         return _not_deployed(program)
-    said = next(
+    last_log_line = next(
         (line for line in reversed(failure.logs) if not _FRAME.match(line)), ""
     ).removeprefix("Program log: ")
     return refusal(
         detail,
-        f"program {program} failed: {detail}" + (f" ({said})" if said else ""),
-        "Check that it is the one you mean: --rpc, --coordinator-program-id",
+        f"program {program} failed: {detail}" + (f" ({last_log_line})" if last_log_line else ""),
+        "Check that it is the right program: --rpc, --coordinator-program-id",
     )
 
 
-def as_told(name: str, run_id: str | None) -> Refused:
+def program_refusal(name: str, run_id: str | None) -> Refused:
     """Return the program's refusal `name` without sending a transaction."""
     words = {
         "run": f"run {run_id}" if run_id else "the run",
         "flag": f"--run-id {shlex.quote(run_id or 'RUN')}",
     }
-    sentence, fix = _TOLD[name]
+    sentence, fix = _TEXTS[name]
     return refusal(name, sentence.format(**words), fix.format(**words))
 
 
@@ -243,20 +244,22 @@ def _custom(
 ) -> Refused:
     if code in errors:
         name = errors[code].name
-        return as_told(name, run_id) if name in _TOLD else refusal(name, errors[code].message)
+        return (
+            program_refusal(name, run_id) if name in _TEXTS else refusal(name, errors[code].message)
+        )
     if framework := _framework(code):
         name, message = framework
         return refusal(name, f"program {program}: {message} ({name})")
     if program == SYSTEM_PROGRAM and code == 0:
-        return refusal("AccountInUse", "an account to be created exists already")
+        return refusal("AccountInUse", "an account to create already exists")
     return refusal(f"Custom{code}", f"program {program} refused the transaction with error {code}")
 
 
 def _framework(code: int) -> tuple[str, str] | None:
     """Return (name, message) of an error of the Anchor framework, or None."""
-    for listed, message in LangErrorMessage.items():
-        if int(listed) == code:
-            return str(getattr(listed, "name", code)), message
+    for error, message in LangErrorMessage.items():
+        if int(error) == code:
+            return str(getattr(error, "name", code)), message
     return _ANCHOR_2.get(code)
 
 

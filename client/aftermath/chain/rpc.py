@@ -1,8 +1,7 @@
-"""One RPC service made of a primary node and up to two fallbacks.
+"""Call one of up to three RPC nodes: a primary and its fallbacks.
 
-A call is tried again, and on the next node, after an error, a timeout or a reply that cannot be
-read; between tries the wait doubles. `nodes` chooses the node. A node of another cluster (genesis
-hash) is never used.
+After an error, a timeout or an unreadable reply, a call retries with exponential back-off. `nodes`
+chooses the node of each try. Nodes of another cluster (by genesis hash) are never used.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ caller (CoordinatorError, TransactionFailed).
 MAX_ENDPOINTS = 3
 BACKOFF_FIRST = 0.25
 BACKOFF_MAX = 4.0
-TOLD_AFTER = 2.0  # seconds a person sees nothing before the first answer
+REPORT_AFTER = 2.0  # seconds without a first answer until the log says so
 AGREE_SECONDS = 1.5  # time for another node to answer, and to catch up if it is some slots behind
 AGREE_AGAIN = 0.3
 _EXPECTED = (AftermathError, TransactionFailed, RpcError, httpx.HTTPError, OSError, ValueError)
@@ -53,14 +52,14 @@ TRIES = 2.5
 
 
 class WrongCluster(CoordinatorError):
-    """A node belongs to another cluster than the one first spoken to."""
+    """A node belongs to another cluster than the first node that answered."""
 
     code = "wrong-cluster"
 
 
 @dataclass
 class _Cluster:
-    """The cluster first spoken to, as all views of a pool know it."""
+    """The cluster of the first node that answered, shared by all views of a pool."""
 
     genesis: str = ""
     answered: set[str] = field(default_factory=set)
@@ -110,8 +109,8 @@ class RpcPool:
     ) -> None:
         if not 1 <= len(endpoints) <= MAX_ENDPOINTS:
             raise CoordinatorError(
-                f"{len(endpoints)} RPC endpoints given",
-                f"Give one, and up to {MAX_ENDPOINTS - 1} fallbacks",
+                f"a pool of {len(endpoints)} RPC endpoints is not supported",
+                f"Pass one, and up to {MAX_ENDPOINTS - 1} fallbacks",
             )
         self.wire = wire or Internet()
         self.seed = seed
@@ -140,8 +139,8 @@ class RpcPool:
         call was answered.
         """
         genesis = self._cluster.genesis
-        known = bool(genesis) and genesis not in PUBLIC_GENESIS
-        return known and all(node.endpoint.is_loopback for node in self._nodes.all)
+        is_private = bool(genesis) and genesis not in PUBLIC_GENESIS
+        return is_private and all(node.endpoint.is_loopback for node in self._nodes.all)
 
     def patient(self, seconds: float, tries: float = TRIES) -> RpcPool:
         """Return a view of the same nodes and connections whose calls last `seconds`, with at least
@@ -164,8 +163,7 @@ class RpcPool:
     async def uncontradicted(self, claim: Ask[bool]) -> bool:
         """Return whether `claim` holds at every node that answers.
 
-        For the few answers that end a member or a command: one broken node does not give them
-        alone.
+        Used for the few answers that end a member or a command: one broken node must not suffice.
         """
 
         async def denies(node: RpcPool) -> bool:
@@ -202,8 +200,8 @@ class RpcPool:
         """Return the cluster's genesis hash (base58). The first call tries every node, even if all
         others hang.
         """
-        each = self.patience / (FAILURES_BEFORE_LEAVING * len(self._nodes.all) + 0.5)
-        return await self.call(_genesis, attempt=min(self.attempt, each))
+        per_try = self.patience / (FAILURES_BEFORE_LEAVING * len(self._nodes.all) + 0.5)
+        return await self.call(_genesis, attempt=min(self.attempt, per_try))
 
     async def call(
         self, ask: Ask[T], *, patience: float | None = None, attempt: float | None = None
@@ -219,20 +217,18 @@ class RpcPool:
         attempt = attempt or min(self.attempt, patience / self._tries)
         if self._cluster.answered:
             return await self._call(ask, patience, attempt)
-        telling = asyncio.get_running_loop().call_later(TOLD_AFTER, self._awaited)
+        timer = asyncio.get_running_loop().call_later(REPORT_AFTER, self._awaited)
         try:
             return await self._call(ask, patience, attempt)
         finally:
-            telling.cancel()
+            timer.cancel()
 
     def _awaited(self) -> None:
-        """Say once that no node has answered yet: a node that swallows requests fails only after
-        seconds.
-        """
+        """Log once that no node has answered yet: a node that drops requests fails only slowly."""
         if not self._cluster.answered and not self._cluster.awaited:
             self._cluster.awaited = True
             shown = ", ".join(node.endpoint.shown for node in self._nodes.all)
-            log.warning("waits for %s %s", self.called, shown)
+            log.warning("waiting for %s %s", self.called, shown)
 
     async def _call(self, ask: Ask[T], patience: float, attempt: float) -> T:
         now = asyncio.get_running_loop().time
@@ -252,7 +248,7 @@ class RpcPool:
                     return await self._ask(node, ask)
             except TransactionFailed:
                 raise
-            except Exception as error:  # also a fault of ours in reading a reply: it costs the reply, not the caller
+            except Exception as error:  # even a bug in reading a reply must not end the caller
                 self._failed(node, error, tries)
             wait = self.backoff(len(tries.failed))
             if now() + wait >= deadline:
@@ -261,19 +257,19 @@ class RpcPool:
 
     def _failed(self, node: Node, error: Exception, tries: _Tries) -> None:
         """Count a failure against the node; raise the error if it is one for the caller."""
-        everywhere = len(self._nodes.all)
+        node_count = len(self._nodes.all)
         if isinstance(error, WrongCluster):
             tries.strange.add(node)
-            if len(tries.strange) == everywhere:
+            if len(tries.strange) == node_count:
                 raise error
             error = BadReply(error.message)
         if isinstance(error, AftermathError) and not isinstance(error, BadReply):
             raise error
         if isinstance(error, RpcError) and error.code in MALFORMED:
             tries.refused.add(node)
-            # A gateway also calls a request malformed for a quota, or for what it cut off itself:
-            # that passes.
-            if len(tries.refused) == everywhere and error.kind not in self._cluster.answered:
+            # A gateway may also call a request malformed because of a quota, or because it cut the
+            # request off. That is temporary.
+            if len(tries.refused) == node_count and error.kind not in self._cluster.answered:
                 raise RpcRejected(
                     f"{node.endpoint.shown} refused the request: {describe(error)}"
                 ) from error
@@ -323,7 +319,7 @@ class RpcPool:
             if genesis != self._cluster.genesis:
                 raise WrongCluster(
                     f"RPC endpoint {node.endpoint.shown} serves another cluster (genesis {genesis[:8]}…) than "
-                    f"the one this run is on (genesis {self._cluster.genesis[:8]}…)",
+                    f"the first node (genesis {self._cluster.genesis[:8]}…)",
                     "Use endpoints of one cluster; a local network restarted without --ledger is a new cluster",
                 )
             node.verified = True
@@ -361,7 +357,7 @@ async def understood(answer: Awaitable[T]) -> T:
     except _EXPECTED:
         raise
     except BaseException as error:
-        # solders panics on some malformed values, and its panics are no Exception.
+        # solders panics on some malformed values, and its panics are not Exceptions.
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         raise BadReply(

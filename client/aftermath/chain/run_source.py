@@ -31,16 +31,16 @@ class RunSource:
         self._program = program
 
     async def read(
-        self, node: NodeClient, more: Sequence[Pubkey] = (), *, min_slot: int = 0
+        self, node: NodeClient, extra: Sequence[Pubkey] = (), *, min_slot: int = 0
     ) -> tuple[Run, list[AccountData | None]]:
-        """Read the run, chain time and `more` accounts from a node, at one slot that is not older
+        """Read the run, chain time and `extra` accounts from a node, at one slot that is not older
         than `newest`.
 
         Raises NoSuchRun, and BadReply if the answer cannot be used.
         """
         slot_wanted = max(self.newest.slot, min_slot)
-        slot, (account, clock, *others) = await node.accounts(
-            [self._address, CLOCK, *more], slot_wanted or None
+        slot, (account, clock, *extra_accounts) = await node.accounts(
+            [self._address, CLOCK, *extra], slot_wanted or None
         )
         if slot < slot_wanted:
             raise BadReply("the RPC node answered for an older slot than requested")
@@ -53,7 +53,7 @@ class RunSource:
         if time is not None:
             self.newest.clock.observe(time)
         self.newest.take(run, slot)
-        return run, others
+        return run, extra_accounts
 
     async def _believed(self, account: AccountData | None, slot: int) -> Run:
         """Return the run in an account that a node sent, if no other node contradicts it.
@@ -67,11 +67,11 @@ class RunSource:
                 raise BadReply("the RPC node does not know the run, but another node does")
             if self.newest.known is not None:
                 raise NoSuchRun(
-                    "the run has been closed: its accounts are gone",
+                    "the run was closed: its accounts are gone",
                     "A closed run cannot be reopened; list the others: aftermath-solana list-runs",
                 )
             raise NoSuchRun(
-                "there is no such run on this cluster (never created, or closed)",
+                "the run does not exist on this cluster: it was never created, or was closed",
                 "Check the run id, --rpc and the program id: aftermath-solana list-runs",
             )
         run = self.parsed(account.data)
@@ -101,14 +101,14 @@ class RunSource:
 
     def jumps(self, run: Run) -> bool:
         """Return whether the run is further ahead of what is known than a push may be."""
-        known = self.newest.known
-        return known is not None and run.seq > known.seq + MOST_AHEAD
+        newest = self.newest.known
+        return newest is not None and run.seq > newest.seq + MOST_AHEAD
 
     def is_end(self, run: Run) -> bool:
         """Return whether the run is finished, and was not when it was read last."""
-        known = self.newest.known
+        newest = self.newest.known
         return run.state is RunState.FINISHED and (
-            known is None or known.state is not RunState.FINISHED
+            newest is None or newest.state is not RunState.FINISHED
         )
 
     def is_here(self, account: AccountData) -> bool:
@@ -118,18 +118,18 @@ class RunSource:
         """
         if account.owner != self._program:
             return False
-        known = self.newest.known
-        if known is None:
+        newest = self.newest.known
+        if newest is None:
             return True
         run = self.parsed(account.data)
-        return (run.created, run.main_authority) == (known.created, known.main_authority)
+        return (run.created, run.main_authority) == (newest.created, newest.main_authority)
 
     def parsed(self, data: bytes) -> Run:
         """Parse the run in an account's data. Raises AccountError, and BadReply for another run."""
         run = parse_run(data)
-        known = self.newest.known
-        if known is not None:
-            is_ours = run.run_id == known.run_id
+        newest = self.newest.known
+        if newest is not None:
+            is_ours = run.run_id == newest.run_id
         else:  # not by `run_addresses`, which caches what it is asked
             seeds = [b"run", run.run_id.encode()]
             is_ours = Pubkey.find_program_address(seeds, self._program)[0] == self._address

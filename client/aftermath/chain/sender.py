@@ -1,4 +1,4 @@
-"""Sends instructions as transactions, and tries again if the blockhash expires.
+"""Send instructions as transactions, and retry if the blockhash expires.
 
 Every transaction is simulated first. That measures its compute limit and is its preflight: a
 refusal costs nothing. The priority fee is capped. A wallet that cannot pay gets test money if the
@@ -113,15 +113,15 @@ class Sender:
         headroom: int = 0,
     ) -> list[Signature]:
         """Send one transaction for each group, in order; each is confirmed before the next."""
-        sent = []
+        signatures = []
         for group in groups:
             needed = payer_and_signers(self.wallet.pubkey, group)
-            sent.append(
+            signatures.append(
                 await self.send(
                     group, signers=[s for s in signers if s.pubkey() in needed], headroom=headroom
                 )
             )
-        return sent
+        return signatures
 
     async def afford(
         self,
@@ -136,8 +136,10 @@ class Sender:
         transactions. If it is missing, ask for all of it at once (see `funding.ensure_funds`).
         """
         fees = [self.highest_fee(group) for group in pack(self.wallet, instructions)]
-        due = await rent_due(self.pool, sizes) if sizes else {}
-        await self.ensure_funds(sum(fees) + sum(due.values()) + later * self.highest_fee([]))
+        missing_rent = await rent_due(self.pool, sizes) if sizes else {}
+        await self.ensure_funds(
+            sum(fees) + sum(missing_rent.values()) + later * self.highest_fee([])
+        )
 
     async def ensure_funds(self, lamports: int) -> None:
         """Make sure the wallet can spend `lamports` and stay above the rent of its own account."""
@@ -195,7 +197,7 @@ class Sender:
                 return transaction.signatures[0]
         raise Unavailable(
             f"the cluster did not confirm the transaction in {BUILDS} tries",
-            "The network may be congested: allow a priority fee with --max-priority-fee",
+            "Allow a priority fee with --max-priority-fee: the network may be congested",
         )
 
     async def _measure(self, instructions: Sequence[Instruction], headroom: int) -> tuple[int, int]:
@@ -222,7 +224,7 @@ class Sender:
                 lambda node: node.simulate(transaction, watched, self.slot or None)
             )
         except Unavailable:
-            self.slot = 0  # one wrong slot, too high, would put all nodes behind it for good
+            self.slot = 0  # after one false high slot, all nodes would count as behind
             raise
 
     def simulated_fee(self, instructions: Sequence[Instruction]) -> int:
@@ -256,15 +258,15 @@ class Sender:
         """
         if not lacks_funds(failure):
             return False
-        held = await balance(self.pool, self.wallet.pubkey)
-        short = lamports_short(failure)
+        wallet_lamports = await balance(self.pool, self.wallet.pubkey)
+        missing = lamports_short(failure)
         needed = (
             self.highest_fee(instructions)
             + await rent(self.pool, 0)
-            + (held + short if short else 0)
+            + (wallet_lamports + missing if missing else 0)
         )
-        if held >= needed:
-            return False  # it is another account that lacks lamports
+        if wallet_lamports >= needed:
+            return False  # another account lacks lamports
         await ensure_funds(self.pool, self.wallet.pubkey, needed)
         log.info("wallet %s was given test SOL", self.wallet.pubkey)
         return True
@@ -294,8 +296,8 @@ def pack(wallet: Wallet, instructions: Sequence[Instruction]) -> list[list[Instr
             continue
         if (size := transaction_size(wallet, [instruction])) > MAX_TRANSACTION:
             raise CoordinatorError(
-                f"an instruction needs a transaction of {size} bytes, the limit is {MAX_TRANSACTION}",
-                "Shorten the texts in it (names, descriptions, addresses), or change fewer things at once",
+                f"an instruction needs a transaction of {size} bytes, and the limit is {MAX_TRANSACTION}",
+                "Shorten names, descriptions and addresses, or change fewer things at once",
             )
         groups.append([instruction])
     return groups

@@ -72,9 +72,8 @@ class AccountSocket:
                 await self._listen(url)
             except ConnectionClosedOK:
                 reason = "closed"
-            except (
-                Exception
-            ) as error:  # whatever a node sends costs its connection; the run is polled meanwhile
+            except Exception as error:
+                # nothing that a node sends may end the member: drop the connection, and poll
                 reason = describe(error)
             finally:
                 self.ready.clear()
@@ -84,11 +83,11 @@ class AccountSocket:
                 self._tell(shown(url), reason)
             await asyncio.sleep(self._pool.backoff(self._failures, BACKOFF_MAX))
 
-    def _tell(self, where: str, reason: str) -> None:
-        also = self._outages.lasts(asyncio.get_running_loop().time())
-        if also is not None:
+    def _tell(self, node: str, reason: str) -> None:
+        repeat_note = self._outages.lasts(asyncio.get_running_loop().time())
+        if repeat_note is not None:
             log.warning(
-                "no websocket to %s (%s)%s: the run is polled meanwhile", where, reason, also
+                "no websocket to %s (%s)%s: polling the run instead", node, reason, repeat_note
             )
 
     async def drop(self) -> None:
@@ -115,7 +114,7 @@ class AccountSocket:
                         f"the websocket sends more than {MOST_PER_SECOND} messages a second"
                     )
                 if len(session.subscriptions) > 1:
-                    raise BadReply("the websocket made up subscriptions")
+                    raise BadReply("the websocket confirmed a subscription that was not requested")
                 if now() - opened > BACKOFF_MAX:  # a websocket that fails sooner keeps its back-off
                     self._failures = 0
                 for message in messages:
@@ -130,7 +129,7 @@ class AccountSocket:
 
     def _subscribed(self) -> None:
         if self._outages.ends():
-            log.warning("the websocket is back: changes of the run are pushed again")
+            log.warning("the websocket is back: the node pushes changes of the run again")
         self.ready.set()
         self._on_subscribed()
 

@@ -1,7 +1,7 @@
-"""Whether several RPC nodes send the same training spec of a run.
+"""Check that several RPC nodes send the same training spec of a run.
 
-A node sends the spec and its hash in one account, so it can forge both. A spec that ends members is
-believed only if no other node contradicts it.
+A node sends the spec and its hash in one account, so it can forge both. A spec that would end
+members is accepted only if no other node contradicts it.
 """
 
 from __future__ import annotations

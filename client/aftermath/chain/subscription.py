@@ -1,4 +1,4 @@
-"""Follows one Run account: websocket pushes first, polling whenever they are silent.
+"""Follow one Run account by websocket pushes, and poll it while they are silent.
 
 After each subscription the account is also polled, at the newest known slot or later
 (minContextSlot), so nothing falls between the two. After two polls in a row with news that the
@@ -132,14 +132,14 @@ class RunWatcher:
         try:
             await self._pool.call(ask, patience=patience)
         except Unavailable:
-            # One wrong slot, too high, would put all nodes behind it for good.
+            # after one false high slot, all nodes would count as behind
             self.newest.slot = 0
             raise
         return self.latest
 
     def _pushed(self, account: AccountData) -> None:
-        known = self.newest.known
-        if known is None:
+        newest = self.newest.known
+        if newest is None:
             return
         try:
             run = self.source.parsed(account.data) if self.source.is_here(account) else None
@@ -150,16 +150,16 @@ class RunWatcher:
         self._unreadable.ends()
         if run is None or self.source.is_end(run) or self.source.jumps(run):
             self._poll_now.set()  # a poll has to confirm it
-        elif run.seq > known.seq:
+        elif run.seq > newest.seq:
             self._pushes += 1
             self._unpushed = 0
             self._mute.ends()
             self.newest.take(run, account.slot)
 
     def _say_unreadable(self, error: Exception) -> None:
-        why = error.message if isinstance(error, AftermathError) else describe(error)
-        if (also := self._unreadable.lasts(asyncio.get_running_loop().time())) is not None:
-            log.warning("a websocket sent a run that cannot be read: %s%s", why, also)
+        reason = error.message if isinstance(error, AftermathError) else describe(error)
+        if (repeat_note := self._unreadable.lasts(asyncio.get_running_loop().time())) is not None:
+            log.warning("a websocket sent an unreadable run: %s%s", reason, repeat_note)
 
     async def _poll(self) -> None:
         while True:
@@ -186,9 +186,10 @@ class RunWatcher:
         if self.latest.seq > seq and self._pushes == pushes and self._socket.ready.is_set():
             self._unpushed += 1
         if self._unpushed >= MUTE_AFTER:
-            if (also := self._mute.lasts(asyncio.get_running_loop().time())) is not None:
+            if (repeat_note := self._mute.lasts(asyncio.get_running_loop().time())) is not None:
                 log.warning(
-                    "the websocket sends no news although the run changes%s: connecting again", also
+                    "the websocket does not push changes of the run%s: connecting again",
+                    repeat_note,
                 )
             self._unpushed = 0
             await self._socket.drop()
@@ -197,10 +198,10 @@ class RunWatcher:
         """Report each outage of the run's nodes within five seconds, until cancelled."""
         now = asyncio.get_running_loop().time
         while True:
-            due = now() + max(OUTAGE_SECONDS - self.silent, OUTAGE_LOOK)
-            await asyncio.sleep(due - now())
+            look_at = now() + max(OUTAGE_SECONDS - self.silent, OUTAGE_LOOK)
+            await asyncio.sleep(look_at - now())
             # if this process stalled, the nodes may have answered in the meantime
-            if self.silent > OUTAGE_SECONDS and now() - due < OUTAGE_LOOK:
+            if self.silent > OUTAGE_SECONDS and now() - look_at < OUTAGE_LOOK:
                 self._pool.tell_silent(OUTAGE_SECONDS)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:

@@ -32,7 +32,7 @@ _METADATA = ("step", "loss_milli", "tokens_per_sec", "bytes_per_sec")
 
 
 @dataclass(frozen=True, slots=True)
-class Stated:
+class WitnessFigures:
     """The figures that a witness reports about its own share in an attestation."""
 
     epoch: int
@@ -51,7 +51,7 @@ class Transaction:
     at: int | None
     fee: int
     payer: Pubkey
-    stated: tuple[Stated, ...]
+    stated: tuple[WitnessFigures, ...]
 
 
 class RunTransactions:
@@ -72,41 +72,41 @@ class RunTransactions:
         """Whether all transactions have been read."""
         return not self._unread and not self._older
 
-    async def read(self, most: int) -> list[Transaction]:
-        """Return up to `most` transactions that were not read yet, the newest first. Raises like
+    async def read(self, limit: int) -> list[Transaction]:
+        """Return up to `limit` transactions that were not read yet, the newest first. Raises like
         `RpcPool.call`.
         """
         await self._look()
-        found = []
-        for _ in range(min(most, len(self._unread))):
+        transactions = []
+        for _ in range(min(limit, len(self._unread))):
             transaction = await self._transaction(self._unread[-1])
             self._unread.pop()
             if transaction is not None:
-                found.append(transaction)
-        return found
+                transactions.append(transaction)
+        return transactions
 
     async def _look(self) -> None:
         """List the transactions since the last look."""
-        listed: list[Signature] = []
+        signatures: list[Signature] = []
         for _ in range(PAGES_BACK):
-            part = await self._signatures(listed[-1] if listed else None)
-            listed += part
-            if len(part) < self._page:
+            page = await self._signatures(signatures[-1] if signatures else None)
+            signatures += page
+            if len(page) < self._page:
                 break
         else:
             self._older = True
-        if listed:
-            self._newest = listed[0]
-            self._unread.extend(reversed(listed))
+        if signatures:
+            self._newest = signatures[0]
+            self._unread.extend(reversed(signatures))
 
     async def _signatures(self, before: Signature | None) -> list[Signature]:
         async def ask(node: NodeClient) -> list[Signature]:
-            listed = (
+            entries = (
                 await node.get_signatures_for_address(self._run, before, self._newest, self._page)
             ).value
-            if len(listed) > self._page:
+            if len(entries) > self._page:
                 raise BadReply("the RPC node listed more transactions than were asked for")
-            return [entry.signature for entry in listed]
+            return [entry.signature for entry in entries]
 
         return await self._pool.call(ask)
 
@@ -119,27 +119,27 @@ class RunTransactions:
 
         return await self._pool.call(ask)
 
-    def _read(self, sent: EncodedConfirmedTransactionWithStatusMeta) -> Transaction:
-        transaction = sent.transaction.transaction
-        meta = sent.transaction.meta
+    def _read(self, reply: EncodedConfirmedTransactionWithStatusMeta) -> Transaction:
+        transaction = reply.transaction.transaction
+        meta = reply.transaction.meta
         if not isinstance(transaction, VersionedTransaction) or meta is None:
             raise BadReply("the RPC node sent a malformed transaction")
         message = transaction.message
-        stated = tuple(self._stated(message)) if meta.err is None else ()
-        return Transaction(sent.slot, sent.block_time, meta.fee, message.account_keys[0], stated)
+        stated = tuple(self._witness_figures(message)) if meta.err is None else ()
+        return Transaction(reply.slot, reply.block_time, meta.fee, message.account_keys[0], stated)
 
-    def _stated(self, message: Message | MessageV0) -> Iterator[Stated]:
+    def _witness_figures(self, message: Message | MessageV0) -> Iterator[WitnessFigures]:
         keys = message.account_keys
         for one in message.instructions:
             ours = one.program_id_index < len(keys) and keys[one.program_id_index] == self._program
             said = _witness().read(one.data) if ours else None
             if said is not None:
-                yield _stated(said)
+                yield _witness_figures(said)
 
 
-def _stated(said: np.void) -> Stated:
+def _witness_figures(said: np.void) -> WitnessFigures:
     step, loss, tokens, traffic = (int(said["metadata"][name]) for name in _METADATA)
-    return Stated(
+    return WitnessFigures(
         int(said["at"]["epoch"]),
         step,
         None if loss in (0, U32_MAX) else loss / 1000,

@@ -128,13 +128,13 @@ def _trained(record: np.ndarray[Any, Any]) -> Mapping[str, Any]:
     length = _at_most(int(record["spec_len"][0]), SPEC_BYTES, "spec_len")
     if not length:
         return NO_SPEC
-    stored = record["spec"][0].tobytes()[:length]
-    named = record["spec_hash"][0].tobytes()
+    spec = record["spec"][0].tobytes()[:length]
+    spec_hash = record["spec_hash"][0].tobytes()
     try:
-        trained = trained_by(read_spec(stored, named))
+        trained = trained_by(read_spec(spec, spec_hash))
     except Unsuitable as error:
-        return {**NO_SPEC, "spec_hash": named, "spec_error": error.message}
-    return {**NO_SPEC, **trained, "spec_hash": named}
+        return {**NO_SPEC, "spec_hash": spec_hash, "spec_error": error.message}
+    return {**NO_SPEC, **trained, "spec_hash": spec_hash}
 
 
 @lru_cache(maxsize=8)
@@ -142,12 +142,12 @@ def parse_members(data: bytes) -> Members:
     """Read a Members account (discriminator included). Raises AccountError."""
     record = members_account().read(data)
     seats = record["seats"][0]
-    wish = seats["pending"]
-    _at_most(int(wish.max()), _BARRED, "pending")
-    wishes = {"pending": _WAITS, "removed": _REMOVED, "barred": _BARRED}
-    known = {name: (wish == value).tolist() for name, value in wishes.items()}
+    pending = seats["pending"]
+    _at_most(int(pending.max()), _BARRED, "pending")
+    pending_values = {"pending": _WAITS, "removed": _REMOVED, "barred": _BARRED}
+    columns = {name: (pending == value).tolist() for name, value in pending_values.items()}
     # a seat whose wallet has withdrawn declares 0
-    known["used"] = ((seats["used"] == 1) & (seats["declared"] > 0)).tolist()
+    columns["used"] = ((seats["used"] == 1) & (seats["declared"] > 0)).tolist()
     planes = record["shown"][0]
     even = 1 << len(planes) - 1
     return _one(
@@ -155,7 +155,7 @@ def parse_members(data: bytes) -> Members:
         record,
         delivered=_counts(record["delivered"][0]),
         shown=tuple(count - even for count in _counts(planes)),
-        seats=tuple(_rows(Seat, seats, **known)),
+        seats=tuple(_rows(Seat, seats, **columns)),
     )
 
 
@@ -175,9 +175,9 @@ def _counts(planes: np.ndarray[Any, Any]) -> tuple[int, ...]:
 
 
 def _recorded(array: np.ndarray[Any, Any], tiers: int) -> list[Recorded]:
-    places = _rows(Checkpoint, array["checkpoint"])
+    checkpoints = _rows(Checkpoint, array["checkpoint"])
     hashes = [tuple(row[:tiers]) for row in array["hashes"].tolist()]
-    return _rows(Recorded, array, checkpoint=places, hashes=hashes)
+    return _rows(Recorded, array, checkpoint=checkpoints, hashes=hashes)
 
 
 def witness_round_range(ring: int, count: int = MAX_WITNESSES) -> tuple[int, int]:
@@ -210,14 +210,14 @@ def parse_backlog(data: bytes) -> tuple[Interval, ...]:
     Raises AccountError.
     """
     record = _slice(data, witnesses_account().field("backlog"), 1)[0]
-    waiting = _at_most(int(record["count"]), BACKLOG, "the backlog's count")
-    return tuple(_rows(Interval, record["intervals"][:waiting]))
+    count = _at_most(int(record["count"]), BACKLOG, "the backlog's count")
+    return tuple(_rows(Interval, record["intervals"][:count]))
 
 
 def _slice(data: bytes, dtype: np.dtype[Any], count: int) -> np.ndarray[Any, Any]:
     if len(data) < count * dtype.itemsize:
         raise AccountError(
-            f"the RPC returned {len(data)} bytes where {count * dtype.itemsize} were asked for"
+            f"the RPC node returned {len(data)} bytes instead of {count * dtype.itemsize}"
         )
     return np.frombuffer(data, dtype, count=count)
 
@@ -225,14 +225,14 @@ def _slice(data: bytes, dtype: np.dtype[Any], count: int) -> np.ndarray[Any, Any
 def _check_version(version: int) -> None:
     if version != VERSION:
         raise AccountError(
-            f"the run's accounts have layout version {version}, this client reads version {VERSION}",
+            f"the run's accounts have layout version {version}, but this client reads version {VERSION}",
             "Use a client of the version that created the run",
         )
 
 
 def _at_most(value: int, limit: int, name: str) -> int:
     if value > limit:
-        raise AccountError(f"the account says {name} is {value}, which can be {limit} at most")
+        raise AccountError(f"the account has {name} = {value}, above the limit of {limit}")
     return value
 
 
@@ -283,17 +283,20 @@ def _column(cls: type, name: str, array: np.ndarray[Any, Any]) -> list[Any]:
     try:
         return [convert(value) for value in values]
     except (ValueError, KeyError) as error:
-        raise AccountError(
-            f"the account holds a {name} that this client does not know: {error}"
-        ) from None
+        raise AccountError(f"the account has an unknown {name}: {error}") from None
 
 
-def _rows(cls: type[_Row], array: np.ndarray[Any, Any], **given: Sequence[Any]) -> list[_Row]:
-    """One `cls` per element: each field from the array's column of that name unless `given`."""
+def _rows(
+    cls: type[_Row], array: np.ndarray[Any, Any], **columns_given: Sequence[Any]
+) -> list[_Row]:
+    """Return one `cls` per element, of the columns of `array` or `columns_given`."""
     names = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
-    columns = [given[name] if name in given else _column(cls, name, array) for name in names]
+    columns = [
+        columns_given[name] if name in columns_given else _column(cls, name, array)
+        for name in names
+    ]
     return [cls(*row) for row in zip(*columns, strict=True)]
 
 
-def _one(cls: type[_Row], record: np.ndarray[Any, Any], **given: Any) -> _Row:
-    return _rows(cls, record, **{name: [value] for name, value in given.items()})[0]
+def _one(cls: type[_Row], record: np.ndarray[Any, Any], **fields_given: Any) -> _Row:
+    return _rows(cls, record, **{name: [value] for name, value in fields_given.items()})[0]

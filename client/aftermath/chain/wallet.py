@@ -1,9 +1,8 @@
-"""The member's keys: the wallet that signs transactions and the secret of its peer-to-peer
-identity.
+"""Load and create a member's keys: its wallet, and the secret of its peer identity.
 
 The wallet is a Solana CLI key file or RAW_WALLET_PRIVATE_KEY (JSON array of 64 or 32 bytes, or
 base58). The identity comes from a file (32 raw bytes or hex), from RAW_IDENTITY_SECRET_KEY, or from
-the wallet and the run, so that it stays across restarts. No secret is printed, logged or in a repr.
+the wallet and the run, so that it survives restarts. Secrets never get into output, logs or a repr.
 """
 
 from __future__ import annotations
@@ -91,8 +90,8 @@ def load_wallet(path: Path | None = None, env: Mapping[str, str] | None = None) 
         return _from_file(default)
     raise WalletError(
         "no wallet was given",
-        f"Name its key file with -w FILE or the variable {PATH_VARIABLE}, or put the key into {WALLET_VARIABLE}; "
-        "a new one is made by: aftermath-solana show-identity --create -w FILE",
+        f"Pass a key file with -w FILE or the variable {PATH_VARIABLE}, or put the key into {WALLET_VARIABLE}; "
+        "create one: aftermath-solana show-identity --create -w FILE",
     )
 
 
@@ -102,7 +101,7 @@ def program_keypair(path: Path) -> Keypair:
     The file's permissions do not matter: the key is useless once the program is deployed.
     """
     return _keypair(
-        path, "a new one is made by: aftermath-solana show-identity --create -w FILE", private=False
+        path, "create one: aftermath-solana show-identity --create -w FILE", private=False
     )
 
 
@@ -115,9 +114,7 @@ def create_wallet(path: Path) -> Wallet:
 
 
 def write_key_file(path: Path, keypair: Keypair) -> None:
-    """Write `keypair` to a new file of mode 0600; the file appears whole or not at all. WalletError
-    if it exists.
-    """
+    """Write `keypair` to a new file of mode 0600, atomically. Raise WalletError if it exists."""
     _write_secret(path, keypair.to_json().encode())
 
 
@@ -133,7 +130,7 @@ def _write_secret(path: Path, secret: bytes) -> None:
             _link_new(path, temporary, secret)
     except FileExistsError as error:
         raise WalletError(
-            f"{path} exists already", "Choose another path, or use the key that is there"
+            f"{path} exists already", "Choose another path, or use the existing key"
         ) from error
     except OSError as error:
         raise WalletError(
@@ -165,7 +162,7 @@ def identity_secret(
     """
     env = os.environ if env is None else env
     if path is not None:
-        how_made = f"make one: aftermath-centralized client show-identity --create -i {shlex.quote(str(path))}"
+        how_made = f"create one: aftermath-centralized client show-identity --create -i {shlex.quote(str(path))}"
         secret = _parse_identity(_read_key_file(path.expanduser(), how_made), str(path))
         _warn_if_others_read(path.expanduser())
         return secret
@@ -180,7 +177,9 @@ def identity_public(secret: bytes) -> bytes:
 
 
 def _from_file(path: Path) -> Wallet:
-    how_made = f"a new wallet is made by: aftermath-solana show-identity --create -w {shlex.quote(str(path))}"
+    how_made = (
+        f"create a wallet: aftermath-solana show-identity --create -w {shlex.quote(str(path))}"
+    )
     return Wallet(_keypair(path, how_made, private=True), str(path))
 
 
@@ -190,7 +189,7 @@ def _keypair(path: Path, how_made: str, *, private: bool) -> Keypair:
         text = raw.decode("ascii")
     except UnicodeDecodeError:
         raise WalletError(
-            f"{path} is not a Solana key file", "It must hold a JSON array of 64 numbers"
+            f"{path} is not a Solana key file", "Use a file with a JSON array of 64 numbers"
         ) from None
     keypair = _parse_keypair(text, str(path))
     if private:
@@ -208,8 +207,8 @@ def refuse_key_as_path(path: Path) -> None:
     if _LOOKS_SECRET.fullmatch(text):
         if not os.path.lexists(text):
             raise WalletError(
-                "this looks like a private key, not like the path of a key file",
-                f"Save the key in a file and name the file, or put a wallet's key into the variable {WALLET_VARIABLE}",
+                "a private key was passed instead of the path of a key file",
+                f"Save the key in a file and pass its path, or put a wallet's key into the variable {WALLET_VARIABLE}",
             )
         return
     try:
@@ -219,7 +218,7 @@ def refuse_key_as_path(path: Path) -> None:
     if not os.path.lexists(text):
         raise WalletError(
             f"{text} is an address, not a key file",
-            "Name the key file of that wallet with -w FILE; a file's address is shown by: "
+            "Pass the key file of that wallet with -w FILE; to see a file's address: "
             "aftermath-solana show-identity -w FILE",
         )
 
@@ -264,14 +263,14 @@ def _parse_keypair(text: str, source: str, *, seed: bool = False) -> Keypair:
         if len(raw) != _SEED and bytes(Keypair.from_seed(raw[:_SEED]).pubkey()) == raw[_SEED:]:
             return Keypair.from_bytes(raw)
         # 32 bytes may be an address, and a key with a public seed would be known to everybody.
-        found = (
+        problem = (
             "32 bytes, as an address has"
             if len(raw) == _SEED
-            else "no private key and its public key"
+            else "not a private key followed by its public key"
         )
     except (ValueError, TypeError, RecursionError):
-        found = "neither a JSON array of bytes nor base58"
-    raise WalletError(f"{source} is not a Solana private key: it is {found}", _KEY_FIX)
+        problem = "neither a JSON array of bytes nor base58"
+    raise WalletError(f"{source} is not a Solana private key: it is {problem}", _KEY_FIX)
 
 
 def _base58(text: str) -> bytes:
@@ -291,7 +290,5 @@ def _parse_identity(raw: bytes, source: str) -> bytes:
     except ValueError:
         secret = b""
     if len(secret) != 32:
-        raise WalletError(
-            f"{source} is not an identity key", "It must be 32 raw bytes or 64 hex digits"
-        )
+        raise WalletError(f"{source} is not an identity key", "Use 32 raw bytes or 64 hex digits")
     return secret

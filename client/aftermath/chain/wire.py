@@ -1,7 +1,6 @@
-"""What carries bytes to an RPC node and back: the network this machine is on, or a simulated one.
+"""Carry bytes to RPC nodes: over this machine's network, or over a simulated one.
 
-Everything that reads a reply is above it, so status codes, lengths and JSON are checked for
-every peer.
+Callers check status codes, lengths and JSON, so these checks also run in a simulation.
 """
 
 from __future__ import annotations

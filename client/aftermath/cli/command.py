@@ -14,7 +14,7 @@ import typer
 from annotated_doc import Doc
 
 from aftermath.base.errors import UsageError
-from aftermath.base.signals import hear_ignored_interrupts, looped
+from aftermath.base.signals import asyncio_handles_interrupts, hear_ignored_interrupts
 from aftermath.base.stdio import VERBOSITY, Verbosity
 from aftermath.cli.next_steps import say_next
 from aftermath.cli.present import Ended, Result, remember_options, reporting, show
@@ -176,7 +176,7 @@ def run_in_loop(work: Coroutine[Any, Any, Done]) -> Done:
     """Run a coroutine in a new event loop and return its result."""
     import asyncio  # only here: a help page does not wait for it
 
-    with looped():
+    with asyncio_handles_interrupts():
         return asyncio.run(work)
 
 

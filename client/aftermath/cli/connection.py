@@ -14,7 +14,7 @@ from solders.pubkey import Pubkey
 from aftermath.chain.accounts import balance
 from aftermath.chain.authorizer import Authorization, Authorizer
 from aftermath.chain.client import CoordinatorClient
-from aftermath.chain.dry_run import Rehearsed
+from aftermath.chain.dry_run import DryRunReport
 from aftermath.chain.options import coordinator_id, open_pool
 from aftermath.chain.rpc import RpcPool
 from aftermath.chain.sender import Sender
@@ -86,7 +86,7 @@ async def sign_in(choice: SigningOptions) -> AsyncIterator[SignedCluster]:
         )
         try:
             yield SignedCluster(pool, coordinator, Authorizer(pool), wallet)
-        except Rehearsed as report:
+        except DryRunReport as report:
             raise ended(report) from None
 
 

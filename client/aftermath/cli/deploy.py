@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from solders.keypair import Keypair
     from solders.pubkey import Pubkey
 
-    from aftermath.chain.dry_run import DrySender, PlannedTransaction, Rehearsed
+    from aftermath.chain.dry_run import DryRunReport, DrySender, PlannedTransaction
 
 KEYS = Path("keys")
 
@@ -96,7 +96,7 @@ async def deploy(
     )
 
 
-async def simulate_deployment(sender: DrySender, keys: Mapping[Which, Keypair]) -> Rehearsed:
+async def simulate_deployment(sender: DrySender, keys: Mapping[Which, Keypair]) -> DryRunReport:
     """Simulate the missing transactions of these deployments, and return the report."""
     from aftermath.chain.deploy import deployment_steps
 
@@ -107,7 +107,7 @@ async def simulate_deployment(sender: DrySender, keys: Mapping[Which, Keypair]) 
         steps += new_steps
         sizes |= new_sizes
     await sender.creating(sizes)
-    return await sender.rehearse(steps)
+    return await sender.dry_run(steps)
 
 
 def shared_object(name: Which) -> Path:

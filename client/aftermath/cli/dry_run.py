@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from solders.instruction import Instruction
 from solders.system_program import ID as SYSTEM_PROGRAM
 
-from aftermath.chain.dry_run import Outcome, Rehearsed, Simulated
+from aftermath.chain.dry_run import DryRunReport, Outcome, Simulated
 from aftermath.chain.loader import CALLS, LOADER
 from aftermath.chain.programs import authorizer_program, coordinator_program
 from aftermath.chain.refusals import sol
@@ -25,7 +25,7 @@ _WORDS = {
 }
 
 
-def ended(report: Rehearsed) -> Ended:
+def ended(report: DryRunReport) -> Ended:
     """Return the exception that ends a dry run, with its report and first refusal."""
     refusal = report.refusal
     return Ended(Result(_data(report), _text(report)), refusal)
@@ -53,7 +53,7 @@ def _calls(simulated: Simulated) -> list[str]:
     return [name if count == 1 else f"{name} x {count}" for name, count in repeats]
 
 
-def _data(report: Rehearsed) -> dict[str, Any]:
+def _data(report: DryRunReport) -> dict[str, Any]:
     refusal = report.refusal
     return {
         "dry_run": True,
@@ -88,7 +88,7 @@ def _transaction(simulated: Simulated) -> dict[str, Any]:
     }
 
 
-def _text(report: Rehearsed) -> RenderableType:
+def _text(report: DryRunReport) -> RenderableType:
     from rich.console import Group
 
     blocks: list[RenderableType] = [plain_text("nothing was sent; the command would send:")]
@@ -120,12 +120,12 @@ def _text(report: Rehearsed) -> RenderableType:
     return Group(*blocks, facts(costs))
 
 
-def _lacks(report: Rehearsed) -> int:
+def _lacks(report: DryRunReport) -> int:
     """Return the lamports that the wallet lacks."""
     return max(0, report.needed - report.held)
 
 
-def _outcome_text(simulated: Simulated, report: Rehearsed) -> str:
+def _outcome_text(simulated: Simulated, report: DryRunReport) -> str:
     """Return a transaction's outcome in words. Name missing SOL if that makes it unknown."""
     lacks = _lacks(report)
     if simulated.outcome is not Outcome.OPEN or not lacks:

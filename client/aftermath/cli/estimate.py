@@ -63,51 +63,60 @@ async def estimate(
     from aftermath.config.document import load_config
     from aftermath.config.recipe import recipe_of
     from aftermath.owner.schema import shape_of
-    from aftermath.replica.fit import needs
     from aftermath.rules.run import Config
 
     config = load_config(config_path)
-    unseen: list[str] = []
-    shape = shape_of(config, planned_document(config, recipe_of(config_path), unseen))
-    for part in unseen:
+    unchecked: list[str] = []
+    shape = shape_of(config, planned_document(config, recipe_of(config_path), unchecked))
+    for part in unchecked:
         note(f"not checked: {part}")
     rules = Config(**config.to_chain()["config"])
     member_count = members or rules.init_min_clients
-    rents, fees = await owner_costs(config, shape)
-    rent, joining, taking_part = member_costs(rules, member_count)
-    total = rents + fees + member_count * (rules.join_bond + rent + joining + taking_part)
+    data = await _estimate(config, shape, rules, member_count)
+    if device is not None:
+        data["here"] = [
+            asdict(pace)
+            for pace in measured_paces(shape.schema, rules, member_count, data["sequences"], device)
+        ]
+    if not rules.total_steps:
+        note("warning: total_steps is 0, so the run never ends and the estimate covers no steps")
+    return Result(data, facts(_rows(data)))
+
+
+async def _estimate(config: RunConfig, shape: Shape, rules: Config, members: int) -> dict[str, Any]:
+    """Return the estimate as JSON types, without measured speeds."""
+    from aftermath.replica.fit import needs
+
+    owner_rent, owner_fees = await owner_costs(config, shape)
+    rent, join_fee, later_fees = member_costs(rules, members)
+    member_total = rules.join_bond + rent + join_fee + later_fees
     tokens, sequences = tokens_of(rules)
-    data: dict[str, Any] = {
-        "members": member_count,
-        "owner": {"rent": rents, "fees": fees, "lamports": rents + fees},
+    state = shape.schema.state
+    return {
+        "members": members,
+        "owner": {
+            "rent": owner_rent,
+            "fees": owner_fees,
+            "lamports": owner_rent + owner_fees,
+        },
         "member": {
             "rent": rent,
             "bond": rules.join_bond,
-            "join_fee": joining,
-            "fees_until_the_end": taking_part,
-            "lamports": rules.join_bond + rent + joining + taking_part,
+            "join_fee": join_fee,
+            "fees_until_the_end": later_fees,
+            "lamports": member_total,
         },
-        "lamports": total,
-        "lamports_that_come_back": rents + member_count * (rent + rules.join_bond),
+        "lamports": owner_rent + owner_fees + members * member_total,
+        "lamports_that_come_back": owner_rent + members * (rent + rules.join_bond),
         "bytes_per_round": shape.bytes_per_round,
-        "memory_bytes": needs(shape.schema, config.llm.max_seq_len, member_count),
-        "parameters": [
-            shape.schema.state.parameters(tier) for tier in range(shape.schema.state.tiers)
-        ],
+        "memory_bytes": needs(shape.schema, config.llm.max_seq_len, members),
+        "parameters": [state.parameters(tier) for tier in range(state.tiers)],
         "steps": rules.total_steps,
         "sequences": sequences,
         "tokens": tokens,
         "seconds_per_round_at_most": longest_round(rules),
         "seconds_at_most": seconds_at_most(rules),
     }
-    if device is not None:
-        data["here"] = [
-            asdict(pace)
-            for pace in measured_paces(shape.schema, rules, member_count, sequences, device)
-        ]
-    if not rules.total_steps:
-        note("warning: total_steps is 0, so the run never ends and the estimate covers no steps")
-    return Result(data, facts(_rows(data)))
 
 
 async def owner_costs(config: RunConfig, shape: Shape) -> tuple[int, int]:

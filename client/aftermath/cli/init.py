@@ -327,13 +327,13 @@ def _next_commands(out: Path, *, needs_files: bool) -> list[str]:
     make_files = [making(out)] if needs_files else []
     # else the model is lost with the last member
     checkpoint_dir = shlex.quote(str(Path("runs") / _suggested_run_id(out) / "checkpoints"))
-    create_wallet = (
+    new_wallet = (
         [] if Path(_WALLET).exists() else [f"aftermath-solana show-identity --create -w {_WALLET}"]
     )
     return [
         "aftermath-solana localnet",
         *make_files,
-        *create_wallet,
+        *new_wallet,
         f"aftermath-solana create-run {run_flags}",
         f"aftermath-solana update-config --config-path {file} {run_flags}",
         f"aftermath-solana set-paused resume {run_flags}",

@@ -182,7 +182,7 @@ async def join_authorization_delete(
     """
     from aftermath.chain.addresses import EVERYONE
     from aftermath.chain.options import public_key
-    from aftermath.chain.refusals import CLOSED_TOO_EARLY, sol, told
+    from aftermath.chain.refusals import CLOSED_TOO_EARLY, error_text, sol
     from aftermath.cli.authorization import require_authorization, scope_of
     from aftermath.cli.connection import sign_in
     from aftermath.coordinator.errors import Refused
@@ -210,7 +210,7 @@ async def join_authorization_delete(
             signatures = await chain.sender.send_packed(withdrawn)
         returned = await chain.balance(grantor) - balance_before
         if not closed:
-            note(told(CLOSED_TOO_EARLY)[0])
+            note(error_text(CLOSED_TOO_EARLY)[0])
     data = {
         "address": str(authorization.address),
         "active": False,

@@ -12,7 +12,7 @@ from aftermath.cli.can_join import admission, most_severe
 from aftermath.cli.present import Ended, Result, facts, note, plain_text
 
 if TYPE_CHECKING:
-    from aftermath.chain.dry_run import Rehearsed
+    from aftermath.chain.dry_run import DryRunReport
     from aftermath.cli.findings import Finding, Subject
     from aftermath.train.connection import MemberBackend
     from aftermath.train.settings import TrainSettings
@@ -99,7 +99,7 @@ def _warnings(findings: list[tuple[str, Finding]]) -> list[str]:
 
 async def _join(
     settings: TrainSettings, backend: MemberBackend, subject: Subject, tier: int
-) -> Rehearsed:
+) -> DryRunReport:
     """Return what the join would do. It assumes weight 1: the measured weight does not change the
     costs.
     """
@@ -135,10 +135,10 @@ async def _join(
     await sender.creating({membership: membership_account().size})
     # train requires this much in the wallet, including the rent of the wallet's own account
     await sender.ensure_funds(FEES_IN_HAND + bond - await rent(backend.pool, 0))
-    return await sender.rehearse([PlannedTransaction(steps)], TRANSITION_UNITS, bond=bond)
+    return await sender.dry_run([PlannedTransaction(steps)], TRANSITION_UNITS, bond=bond)
 
 
-def _ended(report: Rehearsed, tier: int, reason: str) -> Ended:
+def _ended(report: DryRunReport, tier: int, reason: str) -> Ended:
     """Return the end of a dry run, with what comes back later and what comes on top."""
     from rich.console import Group
 

@@ -318,7 +318,7 @@ def local_testnet_start(
     chaos = chaos_of(
         kills.random_kill_num,
         kills.random_kill_interval,
-        given=kills.allowed_to_kill,
+        allowed_text=kills.allowed_to_kill,
         clients=client_plans,
     )
     variables = child_environment() | {"OMP_NUM_THREADS": str(plan.threads)} | deployment.variables

@@ -56,7 +56,7 @@ async def observe(
     import contextlib
     from urllib.parse import quote
 
-    from aftermath.base.signals import heard
+    from aftermath.base.signals import on_signals
     from aftermath.cli.connection import connect
     from aftermath.ui.web.observatory import Observatory
     from aftermath.ui.web.web_server import ObserverServer
@@ -77,6 +77,8 @@ async def observe(
                 url = f"http://{shown}:{chosen}/{page}"
                 show(Result({"url": url}, f"the observer is at {url}"), as_json=json_output)
                 ended = asyncio.Event()
-                with heard(lambda _: ended.set()):  # also of a script's `&`, which ignores SIGINT
+                with on_signals(
+                    lambda _: ended.set()
+                ):  # also of a script's `&`, which ignores SIGINT
                     await ended.wait()
     return Result(None, None)

@@ -229,10 +229,10 @@ def ban(subject: Subject) -> Finding | None:
     """Check that the run does not bar the wallet."""
     if subject.view is None or subject.wallet is None:
         return None
-    from aftermath.chain.refusals import as_told
+    from aftermath.chain.refusals import program_refusal
 
     if subject.membership is not None and subject.membership.barred:
-        raise as_told("Barred", subject.view.run.run_id)
+        raise program_refusal("Barred", subject.view.run.run_id)
     return fine("the wallet is not barred")
 
 
@@ -240,7 +240,7 @@ def seats(subject: Subject) -> Finding | None:
     """Check that the run has a seat for the wallet."""
     if subject.view is None or subject.wallet is None:
         return None
-    from aftermath.chain.refusals import as_told
+    from aftermath.chain.refusals import program_refusal
     from aftermath.rules.state import MemberState
 
     members = subject.view.members
@@ -248,7 +248,7 @@ def seats(subject: Subject) -> Finding | None:
         seat.used and (seat.pending or seat.state is not MemberState.IDLE) for seat in members.seats
     )
     if taken == len(members.seats) and members.find(bytes(subject.wallet)) is None:
-        raise as_told("MembersFull", subject.view.run.run_id)
+        raise program_refusal("MembersFull", subject.view.run.run_id)
     return fine(f"{taken} of {len(members.seats)} seats are taken")
 
 
@@ -301,12 +301,12 @@ def bond(subject: Subject) -> Finding | None:
     """Check that the run's bond is within the user's limit."""
     if subject.view is None or subject.wallet is None:
         return None
-    from aftermath.chain.memberships import check_bond, lacking
+    from aftermath.chain.memberships import check_bond, unpaid_bond
     from aftermath.chain.refusals import sol
 
     run = subject.view.run
     check_bond(run, subject.membership, subject.max_bond)
-    due = sol(lacking(run, subject.membership))
+    due = sol(unpaid_bond(run, subject.membership))
     return fine(f"the run's bond is {sol(run.config.join_bond)}; {due} of it is due")
 
 
@@ -333,13 +333,13 @@ async def balance(subject: Subject) -> Finding | None:
         return None
     from aftermath.chain.admission import FEES_IN_HAND
     from aftermath.chain.funding import ensure_funds
-    from aftermath.chain.memberships import lacking
+    from aftermath.chain.memberships import unpaid_bond
     from aftermath.chain.refusals import sol
 
     pool = subject.chain.pool
     needed = FEES_IN_HAND
     if subject.view is not None:
-        needed += lacking(subject.view.run, subject.membership)
+        needed += unpaid_bond(subject.view.run, subject.membership)
     lamports = await subject.chain.balance(subject.wallet)
     if lamports < needed:
         if pool.is_local and not subject.may_fund:

@@ -188,7 +188,7 @@ async def _question(options: SigningOptions, run_id: str) -> str:
     would refuse.
     """
     from aftermath.chain.accounts import fetch_many
-    from aftermath.chain.dry_run import Rehearsed
+    from aftermath.chain.dry_run import DryRunReport
     from aftermath.chain.refusals import sol
     from aftermath.cli.connection import sign_in
     from aftermath.events.status import not_recorded
@@ -198,7 +198,7 @@ async def _question(options: SigningOptions, run_id: str) -> str:
         _, accounts = await fetch_many(chain.pool, list(chain.coordinator.sizes(run_id)))
         try:
             await chain.coordinator.close_run(run_id)
-        except Rehearsed as report:
+        except DryRunReport as report:
             if report.refusal is not None:
                 raise report.refusal from None
     rent = sum(account.lamports for account in accounts if account is not None)

@@ -87,7 +87,7 @@ async def update_config(
 
     from aftermath import __version__
     from aftermath.chain.admission import warning_about_version
-    from aftermath.chain.refusals import as_told
+    from aftermath.chain.refusals import program_refusal
     from aftermath.cli.authorization import open_to_all
     from aftermath.cli.connection import sign_in
     from aftermath.owner.change import Change
@@ -105,7 +105,7 @@ async def update_config(
     async with sign_in(options) as chain:
         run, model, _ = await chain.coordinator.snapshot(run_id, any_spec=True)
         if run.main_authority != bytes(chain.wallet.pubkey):
-            raise as_told("NotMainAuthority", run_id)
+            raise program_refusal("NotMainAuthority", run_id)
         kept_checkpoint = change.kept_checkpoint(model)
         open_to_everybody = await open_to_all(chain, Pubkey.from_bytes(run.join_authority), run_id)
         if open_to_everybody and not chain.pool.is_local:
@@ -148,7 +148,7 @@ async def _send(
 
     Raises CannotChange or Refused if the run does not accept the change.
     """
-    from aftermath.chain.dry_run import Rehearsed
+    from aftermath.chain.dry_run import DryRunReport
     from aftermath.owner.difference import default_keys, differences
 
     steps = change.instructions(chain.coordinator.ix, run, model)
@@ -157,7 +157,7 @@ async def _send(
     announce(run.run_id, changed_keys, default_keys(change, run, model), as_json=as_json)
     try:
         signatures = await chain.sender.send_packed(steps if changed_keys else [])
-    except Rehearsed as rehearsed:
+    except DryRunReport as rehearsed:
         rehearsed.output["changes"] = changes
         raise
     return {"changes": changes, "signatures": [str(item) for item in signatures]}

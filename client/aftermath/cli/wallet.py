@@ -167,7 +167,7 @@ def _seated(
 ) -> Iterator[dict[str, Any]]:
     """Yield the row of the wallet's seat in a run, or of its membership without one."""
     from aftermath.chain.dump import plain
-    from aftermath.events.status import standing
+    from aftermath.events.status import status_of
 
     index = members.find(wallet) if members is not None else None
     row: dict[str, Any] = {
@@ -180,7 +180,7 @@ def _seated(
     if members is not None and index is not None:
         now = run.state_started_at  # the words about a member do not depend on the time
         own_member = next(
-            member for member in standing(run, model, members, now).members if member.seat == index
+            member for member in status_of(run, model, members, now).members if member.seat == index
         )
         seat_values = {"points": own_member.points, "bond_lamports": bond, "withdraw": None}
         yield row | {"tier": own_member.tier, "member": own_member.standing} | seat_values

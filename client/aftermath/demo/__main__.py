@@ -84,10 +84,10 @@ class Demo:
 
     def start(self, member: MemberProgress) -> None:
         assert self.commands is not None
-        own = {**self.commands.environment, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        environment = {**self.commands.environment, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         command = self.commands.train(member.name, member.tier)
         self.processes[member.name] = Process(
-            member.name, command, self.places.log(member.name), own
+            member.name, command, self.places.log(member.name), environment
         )
 
     # --- watching ---

@@ -155,8 +155,10 @@ def prepare_files(places: Places, model: str = "llama") -> None:
         "--budget-bytes",
         str(CORPUS_BYTES),
     ]
-    given = {name: size for name, size in MODEL.items() if model == "llama" or name != "kv-heads"}
-    sizes = [word for name, value in given.items() for word in (f"--{name}", str(value))]
+    size_options = {
+        name: size for name, size in MODEL.items() if model == "llama" or name != "kv-heads"
+    }
+    sizes = [word for name, value in size_options.items() for word in (f"--{name}", str(value))]
     init = [
         str(scripts / "init-model.py"),
         "--architecture",
@@ -187,9 +189,9 @@ def write_config(places: Places, template: Path, model: str = "llama") -> None:
 
 def launch(places: Places, engine: str, device: str = "cpu") -> tuple[Process, Commands]:
     """Start the local network without waiting for it."""
-    own = child_environment()
-    process, chain = launch_chain(places.ledger, places.log("localnet"), own, engine)
-    return process, Commands(places, chain, own, device)
+    environment = child_environment()
+    process, chain = launch_chain(places.ledger, places.log("localnet"), environment, engine)
+    return process, Commands(places, chain, environment, device)
 
 
 def create_run(commands: Commands, members: Sequence[str]) -> None:

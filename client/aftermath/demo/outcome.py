@@ -61,26 +61,26 @@ def outcomes(places: Places) -> Iterator[TierOutcome]:
     checkpoint.
     """
     torch.set_num_threads(1)
-    kept = saved_steps(places.checkpoints, RUN_ID)
-    if not kept:
+    checkpoint_steps = saved_steps(places.checkpoints, RUN_ID)
+    if not checkpoint_steps:
         raise DemoFailed(f"no checkpoint was written to {places.checkpoints}")
-    newest = kept[-1]
+    newest = checkpoint_steps[-1]
     config = load_model_config(newest)
     tokenizer = load_tokenizer(newest)
     sequences = held_out(places, config.vocab_size)
-    known = words_of(data_of(places, config.vocab_size), tokenizer)
+    sample_words = words_of(data_of(places, config.vocab_size), tokenizer)
     for tier in TIERS:
         model = config.build(tier, load(newest, tier, "universal"))
-        said = generate(
+        generated = generate(
             model,
             tokenizer.encode(PROMPT),
             new_tokens=SAMPLE_TOKENS,
             temperature=TEMPERATURE,
         )
         answered = part_answered(model, tokenizer) if tier == TIERS[0] else None
-        text = tokenizer.decode(said.ids)
+        text = tokenizer.decode(generated.ids)
         words = words_in(text)
-        real = sum(word in known for word in words)
+        real = sum(word in sample_words for word in words)
         yield TierOutcome(
             step_of(newest), tier, loss_on(model, sequences), text, (real, len(words)), answered
         )

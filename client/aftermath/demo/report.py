@@ -87,8 +87,8 @@ def costs_of(rpc: str, account: str) -> RunCosts:
             "commitment": "confirmed",
             "maxSupportedTransactionVersion": 0,
         }
-        found: Any = ask(rpc, "getTransaction", signature, config)
-        fees += found["meta"]["fee"] if found else 0
+        transaction: Any = ask(rpc, "getTransaction", signature, config)
+        fees += transaction["meta"]["fee"] if transaction else 0
     return RunCosts(len(signatures), fees)
 
 
@@ -112,13 +112,13 @@ def write_report(
     report = findings(story, costs, reached, seconds)
     (places.root / "demo-report.json").write_text(json.dumps(report, indent=1) + "\n")
     title = f"tiers {', '.join(map(str, TIERS))} on {engine}"
-    told = story.history
+    history = story.history
     run_plot(
         places.root / "loss.png",
-        told.loss_by_tier(),
-        told.sent_by_tier(),
-        told.epochs,
-        told.marks,
+        history.loss_by_tier(),
+        history.sent_by_tier(),
+        history.epochs,
+        history.marks,
         title,
     )
     for outcome in reached:

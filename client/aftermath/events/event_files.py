@@ -23,8 +23,8 @@ _NAME = re.compile(r"(?P<process>.+)-\d{5,}-(?:start|epoch-\d+)" + re.escape(SUF
 
 def process_of(path: Path) -> str:
     """Return the common prefix of one process's files. For another file, return its name."""
-    found = _NAME.fullmatch(path.name)
-    return found["process"] if found else path.name
+    match = _NAME.fullmatch(path.name)
+    return match["process"] if match else path.name
 
 
 class EpochFiles:
@@ -48,7 +48,7 @@ class EpochFiles:
         self._open("start")
 
     def __call__(self, event: Event) -> None:
-        """Raises Resting with the first event that cannot be written."""
+        """Write an event. Raise SinkPaused for the first one that cannot be written."""
         with self._writing:
             try:
                 self._take(event)
@@ -57,8 +57,8 @@ class EpochFiles:
                 first, self._lost = self._lost == 0, self._lost + 1
                 if first:
                     raise SinkPaused(
-                        f"events are not kept in {self._directory} any more: {error.strerror or error}; "
-                        "this is tried again in the next epoch"
+                        f"cannot write events to {self._directory}: {error.strerror or error}; "
+                        "the next epoch tries again"
                     ) from None
 
     def _take(self, event: Event) -> None:
@@ -84,18 +84,18 @@ class EpochFiles:
                 msgspec.structs.replace(self._about, t=event.t, part=self._part, lost=self._lost)
             )
         except OSError:
-            path.unlink(missing_ok=True)  # without its head it says nothing
+            path.unlink(missing_ok=True)  # a file without its head is useless
             raise
         self._lost = 0
 
     def _append(self, event: Event) -> None:
         assert self._descriptor is not None
-        left = line_of(event, self._wall()).encode()
-        while left:  # a disk that fills up takes a part
-            left = left[os.write(self._descriptor, left) :]
+        unwritten = line_of(event, self._wall()).encode()
+        while unwritten:  # a disk that fills up takes a part
+            unwritten = unwritten[os.write(self._descriptor, unwritten) :]
 
-    def _open(self, about: str) -> Path:
-        path = self._directory / f"{self._process}-{self._part:05d}-{about}{SUFFIX}"
+    def _open(self, suffix: str) -> Path:
+        path = self._directory / f"{self._process}-{self._part:05d}-{suffix}{SUFFIX}"
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
         return path
 

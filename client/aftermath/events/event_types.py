@@ -47,10 +47,10 @@ class MemberStarted(Event, frozen=True, kw_only=True, tag="started"):
     created: int = 0
     identity: str = ""
 
-    def of_run(self, found: RunFound) -> MemberStarted:
+    def of_run(self, run: RunFound) -> MemberStarted:
         """Return this event with the run that was found."""
         return msgspec.structs.replace(
-            self, owner=found.owner, created=found.created, identity=found.identity
+            self, owner=run.owner, created=run.created, identity=run.identity
         )
 
 

@@ -1,7 +1,6 @@
-"""A run's history from its members' events: losses by step and tier, epochs, bytes, and who came
-and went.
+"""Collect a run's history from its members' events: losses, epochs, bytes, joins and exits.
 
-The more members' files are read, the more shares of each step are known.
+With the files of more members, more shares of each step are known.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ class Share:
 
 
 class EventHistory:
-    """Collects events in reading order. `name` returns how marks call a member."""
+    """Collects events in reading order. `name` returns a member's name for marks."""
 
     def __init__(self, name: Callable[[EventRecord], str] = lambda told: short(told.about)) -> None:
         self.shares: dict[int, dict[str, Share]] = defaultdict(dict)
         """Shares by step and wallet."""
         self.epochs: dict[int, int] = {}
         """The first step that was seen of each epoch."""
-        self._comings = Lifecycle(name)
+        self._lifecycle = Lifecycle(name)
         self._sent: dict[int, dict[int, int]] = defaultdict(lambda: defaultdict(int))
         self._counted: dict[str, int] = defaultdict(int)
         """Bytes sent, as a member's process last counted."""
@@ -42,13 +41,13 @@ class EventHistory:
     @property
     def marks(self) -> list[tuple[int, str]]:
         """What happened to members, and at which step."""
-        return self._comings.marks
+        return self._lifecycle.marks
 
-    def take(self, told: EventRecord) -> None:
+    def take(self, record: EventRecord) -> None:
         """Add an event."""
-        wallet = told.about.wallet
-        event = told.event
-        self._comings.take(told)
+        wallet = record.about.wallet
+        event = record.event
+        self._lifecycle.take(record)
         match event:
             case event_types.MemberStarted() | event_types.RunFound():
                 self._counted[wallet] = 0
@@ -57,14 +56,12 @@ class EventHistory:
             case event_types.ShareTrained():
                 if event.loss is not None:
                     self.shares[event.step][wallet] = Share(
-                        told.about.tier, event.loss, event.tokens
+                        record.about.tier, event.loss, event.tokens
                     )
             case event_types.Traffic():
-                step = self._comings.step_of(wallet)
-                self._sent[told.about.tier][step] += max(0, event.sent - self._counted[wallet])
+                step = self._lifecycle.step_of(wallet)
+                self._sent[record.about.tier][step] += max(0, event.sent - self._counted[wallet])
                 self._counted[wallet] = event.sent
-
-    # --- what it comes to ---
 
     def loss_curve(self) -> Curve:
         """Return (step, loss over all tokens of the step)."""
@@ -72,22 +69,22 @@ class EventHistory:
 
     def loss_by_tier(self) -> dict[int, Curve]:
         """Return the loss curve of each tier."""
-        found: dict[int, list[tuple[int, float]]] = defaultdict(list)
+        curves: dict[int, list[tuple[int, float]]] = defaultdict(list)
         for step, shares in sorted(self.shares.items()):
             for tier in {share.tier for share in shares.values()}:
-                found[tier].append(
+                curves[tier].append(
                     (step, mean([share for share in shares.values() if share.tier == tier]))
                 )
-        return dict(sorted(found.items()))
+        return dict(sorted(curves.items()))
 
     def sent_by_tier(self) -> dict[int, Curve]:
         """Return (step, bytes that all members of the tier have sent to peers so far)."""
         curves: dict[int, Curve] = {}
-        for tier, sent in sorted(self._sent.items()):
+        for tier, sent_by_step in sorted(self._sent.items()):
             total = 0
             curve = []
-            for step, more in sorted(sent.items()):
-                total += more
+            for step, count in sorted(sent_by_step.items()):
+                total += count
                 curve.append((step, float(total)))
             curves[tier] = curve
         return curves
@@ -132,12 +129,12 @@ class Lifecycle:
         """Return the last step of which a member trained its share."""
         return self._members[wallet].step
 
-    def take(self, told: EventRecord) -> None:
+    def take(self, record: EventRecord) -> None:
         """Add an event."""
-        wallet = told.about.wallet
-        event = told.event
+        wallet = record.about.wallet
+        event = record.event
         member = self._members[wallet]
-        self._names[wallet] = self._name(told)
+        self._names[wallet] = self._name(record)
         match event:
             case event_types.MemberStarted():
                 self._starts(wallet, member)
@@ -187,24 +184,24 @@ class Lifecycle:
             self._mark(member.step, f"{self._names[wallet]} failed")
         member.ended = True
 
-    def _lost(self, seat: int, how: str) -> None:
+    def _lost(self, seat: int, outcome: str) -> None:
         """Mark the loss of another member, whose own events may not be here."""
         wallet = self._holders.get(seat)
         if wallet is None:
-            self._mark(self.newest_step, f"seat {seat} {how}")
+            self._mark(self.newest_step, f"seat {seat} {outcome}")
             return
         member = self._members[wallet]
         # A member that is away has a mark already: its process died or ended before the report.
-        if how != "dropped" or not (member.ended or member.away):
-            self._mark(member.step, f"{self._names[wallet]} {how}")
+        if outcome != "dropped" or not (member.ended or member.away):
+            self._mark(member.step, f"{self._names[wallet]} {outcome}")
         member.ended = member.away = True
 
     def _forget_former_seats(self, wallet: str, seat: int | None) -> None:
         """Forget a member's seats but the newest: others may take them."""
         self._holders = {
-            held: holder
-            for held, holder in self._holders.items()
-            if holder != wallet or held == seat
+            occupied: holder
+            for occupied, holder in self._holders.items()
+            if holder != wallet or occupied == seat
         }
 
     def _mark(self, step: int, text: str) -> None:

@@ -75,12 +75,12 @@ def run_plot(
     for axes in panels:
         for step in epochs.values():
             axes.axvline(step, color="lightgrey", linewidth=1, zorder=0)
-    named = [sorted(epochs)[index] for index in evenly(len(epochs), _EPOCHS_NAMED)]
-    for epoch in named:
-        where = (epochs[epoch], 1.0)
+    labelled_epochs = [sorted(epochs)[index] for index in evenly(len(epochs), _EPOCHS_NAMED)]
+    for epoch in labelled_epochs:
+        position = (epochs[epoch], 1.0)
         loss.annotate(
             f"epoch {epoch}",
-            where,
+            position,
             xycoords=("data", "axes fraction"),
             fontsize=7,
             va="bottom",
@@ -115,7 +115,11 @@ def _figure(rows: int) -> tuple[Any, Sequence[Any]]:
 def _pieces(curve: Curve) -> list[Curve]:
     """Split the curve where no point follows for much longer than usual."""
     steps = [step for step, _ in curve]
-    usual = median(after - before for before, after in pairwise(steps)) if len(steps) > 1 else 1
+    usual = (
+        median(following - previous for previous, following in pairwise(steps))
+        if len(steps) > 1
+        else 1
+    )
     cuts = [
         index for index in range(1, len(steps)) if steps[index] - steps[index - 1] > _GAP * usual
     ]
@@ -212,10 +216,10 @@ def loss_line(curve: Sequence[tuple[int, float]], width: int) -> str:
     (last, end) = curve[-1]
     if first == last:
         return f"loss at step {first}: {end:.3f}"
-    left = f"loss, steps {first} to {last}:  {begin:.3f} "
-    right = f" {end:.3f}"
-    drawn = evenly(len(curve), max(2, width - len(left) - len(right)))
-    return left + sparkline([curve[index][1] for index in drawn]) + right
+    prefix = f"loss, steps {first} to {last}:  {begin:.3f} "
+    suffix = f" {end:.3f}"
+    indices = evenly(len(curve), max(2, width - len(prefix) - len(suffix)))
+    return prefix + sparkline([curve[index][1] for index in indices]) + suffix
 
 
 TABLES = (".csv", ".json")

@@ -43,8 +43,8 @@ def escaped_json(document: str) -> str:
     )
 
 
-def _escaped(found: re.Match[str]) -> str:
-    character = found[0]
+def _escaped(match: re.Match[str]) -> str:
+    character = match[0]
     if not _unsafe(character):
         return character
     return "\\u007f" if character == "\x7f" else json.dumps(character)[1:-1]

@@ -1,7 +1,7 @@
 """A run's progress and a member's current phase, in a few words: "step 40 of 120, 2 min left".
 
-Everything comes from what the chain says, so all members show the same. The pace is that of the
-last steps and includes the pauses between epochs, because they recur.
+Everything comes from the chain, so all members show the same. The pace is that of the last steps,
+including the pauses between epochs, because they recur.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from aftermath.events import event_types
 from aftermath.rules.state import RunState
 
 _WINDOW = 100  # steps whose pace counts
-_LEAST = 3  # steps that must have been seen before anything is foretold
+_LEAST = 3  # minimum steps for an estimate
 
 
 class Progress:
@@ -41,11 +41,11 @@ class Progress:
 
     def _reach(self, step: int, *, paused: bool) -> None:
         if paused or step < self.step:
-            self._seen.clear()  # time that says nothing about the steps to come
+            self._seen.clear()  # the time before says nothing about later steps
         self.step = step
 
     @property
-    def left(self) -> float | None:
+    def seconds_left(self) -> float | None:
         """Seconds until the last step is trained, or None if not known yet."""
         if not self._seen or self._seen[-1][1] - self._seen[0][1] < _LEAST:
             return None
@@ -57,9 +57,9 @@ class Progress:
         """Return the progress in a few words."""
         if not self.total:
             return "no step yet"
-        left = self.left if self.step < self.total else None
+        seconds_left = self.seconds_left if self.step < self.total else None
         return f"step {self.step:,} of {self.total:,}" + (
-            f", {span(left)} left" if left is not None else ""
+            f", {span(seconds_left)} left" if seconds_left is not None else ""
         )
 
 
@@ -97,7 +97,7 @@ _STATES = {
     "ROUND_TRAIN": "training",
     "ROUND_WITNESS": "witnessing",
 }
-"""The states whose names are not what a person would call them."""
+"""Words for states whose names are not plain English."""
 
 
 def phase(event: event_types.Event) -> str | None:

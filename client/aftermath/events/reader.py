@@ -106,26 +106,30 @@ class _Dated(msgspec.Struct):
 
 _OF_LOCAL = b'"optimizer":'
 """In the first line of a training without a network."""
-_date = msgspec.json.Decoder(_Dated)
-_event = msgspec.json.Decoder(MEMBER_EVENTS)
+_decode_dated = msgspec.json.Decoder(_Dated)
+_decode_event = msgspec.json.Decoder(MEMBER_EVENTS)
 
 
-def flat(told: EventRecord) -> dict[str, object]:
+def flat(record: EventRecord) -> dict[str, object]:
     """Return one object with everything: what `events --out` writes and any reader reads back."""
-    about = told.about
-    teller: dict[str, object] = {
-        "run": about.run_id,
-        "member": about.wallet,
-        "member_tier": about.tier,
-        "client": about.version,
+    origin = record.about
+    origin_fields: dict[str, object] = {
+        "run": origin.run_id,
+        "member": origin.wallet,
+        "member_tier": origin.tier,
+        "client": origin.version,
     }
-    if about.identity:
-        teller |= {
-            "run_owner": about.owner,
-            "run_created": about.created,
-            "run_identity": about.identity,
+    if origin.identity:
+        origin_fields |= {
+            "run_owner": origin.owner,
+            "run_created": origin.created,
+            "run_identity": origin.identity,
         }
-    return {"at": told.at.isoformat(timespec="milliseconds"), **teller, **plain(told.event)}
+    return {
+        "at": record.at.isoformat(timespec="milliseconds"),
+        **origin_fields,
+        **plain(record.event),
+    }
 
 
 class EventFile:
@@ -141,7 +145,7 @@ class EventFile:
         self.failure: OSError | None = None
 
     def read(self) -> Iterator[EventRecord]:
-        """Return what was written since the last call. A line without an end waits."""
+        """Yield what was written since the last call, except an incomplete last line."""
         room = _FIRST_READ
         while True:
             try:
@@ -150,23 +154,23 @@ class EventFile:
                 self.failure = error
                 return
             self.failure = None
-            whole = chunk.rfind(b"\n") + 1
-            self._left = len(chunk) - whole
-            self._offset += whole
-            for line in chunk[:whole].split(b"\n")[:-1]:
+            complete = chunk.rfind(b"\n") + 1
+            self._left = len(chunk) - complete
+            self._offset += complete
+            for line in chunk[:complete].split(b"\n")[:-1]:
                 self._line += 1
                 if self._skipping:  # the end of a line that is none
                     self._skipping = False
-                elif (told := self._told(line)) is not None:
-                    yield told
-            if not whole and len(chunk) >= MOST_LINE:
+                elif (record := self._parse(line)) is not None:
+                    yield record
+            if not complete and len(chunk) >= MOST_LINE:
                 self._offset, self._left = self._offset + len(chunk), 0
                 if not self._skipping:
                     self._skipping = True
                     self._pass_over(self._line + 1)
-            elif not whole and len(chunk) < room:
+            elif not complete and len(chunk) < room:
                 return
-            room = min(room * 2, MOST_LINE if not whole else _MOST_READ)
+            room = min(room * 2, MOST_LINE if not complete else _MOST_READ)
 
     def notes(self) -> Iterator[str]:
         """Return sentences about what was not read."""
@@ -175,13 +179,13 @@ class EventFile:
         if self._local:
             yield f"skipped {self.path}: train-local wrote it. Draw it with plot"
         elif self._passed:
-            which = f"line {self._first_passed}" + (
+            position = f"line {self._first_passed}" + (
                 " the first of them" if self._passed > 1 else ""
             )
-            are = f"{counted(self._passed, 'line')} of {self.path}, {which},"
-            yield f"{are} cannot be read by this version and {'is' if self._passed == 1 else 'are'} passed over"
+            lines = f"{counted(self._passed, 'line')} of {self.path}, {position},"
+            yield f"{lines} cannot be read by this version and {'is' if self._passed == 1 else 'are'} passed over"
         if self._left:
-            yield f"{self.path} ends in half a line, which is passed over"
+            yield f"skipped an incomplete last line of {self.path}"
         if self._lost:
             yield f"{counted(self._lost, 'event')} before {self.path} could not be written, and {self._is_missing()}"
 
@@ -195,37 +199,37 @@ class EventFile:
             file.seek(self._offset)
             return file.read(room)
 
-    def _told(self, line: bytes) -> EventRecord | None:
+    def _parse(self, line: bytes) -> EventRecord | None:
         try:
-            dated = _date.decode(line)
-            event = _event.decode(line)
+            dated = _decode_dated.decode(line)
+            event = _decode_event.decode(line)
         except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError):
             self._local = self._local or (self._line == 1 and _OF_LOCAL in line)
             self._pass_over(self._line)
             return None
-        about = dated.about()
+        origin = dated.about()
         if isinstance(event, MemberStarted):
-            about = about or _about(event)
-            self._about = about
+            origin = origin or _origin_of(event)
+            self._about = origin
             if event.part:  # the head of a file, and no event of its own
                 self._lost += event.lost
                 return None
-        elif isinstance(event, RunFound) and about is None and self._about is not None:
+        elif isinstance(event, RunFound) and origin is None and self._about is not None:
             self._about = msgspec.structs.replace(
                 self._about, owner=event.owner, created=event.created, identity=event.identity
             )
-        about = about or self._about
-        if about is None:
+        origin = origin or self._about
+        if origin is None:
             self._pass_over(self._line)
             return None
-        return EventRecord(dated.at, about, event, self.path)
+        return EventRecord(dated.at, origin, event, self.path)
 
     def _pass_over(self, line: int) -> None:
         self._first_passed = self._first_passed or line
         self._passed += 1
 
 
-def _about(event: MemberStarted) -> EventOrigin:
+def _origin_of(event: MemberStarted) -> EventOrigin:
     return EventOrigin(
         event.run_id,
         event.wallet,
@@ -247,11 +251,11 @@ class EventReader:
     """
 
     def __init__(self, places: Sequence[Path], *, later: bool = False) -> None:
-        for place in places:
-            if not later and not place.exists():
+        for path in places:
+            if not later and not path.exists():
                 raise NoEvents(
-                    f"{place}: no such file or directory",
-                    "Name what train was given as --events-dir, or a file of events",
+                    f"{path}: no such file or directory",
+                    "Name the --events-dir of train, or an event file",
                 )
         self._places = tuple(places)
         self._files: dict[Path, EventFile] = {}
@@ -259,7 +263,7 @@ class EventReader:
     def read(self) -> Iterator[EventRecord]:
         """Return all unread events in order of time. Call it again for newer ones."""
         processes: dict[tuple[Path, str], list[EventFile]] = defaultdict(list)
-        for path in self._found():
+        for path in self._paths():
             file = self._files.setdefault(path, EventFile(path))
             processes[path.parent, process_of(path)].append(file)
         return heapq.merge(*map(_in_turn, processes.values()), key=lambda told: told.at)
@@ -283,17 +287,15 @@ class EventReader:
         for path, failure in failures.items():
             raise unreadable(path, failure)
 
-    def _found(self) -> list[Path]:
+    def _paths(self) -> list[Path]:
         """Return each file once, those of a process in the order of writing."""
-        found: dict[Path, Path] = {}
-        for place in self._places:
-            inside = (
-                [*place.glob(f"*{SUFFIX}"), *place.glob(f"*/*{SUFFIX}")]
-                if place.is_dir()
-                else [place]
+        paths: dict[Path, Path] = {}
+        for root in self._places:
+            candidates = (
+                [*root.glob(f"*{SUFFIX}"), *root.glob(f"*/*{SUFFIX}")] if root.is_dir() else [root]
             )
-            found |= {path.resolve(): path for path in inside if path.is_file()}
-        return sorted(found.values())
+            paths |= {path.resolve(): path for path in candidates if path.is_file()}
+        return sorted(paths.values())
 
 
 def _in_turn(files: Sequence[EventFile]) -> Iterator[EventRecord]:
@@ -331,8 +333,8 @@ class RunFilter:
     wanted: str | None = None
     seen: set[RunName] = field(default_factory=set)
 
-    def __call__(self, told: Iterable[EventRecord]) -> Iterator[EventRecord]:
-        for record in told:
+    def __call__(self, records: Iterable[EventRecord]) -> Iterator[EventRecord]:
+        for record in records:
             run = RunName.of(record.about)
             if self.wanted is None or self.wanted in (run.run_id, run.identity):
                 self.seen.add(run)
@@ -342,7 +344,7 @@ class RunFilter:
         """Return the runs that share their run id with another one, if any."""
         by_id: dict[str, list[RunName]] = defaultdict(list)
         for run in sorted(self.seen, key=lambda run: (run.run_id, run.created, run.owner)):
-            if run.identity:  # what a process tells before it knows the run is of no run
+            if run.identity:  # events from before a process found its run have none
                 by_id[run.run_id].append(run)
         return [run for runs in by_id.values() if len(runs) > 1 for run in runs]
 
@@ -355,10 +357,10 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 @cache
 def columns() -> tuple[str, ...]:
     """Return the names of all columns."""
-    said = {
+    names = {
         field.name for kind in get_args(MEMBER_EVENTS) for field in msgspec.structs.fields(kind)
     }
-    return (*_FIRST, *sorted(said - set(_FIRST)))
+    return (*_FIRST, *sorted(names - set(_FIRST)))
 
 
 class CsvTable:
@@ -373,8 +375,8 @@ class CsvTable:
         self._rows = csv.DictWriter(stream, columns(), lineterminator="\n")
         self._rows.writeheader()
 
-    def __call__(self, told: EventRecord) -> None:
-        self._rows.writerow({name: _cell(value) for name, value in flat(told).items()})
+    def __call__(self, record: EventRecord) -> None:
+        self._rows.writerow({name: _cell(value) for name, value in flat(record).items()})
 
 
 def _cell(value: object) -> object:

@@ -1,6 +1,6 @@
-"""A run's status, read from its accounts: state, progress, members, levels, and what it waits for.
+"""Derive a run's status from its accounts: state, progress, members, levels, what it waits for.
 
-Members, observers and commands derive their words from it, so all say the same.
+Members, observers and commands use it, so all of them show the same words.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from aftermath.rules.state import ExitReason, MemberState, RunState
 from aftermath.rules.unsaved import unsaved_steps
 
 _LEAST = 3  # steps of an epoch before its pace says anything
-_OVERDUE = 15  # seconds after a deadline from which on nobody seems to tick
+_OVERDUE = 15  # seconds after a deadline, when nobody seems to tick
 _TAKES_PART = "takes part"
 _ENDINGS = {
     ExitReason.QUORUM_MISSING: "no quorum of its witnesses answered",
@@ -130,7 +130,7 @@ class RunStatus:
     """Why this client cannot read the run's training spec. Empty if it can."""
 
 
-def standing(
+def status_of(
     run: Run, model: Model, members: Members, now: int, *, silent: int = 0, has_tick: bool = True
 ) -> RunStatus:
     """Return the run's standing by its accounts at the chain's time `now`.
@@ -194,14 +194,14 @@ def _trained(run: Run) -> int | None:
 
 def _levels(run: Run, members: Members) -> Iterator[LevelStatus]:
     running = run.state is RunState.WARMUP or run.state.active
-    here = members.mask(MemberState.HEALTHY) if running else run.finishers
+    present = members.mask(MemberState.HEALTHY) if running else run.finishers
     for level in range(run.levels):
-        holders = tuple(seat for seat in bitmap.seats(here) if members.seats[seat].tier <= level)
-        shown = tuple(
+        holders = tuple(seat for seat in bitmap.seats(present) if members.seats[seat].tier <= level)
+        proven = tuple(
             seat for seat in bitmap.seats(members.established) if members.seats[seat].tier <= level
         )
         attested = run.attested_step == run.step and bool(run.levels_attested >> level & 1)
-        yield LevelStatus(level, holders, shown, attested, bool(run.levels_lost >> level & 1))
+        yield LevelStatus(level, holders, proven, attested, bool(run.levels_lost >> level & 1))
 
 
 # --- what it waits for ---
@@ -212,7 +212,7 @@ def owner_owes(run: Run, model: Model) -> str:
     if run.state is RunState.PAUSED:
         return "its owner has paused it (set-paused resume)"
     if model.configured:
-        return "its owner has not begun it yet (set-paused resume)"
+        return "its owner has not started it yet (set-paused resume)"
     return "its owner has not configured it yet (update-config)"
 
 
@@ -240,9 +240,9 @@ def _waits(
                 yield "a member that delivered before and holds the model, or 24 hours to pass without one"
         case RunState.WARMUP:
             if run.seed_is_drawn:
-                yield f"its members to have the model: {_votes(run)} have said so"
+                yield f"its members to load the model: {_votes(run)} have it"
             else:
-                yield "the slot that the seed of its warm-up is drawn from"
+                yield "the slot from which the warm-up's seed is drawn"
         case RunState.ROUND_TRAIN:
             yield from _waits_for_round(run)
         case RunState.ROUND_WITNESS:
@@ -250,30 +250,26 @@ def _waits(
         case RunState.COOLDOWN:
             yield from _waits_for_the_model(run, model, members)
     if run.pending_pause and not run.state.halted:
-        yield "the end of this epoch, with which the pause begins that its owner wants"
+        yield "the end of this epoch, after which the owner's pause begins"
     # without an answer nobody knows whether it is overdue, and no tick would arrive
     if deadline is not None and deadline <= -_OVERDUE and not silent:
         command = f": aftermath-solana tick --run-id {shlex.quote(run.run_id)}"
-        yield (
-            f"a tick to move it on{command}"
-            if has_tick
-            else "a connected member, which moves it on"
-        )
+        yield (f"a tick to advance it{command}" if has_tick else "a connected member to advance it")
 
 
 def _waits_for_members(run: Run, members: Members) -> Iterator[str]:
-    asked = members.pending.bit_count()
+    candidates = members.pending.bit_count()
     least = run.config.init_min_clients
-    here = f"{asked} of at least {counted(least, 'member')}"
-    if asked < least:
-        what = f"members: {asked} (needs {least})"
+    candidate_count = f"{candidates} of at least {counted(least, 'member')}"
+    if candidates < least:
+        text = f"members: {candidates} (needs {least})"
     else:
-        what = f"the time that others are given to come: {here} are here"
+        text = f"more members until the deadline: {candidate_count} have joined"
     if run.exit_reason in _UNATTESTED and not _of_last_epoch(members) & members.pending:
-        what += " (all members of the last epoch have left)"
-    elif why := _ENDINGS.get(run.exit_reason):
-        what += f" (the last epoch ended because {why})"
-    yield what
+        text += " (all members of the last epoch have left)"
+    elif ending := _ENDINGS.get(run.exit_reason):
+        text += f" (the last epoch ended because {ending})"
+    yield text
 
 
 def _of_last_epoch(members: Members) -> int:
@@ -289,7 +285,7 @@ def _waits_for_round(run: Run) -> Iterator[str]:
     if not run.seed_is_drawn:
         yield "the next round's seed"
     if now.attestations >= committee.quorum(now.elected):
-        yield f"the least time of a round: {_votes(run)} have attested"
+        yield f"the minimum time of a round: {_votes(run)} have attested"
     else:
         missing = committee.quorum(now.elected) - now.attestations
         if now.elected:
@@ -299,18 +295,18 @@ def _waits_for_round(run: Run) -> Iterator[str]:
 
 
 def _waits_for_the_model(run: Run, model: Model, members: Members) -> Iterator[str]:
-    held = [
+    held_levels = [
         level for level in range(run.levels) if committee.cooldown_electees(run, members, level)
     ]
-    known = [
+    attested_levels = [
         level
-        for level in held
+        for level in held_levels
         if run.attested_step == run.step and run.levels_attested >> level & 1
     ]
-    if len(known) < len(held):
-        yield f"the hashes of the model: {len(known)} of {counted(len(held), 'level')} are attested"
+    if len(attested_levels) < len(held_levels):
+        yield f"the hashes of the model: {len(attested_levels)} of {counted(len(held_levels), 'level')} are attested"
     if model.checkpoint_step != run.step:
-        yield "a checkpoint of this epoch, which a member of tier 0 has to keep"
+        yield "a tier-0 member to save a checkpoint of this epoch"
 
 
 def _votes(run: Run) -> str:
@@ -370,47 +366,47 @@ def _seen(run: Run, number: int, seat: Seat) -> str:
 COLUMNS = ("seat", "wallet", "tier", "standing", "weight", "points", "last seen")
 
 
-def facts_of(found: RunStatus) -> dict[str, str | list[str]]:
+def facts_of(status: RunStatus) -> dict[str, str | list[str]]:
     """Return the facts about the run itself. Its name and description are as the owner wrote
     them.
     """
     speed = (
         {}
-        if found.tokens_per_second is None
-        else {"speed": f"{found.tokens_per_second:,} tokens/s"}
+        if status.tokens_per_second is None
+        else {"speed": f"{status.tokens_per_second:,} tokens/s"}
     )
     return {
-        "run": found.run_id,
-        "name": found.name,
-        "description": found.description,
-        "state": (f"{no_answer(found)}; last heard: " if found.silent else "") + state_of(found),
-        "steps": steps_of(found),
+        "run": status.run_id,
+        "name": status.name,
+        "description": status.description,
+        "state": (f"{no_answer(status)}; last heard: " if status.silent else "") + state_of(status),
+        "steps": steps_of(status),
         **speed,
-        "deadline": _deadline(found.deadline),
-        "waits for": list(found.waits),
-        **({"training spec": found.spec_error} if found.spec_error else {}),
-        "members": counted(len(found.members), "seat") + " in use",
-        **({"checkpoint": checkpoint_of(found)} if found.step else {}),
+        "deadline": _deadline(status.deadline),
+        "waits for": list(status.waits),
+        **({"training spec": status.spec_error} if status.spec_error else {}),
+        "members": counted(len(status.members), "seat") + " in use",
+        **({"checkpoint": checkpoint_of(status)} if status.step else {}),
     }
 
 
-def no_answer(found: RunStatus) -> str:
+def no_answer(status: RunStatus) -> str:
     """Return for how long there has been no answer."""
-    return f"no answer for {span(found.silent)}"
+    return f"no answer for {span(status.silent)}"
 
 
-def state_of(found: RunStatus) -> str:
+def state_of(status: RunStatus) -> str:
     """Return the state and how long the run has been in it."""
-    return _state(found) + ("" if found.since is None else f", for {span(found.since)}")
+    return _state(status) + ("" if status.since is None else f", for {span(status.since)}")
 
 
-def checkpoint_of(found: RunStatus) -> str:
+def checkpoint_of(status: RunStatus) -> str:
     """Return the newest checkpoint's step and location, or a warning that the chain knows of
     none.
     """
-    if found.checkpoint_step:
-        return f"step {found.checkpoint_step:,} at {found.checkpoint}"
-    return lost_with_members(found.unsaved)
+    if status.checkpoint_step:
+        return f"step {status.checkpoint_step:,} at {status.checkpoint}"
+    return lost_with_members(status.unsaved)
 
 
 def not_recorded(steps: int) -> str:
@@ -418,78 +414,84 @@ def not_recorded(steps: int) -> str:
     # A member that is stopped saves its model in a directory of its own, of which the chain learns
     # nothing.
     last = counted(steps, "step")
-    return f"the chain knows of no checkpoint with the last {last}, and a member's --checkpoint-dir may hold one"
+    return (
+        f"no checkpoint on chain has the last {last}, but a member's --checkpoint-dir may have one"
+    )
 
 
 def lost_with_members(steps: int) -> str:
-    """Return the same, and when the steps are lost."""
+    """Return `not_recorded`, and when the steps are lost."""
     return f"{not_recorded(steps)}; otherwise that training is lost when the last member ends"
 
 
-def shown_levels(found: RunStatus) -> list[str]:
+def shown_levels(status: RunStatus) -> list[str]:
     """Return, per level, how many members have shown it. Empty for a run without a model."""
     return [
         f"level {level.level}: "
         + (counted(len(level.shown), "member") if level.shown else "none yet")
-        for level in found.levels
+        for level in status.levels
     ]
 
 
 def row_of(member: MemberStatus) -> list[str]:
     """Return a member's cells."""
-    standing = f"{member.standing}, witness" if member.witness else member.standing
+    status_of = f"{member.standing}, witness" if member.witness else member.standing
     points = f"{member.points:,}" + (f" (-{member.slashed:,})" if member.slashed else "")
     wallet = str(Pubkey.from_bytes(member.signer))
     return [
         str(member.seat),
         wallet,
         str(member.tier),
-        standing,
+        status_of,
         f"{member.weight:,}",
         points,
         member.seen,
     ]
 
 
-def line(found: RunStatus) -> str:
+def line(status: RunStatus) -> str:
     """Return the status as one line, for consoles that cannot redraw."""
-    here = counted(taking_part(found), "member takes part", "members take part")
-    parts = [
-        *(["no answer; last known state"] if found.silent else []),
-        _state(found),
-        _steps(found),
-        here,
+    members_text = counted(taking_part(status), "member takes part", "members take part")
+    clauses = [
+        *(["no answer; last known state"] if status.silent else []),
+        _state(status),
+        _steps(status),
+        members_text,
     ]
     if (
-        found.step
-        and not found.checkpoint_step
-        and (found.epoch or found.state is RunState.FINISHED)
+        status.step
+        and not status.checkpoint_step
+        and (status.epoch or status.state is RunState.FINISHED)
     ):
-        parts.append(checkpoint_of(found))
+        clauses.append(checkpoint_of(status))
     # what its owner has or has not done, a sentence
-    owed = found.state in (RunState.UNINITIALIZED, RunState.PAUSED)
+    waits_for_owner = status.state in (RunState.UNINITIALIZED, RunState.PAUSED)
     return printable(
-        "; ".join([*parts, f"waits{':' if owed else ' for'} {', and '.join(found.waits)}"])
+        "; ".join(
+            [*clauses, f"waits{':' if waits_for_owner else ' for'} {', and '.join(status.waits)}"]
+        )
     )
 
 
-def taking_part(found: RunStatus) -> int:
+def taking_part(status: RunStatus) -> int:
     """Return how many members take part."""
-    return sum(member.takes_part for member in found.members)
+    return sum(member.takes_part for member in status.members)
 
 
-def steps_of(found: RunStatus) -> str:
+def steps_of(status: RunStatus) -> str:
     """Return the progress and the remaining time."""
-    return _steps(found) + ("" if found.left is None else f", {span(found.left)} left")
+    return _steps(status) + ("" if status.left is None else f", {span(status.left)} left")
 
 
-def _state(found: RunStatus) -> str:
-    at = f"epoch {found.epoch}" + ("" if found.round is None else f", round {found.round}")
-    return f"{in_words(found.state)} ({at})"
+def _state(status: RunStatus) -> str:
+    position = f"epoch {status.epoch}" + ("" if status.round is None else f", round {status.round}")
+    return f"{in_words(status.state)} ({position})"
 
 
-def _steps(found: RunStatus) -> str:
-    return f"step {found.step:,} of {found.total_steps:,}" if found.total_steps else "no step yet"
+def _steps(status: RunStatus) -> str:
+    return (
+        f"step {status.step:,} of {status.total_steps:,}" if status.total_steps else "no step yet"
+    )
 
 
 def _deadline(seconds: int | None) -> str:

@@ -112,12 +112,17 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main() -> int:
-    given = _parser().parse_args()
+    arguments = _parser().parse_args()
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s %(message)s")
-    engine: LocalnetEngine = ENGINES[given.engine]()
+    engine: LocalnetEngine = ENGINES[arguments.engine]()
     try:
         config = LocalnetConfig(
-            given.host, given.rpc_port, given.ledger, given.program, given.airdrop, given.slot_ms
+            arguments.host,
+            arguments.rpc_port,
+            arguments.ledger,
+            arguments.program,
+            arguments.airdrop,
+            arguments.slot_ms,
         )
         run_localnet(config, engine)
     except LocalnetError as error:

@@ -136,8 +136,8 @@ class Bank:
         if not outcome.landed:
             return outcome.error
         self._recent[tx.signatures[0]] = self.slot
-        own = len(outcome.keys) - outcome.loaded_writable - outcome.loaded_readonly
-        split = own + outcome.loaded_writable
+        static_keys = len(outcome.keys) - outcome.loaded_writable - outcome.loaded_readonly
+        split = static_keys + outcome.loaded_writable
         landed = Landed(
             slot=self.slot,
             time=int(self.slots.unix_time(self.slot) or 0),
@@ -147,7 +147,7 @@ class Bank:
             pre=outcome.pre_balances,
             post=outcome.post_balances,
             meta=bytes(outcome.meta),
-            loaded_writable=[bytes(key) for key in outcome.keys[own:split]],
+            loaded_writable=[bytes(key) for key in outcome.keys[static_keys:split]],
             loaded_readonly=[bytes(key) for key in outcome.keys[split:]],
         )
         return Executed(landed, outcome)

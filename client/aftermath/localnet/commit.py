@@ -43,26 +43,26 @@ class Committer:
         Raise `JsonRpcError` if the ledger cannot be written; the chain is then unchanged.
         """
         loop = asyncio.get_running_loop()
-        done: asyncio.Future[Any] = loop.create_future()
+        future: asyncio.Future[Any] = loop.create_future()
         if not self._waiting:
             loop.call_later(self._gather, self._flush)
-        self._waiting.append((tx, wire, done))
-        return await done
+        self._waiting.append((tx, wire, future))
+        return await future
 
     def _flush(self) -> None:
         batch, self._waiting = self._waiting, []
         self._bank.tick()
         landed: list[tuple[Executed, asyncio.Future[Any]]] = []
-        for tx, wire, done in batch:
+        for tx, wire, future in batch:
             try:
                 result = self._bank.check(tx) or self._bank.execute(tx, wire)
             except JsonRpcError as error:
-                _fail(done, error)
+                _fail(future, error)
                 continue
             if isinstance(result, Executed):
-                landed.append((result, done))
-            elif not done.done():
-                done.set_result(result)
+                landed.append((result, future))
+            elif not future.done():
+                future.set_result(result)
         if landed:
             self._store(landed)
 
@@ -74,17 +74,17 @@ class Committer:
                     [(executed.landed, executed.changed()) for executed, _ in landed]
                 )
             except LedgerError as error:
-                for executed, done in reversed(landed):
+                for executed, future in reversed(landed):
                     self._bank.undo(executed)
-                    _fail(done, JsonRpcError(INTERNAL_ERROR, str(error)))
+                    _fail(future, JsonRpcError(INTERNAL_ERROR, str(error)))
                 return
             self._gather = (
                 min(MAX_GATHER, (time.monotonic() - started) / 2) if len(landed) > 1 else 0.0
             )
-        for executed, done in landed:
+        for executed, future in landed:
             self._bank.publish(executed)
-            if not done.done():
-                done.set_result(None)
+            if not future.done():
+                future.set_result(None)
 
     @property
     def trouble(self) -> str | None:
@@ -107,6 +107,6 @@ class Committer:
         """Do nothing: the transaction is stored already."""
 
 
-def _fail(done: asyncio.Future[Any], error: JsonRpcError) -> None:
-    if not done.done():
-        done.set_exception(error)
+def _fail(future: asyncio.Future[Any], error: JsonRpcError) -> None:
+    if not future.done():
+        future.set_exception(error)

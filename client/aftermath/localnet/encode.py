@@ -94,10 +94,13 @@ def legacy_status(error: Any) -> dict[str, Any]:
 
 
 def return_data(meta: TransactionMetadata) -> dict[str, Any] | None:
-    given = meta.return_data()  # type: ignore[attr-defined]  # the stub names it transaction_return_data
-    if not given.data:
+    returned = meta.return_data()  # type: ignore[attr-defined]  # the stub names it transaction_return_data
+    if not returned.data:
         return None
-    return {"programId": str(given.program_id), "data": [to_base64(bytes(given.data)), "base64"]}
+    return {
+        "programId": str(returned.program_id),
+        "data": [to_base64(bytes(returned.data)), "base64"],
+    }
 
 
 def inner_instructions(meta: TransactionMetadata) -> list[dict[str, Any]]:
@@ -201,7 +204,7 @@ def _meta(landed: Landed) -> dict[str, Any]:
         },
         "computeUnitsConsumed": meta.compute_units_consumed(),
     }
-    given = return_data(meta)
-    if given is not None:
-        shown["returnData"] = given
+    returned = return_data(meta)
+    if returned is not None:
+        shown["returnData"] = returned
     return shown

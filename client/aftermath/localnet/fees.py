@@ -93,10 +93,10 @@ class RecentFees:
 
         With accounts, the price is the one that locked all of them.
         """
-        seen = dict(self._slots)
+        slots_with_fees = dict(self._slots)
         listed = []
         for slot in range(max(1, current - RECENT_FEE_SLOTS), current):
-            lowest = seen.get(slot, {})
+            lowest = slots_with_fees.get(slot, {})
             if accounts:
                 price = max((lowest.get(key, 0) for key in accounts), default=0)
             else:

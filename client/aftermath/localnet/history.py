@@ -32,9 +32,9 @@ class History:
     def _forget(self, signature: Signature) -> None:
         landed = self._by_signature.pop(signature)
         for key in keys_of(landed):
-            known = self._by_account[key]
-            known.popleft()
-            if not known:
+            entries = self._by_account[key]
+            entries.popleft()
+            if not entries:
                 del self._by_account[key]
 
     def get(self, signature: Signature) -> Landed | None:
@@ -51,22 +51,22 @@ class History:
 
         Both `until` and `before` are exclusive.
         """
-        found: list[Landed] = []
+        entries: list[Landed] = []
         started = before is None
         for landed in reversed(self._by_account.get(key, ())):
-            if landed.signature == until or len(found) == limit:
+            if landed.signature == until or len(entries) == limit:
                 break
             if started:
-                found.append(landed)
+                entries.append(landed)
             started = started or landed.signature == before
-        return found
+        return entries
 
 
 def keys_of(landed: Landed) -> list[Pubkey]:
     """Return all accounts of the transaction, in the order of its balances."""
-    own = VersionedTransaction.from_bytes(landed.wire).message.account_keys
+    static_keys = VersionedTransaction.from_bytes(landed.wire).message.account_keys
     return [
-        *own,
+        *static_keys,
         *(Pubkey(key) for key in landed.loaded_writable),
         *(Pubkey(key) for key in landed.loaded_readonly),
     ]

@@ -243,14 +243,14 @@ def is_of_older_format(directory: Path) -> bool:
 
 
 def _put(database: sqlite3.Connection, states: Iterable[AccountState]) -> None:
-    gone = []
+    removed = []
     stored = []
     for key, account in states:
         if account is None:
-            gone.append((bytes(key),))
+            removed.append((bytes(key),))
         else:
             stored.append((bytes(key), bytes(account)))
-    database.executemany("DELETE FROM accounts WHERE key = ?", gone)
+    database.executemany("DELETE FROM accounts WHERE key = ?", removed)
     database.executemany(
         """INSERT INTO accounts VALUES (?, ?)
         ON CONFLICT (key) DO UPDATE SET account = excluded.account""",

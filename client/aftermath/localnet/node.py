@@ -125,12 +125,12 @@ class EmbeddedNode:
     @contextlib.contextmanager
     def lent(self, key: Pubkey, lamports: int) -> Iterator[None]:
         """Set an account's balance inside the context, which must not await anything."""
-        before = self.bank.account(key)
+        original = self.bank.account(key)
         self.bank.store([(key, Account(lamports, b"", SYSTEM_ID, False))])
         try:
             yield
         finally:
-            self.bank.store([(key, before)])
+            self.bank.store([(key, original)])
 
     def forget(self, keys: Sequence[Pubkey]) -> None:
         """Delete accounts. If the ledger cannot be written, log a warning and keep them."""

@@ -192,23 +192,23 @@ def _parse(item: Any) -> Filter:
 
 def _memcmp(config: ConfigObject) -> Filter:
     offset = config.number("offset")
-    given = config.raw("bytes")
+    text = config.raw("bytes")
     encoding = config.text("encoding", ("base58", "base64", "bytes", "binary"), "base58")
-    if offset is None or given is None:
+    if offset is None or text is None:
         raise invalid_params("memcmp needs offset and bytes")
-    wanted = _wanted(given, "base64" if encoding == "base64" else "base58")
-    end = offset + len(wanted)
-    return lambda account: account.data[offset:end] == wanted
+    pattern = _decoded(text, "base64" if encoding == "base64" else "base58")
+    end = offset + len(pattern)
+    return lambda account: account.data[offset:end] == pattern
 
 
-def _wanted(given: Any, encoding: str) -> bytes:
-    if isinstance(given, str):
-        return decoded(given, encoding, MAX_FILTER_BYTES)
-    if not isinstance(given, list) or len(given) > MAX_FILTER_BYTES:
+def _decoded(text: Any, encoding: str) -> bytes:
+    if isinstance(text, str):
+        return decoded(text, encoding, MAX_FILTER_BYTES)
+    if not isinstance(text, list) or len(text) > MAX_FILTER_BYTES:
         raise invalid_params(
             f"memcmp bytes must be a string or a list of at most {MAX_FILTER_BYTES} numbers"
         )
     try:
-        return bytes(given)
+        return bytes(text)
     except (TypeError, ValueError):
         raise invalid_params("memcmp bytes must be numbers from 0 to 255") from None

@@ -117,52 +117,52 @@ class ReadMethods:
         )
 
     def is_blockhash_valid(self, params: Any) -> dict[str, Any]:
-        given = Params(params, 2)
-        self.reached(given.config(1))
+        arguments = Params(params, 2)
+        self.reached(arguments.config(1))
         try:
-            value = Hash.from_string(given.text(0, "blockhash"))
+            value = Hash.from_string(arguments.text(0, "blockhash"))
         except (ValueError, ParseHashError):
             raise invalid_params("blockhash is not a base58 hash of 32 bytes") from None
         return self.context(self._bank.slots.is_recent(value))
 
     def account_info(self, params: Any) -> dict[str, Any]:
-        given = Params(params, 2)
-        config = given.config(1)
+        arguments = Params(params, 2)
+        config = arguments.config(1)
         self.reached(config)
-        return self.context(AccountView.of(config).show(self._bank.account(given.pubkey(0))))
+        return self.context(AccountView.of(config).show(self._bank.account(arguments.pubkey(0))))
 
     def multiple_accounts(self, params: Any) -> dict[str, Any]:
-        given = Params(params, 2)
-        config = given.config(1)
+        arguments = Params(params, 2)
+        config = arguments.config(1)
         self.reached(config)
         view = AccountView.of(config, "base64")
         return self.context(
-            [view.show(self._bank.account(key)) for key in given.pubkeys(0, MAX_KEYS)]
+            [view.show(self._bank.account(key)) for key in arguments.pubkeys(0, MAX_KEYS)]
         )
 
     def program_accounts(self, params: Any) -> Any:
-        given = Params(params, 2)
-        config = given.config(1)
+        arguments = Params(params, 2)
+        config = arguments.config(1)
         self.reached(config)
         view = AccountView.of(config)
         matches = parse_filters(config)
-        found: list[tuple[Pubkey, Account]] = [
+        accounts: list[tuple[Pubkey, Account]] = [
             (key, account)
-            for key, account in self._bank.owned_by(given.pubkey(0))
+            for key, account in self._bank.owned_by(arguments.pubkey(0))
             if account is not None and matches(account)
         ]
-        found.sort(key=lambda item: bytes(item[0]))
-        shown = [{"pubkey": str(key), "account": view.show(account)} for key, account in found]
+        accounts.sort(key=lambda item: bytes(item[0]))
+        shown = [{"pubkey": str(key), "account": view.show(account)} for key, account in accounts]
         return self.context(shown) if config.flag("withContext") else shown
 
     def balance(self, params: Any) -> dict[str, Any]:
-        given = Params(params, 2)
-        self.reached(given.config(1))
-        return self.context(self._bank.balance(given.pubkey(0)))
+        arguments = Params(params, 2)
+        self.reached(arguments.config(1))
+        return self.context(self._bank.balance(arguments.pubkey(0)))
 
     def minimum_balance(self, params: Any) -> int:
-        given = Params(params, 2)
-        size = given.number(0, "data length")
+        arguments = Params(params, 2)
+        size = arguments.number(0, "data length")
         if size > MAX_ACCOUNT_BYTES:
             raise invalid_params(
                 f"data length is {size}; an account may have {MAX_ACCOUNT_BYTES} bytes"
@@ -170,14 +170,14 @@ class ReadMethods:
         return minimum_balance(size)
 
     def signature_statuses(self, params: Any) -> dict[str, Any]:
-        given = Params(params, 2)
-        wanted = given.raw(0)
-        if not isinstance(wanted, list):
+        arguments = Params(params, 2)
+        signatures = arguments.raw(0)
+        if not isinstance(signatures, list):
             raise invalid_params("signatures must be a list")
-        if len(wanted) > MAX_STATUSES:
+        if len(signatures) > MAX_STATUSES:
             raise invalid_params(f"Too many inputs provided; max {MAX_STATUSES}")
         return self.context(
-            [self._status(self._bank.history.get(signature(text))) for text in wanted]
+            [self._status(self._bank.history.get(signature(text))) for text in signatures]
         )
 
     def _status(self, landed: Landed | None) -> dict[str, Any] | None:
@@ -192,8 +192,8 @@ class ReadMethods:
         }
 
     def signatures_for_address(self, params: Any) -> list[dict[str, Any]]:
-        given = Params(params, 2)
-        config = given.config(1)
+        arguments = Params(params, 2)
+        config = arguments.config(1)
         self.reached(config)
         limit = config.number("limit")
         limit = MAX_SIGNATURES if limit is None else limit
@@ -201,8 +201,8 @@ class ReadMethods:
             raise invalid_params(f"Invalid limit; max {MAX_SIGNATURES}")
         before = config.raw("before")
         until = config.raw("until")
-        found = self._bank.history.of_account(
-            given.pubkey(0, "address"),
+        entries = self._bank.history.of_account(
+            arguments.pubkey(0, "address"),
             limit,
             None if before is None else signature(before),
             None if until is None else signature(until),
@@ -216,20 +216,20 @@ class ReadMethods:
                 "blockTime": landed.time,
                 "confirmationStatus": "finalized",
             }
-            for landed in found
+            for landed in entries
         ]
 
     def transaction(self, params: Any) -> dict[str, Any] | None:
-        given = Params(params, 2)
-        wanted = signature(given.text(0, "signature"))
+        arguments = Params(params, 2)
+        requested = signature(arguments.text(0, "signature"))
         config = (
-            ConfigObject({"encoding": given.raw(1)})
-            if isinstance(given.raw(1), str)
-            else given.config(1)
+            ConfigObject({"encoding": arguments.raw(1)})
+            if isinstance(arguments.raw(1), str)
+            else arguments.config(1)
         )
         config.check_commitment()
         encoding = config.text("encoding", TRANSACTION_ENCODINGS, "json")
-        landed = self._bank.history.get(wanted)
+        landed = self._bank.history.get(requested)
         return (
             None
             if landed is None
@@ -237,17 +237,17 @@ class ReadMethods:
         )
 
     def recent_fees(self, params: Any) -> list[dict[str, int]]:
-        given = Params(params, 1)
-        accounts = [] if given.raw(0) is None else given.pubkeys(0, MAX_FEE_ACCOUNTS)
+        arguments = Params(params, 1)
+        accounts = [] if arguments.raw(0) is None else arguments.pubkeys(0, MAX_FEE_ACCOUNTS)
         return [
             {"slot": slot, "prioritizationFee": price}
             for slot, price in self._bank.fees.at(self._bank.slot, accounts)
         ]
 
     def fee_for_message(self, params: Any) -> dict[str, Any]:
-        given = Params(params, 2)
-        self.reached(given.config(1))
-        message = _message(decoded(given.text(0, "message"), "base64", MAX_MESSAGE_BYTES))
+        arguments = Params(params, 2)
+        self.reached(arguments.config(1))
+        message = _message(decoded(arguments.text(0, "message"), "base64", MAX_MESSAGE_BYTES))
         return self.context(
             fee_of(message).total if self._bank.slots.is_recent(message.recent_blockhash) else None
         )

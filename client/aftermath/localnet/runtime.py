@@ -166,8 +166,8 @@ class Runtime:
         self._svm.set_rent(RENT)
 
     def account(self, key: Pubkey) -> Account | None:
-        found = self._svm.get_account(key)
-        return found if found is not None and found.lamports else None
+        account_data = self._svm.get_account(key)
+        return account_data if account_data is not None and account_data.lamports else None
 
     def balance(self, key: Pubkey) -> int:
         return self._svm.get_balance(key) or 0

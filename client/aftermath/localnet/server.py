@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from aiohttp import web
 
-from aftermath.base.signals import heard
+from aftermath.base.signals import on_signals
 from aftermath.localnet.bank import Bank
 from aftermath.localnet.config import LocalnetConfig, LocalnetEngine, Network
 from aftermath.localnet.errors import LocalnetError
@@ -183,7 +183,7 @@ async def _until_signal(
     config: LocalnetConfig, engine: LocalnetEngine, announce: Callable[[Network], None]
 ) -> None:
     stop = asyncio.Event()
-    with heard(lambda _: stop.set()):
+    with on_signals(lambda _: stop.set()):
         await _until(stop, config, engine, announce)
 
 

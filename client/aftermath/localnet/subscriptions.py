@@ -119,39 +119,39 @@ class Subscriptions:
         self._shelves[one.kind].remove(one)
 
     def _account(self, params: Any, outbox: Outbox) -> int:
-        given = Params(params, 2)
-        config = given.config(1)
+        arguments = Params(params, 2)
+        config = arguments.config(1)
         config.check_commitment()
-        return self._add("account", given.pubkey(0), outbox, view=AccountView.of(config))
+        return self._add("account", arguments.pubkey(0), outbox, view=AccountView.of(config))
 
     def _program(self, params: Any, outbox: Outbox) -> int:
-        given = Params(params, 2)
-        config = given.config(1)
+        arguments = Params(params, 2)
+        config = arguments.config(1)
         config.check_commitment()
         return self._add(
             "program",
-            given.pubkey(0),
+            arguments.pubkey(0),
             outbox,
             view=AccountView.of(config),
             matches=parse_filters(config),
         )
 
     def _signature(self, params: Any, outbox: Outbox) -> int:
-        given = Params(params, 2)
-        config = given.config(1)
+        arguments = Params(params, 2)
+        config = arguments.config(1)
         config.check_commitment()
         received = config.flag("enableReceivedNotification")
         return self._add(
-            "signature", signature(given.text(0, "signature")), outbox, received=received
+            "signature", signature(arguments.text(0, "signature")), outbox, received=received
         )
 
     def _logs(self, params: Any, outbox: Outbox) -> int:
-        given = Params(params, 2)
-        given.config(1).check_commitment()
-        wanted = given.raw(0)
-        if wanted in ("all", "allWithVotes"):
+        arguments = Params(params, 2)
+        arguments.config(1).check_commitment()
+        log_filter = arguments.raw(0)
+        if log_filter in ("all", "allWithVotes"):
             return self._add("logs", None, outbox)
-        mentions = wanted.get("mentions") if isinstance(wanted, dict) else None
+        mentions = log_filter.get("mentions") if isinstance(log_filter, dict) else None
         if not isinstance(mentions, list) or len(mentions) != 1:
             raise invalid_params(
                 'the filter is "all", "allWithVotes" or {"mentions": [one public key]}'

@@ -56,10 +56,10 @@ class TransactionMethods:
         }
 
     async def send(self, params: Any) -> str:
-        given = Params(params, 2)
-        config = given.config(1)
+        arguments = Params(params, 2)
+        config = arguments.config(1)
         self._reading.reached(ConfigObject({"minContextSlot": config.raw("minContextSlot")}))
-        tx, wire = transaction_of(given.text(0, "transaction"), config)
+        tx, wire = transaction_of(arguments.text(0, "transaction"), config)
         genuine = all(tx.verify_with_results())
         if not config.flag("skipPreflight"):
             ConfigObject({"commitment": config.raw("preflightCommitment")}).check_commitment()
@@ -77,10 +77,10 @@ class TransactionMethods:
             raise _preflight_failure(outcome.error, outcome)
 
     async def simulate(self, params: Any) -> dict[str, Any]:
-        given = Params(params, 2)
-        config = given.config(1)
+        arguments = Params(params, 2)
+        config = arguments.config(1)
         self._reading.reached(config)
-        tx, _ = transaction_of(given.text(0, "transaction"), config)
+        tx, _ = transaction_of(arguments.text(0, "transaction"), config)
         verify = config.flag("sigVerify")
         replace = config.flag("replaceRecentBlockhash")
         if verify and replace:
@@ -93,13 +93,13 @@ class TransactionMethods:
                 "blockhash": str(slots.latest),
                 "lastValidBlockHeight": slots.last_valid_height,
             }
-        wanted = _wanted_accounts(config)
+        requested_accounts = _wanted_accounts(config)
         genuine = not verify or all(tx.verify_with_results())
         error = self._bank.check(tx) if genuine else "SignatureFailure"
         outcome = None if error is not None else self._bank.simulate(tx)
         shown = _simulation(error, outcome, inner=config.flag("innerInstructions"))
-        if wanted is not None:
-            shown["accounts"] = self._accounts(outcome, *wanted)
+        if requested_accounts is not None:
+            shown["accounts"] = self._accounts(outcome, *requested_accounts)
         if replacement is not None:
             shown["replacementBlockhash"] = replacement
         return self._reading.context(shown)
@@ -113,11 +113,11 @@ class TransactionMethods:
         return [view.show(after[key] if key in after else self._bank.account(key)) for key in keys]
 
     async def airdrop(self, params: Any) -> str:
-        given = Params(params, 3)
-        to = given.pubkey(0)
-        lamports = given.number(1, "lamports")
-        if given.raw(2) is not None:
-            given.config(2).check_commitment()
+        arguments = Params(params, 3)
+        to = arguments.pubkey(0)
+        lamports = arguments.number(1, "lamports")
+        if arguments.raw(2) is not None:
+            arguments.config(2).check_commitment()
         return await self.give(to, lamports)
 
     async def give(self, to: Pubkey, lamports: int) -> str:
@@ -209,14 +209,14 @@ def _simulation(error: Any, outcome: ExecutionOutcome | None, inner: bool) -> di
     """Return an RpcSimulateTransactionResult. `error` is from a check before the simulation."""
     if outcome is None:
         return {"err": error, "logs": [], "unitsConsumed": 0, **dict.fromkeys(_MAYBE)}
-    kept = outcome.error is None
+    succeeded = outcome.error is None
     return {
         "err": outcome.error,
         "logs": outcome.meta.logs(),
         "accounts": None,
         "fee": outcome.fee.total if outcome.landed else None,
-        "preBalances": outcome.pre_balances if kept else None,
-        "postBalances": outcome.post_balances if kept else None,
+        "preBalances": outcome.pre_balances if succeeded else None,
+        "postBalances": outcome.post_balances if succeeded else None,
         "unitsConsumed": outcome.meta.compute_units_consumed(),
         "returnData": return_data(outcome.meta),
         "innerInstructions": inner_instructions(outcome.meta) if inner else None,

@@ -46,9 +46,9 @@ def validator_binary() -> Path | None:
     named = os.environ.get(VARIABLE)
     if named:
         return Path(named) if os.access(named, os.X_OK) else None
-    found = shutil.which(NAME)
-    if found is not None:
-        return Path(found)
+    in_path = shutil.which(NAME)
+    if in_path is not None:
+        return Path(in_path)
     cached = cache_directory("bin") / NAME
     return cached if os.access(cached, os.X_OK) else None
 
@@ -174,7 +174,7 @@ class RunningValidator:
     async def _provide(self, session: aiohttp.ClientSession, key: Pubkey, lamports: int) -> None:
         """Airdrop until `key` holds `lamports`."""
         deadline = asyncio.get_running_loop().time() + START_SECONDS
-        asked = False
+        requested = False
         while asyncio.get_running_loop().time() < deadline:
             answer = await _call(
                 session, self.rpc_url, "getBalance", [str(key), {"commitment": "confirmed"}]
@@ -182,8 +182,8 @@ class RunningValidator:
             missing = lamports - (answer["value"] if isinstance(answer, dict) else 0)
             if missing <= 0:
                 return
-            if not asked:
-                asked = isinstance(
+            if not requested:
+                requested = isinstance(
                     await _call(session, self.rpc_url, "requestAirdrop", [str(key), missing]), str
                 )
             await asyncio.sleep(POLL_SECONDS)

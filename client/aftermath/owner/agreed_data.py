@@ -20,7 +20,7 @@ from aftermath.data.source import DataError, Source, WrongTokens
 from aftermath.model.tokenizer_files import TOKENIZER_FILE, same_tokens
 from aftermath.train.locations import open_source
 
-_UNCHECKED = "Without data_hash in the config, members with other files go unnoticed"
+_UNCHECKED = "and without data_hash in the config, members with other files go unnoticed"
 
 
 def open_run_data(config: RunConfig, vocab_size: int) -> Source:
@@ -54,8 +54,8 @@ def with_agreed_data(config: RunConfig, vocab_size: int) -> tuple[RunConfig, str
             mistake = Mistake(("model", "LLM", "data_location"), error.message, error.code)
             raise config.refused([mistake], error.fix) from error
         reason = ". ".join(filter(None, (error.message, error.fix)))
-        warning = f"this machine cannot train on the run's data: {reason}"
-        return config, warning if agreed_hash else f"{warning}. {_UNCHECKED}"
+        unchecked = "" if agreed_hash else f", {_UNCHECKED}"
+        return config, f"this machine cannot train on the run's data{unchecked}: {reason}"
     if not records and not agreed_hash:
         return config, ""
     local_hash = records_hash(records).hex()

@@ -148,12 +148,12 @@ def unsupported_settings(config: RunConfig) -> Iterator[Mistake]:
     if config.llm.data_type == "Finetuning" and not config.llm.data_location.source.has_labels:
         yield Mistake(
             (*_LLM, "data_type"),
-            'data_type = "Finetuning" needs labels, which only data_location = { Preprocessed = "DIR" } has; use '
-            'that, or use "Pretraining"',
+            'data_type = "Finetuning": only data_location = { Preprocessed = "DIR" } has labels; use that, or '
+            'use "Pretraining"',
             "labels-not-there",
         )
     if config.llm.max_seq_len < 2:
-        message = "max_seq_len = 1 leaves no token to predict; use at least 2"
+        message = "max_seq_len = 1: no token is left to predict; use at least 2"
         yield Mistake((*_LLM, "max_seq_len"), message, "sequence-too-short")
     optimizer = config.llm.optimizer
     kind = optimizer_of(optimizer).kind
@@ -170,7 +170,7 @@ def unsupported_settings(config: RunConfig) -> Iterator[Mistake]:
     if kind in EXCHANGED and rate * decay > 1:
         yield Mistake(
             (*_LLM, "optimizer", OPTIMIZERS[kind].table, "weight_decay"),
-            f"weight_decay = {decay} would flip the sign of every weight at the highest learning rate, {rate}; use "
+            f"weight_decay = {decay}: it would flip every weight at the highest learning rate, {rate}; use "
             f"at most {1 / rate:g}",
             "weight-decay-too-high",
         )
@@ -190,14 +190,14 @@ def checkpoint_contradictions(config: RunConfig, document: Mapping[str, Any]) ->
     if config.llm.architecture != architecture:
         yield Mistake(
             (*_LLM, "architecture"),
-            f'architecture = "{config.llm.architecture}" differs from the checkpoint\'s; use "{architecture}"',
+            f'architecture = "{config.llm.architecture}": the checkpoint has another one; use "{architecture}"',
             "architecture-differs",
         )
     positions = config_of(document).max_position_embeddings
     if config.llm.max_seq_len > positions:
         yield Mistake(
             (*_LLM, "max_seq_len"),
-            f"max_seq_len = {config.llm.max_seq_len} exceeds the model's {positions} positions "
+            f"max_seq_len = {config.llm.max_seq_len}: the model has only {positions} positions "
             f"(max_position_embeddings in its config.json); use at most {positions}",
             "sequence-too-long",
         )

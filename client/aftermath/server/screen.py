@@ -15,14 +15,14 @@ from datetime import UTC, datetime
 from rich.console import Console
 from solders.pubkey import Pubkey
 
-from aftermath.base.signals import last_words
+from aftermath.base.signals import before_sigterm
 from aftermath.base.stdio import is_quiet
 from aftermath.base.text import counted
 from aftermath.chain.addresses import run_addresses
 from aftermath.chain.views import parse_members, parse_model, parse_run
 from aftermath.events.printable import printable
 from aftermath.events.progress import in_words
-from aftermath.events.status import RunStatus, standing
+from aftermath.events.status import RunStatus, status_of
 from aftermath.server.server import PROGRAM, RunServer
 from aftermath.ui.terminal.screen import Screen, can_show
 
@@ -74,7 +74,7 @@ async def _watch(server: RunServer, tui: bool) -> None:
         _print(f"the server stops: {_line(run_status(server))}")
 
     try:
-        with last_words(print_stop):
+        with before_sigterm(print_stop):
             await _print_changes(server)
     except asyncio.CancelledError:  # Ctrl-C
         print_stop()
@@ -121,7 +121,7 @@ def run_status(server: RunServer) -> RunStatus:
         parse_model(bytes(model.data), any_spec=True),
         parse_members(bytes(members.data)),
     )
-    return standing(*accounts, int(server.node.time.now()), has_tick=False)
+    return status_of(*accounts, int(server.node.time.now()), has_tick=False)
 
 
 def connected_members(server: RunServer, status: RunStatus) -> frozenset[bytes]:

@@ -108,8 +108,8 @@ def _verdicts(arguments: argparse.Namespace) -> Iterator[Verdict]:
     with ProcessPoolExecutor(
         arguments.jobs, mp_context=multiprocessing.get_context("spawn")
     ) as pool:
-        for done in as_completed([pool.submit(play, seed) for seed in seeds]):
-            yield done.result()
+        for future in as_completed([pool.submit(play, seed) for seed in seeds]):
+            yield future.result()
 
 
 def _tell(verdict: Verdict, arguments: argparse.Namespace, *, in_full: bool) -> None:
@@ -126,8 +126,8 @@ def _tell(verdict: Verdict, arguments: argparse.Namespace, *, in_full: bool) -> 
     if verdict.broken:
         print(f"  broken: {verdict.broken}")
         overlap = f" --overlap {arguments.overlap}" if arguments.overlap is not None else ""
-        told = f"--seed {verdict.seed} --seconds {arguments.seconds:g}{overlap}"
-        print(f"  replay: python -m aftermath.sim {told}", flush=True)
+        options = f"--seed {verdict.seed} --seconds {arguments.seconds:g}{overlap}"
+        print(f"  replay: python -m aftermath.sim {options}", flush=True)
 
 
 if __name__ == "__main__":

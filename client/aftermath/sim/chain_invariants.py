@@ -68,9 +68,7 @@ class ChainRecord:
                 run.step < old.step
             ):  # an epoch that did not stand is undone, or the owner took the run back
                 index = run.data_index
-                self.again = {
-                    place: min(index, self.again.get(place, index)) for place in self.settled
-                }
+                self.again = {key: min(index, self.again.get(key, index)) for key in self.settled}
         self._before = run, members
 
     def _close(self, run: Run, height: int, members: Members) -> None:
@@ -85,11 +83,11 @@ class ChainRecord:
             for seat in sorted(shares)
             if shares[seat].len and bitmap.contains(closed.attested, seat)
         )
-        place = run.epoch, round_.height
-        self.settled[place] = [
+        key = run.epoch, round_.height
+        self.settled[key] = [
             [r.start, r.stop] for seat in done for r in sequences(round_, shares[seat])
         ]
-        self.steps[place] = round_.step
+        self.steps[key] = round_.step
 
     def check_coverage(self, backlog: Iterable[Interval]) -> None:
         """Check between epochs that every assigned sequence was trained once or waits in the
@@ -100,10 +98,10 @@ class ChainRecord:
         assert self._before is not None
         run, _ = self._before
         trained = [
-            (start, min(stop, self.again.get(place, stop)))
-            for place, ranges in self.settled.items()
+            (start, min(stop, self.again.get(key, stop)))
+            for key, ranges in self.settled.items()
             for start, stop in ranges
-            if start < self.again.get(place, stop)
+            if start < self.again.get(key, stop)
         ]
         waiting = [(interval.start, interval.stop) for interval in backlog]
         spans = sorted(trained + waiting)
@@ -112,10 +110,10 @@ class ChainRecord:
                 raise InvariantBroken(
                     f"sequence {start} was trained twice, or is trained and waits too"
                 )
-        found = sum(stop - start for start, stop in spans)
-        if found != run.data_index or run.lost_sequences:
+        covered = sum(stop - start for start, stop in spans)
+        if covered != run.data_index or run.lost_sequences:
             raise InvariantBroken(
-                f"{run.data_index} sequences were handed out, {found} found, {run.lost_sequences} lost"
+                f"{run.data_index} sequences were handed out, {covered} found, {run.lost_sequences} lost"
             )
 
     def check_member(

@@ -81,11 +81,11 @@ class Invariants:
         """Check that members of a level hold equal bits, by their hashes since the last call."""
         for event in player.events[self._compared[player.name] :]:
             for level, digest in event.get("hashes", {}).items():
-                place = *state_of(event), level
-                first, expected = self._replicas.setdefault(place, (player.name, digest))
+                key = *state_of(event), level
+                first, expected = self._replicas.setdefault(key, (player.name, digest))
                 if digest != expected:
                     raise InvariantBroken(
-                        f"{event['kind']} step {place[1]}: {player.name} and {first} differ in level {level}"
+                        f"{event['kind']} step {key[1]}: {player.name} and {first} differ in level {level}"
                     )
         self._compared[player.name] = len(player.events)
 
@@ -104,23 +104,25 @@ class Invariants:
         model = self._sim.model
         if model.checkpoint_step == 0 or model.checkpoint.kind is not CheckpointKind.LOCAL:
             return
-        place = Path(model.checkpoint.repo)
-        what = f"the checkpoint of step {model.checkpoint_step} that the chain names"
+        path = Path(model.checkpoint.repo)
+        description = f"the checkpoint of step {model.checkpoint_step} that the chain names"
         try:
             seen = (
-                str(place),
-                (place / "model.safetensors").stat().st_ino,
+                str(path),
+                (path / "model.safetensors").stat().st_ino,
                 b"".join(model.checkpoint_hashes),
             )
             if seen == self._loaded:
                 return
-            weights = load(place, 0, "auto")
+            weights = load(path, 0, "auto")
         except (OSError, CheckpointError) as error:
-            raise InvariantBroken(f"{what} cannot be loaded: {error}") from error
+            raise InvariantBroken(f"{description} cannot be loaded: {error}") from error
         state = self._sim.schema.state
         for level in range(state.levels):
             if level_hash(weights, state, level) != model.checkpoint_hashes[level]:
-                raise InvariantBroken(f"{what} has another level {level} than the chain names")
+                raise InvariantBroken(
+                    f"{description} has another level {level} than the chain names"
+                )
         self._loaded = seen
 
     def check_presence(self, start: float) -> None:

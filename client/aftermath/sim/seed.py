@@ -140,7 +140,7 @@ def draw(seed: int, seconds: float, overlap: int | None = None) -> Scenario:
 def _sparseloco(lot: random.Random) -> tuple[tuple[str, str | float], ...]:
     if lot.random() >= 0.5:
         return ()
-    kept = lot.choice((4, _BLOCK))
+    topk = lot.choice((4, _BLOCK))
     return (
         ("inner_steps", lot.choice((1, 2, 4))),
         ("inner_optimizer", lot.choice(get_args(InnerOptimizerName))),
@@ -148,8 +148,8 @@ def _sparseloco(lot: random.Random) -> tuple[tuple[str, str | float], ...]:
         ("divisor", lot.choice(get_args(DivisorName))),
         ("orthogonal_lr", lot.choice((0.0, 10.0))),
         ("compression_chunk", _EDGE),
-        ("compression_topk", kept),
-        ("compression_topk_embeddings", kept),
+        ("compression_topk", topk),
+        ("compression_topk_embeddings", topk),
     )
 
 
@@ -178,11 +178,11 @@ def try_seed(seed: int, seconds: float, overlap: int | None = None) -> Verdict:
     """Play a seed in a temporary directory, with this `overlap` if one is given."""
     started = time.process_time()
     scenario = draw(seed, seconds, overlap)
-    with _no_warnings(), tempfile.TemporaryDirectory(prefix="aftermath-sim-") as place:
+    with _no_warnings(), tempfile.TemporaryDirectory(prefix="aftermath-sim-") as directory:
         trial = Trial(scenario)
-        run_virtual(trial.play(Path(place) / "storm"))
+        run_virtual(trial.play(Path(directory) / "storm"))
         if trial.late is not None:  # else it was finished, or broken
-            pace, peaceful = run_virtual(_pace(scenario, Path(place) / "peace"))
+            pace, peaceful = run_virtual(_pace(scenario, Path(directory) / "peace"))
             trial.judge(pace, peaceful)
     return Verdict(
         seed=seed,
@@ -209,10 +209,10 @@ def _no_warnings() -> Iterator[None]:
         log.setLevel(level)
 
 
-def _stage(scenario: Scenario, place: Path) -> SimulatedRun:
+def _stage(scenario: Scenario, directory: Path) -> SimulatedRun:
     optimizer = {"SparseLoCo": dict(scenario.sparseloco)} if scenario.sparseloco else None
     sim = SimulatedRun(
-        place,
+        directory,
         quantize=scenario.quantize,
         optimizer=optimizer,
         config=CONFIG,
@@ -225,18 +225,18 @@ def _stage(scenario: Scenario, place: Path) -> SimulatedRun:
     return sim
 
 
-async def _pace(scenario: Scenario, place: Path) -> tuple[float, float]:
+async def _pace(scenario: Scenario, directory: Path) -> tuple[float, float]:
     """Return the undisturbed run's steps per second, and the virtual seconds it took."""
-    sim = _stage(scenario, place)
+    sim = _stage(scenario, directory)
     await sim.until(lambda run: run.state.training)
     start = sim.now
-    before = sim.run.step
+    step_before = sim.run.step
     while sim.now < start + WINDOW and sim.run.state is not RunState.FINISHED:
         await asyncio.sleep(_LOOK)
         sim.look_after()
-    found = (sim.run.step - before) / (sim.now - start), sim.now
+    pace = (sim.run.step - step_before) / (sim.now - start), sim.now
     await sim.close()
-    return found
+    return pace
 
 
 class Trial:
@@ -263,8 +263,8 @@ class Trial:
         except InvariantBroken as broken:
             self.broken = str(broken)
 
-    async def play(self, place: Path) -> None:
-        sim = _stage(self._scenario, place)
+    async def play(self, directory: Path) -> None:
+        sim = _stage(self._scenario, directory)
         chronicle = RunDigest(sim)
         aim = FaultScheduler(
             sim, random.Random(f"faults {self._scenario.seed}"), self._scenario.eager
@@ -292,12 +292,12 @@ class Trial:
         await aim.storm(self._scenario.seconds)
         await asyncio.sleep(self._scenario.patience)
         start = sim.now
-        before = sim.run.step
+        step_before = sim.run.step
         await asyncio.sleep(WINDOW)
         if sim.run.state is RunState.FINISHED:
             return
         laws.check_presence(start)
-        late = (sim.run.step - before) / (sim.now - start)
+        late = (sim.run.step - step_before) / (sim.now - start)
         sim.pause(True)
         await sim.until(lambda run: run.state is RunState.PAUSED, self._scenario.patience)
         # for members that finish an epoch late
@@ -306,16 +306,16 @@ class Trial:
 
     async def _watch(self, sim: SimulatedRun, laws: Invariants) -> None:
         """Check all the time, and restart members whose chain was unreachable."""
-        gone: dict[str, float] = {}
+        gone_since: dict[str, float] = {}
         while True:
             await asyncio.sleep(_LOOK)
             laws.check_now()
             for player in sim.players:
                 if player.alive or player.task is None or player.task.cancelled():
-                    gone.pop(player.name, None)
+                    gone_since.pop(player.name, None)
                 elif (
                     player.task.exception() is not None
-                    and sim.now > gone.setdefault(player.name, sim.now) + _BACK
+                    and sim.now > gone_since.setdefault(player.name, sim.now) + _BACK
                 ):
                     sim.start(player)
 

@@ -66,7 +66,7 @@ quantize_1bit = true
 
 
 def set_up(
-    place: Path,
+    directory: Path,
     config: ModelConfig,
     rules: Mapping[str, int],
     *,
@@ -74,30 +74,30 @@ def set_up(
     optimizer: Mapping[str, Any] | None,
     stored: bool,
 ) -> RunConfig:
-    """Write model and tokens into `place`, and return the config with these rules.
+    """Write model and tokens into `directory`, and return the config with these rules.
 
     The weights are left out unless they are `stored`.
     """
     write_checkpoint(
-        place / "model",
+        directory / "model",
         init_weights(config, 0),
         config,
         tier=0,
         companions={},
         made_by="simulation",
     )
-    (place / "data").mkdir()
+    (directory / "data").mkdir()
     tokens = torch.arange(4096).mul(7).remainder(64).to(torch.int16).numpy()
-    (place / "data" / "tokens.bin").write_bytes(tokens.tobytes())
-    text = RULES.replace("MODEL", str(place / "model")).replace("DATA", str(place / "data"))
+    (directory / "data" / "tokens.bin").write_bytes(tokens.tobytes())
+    text = RULES.replace("MODEL", str(directory / "model")).replace("DATA", str(directory / "data"))
     tables = tomllib.loads(
         text if quantize else text.replace("quantize_1bit = true", "quantize_1bit = false")
     )
     if optimizer is not None:
         tables["model"]["LLM"]["optimizer"] = dict(optimizer)
     if not stored:
-        (place / "model" / "model.safetensors").unlink()
-        tables["model"]["LLM"]["checkpoint"] = {"Dummy": {"repo_id": str(place / "model")}}
+        (directory / "model" / "model.safetensors").unlink()
+        tables["model"]["LLM"]["checkpoint"] = {"Dummy": {"repo_id": str(directory / "model")}}
     for name, value in rules.items():
         (tables["model"]["LLM"] if name == "cold_start_warmup_steps" else tables["config"])[
             name

@@ -95,8 +95,8 @@ class SimChain:
         """Return an account, parsed again only when it changed."""
         if (key, parse) not in self._views:
             self._views[key, parse] = parse(self.data(key))
-        found: T = self._views[key, parse]
-        return found
+        cached_view: T = self._views[key, parse]
+        return cached_view
 
     def data(self, key: Pubkey) -> bytes:
         account = self.node.bank.account(key)
@@ -110,7 +110,9 @@ class SimChain:
     def on_transaction(self, executed: Executed) -> None:
         changed = {key for key, _ in executed.outcome.after}
         self._views = {
-            place: found for place, found in self._views.items() if place[0] not in changed
+            cache_key: cached_view
+            for cache_key, cached_view in self._views.items()
+            if cache_key[0] not in changed
         }
         self.last_signer = bytes(executed.outcome.keys[0])
         if executed.landed.error is None:

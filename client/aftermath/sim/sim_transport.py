@@ -67,14 +67,14 @@ class SimNetwork:
 
     def link(self, one: SimTransport, other: bytes) -> SimTransport | None:
         """Return the other node if both are up and each allows the other."""
-        found = self._nodes.get(other)
+        node = self._nodes.get(other)
         if (
-            found is None
+            node is None
             or self._nodes.get(one.node_id) is not one
             or frozenset((one.node_id, other)) in self._cut
         ):
             return None
-        return found if found.admits(one.node_id) and one.admits(other) else None
+        return node if node.admits(one.node_id) and one.admits(other) else None
 
     def reachable(self, node: SimTransport) -> frozenset[bytes]:
         return frozenset(
@@ -123,9 +123,9 @@ class SimTransport:
     # --- announcements ---
 
     def set_members(self, node_ids: Iterable[bytes]) -> None:
-        before = self._network.reachable(self)
+        reachable_before = self._network.reachable(self)
         self._members = frozenset(node_ids) - {self.node_id}
-        for peer in sorted(self._network.reachable(self) - before):
+        for peer in sorted(self._network.reachable(self) - reachable_before):
             self.replay(peer)
             other = self._network.link(self, peer)
             if other is not None:

@@ -63,7 +63,7 @@ class SimulatedRun:
 
     def __init__(
         self,
-        place: Path,
+        directory: Path,
         *,
         quantize: bool = True,
         optimizer: Mapping[str, Any] | None = None,
@@ -75,9 +75,9 @@ class SimulatedRun:
         as many tokens; `stored`: whether the run begins with weights that are kept somewhere.
         """
         torch.set_num_threads(1)
-        place.mkdir(exist_ok=True)
+        directory.mkdir(exist_ok=True)
         self.config = config
-        self.place = place
+        self.place = directory
         self.chain = SimChain()
         self.network = SimNetwork()
         self.record = ChainRecord()
@@ -107,7 +107,9 @@ class SimulatedRun:
         """What members continue while the run does not need them."""
         self.now_at_end = 0.0
         self._at = run_addresses(self.chain.coordinator.id, RUN_ID)
-        owners = set_up(place, config, rules, quantize=quantize, optimizer=optimizer, stored=stored)
+        owners = set_up(
+            directory, config, rules, quantize=quantize, optimizer=optimizer, stored=stored
+        )
         self.spec = owners.llm.spec.encode()
         """The training spec that the run begins with."""
         self._open(owners)
@@ -162,14 +164,14 @@ class SimulatedRun:
 
     def write_spec(self, spec: bytes, **changes: Any) -> None:
         """Replace the training spec of the halted run; `changes`: further values of the model."""
-        held = parse_model(self.chain.data(self._at.model), any_spec=True)
+        model_on_chain = parse_model(self.chain.data(self._at.model), any_spec=True)
         model = {
-            "max_seq_len": held.max_seq_len,
-            "cold_start_warmup_steps": held.cold_start_warmup_steps,
+            "max_seq_len": model_on_chain.max_seq_len,
+            "cold_start_warmup_steps": model_on_chain.cold_start_warmup_steps,
             "checkpoint": {
-                "kind": int(held.checkpoint.kind),
-                "repo": held.checkpoint.repo,
-                "revision": held.checkpoint.revision,
+                "kind": int(model_on_chain.checkpoint.kind),
+                "repo": model_on_chain.checkpoint.repo,
+                "revision": model_on_chain.checkpoint.revision,
             },
             "spec": {"len": len(spec), "hash": spec_hash(spec)},
         }
@@ -180,13 +182,13 @@ class SimulatedRun:
     def kick(self, player: SimMember, *, barred: bool) -> None:
         wallet = player.key.pubkey()
         created = self.run.created
-        held = parse_membership(self.chain.data(self.ix.membership(RUN_ID, created, wallet)))
+        membership = parse_membership(self.chain.data(self.ix.membership(RUN_ID, created, wallet)))
         self._send(
-            self.ix.kick(RUN_ID, created, wallet, barred=barred, sponsor=Pubkey(held.sponsor))
+            self.ix.kick(RUN_ID, created, wallet, barred=barred, sponsor=Pubkey(membership.sponsor))
         )
 
-    def rewind(self, place: int) -> None:
-        self._send(self.ix.rewind(RUN_ID, place, self.model.recorded[place].step))
+    def rewind(self, index: int) -> None:
+        self._send(self.ix.rewind(RUN_ID, index, self.model.recorded[index].step))
 
     # --- members ---
 
@@ -278,10 +280,10 @@ class SimulatedRun:
         if not player.task.cancelled():
             player.task.result()
 
-    async def until(self, wanted: Callable[[Run], bool], limit: float = 2000.0) -> Run:
+    async def until(self, condition: Callable[[Run], bool], limit: float = 2000.0) -> Run:
         """Wait (virtually) for a state of the run; a member that fails meanwhile fails the test."""
         end = self.now + limit
-        while not wanted(self.run):
+        while not condition(self.run):
             self.look_after()
             if self.now > end:
                 raise InvariantBroken(f"what was waited for never came; the run is {self.run}")
@@ -339,15 +341,15 @@ class SimulatedRun:
         """All members of a level have the same hash after every step; how many comparisons that
         were.
         """
-        found: dict[tuple[Any, ...], dict[str, str]] = defaultdict(dict)
+        hashes_by_key: dict[tuple[Any, ...], dict[str, str]] = defaultdict(dict)
         for player in players:
             for event in player.saw("applied") + player.saw("cooldown"):
                 for level, digest in event["hashes"].items():
-                    found[*state_of(event), level][player.name] = digest
-        for place, hashes in found.items():
+                    hashes_by_key[*state_of(event), level][player.name] = digest
+        for key, hashes in hashes_by_key.items():
             if len(set(hashes.values())) > 1:
-                raise InvariantBroken(f"replicas differ at {place}: {hashes}")
-        return sum(len(hashes) - 1 for hashes in found.values())
+                raise InvariantBroken(f"replicas differ at {key}: {hashes}")
+        return sum(len(hashes) - 1 for hashes in hashes_by_key.values())
 
     async def close(self) -> None:
         for player in self.players:
@@ -369,12 +371,12 @@ def _key(name: str) -> Keypair:
 
 
 def play(
-    place: Path, story: Callable[[SimulatedRun], Awaitable[None]], **rules: Any
+    directory: Path, story: Callable[[SimulatedRun], Awaitable[None]], **rules: Any
 ) -> SimulatedRun:
     """Play a story on virtual time, from a fresh simulation to the end of all members."""
 
     async def told() -> SimulatedRun:
-        sim = SimulatedRun(place, **rules)
+        sim = SimulatedRun(directory, **rules)
         await story(sim)
         sim.look_after()
         sim.now_at_end = sim.now

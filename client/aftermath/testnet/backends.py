@@ -48,15 +48,15 @@ class Solana:
 
     def start(self, seen: Open) -> Running:
         plan = self._plan
-        own = self._environment
+        environment = self._environment
         if plan.port:
             refuse_taken(plan.port, plan.port + 1)
         process, self._chain = start_chain(
-            plan.place / "ledger", plan.log(self.keeper), own, port=plan.port
+            plan.place / "ledger", plan.log(self.keeper), environment, port=plan.port
         )
         create = [*SOLANA, "show-identity", "--create", "-w"]
         names = ["owner", *(client.name for client in plan.clients)]
-        at_once(([*create, str(plan.keys(name))] for name in names), plan.log("keys"), own)
+        at_once(([*create, str(plan.keys(name))] for name in names), plan.log("keys"), environment)
         plan.config.write_text(plan.chosen.text)
         self._owner(
             "create-run",

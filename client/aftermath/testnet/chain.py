@@ -56,8 +56,8 @@ def launch_chain(
     """Start a local network without waiting for it."""
     chain = LocalNetwork(port or free_ports("127.0.0.1", 2))
     command = [*SOLANA, "localnet", "--engine", engine, "--slot-ms", str(SLOT_MS)]
-    own = ["--port", str(chain.port), "--ledger", str(ledger)]
-    return Process("localnet", [*command, *own], log, environment), chain
+    options = ["--port", str(chain.port), "--ledger", str(ledger)]
+    return Process("localnet", [*command, *options], log, environment), chain
 
 
 def await_chain(process: Process, chain: LocalNetwork) -> None:

@@ -45,11 +45,11 @@ class ChosenConfig:
     config: RunConfig
 
 
-def chosen(given: Path, checkpoint: str | None = None) -> ChosenConfig:
+def chosen(name_or_path: Path, checkpoint: str | None = None) -> ChosenConfig:
     """Return the config, with another checkpoint if one is given. Raises UsageError,
     ConfigError.
     """
-    path = find(given)
+    path = find(name_or_path)
     try:
         text = path.read_bytes().decode("utf-8-sig")
         tables = toml_value(text)
@@ -57,24 +57,26 @@ def chosen(given: Path, checkpoint: str | None = None) -> ChosenConfig:
         return ChosenConfig(path, "", load_config(path))  # which says what is wrong
     ours = {name: table for name, table in tables.items() if name not in OF_A_SERVER}
     if checkpoint is not None and isinstance(llm := ours.get("model", {}).get("LLM"), dict):
-        llm["checkpoint"] = _place(checkpoint)
+        llm["checkpoint"] = _config_path(checkpoint)
     elif len(ours) == len(tables):
         return ChosenConfig(path, text, load_config(path))
     text = "\n".join(_written(ours)) + "\n"
     return ChosenConfig(path, text, parse_as(text, str(path), RunConfig))
 
 
-def find(given: Path) -> Path:
+def find(name_or_path: Path) -> Path:
     """Return the config file of a path. Raises UsageError."""
-    words = given.parts[1:] if given.parts[:1] == ("config",) else given.parts
-    places = [given] if given.is_absolute() else [given, SHIPPED.joinpath(*words)]
-    for place in places:
-        for path in (place, *(place / name for name in NAMES)):
+    words = name_or_path.parts[1:] if name_or_path.parts[:1] == ("config",) else name_or_path.parts
+    places = (
+        [name_or_path] if name_or_path.is_absolute() else [name_or_path, SHIPPED.joinpath(*words)]
+    )
+    for candidate in places:
+        for path in (candidate, *(candidate / name for name in NAMES)):
             if path.is_file():
                 return path
     shipped = ", ".join(sorted(str(path.relative_to(SHIPPED)) for path in configs()))
     raise UsageError(
-        f"there is no config at {given}",
+        f"there is no config at {name_or_path}",
         f"Name a file, a directory with a config.toml, or one of: {shipped}",
     )
 
@@ -84,7 +86,7 @@ def configs() -> Iterator[Path]:
     return (path for path in SHIPPED.glob("*/*config.toml"))
 
 
-def _place(checkpoint: str) -> dict[str, Any]:
+def _config_path(checkpoint: str) -> dict[str, Any]:
     if Path(checkpoint).expanduser().is_dir():
         return {"Local": str(Path(checkpoint).expanduser().absolute())}
     if is_repository(checkpoint):
@@ -131,40 +133,40 @@ def make_missing(
     `begins` is called with each path before it is created. Raises UsageError, ProcessError.
     """
     missing: list[tuple[str, Mapping[str, Any], Path]] = []
-    for what, tables in (("model", ("model",)), ("tokens", ("tokens", "fetch"))):
-        place = _named(config, what)
-        if place is None or place.exists():
+    for kind, tables in (("model", ("model",)), ("tokens", ("tokens", "fetch"))):
+        path_in_config = _configured_path(config, kind)
+        if path_in_config is None or path_in_config.exists():
             continue
         recipe = recipe_of(path)
         table = next((name for name in tables if name in recipe), None)
         if table is None:
             words, option = COMMANDS[tables[0]]
             raise UsageError(
-                f"{path} names {place}, which is not there",
-                f"Make it: aftermath-solana {words} {option} {place}",
+                f"{path} names {path_in_config}, which is not there",
+                f"Make it: aftermath-solana {words} {option} {path_in_config}",
             )
-        missing.append((table, recipe[table], place))
-    for table, options, place in missing:
-        begins(place)
-        _make(table, options, place, log, environment)
-    return [place for _, _, place in missing]
+        missing.append((table, recipe[table], path_in_config))
+    for table, options, path_in_config in missing:
+        begins(path_in_config)
+        _make(table, options, path_in_config, log, environment)
+    return [path_in_config for _, _, path_in_config in missing]
 
 
-def _named(config: RunConfig, what: str) -> Path | None:
+def _configured_path(config: RunConfig, kind: str) -> Path | None:
     llm = config.llm
-    local = llm.checkpoint.Local if what == "model" else llm.data_location.Local
+    local = llm.checkpoint.Local if kind == "model" else llm.data_location.Local
     return Path(local.path).expanduser() if local is not None else None
 
 
 def _make(
-    table: str, options: Mapping[str, Any], place: Path, log: Path, environment: Mapping[str, str]
+    table: str, options: Mapping[str, Any], path: Path, log: Path, environment: Mapping[str, str]
 ) -> None:
     words, option = COMMANDS[table]
-    part = place.with_name(f"{place.name}.part-{os.getpid()}")
+    part = path.with_name(f"{path.name}.part-{os.getpid()}")
     with parents_made(part.parent):
         try:
             call([*SOLANA, *words.split(), option, str(part), *flags(options)], log, environment)
-            part.rename(place)
+            part.rename(path)
         finally:
             shutil.rmtree(part, ignore_errors=True)
 
@@ -182,9 +184,9 @@ def main(words: Sequence[str]) -> int:
         print("Usage: aftermath-solana run-files FILE")
         return 0 if words and words[0] in ("-h", "--help") else 2
     try:
-        found = chosen(Path(words[0]))
-        for place in make_missing(found.path, found.config, log_of(found.path), os.environ):
-            print(f"made {place}")
+        choice = chosen(Path(words[0]))
+        for path in make_missing(choice.path, choice.config, log_of(choice.path), os.environ):
+            print(f"made {path}")
     except AftermathError as error:
         print(f"error: {error.message}\nfix: {error.fix}", file=sys.stderr)
         return 1

@@ -48,13 +48,13 @@ class DisplayLines:
 
     def told(self, events: Iterable[EventRecord]) -> None:
         """Report clients' events, as far as the level goes."""
-        for told in events:
-            name = member_of(told)
-            sentence = self._sentences[name].of(told.event)
-            serious = isinstance(told.event, event_types.Warning | event_types.Error)
+        for record in events:
+            name = member_of(record)
+            sentence = self._sentences[name].of(record.event)
+            serious = isinstance(record.event, event_types.Warning | event_types.Error)
             if sentence is None and self._level is Verbosity.DEBUG:
-                sentence = in_full(told.event)
-            if sentence is not None and isinstance(told.event, event_types.Warning):
+                sentence = in_full(record.event)
+            if sentence is not None and isinstance(record.event, event_types.Warning):
                 sentence = f"warning: {sentence}"
             if sentence is not None and (serious or self._level is not Verbosity.WARNING):
                 self._tell(name, sentence)

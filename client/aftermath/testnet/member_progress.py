@@ -65,14 +65,14 @@ class RunProgress:
     def read(self, now: float) -> list[EventRecord]:
         """Read and return new events."""
         fresh = list(self._reader.read() if self._reader else ())
-        for told in fresh:
-            self._take(told, now)
+        for record in fresh:
+            self._take(record, now)
         return fresh
 
-    def _take(self, told: EventRecord, now: float) -> None:
-        member = next(member for member in self.members if member.name == member_of(told))
-        event = told.event
-        self.history.take(told)
+    def _take(self, record: EventRecord, now: float) -> None:
+        member = next(member for member in self.members if member.name == member_of(record))
+        event = record.event
+        self.history.take(record)
         member.state = phase(event) or member.state
         member.progress.take(event)
         if isinstance(
@@ -130,23 +130,23 @@ class RunProgress:
 
     def tier_losses(self, last: int) -> dict[int, float]:
         """Return every tier's mean loss over its newest `last` steps."""
-        found: dict[int, list[Share]] = defaultdict(list)
+        shares_by_tier: dict[int, list[Share]] = defaultdict(list)
         for _, shares in sorted(self.history.shares.items()):
             for share in shares.values():
-                found[share.tier].append(share)
-        return {tier: mean(shares[-last:]) for tier, shares in found.items()}
+                shares_by_tier[share.tier].append(share)
+        return {tier: mean(shares[-last:]) for tier, shares in shares_by_tier.items()}
 
     def replica_checks(self) -> tuple[int, list[str]]:
         """Return how many pairs of replicas were compared, and where two differed."""
         checks = 0
         differing = []
-        for (_, _, step, level), found in sorted(self.hashes.items()):
-            checks += max(0, len(found) - 1)
-            if len(set(found.values())) > 1:
-                differing.append(f"level {level} at step {step}: {found}")
+        for (_, _, step, level), level_hashes in sorted(self.hashes.items()):
+            checks += max(0, len(level_hashes) - 1)
+            if len(set(level_hashes.values())) > 1:
+                differing.append(f"level {level} at step {step}: {level_hashes}")
         return checks, differing
 
 
-def member_of(told: EventRecord) -> str:
+def member_of(record: EventRecord) -> str:
     """Return the name of the member an event comes from: its directory."""
-    return told.path.parent.name
+    return record.path.parent.name

@@ -71,8 +71,8 @@ class Pane:
 class Panes:
     """The tmux. Call `open` once per process, then `attach`."""
 
-    def __init__(self, place: Path, environment: Mapping[str, str]) -> None:
-        self._place = place
+    def __init__(self, directory: Path, environment: Mapping[str, str]) -> None:
+        self._place = directory
         self._environment = {k: v for k, v in environment.items() if k != "TMUX"}
         self._socket = f"aftermath-{os.getpid()}"
         self._ids: dict[str, str] = {}
@@ -80,7 +80,7 @@ class Panes:
         self._looked = 0.0
         self._states = dict[str, int | None]()
         line = ["tmux", "-L", self._socket, "-f", os.devnull, "-D"]
-        self._server = Process("tmux", line, place / "logs" / "tmux.log", self._environment)
+        self._server = Process("tmux", line, directory / "logs" / "tmux.log", self._environment)
         wait_for("tmux", lambda: self._tmux("set", *_OPTIONS[0]).returncode == 0, 10, self._server)
         for option in _OPTIONS[1:]:
             self._tmux("set", *option)
@@ -89,9 +89,9 @@ class Panes:
         """Start a command in the pane of this name."""
         line = watched_command(str(self._pipe(name)), command)
         shown = ("-P", "-F", "#{pane_id} #{pane_pid}")
-        if known := self._ids.get(name):
-            done = self._tmux("respawn-pane", "-k", "-t", known, *line)
-            told = self._tmux("display-message", "-p", "-t", known, shown[-1]).stdout
+        if pane_id := self._ids.get(name):
+            outcome = self._tmux("respawn-pane", "-k", "-t", pane_id, *line)
+            reply = self._tmux("display-message", "-p", "-t", pane_id, shown[-1]).stdout
         else:
             size = os.get_terminal_size() if os.isatty(1) else os.terminal_size((200, 60))
             new = (
@@ -104,18 +104,18 @@ class Panes:
                 "-y",
                 str(size.lines),
             )
-            done = self._tmux(
+            outcome = self._tmux(
                 *(("split-window", "-d", "-t", [*self._ids.values()][-1]) if self._ids else new),
                 *shown,
                 *line,
             )
-            told = done.stdout
-        if done.returncode or len(told.split()) != 2:
+            reply = outcome.stdout
+        if outcome.returncode or len(reply.split()) != 2:
             raise ProcessError(
-                f"tmux has no room for {name}: {done.stderr.strip()}",
+                f"tmux has no room for {name}: {outcome.stderr.strip()}",
                 "Use a larger window, or --headless",
             )
-        self._ids[name], pid = told.split()
+        self._ids[name], pid = reply.split()
         self._tmux("set", "-p", "-t", self._ids[name], "@name", name)
         self._tmux("select-layout", "-t", SESSION, "tiled")
         self._looked = 0.0
@@ -160,8 +160,8 @@ class Panes:
         """End tmux and whatever runs in it."""
         self._tmux("kill-server")
         self._server.stop()
-        for held in self._held.values():
-            os.close(held)
+        for fifo in self._held.values():
+            os.close(fifo)
         self._held = {}
 
     def _pipe(self, name: str) -> Path:

@@ -139,8 +139,8 @@ class LocalTestnetPlan:
             str(self.events / name),
         )
         if client.tier == 0:
-            kept = wishes.checkpoints or self.place / "checkpoints"
-            yield from ("--checkpoint-dir", str(kept.expanduser().absolute() / name))
+            checkpoints = wishes.checkpoints or self.place / "checkpoints"
+            yield from ("--checkpoint-dir", str(checkpoints.expanduser().absolute() / name))
             if wishes.keep_steps is not None:
                 yield from ("--keep-steps", str(wishes.keep_steps))
         yield from self._local_files()
@@ -155,9 +155,9 @@ class LocalTestnetPlan:
             yield from ("--optim-stats-steps", str(wishes.optim_stats))
         if wishes.eval_tasks is not None:
             yield from ("--eval-tasks", wishes.eval_tasks)
-        for name, given in vars(wishes.trackers).items():
-            if given is not None:
-                yield from ("--" + name.replace("_", "-"), given)
+        for name, value in vars(wishes.trackers).items():
+            if value is not None:
+                yield from ("--" + name.replace("_", "-"), value)
 
     def _local_files(self) -> Iterator[str]:
         """Yield the options for local model and data; clients do not open paths that the chain
@@ -176,17 +176,17 @@ def clients_of(count: int, tiers: str, chosen: ChosenConfig) -> tuple[LocalTestn
     """Return the clients with their tiers. Raises UsageError if the run lacks a tier or needs more
     clients.
     """
-    there = chosen.config.llm.matformer.tiers
-    wanted = numbers("--client-matformer-tiers", tiers)
-    if len(wanted) > count:
+    tier_count = chosen.config.llm.matformer.tiers
+    client_tiers = numbers("--client-matformer-tiers", tiers)
+    if len(client_tiers) > count:
         raise UsageError(
             f"--client-matformer-tiers {tiers} are more than --num-clients {count}",
             "Give each client one, in order",
         )
-    if strange := [tier for tier in wanted if tier >= there]:
+    if strange := [tier for tier in client_tiers if tier >= tier_count]:
         raise UsageError(
-            f"--client-matformer-tiers: {chosen.path} cuts the model into {there}, and tier {strange[0]} is none",
-            f"Choose from 0 to {there - 1}, or write another number of tiers under [model.LLM.matformer]",
+            f"--client-matformer-tiers: {chosen.path} cuts the model into {tier_count}, and tier {strange[0]} is none",
+            f"Choose from 0 to {tier_count - 1}, or write another number of tiers under [model.LLM.matformer]",
         )
     rules = chosen.config.config
     if count < (least := max(rules.min_clients, rules.init_min_clients)):
@@ -195,29 +195,29 @@ def clients_of(count: int, tiers: str, chosen: ChosenConfig) -> tuple[LocalTestn
             f"Say --num-clients {least}, or write another init_min_clients",
         )
     return tuple(
-        LocalTestnetClient(number, wanted[(number - 1) % len(wanted)])
+        LocalTestnetClient(number, client_tiers[(number - 1) % len(client_tiers)])
         for number in range(1, count + 1)
     )
 
 
-def allowed_of(given: str | None, clients: tuple[LocalTestnetClient, ...]) -> tuple[int, ...]:
+def allowed_of(text: str | None, clients: tuple[LocalTestnetClient, ...]) -> tuple[int, ...]:
     """Return the numbers of the clients that may be killed. Raises UsageError."""
-    if given is None:
+    if text is None:
         return tuple(client.number for client in clients)
-    found = numbers("--allowed-to-kill", given)
-    if strange := [number for number in found if not 1 <= number <= len(clients)]:
+    allowed = numbers("--allowed-to-kill", text)
+    if strange := [number for number in allowed if not 1 <= number <= len(clients)]:
         raise UsageError(
             f"--allowed-to-kill: there is no client {strange[0]}",
             f"Clients have the numbers 1 to {len(clients)}",
         )
-    return tuple(found)
+    return tuple(allowed)
 
 
 def chaos_of(
-    number: int, interval: float, given: str | None, clients: tuple[LocalTestnetClient, ...]
+    number: int, interval: float, allowed_text: str | None, clients: tuple[LocalTestnetClient, ...]
 ) -> ChaosSchedule:
     """Return the schedule of kills. Raises UsageError if fewer clients may be killed than asked."""
-    allowed = allowed_of(given, clients)
+    allowed = allowed_of(allowed_text, clients)
     if number > (most := len(set(allowed))):
         raise UsageError(
             f"--random-kill-num {number}: only {counted(most, 'client')} may be killed",

@@ -128,7 +128,7 @@ def stop_all(processes: Iterable[Running], seconds: float = STOP_SECONDS) -> Non
         process.kill()
 
 
-def wait_for(what: str, ready: Callable[[], bool], seconds: float, process: Running) -> None:
+def wait_for(awaited: str, ready: Callable[[], bool], seconds: float, process: Running) -> None:
     """Wait until `ready()`; ProcessError if the process ends first or it takes too long."""
     until = time.monotonic() + seconds
     while not ready():
@@ -137,9 +137,9 @@ def wait_for(what: str, ready: Callable[[], bool], seconds: float, process: Runn
                 f"{process.name} ended with code {process.code}; its last words:\n{process.last_words()}"
             )
         if time.monotonic() > until:
-            said = process.last_words()
+            output = process.last_words()
             raise ProcessError(
-                f"{what} did not come up within {seconds:.0f} s; its last words:\n{said}"
+                f"{awaited} did not come up within {seconds:.0f} s; its last words:\n{output}"
             )
         time.sleep(0.05)
 
@@ -167,15 +167,17 @@ def call(command: list[str], log: Path, environment: Mapping[str, str]) -> None:
             )
         time.sleep(0.02)
     if process.code:
-        said = log.read_bytes()[begin:].decode(errors="replace").strip()[-2000:]
-        if known := _ERROR.search(said):
-            raise ProcessError(f"`{words}` failed: {known[1]}", f"{known[2]}; the whole log: {log}")
-        raise ProcessError(f"`{words}` failed:\n{said}", f"Read the whole log: {log}")
+        output = log.read_bytes()[begin:].decode(errors="replace").strip()[-2000:]
+        if match := _ERROR.search(output):
+            raise ProcessError(f"`{words}` failed: {match[1]}", f"{match[2]}; the whole log: {log}")
+        raise ProcessError(f"`{words}` failed:\n{output}", f"Read the whole log: {log}")
 
 
 def at_once(commands: Iterable[list[str]], log: Path, environment: Mapping[str, str]) -> None:
     """Run commands in parallel, each with its own log. Raises ProcessError as `call` does."""
     logs = (log.with_stem(f"{log.stem}-{number}") for number in count(1))
     with ThreadPoolExecutor() as pool:
-        for _ in pool.map(lambda command, own: call(command, own, environment), commands, logs):
+        for _ in pool.map(
+            lambda command, own_log: call(command, own_log, environment), commands, logs
+        ):
             pass

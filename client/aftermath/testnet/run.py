@@ -68,14 +68,14 @@ class Summary:
             if self.loss_last is not None
             else "no loss yet"
         )
-        same = f"replicas identical in {counted(self.comparisons, 'comparison')}"
+        comparisons_text = f"replicas identical in {counted(self.comparisons, 'comparison')}"
         if not self.comparisons:
-            same = "no two replicas to compare"
+            comparisons_text = "no two replicas to compare"
         parts = [
             f"{counted(self.clients, 'client')} of {tiers}",
             counted(self.kills, "kill"),
             loss,
-            f"REPLICAS DIFFER: {self.differing[0]}" if self.differing else same,
+            f"REPLICAS DIFFER: {self.differing[0]}" if self.differing else comparisons_text,
         ]
         parts += [f"ended with an error: {', '.join(self.failed)}"] if self.failed else []
         return f"{took}; {', '.join(parts)}; everything is in {self.directory}"
@@ -143,10 +143,10 @@ class Testnet:
         """Run the testnet, for at most `seconds` after its clients start."""
         plan = self._plan
         started = time.monotonic()
-        for made in make_missing(
+        for path in make_missing(
             plan.chosen.path, plan.chosen.config, plan.log("files"), self._environment
         ):
-            self._lines.own(f"made {made}")
+            self._lines.own(f"made {path}")
         with ExitStack() as stack:
             panes = None
             self._open = logged(plan, self._environment)
@@ -160,9 +160,9 @@ class Testnet:
             self.story.follow(plan.events)
             for client in plan.clients:
                 self._start(client)
-            said = "what it says" if len(plan.clients) == 1 else "what they say"
+            output_text = "what it says" if len(plan.clients) == 1 else "what they say"
             self._lines.own(
-                f"started {counted(len(plan.clients), 'client')}; {said} is in {plan.place / 'logs'}"
+                f"started {counted(len(plan.clients), 'client')}; {output_text} is in {plan.place / 'logs'}"
             )
             viewer = panes.attach() if panes else None
             until = None if seconds is None else time.monotonic() + seconds
@@ -186,9 +186,9 @@ class Testnet:
                 if left():
                     return Ending.LEFT
                 if keeper.code is not None:
-                    said = keeper.last_words()
+                    output = keeper.last_words()
                     raise ProcessError(
-                        f"{keeper.name} ended with code {keeper.code}; its last words:\n{said}"
+                        f"{keeper.name} ended with code {keeper.code}; its last words:\n{output}"
                     )
                 if until is not None and time.monotonic() > until:
                     return Ending.TIME

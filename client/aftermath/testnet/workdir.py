@@ -33,14 +33,14 @@ def claimed_workdir(root: Path, who: str, option: str, names: str) -> Iterator[N
                 f"{root} holds files that are not a {who}'s", f"Empty it, or name another: {option}"
             )
         try:
-            held = hold(mark)
+            lock = hold(mark)
         except BlockingIOError:
             raise ProcessError(f"another {who} works in {root}", other) from None
-        with held:
-            kept = rf"{re.escape(mark.name)}|{CHECKPOINTS}-\d+"
-            check_names(root, f"{names}|{kept}", f"a {who}")
+        with lock:
+            kept_names = rf"{re.escape(mark.name)}|{CHECKPOINTS}-\d+"
+            check_names(root, f"{names}|{kept_names}", f"a {who}")
             _set_checkpoints_aside(root)
-            empty_directory(root, names, f"a {who}", kept)
+            empty_directory(root, names, f"a {who}", kept_names)
             yield
     except OSError as error:
         raise ProcessError(f"cannot work in {root}: {error.strerror}", other) from error

@@ -23,7 +23,7 @@ from aftermath.coordinator.ports import Clock
 from aftermath.coordinator.view import View
 from aftermath.data.source import Source, SourceUnavailable
 from aftermath.events import event_types
-from aftermath.events.status import RunStatus, standing
+from aftermath.events.status import RunStatus, status_of
 from aftermath.events.stream import Events
 from aftermath.kernels.runtime import needs_compilation, unavailable_reason
 from aftermath.member.archive import Archive
@@ -221,7 +221,7 @@ async def _show(feed: RunFeed, chain: SolanaMember, events: Events) -> None:
 
 
 def _standing(view: View, now: int, *, silent: int, has_tick: bool) -> RunStatus:
-    return standing(view.run, view.model, view.members, now, silent=silent, has_tick=has_tick)
+    return status_of(view.run, view.model, view.members, now, silent=silent, has_tick=has_tick)
 
 
 async def _data(

@@ -12,7 +12,7 @@ import signal
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from aftermath.base.signals import heard
+from aftermath.base.signals import on_signals
 
 EXIT_SECONDS = 1.7  # the promise is 2 s; the rest is for the process to end
 CLOSE_SECONDS = 0.4  # part of EXIT_SECONDS for closing connections
@@ -42,7 +42,7 @@ class Interrupts:
         task = self._work = asyncio.ensure_future(work)
         over = asyncio.ensure_future(self._over.wait())
         try:
-            with heard(self._signalled):
+            with on_signals(self._signalled):
                 await asyncio.wait([task, over], return_when=asyncio.FIRST_COMPLETED)
                 if task.done() and not task.cancelled():
                     task.result()

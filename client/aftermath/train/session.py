@@ -23,7 +23,7 @@ from aftermath.base.concurrency import cancel
 from aftermath.base.errors import AftermathError
 from aftermath.base.files import cache_directory
 from aftermath.base.quiet_interrupts import end_at_once
-from aftermath.base.signals import looped, on_interrupt
+from aftermath.base.signals import asyncio_handles_interrupts, on_interrupt
 from aftermath.base.stdio import say
 from aftermath.chain.wallet import Wallet
 from aftermath.coordinator.errors import CoordinatorError, NoSuchRun
@@ -96,7 +96,7 @@ def run_member(
         _load_torch()
         local = _local_directory(settings, admitted)
         setup = _on_devices(settings, replace(backend(settings), local_directory=local))
-        with looped():
+        with asyncio_handles_interrupts():
             runner.run(_session(settings, setup, events))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from solders.pubkey import Pubkey
 
-from aftermath.events.status import RunStatus, standing
+from aftermath.events.status import RunStatus, status_of
 from aftermath.rules.state import MemberState, RunState
 from aftermath.ui.terminal.board import Board, Role
 from aftermath.ui.terminal.messages import MESSAGES, Facts, Line, Stands, Told
@@ -60,7 +60,7 @@ def where(step: int = 41, *, count: int = 5, **given: Any) -> RunStatus:
     run = builders.run(
         RunState.ROUND_TRAIN, **{**values, "run_id": "demo", "epoch": 2, "start_step": 1} | given
     )
-    return standing(run, builders.model(), builders.members(seats), 1012)
+    return status_of(run, builders.model(), builders.members(seats), 1012)
 
 
 def busy_member(steps: int = 41) -> list[MESSAGES]:

@@ -73,7 +73,7 @@ class ToldOverview(ToldScreen, LocalTestnetApp):
     """The screen of a testnet."""
 
 
-def screen_of(opening: ScreenOptions, told: int) -> ToldScreen:
+def screen_of(opening: ScreenOptions, descriptor: int) -> ToldScreen:
     """Return the screen for the process that started this one."""
     app: ToldScreen
     board: Board | LocalTestnetBoard
@@ -93,7 +93,7 @@ def screen_of(opening: ScreenOptions, told: int) -> ToldScreen:
         board = Board(opening.role, opening.run_id, opening.tier)
         app = ToldTui(board, clock, leave)
     app.learns = board
-    app.told = told
+    app.told = descriptor
     return app
 
 
@@ -104,9 +104,9 @@ def main() -> None:
     app.run()
     if errors.getvalue():
         with contextlib.suppress(OSError):
-            place = errors_of(os.getpid())
-            place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            place.write_text(errors.getvalue())
+            errors_file = errors_of(os.getpid())
+            errors_file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            errors_file.write_text(errors.getvalue())
     if app.deserted:
         print(app.last_words, file=sys.stderr)
     sys.stdout.flush()

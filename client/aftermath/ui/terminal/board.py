@@ -51,14 +51,14 @@ class Alerts:
     def take(self, event: event_types.Event) -> None:
         """Add an event."""
         kind = type(event).__struct_config__.tag
-        self._alerts = {text: said for text, said in self._alerts.items() if said.until != kind}
+        self._alerts = {text: alert for text, alert in self._alerts.items() if alert.until != kind}
         if isinstance(event, event_types.Warning | event_types.Error):
             message = printable(event.message, keep="\n")
             fatal = isinstance(event, event_types.Error)
-            before = self._alerts.pop(message, None)
+            earlier = self._alerts.pop(message, None)
             until = event.until if isinstance(event, event_types.Warning) else None
             self._alerts[message] = Alert(
-                message, event.t, until, before.times + 1 if before else 1, fatal
+                message, event.t, until, earlier.times + 1 if earlier else 1, fatal
             )
             for outdated in list(self._alerts)[:-_MOST]:
                 del self._alerts[outdated]
@@ -66,11 +66,11 @@ class Alerts:
     def now(self, now: float) -> list[Alert]:
         """Return the current warnings, the newest first."""
         fresh = (
-            said
-            for said in self._alerts.values()
-            if said.until or said.fatal or now - said.at <= STALE
+            alert
+            for alert in self._alerts.values()
+            if alert.until or alert.fatal or now - alert.at <= STALE
         )
-        return sorted(fresh, key=lambda said: -said.at)
+        return sorted(fresh, key=lambda alert: -alert.at)
 
 
 MOST = 1000
@@ -149,8 +149,8 @@ class Board:
 
     def of(self, kind: type[E]) -> E | None:
         """Return the newest event of a kind."""
-        found = self.newest.get(kind)
-        return found if isinstance(found, kind) else None
+        event = self.newest.get(kind)
+        return event if isinstance(event, kind) else None
 
     def last_words(self) -> str:
         """Return the last lines of the log."""

@@ -30,8 +30,8 @@ _TALL = 32  # lines of a terminal that has room for more than 24 have
 
 def progress_words(board: Board) -> str:
     """Return the run's progress, as far as it is known."""
-    found = _further(board)
-    return steps_of(found) if found is not None else board.progress.words()
+    further = _further(board)
+    return steps_of(further) if further is not None else board.progress.words()
 
 
 def _further(board: Board) -> RunStatus | None:
@@ -40,9 +40,13 @@ def _further(board: Board) -> RunStatus | None:
     While the member waits for the next epoch, its events say nothing of the rounds that others
     train.
     """
-    told = board.progress
-    found = board.standing
-    return found if found is not None and (not told.total or found.step > told.step + 1) else None
+    progress = board.progress
+    status = board.standing
+    return (
+        status
+        if status is not None and (not progress.total or status.step > progress.step + 1)
+        else None
+    )
 
 
 def run_page(board: Board, now: float, width: int, height: int) -> RenderableType:
@@ -51,13 +55,13 @@ def run_page(board: Board, now: float, width: int, height: int) -> RenderableTyp
     if board.role == "member":
         rows["now"] = _waits_for_epoch(board) or board.now
     rows |= dict.fromkeys(("state", "steps", "deadline", "members", "waits for"), UNKNOWN)
-    if (found := board.standing) is not None:
-        known = facts_of(found)
-        rows |= {name: known[name] for name in ("name", "state", "deadline", "waits for")}
-        rows["members"] = f"{taking_part(found)} take part, {known['members']}"
-        if found.silent:
-            label = (f" {no_answer(found)} ", "white on red")
-            rows["state"] = Text.assemble(label, " last heard: ", printable(state_of(found)))
+    if (status := board.standing) is not None:
+        fact_rows = facts_of(status)
+        rows |= {name: fact_rows[name] for name in ("name", "state", "deadline", "waits for")}
+        rows["members"] = f"{taking_part(status)} take part, {fact_rows['members']}"
+        if status.silent:
+            label = (f" {no_answer(status)} ", "white on red")
+            rows["state"] = Text.assemble(label, " last heard: ", printable(state_of(status)))
     rows["steps"] = _steps(board, width - NAMES)
     parts: list[RenderableType] = [_rows(board, "Run", rows)]
     drawn = chart(board.losses, width, _CHART) if height >= _TALL else []
@@ -76,16 +80,18 @@ def _waits_for_epoch(board: Board) -> str:
     yet.
     """
     waiting = board.of(event_types.Waiting)
-    found = board.standing
+    status = board.standing
     if (
         waiting is None
         or waiting.leaves
         or board.leaving
-        or found is None
-        or found.epoch >= waiting.epoch
+        or status is None
+        or status.epoch >= waiting.epoch
     ):
         return ""
-    when = "" if found.rounds_left is None else f", in about {counted(found.rounds_left, 'round')}"
+    when = (
+        "" if status.rounds_left is None else f", in about {counted(status.rounds_left, 'round')}"
+    )
     return f"waits: it joins at the next epoch{when}"
 
 
@@ -134,18 +140,18 @@ def _training_from_outside(board: Board) -> RenderableType:
     rows: Facts = dict.fromkeys(("steps", "pace", "tiers", "losses"), UNKNOWN)
     rows["steps"] = progress_words(board)
     rows["losses"] = "members tell them: train --logs tui, or plot of what train --events-dir keeps"
-    if (found := board.standing) is not None:
-        if found.left is not None and found.total_steps > found.step:
+    if (status := board.standing) is not None:
+        if status.left is not None and status.total_steps > status.step:
             rows["pace"] = (
-                f"{found.left / (found.total_steps - found.step):.1f} s a step, in this epoch"
+                f"{status.left / (status.total_steps - status.step):.1f} s a step, in this epoch"
             )
-        rows["tiers"] = _tiers(found) or UNKNOWN
+        rows["tiers"] = _tiers(status) or UNKNOWN
     return _rows(board, "Training", rows)
 
 
-def _tiers(found: RunStatus) -> list[str]:
+def _tiers(status: RunStatus) -> list[str]:
     tiers: dict[int, list[int]] = defaultdict(list)
-    for member in found.members:
+    for member in status.members:
         if member.standing.startswith("takes part"):
             tiers[member.tier].append(member.weight)
     whole = sum(map(sum, tiers.values())) or 1
@@ -179,9 +185,9 @@ def network_page(board: Board, now: float, width: int, height: int) -> Renderabl
         rows["trouble"] = counts.trouble
     elif board.role == "watch":
         rows["peers"] = "members know whom they reach: train --logs tui"
-    if (found := board.standing) is not None and board.role != "member":
+    if (status := board.standing) is not None and board.role != "member":
         rows["members"] = (
-            f"{taking_part(found)} of {counted(len(found.members), 'member')} take part"
+            f"{taking_part(status)} of {counted(len(status.members), 'member')} take part"
         )
     return _rows(board, "Network", rows)
 
@@ -189,12 +195,12 @@ def network_page(board: Board, now: float, width: int, height: int) -> Renderabl
 def chain_page(board: Board, now: float, width: int, height: int) -> RenderableType:
     """Return what the coordinator says of the run, and what it has cost."""
     rows: Facts = dict.fromkeys(("epoch", "round", "state", "deadline", "witnesses"), UNKNOWN)
-    if (found := board.standing) is not None:
-        known = facts_of(found)
-        rows["epoch"] = f"{found.epoch}"
-        rows["round"] = UNKNOWN if found.round is None else f"{found.round}"
-        rows |= {name: known[name] for name in ("state", "deadline")}
-        elected = [str(member.seat) for member in found.members if member.witness]
+    if (status := board.standing) is not None:
+        fact_rows = facts_of(status)
+        rows["epoch"] = f"{status.epoch}"
+        rows["round"] = UNKNOWN if status.round is None else f"{status.round}"
+        rows |= {name: fact_rows[name] for name in ("state", "deadline")}
+        elected = [str(member.seat) for member in status.members if member.witness]
         rows["witnesses"] = f"members {', '.join(elected)}" if elected else "none elected now"
     if board.role == "member":
         started = board.of(event_types.MemberStarted)
@@ -207,8 +213,8 @@ def chain_page(board: Board, now: float, width: int, height: int) -> RenderableT
         rows["attested"] = counted(board.counts.attested, "time")
         if joined is not None and joined.seat is not None:
             rows["seat"] = f"{joined.seat}, tier {joined.tier}, weight {joined.weight:,}"
-        if (kept := board.of(event_types.CheckpointWritten)) is not None:
-            rows["checkpoint"] = f"of step {kept.step:,} at {kept.path}"
+        if (checkpoint := board.of(event_types.CheckpointWritten)) is not None:
+            rows["checkpoint"] = f"of step {checkpoint.step:,} at {checkpoint.path}"
         if traffic is not None:
             rows["costs"] = [
                 f"{name.replace('_', ' ')} {spent:,}"
@@ -250,8 +256,8 @@ def _cell(value: str | Text | Sequence[str]) -> Text:
 
 def _steps(board: Board, width: int) -> Text:
     words = progress_words(board)
-    if (found := _further(board)) is not None:
-        return bar(words, found.step, found.total_steps, width)
+    if (status := _further(board)) is not None:
+        return bar(words, status.step, status.total_steps, width)
     return bar(words, board.progress.step, board.progress.total, width)
 
 
@@ -260,8 +266,8 @@ def bar(words: str, step: int, total: int, width: int) -> Text:
     room = min(30, width - len(words) - 4)
     if not total or room < 10:
         return Text(words)
-    done = min(room, room * step // total)
-    return Text.assemble(f"{words}  ", ("━" * done, "green"), ("─" * (room - done), "dim"))
+    filled = min(room, room * step // total)
+    return Text.assemble(f"{words}  ", ("━" * filled, "green"), ("─" * (room - filled), "dim"))
 
 
 def _bytes(count: float) -> str:

@@ -61,15 +61,15 @@ class RunApp(Tabbed):
         return self._board.leaving
 
     def _draw_members(self) -> None:
-        found = self._board.standing
+        status = self._board.standing
         started = self._board.of(event_types.MemberStarted)
         shown: Table = (COLUMNS, {})
-        if found is not None:
+        if status is not None:
             room = self.size.width - (
-                _SCROLLBAR if len(found.members) > self.size.height - _AROUND else 0
+                _SCROLLBAR if len(status.members) > self.size.height - _AROUND else 0
             )
             shown = table(
-                found, self._board.here, started.wallet if started is not None else None, room
+                status, self._board.here, started.wallet if started is not None else None, room
             )
         self.bottom.query_one(KeyedTable).show(*shown)
 
@@ -91,19 +91,21 @@ Table = tuple[tuple[str, ...], dict[str, list[str]]]
 """The columns, and by seat a cell for each."""
 
 
-def table(found: RunStatus, here: frozenset[bytes] | None, own: str | None, room: int) -> Table:
+def table(
+    status: RunStatus, here: frozenset[bytes] | None, own_wallet: str | None, room: int
+) -> Table:
     """Return the members' columns and rows for `room` terminal columns.
 
-    `here`: the connected wallets, if known. `own`: our wallet. The right column says who is gone,
-    so it is never cut. If the table is too wide, wallets are cut first, then words, and then
-    columns that do not say who is there are left out.
+    `here`: the connected wallets, if known. `own_wallet`: this member's wallet. The right column
+    shows who is gone, so it is never cut. If the table is too wide, wallets are cut first, then
+    words. At last, columns that do not show who is there are left out.
     """
     columns = COLUMNS if here is None else (*COLUMNS[:-1], "here", COLUMNS[-1])
     rows: dict[str, Mapping[str, str]] = {}
-    for member in found.members:
+    for member in status.members:
         row = dict(zip(COLUMNS, row_of(member), strict=True))
         rows[row["seat"]] = row | {
-            "seat": f"{row['seat']} (you)" if row["wallet"] == own else row["seat"],
+            "seat": f"{row['seat']} (you)" if row["wallet"] == own_wallet else row["seat"],
             "here": "yes" if here is not None and member.signer in here else "no",
         }
     for cut, without in _FORMS:

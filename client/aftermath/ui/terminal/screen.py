@@ -220,10 +220,10 @@ class Screen:
         self._process.wait()
         if not self._closing:
             self._over()
-            place = errors_of(self._process.pid)
-            why = f" (see {place})" if place.exists() else ""
+            errors_file = errors_of(self._process.pid)
+            hint = f" (see {errors_file})" if errors_file.exists() else ""
             self._console.print(
-                f"the screen has ended{why}; lines follow",
+                f"the screen has ended{hint}; lines follow",
                 style="yellow",
                 highlight=False,
                 markup=False,
@@ -232,7 +232,7 @@ class Screen:
     def _tell(self) -> None:
         """Write queued messages to the pipe as fast as they are read."""
         with os.fdopen(self._told, "wb", buffering=0) as pipe, contextlib.suppress(BrokenPipeError):
-            known: dict[type[MESSAGES], MESSAGES] = {}
+            newest_by_type: dict[type[MESSAGES], MESSAGES] = {}
             while True:
                 with self._changed:
                     if not (self._queue or self._closing or self._newest):
@@ -244,9 +244,11 @@ class Screen:
                 if self._look is not None and not closing:
                     newest[Stands] = Stands(self._look())
                 messages += [
-                    message for kind, message in newest.items() if message != known.get(kind)
+                    message
+                    for kind, message in newest.items()
+                    if message != newest_by_type.get(kind)
                 ]
-                known |= newest
+                newest_by_type |= newest
                 for message in [*messages, End()] if closing else messages:
                     pipe.write(line_of(message))
                 if closing:
@@ -276,6 +278,6 @@ class _Caught:
         """Write to the terminal directly again."""
         sys.stdout.flush()
         sys.stderr.flush()
-        for number, before in self._kept.items():
-            os.dup2(before, number)
-            os.close(before)
+        for number, handler in self._kept.items():
+            os.dup2(handler, number)
+            os.close(handler)

@@ -29,10 +29,10 @@ def modes(descriptor: int) -> Any:
     return termios.tcgetattr(descriptor)
 
 
-def put_back(descriptor: int, before: Any) -> None:
+def put_back(descriptor: int, attributes: Any) -> None:
     """Restore the modes that `modes` returned. Raises OSError."""
     try:
-        termios.tcsetattr(descriptor, termios.TCSANOW, before)
+        termios.tcsetattr(descriptor, termios.TCSANOW, attributes)
     except termios.error as error:
         raise OSError(*error.args) from error
 
@@ -44,10 +44,10 @@ def unheard() -> Iterator[None]:
     Before the screen reads keys, Ctrl-C is meant for its parent only. If the parent dies, the
     screen must live long enough to restore the terminal.
     """
-    before = signal.pthread_sigmask(
+    old_mask = signal.pthread_sigmask(
         signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP, signal.SIGTTOU}
     )
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)

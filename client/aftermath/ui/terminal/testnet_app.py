@@ -52,17 +52,19 @@ class LocalTestnetApp(Tabbed):
         if name == CLIENTS:
             self._draw_clients()
         else:
-            kept = self._board.log if name == LOG else self._board.printed[name]
-            self.bottom.query_one(f"#{name}").query_one(Log).show(kept)
+            lines = self._board.log if name == LOG else self._board.printed[name]
+            self.bottom.query_one(f"#{name}").query_one(Log).show(lines)
 
     def title_text(self) -> Text:
-        found = self._board.stands
+        testnet_status = self._board.stands
         title = Text(
             f"local testnet of run {printable(self._board.run_id)}",
             no_wrap=True,
             overflow="ellipsis",
         )
-        return title.append(f"   {found.progress if found else 'being started'}", "not bold")
+        return title.append(
+            f"   {testnet_status.progress if testnet_status else 'being started'}", "not bold"
+        )
 
     def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
         """Show the log of the selected client."""
@@ -74,16 +76,21 @@ class LocalTestnetApp(Tabbed):
         bottom = self.bottom
         facts: Facts = dict.fromkeys(("config", "state", "steps", "clients"), UNKNOWN)
         rows: dict[str, list[str]] = {}
-        if (found := board.stands) is not None:
-            there = sum(client.pid is not None for client in found.clients)
-            kills = sum(client.killed for client in found.clients)
-            facts["config"] = found.config
-            facts["state"] = found.state
+        if (testnet_status := board.stands) is not None:
+            running = sum(client.pid is not None for client in testnet_status.clients)
+            kills = sum(client.killed for client in testnet_status.clients)
+            facts["config"] = testnet_status.config
+            facts["state"] = testnet_status.state
             facts["steps"] = bar(
-                found.progress, found.step, found.total, self.size.width - 2 - NAMES
+                testnet_status.progress,
+                testnet_status.step,
+                testnet_status.total,
+                self.size.width - 2 - NAMES,
             )
-            facts["clients"] = f"{there} of {len(found.clients)} run, {kills} killed so far"
-            for client in found.clients:
+            facts["clients"] = (
+                f"{running} of {len(testnet_status.clients)} run, {kills} killed so far"
+            )
+            for client in testnet_status.clients:
                 loss = UNKNOWN if client.loss is None else f"{client.loss:.4f}"
                 cells = (
                     client.tier,

@@ -37,8 +37,8 @@ class KeyedTable(DataTable[Text]):
             self._make(columns, rows)
         else:
             for key, cells in rows.items():
-                for column, before, now in zip(columns, self._shown[key], cells, strict=True):
-                    if before != now:
+                for column, old_cell, now in zip(columns, self._shown[key], cells, strict=True):
+                    if old_cell != now:
                         self.update_cell(key, column, Text(now), update_width=True)
         self._shown = dict(rows)
         self._named = tuple(columns)
@@ -49,8 +49,8 @@ class KeyedTable(DataTable[Text]):
         for number, name in enumerate(columns):
             # The table measures its cells only after it was drawn once, with columns as wide as
             # their names.
-            made = self.columns[self.add_column(name, key=name)]
-            made.content_width = max(
+            column = self.columns[self.add_column(name, key=name)]
+            column.content_width = max(
                 map(cell_len, (name, *(cells[number] for cells in rows.values())))
             )
         for key, cells in rows.items():
@@ -71,9 +71,9 @@ class DrawnText(Static):
     def show(self, drawn: RenderableType) -> None:
         """Show this."""
         width = max(1, self.container_size.width or self.app.size.width)
-        found = list(_PAPER.render(drawn, _PAPER.options.update(width=width)))
-        if found != self._drawn:
-            self._drawn = found
+        segments = list(_PAPER.render(drawn, _PAPER.options.update(width=width)))
+        if segments != self._drawn:
+            self._drawn = segments
             self.update(drawn)
 
 
@@ -87,18 +87,18 @@ class Log(RichLog):
         self._drawn = 0
         self._width = 0
 
-    def show(self, kept: KeptLines) -> None:
+    def show(self, lines: KeptLines) -> None:
         """Show new lines."""
         if self.size.width != self._width:
             self.clear()
             self._width = self.size.width
-            self._drawn = kept.said - len(kept.lines)
-        new = min(kept.said - self._drawn, len(kept.lines))
-        for t, text in list(kept.lines)[len(kept.lines) - new :]:
+            self._drawn = lines.said - len(lines.lines)
+        new = min(lines.said - self._drawn, len(lines.lines))
+        for t, text in list(lines.lines)[len(lines.lines) - new :]:
             self.write(
                 text if t is None else Text.assemble((f"{clock(t):>8}  ", "dim"), text), expand=True
             )
-        self._drawn = kept.said
+        self._drawn = lines.said
 
 
 def clock(seconds: float) -> str:

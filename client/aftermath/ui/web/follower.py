@@ -11,7 +11,7 @@ from aftermath.chain.client import CoordinatorClient
 from aftermath.chain.newest_run import OUTAGE_SECONDS
 from aftermath.chain.subscription import RunWatcher
 from aftermath.coordinator.view import View
-from aftermath.events.status import RunStatus, standing
+from aftermath.events.status import RunStatus, status_of
 from aftermath.rules.run import STORED_ROUNDS, Run
 
 
@@ -55,7 +55,7 @@ class RunFollower:
         """Return the status by what was last read, at the chain's current time."""
         assert self._view is not None
         silent = self._watcher.silent
-        return standing(
+        return status_of(
             self._view.run,
             self._view.model,
             self._view.members,
@@ -78,12 +78,12 @@ class RunFollower:
 
     async def _standings(self) -> AsyncIterator[RunStatus]:
         async for run in self._watcher.updates():
-            known = self._view
-            if known is not None and (known.run.model_seq, known.run.members_seq) == (
+            view = self._view
+            if view is not None and (view.run.model_seq, view.run.members_seq) == (
                 run.model_seq,
                 run.members_seq,
             ):
-                self._view = replace(known, run=run)
+                self._view = replace(view, run=run)
             else:
                 await self._read()
             yield self.standing()

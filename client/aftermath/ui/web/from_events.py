@@ -65,30 +65,30 @@ class EventSnapshots:
         """The newest marks of what happened to members, each at its step."""
         return list(deque(self._comings.marks, MOST_MARKS))
 
-    def take(self, told: EventRecord) -> RunSnapshot | None:
+    def take(self, record: EventRecord) -> RunSnapshot | None:
         """Add an event. Return the snapshot that it begins, if any."""
-        wallet = told.about.wallet[:_MOST_TEXT]
+        wallet = record.about.wallet[:_MOST_TEXT]
         if wallet not in self.members and len(self.members) >= _MOST_MEMBERS:
             return None
-        if wallet != told.about.wallet:
-            told = msgspec.structs.replace(
-                told, about=msgspec.structs.replace(told.about, wallet=wallet)
+        if wallet != record.about.wallet:
+            record = msgspec.structs.replace(
+                record, about=msgspec.structs.replace(record.about, wallet=wallet)
             )
         self.told += 1
-        self._comings.take(told)
-        self._know(wallet, told)
-        match told.event:
+        self._comings.take(record)
+        self._know(wallet, record)
+        match record.event:
             case event_types.StateChanged() as state if self._is_new(
                 state.since, state.epoch, state.state
             ):
                 self._total_steps = state.total_steps
-                return self._moment(told, state.state, state.epoch, None, state.step)
+                return self._moment(record, state.state, state.epoch, None, state.step)
             case event_types.RoundStarted() as begun if self._is_new(
                 begun.since, begun.epoch, str(begun.height)
             ):
                 self._epoch(begun)
                 return self._moment(
-                    told,
+                    record,
                     RunState.ROUND_TRAIN.name,
                     begun.epoch,
                     begun.height,
@@ -96,14 +96,14 @@ class EventSnapshots:
                 )
         return None
 
-    def _is_new(self, since: int, epoch: int, what: str) -> bool:
+    def _is_new(self, since: int, epoch: int, state: str) -> bool:
         """Return whether no other member has reported this or a later state."""
-        if since < self._since or ((epoch, what) in self._of_that_second and since == self._since):
+        if since < self._since or ((epoch, state) in self._of_that_second and since == self._since):
             return False
         if since > self._since:
             self._since = since
             self._of_that_second.clear()
-        self._of_that_second.add((epoch, what))
+        self._of_that_second.add((epoch, state))
         return True
 
     def _epoch(self, begun: event_types.RoundStarted) -> None:
@@ -112,10 +112,10 @@ class EventSnapshots:
             if len(self.epochs) > MOST_EPOCHS:
                 del self.epochs[min(self.epochs)]
 
-    def _know(self, wallet: str, told: EventRecord) -> None:
-        event = told.event
-        before = self.members.get(wallet)
-        member = before or MemberSnapshot(wallet, told.about.tier, "")
+    def _know(self, wallet: str, record: EventRecord) -> None:
+        event = record.event
+        previous = self.members.get(wallet)
+        member = previous or MemberSnapshot(wallet, record.about.tier, "")
         if isinstance(event, _TAKES_PART):
             member = msgspec.structs.replace(member, standing="takes part", takes_part=True)
         elif (words := _STANDINGS.get(type(event))) is not None:
@@ -124,7 +124,7 @@ class EventSnapshots:
         match event:
             case event_types.MemberStarted():
                 figures = Figures()
-                member = msgspec.structs.replace(member, tier=told.about.tier, seat=None)
+                member = msgspec.structs.replace(member, tier=record.about.tier, seat=None)
             case event_types.Joined():
                 member = msgspec.structs.replace(member, seat=event.seat, weight=event.weight)
             case event_types.ShareTrained():
@@ -138,10 +138,12 @@ class EventSnapshots:
                     tokens_per_second=event.tokens_per_sec,
                 )
                 if event.loss is not None:
-                    self._losses.told(told.about.tier, event.step, event.loss, event.tokens)
+                    self._losses.told(record.about.tier, event.step, event.loss, event.tokens)
             case event_types.Traffic():
                 self.sent.add(
-                    told.about.tier, self._comings.step_of(wallet), event.sent - (figures.sent or 0)
+                    record.about.tier,
+                    self._comings.step_of(wallet),
+                    event.sent - (figures.sent or 0),
                 )
                 figures = msgspec.structs.replace(figures, sent=event.sent, received=event.received)
             case event_types.Dropped():
@@ -158,10 +160,10 @@ class EventSnapshots:
                 )
 
     def _moment(
-        self, told: EventRecord, state: str, epoch: int, height: int | None, step: int
+        self, record: EventRecord, state: str, epoch: int, height: int | None, step: int
     ) -> RunSnapshot:
         return RunSnapshot(
-            at=round(told.at.timestamp() * 1000),
+            at=round(record.at.timestamp() * 1000),
             source="events",
             run_id=self._run_id,
             state=state.lower()[:_MOST_TEXT],
@@ -204,11 +206,11 @@ class _Curve:
             self._halve()
 
     def _halve(self) -> None:
-        before, self._places = self._places, {}
+        buckets, self._places = self._places, {}
         self._shift += 1
-        for place, (last, total, weights) in before.items():
-            other = self._places.get(place >> 1, (0, 0.0, 0.0))
-            self._places[place >> 1] = max(last, other[0]), total + other[1], weights + other[2]
+        for index, (last, total, weights) in buckets.items():
+            other = self._places.get(index >> 1, (0, 0.0, 0.0))
+            self._places[index >> 1] = max(last, other[0]), total + other[1], weights + other[2]
 
     def sums(self) -> list[tuple[int, float, float]]:
         return sorted(self._places.values())
@@ -237,8 +239,8 @@ class Losses:
 
     def by_tier(self) -> dict[int, Points]:
         """Return at most MOST_POINTS (step, loss) points of each tier."""
-        found = {**self._stated, **self._told}
-        return {tier: _means(curve.sums()) for tier, curve in sorted(found.items())}
+        curves = {**self._stated, **self._told}
+        return {tier: _means(curve.sums()) for tier, curve in sorted(curves.items())}
 
 
 class Sent:
@@ -254,15 +256,15 @@ class Sent:
 
     def by_tier(self) -> dict[int, Points]:
         """Return (step, bytes so far) of each tier."""
-        found: dict[int, Points] = {}
+        curves: dict[int, Points] = {}
         for tier, curve in sorted(self._more.items()):
             total = 0.0
             points = []
             for step, more, _ in curve.sums():
                 total += more
                 points.append((step, total))
-            found[tier] = [points[end] for end in _ends(len(points))]
-        return found
+            curves[tier] = [points[end] for end in _ends(len(points))]
+        return curves
 
 
 def _means(sums: list[tuple[int, float, float]]) -> Points:

@@ -152,7 +152,7 @@ class Observatory:
 
     async def _read_list(self) -> None:
         try:
-            found = await self._coordinator.list_runs()
+            runs_found = await self._coordinator.list_runs()
             self._on_chain = [
                 Listed(
                     run.run_id,
@@ -165,7 +165,7 @@ class Observatory:
                     members.present if members else 0,
                     model.tiers,
                 )
-                for run, model, members in found
+                for run, model, members in runs_found
             ]
             self._trouble = ""
         except AftermathError as error:
@@ -176,13 +176,13 @@ class Observatory:
                 "something unexpected went wrong while runs were listed: the server's log says what"
             )
         self._list_read = time.monotonic()
-        there = {one.run_id for one in self._on_chain}
-        told = [
+        ids_on_chain = {one.run_id for one in self._on_chain}
+        runs_from_events = [
             Listed(name, False)
             for name, run in sorted(self._runs.items())
-            if run.told and name not in there
+            if run.told and name not in ids_on_chain
         ]
-        listed = [*self._on_chain, *told]
+        listed = [*self._on_chain, *runs_from_events]
         packed = msgspec.json.encode(
             Runs(listed[:MOST_LISTED], self._trouble, max(0, len(listed) - MOST_LISTED))
         )
@@ -194,25 +194,25 @@ class Observatory:
 
     async def _read_events(self, reader: EventReader) -> None:
         worker = ThreadWorker("events")
-        said: set[str] = set()
+        noted: set[str] = set()
         while True:
-            told = await worker(reader.read)
-            while part := await worker(partial(_some, told)):
+            records = await worker(reader.read)
+            while part := await worker(partial(_some, records)):
                 for run in self._take(part):
                     run.taken()
             for note in reader.notes():
-                if note not in said and "half a line" not in note:
+                if note not in noted and "half a line" not in note:
                     log.warning("%s", note)
-                    said.add(note)
+                    noted.add(note)
             await asyncio.sleep(_EVENT_SECONDS)
 
     def _take(self, part: Sequence[EventRecord]) -> Iterator[ObservedRun]:
         """Pass events to their runs. Return the runs that got some."""
         touched: dict[str, ObservedRun] = {}
-        for told in part:
-            run = self._told_of(told.about.run_id)
+        for record in part:
+            run = self._told_of(record.about.run_id)
             if run is not None:
-                run.take(told)
+                run.take(record)
                 touched[run.run_id] = run
         return iter(touched.values())
 
@@ -230,5 +230,5 @@ class Observatory:
         return self._runs[run_id]
 
 
-def _some(told: Iterator[EventRecord]) -> list[EventRecord]:
-    return list(islice(told, _EVENTS_AT_ONCE))
+def _some(records: Iterator[EventRecord]) -> list[EventRecord]:
+    return list(islice(records, _EVENTS_AT_ONCE))

@@ -113,8 +113,8 @@ class ObservedRun:
                 record.moment = self._chain_moment(follower)
                 silent = round(follower.silent) if self._silent else None
             costs = ObservedCosts(record.transactions, record.lamports, self._reader.complete)
-            told = Now(record.moment, self._trouble, silent, costs, record.retold.told)
-            self._now = msgspec.json.encode(told)
+            newest = Now(record.moment, self._trouble, silent, costs, record.retold.told)
+            self._now = msgspec.json.encode(newest)
             self._made = time.monotonic()
         return self._now
 
@@ -149,16 +149,16 @@ class ObservedRun:
 
     # --- events ---
 
-    def take(self, told: EventRecord) -> None:
+    def take(self, event_record: EventRecord) -> None:
         """Add an event, which may be of an earlier run of this id."""
-        run = RunName.of(told.about)
-        before = self._records.shown
+        run = RunName.of(event_record.about)
+        shown_before = self._records.shown
         record = self._records.told(run)
-        if self._records.shown is not before:
+        if self._records.shown is not shown_before:
             self._curves = None
         if record is None:
             return
-        moment = record.retold.take(told)
+        moment = record.retold.take(event_record)
         if record is self._records.shown:
             self._curves = None
         elif run.identity:
@@ -225,24 +225,24 @@ class ObservedRun:
     def _see(self, follower: RunFollower) -> None:
         """Take in the current status."""
         self._show(follower.run)
-        found = self._chain_moment(follower)
+        snapshot = self._chain_moment(follower)
         record = self._records.shown
-        record.moment = found
-        record.live_since = record.live_since or found.at
-        self._tiers = {member.wallet: member.tier for member in found.members}
-        record.past.keep(found)
+        record.moment = snapshot
+        record.live_since = record.live_since or snapshot.at
+        self._tiers = {member.wallet: member.tier for member in snapshot.members}
+        record.past.keep(snapshot)
         self._silent = False
         self._tell()
 
     def _show(self, run: Run) -> None:
         """Show the run on chain, which may have been closed and created again."""
         owner = str(Pubkey.from_bytes(run.main_authority))
-        before = self._records.shown
+        shown_before = self._records.shown
         self._records.show(RunName(run.run_id, owner, run.created, run.identity))
-        if self._records.shown is not before:
+        if self._records.shown is not shown_before:
             self._curves = None
-            if before.run.identity and before.retold.told:
-                self._say_other(before.run)
+            if shown_before.run.identity and shown_before.retold.told:
+                self._say_other(shown_before.run)
 
     def _chain_moment(self, follower: RunFollower) -> RunSnapshot:
         record = self._records.shown
@@ -272,15 +272,15 @@ class ObservedRun:
         pause = 0.0 if self._coordinator.pool.is_local else _PAUSE_SECONDS
         while True:
             try:
-                found = await self._reader.read(_AT_ONCE)
+                transactions = await self._reader.read(_AT_ONCE)
             except AftermathError as error:
                 log.info("transactions of run %s: %s", self.run_id, error.message)
-                found = []
-            for transaction in found:
+                transactions = []
+            for transaction in transactions:
                 self._count(transaction, follower.newest_step)
-            if found:
+            if transactions:
                 self._tell()
-            await asyncio.sleep(pause if len(found) == _AT_ONCE else AGAIN_SECONDS)
+            await asyncio.sleep(pause if len(transactions) == _AT_ONCE else AGAIN_SECONDS)
 
     def _count(self, transaction: Transaction, newest_step: int) -> None:
         record = self._records.shown

@@ -42,9 +42,9 @@ class SnapshotHistory:
 
     def forget(self, at: int) -> None:
         """Remove the snapshot of exactly this time, if any."""
-        place = self._place(at)
-        if place >= 0 and self._kept[place][0] == at:
-            self._bytes -= len(self._kept.pop(place)[1])
+        index = self._place(at)
+        if index >= 0 and self._kept[index][0] == at:
+            self._bytes -= len(self._kept.pop(index)[1])
 
     def times(self) -> list[int]:
         """Return the times of all snapshots, ascending."""
@@ -59,7 +59,7 @@ class SnapshotHistory:
         return zlib.decompress(self._kept[max(0, self._place(at))][1])
 
     def _place(self, at: int) -> int:
-        return bisect_right(self._kept, at, key=lambda kept: kept[0]) - 1
+        return bisect_right(self._kept, at, key=lambda entry: entry[0]) - 1
 
     def _thin(self) -> None:
         half = max(3, len(self._kept) // 2)
