@@ -48,7 +48,7 @@ def test_a_person_reads_the_prompt_and_what_follows(material: Path) -> None:
             "Name a smaller tier",
         ),
         (("--draft-tokens", 2), "--draft-tokens needs a draft", "--draft-tier as well"),
-        (("--prompt", ""), "the prompt has no token", "at least one letter"),
+        (("--prompt", ""), "the prompt is empty", "at least one letter"),
         (("--temperature", -1), "must be a number from 0.0 to 100.0", "--help"),
     ],
 )

@@ -88,7 +88,7 @@ def test_another_model_of_a_step_is_refused_and_changes_nothing(
     before = _contents(place)
     with pytest.raises(
         CheckpointError,
-        match=r"run-step5 holds another model of that name, and stays as it is\nMove",
+        match=r"run-step5 holds another model of that name, so the new one is not saved there\nMove",
     ):
         keep(tmp_path, 5, seed=2)
     assert _contents(place) == before

@@ -30,7 +30,7 @@ def test_what_is_none_is_told_with_what_to_do(tmp_path: Path, content: bytes | N
 
 
 def test_a_prompt_must_have_tokens_that_the_model_knows() -> None:
-    with pytest.raises(UsageError, match="no token"):
+    with pytest.raises(UsageError, match="prompt is empty"):
         Prompt("", 8, in_its_process()).check(257)
     with pytest.raises(UsageError, match="is not text"):
         Prompt("\udcff", 8, in_its_process()).check(257)

@@ -125,7 +125,7 @@ async def test_members_that_have_a_relay_alone_exchange_blobs_over_it(tmp_path: 
 
 
 async def test_a_url_that_iroh_does_not_take_is_told(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="is no URL of a relay"):
+    with pytest.raises(UsageError, match="is not a valid relay URL"):
         await open_iroh(
             secret(1), relay="https://", discovery="local", discovery_dir=tmp_path / "peers"
         )

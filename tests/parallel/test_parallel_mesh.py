@@ -77,7 +77,10 @@ def test_options_that_contradict_each_other_are_a_sentence(
 
 @pytest.mark.parametrize(
     ("name", "data", "says"),
-    [("cuda", 8, "8 ranks need as many GPUs, and there are 4"), ("cuda:0,7", 0, "cuda:7 is")],
+    [
+        ("cuda", 8, "8 ranks need 8 GPUs, but this machine has 4"),
+        ("cuda:0,7", 0, "cuda:7 does not exist"),
+    ],
 )
 def test_devices_that_are_not_here_are_a_sentence(
     gpus: None, name: str, data: int, says: str
