@@ -37,7 +37,7 @@ from aftermath.optim.state_merkle import BLOCK, tree_of
 from aftermath.replica.exactness import exact_device
 from aftermath.replica.pass_size import PassSize
 from aftermath.replica.replica import Replica
-from aftermath.replica.stateshare import StateShare, kept_of, proven, question
+from aftermath.replica.stateshare import StateShare, copy_state, proven, question
 from aftermath.sim.sim_transport import SimNetwork
 from step import MODEL, OPTIMIZERS, RATE, TOKENS
 
@@ -86,7 +86,7 @@ def measure(kind: str, *, sequences: int, repetitions: int) -> dict[str, float]:
         tokens = torch.randint(0, 260, (sequences, TOKENS), generator=draws)
         spent.time("round", partial(replica.train, tokens, RATE, RATE, threading.Event()))
         tree = spent.time("hash", lambda: tree_of(optimizer.remembered()))
-        share.offer(spent.time("copy", partial(kept_of, optimizer, tree)))
+        share.offer(spent.time("copy", partial(copy_state, optimizer, tree)))
         if not repetition:
             spent = Spent()  # what is warmed, once
     parts = outline_of(schema, 0)

@@ -114,7 +114,7 @@ class Spent:
 
     def __init__(self, process: Process) -> None:
         self._process = psutil.Process(process.pid)
-        self._looked_up: list[tuple[float, float]] = []
+        self._resolve_host: list[tuple[float, float]] = []
 
     def look_up(self) -> None:
         """Once more, unless the process is gone."""
@@ -122,12 +122,12 @@ class Spent:
             times = self._process.cpu_times()
         except psutil.Error:
             return
-        self._looked_up.append((time.time(), times.user + times.system))
+        self._resolve_host.append((time.time(), times.user + times.system))
 
     def until(self, at: float) -> float:
         """What it had spent by then, on a straight line between two looks."""
-        after = min(max(bisect_left(self._looked_up, (at, 0.0)), 1), len(self._looked_up) - 1)
-        (began, before), (ended, spent) = self._looked_up[after - 1 : after + 1]
+        after = min(max(bisect_left(self._resolve_host, (at, 0.0)), 1), len(self._resolve_host) - 1)
+        (began, before), (ended, spent) = self._resolve_host[after - 1 : after + 1]
         return before + (spent - before) * min(1.0, max(0.0, (at - began) / (ended - began)))
 
 

@@ -57,9 +57,9 @@ QUEUES = (
         for name in (
             "admission",
             "bad_input",
-            "bad_place",
             "changes",
             "local_testnet",
+            "missing_checkpoint",
             "ranks",
             "recovery",
             "seed_config",

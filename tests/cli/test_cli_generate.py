@@ -47,8 +47,8 @@ def test_generate_text_has_prompt_and_continuation(run_dir: Path) -> None:
             "--draft-tier 1 is not smaller than tier 1",
             "Choose a larger number",
         ),
-        (("--draft-tokens", 2), "--draft-tokens needs --draft-tier", "--draft-tier too"),
-        (("--prompt", ""), "the prompt has no token", "at least one letter"),
+        (("--draft-tokens", 2), "--draft-tokens needs a draft", "--draft-tier as well"),
+        (("--prompt", ""), "the prompt is empty", "at least one letter"),
         (("--temperature", -1), "must be a number from 0.0 to 100.0", "--help"),
     ],
 )

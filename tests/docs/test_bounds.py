@@ -33,22 +33,24 @@ ROWS = {
         "as handshakes",
     ),
     "connections": (
-        f"1, for {links.LINGER_S:.0f} seconds 2; {limits.ARRIVALS_BURST:.0f} at once, then one every "
-        f"{1 / limits.ARRIVALS_RATE:.0f} seconds",
+        f"1, for {links.LINGER_S:.0f} seconds 2; {limits.CONNECTION_BURST:.0f} at once, then one every "
+        f"{1 / limits.CONNECTION_RATE:.0f} seconds",
         f"{OTHERS}",
     ),
     "requests": (
-        f"{link.STREAMS_OPEN} open, {requests.STREAMS} served; {limits.ASKED_RATE:.0f} a second after the first "
-        f"{limits.ASKED_BURST:.0f}",
-        f"{SERVED:,} served; {limits.ALL_ASKED_RATE:.0f} a second after the first {limits.ALL_ASKED_BURST:,.0f}",
+        f"{link.STREAMS_OPEN} open, {requests.STREAMS} served; {limits.REQUEST_RATE:.0f} a second after the first "
+        f"{limits.REQUEST_BURST:.0f}",
+        f"{SERVED:,} served; {limits.ALL_REQUEST_RATE:.0f} a second after the first {limits.ALL_REQUEST_BURST:,.0f}",
     ),
     "unread bytes in QUIC": (
         f"{link.MOST_UNREAD >> 20} MiB, and {link._MOST_GIVEN_UP >> 20} MiB of cancelled requests",
         f"{link.MOST_UNREAD_OF_ALL >> 20} MiB",
     ),
     "announcements": (
-        f"{MAX_ANNOUNCEMENT:,} bytes each; {limits.TOLD_RATE:.0f} a second after the first {limits.TOLD_BURST:.0f}",
-        f"{limits.ALL_TOLD_RATE:.0f} a second after the first {limits.ALL_TOLD_BURST:,.0f}; {announce.INBOX:,} queued",
+        f"{MAX_ANNOUNCEMENT:,} bytes each; {limits.ANNOUNCEMENT_RATE:.0f} a second after the first "
+        f"{limits.ANNOUNCEMENT_BURST:.0f}",
+        f"{limits.ALL_ANNOUNCEMENT_RATE:.0f} a second after the first "
+        f"{limits.ALL_ANNOUNCEMENT_BURST:,.0f}; {announce.INBOX:,} queued",
     ),
     "answers about announcements": (
         f"{results.MOST_PER_SEAT} per seat asked for, {collect._MAX_REPLY >> 20} MiB in all",
@@ -99,5 +101,5 @@ def test_table_of_bounds_matches_code() -> None:
 def test_quotas_outlast_replacement_of_all_members() -> None:
     assert limits.REMEMBERED_PEERS >= 2 * MAX_MEMBERS
     assert announce.REMEMBERED >= 2 * announce.REPLAY
-    assert limits.TOLD_BURST >= 2 * announce.REPLAY
-    assert limits.ALL_TOLD_BURST >= MAX_MEMBERS * announce.REPLAY
+    assert limits.ANNOUNCEMENT_BURST >= 2 * announce.REPLAY
+    assert limits.ALL_ANNOUNCEMENT_BURST >= MAX_MEMBERS * announce.REPLAY

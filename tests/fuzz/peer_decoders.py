@@ -147,9 +147,9 @@ def private_answers() -> tuple[list[bytes], Decode]:
     return [said], lambda data: stateshare.proven(data, kept.tree.root, kept.outline, 1)
 
 
-def private_state() -> stateshare.KeptState:
+def private_state() -> stateshare.ServedState:
     _, engine = trained(OPTIMIZERS["sparseloco"], 2)
-    return stateshare.kept_of(engine, engine.tree())
+    return stateshare.copy_state(engine, engine.tree())
 
 
 def whereabouts() -> tuple[list[bytes], Decode]:

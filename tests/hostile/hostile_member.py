@@ -116,7 +116,7 @@ class HostileMember:
 
     def link(self, peer: bytes) -> iroh.Connection | None:
         """The bare connection to a peer."""
-        contact = self.transport._links._contacts.get(peer)
+        contact = self.transport._links._peers.get(peer)
         return contact.link.connection if contact is not None and contact.link is not None else None
 
     async def other_of_tier(self, tier: int) -> bytes:

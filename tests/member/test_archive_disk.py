@@ -230,7 +230,7 @@ def test_rewound_step_named_by_chain_is_kept(tmp_path: Path) -> None:
         told = [event["message"] for event in sim.players[0].saw("warning")]
         assert (
             sum(
-                "holds another model of that name, and stays as it is" in message
+                "holds another model of that name, so the new one is not saved there" in message
                 for message in told
             )
             == 1

@@ -86,7 +86,7 @@ def test_garbage_messages_change_no_replica(tmp_path: Path) -> None:
     for player in others:
         assert len(player.saw("applied")) == 6
         assert len([event for event in player.saw("refused") if event.get("peer")]) == 1, (
-            "said once"
+            "logged once"
         )
         assert player.transport is not None
         assert len({who for who, _ in player.transport.barred}) == 1
@@ -118,4 +118,4 @@ def test_message_handler_error_costs_only_that_message(
     sim = play(tmp_path, story, init_min_clients=4, rounds_per_epoch=3)
     assert heard > len(errors)
     assert sim.check(dropped=sim.players[:1]) > 0
-    assert caplog.text.count("said once") == 3
+    assert caplog.text.count("logged once") == 3

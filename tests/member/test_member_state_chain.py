@@ -412,7 +412,7 @@ def test_member_without_memory_for_copy_warns_and_continues(
     def full(*_: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(own_state, "kept_of", full)
+    monkeypatch.setattr(own_state, "copy_state", full)
 
     async def story(sim: SimulatedRun) -> None:
         sim.add(0)

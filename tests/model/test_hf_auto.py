@@ -207,7 +207,7 @@ def test_hf_schema_survives_its_document(saved: tuple[Any, Path]) -> None:
     with pytest.raises(ModelConfigError, match="intermediate_size 8 is"):
         state_of_inputs(StateInputs(lying, found["widths"]))
     for text in ("[", "[]", "[" * 60_000):
-        with pytest.raises(ModelConfigError, match="no JSON object"):
+        with pytest.raises(ModelConfigError, match="not a JSON object"):
             state_of_inputs(StateInputs(found["model"] | {"document": text}, found["widths"]))
 
 
@@ -437,7 +437,7 @@ def test_hf_members_train_with_equal_replicas(
             {"model_type": "deepseek_v32"},
             "model_type deepseek_v32 is not supported: .* never has a gradient",
         ),
-        ({"n_embd": "many"}, "transformers does not take it"),
+        ({"n_embd": "many"}, "transformers rejects it"),
         ({"n_embd": 15}, "transformers cannot build it"),
         ({"hidden_size": 32}, "hidden_size 32 is not n_embd 16"),
         ({"num_hidden_layers": None}, "num_hidden_layers None is not n_layer 2"),

@@ -99,7 +99,7 @@ def test_oversized_number_is_refused_before_config_is_built(
 @pytest.mark.parametrize("depth", [40, 900, 20_000])
 def test_deeply_nested_config_is_a_config_error(depth: int) -> None:
     nested = "[" * depth + "]" * depth
-    with pytest.raises(ModelConfigError, match="no JSON object"):
+    with pytest.raises(ModelConfigError, match="not a JSON object"):
         hf_auto_document.config_of_document(f'{{"model_type": "gpt2", "layers": {nested}}}')
 
 

@@ -182,14 +182,14 @@ def test_nanogpt_overfits_text_at_every_tier() -> None:
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
-        ({"use_smear_gate": True}, "use_smear_gate is of another NanoGPT"),
+        ({"use_smear_gate": True}, "use_smear_gate belongs to another kind of NanoGPT"),
         ({"num_key_value_heads": 2}, "num_key_value_heads 2 is not num_attention_heads"),
         ({"value_embeddings": 3}, "value_embeddings 3 is more than half of the 4 layers"),
         ({"logit_softcap": -1.0}, "logit_softcap: "),
         ({"relu_squared": 1}, "relu_squared: "),
-        ({"logit_softcap": None}, "logit_softcap None says nothing here"),
-        ({"x0_residuals": True}, "'x0_residuals' True says nothing here"),
-        ({"qk_norms": False}, "'qk_norms' False says nothing here"),
+        ({"logit_softcap": None}, "logit_softcap None has no meaning here"),
+        ({"x0_residuals": True}, "'x0_residuals' True has no meaning here"),
+        ({"qk_norms": False}, "'qk_norms' False has no meaning here"),
         ({"model_type": "llama", "qk_norm": True}, "qk_norm is a NanoGPT's"),
         ({"hidden_act": "silu"}, "hidden_act 'silu' is not supported"),
         (
@@ -223,13 +223,13 @@ def test_nanogpt_config_with_unsupported_key_is_refused(keys: dict[str, Any], sa
     ],
 )
 def test_nanogpt_unknown_key_is_refused_with_nearest(key: str, value: object, near: str) -> None:
-    with pytest.raises(ModelConfigError, match=f"{key}.* says nothing here") as refused:
+    with pytest.raises(ModelConfigError, match=f"{key}.* has no meaning here") as refused:
         config_of(HF | {key: value})
     assert refused.value.fix.startswith(f"Say {near} if that is meant")
 
 
 def test_nanogpt_unknown_key_without_similar_is_refused() -> None:
-    with pytest.raises(ModelConfigError, match="'zzz' 1 says nothing here"):
+    with pytest.raises(ModelConfigError, match="'zzz' 1 has no meaning here"):
         config_of(HF | {"zzz": 1})
 
 

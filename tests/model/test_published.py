@@ -259,7 +259,7 @@ def test_multi_token_layers_are_skipped_with_one_warning(
     with caplog.at_level(logging.WARNING):
         assert same(load(tmp_path / "m", tier), init_weights(CONFIG, 1, tier))
     assert [record.getMessage() for record in caplog.records] == [
-        f"{tmp_path / 'm'}: 6 tensors of layers that predict further tokens are left out"
+        f"{tmp_path / 'm'}: skipped 6 tensors of layers that predict further tokens"
     ]
     save_file(load_file(file) | {"model.layers.3.enorm.weight": torch.ones(2)}, file)
     with pytest.raises(CheckpointError, match=r"holds 'model\.layers\.3\.enorm"):

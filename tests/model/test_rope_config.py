@@ -121,7 +121,7 @@ def test_impossible_yarn_number_is_refused_with_bounds(key: str, value: object) 
         config_of(SHAPE | {"rope_parameters": {"rope_type": "yarn", **PLAIN, key: value}})
     assert refused.value.message == f"config.json: rope_parameters.{key} {value!r} is not supported"
     assert refused.value.fix
-    assert refused.value.fix.startswith("Say a number above 0 up to 1,000")
+    assert refused.value.fix.startswith("Use a number above 0 up to 1,000")
 
 
 def test_rope_length_outside_table_overrides_inner_one() -> None:

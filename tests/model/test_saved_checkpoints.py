@@ -127,7 +127,8 @@ def test_needed_other_model_of_step_is_kept(tmp_path: Path, named: str) -> None:
     (tmp_path / "link").symlink_to(tmp_path)
     (tmp_path / "alias").symlink_to(place)
     with pytest.raises(
-        CheckpointError, match="run-step5 holds another model of that name, and stays as it is"
+        CheckpointError,
+        match="run-step5 holds another model of that name, so the new one is not saved there",
     ):
         keep(tmp_path, 5, seed=2, needed=[tmp_path / "nowhere", tmp_path / named])
     assert holds(place, 1)
@@ -138,7 +139,7 @@ def test_step_outside_directory_is_not_moved_aside(tmp_path: Path) -> None:
     elsewhere = keep(tmp_path / "elsewhere", 5, seed=1).place
     (tmp_path / "kept").mkdir()
     (tmp_path / "kept" / "run-step5").symlink_to(elsewhere)
-    with pytest.raises(CheckpointError, match="stays as it is"):
+    with pytest.raises(CheckpointError, match="not saved there"):
         keep(tmp_path / "kept", 5, seed=2)
     assert names(tmp_path / "kept") == ["run-step5"]
     assert holds(elsewhere, 1)

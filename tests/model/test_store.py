@@ -86,7 +86,7 @@ def test_save_of_another_model_for_step_is_refused(tmp_path: Path, missing: str 
     before = _contents(place)
     with pytest.raises(
         CheckpointError,
-        match=r"run-step5 holds another model of that name, and stays as it is\nMove",
+        match=r"run-step5 holds another model of that name, so the new one is not saved there\nMove",
     ):
         keep(tmp_path, 5, seed=2)
     assert _contents(place) == before

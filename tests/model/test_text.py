@@ -30,7 +30,7 @@ def test_invalid_tokenizer_file_is_refused_with_fix(tmp_path: Path, content: byt
 
 
 def test_prompt_needs_tokens_known_to_model() -> None:
-    with pytest.raises(UsageError, match="no token"):
+    with pytest.raises(UsageError, match="prompt is empty"):
         Prompt("", 8, isolated_tokenizer()).check(257)
     with pytest.raises(UsageError, match="is not text"):
         Prompt("\udcff", 8, isolated_tokenizer()).check(257)

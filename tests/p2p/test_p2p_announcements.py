@@ -81,7 +81,7 @@ async def test_slow_subscriber_loses_oldest_and_delays_nobody(mesh, monkeypatch)
 
 
 async def test_peer_not_reading_costs_only_itself(opened, rogue, monkeypatch):
-    monkeypatch.setattr(limits, "TOLD_RATE", 1e9)
+    monkeypatch.setattr(limits, "ANNOUNCEMENT_RATE", 1e9)
     first = await opened(1)
     second = await opened(2)
     deaf = await rogue(3)
@@ -101,8 +101,8 @@ async def test_peer_not_reading_costs_only_itself(opened, rogue, monkeypatch):
 
 
 async def test_announcement_flood_is_read_at_allowed_rate(opened, rogue, monkeypatch):
-    monkeypatch.setattr(limits, "TOLD_RATE", 100.0)
-    monkeypatch.setattr(limits, "TOLD_BURST", 10.0)
+    monkeypatch.setattr(limits, "ANNOUNCEMENT_RATE", 100.0)
+    monkeypatch.setattr(limits, "ANNOUNCEMENT_BURST", 10.0)
     node = await opened(1)
     flooder = await rogue(2)
     node.set_members([flooder.node_id])
@@ -112,7 +112,7 @@ async def test_announcement_flood_is_read_at_allowed_rate(opened, rogue, monkeyp
     began = asyncio.get_running_loop().time()
     await stream.write_all(b"".join(frame(b"%d" % number) for number in range(60)))
     assert len(await take(reader, 60)) == 60
-    assert asyncio.get_running_loop().time() - began >= 50 / limits.TOLD_RATE * 0.9
+    assert asyncio.get_running_loop().time() - began >= 50 / limits.ANNOUNCEMENT_RATE * 0.9
     assert node.stats().throttled > 0
 
 

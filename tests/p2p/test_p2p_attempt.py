@@ -41,7 +41,7 @@ def test_pulls_in_any_order_fill_blob_and_record_givers(monkeypatch, size, seed)
         elif rng.random() < 0.1:
             filled.release(pulls.pop(holder))
         else:
-            length = rng.randint(1, min(400, pull.asked_end - pull.position))
+            length = rng.randint(1, min(400, pull.request_end - pull.position))
             if not filled.put(pull, of_holder(holder, pull.position, length)):
                 filled.release(pulls.pop(holder))
     for pull in pulls.values():

@@ -26,8 +26,8 @@ def test_ban_doubles_per_offence_up_to_maximum() -> None:
     times = []
     for _ in range(12):
         times.append(bars.offended(b"p"))
-        clock.now += bars.left(b"p")
-        assert bars.left(b"p") == 0
+        clock.now += bars.seconds_left(b"p")
+        assert bars.seconds_left(b"p") == 0
     assert times[:3] == [FIRST_S, 2 * FIRST_S, 4 * FIRST_S]
     assert times[-1] == LONGEST_S
 
@@ -36,7 +36,7 @@ def test_ban_history_after_long_good_time_is_forgiven() -> None:
     clock = Hands()
     bars = Bans(clock)
     bars.offended(b"p"), bars.offended(b"p")
-    clock.now += bars.left(b"p") + LONGEST_S
+    clock.now += bars.seconds_left(b"p") + LONGEST_S
     assert bars.offended(b"p") == FIRST_S
 
 
@@ -49,5 +49,5 @@ def test_ban_affects_only_offender_and_memory_is_bounded(
     for who, later in offences:
         clock.now += later
         assert 0 < bars.offended(who.to_bytes(2, "big")) <= LONGEST_S
-    assert bars.left(b"stranger") == 0
-    assert len(bars._known) <= REMEMBERED_PEERS
+    assert bars.seconds_left(b"stranger") == 0
+    assert len(bars._records) <= REMEMBERED_PEERS

@@ -73,7 +73,7 @@ async def test_absent_peer_is_unreachable_within_deadline(opened):
     node = await opened(1)
     node.set_members([identity(9)])
     began = time.monotonic()
-    with pytest.raises(PeerUnreachable, match=r"(?s)address is not known.*Check that it runs"):
+    with pytest.raises(PeerUnreachable, match=r"(?s)address is unknown.*Check that the peer runs"):
         await node.request(identity(9), "any", b"", 10, 0.3)
     assert time.monotonic() - began < 1.5
 

@@ -96,24 +96,24 @@ class Victim:
 
     async def learn_costs(self) -> None:
         """Measure what honest members cost it."""
-        began = await self.taken()
+        began = await self.bytes_read()
         await asyncio.sleep(1)
-        idle = await self.taken()
+        idle = await self.bytes_read()
         for _ in range(50):
-            looked = await self.taken()
+            looked = await self.bytes_read()
         for _ in range(200):
             await self.ask()
-        asked = await self.taken()
-        told = int(limits.TOLD_BURST)
+        asked = await self.bytes_read()
+        told = int(limits.ANNOUNCEMENT_BURST)
         for number in range(told):
             await self.honest.announce(number.to_bytes(4, "big") + os.urandom(MAX_ANNOUNCEMENT - 4))
             await asyncio.sleep(0.01)
-        while (heard := await self.taken())["heard"] < told:
+        while (heard := await self.bytes_read())["heard"] < told:
             await asyncio.sleep(0.02)
         newcomer = await Rogue.open(NEWCOMER)
         for _ in range(5):
             await self.connect(newcomer)
-        met = await self.taken()
+        met = await self.bytes_read()
         await newcomer.close()
         self.cost = {
             "second": idle["cpu"] - began["cpu"],
@@ -154,7 +154,7 @@ class Victim:
         """Wait until nothing is left of a flood."""
         async with asyncio.timeout(30):
             while True:
-                now = await self.taken()
+                now = await self.bytes_read()
                 if now["links"] <= before["links"] and now["tasks"] <= before["tasks"] + 2:
                     return
                 await asyncio.sleep(0.5)
@@ -278,9 +278,11 @@ def _check_cost(
     how: str, peers: int, did: Figures, asks: int, seconds: float, cost: dict[str, float]
 ) -> None:
     """That no more was done than the peers' quotas allow, and at what honest messages cost."""
-    streams = _most(peers, limits.ASKED_BURST, limits.ASKED_RATE, seconds)
+    streams = _most(peers, limits.REQUEST_BURST, limits.REQUEST_RATE, seconds)
     looked_at = _most(1, accept_limits.LOOKED_AT_BURST, accept_limits.LOOKED_AT_RATE, seconds)
-    assert did["heard"] <= _most(peers, limits.TOLD_BURST, limits.TOLD_RATE, seconds)
+    assert did["heard"] <= _most(
+        peers, limits.ANNOUNCEMENT_BURST, limits.ANNOUNCEMENT_RATE, seconds
+    )
     assert did["answered"] - asks <= streams
     assert did["looked_at"] <= looked_at + _most(
         1, accept_limits.LEFT_BURST, accept_limits.LEFT_RATE, seconds

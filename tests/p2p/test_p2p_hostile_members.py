@@ -52,7 +52,7 @@ class FlakyEndpoint:
 
 async def test_failing_accept_does_not_lock_out_others(opened):
     node, *others = [await opened(seed) for seed in (1, 2, 3, 4)]
-    node._links._endpoint = node._links._arrivals._endpoint = FlakyEndpoint(node._endpoint)
+    node._links._endpoint = node._links._incoming._endpoint = FlakyEndpoint(node._endpoint)
     join([node, *others])
     await until(lambda: len(node.reachable()) == 3, 30)
 
@@ -155,7 +155,7 @@ async def test_undecodable_announcements_ban_longer_each_time(opened, rogue):
     node = await opened(1)
     cheat = await rogue(2)
     now = 0.0
-    node._links._bars._clock = lambda: now
+    node._links._bans._clock = lambda: now
     node.set_members([cheat.node_id])
     await cheat.dial(node)
     for times in (1, 2, 3):
@@ -163,9 +163,9 @@ async def test_undecodable_announcements_ban_longer_each_time(opened, rogue):
         await until(lambda times=times: node.stats().violations == times and not node.reachable())
         seconds = limits.FIRST_S * 2 ** (times - 1)
         now += 0.99 * seconds
-        with pytest.raises(PeerUnreachable, match="kept out"):
+        with pytest.raises(PeerUnreachable, match="is banned"):
             await node.request(cheat.node_id, "any", b"", 10, 5)
-        with pytest.raises(PeerUnreachable, match="barred"):
+        with pytest.raises(PeerUnreachable, match="banned"):
             await cheat.dial(node)
         now += 0.02 * seconds
         await cheat.dial(node)
@@ -196,12 +196,12 @@ async def test_member_sharing_address_with_flood_reconnects(mesh, rogue, monkeyp
     monkeypatch.setattr(accept_limits, "LOOKED_AT_RATE", 1e-3)
     nodes = await mesh(1, 2)
     for node in nodes:
-        used_up = node._links._arrivals.door
+        used_up = node._links._incoming.limits
         while used_up.looks.spare() or used_up._rate("127.0.0.1").spare():
             pass
-    lost = nodes[0]._links._contacts[nodes[1].node_id].link
+    lost = nodes[0]._links._peers[nodes[1].node_id].link
     lost.close(Code.STALLED, "lost")
-    await until(lost.gone.is_set)
+    await until(lost.closed.is_set)
     await until(lambda: all(node.reachable() for node in nodes))
     newcomer = await rogue(3)
     join(nodes, newcomer.node_id)
@@ -215,7 +215,7 @@ def test_last_port_is_admitted_within_connection_rate():
     one = accept_limits.AcceptLimits(lambda: now)
     one.remember(b"a", "192.0.2.7:1")
     one.remember(b"b", "192.0.2.7:2")
-    for _ in range(int(limits.ARRIVALS_BURST)):
+    for _ in range(int(limits.CONNECTION_BURST)):
         assert one.invites("192.0.2.7:1")
         begun = one.enter("192.0.2.7:1")
         assert begun is not None
@@ -223,7 +223,7 @@ def test_last_port_is_admitted_within_connection_rate():
     assert not one.invites("192.0.2.7:1")
     one.remember(b"a", "192.0.2.7:3")
     assert [one.invites(f"192.0.2.7:{port}") for port in (1, 2, 3)] == [False, True, False]
-    now = 1 / limits.ARRIVALS_RATE
+    now = 1 / limits.CONNECTION_RATE
     assert [one.invites(f"192.0.2.7:{port}") for port in (1, 2, 3)] == [False, True, True]
     for number in range(limits.REMEMBERED_PEERS - 1):
         one.remember(number.to_bytes(4, "big"), f"[2001:db8::{number:x}]:1")
@@ -254,8 +254,8 @@ def test_relay_limits_are_per_member_key():
 
 
 async def test_requests_are_answered_at_allowed_rate(opened, rogue, monkeypatch):
-    monkeypatch.setattr(limits, "ASKED_RATE", 50.0)
-    monkeypatch.setattr(limits, "ASKED_BURST", 5.0)
+    monkeypatch.setattr(limits, "REQUEST_RATE", 50.0)
+    monkeypatch.setattr(limits, "REQUEST_BURST", 5.0)
     node = await opened(1)
     cheat = await rogue(2)
     node.set_members([cheat.node_id])
@@ -285,8 +285,8 @@ async def test_repeated_violations_are_logged_once(opened, rogue, monkeypatch, c
 
 
 async def test_frequent_reconnects_are_refused(opened, rogue, monkeypatch):
-    monkeypatch.setattr(limits, "ARRIVALS_RATE", 1e-3)
-    monkeypatch.setattr(limits, "ARRIVALS_BURST", 3.0)
+    monkeypatch.setattr(limits, "CONNECTION_RATE", 1e-3)
+    monkeypatch.setattr(limits, "CONNECTION_BURST", 3.0)
     node = await opened(1)
     cheat = await rogue(2)
     node.set_members([cheat.node_id])

@@ -23,10 +23,10 @@ from aftermath.replica import stateshare
 from aftermath.replica.stateshare import (
     TOPIC,
     FalseBlock,
-    KeptState,
+    ServedState,
     StateShare,
     ask_block,
-    kept_of,
+    copy_state,
     proven,
     question,
 )
@@ -46,9 +46,9 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def state_of(
     name: str = "distro", tier: int = 0, rounds: int = 1
-) -> tuple[StateOutline, Engine, KeptState]:
+) -> tuple[StateOutline, Engine, ServedState]:
     schema, engine = trained(OPTIMIZERS[name], tier, rounds)
-    return outline_of(schema, tier), engine, kept_of(engine, engine.tree())
+    return outline_of(schema, tier), engine, copy_state(engine, engine.tree())
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -204,7 +204,7 @@ async def test_state_copies_in_total_are_bounded(
             patch.setattr(stateshare, "COPIES", room)
             for state in states:
                 share.offer(state)
-            assert [state.tree.root for state in states[-kept:]] == list(share._kept)
+            assert [state.tree.root for state in states[-kept:]] == list(share._states)
             share.withdraw()
 
 

@@ -71,8 +71,8 @@ async def test_shared_limit_cancelled_wait_takes_no_turn() -> None:
 
 
 async def test_reconnect_does_not_refill_quota(opened, rogue, monkeypatch):
-    monkeypatch.setattr(limits, "ASKED_RATE", 1e-3)
-    monkeypatch.setattr(limits, "ASKED_BURST", 5.0)
+    monkeypatch.setattr(limits, "REQUEST_RATE", 1e-3)
+    monkeypatch.setattr(limits, "REQUEST_BURST", 5.0)
     node = await opened(1)
     cheat = await rogue(2)
     node.set_members([cheat.node_id])
@@ -85,15 +85,15 @@ async def test_reconnect_does_not_refill_quota(opened, rogue, monkeypatch):
         with contextlib.suppress(TimeoutError, iroh.IrohError):
             async with asyncio.timeout(0.4):
                 await answers
-    assert node._links._contacts[cheat.node_id].quota.asked.left < 0
+    assert node._links._peers[cheat.node_id].quota.requests.left < 0
     assert node.stats().throttled == 1, "the second of its connections waits at its second request"
 
 
 @pytest.mark.parametrize("repeats", [False, True], ids=["new", "repeated"])
 async def test_peer_announcing_beyond_quota_is_banned(opened, rogue, monkeypatch, repeats):
     """A reconnecting member repeats its last 64 announcements. More repeats are a flood too."""
-    monkeypatch.setattr(limits, "TOLD_RATE", 200.0)
-    monkeypatch.setattr(limits, "TOLD_BURST", 5.0)
+    monkeypatch.setattr(limits, "ANNOUNCEMENT_RATE", 200.0)
+    monkeypatch.setattr(limits, "ANNOUNCEMENT_BURST", 5.0)
     monkeypatch.setattr(limits, "EXCESS_BURST", 10.0)
     node = await opened(1)
     honest = await opened(2)
@@ -111,7 +111,7 @@ async def test_peer_announcing_beyond_quota_is_banned(opened, rogue, monkeypatch
         )
     await asyncio.wait_for(connection.closed(), 10)
     await until(lambda: node.stats().violations == 1 and honest.node_id in node.reachable())
-    assert node._links._bars.left(cheat.node_id) > 0
+    assert node._links._bans.seconds_left(cheat.node_id) > 0
     await honest.announce(b"still heard")
     async with asyncio.timeout(10):
         while (await anext(reader)).sender != honest.node_id:
@@ -120,8 +120,8 @@ async def test_peer_announcing_beyond_quota_is_banned(opened, rogue, monkeypatch
 
 @pytest.mark.parametrize("connected", [True, False], ids=["connected", "alone"])
 async def test_peer_connecting_beyond_quota_is_banned(opened, rogue, monkeypatch, connected):
-    monkeypatch.setattr(limits, "ARRIVALS_RATE", 1e-3)
-    monkeypatch.setattr(limits, "ARRIVALS_BURST", 1.0)
+    monkeypatch.setattr(limits, "CONNECTION_RATE", 1e-3)
+    monkeypatch.setattr(limits, "CONNECTION_BURST", 1.0)
     monkeypatch.setattr(limits, "EXCESS_BURST", 3.0)
     node = await opened(1)
     cheat = await rogue(2)
@@ -131,32 +131,32 @@ async def test_peer_connecting_beyond_quota_is_banned(opened, rogue, monkeypatch
         first.close(0, b"")
         await until(lambda: not node.reachable())
     for _ in range(4):
-        assert node._links._bars.left(cheat.node_id) == 0
+        assert node._links._bans.seconds_left(cheat.node_id) == 0
         with pytest.raises(PeerUnreachable, match="connecting too often"):
             await cheat.dial(node)
-    await until(lambda: node._links._bars.left(cheat.node_id) > 0)
-    with pytest.raises(PeerUnreachable, match="barred"):
+    await until(lambda: node._links._bans.seconds_left(cheat.node_id) > 0)
+    with pytest.raises(PeerUnreachable, match="banned"):
         await cheat.dial(node)
     await until(lambda: not node.reachable())
-    assert node._links._bars._known[cheat.node_id].offences == 1
+    assert node._links._bans._records[cheat.node_id].offences == 1
 
 
 async def test_busy_listener_admits_proven_addresses(opened):
     node = await opened(1)
     other = await opened(2)
     inside = [
-        node._links._arrivals.door.enter(f"192.0.2.{number}")
+        node._links._incoming.limits.enter(f"192.0.2.{number}")
         for number in range(MAX_HANDSHAKES // 2)
     ]
-    assert node._links._arrivals.door.busy
+    assert node._links._incoming.limits.busy
     node.set_members([other.node_id])
-    node._links._contacts[other.node_id].keeper.cancel()  # it has to come by itself
+    node._links._peers[other.node_id].keeper.cancel()  # it has to come by itself
     other.set_members([node.node_id])
     await until(lambda: other.node_id in node.reachable())
     for begun in inside:
         assert begun is not None
-        node._links._arrivals.door.leave(begun)
-    assert not node._links._arrivals.door._inside
+        node._links._incoming.limits.leave(begun)
+    assert not node._links._incoming.limits._inside
 
 
 def test_handshakes_of_one_address_are_limited() -> None:
@@ -276,8 +276,8 @@ async def test_bytes_without_greeting_close_and_ban_dialler(opened, rogue):
     await asyncio.wait_for(connection.closed(), 10)
     await asyncio.gather(*pouring)
     await until(lambda: node.stats().violations == 1)
-    assert node._links._bars.left(cheat.node_id) > 0
-    assert not node._links._arrivals.door._inside
+    assert node._links._bans.seconds_left(cheat.node_id) > 0
+    assert not node._links._incoming.limits._inside
 
 
 async def _pour(connection: iroh.Connection) -> None:
@@ -300,7 +300,7 @@ async def test_bytes_without_greeting_close_and_ban_dialled_peer(opened, rogue, 
     await asyncio.wait_for(connection.closed(), 60)
     await asyncio.gather(*pouring)
     await until(lambda: node.stats().violations == 1)
-    assert node._links._bars.left(cheat.node_id) > 0
+    assert node._links._bans.seconds_left(cheat.node_id) > 0
 
 
 @pytest.mark.slow
@@ -330,7 +330,7 @@ async def test_member_greets_over_one_connection_at_a_time(opened, rogue):
     cheat = await rogue(2)
     node.set_members([cheat.node_id])
     first = await cheat.endpoint.connect(node._endpoint.addr(), ALPN)
-    await until(lambda: node._links._contacts[cheat.node_id].greeting is not None)
+    await until(lambda: node._links._peers[cheat.node_id].greeting is not None)
     second = await cheat.endpoint.connect(node._endpoint.addr(), ALPN)
     assert "another one came" in await asyncio.wait_for(first.closed(), 5)
     assert second.close_reason() is None

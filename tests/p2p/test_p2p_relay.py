@@ -125,7 +125,7 @@ async def test_members_with_only_a_relay_exchange_blobs(tmp_path: Path) -> None:
 
 
 async def test_relay_url_unknown_to_iroh_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="is no URL of a relay"):
+    with pytest.raises(UsageError, match="is not a valid relay URL"):
         await open_iroh(
             secret(1), relay="https://", discovery="local", discovery_dir=tmp_path / "peers"
         )

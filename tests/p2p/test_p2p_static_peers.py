@@ -6,7 +6,7 @@ import pytest
 
 from aftermath.base.errors import UsageError
 from aftermath.p2p.discovery import (
-    MOST_NAMED,
+    MAX_STATIC_PEERS,
     LocalDirectory,
     StaticPeer,
     StaticPeers,
@@ -52,7 +52,7 @@ def test_invalid_static_peer_is_refused_with_fix(wrong: str):
 
 def test_too_many_static_peers_are_refused():
     with pytest.raises(UsageError, match="256 peers"):
-        parse_static_peers(",".join([f"{KEY}@10.0.0.1:4800"] * (MOST_NAMED + 1)))
+        parse_static_peers(",".join([f"{KEY}@10.0.0.1:4800"] * (MAX_STATIC_PEERS + 1)))
 
 
 def test_static_peer_addresses_are_grouped_and_resolved():
@@ -64,7 +64,7 @@ def test_static_peer_addresses_are_grouped_and_resolved():
 
 
 def test_unknown_static_peer_host_is_refused():
-    with pytest.raises(UsageError, match=r"host 'no-such-host\.invalid', which has no address"):
+    with pytest.raises(UsageError, match=r"cannot resolve the host 'no-such-host\.invalid'"):
         addresses_of(parse_static_peers(f"{KEY}@no-such-host.invalid:4800"))
 
 
@@ -89,7 +89,7 @@ async def test_peers_connect_if_one_names_the_other(tmp_path: Path):
     first = await open_iroh(secret(1), discovery_dir=tmp_path / "one", **common)
     address = next(one for one in first._endpoint.bound_sockets() if one.startswith("127."))
     second = await open_iroh(
-        secret(2), discovery_dir=tmp_path / "two", named={identity(1): (address,)}, **common
+        secret(2), discovery_dir=tmp_path / "two", static_peers={identity(1): (address,)}, **common
     )
     try:
         join([first, second])

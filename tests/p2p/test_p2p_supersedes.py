@@ -83,7 +83,7 @@ async def test_two_processes_with_one_key_are_both_told(
 @pytest.mark.parametrize(
     ("connected", "saying", "told", "advice"),
     [
-        (1, 1, "peer {} says", "No other peer confirms it"),
+        (1, 1, "peer {} says", "Only one peer reports it"),
         (2, 1, "", ""),
         (2, 2, "peers {}, {} say", "Stop one of the"),
     ],
@@ -123,7 +123,7 @@ async def test_older_connection_dialled_by_other_side_lingers(
     node.set_members([peer.node_id])
     smaller, larger = sorted((node.node_id, peer.node_id))
     first = await peer.dial(node, instance=OLD)
-    contact = node._links._contacts[peer.node_id]
+    contact = node._links._peers[peer.node_id]
     assert contact.link is not None
     contact.link.dialer = larger
     monkeypatch.setattr(links, "LINGER_S", 1000.0)

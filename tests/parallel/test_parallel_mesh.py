@@ -77,7 +77,10 @@ def test_mesh_of_contradicting_options_is_refused(
 
 @pytest.mark.parametrize(
     ("name", "data", "says"),
-    [("cuda", 8, "8 ranks need as many GPUs, and there are 4"), ("cuda:0,7", 0, "cuda:7 is")],
+    [
+        ("cuda", 8, "8 ranks need 8 GPUs, but this machine has 4"),
+        ("cuda:0,7", 0, "cuda:7 does not exist"),
+    ],
 )
 def test_mesh_of_missing_devices_is_refused(gpus: None, name: str, data: int, says: str) -> None:
     with pytest.raises(Unsuitable, match=says):

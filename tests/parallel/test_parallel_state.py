@@ -78,7 +78,7 @@ def test_large_state_has_one_root_and_blocks_of_all_ranks(
         learnt(replica, 0)
     tree = led.optimizer.tree()
     assert tree.root == alone.optimizer.tree().root
-    kept = stateshare.kept_of(led.optimizer, tree)
+    kept = stateshare.copy_state(led.optimizer, tree)
     state = alone.optimizer.state()
     assert kept.copies is None
     assert kept.outline == outline({name: tensor.nbytes for name, tensor in state.items()})

@@ -98,7 +98,7 @@ def test_cpu_with_reduced_precision_products_is_refused(bits: int) -> None:
     prove_cpu()
     with _Fewer(24):
         prove_cpu()
-    with _Fewer(bits), pytest.raises(Unsuitable, match="fewer bits"):
+    with _Fewer(bits), pytest.raises(Unsuitable, match="reduced precision"):
         exact_device("cpu")
 
 

@@ -233,7 +233,7 @@ def test_share_uses_smaller_passes_when_memory_runs_out(
 def test_memory_too_small_for_one_sequence_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     replica = _replica(PassSize(4, "off"))
     monkeypatch.setattr(replica.model, "loss", _Tight(replica, 0, False).loss)
-    with pytest.raises(OutOfMemory, match="too small for tier 0 with one sequence"):
+    with pytest.raises(OutOfMemory, match="too little memory for tier 0 with one sequence"):
         replica.train(SEQUENCES, 0.1, 0.1, threading.Event())
 
 

@@ -219,7 +219,7 @@ def test_available_device_is_picked(
 )
 def test_unknown_device_error_lists_valid_names(machine: dict[str, int], name: str) -> None:
     machine.update(gpus=8, mps=1)
-    with pytest.raises(UsageError, match=r"(?s)^--device .*It is auto, cpu, mps, cuda or cuda:X,Y"):
+    with pytest.raises(UsageError, match=r"(?s)^--device .*Use auto, cpu, mps, cuda or cuda:X,Y"):
         pick_device(name)
 
 
@@ -234,7 +234,8 @@ def test_unavailable_device_raises(machine: dict[str, int], name: str, says: str
 def test_gpu_index_beyond_last_raises(machine: dict[str, int]) -> None:
     machine.update(gpus=2)
     with pytest.raises(
-        Unsuitable, match=r"--device cuda:2 is not here\nThe CUDA devices here are cuda:0 to cuda:1"
+        Unsuitable,
+        match=r"--device cuda:2 does not exist\nThe CUDA devices here are cuda:0 to cuda:1",
     ):
         pick_device("cuda:2")
 

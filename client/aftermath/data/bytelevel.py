@@ -36,5 +36,5 @@ def _alphabet() -> list[str]:
         *range(ord("¡"), ord("¬") + 1),
         *range(ord("®"), ord("ÿ") + 1),
     ]
-    others = iter(range(256, 512))
-    return [chr(byte) if byte in prints else chr(next(others)) for byte in range(256)]
+    rest = iter(range(256, 512))
+    return [chr(byte) if byte in prints else chr(next(rest)) for byte in range(256)]

@@ -51,7 +51,7 @@ class ClientSlots:
 
     @property
     def tasks(self) -> list[asyncio.Task[None]]:
-        """The tasks that serve the clients."""
+        """Return the tasks that serve the clients."""
         return [client.task for client in self._clients]
 
     def enter(self, client: DataClient) -> bool:
@@ -62,10 +62,10 @@ class ClientSlots:
         if (
             len(self._clients) >= 2 * self._slots
         ):  # all clients of the fullest address wait for replies
-            most = fullest(one.address for one in self._clients)
+            most = fullest(other.address for other in self._clients)
             if most == client.address:
                 return False
-            self._cut(next(one for one in reversed(self._clients) if one.address == most))
+            self._cut(next(other for other in reversed(self._clients) if other.address == most))
         self._clients[client] = None
         return True
 
@@ -80,14 +80,14 @@ class ClientSlots:
         make room.
         """
         client.awaits_reply = False
-        while (unread := Counter({one: one.unread for one in self._clients if one.unread})) and (
-            unread.total() + size > self._max_unread
-        ):
+        while (
+            unread := Counter({other: other.unread for other in self._clients if other.unread})
+        ) and (unread.total() + size > self._max_unread):
             by_address: Counter[str] = Counter()
-            for one, bytes_ in unread.items():
-                by_address[one.address] += bytes_
+            for other, bytes_ in unread.items():
+                by_address[other.address] += bytes_
             most = by_address.most_common(1)[0][0]
-            self._cut(next(one for one in unread if one.address == most))
+            self._cut(next(other for other in unread if other.address == most))
         client.unread = size
 
     def reply_sent(self, client: DataClient) -> None:
@@ -105,9 +105,13 @@ class ClientSlots:
         A client that connected or sent a request less than `fresh` seconds ago stays.
         """
         while len(self._clients) > most:
-            crowded = fullest(one.address for one in self._clients)
+            crowded = fullest(other.address for other in self._clients)
             oldest = next(
-                (one for one in self._clients if one.address == crowded and not one.awaits_reply),
+                (
+                    other
+                    for other in self._clients
+                    if other.address == crowded and not other.awaits_reply
+                ),
                 None,
             )
             if oldest is None or self._clock() - oldest.last_request < fresh:

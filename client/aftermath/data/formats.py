@@ -268,9 +268,9 @@ def _llmc(name: str, size: int, head: bytes, token_bytes: int) -> Layout:
     magic, version, count = struct.unpack_from("<3i", head)
     width = _LLMC_WIDTHS.get((magic, version))
     if width is None:
-        known = next(one for number, one in _LLMC_WIDTHS if number == magic)
+        readable = next(one for number, one in _LLMC_WIDTHS if number == magic)
         raise DataError(
-            f"{name} has a header of llm.c of version {version}, and only {known} is read",
+            f"{name} has a header of llm.c of version {version}, and only {readable} is read",
             "Write its tokens as raw tokens or .npy",
         )
     check_stated_width(name, width, token_bytes)
@@ -330,12 +330,14 @@ def array_of(name: str, size: int, head: bytes) -> Array:
     return Array(start, tuple(shape), dtype)
 
 
-def check_stated_width(name: str, found: int, wanted: int) -> None:
+def check_stated_width(name: str, actual: int, expected: int) -> None:
     """Raise WrongTokens if the token width that a file states differs from the run's."""
-    if found != wanted:
+    if actual != expected:
         fix = (
-            width_fix(found)
-            if found in WIDTHS
+            width_fix(actual)
+            if actual in WIDTHS
             else "Write its tokens again, with 2 or 4 bytes each"
         )
-        raise WrongTokens(f"{name} has tokens of {found} bytes, and the run's have {wanted}", fix)
+        raise WrongTokens(
+            f"{name} has tokens of {actual} bytes, and the run's have {expected}", fix
+        )

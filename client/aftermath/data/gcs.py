@@ -81,22 +81,24 @@ def bucket_urls(bucket: str, folder: str, client: HttpClient) -> list[str]:
 
 
 def _host() -> str:
-    named = os.environ.get(_EMULATOR) or HOST
-    if not named.startswith(("http://", "https://")):
+    address = os.environ.get(_EMULATOR) or HOST
+    if not address.startswith(("http://", "https://")):
         raise DataError(
-            f"{_EMULATOR} is {named!r}, which is not an http address",
+            f"{_EMULATOR} is {address!r}, which is not an http address",
             f"Set {_EMULATOR} to http://HOST:PORT, or unset it",
         )
-    return named.rstrip("/")
+    return address.rstrip("/")
 
 
-def _urls(bucket: str, prefix: str, names: list[str], host: str) -> list[str]:
-    found = sorted(
-        name for name in names if name.endswith(SUFFIXES) and "/" not in name.removeprefix(prefix)
+def _urls(bucket: str, prefix: str, object_names: list[str], host: str) -> list[str]:
+    token_files = sorted(
+        name
+        for name in object_names
+        if name.endswith(SUFFIXES) and "/" not in name.removeprefix(prefix)
     )
-    if not found:
+    if not token_files:
         raise DataError(
             f"bucket {bucket} holds no token files ({', '.join(SUFFIXES)}) in {prefix or 'its root'}",
             "Check bucket_name and filter_directory",
         )
-    return [f"{host}/{bucket}/{quote(name)}" for name in found]
+    return [f"{host}/{bucket}/{quote(name)}" for name in token_files]

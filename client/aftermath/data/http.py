@@ -107,14 +107,14 @@ class HttpClient:
                         "Upload the file again",
                     )
                 self._refuse_status(url, answer)
-                found = _CONTENT_RANGE.fullmatch(answer.headers.get("Content-Range", ""))
-                if answer.status_code != 206 or found is None:
+                content_range = _CONTENT_RANGE.fullmatch(answer.headers.get("Content-Range", ""))
+                if answer.status_code != 206 or content_range is None:
                     raise DataError(
                         f"{redacted_url(url)} is not served in parts: a Range request was answered with status "
                         f"{answer.status_code}",
                         "Serve the files with a server that answers Range requests, as nginx and buckets do",
                     )
-                first, last, size = map(int, found.groups())
+                first, last, size = map(int, content_range.groups())
                 if first != start or last != min(start + length, size) - 1:
                     raise DataError(
                         f"{redacted_url(url)}: bytes {first} to {last} were sent for {start} to {start + length - 1}"
@@ -290,24 +290,24 @@ class HttpFiles:
 
     @property
     def files(self) -> Sequence[StoredFile]:
-        """The files as they were when the store was opened."""
+        """Return the files as they were when the store was opened."""
         return self._files
 
     def read(self, spans: Sequence[Span]) -> list[bytes]:
         """Read from the cache or the servers. Raise SourceUnavailable or DataError."""
-        held: dict[Span, bytes] = {}
+        cached: dict[Span, bytes] = {}
         if self._cache is not None:
             for span in set(spans):
                 if (
-                    kept := self._cache.get(self._keys[span.file], span.start, span.length)
+                    cached_part := self._cache.get(self._keys[span.file], span.start, span.length)
                 ) is not None:
-                    held[span] = kept
-        for found in each(self._fetch, merge_adjacent(set(spans) - held.keys()), AT_ONCE):
-            for span, data in found.items():
-                held[span] = data
+                    cached[span] = cached_part
+        for span_data in each(self._fetch, merge_adjacent(set(spans) - cached.keys()), AT_ONCE):
+            for span, data in span_data.items():
+                cached[span] = data
                 if self._cache is not None:
                     self._cache.put(self._keys[span.file], span.start, data)
-        return [held[span] for span in spans]
+        return [cached[span] for span in spans]
 
     def _fetch(self, group: Sequence[Span]) -> dict[Span, bytes]:
         """Fetch adjacent spans with one request."""
@@ -369,11 +369,11 @@ def numbered_urls(template: str, start: int, zeros: int, count: int) -> list[str
 def check_url(url: str) -> None:
     """Raise DataError for an invalid URL."""
     try:
-        parts = httpx.URL(url)
+        url_parts = httpx.URL(url)
         leads = (
-            parts.scheme in ("http", "https")
-            and bool(parts.host)
-            and (parts.port or 0) <= _LAST_PORT
+            url_parts.scheme in ("http", "https")
+            and bool(url_parts.host)
+            and (url_parts.port or 0) <= _LAST_PORT
         )
     except (httpx.InvalidURL, UnicodeError):
         leads = False
@@ -384,8 +384,8 @@ def check_url(url: str) -> None:
 def redacted_url(url: str) -> str:
     """Return an address without user, password, query and fragment, to show it."""
     try:
-        parts = urlsplit(url)
-        return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+        url_parts = urlsplit(url)
+        return f"{url_parts.scheme}://{url_parts.netloc.rpartition('@')[2]}{url_parts.path}"
     except ValueError:
         return "an invalid address"
 

@@ -39,7 +39,7 @@ class LocalFiles:
 
     @property
     def files(self) -> Sequence[StoredFile]:
-        """The files as they were when the store was opened."""
+        """Return the files as they were when the store was opened."""
         return self._files
 
     def read(self, spans: Sequence[Span]) -> list[bytes]:
@@ -136,16 +136,16 @@ def token_files(path: Path) -> list[Path]:
         if not path.is_dir():
             raise NoData(f"there is no token data at {path}", into)
         inside = list(path.iterdir())
-        held = sorted(file for file in inside if file.is_file())
+        files = sorted(file for file in inside if file.is_file())
     except OSError as error:
         raise _unreadable(path, error) from None
-    found = [file for file in held if file.suffix in _KINDS]
-    if not found:
-        others = sorted({file.suffix for file in held if file.suffix})
-        also = f"; its files end in {', '.join(others[:5])}" if others else ""
+    tokens = [file for file in files if file.suffix in _KINDS]
+    if not tokens:
+        suffixes = sorted({file.suffix for file in files if file.suffix})
+        also = f"; its files end in {', '.join(suffixes[:5])}" if suffixes else ""
         fix = f"{make} {tokenise_options(path)}" if inside else into
         raise NoData(f"{path} holds no token files ({', '.join(_KINDS)}){also}", fix)
-    return found
+    return tokens
 
 
 def _unreadable(path: Path, error: OSError) -> DataError:

@@ -44,8 +44,10 @@ class PreprocessedRows:
         self._seq_len = seq_len
         self._vocab_size = vocab_size
         self._labelled = labels
-        found, labelled = _arrays(Path(folder).expanduser().absolute(), seq_len, labels=labels)
-        self._store = LocalFiles([*found, *labelled])
+        input_files, labelled = _arrays(
+            Path(folder).expanduser().absolute(), seq_len, labels=labels
+        )
+        self._store = LocalFiles([*input_files, *labelled])
         self._arrays = [array_of(file.name, file.size, file.head) for file in self._store.files]
         for file, array in zip(self._store.files, self._arrays, strict=True):
             if len(array.shape) != 2 or array.shape[1] != seq_len:
@@ -53,11 +55,11 @@ class PreprocessedRows:
                     f"{file.name} has the shape {array.shape}, and rows of the run have {seq_len} tokens",
                     "Cut and pad rows to max_seq_len, with labels of -100 for padding",
                 )
-        self._files = len(found)
+        self._files = len(input_files)
         for number in range(len(labelled)):
             if self._arrays[number].shape != self._arrays[self._files + number].shape:
                 raise DataError(
-                    f"{labelled[number]} does not have the shape of {found[number].name}",
+                    f"{labelled[number]} does not have the shape of {input_files[number].name}",
                     "Write both files again",
                 )
         self._ends = list(accumulate(array.shape[0] for array in self._arrays[: self._files]))
@@ -116,7 +118,7 @@ def _arrays(folder: Path, seq_len: int, *, labels: bool) -> tuple[list[Path], li
     """Return the files of inputs and, with `labels`, those of labels in the same order."""
     advice = f"Write NAME{INPUTS} and NAME{LABELS} there; docs/models.md#finetuning has an example"
     try:
-        held = sorted(path for path in folder.iterdir() if path.is_file())
+        files = sorted(path for path in folder.iterdir() if path.is_file())
     except FileNotFoundError:
         raise NoData(f"there is no folder {folder}", advice) from None
     except OSError as error:
@@ -126,9 +128,9 @@ def _arrays(folder: Path, seq_len: int, *, labels: bool) -> tuple[list[Path], li
             else advice
         )
         raise DataError(f"cannot read the folder {folder}: {error.strerror}", fix) from None
-    if found := [path for path in held if path.name.endswith(INPUTS)]:
+    if inputs := [path for path in files if path.name.endswith(INPUTS)]:
         labelled = (
-            [path.with_name(path.name.removesuffix(INPUTS) + LABELS) for path in found]
+            [path.with_name(path.name.removesuffix(INPUTS) + LABELS) for path in inputs]
             if labels
             else []
         )
@@ -137,8 +139,10 @@ def _arrays(folder: Path, seq_len: int, *, labels: bool) -> tuple[list[Path], li
                 f"there are no labels at {missing[0]}",
                 'Write them, or use data_type = "Pretraining"',
             )
-        return found, labelled
-    pairs = [unpacked_rows(path, seq_len, labels=labels) for path in held if path.suffix == PARQUET]
+        return inputs, labelled
+    pairs = [
+        unpacked_rows(path, seq_len, labels=labels) for path in files if path.suffix == PARQUET
+    ]
     if not pairs:
         raise NoData(f"{folder} holds no files named *{INPUTS} and no parquet files", advice)
     return [pair[0] for pair in pairs], [pair[1] for pair in pairs if labels]

@@ -45,16 +45,16 @@ _ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^:\[\]/@\s]+)(?::(\d{1,5}))?")
 
 def host_and_port(address: str) -> tuple[str, int]:
     """Return host and port of a data server's address. Raise DataError for an invalid one."""
-    found = _ADDRESS.fullmatch(address)
-    host = found[1].strip("[]") if found is not None else ""
+    match = _ADDRESS.fullmatch(address)
+    host = match[1].strip("[]") if match is not None else ""
     try:
         # as the resolver does, with an error for a label that is empty or too long
         host.encode("idna")
     except UnicodeError:
-        found = None
-    if found is None or int(found[2] or PORT) > 65535:
+        match = None
+    if match is None or int(match[2] or PORT) > 65535:
         raise DataError(f"{address!r} is not a valid address of a data server", "Write HOST:PORT")
-    return host, int(found[2] or PORT)
+    return host, int(match[2] or PORT)
 
 
 # A broken connection is replaced once before the server counts as unavailable. A reply has one
@@ -182,18 +182,18 @@ class RemoteTokens:
         received = bytearray()
         deadline = time.monotonic() + self._timeout + length / SLOWEST
         while len(received) < length:
-            if (left := deadline - time.monotonic()) <= 0:
+            if (missing := deadline - time.monotonic()) <= 0:
                 raise TimeoutError
-            self._socket.settimeout(min(left, self._timeout))
+            self._socket.settimeout(min(missing, self._timeout))
             if not (chunk := self._socket.recv(min(length - len(received), 1 << 20))):
                 raise EOFError("it closed the connection")
             received += chunk
         return bytes(received)
 
-    def _invalid(self, what: str) -> DataError:
+    def _invalid(self, problem: str) -> DataError:
         self._close()
         return DataError(
-            f"the data server {self._address} sent {what}", "Check that it is a data server"
+            f"the data server {self._address} sent {problem}", "Check that it is a data server"
         )
 
     def _close(self) -> None:

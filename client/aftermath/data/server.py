@@ -59,7 +59,7 @@ class DataServerSettings(msgspec.Struct, forbid_unknown_fields=True, frozen=True
 
     @property
     def token_bytes(self) -> int:
-        """Bytes per token."""
+        """Return the bytes per token."""
         return 2 if self.token_size == "TwoBytes" else 4
 
 

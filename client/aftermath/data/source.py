@@ -66,7 +66,7 @@ class Source(Protocol):
 
     @property
     def sequences(self) -> int:
-        """The number of sequences in one pass."""
+        """Return the number of sequences in one pass."""
 
     @property
     def seq_len(self) -> int:
@@ -87,7 +87,7 @@ class Source(Protocol):
 
 @dataclass
 class DataRequest:
-    """What a run reads of its data, and what it may open for that."""
+    """The format in which a run reads its data, and the files and addresses that it may open."""
 
     seq_len: int
     vocab_size: int
@@ -146,7 +146,7 @@ class StoredFile:
 
     @property
     def base(self) -> str:
-        """The last part of the name, which is equal on all machines."""
+        """Return the last part of the name, which is equal on all machines."""
         return self.name.rsplit("/", 1)[-1]
 
 
@@ -155,7 +155,7 @@ class Store(Protocol):
 
     @property
     def files(self) -> Sequence[StoredFile]:
-        """The files, in the order of their sequences."""
+        """Return the files, in the order of their sequences."""
 
     def read(self, spans: Sequence[Span]) -> list[bytes]:
         """Return the bytes of each span. Spans lie inside their file.

@@ -33,7 +33,7 @@ _NOT_CORPUS = {"site-packages", "dist-packages", "test", "tests", "idle_test", "
 
 @dataclass(frozen=True)
 class Tokenised:
-    """What a conversion read and wrote."""
+    """The result of a conversion."""
 
     documents: int
     left_out: Mapping[str, int]
@@ -50,7 +50,7 @@ class Tokenised:
 
     @property
     def skipped(self) -> int:
-        """The number of files that were not read."""
+        """Return the number of files that were not read."""
         return sum(self.left_out.values())
 
 
@@ -62,12 +62,12 @@ def folder_documents(folder: Path) -> list[Path]:
     if folder.is_file():
         return [folder]
     if not folder.is_dir():
-        what = (
+        contents = (
             f"{folder} is neither a file nor a folder"
             if folder.exists()
             else f"there is no folder {folder}"
         )
-        raise TextError(what, "Name a text file, or a folder that holds text files")
+        raise TextError(contents, "Name a text file, or a folder that holds text files")
     found = sorted(
         path
         for path in folder.rglob("*")
@@ -115,10 +115,10 @@ def hold_out(documents: Sequence[Path], root: Path, percent: int) -> tuple[list[
     for path in documents:
         # another hash than the one that chooses files
         name = f"held out {path.relative_to(root).as_posix()}"
-        place = int.from_bytes(
+        position = int.from_bytes(
             hashlib.sha256(name.encode(errors="surrogateescape")).digest()[:8], "big"
         )
-        sides[place * 100 < percent << 64].append(path)
+        sides[position * 100 < percent << 64].append(path)
     if not all(sides):
         raise TextError(
             f"{percent} percent of {len(documents)} files leave nothing to train on or nothing to measure on",

@@ -81,7 +81,7 @@ class TokenFiles:
 
     @property
     def tokens(self) -> int:
-        """The number of tokens in all files, also in partial sequences."""
+        """Return the number of tokens in all files, also in partial sequences."""
         return sum(layout.tokens for layout in self._layouts)
 
     def read(self, indices: Sequence[int]) -> Sequences:

@@ -32,8 +32,8 @@ class WeightedSources:
         """Mix sources, by length if `weights` is None. Raise DataError."""
         if not 1 <= len(sources) <= MOST_SOURCES:
             raise DataError(f"a mixture has 1 to {MOST_SOURCES} sources, not {len(sources)}")
-        given = weights if weights is not None else [source.sequences for source in sources]
-        if not all(isfinite(weight) and weight > 0 for weight in given):
+        shares = weights if weights is not None else [source.sequences for source in sources]
+        if not all(isfinite(weight) and weight > 0 for weight in shares):
             raise DataError(
                 "every weight of a mixture is a number above 0", "Leave out what is not to be used"
             )
@@ -43,7 +43,7 @@ class WeightedSources:
         self._order = (
             ShuffledOrder(self._length, shuffle_seed) if shuffle_seed is not None else None
         )
-        self._cycle = cycle_sources(given)
+        self._cycle = cycle_sources(shares)
         counts = [0] * len(sources)
         # of each position: the earlier positions of the cycle with the same source
         self._ranks = []

@@ -85,10 +85,10 @@ def compile_all() -> None:
 
 
 def _compile() -> None:
-    for found, types in _typed:
-        if not found.signatures:
-            found.compile(types)
-            found.disable_compile()
+    for function, types in _typed:
+        if not function.signatures:
+            function.compile(types)
+            function.disable_compile()
 
 
 def _compiler(fused: bool, cache: bool) -> Any:

@@ -52,13 +52,15 @@ def run_parallel(tasks: Iterable[Callable[[], object]]) -> None:
         for task in waiting:
             task()
 
-    others = [_pool().submit(work) for _ in range(min(torch.get_num_threads(), len(all_tasks)) - 1)]
+    helpers = [
+        _pool().submit(work) for _ in range(min(torch.get_num_threads(), len(all_tasks)) - 1)
+    ]
     try:
         work()
     finally:
-        wait(others)
-        for other in others:
-            other.result()
+        wait(helpers)
+        for helper in helpers:
+            helper.result()
 
 
 @lru_cache(maxsize=1)

@@ -33,7 +33,7 @@ class GossipListener:
         self._role = role
         self._readiness = readiness
         self._results = results
-        self._complaints = LogLimits(_log)
+        self._log_limits = LogLimits(_log)
         self._members_seq = -1
         self._kicked: dict[bytes, bool] = {}
 
@@ -81,7 +81,7 @@ class GossipListener:
             try:
                 self._hear(message)
             except Exception as error:  # an invalid message must not end this member
-                self._complaints.about("reading a message of", message.sender, error)
+                self._log_limits.failure("reading a message of", message.sender, error)
         raise TransportError(
             "the p2p endpoint has closed", "Restart the member; it rejoins by itself"
         )
@@ -106,6 +106,6 @@ class GossipListener:
 
     def _bar(self, peer: bytes, why: str) -> None:
         """Ban a peer for a while. Report it once."""
-        if self._complaints.new("reading an announcement of", peer):
+        if self._log_limits.is_new("reading an announcement of", peer):
             self._ports.events.emit(event_types.PeerRefused(peer=short(peer), why=why))
         self._ports.transport.bar(peer, why)

@@ -14,7 +14,7 @@ from aftermath.events import event_types
 from aftermath.member.ports import Ports
 from aftermath.replica.memory import is_out_of_memory
 from aftermath.replica.replica import Replica
-from aftermath.replica.stateshare import StateShare, kept_of
+from aftermath.replica.stateshare import StateShare, copy_state
 from aftermath.rules.announcements import NOTHING, PrivateRoots
 
 
@@ -63,7 +63,7 @@ class OwnState:
         if (tree := self._tree) is None or (last_root := self.last_root) is None:
             return
         try:
-            copy = await self._worker(lambda: kept_of(replica.optimizer, tree))
+            copy = await self._worker(lambda: copy_state(replica.optimizer, tree))
             self._share.offer(copy, hidden=True)
             self._unrevealed[last_root.epoch, last_root.height] = tree.root
             self._serve_revealed()

@@ -34,7 +34,7 @@ class Ports:
 
 @dataclass(frozen=True)
 class Role:
-    """What one member is in one run."""
+    """One member's role in one run."""
 
     run_id: str
     schema: Schema

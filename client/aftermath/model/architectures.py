@@ -54,24 +54,20 @@ def presets() -> dict[str, Mapping[str, Any]]:
 
 
 def architecture_of(hf_config: Mapping[str, Any]) -> str:
-    """What a `config.json` is of; a Llama unless it says else, and what is not here may be one of
-    transformers.
+    """Return the architecture of a `config.json`: Llama if it names none, else ours or HfAuto's.
 
-    Raises ModelConfigError for what is of neither, and for one of transformers where that is not
-    installed.
+    Raises ModelConfigError for an unknown model_type, also if transformers is not installed.
     """
     return _named(hf_config)[0]
 
 
 def config_type(hf_config: Mapping[str, Any]) -> type[ModelConfig]:
-    """The class that reads a `config.json`. Raises ModelConfigError as `architecture_of`."""
+    """Return the class that reads a `config.json`. Raises what `architecture_of` raises."""
     return _named(hf_config)[1]
 
 
 def is_of(hf_config: Mapping[str, Any], architecture: str) -> bool:
-    """Whether a `config.json` names a model of this architecture. Nothing is built, and
-    transformers is not loaded.
-    """
+    """Return whether a `config.json` names this architecture, without loading transformers."""
     named = hf_config.get("model_type") or LlamaConfig.MODEL_TYPE
     if isinstance(named, str) and named in _BY_TYPE:
         return _BY_TYPE[named][0] == architecture
@@ -79,7 +75,7 @@ def is_of(hf_config: Mapping[str, Any], architecture: str) -> bool:
 
 
 def is_type_of(hf_config: Mapping[str, Any], config: ModelConfig) -> bool:
-    """Whether a `config.json` names the type of this model. Nothing is built."""
+    """Return whether a `config.json` names the type of this model."""
     named = hf_config.get("model_type") or LlamaConfig.MODEL_TYPE
     types = (
         (config.model_type,)
@@ -90,22 +86,21 @@ def is_type_of(hf_config: Mapping[str, Any], config: ModelConfig) -> bool:
 
 
 def config_of(hf_config: Mapping[str, Any]) -> ModelConfig:
-    """The full model that a `config.json` describes, which may belong to a tier's slice.
+    """Return the full model that a `config.json` describes, also from a tier's slice.
 
-    Raises ModelConfigError when the file contradicts itself or asks for something that no network
-    here computes.
+    Raises ModelConfigError if the file contradicts itself or describes an unsupported function.
     """
     config = config_type(hf_config).from_hf(hf_config)
     return config.agreed(hf_config) if isinstance(config, TransformerConfig) else config
 
 
 def _named(hf_config: Mapping[str, Any]) -> tuple[str, type[ModelConfig]]:
-    named = hf_config.get("model_type") or LlamaConfig.MODEL_TYPE
-    if isinstance(named, str) and named in _BY_TYPE:
-        return _BY_TYPE[named]
-    if not isinstance(named, str) or not is_known(named):
+    model_type = hf_config.get("model_type") or LlamaConfig.MODEL_TYPE
+    if isinstance(model_type, str) and model_type in _BY_TYPE:
+        return _BY_TYPE[model_type]
+    if not isinstance(model_type, str) or not is_known(model_type):
         raise ModelConfigError(
-            f"config.json: model_type {shown(named)} is not supported",
+            f"config.json: model_type {shown(model_type)} is not supported",
             f"Use a checkpoint of one of: {', '.join(_BY_TYPE)}; or a causal language model of transformers",
         )
     return Architecture.HF_AUTO.value, HfAutoConfig

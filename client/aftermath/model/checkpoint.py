@@ -63,7 +63,7 @@ def load(directory: Path, tier: int, strategy: Strategy = "auto") -> dict[str, T
 
 
 def find(directory: Path, tier: int, strategy: Strategy = "auto") -> TierSource:
-    """Where the weights of a tier are, by the rules at the top of this file."""
+    """Return the files that hold a tier. Raises CheckpointError, ModelConfigError."""
     whole = directory.absolute()
     sibling = whole.parent / f"{whole.name}-tier{tier}"
     may_slice = tier > 0 and strategy != "universal"
@@ -90,7 +90,7 @@ def find(directory: Path, tier: int, strategy: Strategy = "auto") -> TierSource:
         return own
     if strategy == "sliced":
         raise CheckpointError(
-            f"{directory} has no files of tier {tier}, which the strategy `sliced` demands",
+            f"{directory} has no files of tier {tier}, which the strategy `sliced` needs",
             f"aftermath-solana model export --src {directory} --tiers {tier}, or use the strategy auto",
         )
     return TierSource(config, 0, weight_files(directory, spared(config, tier, form)), form)
@@ -170,14 +170,14 @@ def _guard_slice(directory: Path, stored: int, tier: int, strategy: Strategy) ->
 
 @dataclass(frozen=True)
 class Verified:
-    """What was found right."""
+    """The result of a successful check."""
 
     tiers: tuple[int, ...]
     """The tiers whose own files were compared with the full model."""
     files: int
-    """Files whose SHA-256 is the manifest's."""
+    """Number of files whose SHA-256 matches the manifest."""
     tensors: int
-    """Parameters of the model, or of the slice."""
+    """Number of tensors of the model, or of the slice."""
     slice_of: int | None = None
     """The tier of a slice; None for a full checkpoint."""
 
@@ -212,10 +212,9 @@ def _verified_slice(directory: Path, tier: int) -> Verified:
 
 
 def manifest_files(directory: Path) -> dict[int, dict[str, Path]]:
-    """The manifest's files by tier, each compared with its digest; nothing where there is no
-    manifest.
+    """Return the manifest's files by tier, after checking their digests. Raises CheckpointError.
 
-    Raises CheckpointError.
+    Empty without a manifest.
     """
     path = directory / MANIFEST_FILE
     if not is_file(path):
@@ -236,10 +235,10 @@ def manifest_files(directory: Path) -> dict[int, dict[str, Path]]:
 def merged(
     full: Path, part: Path, warn: Callable[[str], None] = log.warning
 ) -> tuple[ModelConfig, dict[str, Tensor]]:
-    """The full model's config and tensors with those of a slice in their places.
+    """Return the full model's config and its tensors with a slice's values written into them.
 
-    `warn` is told how far the slice is from the full model, if its values differ. Raises
-    CheckpointError or ModelConfigError, for a slice of another model too.
+    Call `warn` with the distance if the slice's values differ. Raises CheckpointError or
+    ModelConfigError, also for a slice of another model.
     """
     config = load_config(full)
     tier = stored_tier(hf_config(part / "config.json"))[0]
@@ -247,7 +246,7 @@ def merged(
         raise CheckpointError(f"{full} is itself a slice", "Name the full checkpoint")
     if load_config(part) != config:
         raise CheckpointError(
-            f"{part} is no slice of {full}: their config.json describe two models",
+            f"{part} is not a slice of {full}: their config.json files describe different models",
             "Name the slice's own full model",
         )
     params = load(full, 0)

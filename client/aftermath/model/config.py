@@ -23,32 +23,34 @@ if TYPE_CHECKING:
     from aftermath.model.network import LanguageModel
 
 Dims = Mapping[str, Literal[0, 1]]
-"""The last parts of the names of matrices, `*` for any, and which dimension of them is cut."""
+"""Cut dimension by name suffix of a matrix. `*` matches any part."""
 
 
 @dataclass(frozen=True)
 class TensorPlan:
-    """A tier's network, cut."""
+    """How ranks cut a tier's network (tensor parallelism)."""
 
     dims: Dims
     """The cut dimension by name: 0 (output) for matrices into a block, 1 (input) out of it."""
     divided: Mapping[str, Sequence[int]]
-    """What is cut into equal parts, in words, and how many of it layers have."""
+    """Counts that the ranks must divide, by a name for error messages."""
     partial: tuple[str, ...] = ()
-    """Parameters on every rank that see only its heads: gradients are summed over ranks."""
+    """Parameters that every rank holds but uses for its own heads only. Their gradients are
+    summed.
+    """
     inner: Dims = field(default_factory=dict)
-    """Matrices between a `spread` and a `summed` place, which compute with what their rank has."""
+    """Cut matrices between a `spread` and a `summed` module."""
     spread: tuple[str, ...] = ()
     """Modules that pass a shared tensor to each rank's part; its gradients are summed."""
     summed: tuple[str, ...] = ()
-    """Modules through which each rank's part of a sum goes: it is added up there."""
+    """Modules whose outputs are partial sums: they are summed over ranks."""
 
 
 MAX_TIERS = MAX_LEVELS  # each tier has a level of its own
 
 
 def sized(name: str, default: Any = ...) -> Any:
-    """The field of a size: what `LIMITS` allow."""
+    """Return a pydantic field with the bounds of `LIMITS`."""
     return Field(default, **LIMITS[name]._asdict())
 
 
@@ -66,7 +68,7 @@ class FileTensor:
     offset: int
 
     def of(self, tensor: Tensor) -> Tensor:
-        """The piece of a contiguous tensor, without a copy."""
+        """Return this piece of a contiguous tensor, without a copy."""
         return tensor.as_strided(self.shape, self.stride, tensor.storage_offset() + self.offset)
 
 
@@ -89,9 +91,9 @@ class ModelConfig(BaseModel, ABC):
     MODEL_TYPE: ClassVar[str]
     """The architecture's type in a schema and, unless it has several, in `config.json`."""
     MODEL_TYPES: ClassVar[tuple[str, ...]] = ()
-    """The types in `config.json` that the architecture computes, if there are several."""
+    """All types in `config.json` that the architecture supports, if there are several."""
     PRESETS: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
-    """The `config.json` of named models, for `--preset`, of an architecture of another package."""
+    """Presets of an architecture of another package: `config.json` by name."""
     LATER: ClassVar[frozenset[str]] = frozenset()
     """Fields that a schema omits at their defaults, so that older schemas keep their hash."""
     ELASTIC_DIMS: ClassVar[Mapping[str, Literal[0, 1]]]
@@ -108,16 +110,15 @@ class ModelConfig(BaseModel, ABC):
     @classmethod
     @abstractmethod
     def from_hf(cls, hf_config: Mapping[str, Any]) -> Self:
-        """The full model described by a `config.json`, also when that file belongs to a tier's
-        slice.
+        """Return the full model that a `config.json` describes, also from a tier's slice.
 
-        Raises ModelConfigError when the file contradicts itself or asks for another function than
+        Raises ModelConfigError if the file contradicts itself or describes another function than
         the network's.
         """
 
     @abstractmethod
     def to_hf(self, tier: int = 0) -> dict[str, Any]:
-        """The `config.json` of this model's tier, with both matformer keys."""
+        """Return the `config.json` of this model's tier, with both matformer keys."""
 
     @abstractmethod
     def parameter_shapes(self, tier: int = 0) -> dict[str, tuple[int, ...]]:
@@ -125,10 +126,10 @@ class ModelConfig(BaseModel, ABC):
 
     @abstractmethod
     def deviation(self, name: str) -> float | None:
-        """The standard deviation of a tensor's initial values; None for a constant tensor."""
+        """Return the standard deviation of a tensor's initial values, or None for a constant."""
 
     def constant(self, name: str) -> float:
-        """The initial value of a constant tensor."""
+        """Return the initial value of a constant tensor."""
         del name
         return 1.0
 
@@ -152,20 +153,23 @@ class ModelConfig(BaseModel, ABC):
 
     @property
     def cacheable(self) -> int:
-        """The longest text in which nothing that was computed of a token changes when others follow
-        it, in tokens; 0 where nothing is kept of one.
+        """Return the longest text, in tokens, for which keys and values can be cached.
+
+        0 means that the network has no cache.
         """
         return self.max_position_embeddings
 
     @property
     def end_tokens(self) -> tuple[int, ...]:
-        """The tokens any of which ends a text."""
+        """Return the tokens that end a text."""
         if isinstance(self.eos_token_id, tuple):
             return self.eos_token_id
         return () if self.eos_token_id is None else (self.eos_token_id,)
 
     def width(self, tier: int) -> int:
-        """FFN hidden units of a tier, `intermediate_size / 2^tier`. Raises WidthNotDivisible."""
+        """Return the FFN hidden units of a tier, `intermediate_size / 2^tier`. Raises
+        WidthNotDivisible.
+        """
         check_divisible(self.intermediate_size, tier)
         return self.intermediate_size >> tier
 
@@ -174,11 +178,11 @@ class ModelConfig(BaseModel, ABC):
         return self.width(tier)
 
     def kept(self, tier: int) -> str:
-        """What a tier keeps, in words."""
+        """Return a description of what a tier keeps."""
         return f"FFN width {self.width(tier):,}"
 
     def possible_tiers(self) -> int:
-        """How many tiers this model can be cut into."""
+        """Return how many tiers this model can be cut into."""
         for tier in range(1, MAX_TIERS):
             try:
                 self.width(tier)
@@ -192,15 +196,14 @@ class ModelConfig(BaseModel, ABC):
         return "it does not say how its matrices are cut"
 
     def stored_name(self, name: str, tier: int) -> str:
-        """What a tensor that a tier holds is called in that tier's own files."""
+        """Return the name of a tensor in a tier's own files."""
         del tier
         return name
 
     def pieces(self) -> Mapping[str, FileTensor]:
-        """Return the tensors that files store under other names or in parts, by their names in
-        files.
+        """Return the tensors that files store under other names or in parts, by name in the file.
 
-        Together they are the whole of those tensors. Raises ModelConfigError.
+        The parts of a tensor cover it completely. Raises ModelConfigError.
         """
         return {}
 
@@ -212,17 +215,18 @@ class ModelConfig(BaseModel, ABC):
         return None
 
     def balances(self, name: str) -> bool:
-        """Whether a vector evens out how often experts are chosen (`optim.moe_bias`).
+        """Return whether a vector balances the use of experts (`optim.moe_bias`).
 
-        Its `grad` is then how often each was, since gradients were forgotten.
+        Its `grad` then counts how often each expert was chosen since gradients were cleared.
         """
         del name
         return False
 
     @classmethod
     def known(cls, hf_config: Mapping[str, Any]) -> dict[str, Any]:
-        """What a `config.json` says of these fields, with the full width. Null is absent but for
-        tokens, and "no" where the answer is yes or no, as transformers reads it.
+        """Return the values of these fields in a `config.json`, with the full width.
+
+        As in transformers, null means absent, except for tokens, and false for a flag.
         """
         _, width = stored_tier(hf_config)
         if not width:
@@ -240,7 +244,7 @@ class ModelConfig(BaseModel, ABC):
 
     @classmethod
     def checked(cls, known: Mapping[str, Any]) -> Self:
-        """The config with these fields. Raises ModelConfigError."""
+        """Return the config with these fields. Raises ModelConfigError."""
         try:
             return cls.model_validate(known)
         except ValidationError as error:
@@ -249,7 +253,7 @@ class ModelConfig(BaseModel, ABC):
             ) from None
 
     def common_hf(self, tier: int) -> dict[str, Any]:
-        """All fields of a tier and both matformer keys, as JSON has them."""
+        """Return all fields of a tier and both matformer keys, as JSON values."""
         ends = (
             list(self.eos_token_id) if isinstance(self.eos_token_id, tuple) else self.eos_token_id
         )
@@ -267,7 +271,7 @@ _TOKEN_KEYS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
 class WidthNotDivisible(ModelConfigError):
-    """The FFN width cannot be halved as often as the tiers demand."""
+    """The FFN width cannot be halved often enough for the tiers."""
 
 
 def check_divisible(width: int, halvings: int, key: str = "intermediate_size") -> None:
@@ -287,8 +291,7 @@ def check_divisible(width: int, halvings: int, key: str = "intermediate_size") -
 
 
 def stored_tier(hf_config: Mapping[str, Any]) -> tuple[int, int]:
-    """(tier, tier-0 width) that a `config.json` declares. A plain Llama is tier 0; a width that is
-    not said is 0.
+    """Return (tier, tier-0 width) as a `config.json` declares them. A missing width is 0.
 
     Raises ModelConfigError when `matformer_tier`, `matformer_base_intermediate_size` and
     `intermediate_size` disagree.

@@ -55,7 +55,7 @@ class HubAway(CheckpointError):
 
 
 def damaged(path: Path, error: Exception) -> CheckpointError:
-    """The error of a weights file that cannot be read; what safetensors says of it may be long."""
+    """Return the error of an unreadable weights file, with safetensors' message cut."""
     return CheckpointError(
         f"{path} is damaged: {str(error)[:200]}", "Copy or download the checkpoint again"
     )
@@ -80,7 +80,7 @@ def check_readable(path: Path) -> None:
 
 
 def check_listed(name: str, whose: str) -> None:
-    """Raise CheckpointError for a file's name that is longer than any system takes.
+    """Raise CheckpointError for a file name that is too long for any system.
 
     `whose` is the document that lists it.
     """
@@ -93,7 +93,7 @@ def check_listed(name: str, whose: str) -> None:
 
 
 def hf_config(path: Path) -> dict[str, Any]:
-    """A checkpoint's `config.json` as a dictionary. Raises CheckpointError."""
+    """Return a checkpoint's `config.json` as a dictionary. Raises CheckpointError."""
     if not is_file(path):
         raise CheckpointError(
             f"there is no checkpoint at {path.parent} (no config.json)",
@@ -113,8 +113,8 @@ class _Index(msgspec.Struct):
 
 
 def read_index(path: Path, spared: Callable[[str], bool] = lambda name: False) -> list[str]:
-    """The weight files that the index at `path` names, each once, but those that hold `spared`
-    tensors alone.
+    """Return the weight files of the index at `path`, without those that hold only `spared`
+    tensors.
 
     Raises CheckpointError.
     """
@@ -129,7 +129,7 @@ def read_index(path: Path, spared: Callable[[str], bool] = lambda name: False) -
 
 
 def read_limited(path: Path, limit: int) -> bytes:
-    """A whole file of at most `limit` bytes. Raises CheckpointError."""
+    """Return a file of at most `limit` bytes. Raises CheckpointError."""
     if is_file(path):
         check_readable(path)
     try:

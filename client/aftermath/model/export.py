@@ -30,7 +30,7 @@ MADE_BY = "model export"
 
 @dataclass(frozen=True)
 class Exported:
-    """What an export wrote."""
+    """The result of an export."""
 
     tiers: list[Path]
     manifest: Path
@@ -39,11 +39,10 @@ class Exported:
 def export_tiers(
     source: Path, tiers: Sequence[int], out: Path | None = None, dtype: torch.dtype = torch.float32
 ) -> Exported:
-    """Write `<name>-tier<t>` for every tier and `matformer_manifest.json` into `<name>`, which is
-    `source` itself.
+    """Write `<name>-tier<t>` next to `source` for every tier, and a manifest into `source`.
 
-    With `out`, all of it goes to that directory, and `<name>` there is a copy of `source`. Numbers
-    are rounded to `dtype`; without `out` this must not change them. An existing export is replaced.
+    With `out`, write everything to that directory, with a copy of `source`. Numbers are rounded to
+    `dtype`; without `out` this must not change them. An existing export is replaced.
 
     Raises CheckpointError, ModelConfigError or WidthNotDivisible.
     """
@@ -54,22 +53,22 @@ def export_tiers(
         raise CheckpointError(
             f"{source} is itself a slice of tier {stored}", "Export from the full checkpoint"
         )
-    wanted = sorted(set(tiers))
-    if not wanted or wanted[0] < 1:
+    chosen = sorted(set(tiers))
+    if not chosen or chosen[0] < 1:
         raise CheckpointError(
             "tiers to export start at 1; tier 0 is the full checkpoint itself",
             "Name them, for example: --tiers 1,2",
         )
-    config.width(wanted[-1])
+    config.width(chosen[-1])
     base = source if out is None else out.absolute() / source.name
     if base.parent.resolve() == source.parent.resolve():
         base = source  # however `out` is spelled: nothing is copied over what it is copied from
     _refuse_removable(source, base)
-    places = [base.with_name(f"{base.name}-tier{tier}") for tier in wanted]
+    places = [base.with_name(f"{base.name}-tier{tier}") for tier in chosen]
     for place in [*places, *([] if base == source else [base])]:
         check_directory(place, MADE_BY, "Export to another directory: --out DIRECTORY")
     companions = read_companions(source)
-    for tier, place in zip(wanted, places, strict=True):
+    for tier, place in zip(chosen, places, strict=True):
         params = load(source, tier, "universal")
         if base == source:
             _require_exact(params, dtype, source)
@@ -84,7 +83,7 @@ def export_tiers(
             base, params, config, tier=0, companions=companions, made_by=MADE_BY, dtype=dtype
         )
     return Exported(
-        places, _describe(config, base, dict(zip([0, *wanted], [base, *places], strict=True)))
+        places, _describe(config, base, dict(zip([0, *chosen], [base, *places], strict=True)))
     )
 
 
@@ -100,20 +99,20 @@ def _require_exact(params: Mapping[str, Tensor], dtype: torch.dtype, source: Pat
 def _refuse_removable(source: Path, base: Path) -> None:
     """Raise CheckpointError if the export would be in a directory that a member prunes."""
     origin = source.resolve()
-    place = base.parent.resolve()
-    sibling = is_removable(origin) and (base == source or place == origin.parent)
+    output = base.parent.resolve()
+    sibling = is_removable(origin) and (base == source or output == origin.parent)
     inside = any(
-        is_removable(path) and is_file(path / "config.json") for path in (place, *place.parents)
+        is_removable(path) and is_file(path / "config.json") for path in (output, *output.parents)
     )
     if sibling or inside:
         raise CheckpointError(
-            f"{origin if sibling else place} is a checkpoint of a run, which its member removes when it is old",
+            f"{origin if sibling else output} is a checkpoint of a run, which its member removes when it is old",
             "Name a directory of its own for the export: --out DIRECTORY",
         )
 
 
 def _copy(source: Path, base: Path) -> None:
-    """The full checkpoint's files, without an older manifest."""
+    """Copy the full checkpoint's files, without an older manifest."""
     weights = weight_files(source)
     small = [
         source / name for name in ("config.json", INDEX_FILE, *COMPANIONS) if is_file(source / name)
@@ -133,7 +132,7 @@ def _copy(source: Path, base: Path) -> None:
 
 
 def _describe(config: ModelConfig, base: Path, places: dict[int, Path]) -> Path:
-    """Write the manifest of the tiers in these directories; returns its path."""
+    """Write the manifest of the tiers in these directories and return its path."""
     entries: list[TierFiles] = []
     digests: dict[str, str] = {}
     for tier, place in places.items():

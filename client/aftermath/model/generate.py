@@ -17,7 +17,7 @@ from aftermath.model.network import LanguageModel, TextCache
 
 @dataclass(frozen=True)
 class Continuation:
-    """What a model wrote after a prompt."""
+    """The text that a model generated after a prompt."""
 
     ids: list[int]
     passes: int
@@ -30,7 +30,7 @@ class Continuation:
 
 @dataclass(frozen=True)
 class Draft:
-    """A smaller tier of the same model, and how many tokens it guesses ahead."""
+    """A smaller tier of the same model, and the number of tokens that it guesses ahead."""
 
     model: LanguageModel
     tokens: int = 4
@@ -47,11 +47,10 @@ def generate(
     vocab_size: int | None = None,
     draft: Draft | None = None,
 ) -> Continuation:
-    """The prompt's continuation, at most `new_tokens` ids, ending before any of the tokens that end
-    a text.
+    """Return at most `new_tokens` ids after the prompt, up to a token that ends the text.
 
-    Temperature 0 takes the likeliest token, otherwise tokens are drawn from softmax(logits /
-    temperature) with a generator of this seed. Ids at or above `vocab_size` (rows that only pad the
+    Temperature 0 takes the likeliest token. Otherwise tokens are drawn from softmax(logits /
+    temperature) with this seed. Ids at or above `vocab_size` (rows that only pad the
     embedding) are never chosen.
     """
     if not prompt:
@@ -60,35 +59,37 @@ def generate(
     window = model.config.max_position_embeddings
     ends = model.config.end_tokens
     ids = list(prompt)
-    made = 0
+    generated = 0
     passes = 0
     guessed = 0
-    taken = 0
+    cache_length = 0
     text = _Text(model)
     drafted = draft and _Text(draft.model)
-    while made < new_tokens:
-        room = min(draft.tokens, window - len(ids), new_tokens - made - 1) if draft else 0
+    while generated < new_tokens:
+        room = min(draft.tokens, window - len(ids), new_tokens - generated - 1) if draft else 0
         guesses: list[int] = []
         while drafted and len(guesses) < room and (not guesses or guesses[-1] not in ends):
-            guesses.append(draw.token(drafted.logits(ids + guesses, 1)[0], made + len(guesses)))
+            guesses.append(
+                draw.token(drafted.logits(ids + guesses, 1)[0], generated + len(guesses))
+            )
         passes, guessed = passes + 1, guessed + len(guesses)
         for ahead, logits in enumerate(text.logits(ids + guesses, len(guesses) + 1)):
-            token = draw.token(logits, made)
+            token = draw.token(logits, generated)
             if token in ends:
-                return Continuation(ids[len(prompt) :], passes, guessed, taken)
+                return Continuation(ids[len(prompt) :], passes, guessed, cache_length)
             ids.append(token)
-            made += 1
+            generated += 1
             if guesses[ahead : ahead + 1] != [token]:
                 break
-            taken += 1
-    return Continuation(ids[len(prompt) :], passes, guessed, taken)
+            cache_length += 1
+    return Continuation(ids[len(prompt) :], passes, guessed, cache_length)
 
 
 # The cache serves a text within the window whose positions do not depend on its length. Beyond the
 # window, each token has a window of its own, which is computed whole. Both paths give the same
 # text, apart from ties in the last bits of logits.
 class _Text:
-    """One text and what a model keeps of it."""
+    """One text and a model's cache of it."""
 
     def __init__(self, model: LanguageModel) -> None:
         self._model = model
@@ -112,7 +113,7 @@ class _Text:
 # position. A draft with the same noise guesses what the model will draw. One pass checks several
 # guesses, and the text equals the model's own. Guessing stops at the end of the window.
 class _Draw:
-    """Draws tokens. The same place in a text gets the same noise every time."""
+    """Draws tokens, with the same noise for the same position every time."""
 
     def __init__(self, temperature: float, seed: int, vocab_size: int | None) -> None:
         self._temperature = temperature
@@ -121,7 +122,7 @@ class _Draw:
         self._noise: list[Tensor] = []
 
     def token(self, logits: Tensor, place: int) -> int:
-        """The token at a place, counted from the prompt's end; `logits` are fp32 [V]."""
+        """Return the token at a position after the prompt. `logits` are fp32 [V]."""
         logits = logits[: self._vocab_size]
         if not self._temperature:
             return int(logits.argmax())

@@ -74,7 +74,7 @@ _OFFLINE = "Check this machine's internet connection, or use a Local checkpoint"
 
 @dataclass(frozen=True)
 class Repository:
-    """One commit of a repository: files and sizes, negative where the listing has none."""
+    """One commit of a repository: its files and their sizes, negative if unknown."""
 
     name: str
     commit: str
@@ -84,7 +84,7 @@ class Repository:
     cache: Path
 
     def fetch(self, path: str, limit: int) -> Path:
-        """One small file."""
+        """Fetch one small file and return its path."""
         return self.fetch_all([path], limit) / path
 
     def fetch_all(self, paths: Sequence[str], limit: int) -> Path:
@@ -110,8 +110,8 @@ class Repository:
         )
         with asking(self.name, token=self.token):
             root = Path(within(PATIENCE_SECONDS + need / SLOWEST, call, _too_slow(self.name)))
-            found = {path: (root / path).stat().st_size for path in paths}
-        for path, size in found.items():
+            files = {path: (root / path).stat().st_size for path in paths}
+        for path, size in files.items():
             if size != self.sizes[path]:
                 raise CheckpointError(
                     f"{self.name}/{path} has {size:,} bytes, its listing said {self.sizes[path]:,}"
@@ -142,7 +142,7 @@ def opened(
     token: str | Literal[False] | None,
     endpoint: str | None,
 ) -> Repository:
-    """The repository at a revision, None for its newest. Raises CheckpointError."""
+    """Return the repository at a revision, None for its newest. Raises CheckpointError."""
     disable_progress_bars()
     _watch_answers()
     api = HfApi(endpoint=endpoint, token=token)
@@ -156,7 +156,7 @@ def opened(
     with asking(repo, revision, token=token):
         info = within(PATIENCE_SECONDS, call, _too_slow(repo))
     if not re.fullmatch("[0-9a-f]{40}", str(info.sha)):
-        raise CheckpointError(f"the Hub named no commit of {repo}", "Try again later")
+        raise CheckpointError(f"the Hub returned no commit of {repo}", "Try again later")
     sizes = {
         file.rfilename: file.size if isinstance(file.size, int) else -1
         for file in info.siblings or []
@@ -167,12 +167,12 @@ def opened(
 
 @cache
 def _watch_answers() -> None:
-    """Once: it ends the connections that there are."""
+    """Install `_client` once. This closes open connections."""
     set_client_factory(_client)
 
 
 def _client() -> Any:
-    """The library's HTTP client, with a look at every answer."""
+    """Return the library's HTTP client, with a check of every response's headers."""
     try:
         client = default_client_factory()
     except (
@@ -189,7 +189,7 @@ def _client() -> Any:
 
 
 def _check_headers(response: Any) -> None:
-    """Raises CheckpointError."""
+    """Raise CheckpointError if a response has an invalid file version."""
     said = (
         (response.headers.get(name, "") for name in _MADE_PATHS)
         if response.request.method == "HEAD"
@@ -199,7 +199,8 @@ def _check_headers(response: Any) -> None:
         tag = value.removeprefix("W/").strip('"')
         if len(tag) > 200 or tag in (".", "..") or not set("/\\:\0").isdisjoint(tag):
             raise CheckpointError(
-                f"the Hub names a file's version {tag[:80]!r}, which is none", "Try again later"
+                f"the Hub names a file's version {tag[:80]!r}, which is not valid",
+                "Try again later",
             )
 
 
@@ -207,7 +208,7 @@ def _check_headers(response: Any) -> None:
 def asking(
     repo: str, revision: str | None = None, *, token: str | Literal[False] | None = None
 ) -> Iterator[None]:
-    """Turn whatever the Hub's client raises into a CheckpointError that says what to do."""
+    """Raise the errors of the Hub's client as CheckpointErrors with a fix."""
     needed = (
         "set HF_TOKEN" if token is not False else f"set HF_TOKEN and pass --hub-token-for {repo}"
     )
@@ -256,10 +257,10 @@ def _is_plain(path: object) -> bool:
         return False
     if len(path.encode(errors="replace")) > MAX_NAME:
         return False
-    parts = path.split("/")
+    path_parts = path.split("/")
     return all(
         part not in ("", ".", "..") and len(part.encode(errors="replace")) <= MAX_PART
-        for part in parts
+        for part in path_parts
     )
 
 
@@ -285,10 +286,9 @@ def download(
     token: str | Literal[False] | None = None,
     endpoint: str | None = None,
 ) -> Path:
-    """Fetch what a tier needs and return the local checkpoint directory, to be read by
-    `checkpoint.load`.
+    """Fetch the files of a tier. Return the local directory, for `checkpoint.load`.
 
-    `token`: None for the one that this machine has, False for none. Raises CheckpointError or
+    `token`: None uses this machine's token, False uses none. Raises CheckpointError or
     ModelConfigError.
     """
     source = opened(repo, revision, cache_dir, token, endpoint)
@@ -310,7 +310,7 @@ def download_config(
     token: str | Literal[False] | None = None,
     endpoint: str | None = None,
 ) -> Path:
-    """Fetch a checkpoint's config.json only."""
+    """Fetch only a checkpoint's config.json and return its path."""
     source = opened(repo, revision, cache_dir, token, endpoint)
     return source.fetch(str(_base(source) / "config.json"), MAX_CONFIG_BYTES)
 
@@ -327,13 +327,13 @@ def download_outline(
     source = opened(repo, revision, cache_dir, token, endpoint)
     base = _base(source)
     config = source.fetch(str(base / "config.json"), MAX_CONFIG_BYTES)
-    if there := [path for path in (str(base / name) for name in _FETCHED) if path in source.sizes]:
-        source.fetch_all(there, MAX_OTHER_BYTES)
+    if listed := [path for path in (str(base / name) for name in _FETCHED) if path in source.sizes]:
+        source.fetch_all(listed, MAX_OTHER_BYTES)
     return config.parent
 
 
 def _base(source: Repository) -> PurePosixPath:
-    """The folder of the full model: the manifest's, if there is one."""
+    """Return the folder of the full model: the manifest's, if there is one."""
     manifests = _manifests(source)
     return PurePosixPath(manifests[0]).parent if len(manifests) == 1 else PurePosixPath()
 
@@ -352,14 +352,15 @@ def upload(
     tiers: Collection[Path] = (),
     card: bool = True,
 ) -> str:
-    """Push a checkpoint directory to a repository, made if it is missing; returns the commit.
+    """Push a checkpoint directory to a repository and return the commit.
 
-    The directories `tiers`, next to it, become folders of their names, where its manifest finds
-    them. Without `card` the model card (README.md) stays here, and the repository keeps its own.
+    Create the repository if it is missing. The directories `tiers` next to the checkpoint become
+    folders of the same names, as its manifest expects. Without `card`, the repository keeps its own
+    model card (README.md).
     """
     if not token:
         raise CheckpointError(
-            f"no token to write to {repo}", "Set HF_TOKEN to a Hugging Face token that may write"
+            f"no token to write to {repo}", "Set HF_TOKEN to a Hugging Face token with write access"
         )
     disable_progress_bars()
     api = HfApi(endpoint=endpoint, token=token)
@@ -419,9 +420,9 @@ def _fetch_tier(
 
 
 def _download_full(source: Repository, base: str, tier: int) -> Path:
-    """The checkpoint in folder `base` of the repository: one model, its tokenizer, nothing else.
+    """Fetch the checkpoint in folder `base` of the repository, with its tokenizer.
 
-    Of several weight files those are left out that hold nothing of the tier.
+    Skip weight files without tensors of the tier.
     """
     folder = PurePosixPath(base)
     config, stored, form = _config(source, str(folder / "config.json"))
@@ -445,8 +446,8 @@ def _download_full(source: Repository, base: str, tier: int) -> Path:
             "Name a repository with safetensors weights; no others are read",
         )
     source.fetch_all(weights, _expected(config, stored))
-    others = [str(folder / name) for name in ("config.json", INDEX_FILE, *_FETCHED)]
-    root = source.fetch_all([path for path in others if path in source.sizes], MAX_OTHER_BYTES)
+    other_paths = [str(folder / name) for name in ("config.json", INDEX_FILE, *_FETCHED)]
+    root = source.fetch_all([path for path in other_paths if path in source.sizes], MAX_OTHER_BYTES)
     return root / folder
 
 

@@ -17,7 +17,7 @@ DUMMY_SEED = 0
 
 
 def init_weights(config: ModelConfig, seed: int, tier: int = 0) -> dict[str, Tensor]:
-    """fp32 tensors of a tier. Those of tier k are exactly the prefixes of tier 0's."""
+    """Return fp32 tensors of a tier. Tier k's are exactly the prefixes of tier 0's."""
     full = config.parameter_shapes()
     held = config.parameter_shapes(tier)
     params = {}

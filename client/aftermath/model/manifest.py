@@ -33,7 +33,7 @@ class TierFiles(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """The document, with the seed's field names."""
+    """The manifest document."""
 
     schema_version: int
     tiers: list[TierFiles]
@@ -60,7 +60,7 @@ class Manifest(msgspec.Struct, frozen=True):
 
 
 def parse_manifest(data: bytes) -> Manifest:
-    """The manifest in these bytes. Raises ManifestUnusable."""
+    """Parse a manifest. Raises ManifestUnusable."""
     if len(data) > MAX_MANIFEST_BYTES:
         raise ManifestUnusable(f"the manifest is larger than {MAX_MANIFEST_BYTES} bytes")
     try:
@@ -85,27 +85,27 @@ def parse_manifest(data: bytes) -> Manifest:
 
 
 def local_path(directory: Path, listed: str, tier: int) -> Path:
-    """Where a listed file of a tier lies on disk.
+    """Return the path on disk of a listed file of a tier.
 
     Raises CheckpointError if it leads out of the checkpoint, ManifestUnusable if it leads to a
     sibling of another name (as happens when the directory was renamed or is a copy).
     """
     directory = directory.absolute()
-    parts = _resolve((directory.name,), listed, clamp=False)
-    if len(parts) < 2 or parts[0] not in (directory.name, f"{directory.name}-tier{tier}"):
+    path_parts = _resolve((directory.name,), listed, clamp=False)
+    if len(path_parts) < 2 or path_parts[0] not in (directory.name, f"{directory.name}-tier{tier}"):
         raise ManifestUnusable(
             f"the manifest's path {listed!r} is not in {directory.name} or its tier {tier} directory"
         )
-    return directory.parent.joinpath(*parts)
+    return directory.parent.joinpath(*path_parts)
 
 
 def hub_path(manifest: str, listed: str) -> str:
-    """The repository path of a listed file, for a manifest at repository path `manifest`."""
+    """Return the repository path of a file listed in the manifest at repository path `manifest`."""
     return "/".join(_resolve(PurePosixPath(manifest).parent.parts, listed, clamp=True))
 
 
 def _resolve(start: tuple[str, ...], listed: str, *, clamp: bool) -> list[str]:
-    """`listed` followed from `start`, as plain path components below the root of `start`."""
+    """Return the path components of `listed` relative to `start`, without `..`."""
     if (
         not listed
         or "\\" in listed
@@ -116,16 +116,16 @@ def _resolve(start: tuple[str, ...], listed: str, *, clamp: bool) -> list[str]:
         raise CheckpointError(
             f"the manifest's path {listed!r} is not a relative path", "Export the tiers again"
         )
-    parts = list(start)
+    path_parts = list(start)
     for part in listed.split("/"):
         if part == "..":
-            if parts:
-                parts.pop()
+            if path_parts:
+                path_parts.pop()
             elif not clamp:
                 raise CheckpointError(f"the manifest's path {listed!r} leads out of the checkpoint")
         elif part not in ("", "."):
-            parts.append(part)
-    return parts
+            path_parts.append(part)
+    return path_parts
 
 
 def verify(files: Mapping[str, Path], digests: Mapping[str, str]) -> None:
@@ -154,6 +154,6 @@ def file_sha256(path: Path) -> str:
 def encode_manifest(
     base_width: int, tiers: Iterable[TierFiles], common: list[str], sha256: dict[str, str]
 ) -> bytes:
-    """The JSON bytes of a version 1 manifest."""
+    """Return a version 1 manifest as JSON bytes."""
     manifest = Manifest(1, list(tiers), common, dict(sorted(sha256.items())), base_width)
     return msgspec.json.format(msgspec.json.encode(manifest), indent=2)

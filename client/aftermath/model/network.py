@@ -22,22 +22,25 @@ from aftermath.model.config import ModelConfig
 # position 0 and only grows, or is cut back, up to `ModelConfig.cacheable`: beyond it, positions
 # would change cached values.
 class LayerCache:
-    """One layer's."""
+    """The keys and values of one layer."""
 
     def __init__(self) -> None:
-        self._kept: tuple[Tensor, Tensor] | None = None
+        self._cached: tuple[Tensor, Tensor] | None = None
 
     def joined(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values [B, n, S, K] of all tokens seen, these [B, n, T, K] being the last."""
-        if self._kept is not None:
-            key, value = torch.cat((self._kept[0], key), 2), torch.cat((self._kept[1], value), 2)
-        self._kept = key, value
+        """Append keys and values [B, n, T, K]. Return those of all tokens seen, [B, n, S, K]."""
+        if self._cached is not None:
+            key, value = (
+                torch.cat((self._cached[0], key), 2),
+                torch.cat((self._cached[1], value), 2),
+            )
+        self._cached = key, value
         return key, value
 
     def cut(self, length: int) -> None:
         """Forget all but the first tokens."""
-        if self._kept is not None:
-            self._kept = self._kept[0][:, :, :length], self._kept[1][:, :, :length]
+        if self._cached is not None:
+            self._cached = self._cached[0][:, :, :length], self._cached[1][:, :, :length]
 
 
 class TextCache:
@@ -101,34 +104,32 @@ class LanguageModel(nn.Module, ABC):
     can_recompute: bool = True
 
     def take_part(self, rank: int, ranks: int) -> None:
-        """Compute with this rank's part of what its config's `tensor_plan` cuts, the matrices being
-        cut already.
+        """Prepare for tensor parallelism, after the matrices of `tensor_plan` were cut.
 
-        Nothing to do for what works by the sizes of its matrices.
+        Modules that take their sizes from their matrices need no preparation.
         """
 
     def forward(self, input_ids: Tensor) -> Tensor:
-        """Next-token logits [B, T, V] of token ids [B, T]."""
+        """Return next-token logits [B, T, V] of token ids [B, T]."""
         return self.head(self.body(input_ids))
 
     @abstractmethod
     def body(self, input_ids: Tensor, cache: TextCache | None = None) -> Tensor:
-        """What the logits are made of, [B, T, D], of token ids [B, T].
+        """Return the last hidden states [B, T, D] of token ids [B, T].
 
-        With a cache they follow the tokens that it has seen, and are seen by it then: at most
+        With a cache, the tokens follow those in the cache and are added to it, up to
         `config.cacheable`.
         """
 
     @abstractmethod
     def head(self, hidden: Tensor) -> Tensor:
-        """Logits [..., V] of [..., D]."""
+        """Return logits [..., V] of hidden states [..., D]."""
 
     def loss(self, input_ids: Tensor, labels: Tensor | None = None) -> Tensor:
-        """Mean cross-entropy in fp32, nats per token, of predicting tokens 1..T-1 of [B, T] from
-        those before them.
+        """Return the mean next-token cross-entropy of [B, T] in fp32 and nats per token.
 
-        With `labels` [B, T], those are predicted instead, each at its own place; -100 (as in torch)
-        is not learnt, and the mean is over the others, or 0 where there is none.
+        With `labels` [B, T], predict each label at its own position instead. A label of -100 (as in
+        torch) is ignored. The mean over no labels is 0.
         """
         hidden = self.body(input_ids[:, :-1])  # [B, T-1, D]
         wanted = (input_ids if labels is None else labels)[:, 1:].flatten()  # [B (T-1)]
@@ -149,7 +150,7 @@ class LanguageModel(nn.Module, ABC):
     # A layer's input is its own graph node, so gradients of one layer are summed before others are
     # added. FSDP2 sums in this order, and the order decides the bits.
     def through(self, layer: Callable[..., Tensor], *inputs: Any) -> Tensor:
-        """What a layer makes of its inputs, computed twice where that is asked for."""
+        """Return `layer(*inputs)`, recomputed in the backward pass if `recompute` is set."""
         inputs = tuple(
             given.view_as(given) if isinstance(given, Tensor) else given for given in inputs
         )
@@ -157,11 +158,9 @@ class LanguageModel(nn.Module, ABC):
 
 
 LOGITS_AT_ONCE = 1 << 25
-"""Numbers: 128 MiB of them."""
+"""Maximum logits at a time: 128 MiB of fp32."""
 LOGITS_AT_ONCE_ON_A_GPU = (1 << 31) - 1
-"""The most logits at a time on a GPU, which is slower with fewer: they are computed twice.
-Their memory counts where `PassSize` chooses how many sequences fit.
-"""
+"""Maximum logits at a time on a GPU, which is slower with fewer. `PassSize` accounts for them."""
 
 
 def again(compute: Callable[..., Tensor], *inputs: Any) -> Tensor:

@@ -22,17 +22,17 @@ from aftermath.rules.model import Checkpoint
 
 @dataclass(frozen=True)
 class Outline:
-    """What a checkpoint says of its model, without the weights."""
+    """The config and tokenizer of a checkpoint, without its weights."""
 
     config: Mapping[str, Any]
     """The document of its `config.json`."""
     companions: Mapping[str, bytes] = field(default_factory=dict)
-    """The tokenizer's and generation's files, those that it has."""
+    """Bytes of the tokenizer's and generation's files, by name."""
     place: str = "members"
-    """Where it is from: a directory, or who gave it."""
+    """The source as shown in messages: a directory, or `members`."""
 
     def config_json(self) -> bytes:
-        """The config as a file."""
+        """Return the config as the bytes of a file."""
         return json.dumps(self.config, indent=2).encode()
 
     def tokenizer(self) -> Tokenizer:
@@ -42,7 +42,7 @@ class Outline:
 
 
 def read_outline(checkpoint: Checkpoint, access: RunAccess = TRUSTING) -> Outline:
-    """The outline at a checkpoint's place; of one on the Hub no weights are fetched.
+    """Return the outline of a checkpoint, without fetching weights.
 
     Raises CheckpointError, Unsuitable.
     """

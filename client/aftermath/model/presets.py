@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 
 class SizeLimits(NamedTuple):
-    """The least and the most."""
+    """The minimum and the maximum of a size."""
 
     ge: int
     le: int

@@ -15,7 +15,7 @@ from aftermath.base.errors import shown
 from aftermath.model.config import ModelConfigError
 
 SCALES = "_scale_inv"
-"""What a tensor's scales are called, behind the name of the tensor."""
+"""Suffix of the name of a tensor's scales."""
 _BUFFERS = r"(rotary_emb\.inv_freq|\.attn\.(bias|masked_bias)|\.attention\.(bias|masked_bias))$"
 """Names of buffers that transformers before 4.40 saved: frequencies and causal masks."""
 _LARGEST_BLOCK = 1 << 16
@@ -27,12 +27,12 @@ _MOST_FURTHER = 16
 # other unknown layers are errors. Saved checkpoints are plain.
 @dataclass(frozen=True)
 class Form:
-    """What a reader must know of files in addition to the model's shapes."""
+    """The format of published files, in addition to the model's shapes."""
 
     block: tuple[int, int] | None = None
-    """Rows and columns that share a scale, of tensors in fp8; None where there are none."""
+    """Rows and columns that share a scale in fp8 tensors; None without fp8."""
     foreign: tuple[str, ...] = ()
-    """How the names begin of tensors that are no part of the model."""
+    """Name prefixes of tensors that are not part of the model."""
 
 
 PLAIN = Form()
@@ -50,18 +50,20 @@ class FileNames:
         self._ignored = re.compile("|".join([_BUFFERS, *ignored]))
 
     def tensor(self, listed: str) -> str | None:
-        """The tensor that a file lists under this name, None if the model has no such tensor."""
+        """Return the tensor of this name in a file, or None if the model has no such tensor."""
         if listed in self._known:
             return listed
         return prefixed if (prefixed := self._prefix + listed) in self._known else None
 
     def is_buffer(self, listed: str) -> bool:
-        """Whether the name is of something that transformers passes over as well."""
+        """Return whether the name is of a buffer, which transformers ignores as well."""
         return self._ignored.search(listed) is not None
 
 
 def form_of(hf_config: Mapping[str, Any]) -> Form:
-    """Return what a `config.json` says of its weight files. Raises ModelConfigError."""
+    """Return the format of the weight files that a `config.json` describes. Raises
+    ModelConfigError.
+    """
     return Form(_block(hf_config.get("quantization_config")), _foreign(hf_config))
 
 
@@ -97,7 +99,7 @@ def _foreign(hf_config: Mapping[str, Any]) -> tuple[str, ...]:
     ):
         raise ModelConfigError(
             f"config.json: num_nextn_predict_layers must be an integer from 0 to {_MOST_FURTHER}, not {shown(further)}",
-            "Take the file as published",
+            "Use the file as published",
         )
     if not isinstance(layers, int):
         return ()

@@ -25,8 +25,7 @@ def resolve(
     cache_dir: Path | None = None,
     access: RunAccess = TRUSTING,
 ) -> Path:
-    """A directory that `checkpoint.load` reads for this tier; from the Hub only the tier's files
-    are fetched.
+    """Return a directory for `checkpoint.load`. From the Hub, fetch only the tier's files.
 
     Raises CheckpointError or ModelConfigError.
     """
@@ -64,7 +63,7 @@ def load_hf_config(
     cache_dir: Path | None = None,
     access: RunAccess = TRUSTING,
 ) -> dict[str, Any]:
-    """The checkpoint's config.json, without its weights. Raises CheckpointError."""
+    """Return a checkpoint's config.json, without its weights. Raises CheckpointError."""
     require_place(checkpoint)
     return hf_config(_config_file(checkpoint, cache_dir, access))
 
@@ -72,9 +71,9 @@ def load_hf_config(
 def outline_directory(checkpoint: Checkpoint, access: RunAccess = TRUSTING) -> Path:
     """Return a directory with config.json and any tokenizer files. Raises CheckpointError."""
     require_place(checkpoint)
-    here = _local(checkpoint, access)
-    if here is not None and (checkpoint.kind is CheckpointKind.LOCAL or here.is_dir()):
-        return here
+    directory = _local(checkpoint, access)
+    if directory is not None and (checkpoint.kind is CheckpointKind.LOCAL or directory.is_dir()):
+        return directory
     from aftermath.model import hub
 
     return hub.download_outline(
@@ -83,7 +82,7 @@ def outline_directory(checkpoint: Checkpoint, access: RunAccess = TRUSTING) -> P
 
 
 def _config_file(checkpoint: Checkpoint, cache_dir: Path | None, access: RunAccess) -> Path:
-    """Where its config.json is, fetched if need be."""
+    """Return the path of a checkpoint's config.json. Fetch it if necessary."""
     here = _local(checkpoint, access)
     if here is not None and (
         checkpoint.kind is CheckpointKind.LOCAL or is_file(here / "config.json")
@@ -98,10 +97,9 @@ def _config_file(checkpoint: Checkpoint, cache_dir: Path | None, access: RunAcce
 
 
 def _local(checkpoint: Checkpoint, access: RunAccess) -> Path | None:
-    """The directory of a Local checkpoint, or the one that a Dummy may mean; None if it names a
-    repository.
+    """Return the directory of a Local or Dummy checkpoint, or None if it names a repository.
 
-    Raises Unsuitable for a Local one that may not be opened.
+    Raises Unsuitable if the run may not open a Local one.
     """
     if checkpoint.kind is CheckpointKind.LOCAL:
         return _opened(checkpoint, access)
@@ -119,8 +117,8 @@ def require_place(checkpoint: Checkpoint) -> None:
     """Raise CheckpointError for an invalid name: any tier-0 member may have chosen it."""
     if checkpoint.kind is CheckpointKind.NONE or not checkpoint.repo:
         raise CheckpointError(
-            "the run names no checkpoint, and no model whose shape it has",
-            "Its owner has to set [model.LLM.checkpoint] with update-config: Local, Hub, or Dummy with a repo_id",
+            "the run names no checkpoint and no model shape",
+            "Ask its owner to set [model.LLM.checkpoint] with update-config: Local, Hub, or Dummy with a repo_id",
         )
     if checkpoint.kind is CheckpointKind.HUB and not is_repository(checkpoint.repo):
         raise CheckpointError(

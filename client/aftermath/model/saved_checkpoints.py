@@ -21,18 +21,17 @@ _ASIDE = rf"{re.escape(_REPLACED)}\d{{1,12}}"
 
 
 def step_directory(directory: Path, run_id: str, step: int) -> Path:
-    """Where the run's checkpoint of a step is, or will be."""
+    """Return the directory of a step's checkpoint, which may not exist."""
     return directory / f"{file_name(run_id)}{_STEP}{step}"
 
 
 def saved_steps(directory: Path, run_id: str) -> list[Path]:
-    """The run's checkpoints in a directory, oldest step first."""
+    """Return the run's checkpoints in a directory, oldest step first."""
     return sorted(_named(directory, re.escape(file_name(run_id)) + _STEPS), key=step_of)
 
 
 def stem_of_run(directory: Path, run_id: str, identity: str) -> str:
-    """Return the prefix of a run's checkpoint names: its run id, plus `identity` if another run
-    uses that name here.
+    """Return the prefix of a run's checkpoint names: its id, plus `identity` if the id is taken.
 
     A run id can be reused after a close, or on another network. A checkpoint's mark records the
     run's identity.
@@ -49,7 +48,7 @@ def maker_name(identity: str) -> str:
 
 
 def is_removable(path: Path) -> bool:
-    """Whether a directory bears a name by which `prune` removes it, of whichever run."""
+    """Return whether a directory has a name that `prune` removes, for any run."""
     return re.fullmatch(rf".+{_STEPS}({_ASIDE})?", path.name) is not None
 
 
@@ -58,11 +57,10 @@ def is_removable(path: Path) -> bool:
 def prune(
     directory: Path, run_id: str, step: int, keep_steps: int, needed: Collection[Path]
 ) -> None:
-    """Remove the run's checkpoints but the newest `keep_steps` (at least 1) and those that are
-    `needed`.
+    """Remove the run's checkpoints except the newest `keep_steps` (at least 1) and the `needed`.
 
-    `step` is where the run is now. Checkpoints beyond it are of a past that its owner has left by
-    going back: they count as older than all others, and those that were moved aside as older still.
+    `step` is the run's current step. Later checkpoints date from before a rewind and count as older
+    than all others. Checkpoints that were moved aside count as the oldest.
     """
     steps = saved_steps(directory, run_id)
     left = [path for path in steps if step_of(path) > step]
@@ -77,7 +75,7 @@ def prune(
 
 
 def among(path: Path, others: Collection[Path]) -> bool:
-    """Return whether a directory is one of `others`, which may be invalid paths of the chain."""
+    """Return whether a directory is one of `others`, which may be invalid paths from the chain."""
     for other in others:
         with contextlib.suppress(OSError, ValueError):
             if path.samefile(other):
@@ -86,7 +84,9 @@ def among(path: Path, others: Collection[Path]) -> bool:
 
 
 def move_aside(target: Path, place: Path) -> Path:
-    """Move a step's directory aside, name `place` after the step, return the former's new name."""
+    """Move the directory `target` aside and rename `place` to `target`. Return the moved one's
+    path.
+    """
     before = [_number(path) for path in _replaced(target.parent, target.name.rpartition(_STEP)[0])]
     aside = target.with_name(f"{target.name}{_REPLACED}{max(before, default=0) + 1}")
     target.rename(aside)
@@ -99,7 +99,7 @@ def move_aside(target: Path, place: Path) -> Path:
 
 
 def _replaced(directory: Path, stem: str) -> list[Path]:
-    """What was moved aside of a run, in that order."""
+    """Return a run's directories that were moved aside, oldest first."""
     return sorted(_named(directory, re.escape(stem) + _STEPS + _ASIDE), key=_number)
 
 
@@ -108,7 +108,7 @@ def _named(directory: Path, pattern: str) -> list[Path]:
 
 
 def step_of(path: Path) -> int:
-    """The step of one of `saved_steps`."""
+    """Return the step of a path from `saved_steps`."""
     return int(path.name.rpartition(_STEP)[2])
 
 
@@ -117,5 +117,5 @@ def _number(replaced: Path) -> int:
 
 
 def file_name(run_id: str) -> str:
-    """The run id as a file name: it comes from the chain and may hold anything."""
+    """Return a run id as a file name. The id comes from the chain and may contain anything."""
     return re.sub(r"[^A-Za-z0-9_.-]", "_", run_id).lstrip(".") or "_"

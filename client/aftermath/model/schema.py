@@ -21,22 +21,20 @@ from aftermath.model.config import MAX_TIERS, ModelConfig
 
 
 def is_table(name: str) -> bool:
-    """Whether a tensor has a row for every token: an embedding, or the output head."""
+    """Return whether a tensor has a row for every token: an embedding, or the output head."""
     return "embed" in name or name.endswith(("lm_head.weight", "wte.weight", "wpe.weight"))
 
 
 def is_hidden_matrix(name: str, shape: Sequence[int]) -> bool:
-    """Whether a tensor maps activations to activations: what Muon is for, and no table with a row
-    for every token.
+    """Return whether a tensor is a hidden matrix, which Muon can update.
 
-    It may be a stack of such maps (experts); filters of one channel each, as of convolutions over
-    time, are none.
+    A stack of matrices (experts) counts too. Tables of tokens and depthwise filters do not.
     """
     return not is_table(name) and (len(shape) == 2 or (len(shape) > 2 and min(shape[-2:]) > 1))
 
 
 class SchemaError(AftermathError):
-    """The settings give no valid schema, or bytes that claim to be one are not."""
+    """The settings or bytes do not give a valid schema."""
 
     code = "schema"
 
@@ -54,12 +52,12 @@ class Segment:
 
     @property
     def numel(self) -> int:
-        """Parameters."""
+        """Return the number of parameters."""
         return math.prod(self.shape)
 
 
 def cut(config: ModelConfig, tiers: int) -> tuple[Segment, ...]:
-    """Every segment of a run's model in canonical order: level descending, then name."""
+    """Return all segments of a run's model in canonical order: level descending, then name."""
     held = [config.parameter_shapes(tier) for tier in range(tiers)]
     below: list[Mapping[str, tuple[int, ...]]] = [*held[1:], {}]
     return tuple(
@@ -71,7 +69,7 @@ def cut(config: ModelConfig, tiers: int) -> tuple[Segment, ...]:
 
 
 def prefix(shape: Sequence[int]) -> tuple[slice, ...]:
-    """Where in the full model's tensor lies what a tier holds of it, in this shape."""
+    """Return the slices of the full tensor that a tier's tensor of this shape holds."""
     return tuple(map(slice, shape))
 
 
@@ -108,7 +106,7 @@ def _segment(
 # Canonical JSON gives one document the same bytes on every machine: sorted keys, no spaces, ASCII,
 # and floats as the text of their shortest repr.
 def canonical(document: Mapping[str, Any]) -> bytes:
-    """The bytes of a document without floats."""
+    """Return the bytes of a document without floats."""
     return json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
 
 
@@ -179,12 +177,12 @@ class StateSchema:
 
     @property
     def levels(self) -> int:
-        """Levels are 0 .. levels-1; there are as many as tiers."""
+        """Return the number of levels, which equals the number of tiers."""
         return self.tiers
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """The sizes of the tiers (`ModelConfig.size`): FFN hidden units by default."""
+        """Return the sizes of the tiers (`ModelConfig.size`): FFN hidden units by default."""
         return tuple(self.config.size(tier) for tier in range(self.tiers))
 
     def of_level(self, level: int) -> tuple[Segment, ...]:
@@ -192,16 +190,18 @@ class StateSchema:
         return self._by_level[checked_level(level, self.levels)]
 
     def held_by(self, tier: int) -> tuple[Segment, ...]:
-        """The segments of a tier-k replica (levels >= k) in canonical order. Raises SchemaError."""
+        """Return the segments of a tier-k replica (levels >= k) in canonical order. Raises
+        SchemaError.
+        """
         checked_level(tier, self.levels)
         return tuple(segment for segment in self.segments if segment.level >= tier)
 
     def parameters(self, tier: int = 0) -> int:
-        """Number of parameters of a tier-k replica."""
+        """Return the number of parameters of a tier-k replica."""
         return sum(segment.numel for segment in self.held_by(tier))
 
     def document(self) -> dict[str, Any]:
-        """The schema as JSON values, without floats."""
+        """Return the schema as JSON values, without floats."""
         return {
             "model": portable(_said(self.config) | {"model_type": self.config.MODEL_TYPE}),
             "dtype": "float32",
@@ -217,8 +217,7 @@ class StateSchema:
 
 
 def state_schema(hf_config: Mapping[str, Any], tiers: int) -> StateSchema:
-    """The state schema of a run from a model's `config.json` (of any tier: the full model is what
-    counts).
+    """Return the state schema of a run from a `config.json` of any tier.
 
     Raises WidthNotDivisible, ModelConfigError or SchemaError.
     """
@@ -226,7 +225,7 @@ def state_schema(hf_config: Mapping[str, Any], tiers: int) -> StateSchema:
 
 
 def state_of_inputs(given: StateInputs) -> StateSchema:
-    """The state schema that a document's inputs give. Raises as `state_schema` does."""
+    """Return the state schema that a document's inputs give. Raises as `state_schema` does."""
     made = config_type(given.model)
     fields = [(key, field) for key, field in made.model_fields.items() if field.annotation is float]
     reals = [
@@ -239,12 +238,12 @@ def state_of_inputs(given: StateInputs) -> StateSchema:
 
 
 def same_model(one: ModelConfig, other: ModelConfig) -> bool:
-    """Whether two configs say the same in all that a schema has."""
+    """Return whether two configs are equal in all fields that a schema contains."""
     return one.MODEL_TYPE == other.MODEL_TYPE and _said(one) == _said(other)
 
 
 def _said(config: ModelConfig) -> dict[str, Any]:
-    """A config's fields, as far as they belong to a schema and say something."""
+    """Return a config's fields that belong to a schema and are not at an omitted default."""
     fields = type(config).model_fields
     silent = {key for key in config.LATER if getattr(config, key) == fields[key].default}
     return config.model_dump(exclude=_NOT_IN_SCHEMA | silent)

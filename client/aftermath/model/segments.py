@@ -44,7 +44,7 @@ def view(params: Mapping[str, Tensor], segment: Segment) -> Tensor:
 
 
 def level_hash(params: Mapping[str, Tensor], schema: StateSchema, level: int) -> bytes:
-    """The 32-byte hash of a level, as the chain holds it: the root of its segments' digests."""
+    """Return the 32-byte hash of a level as on chain: the root of its segments' digests."""
     return level_root(
         schema, level, [segment_digest(params, segment) for segment in schema.of_level(level)]
     )
@@ -54,9 +54,11 @@ def level_hash(params: Mapping[str, Tensor], schema: StateSchema, level: int) ->
 # a level have the same hash. A peer offers the digests; they are checked against the chain first,
 # and each segment on arrival.
 def level_root(schema: StateSchema, level: int, digests: Sequence[bytes]) -> bytes:
-    """SHA-256 (32 bytes) over a domain prefix and, for each segment of the level in canonical
-    order: its name, a zero byte, the 32-byte BLAKE3 of its bytes. Raises ValueError unless there
-    are as many digests as segments.
+    """Return the SHA-256 over a domain prefix and the level's segments in canonical order.
+
+    A segment adds its name, a zero byte and the 32-byte BLAKE3 of its bytes. Raises ValueError
+    unless there are as many digests as segments.
+
     """
     root = hashlib.sha256(_LEVEL_DOMAIN)
     for segment, digest in zip(schema.of_level(level), digests, strict=True):
@@ -65,7 +67,7 @@ def level_root(schema: StateSchema, level: int, digests: Sequence[bytes]) -> byt
 
 
 def segment_digest(params: Mapping[str, Tensor], segment: Segment) -> bytes:
-    """BLAKE3 (32 bytes) of the segment's bytes."""
+    """Return the 32-byte BLAKE3 of the segment's bytes."""
     digest = blake3()
     for part in _parts(view(params, segment)):
         digest.update(part)
@@ -73,7 +75,7 @@ def segment_digest(params: Mapping[str, Tensor], segment: Segment) -> bytes:
 
 
 def segment_bytes(params: Mapping[str, Tensor], segment: Segment) -> bytes:
-    """The segment's values, `4 * segment.numel` bytes."""
+    """Return the segment's values, `4 * segment.numel` bytes."""
     return b"".join(_parts(view(params, segment)))
 
 
@@ -94,7 +96,7 @@ def write_segment(
 
 
 def _parts(tensor: Tensor) -> Iterator[memoryview]:
-    """The tensor's bytes in row-major order; contiguous host memory is never copied."""
+    """Return the tensor's bytes in row-major order; contiguous host memory is never copied."""
     if tensor.is_contiguous() and tensor.device.type == "cpu":
         yield _bytes(tensor)
         return

@@ -44,7 +44,7 @@ RESERVE = 1 << 20  # bytes that must stay free in addition to a checkpoint's ten
 # Weights above this size go into several files with an index, as the Hub does. Only one file is
 # prepared at a time.
 SHARD_BYTES = 5 * 10**9
-"""The size of one file of weights, unless a single tensor is larger."""
+"""Maximum size of one file of weights, unless a single tensor is larger."""
 _NAME_ONE = "Name a directory that you may write to"
 _FREE = "Free some space, or name a directory on another disk"
 # followed by the process's id
@@ -54,7 +54,7 @@ _SCRATCH = "aftermath-checkpoint-"
 
 @dataclass(frozen=True)
 class Saved:
-    """A step's directory, and where another model of that step was moved to make room for it."""
+    """A step's directory, and the new path of another model of that step, if there was one."""
 
     place: Path
     replaced: Path | None
@@ -78,8 +78,8 @@ def save(
 
     `identity` (see `Run.identity`) tells apart runs that share a run id. `companions` are the
     tokenizer's files (see `read_companions`). Another model of that step is moved aside, unless it
-    is among the `needed`; without these nothing is. Raises CheckpointError; earlier checkpoints are
-    then untouched.
+    is in `needed` or `needed` is None. Raises CheckpointError, and leaves earlier checkpoints
+    unchanged.
     """
     target = step_directory(directory, stem_of_run(directory, run_id, identity), step)
 
@@ -92,7 +92,7 @@ def save(
 
 
 def scratch() -> Path:
-    """Yield a new temporary directory for a checkpoint that is not stored here."""
+    """Return a new temporary directory for a checkpoint that is only uploaded."""
     return Path(tempfile.mkdtemp(prefix=f"{_SCRATCH}{os.getpid()}-"))
 
 
@@ -121,11 +121,10 @@ def write_checkpoint(
     made_by: str = "aftermath",
     dtype: torch.dtype = torch.float32,
 ) -> None:
-    """Write a tier's Hugging Face directory (tier 0: the full model) to `target`, its numbers
-    rounded to `dtype`.
+    """Write a tier's Hugging Face directory (tier 0: the full model) to `target`, in `dtype`.
 
-    An earlier directory of the command `made_by` is replaced. Raises OutputError for any other (see
-    base/outputs.py).
+    Replace an earlier directory of the command `made_by`. Raises OutputError if `target` is any
+    other directory (see base/outputs.py).
     """
     check_directory(target, made_by)
     _write(
@@ -178,7 +177,7 @@ def _write(
 
 
 def _write_weights(place: Path, weights: Mapping[str, Tensor], dtype: torch.dtype) -> None:
-    """One file, or several and their index."""
+    """Write the weights to one file, or to several files and their index."""
     from huggingface_hub import split_state_dict_into_shards_factory
 
     parts = split_state_dict_into_shards_factory(
@@ -201,15 +200,15 @@ def _json(document: Mapping[str, Any]) -> str:
 
 
 def publish(target: Path, fill: Callable[[Path], None], made_by: str = "aftermath") -> None:
-    """Fill a new directory next to `target`, force it to disk and rename it; raises as
-    `write_checkpoint` does.
+    """Fill a new directory next to `target`, sync it and rename it. Raises like
+    `write_checkpoint`.
     """
     check_directory(target, made_by)
     _publish(target.parent, fill, lambda place: _replace(place, target, made_by))
 
 
 def _publish(directory: Path, fill: Callable[[Path], None], settle: Callable[[Path], T]) -> T:
-    """Fill a new directory, force it to disk and have `settle` rename it; what that returns."""
+    """Fill a new directory, sync it, and return the result of `settle`, which renames it."""
     place = Path(tempfile.mkdtemp(prefix=f"{_PARTIAL}{os.getpid()}-", dir=directory))
     try:
         fill(place)
@@ -232,10 +231,10 @@ def _replace(place: Path, target: Path, made_by: str) -> None:
 
 
 def _give_name(place: Path, target: Path, needed: Collection[Path] | None) -> Path | None:
-    """Rename `place`, unless there is a `target` with the same model; where another one was moved
-    to, if it was.
+    """Rename `place` to `target`, unless `target` holds the same model.
 
-    CheckpointError if that may not be moved (see `save`).
+    Return the new path of another model that was moved aside, or None. Raises CheckpointError if it
+    must not be moved (see `save`).
     """
     with alone_in(target.parent):
         try:
@@ -246,10 +245,10 @@ def _give_name(place: Path, target: Path, needed: Collection[Path] | None) -> Pa
                 raise
         if _same_model(place, target):
             return None
-        ours = target.is_dir() and not target.is_symlink()
-        if needed is None or among(target, needed) or not ours:
+        own_digest = target.is_dir() and not target.is_symlink()
+        if needed is None or among(target, needed) or not own_digest:
             raise CheckpointError(
-                f"{target} holds another model of that name, and stays as it is",
+                f"{target} holds another model of that name, so the new one is not saved there",
                 "Move it away if the run no longer needs it, or keep checkpoints in another directory",
             )
         return move_aside(target, place)
@@ -263,8 +262,9 @@ def _same_model(place: Path, other: Path) -> bool:
 
 @contextmanager
 def writing(directory: Path) -> Iterator[None]:
-    """Make the directory for the block, and turn what the system and safetensors say of a failed
-    write into a CheckpointError. After an error no new empty directory is left.
+    """Create the directory for the block. Raise failed writes as CheckpointError.
+
+    After an error, remove the directory if it is new and empty.
     """
     with write_errors(directory), parents_made(directory):
         yield
@@ -272,7 +272,7 @@ def writing(directory: Path) -> Iterator[None]:
 
 @contextmanager
 def write_errors(directory: Path) -> Iterator[None]:
-    """Turn what the system and safetensors say of a failed write into a CheckpointError."""
+    """Raise failed writes of the system and of safetensors as CheckpointError."""
     try:
         yield
     except Exception as error:

@@ -23,9 +23,9 @@ def load_tokenizer(directory: Path) -> Tokenizer:
 def tokenizer_of(
     data: bytes | None, where: str, companions: Mapping[str, bytes] | None = None
 ) -> Tokenizer:
-    """The tokenizer in the bytes of the file at `where`, if there is one. Raises CheckpointError.
+    """Return the tokenizer in the bytes of the file `where`, or None. Raises CheckpointError.
 
-    `companions` are the checkpoint's other files, which say what its special tokens are.
+    `companions` are the checkpoint's other files, which name the special tokens.
     """
     if data is None:
         raise CheckpointError(f"there is no {where}", FIX)
@@ -33,7 +33,7 @@ def tokenizer_of(
 
 
 def check_vocabulary(tokenizer: Tokenizer, vocab_size: int) -> None:
-    """Raises CheckpointError for a tokenizer with tokens that the model lacks."""
+    """Raise CheckpointError if the tokenizer has ids outside the model's vocabulary."""
     if (count := tokenizer.vocab_size) > vocab_size:
         raise CheckpointError(
             f"the checkpoint's tokenizer has ids up to {count - 1}, and the model's vocabulary has {vocab_size}",
@@ -43,7 +43,7 @@ def check_vocabulary(tokenizer: Tokenizer, vocab_size: int) -> None:
 
 @dataclass(frozen=True)
 class Prompt:
-    """What a text begins with, how many tokens more it gets, and the tokenizer of both."""
+    """A prompt, the number of tokens to add, and the tokenizer."""
 
     text: str
     tokens: int
@@ -51,7 +51,7 @@ class Prompt:
 
     @cached_property
     def ids(self) -> list[int]:
-        """The tokens of the beginning."""
+        """Return the token ids of the prompt."""
         return self.tokenizer.encode(self.text)
 
     def continued(self, ids: Sequence[int]) -> str:
@@ -66,7 +66,7 @@ class Prompt:
             raise UsageError("the prompt is not text", "Pass it in UTF-8") from None
         ids = self.ids
         if not ids:
-            raise UsageError("the prompt has no token", "Pass at least one letter as prompt")
+            raise UsageError("the prompt is empty", "Pass a prompt of at least one letter")
         if max(ids) >= vocab_size:
             raise CheckpointError(
                 f"the checkpoint's tokenizer gives a token {max(ids)}, and the model's vocabulary has {vocab_size}",

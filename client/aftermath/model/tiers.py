@@ -38,7 +38,7 @@ class TierShape(BaseModel):
 
     @classmethod
     def of(cls, layers: Sequence[tuple[int, int, int]]) -> TierShape:
-        """The first layers, with these sizes in the order of `SIZES`."""
+        """Return a shape of the first layers, with these sizes in the order of `SIZES`."""
         return cls(
             layers=tuple(range(len(layers))),
             **dict(zip(SIZES, zip(*layers, strict=True), strict=True)),
@@ -46,17 +46,17 @@ class TierShape(BaseModel):
 
     @model_serializer
     def document(self) -> dict[str, tuple[int, ...]]:
-        """The entry as a file names it."""
+        """Return the entry as in a `config.json`."""
         parts = {part: tuple(size for size in getattr(self, part) if size) for part in SIZES}
         return {"layers": self.layers} | {part: sizes for part, sizes in parts.items() if sizes}
 
     @property
     def units(self) -> int:
-        """Layers, heads and hidden units together: less of any of these is less of them."""
+        """Return the sum of layers, heads and hidden units: a measure of the size."""
         return len(self.layers) + sum(sum(getattr(self, part)) for part in SIZES)
 
     def of_layer(self, layer: int) -> tuple[int, int]:
-        """(hidden units, heads) of a layer; of one of experts the units of each."""
+        """Return (hidden units, heads) of a layer; for experts the hidden units of each."""
         place = self.layers.index(layer)
         return self.intermediate_size[place] or self.moe_intermediate_size[
             place
@@ -64,10 +64,10 @@ class TierShape(BaseModel):
 
 
 def tier_shapes(entries: object, whole: TierShape, allowed: Sequence[str]) -> tuple[TierShape, ...]:
-    """What the entries of `matformer_tiers` say, each against the tier before it; the first against
-    `whole`.
+    """Return the shapes of tiers 1, 2, ... from the entries of `matformer_tiers`.
 
-    `allowed` are the parts that the architecture can cut. Raises ModelConfigError.
+    An entry refers to the tier before it, the first one to `whole`. `allowed` are the parts that
+    the architecture can cut. Raises ModelConfigError.
     """
     if not isinstance(entries, list | tuple) or not 1 <= len(entries) < MAX_TIERS:
         raise _wrong(

@@ -28,13 +28,12 @@ _LARGEST_ID = 2**32 - 1
 
 
 class Tokenizer:
-    """The tokenizer in the bytes of a `tokenizer.json` at `where`; calls from several threads are
-    answered in turn.
+    """A tokenizer from the bytes of a `tokenizer.json`. It is thread-safe.
 
-    `companions` are its other files, by name, which say what its special tokens are.
+    `where` names the file in errors. `companions` are its other files by name, with the special
+    tokens.
 
-    Raises CheckpointError, in every call, if the file is not a tokenizer, or cannot answer. Its
-    process ends with it.
+    Every call raises CheckpointError if the file is not a tokenizer or the process cannot answer.
     """
 
     def __init__(
@@ -59,12 +58,12 @@ class Tokenizer:
 
     @cached_property
     def begin_id(self) -> int | None:
-        """The token that begins a text, if its files name one."""
+        """Return the token that begins a text, if its files name one."""
         return begin_id(self._companions, self.id_of)
 
     @cached_property
     def end_id(self) -> int | None:
-        """The token that ends a text, if its files name one or it has one of the usual ones."""
+        """Return the token that ends a text, by its files or by its usual name, or None."""
         return end_id(self._companions, self.id_of)
 
     def id_of(self, token: str) -> int | None:
@@ -80,15 +79,15 @@ class Tokenizer:
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """Return the tokens of a text; `special` adds the tokenizer's own around it."""
         failed = "cannot split a text into tokens"
-        found = self._ask(json.dumps({"text": text, "special": special}).encode(), failed)
-        if type(found) is not list or not all(
-            type(one) is int and 0 <= one <= _LARGEST_ID for one in found
+        ids = self._ask(json.dumps({"text": text, "special": special}).encode(), failed)
+        if type(ids) is not list or not all(
+            type(one) is int and 0 <= one <= _LARGEST_ID for one in ids
         ):
             raise self._unusable(failed, "it gives something else")
-        return found
+        return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of tokens."""
+        """Return the text of tokens."""
         failed = "cannot make a text of tokens"
         found = self._ask(json.dumps({"ids": list(ids)}).encode(), failed)
         if type(found) is not str:
@@ -137,7 +136,7 @@ def _exchanged(child: subprocess.Popen[bytes], message: bytes) -> bytes:
 def _exactly(answers: IO[bytes], size: int) -> bytes:
     found = answers.read(size)
     if len(found) < size:
-        raise OSError("its process ended over it, or had to be ended")
+        raise OSError("its process crashed or was stopped")
     return found
 
 

@@ -36,11 +36,9 @@ IdOf = Callable[[str], int | None]
 
 
 def files_of(place: Path) -> tuple[bytes, dict[str, bytes]]:
-    """Return a `tokenizer.json`, and by name its other files, which say what its special tokens
-    are.
+    """Return a `tokenizer.json`, and its other files by name, which name the special tokens.
 
-    `place` is that file or its folder. Raises CheckpointError, also for other formats by their
-    names.
+    `place` is the file or its folder. Raises CheckpointError, also for other tokenizer formats.
     """
     path = place / TOKENIZER_FILE if place.is_dir() else place
     if not path.is_file():
@@ -73,8 +71,7 @@ def same_tokens(one: bytes, other: bytes) -> bool:
 
 
 def without_limits(tokenizer: bytes) -> bytes:
-    """Return a `tokenizer.json` that neither cuts nor pads texts; one that does not is returned as
-    it is.
+    """Return a `tokenizer.json` without truncation and padding.
 
     Raises Malformed if it is not a JSON object.
     """

@@ -18,17 +18,15 @@ from tokenizers import Tokenizer
 
 LENGTH = struct.Struct("<I")
 _MOST_MEMORY = 2 << 30
-"""Bytes of address space, where the system bounds that."""
+"""Limit of address space in bytes, on systems that support one."""
 PATIENCE = 60
 """Seconds for one answer. Starting on a busy machine takes most of it."""
 
 
 def read(data: bytes) -> Tokenizer:
-    """Return the tokenizer of a file, which neither cuts nor pads. Raises ValueError if the file is
-    not a tokenizer.
+    """Return the tokenizer of a file, without truncation and padding. Raises ValueError.
 
-    A file saved by a training script may say that texts are cut or padded to a length. As in
-    transformers, that is for the caller of the tokenizer to ask.
+    A file from a training script may enable both. As in transformers, the caller decides instead.
     """
     tokenizer: Tokenizer = _told(lambda: Tokenizer.from_str(data.decode("utf-8-sig")))
     tokenizer.no_truncation()
@@ -68,20 +66,20 @@ def _told(call: Callable[[], Any]) -> Any:
 def _main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller ends it
     _bound_memory()
-    asked = sys.stdin.buffer
+    request = sys.stdin.buffer
     answers = sys.stdout.buffer
     tokenizer = None
-    while (message := _next(asked)) is not None:
+    while (message := _next(request)) is not None:
         _end_in(PATIENCE)
         try:
             if tokenizer is None:
                 tokenizer = read(message)
-                said: dict[str, object] = {"is": vocabulary_size(tokenizer)}
+                reply: dict[str, object] = {"is": vocabulary_size(tokenizer)}
             else:
-                said = {"is": answer(tokenizer, json.loads(message))}
+                reply = {"is": answer(tokenizer, json.loads(message))}
         except ValueError as error:
-            said = {"error": str(error)}
-        body = json.dumps(said).encode()
+            reply = {"error": str(error)}
+        body = json.dumps(reply).encode()
         _end_in(0)
         answers.write(LENGTH.pack(len(body)) + body)
         answers.flush()

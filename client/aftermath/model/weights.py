@@ -44,7 +44,7 @@ def read_scales(
     files: Sequence[Path], shapes: Mapping[str, tuple[int, ...]], block: tuple[int, int]
 ) -> dict[str, Tensor]:
     """Return the fp32 scales of these tensors by name. Raises CheckpointError."""
-    found: dict[str, Tensor] = {}
+    scales: dict[str, Tensor] = {}
     for path in files:
         try:
             with safe_open(path, framework="pt") as file:
@@ -52,33 +52,33 @@ def read_scales(
                     name = listed.removesuffix(SCALES)
                     if name == listed or name not in shapes:
                         continue
-                    if name in found:
+                    if name in scales:
                         raise CheckpointError(f"{path}: {listed} is also in another shard")
                     part = file.get_slice(listed)
-                    wanted = _blocks(shapes[name], block)
+                    names = _blocks(shapes[name], block)
                     shape = tuple(part.get_shape())
                     kind = part.get_dtype()
-                    if not wanted or shape != wanted or kind not in _SCALE_KINDS:
+                    if not names or shape != names or kind not in _SCALE_KINDS:
                         raise CheckpointError(
                             f"{path}: {listed} is {kind} {shape}, config.json says "
-                            + (f"F32 {wanted}" if wanted else "that it is none"),
+                            + (f"F32 {names}" if names else "that it is none"),
                             "Take weights and config.json from the same checkpoint",
                         )
-                    found[name] = part[:].to(torch.float32, copy=True)
-                    if bool((found[name] < 0).any()):
+                    scales[name] = part[:].to(torch.float32, copy=True)
+                    if bool((scales[name] < 0).any()):
                         raise CheckpointError(
                             f"{path}: {listed} has a scale below 0",
                             "Copy or download the checkpoint again",
                         )
         except (SafetensorError, OSError) as error:
             raise damaged(path, error) from None
-    return found
+    return scales
 
 
 def scaled(weights: Tensor, scales: Tensor, block: tuple[int, int]) -> Tensor:
-    """fp32 [rows, columns], changed in place, of which each block is multiplied by its scale.
+    """Multiply each block of fp32 [rows, columns] by its scale, in place, and return the tensor.
 
-    They may be the first rows and columns of what the scales are of.
+    `weights` may be the first rows and columns of the tensor that the scales belong to.
     """
     rows, columns = block
     for number, strip in enumerate(weights.split(rows)):
@@ -87,7 +87,7 @@ def scaled(weights: Tensor, scales: Tensor, block: tuple[int, int]) -> Tensor:
 
 
 def _blocks(shape: tuple[int, ...], block: tuple[int, int]) -> tuple[int, ...]:
-    """How many blocks a matrix has; what is none has no scales."""
+    """Return the number of blocks per dimension; empty unless `shape` is a matrix."""
     return (
         tuple(-(-size // edge) for size, edge in zip(shape, block, strict=True))
         if len(shape) == 2
@@ -110,11 +110,9 @@ def spared(config: ModelConfig, tier: int, form: Form) -> Callable[[str], bool]:
 def weight_files(
     directory: Path, without: Callable[[str], bool] = lambda name: False
 ) -> tuple[Path, ...]:
-    """The safetensors files of a checkpoint directory: the whole one, or those its index names, or
-    all there are.
+    """Return a checkpoint's safetensors files: `model.safetensors`, else the index's, else all.
 
-    Of those in the index, the ones that hold nothing but the tensors `without` which it will do are
-    left out.
+    Skip files of the index that hold only tensors accepted by `without`.
     """
     whole = directory / WEIGHTS_FILE
     index = directory / INDEX_FILE
@@ -146,88 +144,101 @@ def weight_files(
 def read_weights(
     files: Sequence[Path], config: ModelConfig, *, stored: int, tier: int, form: Form = PLAIN
 ) -> dict[str, Tensor]:
-    """fp32 tensors of `tier` from files that hold tier `stored` (the same tier, or 0), reading only
-    what is needed.
+    """Return the fp32 tensors of `tier` from files of tier `stored` (the same tier, or 0).
 
-    `form` is what `config.json` says of the files.
-
-    Raises CheckpointError when a tensor is missing, unknown, of another shape or type, or not
-    finite everywhere.
+    Read only the needed bytes. `form` describes the files, as `config.json` does. Raises
+    CheckpointError for a missing, unknown or misshapen tensor, or a value that is not finite.
     """
-    there = config.parameter_shapes(stored)
-    wanted = config.parameter_shapes(tier)
+    stored_shapes = config.parameter_shapes(stored)
+    shapes = config.parameter_shapes(tier)
     embedding, output = config.tables()
-    # a tied head may be there as well
-    needed = there.keys()
-    head = {output: there[embedding]}
-    there, wanted = head | there, head | wanted
-    names = {config.stored_name(name, stored): name for name in there}
+    needed = stored_shapes.keys() & shapes.keys()
+    # a tied head may be stored as well
+    head = {output: stored_shapes[embedding]}
+    is_tied = output not in stored_shapes
+    stored_shapes = head | stored_shapes
+    shapes = head | shapes
+    names = {config.stored_name(name, stored): name for name in stored_shapes}
     params: dict[str, Tensor] = {}
     pieces = config.pieces()
-    _require_bytes(files, [there[name] for name in {piece.name for piece in pieces.values()}])
-    apart = {piece.name: torch.empty(there[piece.name]) for piece in pieces.values()}
-    found: set[str] = set()  # of the pieces
-    passed: set[str] = set()  # what the files have and the tier does not hold
-    shapes = {listed: there[name] for listed, name in names.items()}
+    joined_shapes = {piece.name: stored_shapes[piece.name] for piece in pieces.values()}
+    _require_bytes(files, joined_shapes.values())
+    joined = {name: torch.empty(shape) for name, shape in joined_shapes.items()}
+    read_pieces: set[str] = set()
+    skipped: set[str] = set()  # in the files, but not in the tier
     for path in files:
         check_readable(path)
-    scales = read_scales(files, shapes, form.block) if form.block else {}
-    parts = _Parts(
-        form,
-        scales,
-        FileNames(names.keys() | pieces.keys(), config.base_prefix, config.ignored_names),
-    )
+    listed_shapes = {listed: stored_shapes[name] for listed, name in names.items()}
+    scales = read_scales(files, listed_shapes, form.block) if form.block else {}
+    known_names = FileNames(names.keys() | pieces.keys(), config.base_prefix, config.ignored_names)
+    parts = _Parts(form, scales, known_names)
     for path in files:
         try:
             with safe_open(path, framework="pt") as file:
                 for listed, tensor in parts.known(file.keys(), path):
                     if (piece := pieces.get(tensor)) is not None:
-                        if tensor in found:
+                        if tensor in read_pieces:
                             raise CheckpointError(f"{path}: {listed} is also in another shard")
-                        found.add(tensor)
-                        piece.of(apart[piece.name]).copy_(
-                            parts.read(file, listed, piece.shape, piece.shape, path)
-                        )
+                        read_pieces.add(tensor)
+                        data = parts.read(file, listed, piece.shape, piece.shape, path)
+                        piece.of(joined[piece.name]).copy_(data)
                         continue
                     name = names[tensor]
-                    if name in params or name in passed:
+                    if name in params or name in skipped:
                         raise CheckpointError(f"{path}: {listed} is also in another shard")
-                    if name in wanted:
-                        params[name] = parts.read(file, listed, there[name], wanted[name], path)
+                    if name in shapes:
+                        params[name] = parts.read(
+                            file, listed, stored_shapes[name], shapes[name], path
+                        )
                     else:
-                        passed.add(name)
+                        skipped.add(name)
         except (SafetensorError, OSError) as error:
             raise damaged(path, error) from None
+    directory = files[0].parent
     if parts.foreign:
         log.warning(
-            "%s: %s of layers that predict further tokens are left out",
-            files[0].parent,
+            "%s: skipped %s of layers that predict further tokens",
+            directory,
             counted(parts.foreign, "tensor"),
         )
-    lacking = {piece.name for listed, piece in pieces.items() if listed not in found}
-    if double := sorted(params.keys() & {pieces[listed].name for listed in found}):
+    if double := sorted(params.keys() & {pieces[listed].name for listed in read_pieces}):
         raise CheckpointError(
-            f"{files[0].parent} holds {double[0]} whole and in pieces", "Keep one of the two"
+            f"{directory} holds {double[0]} whole and in pieces", "Keep one of the two"
         )
-    params |= {name: tensor for name, tensor in apart.items() if name not in lacking}
-    missing = sorted((needed & wanted.keys()) - params.keys())
-    if missing:
-        hint = (
-            "Set tie_word_embeddings in config.json if the output head is tied"
-            if output in missing
-            else ""
-        )
-        raise CheckpointError(
-            f"{files[0].parent} lacks {counted(len(missing), 'tensor')}, first {missing[0]}", hint
-        )
-    if output not in needed and not torch.equal(
-        params.pop(output, params[embedding]), params[embedding]
-    ):
-        raise CheckpointError(
-            f"{files[0].parent}: {output} differs from the embedding, and config.json says tie_word_embeddings",
-            "Set tie_word_embeddings to false if the head counts; remove it from the file if it is left over",
-        )
+    incomplete = {piece.name for listed, piece in pieces.items() if listed not in read_pieces}
+    params |= {name: tensor for name, tensor in joined.items() if name not in incomplete}
+    _require_tensors(params, needed, output, directory)
+    if is_tied:
+        _require_tied_head(params, embedding, output, directory)
     return params
+
+
+def _require_tensors(
+    params: Mapping[str, Tensor], needed: Iterable[str], output: str, directory: Path
+) -> None:
+    """Raise CheckpointError if a needed tensor is missing."""
+    missing = sorted(name for name in needed if name not in params)
+    if not missing:
+        return
+    hint = (
+        "Set tie_word_embeddings in config.json if the output head is tied"
+        if output in missing
+        else ""
+    )
+    raise CheckpointError(
+        f"{directory} lacks {counted(len(missing), 'tensor')}, first {missing[0]}", hint
+    )
+
+
+def _require_tied_head(
+    params: dict[str, Tensor], embedding: str, output: str, directory: Path
+) -> None:
+    """Remove a stored copy of a tied head. Raises CheckpointError if it differs."""
+    if not torch.equal(params.pop(output, params[embedding]), params[embedding]):
+        raise CheckpointError(
+            f"{directory}: {output} differs from the embedding, but config.json sets tie_word_embeddings",
+            "Set tie_word_embeddings to false if the head counts; otherwise remove it from the file",
+        )
 
 
 def _require_bytes(files: Sequence[Path], shapes: Iterable[tuple[int, ...]]) -> None:
@@ -241,7 +252,7 @@ def _require_bytes(files: Sequence[Path], shapes: Iterable[tuple[int, ...]]) -> 
 
 
 class _Parts:
-    """Tensors out of files of a form, one by one."""
+    """Reads single tensors from files of a form."""
 
     def __init__(self, form: Form, scales: Mapping[str, Tensor], names: FileNames) -> None:
         self._form = form
@@ -250,9 +261,10 @@ class _Parts:
         self.foreign = 0  # tensors that are no part of the model
 
     def known(self, listed: Iterable[str], path: Path) -> list[tuple[str, str]]:
-        """(name in the file, name of the tensor) of each parameter. Names that transformers passes
-        over, and what the form has in addition to the model, are skipped. Raises CheckpointError
-        for any other name.
+        """Return (name in the file, name of the tensor) of each parameter.
+
+        Skip the names that transformers ignores and the form's additional tensors. Raises
+        CheckpointError for any other name.
         """
         known = []
         for name in listed:
@@ -270,7 +282,9 @@ class _Parts:
     def read(
         self, file: Any, name: str, there: tuple[int, ...], wanted: tuple[int, ...], path: Path
     ) -> Tensor:
-        """Return the first part [wanted] of a tensor [there] in fp32. Raises CheckpointError."""
+        """Return the first part [wanted] of a stored tensor [there] in fp32. Raises
+        CheckpointError.
+        """
         part = file.get_slice(name)
         shape = tuple(part.get_shape())
         kind = part.get_dtype()

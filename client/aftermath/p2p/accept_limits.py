@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import iroh
 
 from aftermath.base.rate_limit import TokenBucket, network_of
-from aftermath.p2p.limits import ARRIVALS_BURST, ARRIVALS_RATE, REMEMBERED_PEERS
+from aftermath.p2p.limits import CONNECTION_BURST, CONNECTION_RATE, REMEMBERED_PEERS
 
 MAX_HANDSHAKES = 64
 MAX_HANDSHAKES_OF_ADDRESS = 16
@@ -27,7 +27,7 @@ GIVE_WAY_S = 2.0
 LEFT_RATE = 1000.0
 LEFT_BURST = 1000.0
 RELAYED = "relayed"
-"""The shared place of relayed peers that are not members."""
+"""The shared key of relayed peers that are not members."""
 REMEMBERED = 1024
 """Most recent addresses to remember."""
 
@@ -37,7 +37,7 @@ class Handshake:
     """A handshake in progress. `give_up` ends it."""
 
     where: str
-    began: float
+    started: float
     give_up: Callable[[], object] = lambda: None
 
 
@@ -68,7 +68,7 @@ class AcceptLimits:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._inside: dict[str, deque[Handshake]] = {}
-        """Handshakes by place, the oldest first."""
+        """Handshakes by address, the oldest first."""
         self._rates: OrderedDict[str, TokenBucket] = OrderedDict()
         self._ports: OrderedDict[bytes, str] = OrderedDict()
         self._members: dict[str, TokenBucket] = {}
@@ -77,16 +77,16 @@ class AcceptLimits:
 
     @property
     def busy(self) -> bool:
-        """Whether addresses must be proven."""
+        """Return whether new connections must prove their address."""
         return self._total() >= MAX_HANDSHAKES // 2
 
     def remember(self, member: bytes, port: str) -> None:
-        """Record that a member is connected from this address and port, and nobody else is."""
+        """Record the address and port of a connected member."""
         rate = self._members.pop(self._ports.pop(member, ""), None)
-        for other in [one for one, where in self._ports.items() if where == port]:
-            del self._ports[other]
+        for earlier in [peer for peer, where in self._ports.items() if where == port]:
+            del self._ports[earlier]
         self._ports[member] = port
-        self._members[port] = rate or TokenBucket(self._clock, ARRIVALS_RATE, ARRIVALS_BURST)
+        self._members[port] = rate or TokenBucket(self._clock, CONNECTION_RATE, CONNECTION_BURST)
         if len(self._ports) > REMEMBERED_PEERS:
             self._members.pop(self._ports.popitem(last=False)[1], None)
 
@@ -97,17 +97,17 @@ class AcceptLimits:
         return port in self._members and not self._members[port].next_in()
 
     def lets_in(self, where: str) -> bool:
-        """Return whether it would accept an unproven handshake from this place."""
+        """Return whether an unproven handshake from this address would be accepted."""
         room = not self.busy and len(self._inside.get(where, ())) < MAX_HANDSHAKES_OF_ADDRESS
         return room and not self.looks.next_in() and not self._rate(where).next_in()
 
     def enter(self, where: str) -> Handshake | None:
-        """Start a handshake from this place. Return None if none is possible now."""
-        own = len(self._inside.get(where, ()))
+        """Start a handshake from this address. Return None if there is no slot."""
+        active = len(self._inside.get(where, ()))
         full = self._total() >= MAX_HANDSHAKES
-        oldest = self._gives_way(where, own) if full else None
+        oldest = self._gives_way(where, active) if full else None
         if (
-            own >= MAX_HANDSHAKES_OF_ADDRESS
+            active >= MAX_HANDSHAKES_OF_ADDRESS
             or (full and oldest is None)
             or not self._rate(where).spare()
         ):
@@ -115,18 +115,20 @@ class AcceptLimits:
         if oldest is not None:
             self.leave(oldest)
             oldest.give_up()
-        begun = Handshake(where, self._clock())
-        self._inside.setdefault(where, deque()).append(begun)
-        return begun
+        handshake = Handshake(where, self._clock())
+        self._inside.setdefault(where, deque()).append(handshake)
+        return handshake
 
-    def _gives_way(self, where: str, own: int) -> Handshake | None:
-        """Return the handshake that ends for another one of this place, which has `own` of them."""
+    def _gives_way(self, where: str, active: int) -> Handshake | None:
+        """Return the handshake that ends for another one of this place, which has `active` of
+        them.
+        """
         strangers = [of for place, of in self._inside.items() if place not in self._members]
         at_once = where in self._members and bool(strangers)
         among = strangers if at_once else self._inside.values()
-        most = max(among, key=lambda of: (len(of), -of[0].began))
-        late = at_once or self._clock() >= most[0].began + GIVE_WAY_S
-        return most[0] if len(most) > own + (not late) else None
+        most = max(among, key=lambda of: (len(of), -of[0].started))
+        late = at_once or self._clock() >= most[0].started + GIVE_WAY_S
+        return most[0] if len(most) > active + (not late) else None
 
     def leave(self, handshake: Handshake) -> None:
         """End a handshake. A second call does nothing."""
@@ -151,7 +153,7 @@ class AcceptLimits:
 
 
 def place_of(address: iroh.IncomingAddr, members: Container[bytes]) -> str:
-    """Return what limits apply to: the IP address, or on a relay the key that it saw proven."""
+    """Return the key for limits: the IP network, or on a relay the proven key of a member."""
     if isinstance(address, iroh.IncomingAddr.RELAY):
         return (
             str(address.endpoint_id)

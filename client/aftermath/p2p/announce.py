@@ -16,7 +16,12 @@ import iroh
 from blake3 import blake3
 
 from aftermath.base.concurrency import first_of
-from aftermath.p2p.limits import ALL_TOLD_BURST, ALL_TOLD_RATE, REMEMBERED_PEERS, SharedLimit
+from aftermath.p2p.limits import (
+    ALL_ANNOUNCEMENT_BURST,
+    ALL_ANNOUNCEMENT_RATE,
+    REMEMBERED_PEERS,
+    SharedLimit,
+)
 from aftermath.p2p.link import Link
 from aftermath.p2p.peer_stats import PeerMeasurements
 from aftermath.p2p.transport import MAX_ANNOUNCEMENT, Announcement
@@ -97,11 +102,11 @@ class Announcer:
         self._pace = pace
         self._log: deque[bytes] = deque(maxlen=REPLAY)
         self._outboxes: dict[Link, PeerOutbox] = {}
-        self._seen: dict[bytes, dict[bytes, None]] = {}
+        self._digests: dict[bytes, dict[bytes, None]] = {}
         self._subscriptions: WeakSet[AnnouncementSubscription] = WeakSet()
         self._early: deque[Announcement] = deque(maxlen=INBOX)
         self._subscribed = False
-        self._all = SharedLimit(pace.clock, ALL_TOLD_RATE, ALL_TOLD_BURST)
+        self._all = SharedLimit(pace.clock, ALL_ANNOUNCEMENT_RATE, ALL_ANNOUNCEMENT_BURST)
 
     def announce(self, data: bytes) -> None:
         """Queue `data` for every connected peer and remember it for those that connect later."""
@@ -141,7 +146,7 @@ class Announcer:
         """Receive announcements from the link's one stream of them."""
         stream = await link.connection.accept_uni()
         await first_of(self._read_all(link, stream), link.connection.accept_uni())
-        raise ProtocolViolation("a second stream of announcements")
+        raise ProtocolViolation("it opened a second stream of announcements")
 
     async def _read_all(self, link: Link, stream: iroh.RecvStream) -> NoReturn:
         while True:
@@ -150,9 +155,9 @@ class Announcer:
     async def _receive(self, link: Link, data: bytes) -> None:
         """Count, throttle, de-duplicate and deliver one announcement."""
         sender = link.peer
-        link.taken += len(data) + 4
+        link.bytes_read += len(data) + 4
         self._pace.received["announce"] += len(data) + 4
-        in_time = await self._pace.throttle(link.quota.told, self._all)
+        in_time = await self._pace.throttle(link.quota.announcements, self._all)
         # A reconnecting member repeats its last REPLAY announcements. More repeats count as a
         # flood.
         is_new = self._is_new(sender, data)
@@ -161,21 +166,21 @@ class Announcer:
             self._pace.events["duplicates"] += 1
         replayed = not is_new and link.repeats <= REPLAY
         if not in_time and not replayed and not link.quota.excess.spare():
-            raise ProtocolViolation("announcing too often, and going on")
+            raise ProtocolViolation("announcing too often for too long")
         if is_new:
             self._deliver(Announcement(sender, data))
 
     def _is_new(self, sender: bytes, data: bytes) -> bool:
         """Remember an announcement. Return False for a repeat of this sender's."""
-        seen = self._seen[sender] = self._seen.pop(sender, {})
-        if len(self._seen) > REMEMBERED_PEERS:
-            del self._seen[next(iter(self._seen))]
+        digests = self._digests[sender] = self._digests.pop(sender, {})
+        if len(self._digests) > REMEMBERED_PEERS:
+            del self._digests[next(iter(self._digests))]
         digest = blake3(data).digest()
-        if digest in seen:
+        if digest in digests:
             return False
-        seen[digest] = None
-        if len(seen) > REMEMBERED:
-            del seen[next(iter(seen))]
+        digests[digest] = None
+        if len(digests) > REMEMBERED:
+            del digests[next(iter(digests))]
         return True
 
     def _deliver(self, announcement: Announcement) -> None:

@@ -1,4 +1,4 @@
-"""A blob being downloaded: which bytes are missing, who is sending them, and who sent the rest.
+"""A partly downloaded blob: missing bytes, active holders, and the sender of each byte.
 
 The blob is cut into spans whose bytes arrive in order. Each span normally has one pull. If that
 pull brings nothing, another one joins at the same position, and the first to bring a missing byte
@@ -27,7 +27,7 @@ class BlobSpan:
 
     @property
     def rest(self) -> int:
-        """Bytes still missing."""
+        """Return the number of missing bytes."""
         return self.end - self.position
 
 
@@ -42,11 +42,11 @@ class Pull:
     holder: bytes
     span: BlobSpan
     start: int
-    asked_end: int
-    began: float
+    request_end: int
+    started: float
     position: int
-    given_from: int
-    given_to: int
+    first_byte: int
+    end_byte: int
     joined: bool
     led: bool = False
     silent: bool = False
@@ -54,14 +54,14 @@ class Pull:
 
     @property
     def leads(self) -> bool:
-        """True while the bytes it brings count."""
+        """Return whether its bytes are stored."""
         return self.span.lead is self
 
 
 @dataclass
 class PartialBlob:
-    """Bytes so far. `origin` records who sent which bytes; `changed` is set when idle workers may
-    find work.
+    """The received bytes. `origin` records the sender of each range. `changed` fires when idle
+    workers may find work.
     """
 
     size: int
@@ -80,12 +80,13 @@ class PartialBlob:
 
     @property
     def complete(self) -> bool:
-        """True when every byte arrived."""
+        """Return whether every byte has arrived."""
         return not self.todo and not any(pull.span.rest for pull in self.active.values())
 
     def take(self, holder: bytes, now: float) -> Pull | None:
-        """Return work for an idle worker: the next range, a silent pull's rest, half of the longest
-        rest, or None.
+        """Return work for an idle worker, or None.
+
+        It is the next range, the rest of a silent pull, or half of the longest rest.
         """
         if self.todo:
             return self._begin(holder, self.todo.popleft(), now)
@@ -105,8 +106,8 @@ class PartialBlob:
         return [pull for pull in self.active.values() if pull.span is span]
 
     def _worth_stealing(self, span: BlobSpan) -> int:
-        """The least rest of which to take half: little of those that will not make it, much of
-        others.
+        """Return the minimum rest from which to take half: small if all its pulls are slow or
+        silent.
         """
         hopeless = all(pull.silent or pull.slow for pull in self._on(span))
         return 2 * LEAST_PROGRESS if hopeless else WORTH_STEALING
@@ -118,9 +119,7 @@ class PartialBlob:
         return pull
 
     def put(self, pull: Pull, chunk: bytes) -> bool:
-        """Store the bytes that are still missing. Return False if this pull has nothing more to
-        bring.
-        """
+        """Store the bytes that are still missing. Return False if this pull is done."""
         span = pull.span
         at = pull.position
         pull.position += len(chunk)
@@ -132,19 +131,19 @@ class PartialBlob:
             if not pull.leads:
                 span.lead = pull
                 pull.led = True
-                pull.given_from = span.position
+                pull.first_byte = span.position
             whole = span.position == at and end == pull.position
             self.buffer[span.position : end] = (
                 chunk if whole else chunk[span.position - at : end - at]
             )
-            span.position = pull.given_to = end
+            span.position = pull.end_byte = end
         return span.rest > 0
 
     def release(self, pull: Pull) -> None:
-        """Note what a pull brought and put what nobody is bringing back."""
+        """Record the result of a pull. Requeue its rest if no other pull works on it."""
         del self.active[pull.holder]
         if pull.led:
-            self.origin.append((pull.holder, pull.given_from, pull.given_to))
+            self.origin.append((pull.holder, pull.first_byte, pull.end_byte))
         if pull.span.rest and not self._on(pull.span):
             self.todo.appendleft(pull.span)
         self.stir()

@@ -32,7 +32,7 @@ MAX_FILE = 4096
 MAX_ADDRESSES = 16
 MAX_ADDRESS = 64
 MAX_RELAY = 256
-"""Characters of each: a server tells all members what one has told it."""
+"""Maximum characters. A server forwards the addresses of one member to all others."""
 
 
 class Whereabouts(msgspec.Struct, frozen=True):
@@ -43,8 +43,8 @@ class Whereabouts(msgspec.Struct, frozen=True):
 
 
 class Directory(Protocol):
-    """Source of the addresses of a run's endpoints. Nothing in it is trusted: an address is only
-    tried.
+    """Source of the addresses of a run's endpoints. Entries are not trusted: they are only
+    dialled.
     """
 
     def prepare(self) -> None:
@@ -60,16 +60,14 @@ class Directory(Protocol):
         """Withdraw our entry."""
 
     def read(self, node_id: bytes) -> Whereabouts | None:
-        """Return where an endpoint says it is, or None if unknown."""
+        """Return the published addresses of an endpoint, or None if unknown."""
 
 
 def local_discovery_dir(run_id: str, *, cluster: str, program: str, identity: str) -> Path:
-    """The per-user directory under the system's temporary folder in which peers of one run find
-    each other.
+    """Return this user's directory in which peers of one run find each other.
 
-    A wallet has the same p2p key in all runs of one id. So the name tells apart runs of other
-    clusters (`cluster`: the genesis hash) and runs that were created again (`identity`: see
-    `Run.identity`).
+    A wallet has the same p2p key in all runs of one id. So the name also depends on the `cluster`
+    (its genesis hash) and on the run's `identity`, which differs if a run is created again.
     """
     safe = re.fullmatch(r"[A-Za-z0-9_-]{1,64}", run_id)
     digits = hashlib.sha256("\0".join((cluster, program, run_id, identity)).encode()).hexdigest()[
@@ -91,9 +89,7 @@ class LocalDirectory:
     node_id: bytes
 
     def prepare(self) -> None:
-        """Create the directory, private to this user. Raises DiscoveryFailed if it is someone
-        else's.
-        """
+        """Create the directory. Raises DiscoveryFailed if it is not private to this user."""
         try:
             self.path.parent.mkdir(parents=True, mode=0o700, exist_ok=True)
             self.path.mkdir(mode=0o700, exist_ok=True)
@@ -107,8 +103,8 @@ class LocalDirectory:
             info.st_uid != os.getuid() or info.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
         ):
             raise DiscoveryFailed(
-                f"{self.path} can be written by other users",
-                "`chmod 700` it, or choose another directory",
+                f"other users can write to {self.path}",
+                "Run chmod 700 on it, or choose another directory",
             )
 
     def write(self, whereabouts: Whereabouts) -> None:
@@ -116,7 +112,9 @@ class LocalDirectory:
         target = self._file(self.node_id)
         try:
             self.path.mkdir(mode=0o700, exist_ok=True)
-            with replacing(target, shared=True) as file:  # of one key on two clusters, say
+            with replacing(
+                target, shared=True
+            ) as file:  # two members may share one key, on two clusters
                 Path(file.name).chmod(0o600)
                 file.write(msgspec.json.encode(whereabouts))
         except OSError as error:
@@ -146,8 +144,8 @@ class LocalDirectory:
                     return None
                 if hasattr(os, "getuid") and info.st_uid != os.getuid():
                     return None
-                found: Whereabouts = json_as(file.read(MAX_FILE), Whereabouts)
-            return found if believable(found) else None
+                entry: Whereabouts = json_as(file.read(MAX_FILE), Whereabouts)
+            return entry if believable(entry) else None
         except (OSError, ValueError):
             return None
 
@@ -155,18 +153,18 @@ class LocalDirectory:
         return self.path / f"{node_id.hex()}.json"
 
 
-def believable(found: Whereabouts) -> bool:
-    """Return whether all addresses are valid. Raises ValueError for an invalid one.
+def believable(entry: Whereabouts) -> bool:
+    """Return whether an entry's addresses are valid. Raises ValueError for an invalid URL.
 
-    A stranger may have written the entry: it is short, and only says where to dial.
+    Another member may have written the entry.
     """
-    if len(found.addresses) > MAX_ADDRESSES or not (found.addresses or found.relay):
+    if len(entry.addresses) > MAX_ADDRESSES or not (entry.addresses or entry.relay):
         return False
-    if found.relay is not None and (
-        len(found.relay) > MAX_RELAY or urlsplit(found.relay).scheme not in ("https", "http")
+    if entry.relay is not None and (
+        len(entry.relay) > MAX_RELAY or urlsplit(entry.relay).scheme not in ("https", "http")
     ):
         return False
-    return all(len(address) <= MAX_ADDRESS and _is_address(address) for address in found.addresses)
+    return all(len(address) <= MAX_ADDRESS and _is_address(address) for address in entry.addresses)
 
 
 def _is_address(text: str) -> bool:
@@ -182,8 +180,8 @@ def _is_address(text: str) -> bool:
     return bracketed == (address.version == 6)
 
 
-MOST_NAMED = 255
-"""All the others of a run."""
+MAX_STATIC_PEERS = 255
+"""All other members of a full run."""
 _PEER = re.compile(r"([0-9a-fA-F]{64})@(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9.-]{1,253}):([0-9]{1,5})")
 _FORM = "Write KEY@HOST:PORT; the key is what show-identity calls p2p, the port what the peer has as --bind-p2p-port"
 
@@ -197,41 +195,42 @@ class StaticPeer:
     port: int
 
 
-def parse_static_peers(given: str) -> list[StaticPeer]:
+def parse_static_peers(option: str) -> list[StaticPeer]:
     """Parse KEY@HOST:PORT, several separated by commas. Raises UsageError."""
-    named = [_peer_named(one.strip()) for one in given.split(",")]
-    if len(named) > MOST_NAMED:
+    peers = [_parse_static_peer(item.strip()) for item in option.split(",")]
+    if len(peers) > MAX_STATIC_PEERS:
         raise UsageError(
-            f"--peer names {len(named)} peers, and a run has {MOST_NAMED} others", "Name fewer"
+            f"--peer names {len(peers)} peers, but a run has at most {MAX_STATIC_PEERS} others",
+            "Name fewer peers",
         )
-    return named
+    return peers
 
 
-def _peer_named(text: str) -> StaticPeer:
-    found = _PEER.fullmatch(text)
-    if found is None or not 0 < int(found[3]) < 65536:
-        raise UsageError(f"--peer {shown(text)} is no peer with an address", _FORM)
-    return StaticPeer(bytes.fromhex(found[1]), found[2].strip("[]"), int(found[3]))
+def _parse_static_peer(text: str) -> StaticPeer:
+    match = _PEER.fullmatch(text)
+    if match is None or not 0 < int(match[3]) < 65536:
+        raise UsageError(f"--peer {shown(text)} is not a valid peer address", _FORM)
+    return StaticPeer(bytes.fromhex(match[1]), match[2].strip("[]"), int(match[3]))
 
 
 def addresses_of(peers: Sequence[StaticPeer]) -> dict[bytes, tuple[str, ...]]:
-    """Return the peers' addresses by key. It may wait for a name service. Raises UsageError.
+    """Return the peers' addresses by key. May block on DNS. Raises UsageError.
 
-    Names are looked up once, at the start, so that a wrong one fails there and not in a round.
+    Hosts are resolved once at the start, so that a wrong name fails before the member joins.
     """
-    found: dict[bytes, tuple[str, ...]] = {}
+    addresses: dict[bytes, tuple[str, ...]] = {}
     for peer in peers:
-        found[peer.key] = (*found.get(peer.key, ()), *_looked_up(peer))[:MAX_ADDRESSES]
-    return found
+        addresses[peer.key] = (*addresses.get(peer.key, ()), *_resolve_host(peer))[:MAX_ADDRESSES]
+    return addresses
 
 
-def _looked_up(peer: StaticPeer) -> list[str]:
+def _resolve_host(peer: StaticPeer) -> list[str]:
     try:
         answers = socket.getaddrinfo(peer.host, peer.port, type=socket.SOCK_DGRAM)
     except (OSError, UnicodeError) as error:
         raise UsageError(
-            f"--peer names the host {shown(peer.host)}, which has no address here: {error}",
-            "Check the name, or write the address itself",
+            f"--peer: cannot resolve the host {shown(peer.host)}: {error}",
+            "Check the name, or use an IP address",
         ) from error
     hosts = dict.fromkeys(str(answer[4][0]) for answer in answers)
     return [f"[{host}]:{peer.port}" if ":" in host else f"{host}:{peer.port}" for host in hosts]
@@ -240,33 +239,36 @@ def _looked_up(peer: StaticPeer) -> list[str]:
 class StaticPeers:
     """A `Directory` of static peers, on top of another directory if there is one."""
 
-    def __init__(self, named: Mapping[bytes, tuple[str, ...]], other: Directory | None) -> None:
-        self._named = named
-        self._other = other
+    def __init__(
+        self, addresses: Mapping[bytes, tuple[str, ...]], directory: Directory | None
+    ) -> None:
+        self._addresses = addresses
+        self._directory = directory
 
     def prepare(self) -> None:
-        if self._other is not None:
-            self._other.prepare()
+        if self._directory is not None:
+            self._directory.prepare()
 
     def write(self, whereabouts: Whereabouts) -> None:
-        if self._other is not None:
-            self._other.write(whereabouts)
+        if self._directory is not None:
+            self._directory.write(whereabouts)
 
     def refresh(self, whereabouts: Whereabouts) -> None:
-        if self._other is not None:
-            self._other.refresh(whereabouts)
+        if self._directory is not None:
+            self._directory.refresh(whereabouts)
 
     def remove(self) -> None:
-        if self._other is not None:
-            self._other.remove()
+        if self._directory is not None:
+            self._directory.remove()
 
     def read(self, node_id: bytes) -> Whereabouts | None:
-        """Return a peer's location. Without another directory and a name it is empty, and iroh
-        tries what it knows.
+        """Return a peer's static addresses and those of the other directory.
+
+        If there are none, return an empty entry: iroh may know the peer from its own discovery.
         """
-        found = self._other.read(node_id) if self._other is not None else Whereabouts(())
-        named = self._named.get(node_id)
-        if named is None:
-            return found
-        said = found or Whereabouts(())
-        return Whereabouts(tuple(dict.fromkeys((*named, *said.addresses))), said.relay)
+        dynamic = self._directory.read(node_id) if self._directory is not None else Whereabouts(())
+        static = self._addresses.get(node_id)
+        if static is None:
+            return dynamic
+        addresses = dynamic or Whereabouts(())
+        return Whereabouts(tuple(dict.fromkeys((*static, *addresses.addresses))), addresses.relay)

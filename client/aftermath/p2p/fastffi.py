@@ -65,9 +65,9 @@ def install(binding: types.ModuleType) -> bool:
     """
     builder_class = getattr(binding, "_UniffiRustBufferBuilder", None)
     buffer_class = getattr(binding, "_UniffiRustBuffer", None)
-    wanted = ("write", "_reserve", "finalize", "discard")
+    methods = ("write", "_reserve", "finalize", "discard")
     if builder_class is None or not all(
-        callable(getattr(builder_class, name, None)) for name in wanted
+        callable(getattr(builder_class, name, None)) for name in methods
     ):
         return False
     if builder_class.write is _write:

@@ -41,14 +41,13 @@ from aftermath.p2p.wire import (
 MOST_HOLDERS = 8
 STRIKES = 3
 PARTS_OF_DEADLINE = 3
-"""A holder is waited for at most this part of the deadline, and a range should take no more of what
-is left.
+"""Wait for a silent holder for at most a third of the deadline. A range may take a third of the
+rest.
 """
 TICK_S = 0.2
 TRICKLE = 16384
 TRICKLE_S = 0.005
-"""What comes in fewer bytes than that is read again after so long: who sends single bytes costs us
-no more reads.
+"""Seconds to wait after a read below TRICKLE bytes, so that a slow sender does not cost many reads.
 """
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 2.0
@@ -62,7 +61,7 @@ class HolderFailed(Exception):
 
 
 class HolderLied(Exception):
-    """A holder stated something false about the blob. It is not asked for it again."""
+    """A holder sent false data about the blob. It is not asked again."""
 
 
 class HolderLacks(Exception):
@@ -106,24 +105,26 @@ class Fetch:
             ) from error
 
     async def _persist(self, holders: Sequence[bytes]) -> bytes:
-        """Go through the holders repeatedly, keeping what arrived, until verified or none is
-        left.
-        """
+        """Ask the holders in passes until the blob is verified. Keep what has arrived."""
         attempt = PartialBlob.of(self._size)
         alone = False
         turns = Counter[bytes]()
         pauses = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
         while True:
-            asked = self._askable(holders)
+            holders_to_ask = self._askable(holders)
             before = len(attempt.origin)
             if alone:
-                asked = [min(asked, key=lambda one: turns[one])]
-                turns[asked[0]] += 1
-            await self._pass(attempt, asked)
+                holders_to_ask = [min(holders_to_ask, key=lambda one: turns[one])]
+                turns[holders_to_ask[0]] += 1
+            await self._pass(attempt, holders_to_ask)
             if len(attempt.origin) == before and not alone:
                 await self._pass(
                     attempt,
-                    [one for one in self._askable(holders, excluded=True) if one not in asked],
+                    [
+                        one
+                        for one in self._askable(holders, excluded=True)
+                        if one not in holders_to_ask
+                    ],
                 )
             if attempt.complete:
                 if await self._verified(attempt):
@@ -137,30 +138,35 @@ class Fetch:
                 await asyncio.sleep(pauses.next())
 
     def _askable(self, holders: Sequence[bytes], *, excluded: bool = False) -> list[bytes]:
-        """Return holders worth asking, best first. Raises BlobRejected or BlobUnavailable if none
-        is left.
+        """Return the usable holders, best first. Raises BlobRejected or BlobUnavailable without
+        any.
         """
-        left = [one for one in holders if one not in self._liars and self._strikes[one] < STRIKES]
-        if left:
-            return self._pace.ranked(left, self._links.live(), self._size, excluded=excluded)
+        usable = [
+            holder
+            for holder in holders
+            if holder not in self._liars and self._strikes[holder] < STRIKES
+        ]
+        if usable:
+            return self._pace.ranked(usable, self._links.live(), self._size, excluded=excluded)
         if self._liars and self._liars >= set(holders):
             raise BlobRejected(
-                f"{self._name()}: every holder lied about it{self._why()}", "Get it from others"
+                f"{self._name()}: every holder sent false data{self._why()}",
+                "Fetch it from other holders",
             )
         raise BlobUnavailable(f"{self._name()}: no holder is left to ask{self._why()}")
 
-    async def _pass(self, attempt: PartialBlob, asked: list[bytes]) -> None:
+    async def _pass(self, attempt: PartialBlob, holders: list[bytes]) -> None:
         """Let holders work until the blob is full or each of them has failed once."""
-        width = min(len(asked), MOST_HOLDERS) if self._size >= STRIPE_FROM else 1
-        standby = deque(asked)
+        width = min(len(holders), MOST_HOLDERS) if self._size >= STRIPE_FROM else 1
+        standby = deque(holders)
         running: set[asyncio.Task[None]] = set()
-        begun: list[asyncio.Task[None]] = []
+        tasks: list[asyncio.Task[None]] = []
         self._waited.clear()
         try:
             while not attempt.complete:
                 while standby and len(running) < width:
-                    begun.append(asyncio.create_task(self._work(attempt, standby.popleft())))
-                    running.add(begun[-1])
+                    tasks.append(asyncio.create_task(self._work(attempt, standby.popleft())))
+                    running.add(tasks[-1])
                 if not running:
                     return
                 done, running = await asyncio.wait(
@@ -171,7 +177,7 @@ class Fetch:
                 if not done and self._need_help(attempt):
                     width = min(len(running) + 1, MOST_HOLDERS)
         finally:
-            await cancel(begun)
+            await cancel(tasks)
 
     def _need_help(self, attempt: PartialBlob) -> bool:
         """Count a tick of waiting. Return whether no active holder will bring the rest in time."""
@@ -194,20 +200,18 @@ class Fetch:
     def _too_slow(self, pull: Pull) -> bool:
         """Return whether the range would take more than its part of the time left."""
         now = self._pace.clock()
-        spent = now - pull.began
-        brought = pull.position - pull.start
-        if spent < self._pace.hedge(pull.holder) or not brought:
+        spent = now - pull.started
+        received = pull.position - pull.start
+        if spent < self._pace.hedge(pull.holder) or not received:
             return False
-        return pull.span.rest * spent / brought > (self._ends - now) / PARTS_OF_DEADLINE
+        return pull.span.rest * spent / received > (self._ends - now) / PARTS_OF_DEADLINE
 
     def _patience(self, holder: bytes) -> float:
-        """Seconds without progress after which a holder is given up."""
+        """Return the seconds without progress after which to give up on a holder."""
         return min(self._pace.patience(holder), self._deadline_s / PARTS_OF_DEADLINE)
 
     async def _work(self, attempt: PartialBlob, holder: bytes) -> None:
-        """Pull ranges from one holder until the blob is full or the holder fails; the failure is
-        noted.
-        """
+        """Pull ranges from one holder until the blob is full or the holder fails."""
         try:
             while not attempt.complete:
                 self._waited[holder] = 0.0
@@ -236,12 +240,12 @@ class Fetch:
         except TimeoutError:
             self._fault(holder, f"no progress for {self._patience(holder):.1f} s", strike=True)
         except TransportError:
-            raise  # the transport is closed: nobody else could be asked either
+            raise  # the transport is closed
         except (
             Exception
         ) as error:  # whatever is wrong with what a holder sends costs that holder, not this member
-            _complaints.about("fetching from", holder, error)
-            self._fault(holder, f"brought about a {type(error).__name__} of ours", strike=True)
+            _complaints.failure("fetching from", holder, error)
+            self._fault(holder, f"caused a {type(error).__name__} in this client", strike=True)
         self._waited.pop(holder, None)
 
     async def _pull(self, attempt: PartialBlob, link: Link, pull: Pull) -> None:
@@ -249,17 +253,17 @@ class Fetch:
         try:
             await self._read(attempt, link, pull)
         finally:
-            link.give_up(pull.asked_end - pull.position)
+            link.give_up(pull.request_end - pull.position)
         if pull.leads:
             self._pace.delivered(
-                link.peer, pull.position - pull.start, self._pace.clock() - pull.began
+                link.peer, pull.position - pull.start, self._pace.clock() - pull.started
             )
 
     async def _read(self, attempt: PartialBlob, link: Link, pull: Pull) -> None:
         patience = self._patience(pull.holder)
         async with asyncio.timeout(patience):
             stream = await link.connection.open_bi()
-            request = BlobRequest(self._digest, pull.start, pull.asked_end - pull.start)
+            request = BlobRequest(self._digest, pull.start, pull.request_end - pull.start)
             await stream.send().write_all(frame_of(request))
             await stream.send().finish()
             reply = await read_message(stream.recv(), Reply)
@@ -268,7 +272,7 @@ class Fetch:
         while more:
             async with asyncio.timeout(patience):
                 more = await self._progress(attempt, link, stream.recv(), pull)
-        if pull.position < pull.asked_end:
+        if pull.position < pull.request_end:
             await stream.recv().stop(0)
 
     def _check(self, reply: Reply) -> None:
@@ -283,16 +287,14 @@ class Fetch:
     async def _progress(
         self, attempt: PartialBlob, link: Link, stream: iroh.RecvStream, pull: Pull
     ) -> bool:
-        """Read at least LEAST_PROGRESS bytes, so that a trickle does not count. Return False if no
-        more are wanted.
-        """
+        """Read at least LEAST_PROGRESS bytes, or raise. Return False if no more are needed."""
         goal = pull.position + LEAST_PROGRESS
         while pull.position < goal:
-            chunk = await stream.read(min(PIECE, pull.asked_end - pull.position))
+            chunk = await stream.read(min(PIECE, pull.request_end - pull.position))
             if not chunk:
                 raise HolderFailed(f"ended early at byte {pull.position}")
             self._pace.received["blob"] += len(chunk)
-            link.taken += len(chunk)
+            link.bytes_read += len(chunk)
             self._waited[pull.holder] = 0.0
             if not attempt.put(pull, chunk):
                 return False
@@ -302,20 +304,20 @@ class Fetch:
 
     async def _verified(self, attempt: PartialBlob) -> bool:
         """Check the digest. If it is wrong, record who is to blame, or who may be."""
-        found = await asyncio.to_thread(hash_of, attempt.buffer)
-        if found == self._digest:
-            for holder, start, end, given in self._suspects:
-                if hash_of(attempt.buffer[start:end]) != given:
+        digest = await asyncio.to_thread(hash_of, attempt.buffer)
+        if digest == self._digest:
+            for holder, start, end, piece_digest in self._suspects:
+                if hash_of(attempt.buffer[start:end]) != piece_digest:
                     self._condemn(holder, "sent bytes that are not the blob's")
             return True
-        givers = {holder for holder, _, _ in attempt.origin}
-        if len(givers) == 1:
-            self._condemn(givers.pop(), "sent bytes with another BLAKE3 hash")
+        senders = {holder for holder, _, _ in attempt.origin}
+        if len(senders) == 1:
+            self._condemn(senders.pop(), "sent bytes with another BLAKE3 hash")
         else:
             log.warning(
                 "%s from %d holders has the wrong hash; asking them one by one",
                 self._name(),
-                len(givers),
+                len(senders),
             )
             self._suspects += [
                 (who, a, b, hash_of(attempt.buffer[a:b])) for who, a, b in attempt.origin
@@ -341,7 +343,7 @@ class Fetch:
         self._pace.blamed(holder)
 
     def _fault(self, holder: bytes, trouble: str, *, strike: bool) -> None:
-        """Note a failure; after STRIKES of the holder's own making it is asked no more."""
+        """Record a failure. A holder with STRIKES failures of its own is not asked again."""
         log.debug("%s: peer %s: %s", self._name(), short(holder), trouble)
         self._strikes[holder] += strike
         self._troubles[holder] = trouble
@@ -356,5 +358,5 @@ class Fetch:
         if not self._troubles:
             return ""
         return ": " + "; ".join(
-            f"peer {short(one)}: {what}" for one, what in sorted(self._troubles.items())
+            f"peer {short(holder)}: {trouble}" for holder, trouble in sorted(self._troubles.items())
         )

@@ -35,7 +35,7 @@ Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
 
 
 class IncomingConnections:
-    """Incoming connections of one endpoint. `offer` gets each greeted link, `spawn` the background
+    """Incoming connections of one endpoint. `offer` takes greeted links, `spawn` background
     tasks.
     """
 
@@ -43,21 +43,21 @@ class IncomingConnections:
         self,
         endpoint: iroh.Endpoint,
         instance: bytes,
-        contacts: Mapping[bytes, Peer],
-        bars: Bans,
+        peers: Mapping[bytes, Peer],
+        bans: Bans,
         pace: PeerMeasurements,
         offer: Callable[[Link], None],
         spawn: Spawn,
     ) -> None:
         self._endpoint = endpoint
         self._instance = instance
-        self._contacts = contacts
-        self._bars = bars
+        self._peers = peers
+        self._bans = bans
         self._pace = pace
         self._offer = offer
         self._spawn = spawn
-        self._complaints = LogLimits(log)
-        self.door = AcceptLimits(pace.clock)
+        self._log_limits = LogLimits(log)
+        self.limits = AcceptLimits(pace.clock)
 
     async def accept(self) -> None:
         """Take incoming connections until the endpoint closes."""
@@ -68,19 +68,21 @@ class IncomingConnections:
                     return
                 address = await incoming.remote_addr()
                 port = address.addr if isinstance(address, iroh.IncomingAddr.IP) else ""
-                place = place_of(address, self._contacts)
-                known = self.door.invites(port) and not self.door.lets_in(place)
-                if not known and not self.door.looks.spare():
+                address_key = place_of(address, self._peers)
+                is_member = self.limits.invites(port) and not self.limits.lets_in(address_key)
+                if not is_member and not self.limits.looks.spare():
                     await self._turn_away(incoming.ignore)
                 elif (
-                    (known or self.door.busy)
+                    (is_member or self.limits.busy)
                     and port
                     and not await incoming.remote_addr_validated()
                 ):
-                    await self._pace.throttle(self.door.leavings)
+                    await self._pace.throttle(self.limits.leavings)
                     await incoming.retry()
-                elif (begun := self.door.enter(port if known else place)) is not None:
-                    begun.give_up = self._spawn(self._welcome(incoming, begun, port)).cancel
+                elif (
+                    handshake := self.limits.enter(port if is_member else address_key)
+                ) is not None:
+                    handshake.give_up = self._spawn(self._welcome(incoming, handshake, port)).cancel
                 else:
                     await self._turn_away(incoming.refuse)  # a member dials again sooner than QUIC
             except Exception as error:  # a stranger's error must not keep others out
@@ -88,12 +90,12 @@ class IncomingConnections:
                 await asyncio.sleep(SHORTEST_PAUSE_S)
 
     async def _turn_away(self, how: Callable[[], Awaitable[None]]) -> None:
-        await self._pace.throttle(self.door.leavings)
+        await self._pace.throttle(self.limits.leavings)
         self._pace.events["refused"] += 1
         await how()
 
-    async def _welcome(self, incoming: iroh.Incoming, begun: Handshake, port: str) -> None:
-        """Admit a member. Tell anyone else why not."""
+    async def _welcome(self, incoming: iroh.Incoming, handshake: Handshake, port: str) -> None:
+        """Admit a member, or close the connection with a reason."""
         connection = None
         try:
             async with asyncio.timeout(HANDSHAKE_S):
@@ -104,26 +106,26 @@ class IncomingConnections:
                 close_connection(connection, Code.STALLED, "others wait")
             raise
         except Exception as error:  # costs this connection only
-            known = isinstance(error, (iroh.IrohError, ProtocolViolation, TimeoutError))
+            expected = isinstance(error, (iroh.IrohError, ProtocolViolation, TimeoutError))
             log.debug("an incoming connection failed: %s", cause(error))
-            if not known:
-                self._complaints.about("welcoming", b"", error)
+            if not expected:
+                self._log_limits.failure("welcoming", b"", error)
             if connection is not None:
                 close_connection(connection, Code.VIOLATION, "no greeting")
         finally:
-            self.door.leave(begun)
+            self.limits.leave(handshake)
 
     async def _receive(self, connection: iroh.Connection, port: str) -> None:
         """Check who connected, greet it, and offer the link."""
         peer = bytes(connection.remote_id().to_bytes())
-        contact = self._contacts.get(peer)
+        contact = self._peers.get(peer)
         objection = self._objection(peer, contact)
         if contact is None or objection:
             self._pace.events["refused"] += 1
             close_connection(connection, Code.NOT_A_MEMBER, objection)
             return
         if port:
-            self.door.remember(peer, port)
+            self.limits.remember(peer, port)
         if contact.greeting is not None:
             close_connection(contact.greeting, Code.DUPLICATE, "another one came meanwhile")
         contact.greeting = connection
@@ -133,7 +135,7 @@ class IncomingConnections:
             )
         except ProtocolViolation:
             self._pace.events["violations"] += 1
-            self._bars.offended(peer)
+            self._bans.offended(peer)
             raise
         finally:
             if contact.greeting is connection:
@@ -146,16 +148,16 @@ class IncomingConnections:
         self._offer(link)
 
     def _objection(self, peer: bytes, contact: Peer | None) -> str:
-        """Return why this peer may not connect now, or None."""
+        """Return why this peer may not connect now, or an empty string."""
         if contact is None:
             return "not a member of this run"
-        if self._bars.left(peer):
-            return "barred for breaking the protocol"
-        if contact.quota.arrivals.spare():
+        if self._bans.seconds_left(peer):
+            return "banned for breaking the protocol"
+        if contact.quota.connections.spare():
             return ""
         if not contact.quota.excess.spare():
             if contact.link is None:
-                self._bars.offended(peer)
+                self._bans.offended(peer)
             else:
-                contact.link.violated(ProtocolViolation("connecting too often, and going on"))
+                contact.link.violated(ProtocolViolation("connecting too often for too long"))
         return "connecting too often"

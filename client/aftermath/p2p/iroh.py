@@ -1,5 +1,4 @@
-"""The transport over iroh: bind a QUIC endpoint, publish its addresses, and connect this package's
-parts.
+"""The transport over iroh: bind a QUIC endpoint, publish its addresses, connect the parts.
 
 n0's relays and discovery are iroh's own presets. On one machine a private directory suffices, and
 nothing leaves it.
@@ -74,7 +73,7 @@ class IrohTransport:
     def set_members(self, node_ids: Iterable[bytes]) -> None:
         """See `Transport.set_members`. ValueError if an id is not 32 bytes."""
         ids = list(node_ids)
-        if any(len(one) != 32 for one in ids):
+        if any(len(node_id) != 32 for node_id in ids):
             raise ValueError("a member's p2p id is 32 bytes")
         self._ensure_open()
         self._links.set_members(ids)
@@ -118,13 +117,13 @@ class IrohTransport:
         self._ensure_open()
         if size < 1:
             raise ValueError("a blob has at least one byte")
-        held = self._store.held(digest, size)
-        if held is not None:
-            return held
-        others = [one for one in holders if one != self.node_id]
-        if not others:
+        stored = self._store.held(digest, size)
+        if stored is not None:
+            return stored
+        remote_holders = [holder for holder in holders if holder != self.node_id]
+        if not remote_holders:
             raise BlobUnavailable(f"blob {digest.hex()[:10]} ({size} bytes): no holder was named")
-        blob = await Fetch(self._links, self._pace, digest, size, deadline_s).run(others)
+        blob = await Fetch(self._links, self._pace, digest, size, deadline_s).run(remote_holders)
         if keep:
             self._store.keep(digest, blob)
         return blob
@@ -175,16 +174,16 @@ class IrohTransport:
         """Return where to dial a peer, or None if the directory has no entry."""
         if self._directory is None:
             return iroh.EndpointAddr(iroh.EndpointId.from_bytes(peer), None, [])
-        found = self._directory.read(peer)
-        if found is None:
+        entry = self._directory.read(peer)
+        if entry is None:
             return None
         return iroh.EndpointAddr(
-            iroh.EndpointId.from_bytes(peer), found.relay, list(found.addresses)
+            iroh.EndpointId.from_bytes(peer), entry.relay, list(entry.addresses)
         )
 
     async def _refresh(self, directory: Directory) -> None:
         """Keep our directory entry present and correct. Log a problem once when it starts."""
-        said = ""
+        last_trouble = ""
         while True:
             await asyncio.sleep(REFRESH_S)
             trouble = ""
@@ -192,9 +191,9 @@ class IrohTransport:
                 directory.refresh(whereabouts(self._endpoint))
             except (DiscoveryFailed, iroh.IrohError) as error:
                 trouble = cause(error)
-            if trouble and trouble != said:
+            if trouble and trouble != last_trouble:
                 log.warning("%s", trouble)
-            said = trouble
+            last_trouble = trouble
 
 
 def whereabouts(endpoint: iroh.Endpoint) -> Whereabouts:
@@ -202,12 +201,12 @@ def whereabouts(endpoint: iroh.Endpoint) -> Whereabouts:
     interfaces.
     """
     address = endpoint.addr()
-    found = dict.fromkeys(address.direct_addresses())
+    addresses = dict.fromkeys(address.direct_addresses())
     for bound_address in endpoint.bound_sockets():
         host, _, port = bound_address.rpartition(":")
         if host == "0.0.0.0":
-            found[f"127.0.0.1:{port}"] = None
-    return Whereabouts(tuple(found), address.relay_url())
+            addresses[f"127.0.0.1:{port}"] = None
+    return Whereabouts(tuple(addresses), address.relay_url())
 
 
 async def open_iroh(
@@ -219,15 +218,15 @@ async def open_iroh(
     discovery: Discovery,
     discovery_dir: Path | None = None,
     directory: Directory | None = None,
-    named: Mapping[bytes, tuple[str, ...]] | None = None,
+    static_peers: Mapping[bytes, tuple[str, ...]] | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> IrohTransport:
     """Open a transport whose id is the public key of the 32-byte ed25519 `secret`.
 
     `relay` is disabled, n0 or a URL (`relay.relay_named`). `bind_port` 0 lets the system choose;
     `bind_host` None listens on all interfaces. Local discovery needs `discovery_dir` (see
-    `discovery.local_discovery_dir`), or another `directory` to look in. `named` are addresses of
-    peers, tried in addition to these. Raises BindFailed, DiscoveryFailed.
+    `discovery.local_discovery_dir`), or another `directory` to look in. `static_peers` are
+    addresses of peers, tried in addition to these. Raises BindFailed, DiscoveryFailed.
     """
     if len(secret) != 32:
         raise ValueError("the p2p secret key is 32 bytes")
@@ -238,8 +237,8 @@ async def open_iroh(
     endpoint = await bound(secret, bind_host, bind_port, relay, discovery)
     if discovery == "local" and discovery_dir is not None:
         directory = LocalDirectory(discovery_dir, bytes(endpoint.id().to_bytes()))
-    if named:
-        directory = StaticPeers(named, directory)
+    if static_peers:
+        directory = StaticPeers(static_peers, directory)
     if directory is not None:
         try:
             directory.prepare()
@@ -251,13 +250,13 @@ async def open_iroh(
 
 
 def check_interface(address: str | None) -> None:
-    """Raise UsageError for what cannot be an address to bind."""
+    """Raise UsageError if `address` is not an IPv4 address."""
     try:
         ipaddress.IPv4Address(address or "0.0.0.0")
     except ValueError as error:
         raise UsageError(
-            f"--bind-p2p-interface {address!r} is no IPv4 address",
-            "It is one of this machine's, for example 127.0.0.1",
+            f"--bind-p2p-interface {address!r} is not a valid IPv4 address",
+            "Use an address of this machine, for example 127.0.0.1",
         ) from error
 
 
@@ -267,9 +266,9 @@ def check_port(host: str | None, port: int) -> None:
     """
     if not port:
         return
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as trial:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            trial.bind((host or "0.0.0.0", port))
+            probe.bind((host or "0.0.0.0", port))
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 raise _port_taken(port) from error
@@ -279,7 +278,7 @@ def check_port(host: str | None, port: int) -> None:
 def _port_taken(port: int) -> BindFailed:
     return BindFailed(
         f"UDP port {port} is already in use",
-        "Stop the program that has it, or choose another with --bind-p2p-port (0 lets the system choose)",
+        "Stop the program that uses it, or choose another port with --bind-p2p-port (0 picks a free one)",
     )
 
 
@@ -291,7 +290,7 @@ def _cannot_listen(address: str, why: str) -> BindFailed:
 
 
 def _relay_mode(relay: str) -> iroh.RelayMode:
-    """Raises UsageError for a URL that iroh does not take."""
+    """Return iroh's relay mode. Raises UsageError for an invalid URL."""
     if relay == DISABLED:
         return iroh.RelayMode.disabled()
     if relay == N0:
@@ -300,8 +299,8 @@ def _relay_mode(relay: str) -> iroh.RelayMode:
         return iroh.RelayMode.custom_from_urls([relay])
     except iroh.IrohError as error:
         raise UsageError(
-            f"--iroh-relay {relay} is no URL of a relay: {cause(error)}",
-            "Name it as https://relay.example.org",
+            f"--iroh-relay {relay} is not a valid relay URL: {cause(error)}",
+            "Use a URL such as https://relay.example.org",
         ) from error
 
 

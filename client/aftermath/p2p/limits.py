@@ -1,4 +1,4 @@
-"""Quotas and bans: what one peer, and all peers together, may make us do in a second."""
+"""Quotas and bans: rate limits for one peer and for all peers together."""
 
 from __future__ import annotations
 
@@ -12,25 +12,23 @@ from itertools import count
 from aftermath.base.rate_limit import TokenBucket
 from aftermath.rules.bitmap import MAX_MEMBERS
 
-ARRIVALS_RATE = 0.5
-ARRIVALS_BURST = 10.0
+CONNECTION_RATE = 0.5
+CONNECTION_BURST = 10.0
 """Connections of one peer."""
-ASKED_RATE = 100.0
-ASKED_BURST = 500.0
-"""Request streams of one peer, whatever they carry."""
-TOLD_RATE = 20.0
-TOLD_BURST = 300.0
-"""Announcements of one peer. An honest one sends a few a round, and 64 again per connection."""
+REQUEST_RATE = 100.0
+REQUEST_BURST = 500.0
+"""Request streams of one peer."""
+ANNOUNCEMENT_RATE = 20.0
+ANNOUNCEMENT_BURST = 300.0
+"""Announcements of one peer. An honest peer sends a few per round, and 64 after each reconnect."""
 EXCESS_RATE = 0.5
 EXCESS_BURST = 100.0
-"""Announcements and connections of a peer beyond these, until it is kept out: no correct member
-comes near.
-"""
-ALL_ASKED_RATE = 400.0
-ALL_ASKED_BURST = 2000.0
-ALL_TOLD_RATE = 500.0
-ALL_TOLD_BURST = 16384.0
-"""The burst admits what 256 members repeat to one that comes back."""
+"""Announcements and connections above a peer's quota before it is banned."""
+ALL_REQUEST_RATE = 400.0
+ALL_REQUEST_BURST = 2000.0
+ALL_ANNOUNCEMENT_RATE = 500.0
+ALL_ANNOUNCEMENT_BURST = 16384.0
+"""The burst admits what 256 members repeat to a member that reconnects."""
 REMEMBERED_PEERS = 2 * MAX_MEMBERS
 """Peers to remember: a run's members and as many former ones."""
 
@@ -38,10 +36,10 @@ Clock = Callable[[], float]
 
 
 class SharedLimit:
-    """`burst` turns at once and `rate` a second, for all peers together.
+    """A rate limit for all peers together: `burst` turns at once, then `rate` per second.
 
-    Of the waiting peers, the one with most of its own quota left goes first. So flooding peers wait
-    for each other, and a peer that asks little waits for none of them.
+    The waiting peer with most of its own quota left goes first. So flooding peers wait for each
+    other, and a peer with few requests does not wait for them.
     """
 
     def __init__(self, clock: Clock, rate: float, burst: float) -> None:
@@ -50,13 +48,13 @@ class SharedLimit:
         self._numbers = count()
         self._due: asyncio.TimerHandle | None = None
 
-    async def turn(self, left: float) -> bool:
-        """Wait for a turn, behind those that have more than `left` of their own; False if there was
-        one to spare.
+    async def turn(self, quota_left: float) -> bool:
+        """Wait for a turn, behind peers with more than `quota_left`. Return whether it had to
+        wait.
         """
         if not self._waiting and self._bucket.spare():
             return False
-        entry = (-left, next(self._numbers), asyncio.get_running_loop().create_future())
+        entry = (-quota_left, next(self._numbers), asyncio.get_running_loop().create_future())
         heapq.heappush(self._waiting, entry)
         self._await_next()
         try:
@@ -70,9 +68,9 @@ class SharedLimit:
 
     def _await_next(self) -> None:
         if self._due is None and self._waiting:
-            self._due = asyncio.get_running_loop().call_later(self._bucket.next_in(), self._give)
+            self._due = asyncio.get_running_loop().call_later(self._bucket.next_in(), self._grant)
 
-    def _give(self) -> None:
+    def _grant(self) -> None:
         """Hand out the turns that are due, each to the first peer in line."""
         self._due = None
         while self._waiting and self._bucket.spare():
@@ -84,22 +82,21 @@ class SharedLimit:
 
 @dataclass(eq=False)
 class Quota:
-    """One peer's limits: connections, request streams, announcements, and how often it may exceed
-    them.
+    """One peer's rate limits, and how often it may exceed them.
 
-    The buckets belong to the peer and not to a connection, so that reconnecting fills none.
+    The buckets belong to the peer and not to a connection, so reconnecting does not refill them.
     """
 
     clock: Clock
-    arrivals: TokenBucket = field(init=False)
-    asked: TokenBucket = field(init=False)
-    told: TokenBucket = field(init=False)
+    connections: TokenBucket = field(init=False)
+    requests: TokenBucket = field(init=False)
+    announcements: TokenBucket = field(init=False)
     excess: TokenBucket = field(init=False)
 
     def __post_init__(self) -> None:
-        self.arrivals = TokenBucket(self.clock, ARRIVALS_RATE, ARRIVALS_BURST)
-        self.asked = TokenBucket(self.clock, ASKED_RATE, ASKED_BURST)
-        self.told = TokenBucket(self.clock, TOLD_RATE, TOLD_BURST)
+        self.connections = TokenBucket(self.clock, CONNECTION_RATE, CONNECTION_BURST)
+        self.requests = TokenBucket(self.clock, REQUEST_RATE, REQUEST_BURST)
+        self.announcements = TokenBucket(self.clock, ANNOUNCEMENT_RATE, ANNOUNCEMENT_BURST)
         self.excess = TokenBucket(self.clock, EXCESS_RATE, EXCESS_BURST)
 
 
@@ -114,30 +111,29 @@ class _Record:
 
 
 class Bans:
-    """Bans of peers that sent what no correct member sends. `clock` returns seconds and never goes
-    back.
+    """Bans of peers that broke the protocol. `clock` returns monotonic seconds.
 
-    The time doubles with each offence of a key. It falls back to the first once the key has been
-    clean for as long as the longest ban. A key's record outlives its membership.
+    A ban doubles with each offence of a key, and starts over once the key has behaved for as long
+    as the longest ban. The record of a key outlives its membership.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._known: OrderedDict[bytes, _Record] = OrderedDict()
+        self._records: OrderedDict[bytes, _Record] = OrderedDict()
 
     def offended(self, peer: bytes) -> float:
-        """Ban this peer, longer than the last time, and return for how many seconds."""
+        """Ban this peer, longer than the last time. Return the seconds."""
         now = self._clock()
-        before = self._known.pop(peer, None)
-        again = before is not None and now < before.until + LONGEST_S
-        offences = before.offences + 1 if before is not None and again else 1
+        record = self._records.pop(peer, None)
+        again = record is not None and now < record.until + LONGEST_S
+        offences = record.offences + 1 if record is not None and again else 1
         seconds = min(LONGEST_S, FIRST_S * 2.0 ** min(offences - 1, 16))
-        self._known[peer] = _Record(offences, now + seconds)
-        while len(self._known) > REMEMBERED_PEERS:
-            self._known.popitem(last=False)
+        self._records[peer] = _Record(offences, now + seconds)
+        while len(self._records) > REMEMBERED_PEERS:
+            self._records.popitem(last=False)
         return seconds
 
-    def left(self, peer: bytes) -> float:
+    def seconds_left(self, peer: bytes) -> float:
         """Return the seconds that this peer is still banned, or 0."""
-        known = self._known.get(peer)
-        return max(0.0, known.until - self._clock()) if known is not None else 0.0
+        record = self._records.get(peer)
+        return max(0.0, record.until - self._clock()) if record is not None else 0.0

@@ -25,12 +25,11 @@ SILENT_PROBES = 4
 STREAMS_OPEN = 32
 """Streams of a peer that wait or are served at a time; of a new connection QUIC allows 100."""
 MOST_UNREAD = 32 << 20
-"""Bytes of a peer that QUIC holds for us and that we have not read: more is no delay of ours."""
+"""Unread bytes of one peer that QUIC may hold for us. More is never caused by our own delays."""
 MOST_UNREAD_OF_ALL = 256 << 20
 """Limit of unread bytes over all peers. Beyond it, the peer that sends most is closed."""
 MOST_BEFORE_GREETING = 64 << 10
-"""Bytes of a connection until it has greeted: handshake, greeting and probes of the path take a few
-thousand.
+"""Maximum bytes of a connection before its greeting, which takes a few thousand with path probes.
 """
 MOST_BEFORE_ANSWER = 1 << 20
 """Limit before a dialled peer's answer is read. It announces and asks right after answering."""
@@ -38,11 +37,11 @@ GREETING_LOOK_S = 0.1
 _AROUND_REQUEST = 256
 """Bytes of QUIC and of our framing around a request, without its body."""
 _PAYLOAD = 0.95
-"""The least part of QUIC's datagrams that is data, where there is much of it."""
+"""Least fraction of data in QUIC's datagrams during a large transfer."""
 _ACKNOWLEDGED = 0.05
-"""The most that a peer sends to acknowledge what we send, as part of that."""
+"""Most bytes of acknowledgements from a peer, as a fraction of what we send."""
 _MOST_GIVEN_UP = 8 << 20
-"""Bytes that may still arrive of what we asked for and gave up: no peer is to blame for them."""
+"""Maximum requested bytes that may still arrive after we gave up on them."""
 _CHATTER = 512
 """Bytes of each call of `asked_for` that are QUIC's own (pulses, probes of the path), or sent
 twice.
@@ -52,9 +51,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class Link:
-    """A greeted connection. `dialer` is the id of the side that opened it. `broke_rules` says how
-    its peer did.
-    """
+    """A greeted connection. `dialer` is the id of the side that opened it."""
 
     peer: bytes
     connection: iroh.Connection
@@ -62,20 +59,21 @@ class Link:
     instance: bytes
     opened_at: float
     quota: Quota
-    gone: asyncio.Event = field(default_factory=asyncio.Event)
-    ended: str = ""
-    """How it ended, as the first of its services saw it."""
+    closed: asyncio.Event = field(default_factory=asyncio.Event)
+    end_reason: str = ""
+    """Why it ended, as the first failing service saw it."""
     retired: bool = False
     """Whether this side has replaced it with a newer one."""
     broke_rules: str = ""
-    heard: int = -1
+    """How the peer broke the protocol; empty if it did not."""
+    datagrams: int = -1
     silent: int = 0
-    taken: int = 0
+    bytes_read: int = 0
     """Bytes that we read from its streams."""
     repeats: int = 0
     """Announcements on it that this peer had sent before."""
     given_up: int = 0
-    """Bytes that we asked for, did not read, and may still be sent."""
+    """Bytes that we requested and gave up on, and that may still arrive."""
     unread: float = 0.0
     counted: tuple[int, int, int] = (0, 0, 0)
     """Bytes received, sent and taken when `unread` was last computed."""
@@ -85,31 +83,31 @@ class Link:
         self.connection.set_max_concurrent_bi_streams(STREAMS_OPEN)
         self.connection.set_max_concurrent_uni_streams(1)
 
-    def asked_for(self) -> bool:
+    def is_within_limit(self) -> bool:
         """Return False once the peer has sent far more than we read. Call it at a steady rate."""
         stats = self.connection.stats()
-        now = stats.udp_rx_bytes, stats.udp_tx_bytes, self.taken
-        received, sent, taken = (a - b for a, b in zip(now, self.counted, strict=True))
+        now = stats.udp_rx_bytes, stats.udp_tx_bytes, self.bytes_read
+        received, sent, bytes_read = (a - b for a, b in zip(now, self.counted, strict=True))
         self.counted = now
-        more = _PAYLOAD * received - _ACKNOWLEDGED * sent - taken - _CHATTER
+        more = _PAYLOAD * received - _ACKNOWLEDGED * sent - bytes_read - _CHATTER
         excused = min(self.given_up, max(0, math.ceil(more)))
         self.given_up -= excused
         self.unread = max(0.0, self.unread + more - excused)
         return self.unread <= MOST_UNREAD
 
-    def took_request(self, size: int) -> None:
+    def count_request(self, size: int) -> None:
         """Record that a request with a body of `size` bytes was read."""
-        self.taken += size + _AROUND_REQUEST
+        self.bytes_read += size + _AROUND_REQUEST
 
     def give_up(self, size: int) -> None:
         """Record that `size` requested bytes will not be read, and may be on their way."""
         self.given_up = min(_MOST_GIVEN_UP, self.given_up + size)
 
-    def supersedes(self, other: Link) -> bool:
-        """Return whether this new link should replace `other`, the one in use."""
-        if self.instance != other.instance or self.dialer == other.dialer:
+    def supersedes(self, current: Link) -> bool:
+        """Return whether this new link should replace `current`, the one in use."""
+        if self.instance != current.instance or self.dialer == current.dialer:
             return True
-        return self.dialer < other.dialer
+        return self.dialer < current.dialer
 
     def close(self, code: Code, reason: str) -> None:
         """Close the connection. Everything that waits on it fails at once."""
@@ -126,9 +124,9 @@ class Link:
         The peer's QUIC stack acknowledges probes even while its Python trains, so silence means
         that the process or the path is gone.
         """
-        heard = self.connection.stats().udp_rx_datagrams
-        self.silent = self.silent + 1 if heard == self.heard else 0
-        self.heard = heard
+        datagrams = self.connection.stats().udp_rx_datagrams
+        self.silent = self.silent + 1 if datagrams == self.datagrams else 0
+        self.datagrams = datagrams
         if self.silent >= SILENT_PROBES:
             return False
         try:
@@ -147,7 +145,7 @@ class Link:
 
 def close_reason(connection: iroh.Connection) -> str | None:
     """Return why a connection closed, or None while it is open. The peer may have chosen the
-    words.
+    text.
     """
     reason = connection.close_reason()
     return None if reason is None else escaped(reason)
@@ -159,9 +157,7 @@ def close_connection(connection: iroh.Connection, code: Code, reason: str) -> No
 
 
 async def greet(connection: iroh.Connection, instance: bytes) -> bytes:
-    """Greet as the dialling side and return the peer's instance. Raises PeerUnreachable if
-    refused.
-    """
+    """Greet as the dialling side. Return the peer's instance. Raises PeerUnreachable."""
     try:
         stream = await connection.open_bi()
         await stream.send().write_all(frame_of(Hello(instance)))
@@ -196,7 +192,7 @@ async def _no_more_than(connection: iroh.Connection, most: int) -> NoReturn:
 
 
 async def answer_greeting(stream: iroh.SendStream, instance: bytes) -> None:
-    """Tell the dialling side that it is welcome."""
+    """Accept the dialling side's greeting."""
     await stream.write_all(frame_of(Hello(instance)))
     await stream.finish()
 
@@ -204,15 +200,13 @@ async def answer_greeting(stream: iroh.SendStream, instance: bytes) -> None:
 async def run_link(
     link: Link, services: list[Coroutine[Any, Any, None]], complaints: LogLimits
 ) -> None:
-    """Run a link's services until the connection closes; a service that meets a violation closes
-    it.
-    """
+    """Run a link's services until the connection closes. A protocol violation closes it."""
     link.limit()
     tasks = [asyncio.create_task(_guarded(link, service, complaints)) for service in services]
     try:
         await link.connection.closed()
     except iroh.IrohError as error:
-        link.ended = link.ended or cause(error)
+        link.end_reason = link.end_reason or cause(error)
         log.debug("link to %s: %s", short(link.peer), cause(error))
     finally:
         await cancel(tasks)
@@ -225,9 +219,9 @@ async def _guarded(link: Link, service: Coroutine[Any, Any, None], complaints: L
     except ProtocolViolation as violation:
         link.violated(violation)
     except (iroh.IrohError, TimeoutError) as error:
-        link.ended = link.ended or cause(error)
+        link.end_reason = link.end_reason or cause(error)
         log.debug("link to %s: %s", short(link.peer), cause(error))
         link.close(Code.STALLED, "stream failed")
     except Exception as error:
-        complaints.about("serving", link.peer, error)
+        complaints.failure("serving", link.peer, error)
         link.close(Code.DONE, "internal error")

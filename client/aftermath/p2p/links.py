@@ -1,4 +1,4 @@
-"""The table of connections: who dials whom and when again, and which duplicate stays.
+"""The table of connections: dialling, redialling, and choosing between duplicates.
 
 Every pair of members keeps one connection. The smaller id dials at once and the larger one after a
 short grace, so that one side may be behind a NAT. A peer that broke the protocol is closed, and
@@ -38,9 +38,7 @@ GRACE_S = 1.0
 STABLE_S = 10.0
 LINGER_S = 2.0
 OTHER_PROCESS = "superseded by another process with your key"
-"""Why a link is closed if its peer connects from another process. An ended process does not hear
-it.
-"""
+"""Close reason for a link whose peer connects from another process."""
 
 log = logging.getLogger(__name__)
 Services = Callable[[Link], list[Coroutine[Any, Any, None]]]
@@ -64,42 +62,40 @@ class Links:
         self._locate = locate
         self._pace = pace
         self._services = services
-        self._contacts: dict[bytes, Peer] = {}
-        self._bars = Bans(pace.clock)
+        self._peers: dict[bytes, Peer] = {}
+        self._bans = Bans(pace.clock)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._complaints = LogLimits(log)
+        self._log_limits = LogLimits(log)
         self._open: set[Link] = set()
-        self._say_other_process: set[bytes] = set()
+        self._reporters: set[bytes] = set()
         self._closed = False
-        self._arrivals = IncomingConnections(
-            endpoint, instance, self._contacts, self._bars, pace, self._offer, self._spawn
+        self._incoming = IncomingConnections(
+            endpoint, instance, self._peers, self._bans, pace, self._offer, self._spawn
         )
-        self._spawn(self._arrivals.accept())
-        self._spawn(watch_pulse(self._contacts, pace))
+        self._spawn(self._incoming.accept())
+        self._spawn(watch_pulse(self._peers, pace))
         self._spawn(watch_unread(self._open))
 
     def set_members(self, node_ids: Iterable[bytes]) -> None:
         """Keep connections to exactly these peers (our own id is ignored)."""
-        wanted = set(node_ids) - {self._me}
-        for peer in [one for one in self._contacts if one not in wanted]:
+        members = set(node_ids) - {self._me}
+        for peer in [known for known in self._peers if known not in members]:
             self._evict(peer)
-        for peer in sorted(wanted - self._contacts.keys()):
-            contact = self._contacts[peer] = Peer(Quota(self._pace.clock))
+        for peer in sorted(members - self._peers.keys()):
+            contact = self._peers[peer] = Peer(Quota(self._pace.clock))
             contact.keeper = self._spawn(self._keep(peer, contact))
 
     def members(self) -> list[bytes]:
         """Return the members with a slot, in order."""
-        return sorted(self._contacts)
+        return sorted(self._peers)
 
     def live(self) -> frozenset[bytes]:
         """Return the members that are connected now."""
-        return frozenset(
-            peer for peer, contact in self._contacts.items() if contact.link is not None
-        )
+        return frozenset(peer for peer, contact in self._peers.items() if contact.link is not None)
 
     def bar(self, peer: bytes, why: str) -> None:
         """Close the connection of a peer that broke the rules, and ban it for a while."""
-        contact = self._contacts.get(peer)
+        contact = self._peers.get(peer)
         if contact is not None and contact.link is not None:
             contact.link.violated(ProtocolViolation(why))
 
@@ -109,11 +105,11 @@ class Links:
         """
         if self._closed:
             raise TransportError("the transport is closed")
-        contact = self._contacts.get(peer)
+        contact = self._peers.get(peer)
         if contact is None:
             raise PeerUnreachable(f"peer {short(peer)} is not a member of this run")
-        if contact.link is None and self._bars.left(peer):
-            raise PeerUnreachable(f"peer {short(peer)} is kept out for breaking the protocol")
+        if contact.link is None and self._bans.seconds_left(peer):
+            raise PeerUnreachable(f"peer {short(peer)} is banned for breaking the protocol")
         if contact.link is None:
             contact.stir.set()
             try:
@@ -124,19 +120,19 @@ class Links:
         if contact.link is None:
             raise PeerUnreachable(
                 f"peer {short(peer)} cannot be reached within {wait_s:.1f} s: {contact.trouble}",
-                "Check that it runs, that both sides see the same run, and that UDP between you is not blocked",
+                "Check that the peer runs, that both members joined the same run, and that UDP is not blocked",
             )
         return contact.link
 
     async def close(self) -> None:
         """Close every connection and stop dialling and accepting."""
         self._closed = True
-        for contact in self._contacts.values():
+        for contact in self._peers.values():
             contact.up.set()
             if contact.link is not None:
                 contact.link.close(Code.SHUTDOWN, "shutting down")
         await cancel(self._tasks)
-        self._contacts.clear()
+        self._peers.clear()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
@@ -145,7 +141,7 @@ class Links:
         return task
 
     def _evict(self, peer: bytes) -> None:
-        contact = self._contacts.pop(peer)
+        contact = self._peers.pop(peer)
         if contact.keeper is not None:
             contact.keeper.cancel()
         if contact.link is not None:
@@ -159,11 +155,11 @@ class Links:
         while True:
             if contact.link is not None:
                 link = contact.link
-                await link.gone.wait()
+                await link.closed.wait()
                 attempt = 0 if self._pace.clock() - link.opened_at > STABLE_S else attempt + 1
             if peer < self._me:
                 await contact.pause(GRACE_S)
-            await self._barred(peer)
+            await self._wait_out_ban(peer)
             if attempt:
                 await contact.pause(backoff(self._me, peer, attempt))
             if contact.link is not None:
@@ -174,13 +170,13 @@ class Links:
                 contact.trouble = error.message
                 attempt += 1
             except Exception as error:
-                self._complaints.about("dialling", peer, error)
+                self._log_limits.failure("dialling", peer, error)
                 attempt += 1
 
-    async def _barred(self, peer: bytes) -> None:
-        """Wait until this peer is not kept out, whatever it does meanwhile."""
-        while left := self._bars.left(peer):
-            await asyncio.sleep(left)
+    async def _wait_out_ban(self, peer: bytes) -> None:
+        """Wait until this peer is no longer banned."""
+        while seconds := self._bans.seconds_left(peer):
+            await asyncio.sleep(seconds)
 
     async def _dial(self, peer: bytes) -> None:
         """Connect and greet. Raises PeerUnreachable with the cause."""
@@ -189,7 +185,7 @@ class Links:
             address = self._locate(peer)
             if address is None:
                 raise PeerUnreachable(
-                    "its address is not known (it has not started, or uses another discovery)"
+                    "its address is unknown (it has not started, or uses another discovery)"
                 )
             async with asyncio.timeout(DIAL_S):
                 connection = await self._endpoint.connect(address, ALPN)
@@ -201,9 +197,9 @@ class Links:
                 close_connection(connection, Code.VIOLATION, "no greeting")
             if isinstance(error, ProtocolViolation):
                 self._pace.events["violations"] += 1
-                self._bars.offended(peer)
+                self._bans.offended(peer)
             raise PeerUnreachable(cause(error)) from error
-        contact = self._contacts.get(peer)
+        contact = self._peers.get(peer)
         quota = contact.quota if contact is not None else Quota(self._pace.clock)
         self._offer(Link(peer, connection, self._me, instance, self._pace.clock(), quota))
 
@@ -211,12 +207,12 @@ class Links:
 
     def _offer(self, link: Link) -> None:
         """Take a greeted link, unless its peer left the run, is banned, or has a better link."""
-        contact = self._contacts.get(link.peer)
+        contact = self._peers.get(link.peer)
         if contact is None:
             link.close(Code.NOT_A_MEMBER, "not a member of this run")
             return
-        if self._bars.left(link.peer):
-            link.close(Code.NOT_A_MEMBER, "barred for breaking the protocol")
+        if self._bans.seconds_left(link.peer):
+            link.close(Code.NOT_A_MEMBER, "banned for breaking the protocol")
             return
         old = contact.link
         if old is not None:
@@ -243,51 +239,51 @@ class Links:
         """Run a link until it closes."""
         self._open.add(link)
         try:
-            await run_link(link, self._services(link), self._complaints)
+            await run_link(link, self._services(link), self._log_limits)
         finally:
             self._open.discard(link)
-            if OTHER_PROCESS in link.ended and not link.retired:
-                self._tell_other_process(link)
+            if OTHER_PROCESS in link.end_reason and not link.retired:
+                self._warn_of_other_process(link)
             self._pace.events["disconnects"] += 1
             if link.broke_rules:
                 self._pace.events["violations"] += 1
-                self._tell(link, self._bars.offended(link.peer))
+                self._log_violation(link, self._bans.offended(link.peer))
             if contact.link is link:
                 contact.link = None
                 contact.trouble = close_reason(link.connection) or "the connection was lost"
                 contact.up.clear()
-            link.gone.set()
+            link.closed.set()
 
-    def _tell_other_process(self, link: Link) -> None:
+    def _warn_of_other_process(self, link: Link) -> None:
         """Warn, once, that peers say they are connected to another process that proved our key.
 
         A peer chooses the reason of a close, so it may lie. One peer's word counts only while no
         other peer is connected, and even then the warning does not ask to stop a process.
         """
-        self._say_other_process.add(link.peer)
-        saying = sorted(self._say_other_process & self._contacts.keys())
+        self._reporters.add(link.peer)
+        saying = sorted(self._reporters & self._peers.keys())
         alone = len(saying) == 1
         if not saying or (alone and self.live() - {link.peer}):
             return
-        if not self._complaints.new("another process", b"one" if alone else b"several"):
+        if not self._log_limits.is_new("another process", b"one" if alone else b"several"):
             return
         log.warning(
-            "%s: another process takes part with this member's key, perhaps on another machine. %s: each process "
-            "undoes what the other does, and two different results of one round cost the seat and the bond",
+            "%s: another process takes part with this member's key, perhaps on another machine. %s: the processes "
+            "undo each other's work, and two different results of one round cost the seat and the bond",
             f"peer {short(saying[0])} says"
             if alone
             else f"peers {', '.join(map(short, saying))} say",
-            "No other peer confirms it, so check whether you run this wallet elsewhere before you stop anything"
+            "Only one peer reports it, so check whether this wallet runs elsewhere before you stop a process"
             if alone
             else "Stop one of the two",
         )
 
-    def _tell(self, link: Link, seconds: float) -> None:
+    def _log_violation(self, link: Link, seconds: float) -> None:
         """Log a protocol violation, once per peer: it can repeat it at every connection."""
-        first = self._complaints.new("breaking the protocol", link.peer)
+        first = self._log_limits.is_new("breaking the protocol", link.peer)
         log.log(
             logging.WARNING if first else logging.DEBUG,
-            "peer %s broke the protocol: %s; it is kept out for %.0f s, and longer each time (said once)",
+            "peer %s broke the protocol: %s; it is banned for %.0f s, and longer each time (logged once)",
             short(link.peer),
             escaped(link.broke_rules),
             seconds,
@@ -298,11 +294,11 @@ PROBE_S = 2.0
 UNREAD_S = 0.5
 
 
-async def watch_pulse(contacts: Mapping[bytes, Peer], pace: PeerMeasurements) -> None:
+async def watch_pulse(peers: Mapping[bytes, Peer], pace: PeerMeasurements) -> None:
     """Probe every link and drop the silent ones, until cancelled."""
     while True:
         await asyncio.sleep(PROBE_S)
-        for peer, contact in list(contacts.items()):
+        for peer, contact in list(peers.items()):
             try:
                 if contact.link is not None:
                     pace.peer(peer).rtt = contact.link.rtt()
@@ -322,15 +318,17 @@ async def watch_unread(links: Collection[Link]) -> None:
         await asyncio.sleep(UNREAD_S)
         for link in list(links):
             try:
-                if not link.asked_for():
+                if not link.is_within_limit():
                     link.violated(
-                        ProtocolViolation(f"over {MOST_UNREAD >> 20} MiB that nobody asked for")
+                        ProtocolViolation(
+                            f"more than {MOST_UNREAD >> 20} MiB that we did not request"
+                        )
                     )
             except Exception as error:
                 log.debug("link to %s: %s", short(link.peer), cause(error))
-        held = sum(link.unread for link in links)
-        for link in sorted(links, key=lambda one: -one.unread):
-            if held <= MOST_UNREAD_OF_ALL:
+        unread = sum(link.unread for link in links)
+        for link in sorted(links, key=lambda item: -item.unread):
+            if unread <= MOST_UNREAD_OF_ALL:
                 break
-            held -= link.unread
+            unread -= link.unread
             link.close(Code.STALLED, "peers sent more than could be read")

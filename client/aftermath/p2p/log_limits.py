@@ -14,21 +14,21 @@ class LogLimits:
 
     def __init__(self, log: logging.Logger) -> None:
         self._log = log
-        self._made: set[tuple[str, bytes]] = set()
+        self._logged: set[tuple[str, bytes]] = set()
 
-    def new(self, doing: str, peer: bytes) -> bool:
+    def is_new(self, doing: str, peer: bytes) -> bool:
         """Return whether `doing` is logged for the first time for `peer`."""
-        if (doing, peer) in self._made or len(self._made) >= MOST:
+        if (doing, peer) in self._logged or len(self._logged) >= MOST:
             return False
-        self._made.add((doing, peer))
+        self._logged.add((doing, peer))
         return True
 
-    def about(self, doing: str, peer: bytes, error: Exception) -> None:
+    def failure(self, doing: str, peer: bytes, error: Exception) -> None:
         """Log once that `doing` failed for `peer`.
 
         The error may quote a stranger, so its text is escaped and cut, without a traceback.
         """
-        if not self.new(doing, peer):
+        if not self.is_new(doing, peer):
             return
         why = f"{type(error).__name__}: {escaped(str(error))}"
-        self._log.warning("%s peer %s failed (said once): %s", doing, short(peer), why)
+        self._log.warning("%s peer %s failed (logged once): %s", doing, short(peer), why)

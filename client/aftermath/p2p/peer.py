@@ -21,9 +21,8 @@ SHORTEST_PAUSE_S = 0.1
 class Peer:
     """State of one peer.
 
-    `quota`: what the peer may make us do, over all its connections. `greeting`: a connection being
-    greeted. `stir` is set by a caller who needs the peer now. `trouble` says why it is not
-    connected.
+    `quota`: rate limits over all its connections. `greeting`: a connection being greeted. `stir`:
+    set by a caller that needs the peer now. `trouble`: why it is not connected.
     """
 
     quota: Quota
@@ -35,9 +34,7 @@ class Peer:
     keeper: asyncio.Task[None] | None = None
 
     async def pause(self, delay_s: float) -> None:
-        """Wait, less if the link comes up or someone needs it, but never so short that dials become
-        a storm.
-        """
+        """Wait before a dial: `delay_s`, or SHORTEST_PAUSE_S if a caller needs the peer now."""
         await asyncio.sleep(min(SHORTEST_PAUSE_S, delay_s))
         if self.link is None and not self.stir.is_set():
             try:

@@ -15,11 +15,11 @@ from aftermath.p2p.limits import REMEMBERED_PEERS, SharedLimit
 from aftermath.p2p.transport import KINDS, Kind, PeerStats, TransportStats
 
 PATIENCE_S = 5.0
-"""Least time a silent peer is given before it is given up."""
+"""Minimum seconds of silence before giving up on a peer."""
 HEDGE_S = 1.0
-"""Least time for a silent peer before another one is asked as well."""
+"""Minimum seconds of silence before asking another peer as well."""
 LONGEST_PATIENCE_S = 20.0
-"""Most time, whatever round trips are measured: a peer can make its own as long as it likes."""
+"""Maximum patience in seconds: a peer can inflate its own round trip."""
 PATIENCE_ROUND_TRIPS = 20
 SMOOTHING = 0.3
 MIN_SAMPLE = 65536
@@ -46,7 +46,7 @@ class PeerMeasurement:
 
     @property
     def excluded_until(self) -> float:
-        """When the peer is asked again although others are left."""
+        """Return until when the peer is excluded while others are left."""
         return max(self.failing_until, self.blamed_until)
 
     def forgive(self) -> None:
@@ -68,15 +68,15 @@ class PeerMeasurements:
 
     def peer(self, node_id: bytes) -> PeerMeasurement:
         """Return the measurements of one peer, empty at first."""
-        found = self.peers.pop(node_id) if node_id in self.peers else PeerMeasurement()
-        self.peers[node_id] = found
+        measurement = self.peers.pop(node_id) if node_id in self.peers else PeerMeasurement()
+        self.peers[node_id] = measurement
         if len(self.peers) > REMEMBERED_PEERS:
             del self.peers[next(iter(self.peers))]
-        return found
+        return measurement
 
     async def throttle(self, bucket: TokenBucket, shared: SharedLimit | None = None) -> bool:
-        """Take a token of the peer's, wait until it is paid for, and then for a shared turn. Return
-        whether it waited for one.
+        """Wait for the peer's rate limit and then for a shared turn. Return True if the first had
+        room.
         """
         wait = bucket.take()
         if wait:
@@ -112,14 +112,13 @@ class PeerMeasurements:
         pace.measured_at = self.clock()
 
     def late(self, node_id: bytes) -> None:
-        """Note that a peer lets us wait; it is asked last for a while, unless it delivers after
-        all.
-        """
+        """Record that a peer is slow. It is asked last for a while, unless it delivers."""
         self.peer(node_id).last_until = self.clock() + FAILURE_S
 
     def failed(self, node_id: bytes) -> None:
-        """Note a failure; the peer is asked last for a while, after several in a row not at all if
-        others are left.
+        """Record a failure. The peer is asked last for a while.
+
+        After several in a row it is excluded while others are left.
         """
         self.late(node_id)
         pace = self.peer(node_id)
@@ -128,9 +127,7 @@ class PeerMeasurements:
             pace.failing_until = self.clock() + FAILURE_S
 
     def connected(self, node_id: bytes, instance: bytes, rtt: float | None) -> None:
-        """Note a new connection to a peer's process; `instance` is what that process calls
-        itself.
-        """
+        """Record a new connection to a peer. `instance` identifies its process."""
         pace = self.peer(node_id)
         now = self.clock()
         self.events["connects"] += 1
@@ -145,7 +142,7 @@ class PeerMeasurements:
         return self.peer(node_id).blamed_until > self.clock()
 
     def blamed(self, node_id: bytes) -> None:
-        """Note a proven lie; the peer is not asked for long if others are left."""
+        """Record proven false data. The peer is excluded for long while others are left."""
         pace = self.peer(node_id)
         pace.failures += FAILURES_TO_EXCLUDE
         pace.blamed_until = self.clock() + BLAMED_S
@@ -169,11 +166,16 @@ class PeerMeasurements:
         now = self.clock()
         unique = list(dict.fromkeys(holders))
         usable = [
-            one for one in unique if excluded or self.peer(one).excluded_until <= now
+            holder for holder in unique if excluded or self.peer(holder).excluded_until <= now
         ] or unique
-        seconds = {one: self._expected(one, size, now) for one in usable}
+        seconds = {holder: self._expected(holder, size, now) for holder in usable}
         quick = NOTICEABLE_S + min(
-            (known for known in seconds.values() if known is not None), default=0.0
+            (
+                expected_seconds
+                for expected_seconds in seconds.values()
+                if expected_seconds is not None
+            ),
+            default=0.0,
         )
 
         def order(node_id: bytes) -> tuple[bool, bool, float]:
@@ -184,14 +186,12 @@ class PeerMeasurements:
         return sorted(usable, key=order)
 
     def _expected(self, node_id: bytes, size: int, now: float) -> float | None:
-        """Return the seconds this peer should take for `size` bytes, or None if not measured
-        recently.
-        """
+        """Return the seconds for `size` bytes, or None if not measured recently."""
         pace = self.peer(node_id)
-        known = pace.bandwidth is not None and now - pace.measured_at < STALE_S
-        return size / pace.bandwidth if known and pace.bandwidth else None
+        is_recent = pace.bandwidth is not None and now - pace.measured_at < STALE_S
+        return size / pace.bandwidth if is_recent and pace.bandwidth else None
 
-    def snapshot(self, connected: frozenset[bytes], known: Sequence[bytes]) -> TransportStats:
+    def snapshot(self, connected: frozenset[bytes], members: Sequence[bytes]) -> TransportStats:
         """Return the counters as the interface shows them."""
         return TransportStats(
             sent=_by_kind(self.sent),
@@ -205,7 +205,7 @@ class PeerMeasurements:
             violations=self.events["violations"],
             retries=self.events["retries"],
             rejected=self.events["rejected"],
-            peers={one: _shown(self.peer(one), one in connected) for one in known},
+            peers={member: _shown(self.peer(member), member in connected) for member in members},
         )
 
 

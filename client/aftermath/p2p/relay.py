@@ -14,28 +14,26 @@ DISABLED = "disabled"
 N0 = "n0"
 
 
-def relay_named(given: object) -> str:
+def relay_named(option: object) -> str:
     """Return auto, disabled, n0, or the URL of a relay. Raises UsageError for anything else."""
-    text = str(given)
+    text = str(option)
     if text in (AUTO, DISABLED, N0):
         return text
     try:
-        parts = urlsplit(text)
+        url = urlsplit(text)
         whole = (
-            parts.scheme in ("https", "http")
-            and parts.hostname
-            and (parts.port is None or parts.port > 0)
+            url.scheme in ("https", "http") and url.hostname and (url.port is None or url.port > 0)
         )
     except ValueError:  # of a port
         whole = None
     if not whole or any(letter.isspace() for letter in text):
         raise UsageError(
-            f"--iroh-relay {shown(text)} is neither {AUTO}, {DISABLED}, {N0} nor the URL of a relay",
-            "Name your relay with its scheme, as https://relay.example.org or http://192.168.1.5:3340",
+            f"--iroh-relay {shown(text)} is not {AUTO}, {DISABLED}, {N0} or a relay URL",
+            "Write the URL with its scheme, for example https://relay.example.org or http://192.168.1.5:3340",
         )
-    if parts.username is not None or parts.path not in ("", "/") or parts.query or parts.fragment:
+    if url.username is not None or url.path not in ("", "/") or url.query or url.fragment:
         raise UsageError(
             "--iroh-relay names more than a relay's host and port",
-            f"Leave the rest out: {parts.scheme}://{parts.netloc.rpartition('@')[2]}",
+            f"Write only {url.scheme}://{url.netloc.rpartition('@')[2]}",
         )
     return text

@@ -14,7 +14,7 @@ import iroh
 
 from aftermath.base.concurrency import cancel
 from aftermath.p2p.blobs import BlobStore
-from aftermath.p2p.limits import ALL_ASKED_BURST, ALL_ASKED_RATE, SharedLimit
+from aftermath.p2p.limits import ALL_REQUEST_BURST, ALL_REQUEST_RATE, SharedLimit
 from aftermath.p2p.link import Link
 from aftermath.p2p.links import Links
 from aftermath.p2p.log_limits import LogLimits
@@ -46,9 +46,7 @@ STREAMS = 16
 HEADER_S = 10.0
 LONGEST_HANDLER_S = 120.0
 ANSWERS = 8 << 20
-"""Bytes of answers that one peer has not taken yet; an answer that is its only one may be
-larger.
-"""
+"""Maximum bytes of unread answers of one peer. A single answer may be larger."""
 ALL_ANSWERS = 64 << 20
 """Limit of answer bytes over all peers, besides one answer to each."""
 
@@ -73,9 +71,9 @@ class Requests:
     def __init__(self, store: BlobStore, pace: PeerMeasurements) -> None:
         self._store = store
         self._pace = pace
-        self._complaints = LogLimits(log)
+        self._log_limits = LogLimits(log)
         self._handlers: dict[str, Handler] = {}
-        self._all = SharedLimit(pace.clock, ALL_ASKED_RATE, ALL_ASKED_BURST)
+        self._all = SharedLimit(pace.clock, ALL_REQUEST_RATE, ALL_REQUEST_BURST)
         self._untaken: Counter[bytes] = Counter()
 
     def handle(self, topic: str, handler: Handler) -> None:
@@ -92,7 +90,7 @@ class Requests:
         """Send a request and return the reply; see `Transport.request`."""
         if len(body) > MAX_REQUEST:
             raise ValueError(
-                f"a request body of {len(body)} bytes; at most {MAX_REQUEST}: publish a blob instead"
+                f"a request body has at most {MAX_REQUEST} bytes, not {len(body)}: publish a blob instead"
             )
         loop = asyncio.get_running_loop()
         ends = loop.time() + deadline_s
@@ -137,7 +135,7 @@ class Requests:
             )
         data = bytes(await stream.recv().read_exact(reply.size)) if reply.size else b""
         self._pace.received["request"] += len(data)
-        link.taken += len(data)
+        link.bytes_read += len(data)
         return data
 
     # --- the other side ---
@@ -150,7 +148,7 @@ class Requests:
             while True:
                 await free.acquire()
                 stream = await link.connection.accept_bi()
-                await self._pace.throttle(link.quota.asked, self._all)
+                await self._pace.throttle(link.quota.requests, self._all)
                 task = asyncio.create_task(self._answer(link, stream))
                 tasks.add(task)
                 task.add_done_callback(tasks.discard)
@@ -170,7 +168,7 @@ class Requests:
                     iroh.IrohError
                 ):  # nothing follows: the peer has finished it
                     await stream.recv().stop(int(Code.DONE))
-            link.took_request(len(body))
+            link.count_request(len(body))
             self._pace.received["request"] += len(body)
             if isinstance(request, BlobRequest):
                 await self._store.serve(request, stream.send(), self._pace)
@@ -181,7 +179,7 @@ class Requests:
         except (iroh.IrohError, TimeoutError) as error:
             log.debug("a stream of peer %s ended: %s", short(link.peer), cause(error))
         except Exception as error:
-            self._complaints.about("answering", link.peer, error)
+            self._log_limits.failure("answering", link.peer, error)
 
     async def _answer_call(
         self, peer: bytes, request: CallRequest, body: bytes, stream: iroh.SendStream
@@ -204,9 +202,11 @@ class Requests:
         self._pace.sent["request"] += len(reply)
 
     def _room(self, peer: bytes, size: int) -> bool:
-        """Return whether an answer of `size` bytes may be held for this peer."""
-        own = self._untaken[peer] + size
-        return own == size or (own <= ANSWERS and self._untaken.total() + size <= ALL_ANSWERS)
+        """Return whether an answer of `size` bytes may be queued for this peer."""
+        pending = self._untaken[peer] + size
+        return pending == size or (
+            pending <= ANSWERS and self._untaken.total() + size <= ALL_ANSWERS
+        )
 
     async def _handled(
         self, peer: bytes, request: CallRequest, body: bytes
@@ -221,7 +221,7 @@ class Requests:
         except RequestRefused:
             return ReplyStatus.REFUSED, b""
         except Exception as error:
-            self._complaints.about(f"answering {request.topic!r} to", peer, error)
+            self._log_limits.failure(f"answering {request.topic!r} to", peer, error)
             return ReplyStatus.FAILED, b""
         return (
             (ReplyStatus.OK, reply)

@@ -14,7 +14,7 @@ from aftermath.base.errors import AftermathError
 from aftermath.rules.announcements import MAX_ANNOUNCEMENT_BYTES
 
 MAX_ANNOUNCEMENT = MAX_ANNOUNCEMENT_BYTES
-"""Largest announcement in bytes: what the rules of a run let a member say at once."""
+"""Largest announcement in bytes, as the rules of a run define it."""
 
 MAX_REQUEST = 1 << 12
 """Largest body of a request in bytes; larger things are blobs."""
@@ -23,7 +23,7 @@ Kind = Literal["announce", "blob", "request"]
 KINDS: tuple[Kind, ...] = ("announce", "blob", "request")
 
 Handler = Callable[[bytes, bytes], Awaitable[bytes]]
-"""Called as `handler(peer, body)`; its result is the reply."""
+"""Called as `handler(peer, body)`. Its result is the reply."""
 
 ReadRange = Callable[[int, int], bytes]
 """Called as `read(offset, length)`, possibly on another thread; returns exactly `length` bytes."""
@@ -36,7 +36,7 @@ class TransportError(AftermathError):
 
 
 class PeerUnreachable(TransportError):
-    """No connection to the peer could be had, or it went silent."""
+    """The peer cannot be connected to, or stopped answering."""
 
 
 class RequestFailed(PeerUnreachable):
@@ -46,7 +46,7 @@ class RequestFailed(PeerUnreachable):
 
 
 class RequestRefused(RequestFailed):
-    """The peer has no answer now. A handler raises it; the asker learns "refused" and not why."""
+    """The peer has no answer now. A handler raises it; the caller does not learn the reason."""
 
 
 class BlobUnavailable(TransportError):
@@ -54,7 +54,7 @@ class BlobUnavailable(TransportError):
 
 
 class BlobRejected(TransportError):
-    """Every holder that answered lied about the blob: another size or another hash."""
+    """Every holder that answered sent a false size or hash of the blob."""
 
 
 class BindFailed(TransportError):
@@ -74,13 +74,13 @@ class Announcement:
     """One announcement as received."""
 
     sender: bytes
-    """32-byte p2p id, proven by the connection the announcement came over."""
+    """32-byte p2p id, proven by the connection."""
     data: bytes
 
 
 @dataclass(frozen=True)
 class PeerStats:
-    """What was measured of one peer."""
+    """Measurements of one peer."""
 
     connected: bool
     bandwidth: float | None
@@ -102,9 +102,7 @@ class TransportStats:
     connects: int
     """Connections established, in either direction."""
     refused: int
-    """Connections refused because the peer is no member, broke the protocol, or connects too
-    often.
-    """
+    """Connections refused: not a member, banned, or too many connections."""
     disconnects: int
     """Connections lost or closed after they were established."""
     dropped: int
@@ -118,14 +116,12 @@ class TransportStats:
     retries: int
     """Pieces of blobs asked for again because a holder failed or was silent."""
     rejected: int
-    """Lies about blobs (size or hash) that were caught."""
+    """Detected false sizes and hashes of blobs."""
     peers: Mapping[bytes, PeerStats]
 
 
 class Transport(Protocol):
-    """A member's connection to the other members. All coroutines have deadlines; none waits without
-    end.
-    """
+    """A member's connection to the other members. Every coroutine has a deadline."""
 
     node_id: bytes
     """Our own 32-byte p2p id."""
@@ -134,9 +130,7 @@ class Transport(Protocol):
         """Replace the allow-list. Only these peers may connect and are kept connected."""
 
     def bar(self, peer: bytes, why: str) -> None:
-        """Close the connection of a peer that sent what no correct member sends, and ban it, longer
-        each time.
-        """
+        """Close the connection of a peer that broke the protocol, and ban it, longer each time."""
 
     async def announce(self, data: bytes) -> None:
         """Send `data` (at most MAX_ANNOUNCEMENT bytes) to all other members, best effort.
@@ -199,7 +193,7 @@ class Transport(Protocol):
         """
 
     def reachable(self) -> frozenset[bytes]:
-        """Members with a live connection."""
+        """Return the members with a live connection."""
 
     def stats(self) -> TransportStats:
         """Counters and measurements so far."""

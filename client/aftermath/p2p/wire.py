@@ -145,7 +145,7 @@ def decode(data: bytes, kind: type[T]) -> T:
 
 
 def _problem(message: object) -> str | None:
-    """Why the numbers in a decoded message are not acceptable, or None."""
+    """Return why the numbers in a decoded message are not acceptable, or None."""
     match message:
         case Hello(instance=instance) if len(instance) != 16:
             return "a hello without a 16-byte instance"

@@ -20,8 +20,8 @@ class _Collective:
     """Describe one collective: an all-gather or an all-to-all."""
 
     gathers: bool
-    given: int
-    found: int
+    input_size: int
+    output_size: int
     dtype: torch.dtype
     device: torch.device
     group: Any
@@ -31,7 +31,7 @@ class Collectives:
     """Record the collectives of a network's passes, and finish a pass without computing it."""
 
     def __init__(self) -> None:
-        self._known: list[_Collective] | None = None
+        self._recorded: list[_Collective] | None = None
         self._now: list[_Collective] = []
 
     def begin(self) -> None:
@@ -40,38 +40,38 @@ class Collectives:
 
     def end(self) -> None:
         """Keep the record of a complete pass."""
-        self._known = self._now
+        self._recorded = self._now
 
-    def gather(self, found: Tensor, given: Tensor, group: Any, async_op: bool = False) -> Any:
-        """Write all ranks' `given` to `found`, in the order of ranks."""
-        work = dist.all_gather_into_tensor(found, given, group=group, async_op=async_op)
-        self._record(True, found, given, group)
+    def gather(self, output: Tensor, tensor: Tensor, group: Any, async_op: bool = False) -> Any:
+        """Write all ranks' `tensor` to `output`, in the order of ranks."""
+        work = dist.all_gather_into_tensor(output, tensor, group=group, async_op=async_op)
+        self._record(True, output, tensor, group)
         return work
 
-    def exchange(self, found: Tensor, given: Tensor, group: Any) -> None:
-        """Write this rank's part of every rank's `given` to `found`."""
-        dist.all_to_all_single(found, given, group=group)
-        self._record(False, found, given, group)
+    def exchange(self, output: Tensor, tensor: Tensor, group: Any) -> None:
+        """Write this rank's part of every rank's `tensor` to `output`."""
+        dist.all_to_all_single(output, tensor, group=group)
+        self._record(False, output, tensor, group)
 
-    def _record(self, gathers: bool, found: Tensor, given: Tensor, group: Any) -> None:
+    def _record(self, gathers: bool, output: Tensor, tensor: Tensor, group: Any) -> None:
         self._now.append(
-            _Collective(gathers, given.numel(), found.numel(), found.dtype, found.device, group)
+            _Collective(gathers, tensor.numel(), output.numel(), output.dtype, output.device, group)
         )
 
     @property
     def can_finish(self) -> bool:
-        """Whether an earlier complete pass shows what is left of this one."""
-        return self._known is not None and self._now == self._known[: len(self._now)]
+        """Return whether an earlier complete pass shows what is left of this one."""
+        return self._recorded is not None and self._now == self._recorded[: len(self._now)]
 
     def finish(self) -> None:
         """Take part in the rest of the pass with buffers of zeros."""
-        assert self._known is not None
-        for collective in self._known[len(self._now) :]:
-            given, found = (
+        assert self._recorded is not None
+        for collective in self._recorded[len(self._now) :]:
+            tensor, output = (
                 torch.zeros(count, dtype=collective.dtype, device=collective.device)
-                for count in (collective.given, collective.found)
+                for count in (collective.input_size, collective.output_size)
             )
-            (self.gather if collective.gathers else self.exchange)(found, given, collective.group)
+            (self.gather if collective.gathers else self.exchange)(output, tensor, collective.group)
 
 
 class AllGather:

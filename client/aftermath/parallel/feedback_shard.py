@@ -185,7 +185,7 @@ class FeedbackShard:
         return []
 
     def remembers(self, name: str) -> bool:
-        """Whether the ranks together hold this tensor now."""
+        """Return whether the ranks together hold this tensor now."""
         return self._sent or name.startswith("residual.")
 
     def _entries(self, level: int) -> tuple[Tensor, Tensor]:
@@ -205,7 +205,7 @@ class FeedbackShard:
         kind, level, _ = name.split(".")
         rows = self.plan.rows(self._rank, name)
         assert rows is not None
-        return f"{kind}.{level}.{rows.own}"
+        return f"{kind}.{level}.{rows.group}"
 
     def _span(self, name: str) -> tuple[int, int]:
         start, _, size = self.plan.span(self._rank, name)

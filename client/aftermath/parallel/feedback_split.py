@@ -36,18 +36,18 @@ class Piece:
     blocks: Blocks
     """Blocks of the piece, seen as a tensor of its own."""
 
-    def of(self, made: PseudoGradient) -> torch.Tensor:
+    def of(self, gradient: PseudoGradient) -> torch.Tensor:
         """Return this piece of a pseudo-gradient's tensors."""
-        return view(made.tensors, self.part.segment).narrow(
+        return view(gradient.tensors, self.part.segment).narrow(
             0, self.start, self.blocks.segment.shape[0]
         )
 
 
 @dataclass(frozen=True)
 class Rows:
-    """A rank's blocks [first, first + count) of a group. They form the rank's group `own`."""
+    """A rank's blocks [first, first + count) of a group. They form the rank's own `group`."""
 
-    own: int
+    group: int
     first: int
     count: int
 
@@ -61,9 +61,9 @@ class RankBlocks:
         self.results = ResultFormat(cut, results.levels, results.transform, results.values)
         self.rows: dict[tuple[int, int], Rows] = {}
         """Blocks by (level, group)."""
-        for level, own in groupby(pieces, lambda piece: piece.blocks.segment.level):
+        for level, level_pieces in groupby(pieces, lambda piece: piece.blocks.segment.level):
             layout = self.layout(level)
-            for piece, part in zip(own, layout.parts, strict=True):
+            for piece, part in zip(level_pieces, layout.parts, strict=True):
                 first = piece.part.first + piece.first - part.first
                 self.rows[level, piece.part.group] = Rows(
                     part.group, first, layout.groups[part.group].blocks
@@ -86,16 +86,16 @@ def split_blocks(results: ResultFormat, tier: int, ranks: int) -> list[RankBlock
         for rank, rows in groupby(
             range(part.blocks.grid[0]), _rank_of(before, _weight(part), whole, ranks)
         ):
-            first, *others = rows
-            pieces[rank].append(_piece(part, first, 1 + len(others)))
+            first, *rest = rows
+            pieces[rank].append(_piece(part, first, 1 + len(rest)))
         before += _weight(part) * part.blocks.grid[0]
-    return [RankBlocks(results, tuple(own)) for own in pieces]
+    return [RankBlocks(results, tuple(rank_pieces)) for rank_pieces in pieces]
 
 
 def parts_of(pieces: Iterator[tuple[Piece, torch.Tensor]]) -> Iterator[tuple[Part, torch.Tensor]]:
     """Yield whole segments from all ranks' tensors [blocks, ...], in the order of ranks."""
-    for part, own in groupby(pieces, lambda pair: pair[0].part):
-        yield part, torch.cat([tensor for _, tensor in own])
+    for part, rank_tensors in groupby(pieces, lambda pair: pair[0].part):
+        yield part, torch.cat([tensor for _, tensor in rank_tensors])
 
 
 def _weight(part: Part) -> int:
@@ -117,9 +117,9 @@ def _piece(part: Part, first: int, rows: int) -> Piece:
     stop = min((first + rows) * edge, segment.shape[0])
     name = f"{segment.name}, level {segment.level}, {start} to {stop}"
     shape = (stop - start, *segment.shape[1:])
-    own = Blocks(
+    blocks = Blocks(
         Segment(name, segment.level, None, 0, stop - start, shape),
         part.blocks.edges,
         part.blocks.topk,
     )
-    return Piece(part, first * (part.blocks.count // part.blocks.grid[0]), start, own)
+    return Piece(part, first * (part.blocks.count // part.blocks.grid[0]), start, blocks)

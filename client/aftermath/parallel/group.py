@@ -53,9 +53,9 @@ class Ranks:
             torch.cuda.init()
             torch.cuda.set_device(device)
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-        there = Path(join.store).as_uri()
+        store = Path(join.store).as_uri()
         dist.init_process_group(
-            backend, there, rank=join.rank, world_size=self.size, timeout=_PATIENCE
+            backend, store, rank=join.rank, world_size=self.size, timeout=_PATIENCE
         )
         self.mesh: DeviceMesh = init_device_mesh(
             device.type, (join.data, join.tensor), mesh_dim_names=("data", "tensor")
@@ -63,9 +63,9 @@ class Ranks:
 
     def send_command(self, command: Command) -> None:
         """Send a command from the first rank to all others."""
-        said = torch.frombuffer(bytearray(msgspec.msgpack.encode(command)), dtype=torch.uint8)
-        dist.broadcast(torch.tensor([len(said)]), 0)
-        dist.broadcast(said, 0)
+        data = torch.frombuffer(bytearray(msgspec.msgpack.encode(command)), dtype=torch.uint8)
+        dist.broadcast(torch.tensor([len(data)]), 0)
+        dist.broadcast(data, 0)
 
     def receive_command(self) -> Command:
         """Return the next command of the first rank."""
@@ -76,16 +76,16 @@ class Ranks:
         command: Command = msgspec.msgpack.decode(data.numpy().tobytes(), type=Command)
         return command
 
-    def broadcast_sequences(self, given: Tensor) -> Tensor:
+    def broadcast_sequences(self, sequences: Tensor) -> Tensor:
         """Return the first rank's sequences, int64 on the CPU. Other ranks give only the shape."""
-        dist.broadcast(shared := given.to("cpu").contiguous(), 0)
+        dist.broadcast(shared := sequences.to("cpu").contiguous(), 0)
         return shared
 
-    def gather_figures(self, own: Tensor) -> Tensor:
+    def gather_figures(self, figures: Tensor) -> Tensor:
         """Gather float64 [n] of every rank on the CPU. Return [n, ranks]."""
-        said = [torch.empty_like(own) for _ in range(self.size)]
-        dist.all_gather(said, own)
-        return torch.stack(said, 1)
+        gathered = [torch.empty_like(figures) for _ in range(self.size)]
+        dist.all_gather(gathered, figures)
+        return torch.stack(gathered, 1)
 
     def send(self, tensor: Tensor, rank: int) -> None:
         """Send a tensor to a rank, which must receive it."""
@@ -94,10 +94,10 @@ class Ranks:
 
     def receive(self, shape: tuple[int, ...], dtype: torch.dtype, rank: int) -> Tensor:
         """Return a tensor of this shape from a rank, on the CPU."""
-        found = torch.empty(shape, dtype=dtype)
-        if found.numel():
-            dist.recv(found, rank)
-        return found
+        tensor = torch.empty(shape, dtype=dtype)
+        if tensor.numel():
+            dist.recv(tensor, rank)
+        return tensor
 
     def isend(self, tensor: Tensor, rank: int) -> Wait:
         """Begin to send a tensor to a rank. It must not change until the transfer is complete."""
@@ -108,21 +108,21 @@ class Ranks:
         return _arrival(dist.irecv(into, rank) if into.numel() else None)
 
     def gather_replies(
-        self, own: Iterable[Tensor], kinds: Callable[[int], Iterable[Kind]]
+        self, replies: Iterable[Tensor], kinds: Callable[[int], Iterable[Kind]]
     ) -> list[list[Tensor]]:
-        """Return the tensors of every rank on the CPU: `own`, then those that the others send.
+        """Return the tensors of every rank on the CPU: `replies`, then those that the others send.
 
         `kinds(rank)` gives the shapes and types that a rank sends.
         """
-        others = (
+        from_others = (
             [self.receive(*kind, rank) for kind in kinds(rank)] for rank in range(1, self.size)
         )
-        return [[tensor.to("cpu") for tensor in own], *others]
+        return [[tensor.to("cpu") for tensor in replies], *from_others]
 
-    def require_holder(self, one: object) -> None:
+    def require_holder(self, optimizer: object) -> None:
         """Raise RuntimeError if the ranks hold another optimizer's state."""
-        if self.holder is not one:
-            raise RuntimeError("the ranks hold another replica's state by now")
+        if self.holder is not optimizer:
+            raise RuntimeError("the ranks now hold the state of another replica")
 
 
 def _arrival(work: dist.Work | None) -> Wait:

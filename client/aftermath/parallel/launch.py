@@ -57,7 +57,7 @@ class Launched:
 
     @property
     def processes(self) -> list[int]:
-        """Process ids of the other ranks, in the order of ranks."""
+        """Return the process ids of the other ranks, in the order of ranks."""
         return [process.pid for process in self._processes]
 
     def lost(self) -> RankLost | None:
@@ -67,7 +67,7 @@ class Launched:
                 return RankLost(
                     f"rank {join.rank} of this member, on {join.device}, has ended {_how(status)}; a member cannot "
                     "train without one of its ranks",
-                    "Start the member again: it takes the model from the others and joins the next epoch",
+                    "Restart the member. It takes the model from the others and joins the next epoch",
                 )
         return None
 
@@ -108,10 +108,10 @@ def launched(mesh: Mesh, threads: int) -> Iterator[Launched]:
         shutil.rmtree(meeting, ignore_errors=True)
 
 
-def threads_of(mesh: Mesh, wanted: int) -> int:
+def threads_of(mesh: Mesh, threads: int) -> int:
     """Return the CPU threads of each rank, 0 for PyTorch's default. CPU ranks share the cores."""
-    if wanted or mesh.alone or mesh.devices[0].type != "cpu":
-        return wanted
+    if threads or mesh.alone or mesh.devices[0].type != "cpu":
+        return threads
     return max(1, (os.cpu_count() or 1) // len(mesh.devices))
 
 

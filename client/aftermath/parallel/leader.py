@@ -71,9 +71,9 @@ class Leader:
         while (loss := self._share(params, sequences, cancelled)) is None:
             if not self._pass_size.shrink():
                 raise OutOfMemory(
-                    "the memory of one of this member's devices is too small for its part of the model with one "
-                    "sequence at once",
-                    "Hold a smaller model: a higher --matformer-tier, or more devices",
+                    "one of this member's devices has too little memory for its part of the model with one "
+                    "sequence per pass",
+                    "Choose a smaller model (a higher --matformer-tier), or use more devices",
                 )
         return loss
 
@@ -159,7 +159,7 @@ class MultiDeviceReplica(Replica):
             if not is_out_of_memory(error):
                 raise
             raise OutOfMemory(
-                f"the memory of the first of this member's devices is too small for its part of tier {self.tier} with "
+                f"this member's first device has too little memory for its part of tier {self.tier} with "
                 f"{counted(self._pass_size.size, 'sequence')} at once",
-                "Lower --micro-batch-size, say --activation-checkpointing on, or hold a higher --matformer-tier",
+                "Lower --micro-batch-size, pass --activation-checkpointing on, or choose a higher --matformer-tier",
             ) from error

@@ -27,7 +27,7 @@ class Mesh:
 
     @property
     def alone(self) -> bool:
-        """Whether there is only one rank."""
+        """Return whether there is only one rank."""
         return len(self.devices) == 1
 
 
@@ -41,10 +41,10 @@ def mesh_of(name: str, data: int, tensor: int) -> Mesh:
     indices = indices_named(name)
     if len(indices) > 1:
         devices = tuple(pick_device(f"cuda:{index}") for index in indices)
-        return _meshed(devices, name, data or _left(len(devices), tensor), tensor)
+        return _mesh_of_devices(devices, name, data or _left(len(devices), tensor), tensor)
     ranks = (data or 1) * tensor
     if ranks > MOST_RANKS:
-        raise UsageError(f"{ranks} ranks are too many", f"One member has {MOST_RANKS} at most")
+        raise UsageError(f"{ranks} ranks are too many", f"Use at most {MOST_RANKS} ranks")
     if ranks == 1:
         return Mesh((first,), 1, 1)
     if first.type == "cpu":
@@ -54,11 +54,12 @@ def mesh_of(name: str, data: int, tensor: int) -> Mesh:
             f"{first.type.upper()} is one device, not {ranks}", "Use --device cpu or cuda:0,1"
         )
     if indices:
-        return _meshed((first,), name, data or 1, tensor)
-    here = torch.cuda.device_count()
-    if ranks > here:
+        return _mesh_of_devices((first,), name, data or 1, tensor)
+    gpus = torch.cuda.device_count()
+    if ranks > gpus:
         raise Unsuitable(
-            f"{ranks} ranks need as many GPUs, and there are {here}", "Lower --data-parallelism"
+            f"{ranks} ranks need {ranks} GPUs, but this machine has {gpus}",
+            "Lower --data-parallelism",
         )
     return Mesh(tuple(torch.device("cuda", index) for index in range(ranks)), data or 1, tensor)
 
@@ -67,11 +68,11 @@ def _left(devices: int, tensor: int) -> int:
     return max(1, devices // tensor)
 
 
-def _meshed(devices: tuple[torch.device, ...], name: str, data: int, tensor: int) -> Mesh:
+def _mesh_of_devices(devices: tuple[torch.device, ...], name: str, data: int, tensor: int) -> Mesh:
     if data * tensor != len(devices):
         raise UsageError(
             f"--device {name} names {counted(len(devices), 'device')}, and --data-parallelism {data} with "
             f"--tensor-parallelism {tensor} needs {data * tensor}",
-            "Name as many devices as the product of the two",
+            "Pass as many devices as the product of the two",
         )
     return Mesh(devices, data, tensor)

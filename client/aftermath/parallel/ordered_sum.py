@@ -45,9 +45,9 @@ class OrderedSum:
         del op, async_op
         parts = torch.empty_like(input_tensor)
         self._collectives.exchange(parts, input_tensor, group)
-        first, *others = parts.view(group.size(), -1)[: self.active]
+        first, *from_others = parts.view(group.size(), -1)[: self.active]
         total = output_tensor.view(-1)
         total.copy_(first) if self._sum is None else torch.add(self._sum, first, out=total)
-        for part in others:
+        for part in from_others:
             total.add_(part)
         self._sum = total.clone()

@@ -131,8 +131,8 @@ class ShardedModel:
         if self._sums:  # they hold the sum: FSDP2 would add it a second time
             for parameter in self._model.parameters():
                 parameter.grad = None
-        mine = number < active
-        batch = batches[first + number if mine else first]
+        has_batch = number < active
+        batch = batches[first + number if has_batch else first]
         self._collectives.begin()
         try:
             loss = share_loss(self._passes, self._passes.upload(batch), batch, sequences)
@@ -142,7 +142,7 @@ class ShardedModel:
                 raise
         else:
             self._collectives.end()
-            self._losses.append(loss.detach() if mine else torch.zeros_like(loss))
+            self._losses.append(loss.detach() if has_batch else torch.zeros_like(loss))
             return
         self._drop_pass()  # not in the handler: the error keeps the pass's tensors alive
 
@@ -181,12 +181,12 @@ class ShardedModel:
         Float64 [steps + 1] on the CPU. A step without a micro-batch adds 0. The last number is 1 if
         the rank is out of memory. Reading waits for the device, so call it once per share.
         """
-        found = torch.zeros(steps + 1, dtype=torch.float64)
+        losses = torch.zeros(steps + 1, dtype=torch.float64)
         if self.out_of_memory:
-            found[-1] = 1
+            losses[-1] = 1
         else:
-            found[:-1] = torch.stack(self._losses)
-        return found
+            losses[:-1] = torch.stack(self._losses)
+        return losses
 
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the name and the whole summed gradient of every parameter, on every rank.
@@ -217,14 +217,14 @@ def _layers(model: nn.Module) -> list[nn.Module]:
         module for module in model.modules() if isinstance(module, nn.ModuleList | nn.ModuleDict)
     ]
     lists = [
-        found
-        for found in lists
-        if not any(isinstance(part, nn.Embedding) for part in found.children())
+        layers
+        for layers in lists
+        if not any(isinstance(part, nn.Embedding) for part in layers.children())
     ]
     inner = {part for outer in lists for part in outer.modules() if part is not outer}
     return list(
         max(
-            (found for found in lists if found not in inner), key=len, default=nn.ModuleList()
+            (layers for layers in lists if layers not in inner), key=len, default=nn.ModuleList()
         ).children()
     )
 

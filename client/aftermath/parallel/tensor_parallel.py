@@ -26,12 +26,12 @@ def check_tensor_parallelism(config: ModelConfig, tier: int, ranks: int) -> None
     """Raise Unsuitable if a tier of this model cannot be cut over `ranks` ranks."""
     if ranks == 1:
         return
-    for what, counts in _plan(config, tier).divided.items():
+    for name, counts in _plan(config, tier).divided.items():
         for count in counts:
             if count % ranks:
                 raise Unsuitable(
-                    f"--tensor-parallelism {ranks} does not divide the {count} {what} of a layer of tier {tier}",
-                    "Choose a number that does, and --data-parallelism for the rest",
+                    f"--tensor-parallelism {ranks} does not divide the {count} {name} of a layer of tier {tier}",
+                    "Choose a divisor, and --data-parallelism for the other ranks",
                 )
 
 
@@ -76,18 +76,18 @@ def _alone(module: nn.Linear, mesh: DeviceMesh, dim: int) -> None:
     module.forward = forward  # type: ignore[method-assign]
 
 
-def _spread(mesh: DeviceMesh, module: nn.Module, given: object, whole: Tensor) -> Tensor:
+def _spread(mesh: DeviceMesh, module: nn.Module, tensor: object, whole: Tensor) -> Tensor:
     """Pass the input on, and sum the ranks' gradients in the backward pass."""
-    del module, given
-    here: Tensor = DTensor.from_local(whole, mesh, [Replicate()]).to_local(
+    del module, tensor
+    local: Tensor = DTensor.from_local(whole, mesh, [Replicate()]).to_local(
         grad_placements=[Partial()]
     )
-    return here
+    return local
 
 
-def _summed(mesh: DeviceMesh, module: nn.Module, given: object, part: Tensor) -> Tensor:
+def _summed(mesh: DeviceMesh, module: nn.Module, tensor: object, part: Tensor) -> Tensor:
     """Sum the ranks' parts, and give each rank the same gradient in the backward pass."""
-    del module, given
+    del module, tensor
     whole: Tensor = (
         DTensor.from_local(part, mesh, [Partial()])
         .redistribute(placements=[Replicate()])
@@ -104,7 +104,7 @@ def _plan(config: ModelConfig, tier: int) -> TensorPlan:
     plan = config.tensor_plan(tier)
     if isinstance(plan, str):
         raise Unsuitable(
-            f"--tensor-parallelism: a model of type {config.MODEL_TYPE} cannot be cut: {plan}",
+            f"--tensor-parallelism: a model of type {config.MODEL_TYPE} cannot be split: {plan}",
             "Leave it out, and use --data-parallelism",
         )
     return plan

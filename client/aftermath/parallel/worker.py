@@ -87,8 +87,8 @@ def follow(ranks: Ranks) -> NoReturn:
                             inner.keep_gradient(name, gradient)
             case _:
                 assert shard is not None, "a command about a state that is not allocated"
-                given = [ranks.receive(*of, 0) for of in shard.plan.takes(command, ranks.rank)]
-                for reply in shard.perform(command, given):
+                tensors = [ranks.receive(*of, 0) for of in shard.plan.takes(command, ranks.rank)]
+                for reply in shard.perform(command, tensors):
                     ranks.send(reply, 0)
 
 
@@ -111,11 +111,11 @@ def main() -> NoReturn:
         set_exact()
         follow(Ranks(join))
     except (AftermathError, torch.OutOfMemoryError) as error:
-        said = f"{error}\n"
+        message = f"{error}\n"
     except Exception:
-        said = traceback.format_exc()
+        message = traceback.format_exc()
         time.sleep(_LINGER)
-    sys.stderr.write(f"rank {join.rank} on {join.device}: {said}")
+    sys.stderr.write(f"rank {join.rank} on {join.device}: {message}")
     sys.stderr.flush()
     os._exit(1)
 

@@ -50,10 +50,10 @@ def keep_compiled() -> None:
     for variable, name in _KEPT.items():
         if variable in os.environ:
             continue
-        place = cache_directory(name)
+        directory = cache_directory(name)
         with contextlib.suppress(OSError):  # if it cannot be written, torch and Triton choose
-            place.mkdir(parents=True, exist_ok=True)
-            os.environ[variable] = str(place)
+            directory.mkdir(parents=True, exist_ok=True)
+            os.environ[variable] = str(directory)
 
 
 def set_exact() -> None:
@@ -64,13 +64,13 @@ def set_exact() -> None:
     workspace = os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", WORKSPACES[0])
     if workspace not in WORKSPACES:
         raise Unsuitable(
-            f"CUBLAS_WORKSPACE_CONFIG is {workspace}, and products would not be repeatable",
+            f"CUBLAS_WORKSPACE_CONFIG is {workspace}, which makes products unrepeatable",
             f"Unset it, or set it to {' or '.join(WORKSPACES)}",
         )
     for variable in _EMULATION:
         if os.environ.setdefault(variable, "0") != "0":
             raise Unsuitable(
-                f"{variable} is set, and what members have to agree on would be rounded", "Unset it"
+                f"{variable} is set, which rounds values that members must agree on", "Unset it"
             )
     torch.set_float32_matmul_precision("highest")
     torch.backends.cuda.matmul.allow_tf32 = False
@@ -106,20 +106,21 @@ def prove_cpu() -> None:
     numbers[places, 16 + places % 7] = 2 * places - 2895
     if not torch.equal(numbers.float() @ numbers.float().mT, (numbers @ numbers.mT).float()):
         raise Unsuitable(
-            "this CPU multiplies fp32 with fewer bits, and its replica would part from all others",
-            "Unset what asks for it, as DNNL_DEFAULT_FPMATH_MODE, ONEDNN_DEFAULT_FPMATH_MODE or MKL_BLAS_COMPUTE_MODE",
+            "this CPU multiplies fp32 with reduced precision, so its replica would diverge",
+            "Unset the variables that enable it: DNNL_DEFAULT_FPMATH_MODE, "
+            "ONEDNN_DEFAULT_FPMATH_MODE or MKL_BLAS_COMPUTE_MODE",
         )
 
 
 def prove(device: torch.device) -> None:
     """Compare a device's exact products with the CPU's. Raises Unsuitable if one bit differs."""
-    here = _products(device)
-    there = _products(torch.device("cpu"))
-    for name, product in there.items():
-        if not torch.equal(here[name].cpu(), product):
+    products = _products(device)
+    expected = _products(torch.device("cpu"))
+    for name, product in expected.items():
+        if not torch.equal(products[name].cpu(), product):
             raise Unsuitable(
-                f"{device} does not compute {name} exactly, and its replica would part from all others",
-                "Use --device cpu, or another version of PyTorch or of the driver",
+                f"{device} does not compute {name} exactly, so its replica would diverge",
+                "Use --device cpu, or another version of PyTorch or the driver",
             )
 
 

@@ -38,8 +38,10 @@ def least_bytes(schema: Schema, tier: int, seq_len: int, members: int) -> int:
 
 def needs(schema: Schema, seq_len: int, members: int, device: str = "cpu") -> list[int]:
     """Return, by tier, `least_bytes` plus the device's own needs."""
-    own = _RUNTIME.get(device, 0)
-    return [own + least_bytes(schema, tier, seq_len, members) for tier in range(schema.state.tiers)]
+    fixed = _RUNTIME.get(device, 0)
+    return [
+        fixed + least_bytes(schema, tier, seq_len, members) for tier in range(schema.state.tiers)
+    ]
 
 
 def first_fitting(needed: list[int], free: int) -> int | None:

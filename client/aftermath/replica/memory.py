@@ -30,8 +30,8 @@ def is_out_of_memory(error: BaseException) -> bool:
 def free_bytes(device: torch.device) -> int:
     """Return the bytes that a device can still allocate."""
     if device.type == "cuda":
-        held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return torch.cuda.mem_get_info(device)[0] + held
+        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + cached
     if device.type == "mps":
         return torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
     return min(int(psutil.virtual_memory().available), _left_of_the_group())
@@ -53,7 +53,7 @@ class LiveBytes(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.now = self.peak = 0
-        self._known: set[int] = set()
+        self._counted: set[int] = set()
 
     def __torch_dispatch__(
         self,
@@ -71,15 +71,15 @@ class LiveBytes(TorchDispatchMode):
     def _count(self, storage: torch.UntypedStorage) -> None:
         key = storage._cdata
         size = storage.nbytes()
-        if key in self._known:
+        if key in self._counted:
             return
-        self._known.add(key)
+        self._counted.add(key)
         weakref.finalize(storage, self._drop, key, size)
         self.now += size
         self.peak = max(self.peak, self.now)
 
     def _drop(self, key: int, size: int) -> None:
-        self._known.discard(key)
+        self._counted.discard(key)
         self.now -= size
 
 
@@ -92,8 +92,8 @@ def _left_of_the_group() -> int:
     return _UNLIMITED if limit is None or used is None else max(0, limit - used + (cached or 0))
 
 
-def _number(path: Path, found: Callable[[str], str]) -> int | None:
+def _number(path: Path, parse: Callable[[str], str]) -> int | None:
     try:
-        return int(found(path.read_text()))
+        return int(parse(path.read_text()))
     except (OSError, ValueError, IndexError):
         return None

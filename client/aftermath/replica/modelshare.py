@@ -79,16 +79,16 @@ class ModelShare:
     async def _answer(self, peer: bytes, body: bytes) -> bytes:
         del peer, body
         if self.manifest is None:
-            raise RequestRefused("no snapshot is offered now")
+            raise RequestRefused("this member offers no snapshot now")
         return msgspec.msgpack.encode(self.manifest)
 
-    def offer(self, taken: Snapshot) -> None:
+    def offer(self, copy: Snapshot) -> None:
         """Serve a snapshot until `withdraw`, at the epoch's first apply."""
         self.withdraw()
-        for digest, data in taken.blobs.items():
+        for digest, data in copy.blobs.items():
             self._transport.publish_source(digest, len(data), functools.partial(_piece, data))
-        self._digests = list(taken.blobs)
-        self.manifest = taken.manifest
+        self._digests = list(copy.blobs)
+        self.manifest = copy.manifest
 
     def withdraw(self) -> None:
         """Stop serving the snapshot and free its memory."""
@@ -123,10 +123,10 @@ async def ask_offers(
             holders[level][manifest.step, tuple(digests)].append(peer)
     return {
         level: sorted(
-            (Offer(step, digests, tuple(names)) for (step, digests), names in found.items()),
+            (Offer(step, digests, tuple(names)) for (step, digests), names in contents.items()),
             key=lambda offer: (-len(offer.holders), offer.step, offer.digests),
         )
-        for level, found in holders.items()
+        for level, contents in holders.items()
     }
 
 
@@ -140,7 +140,7 @@ async def _ask(
     except TransportError:
         return None
     except Exception as error:  # an invalid offer must not end this member
-        _complaints.about("reading an offer of", peer, error)
+        _complaints.failure("reading an offer of", peer, error)
         return None
 
 
@@ -234,9 +234,9 @@ class LevelFetcher:
         turn = index % len(offer.holders)
         holders = offer.holders[turn:] + offer.holders[:turn]  # spread segments over all holders
         async with self._at_once:
-            left = max(0.0, self._ends - self._clock.monotonic())
+            seconds_left = max(0.0, self._ends - self._clock.monotonic())
             data = await self._transport.fetch(
-                offer.digests[index], segment_size(segment), holders, left
+                offer.digests[index], segment_size(segment), holders, seconds_left
             )
             await self._decode(lambda: write_segment(params, segment, data))
 

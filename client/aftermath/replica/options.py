@@ -40,7 +40,7 @@ def indices_named(name: str) -> list[int]:
     if re.fullmatch(r"auto|cpu|mps|cuda(:\d{1,3}(,\d{1,3})*)?", name) is None:
         raise UsageError(
             f"--device {name!r} is not a device",
-            "It is auto, cpu, mps, cuda or cuda:X,Y, for example cuda:0",
+            "Use auto, cpu, mps, cuda or cuda:X,Y, for example cuda:0",
         )
     indices = [int(index) for index in re.findall(r"\d+", name)]
     if len(set(indices)) < len(indices):

@@ -125,6 +125,6 @@ class Origin:
 
 def _other_model(checkpoint: Checkpoint) -> CheckpointError:
     return CheckpointError(
-        f"the config.json of {checkpoint.repo} is of another model than the run's",
-        "The run's owner names another place for it: aftermath-solana checkpoint",
+        f"the config.json of {checkpoint.repo} describes another model than the run's",
+        "Ask the run's owner to record another checkpoint with aftermath-solana checkpoint",
     )

@@ -60,27 +60,29 @@ class OutlineShare:
             for name, data in outline.companions.items()
             if data
         }
-        self._told = msgspec.msgpack.encode(OutlineReply(outline.config_json(), files))
+        self._reply = msgspec.msgpack.encode(OutlineReply(outline.config_json(), files))
         transport.handle(TOPIC, self._answer)
 
     async def _answer(self, peer: bytes, body: bytes) -> bytes:
         del peer, body
-        return self._told
+        return self._reply
 
 
 def checked(reply: bytes) -> tuple[dict[str, Any], dict[str, CompanionFile]] | None:
     """Return the config and the files in a peer's reply, or None if it is malformed."""
     try:
-        told: OutlineReply = msgpack_as(reply, OutlineReply)
-        config = json_value(told.config)
+        message: OutlineReply = msgpack_as(reply, OutlineReply)
+        config = json_value(message.config)
     except Malformed:
         return None
-    known = all(
+    is_valid = all(
         name in COMPANIONS and 0 < file.size <= MAX_COMPANION_BYTES and len(file.blake3) == DIGEST
-        for name, file in told.companions.items()
+        for name, file in message.companions.items()
     )
-    known = known and sum(file.size for file in told.companions.values()) <= _MAX_COMPANIONS
-    return (config, told.companions) if known and isinstance(config, dict) else None
+    is_valid = (
+        is_valid and sum(file.size for file in message.companions.values()) <= _MAX_COMPANIONS
+    )
+    return (config, message.companions) if is_valid and isinstance(config, dict) else None
 
 
 async def ask_outline(
@@ -95,20 +97,20 @@ async def ask_outline(
     differs from that on chain.
     """
     for start in range(0, len(peers), ASKED_AT_ONCE):
-        asked = peers[start : start + ASKED_AT_ONCE]
-        replies = await asyncio.gather(*(_ask(transport, peer) for peer in asked))
+        chosen = peers[start : start + ASKED_AT_ONCE]
+        replies = await asyncio.gather(*(_ask(transport, peer) for peer in chosen))
         right: dict[bytes, tuple[dict[str, Any], dict[str, CompanionFile], Schema]] = {}
-        for peer, told in zip(asked, replies, strict=True):
+        for peer, answer in zip(chosen, replies, strict=True):
             try:
-                if told is not None:
-                    right[peer] = *told, await compute(partial(schema_from, told[0]))
+                if answer is not None:
+                    right[peer] = *answer, await compute(partial(schema_from, answer[0]))
             except AftermathError:
                 continue
             except Exception as error:  # an invalid answer must not end this member
-                _complaints.about("reading the outline of", peer, error)
+                _complaints.failure("reading the outline of", peer, error)
         if right:
             config, files, schema = next(iter(right.values()))
-            agreed = all(other == files for _, other, _ in right.values())
+            agreed = all(other_files == files for _, other_files, _ in right.values())
             return Outline(
                 config, await _files(transport, files, list(right)) if agreed else {}
             ), schema
@@ -123,7 +125,7 @@ async def _ask(
     except TransportError:
         return None
     except Exception as error:
-        _complaints.about("reading the outline of", peer, error)
+        _complaints.failure("reading the outline of", peer, error)
         return None
 
 
@@ -131,10 +133,10 @@ async def _files(
     transport: Transport, files: dict[str, CompanionFile], holders: Sequence[bytes]
 ) -> dict[str, bytes]:
     """Return the companion files that peers give. A model can be trained without them."""
-    found = {}
+    contents = {}
     for name, file in files.items():
         try:
-            found[name] = await transport.fetch(file.blake3, file.size, holders, _FETCH)
+            contents[name] = await transport.fetch(file.blake3, file.size, holders, _FETCH)
         except TransportError:
             continue
-    return found
+    return contents

@@ -28,7 +28,7 @@ class OutOfMemory(AftermathError):
 
 
 class PassSize:
-    """What fits, as far as known. `size` is AUTO or the sequences per pass."""
+    """The pass size that fits, as far as known. `size` is AUTO or the sequences per pass."""
 
     def __init__(self, size: int, checkpointing: Checkpointing) -> None:
         self._size = size
@@ -82,7 +82,7 @@ class PassSize:
         """
         if self.recompute:
             raise Unsuitable(
-                "--activation-checkpointing on: a model that only transformers knows computes its layers once",
+                "--activation-checkpointing on does not work with HfAuto models",
                 "Use auto",
             )
         self._may_recompute = False

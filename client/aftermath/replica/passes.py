@@ -114,9 +114,7 @@ class Passes:
                 raise
             self._compiled = None
             reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-            log.warning(
-                "the model could not be compiled and is trained without, more slowly: %s", reason
-            )
+            log.warning("the model cannot be compiled and trains more slowly without: %s", reason)
             return False
         self._tried.add(tried)
         return True

@@ -116,8 +116,8 @@ class Replica:
             give_back(self.device)
             if not self._pass_size.shrink():
                 raise OutOfMemory(
-                    f"the memory of this machine is too small for tier {self.tier} with one sequence at once",
-                    "Hold a smaller model: a higher --matformer-tier",
+                    f"this machine has too little memory for tier {self.tier} with one sequence per pass",
+                    "Choose a smaller model: a higher --matformer-tier",
                 )
 
     def _fit(self, sequence: Tensor, cancelled: threading.Event) -> None:
@@ -286,6 +286,7 @@ def pick_device(name: str) -> torch.device:
         return torch.device(kind)
     if indices[0] >= gpus:
         raise Unsuitable(
-            f"--device {name} is not here", f"The CUDA devices here are cuda:0 to cuda:{gpus - 1}"
+            f"--device {name} does not exist",
+            f"The CUDA devices here are cuda:0 to cuda:{gpus - 1}",
         )
     return torch.device(kind, indices[0])

@@ -34,7 +34,7 @@ class FalseBlock(AftermathError):
 
 
 @dataclass(frozen=True)
-class KeptState:
+class ServedState:
     """A state that peers may request."""
 
     tree: Tree
@@ -45,34 +45,34 @@ class KeptState:
     """Reads the bytes of a block."""
 
 
-def kept_of(optimizer: Engine, tree: Tree) -> KeptState:
+def copy_state(optimizer: Engine, tree: Tree) -> ServedState:
     """Return an optimizer's current state, with its tree. It is copied, unless it is too large."""
-    parts = outline(optimizer.sizes())
-    if parts.size > COPIES:
-        return KeptState(tree, parts, None, optimizer.block)
+    state_outline = outline(optimizer.sizes())
+    if state_outline.size > COPIES:
+        return ServedState(tree, state_outline, None, optimizer.block)
     copies = optimizer.state()
-    return KeptState(tree, parts, copies, partial(block_of, copies))
+    return ServedState(tree, state_outline, copies, partial(block_of, copies))
 
 
 class StateShare:
     """Answers requests for the states that this member had last."""
 
     def __init__(self, transport: Transport) -> None:
-        self._kept: dict[bytes, KeptState] = {}
+        self._states: dict[bytes, ServedState] = {}
         self._hidden: set[bytes] = set()
         self._reading = asyncio.Lock()
         transport.handle(TOPIC, self.answer)
 
-    def offer(self, kept: KeptState, *, hidden: bool = False) -> None:
+    def offer(self, state: ServedState, *, hidden: bool = False) -> None:
         """Serve a state, after `show` if it is hidden, and as many earlier ones as fit."""
         # A round changes the state in place. Judges of the last but one result need the states
         # before and after it, while the next round trains.
-        root = kept.tree.root
-        self._kept.pop(root, None)
-        self._kept[root] = kept
-        while len(self._kept) > max(1, min(STATES, COPIES // kept.outline.size)):
-            del self._kept[next(iter(self._kept))]
-        self._hidden &= self._kept.keys() - {root}
+        root = state.tree.root
+        self._states.pop(root, None)
+        self._states[root] = state
+        while len(self._states) > max(1, min(STATES, COPIES // state.outline.size)):
+            del self._states[next(iter(self._states))]
+        self._hidden &= self._states.keys() - {root}
         if hidden:
             self._hidden.add(root)
 
@@ -82,7 +82,7 @@ class StateShare:
 
     def withdraw(self) -> None:
         """Stop serving all states and free their memory."""
-        self._kept.clear()
+        self._states.clear()
         self._hidden.clear()
 
     async def answer(self, peer: bytes, body: bytes) -> bytes:
@@ -91,20 +91,20 @@ class StateShare:
         """
         del peer
         if len(body) != _QUESTION.size:
-            raise RequestRefused("a root and the index of a block are expected")
+            raise RequestRefused("the question is not a root and a block index")
         root, index = _QUESTION.unpack(body)
-        kept = self._kept.get(root)
-        if kept is None or root in self._hidden or index >= kept.outline.count:
-            raise RequestRefused("there is no such block here now")
-        place = kept.outline.place(index)
-        if kept.copies is not None:
-            block = kept.read(place)
+        state = self._states.get(root)
+        if state is None or root in self._hidden or index >= state.outline.count:
+            raise RequestRefused("this member does not serve that block now")
+        span = state.outline.place(index)
+        if state.copies is not None:
+            block = state.read(span)
         else:  # reading waits for the devices; one at a time, since others need threads too
             async with self._reading:
-                block = await asyncio.to_thread(kept.read, place)
-        if block_digest(block) != kept.tree.digest(index):
-            raise RequestRefused("the state has changed since")
-        return b"".join([*kept.tree.proof(index), block])
+                block = await asyncio.to_thread(state.read, span)
+        if block_digest(block) != state.tree.digest(index):
+            raise RequestRefused("the state has changed in the meantime")
+        return b"".join([*state.tree.proof(index), block])
 
 
 def question(root: bytes, index: int) -> bytes:
@@ -116,35 +116,35 @@ async def ask_block(
     transport: Transport,
     peer: bytes,
     root: bytes,
-    parts: StateOutline,
+    state_outline: StateOutline,
     index: int,
     deadline_s: float,
 ) -> bytes:
-    """Return a block of the private state with that root. `parts` is the outline of the member's
-    tier.
+    """Return a block of the private state with that root. `state_outline` is the outline of the
+    member's tier.
 
     Raises RequestRefused if the peer does not keep that state, other TransportErrors if it cannot
     be reached, FalseBlock for a false answer (the peer is then barred), and IndexError if there is
     no such block.
     """
-    most = parts.place(index).size + DIGEST * proof_length(index, parts.count)
+    most = state_outline.place(index).size + DIGEST * proof_length(index, state_outline.count)
     reply = await transport.request(peer, TOPIC, question(root, index), most, deadline_s)
     try:
-        return proven(reply, root, parts, index)
+        return proven(reply, root, state_outline, index)
     except FalseBlock:
         transport.bar(peer, f"a false block of the private state {short(root)}")
         raise
 
 
-def proven(reply: bytes, root: bytes, parts: StateOutline, index: int) -> bytes:
+def proven(reply: bytes, root: bytes, state_outline: StateOutline, index: int) -> bytes:
     """Return the block in an answer. Raises FalseBlock unless it is the requested one."""
-    size = parts.place(index).size
-    hashes = DIGEST * proof_length(index, parts.count)
+    size = state_outline.place(index).size
+    hashes = DIGEST * proof_length(index, state_outline.count)
     proof = [reply[at : at + DIGEST] for at in range(0, hashes, DIGEST)]
     block = reply[hashes:]
-    if len(reply) != hashes + size or not proves(block, index, parts.count, proof, root):
+    if len(reply) != hashes + size or not proves(block, index, state_outline.count, proof, root):
         raise FalseBlock(
-            f"what came is not block {index} of the private state {short(root)}",
-            "Ask for it elsewhere, or later",
+            f"the received bytes are not block {index} of the private state {short(root)}",
+            "Ask another peer, or try again later",
         )
     return block

@@ -119,9 +119,11 @@ class Accounts:
     def balance(self, params: Any, identity: Pubkey) -> Any:
         """Answer getBalance. An identity that is not funded yet sees the amount it will get."""
         answer: Any = self._node.methods["getBalance"](params)
-        own = isinstance(params, list) and params[0] == str(identity)
+        is_own = isinstance(params, list) and params[0] == str(identity)
         return (
-            {**answer, "value": FUNDING_LAMPORTS} if own and self.needs_funds(identity) else answer
+            {**answer, "value": FUNDING_LAMPORTS}
+            if is_own and self.needs_funds(identity)
+            else answer
         )
 
     async def _check_first_transaction(self, params: Any, identity: Pubkey) -> None:

@@ -59,7 +59,7 @@ class RpcMethods:
         keep_withdraw_transaction: Callable[[bytes], None],
     ) -> dict[str, Handler]:
         """Return the methods of a connection by name, for an identity at a network address."""
-        known = self._node.methods
+        node_methods = self._node.methods
         subscriptions = self._node.subscriptions.methods()
 
         async def send(params: Any) -> Any:
@@ -85,7 +85,7 @@ class RpcMethods:
             return subscriptions["accountSubscribe"](params, outbox)
 
         return {
-            **{name: known[name] for name in READ_METHODS},
+            **{name: node_methods[name] for name in READ_METHODS},
             "getBalance": lambda params: self._accounts.balance(params, identity),
             "accountSubscribe": subscribe,
             "accountUnsubscribe": lambda params: subscriptions["accountUnsubscribe"](

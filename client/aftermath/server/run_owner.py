@@ -98,10 +98,15 @@ def unused_keys(file: RunConfig, run: Run, model: Model) -> list[str]:
     )
     changed = differences(change, run, model)
     if not file.llm.data_hash:  # the server computed the run's hash by itself
-        changed = [one for one in changed if one.key != "model.data_location.secondary"]
+        changed = [
+            difference
+            for difference in changed
+            if difference.key != "model.data_location.secondary"
+        ]
     return [
-        f"{one.key}: the run keeps {one.old!r}; {one.new!r} in {file.file} applies to a new run only"
-        for one in changed
+        f"{difference.key}: the run keeps {difference.old!r}; {difference.new!r} in {file.file} "
+        "applies to a new run only"
+        for difference in changed
     ]
 
 

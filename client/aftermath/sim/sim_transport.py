@@ -94,7 +94,7 @@ class SimTransport:
         """The peers that this node banned, with reasons, in order."""
         self._blobs: dict[bytes, bytes] = {}
         self._handlers: dict[str, Handler] = {}
-        self._complaints = LogLimits(_log)
+        self._log_limits = LogLimits(_log)
         self._inbox: asyncio.Queue[Announcement | None] = asyncio.Queue()
         self._sent_last: deque[bytes] = deque(maxlen=_REPLAYED)
         self._heard: set[tuple[bytes, bytes]] = set()
@@ -102,7 +102,7 @@ class SimTransport:
         self._received: dict[Kind, int] = dict.fromkeys(KINDS, 0)
 
     def admits(self, node_id: bytes) -> bool:
-        return node_id in self._members and not (self.barred and self._bars.left(node_id))
+        return node_id in self._members and not (self.barred and self._bars.seconds_left(node_id))
 
     def bar(self, peer: bytes, why: str) -> None:
         """Ban a peer. Afterwards it reconnects and gets the last announcements, as over the
@@ -229,7 +229,7 @@ class SimTransport:
         except RequestRefused:
             raise RequestRefused(f"peer {short(peer)} refused the request: {topic!r}") from None
         except Exception as error:  # a handler's failure is the peer's business, as over the wire
-            other._complaints.about(f"answering {topic!r} to", self.node_id, error)
+            other._log_limits.failure(f"answering {topic!r} to", self.node_id, error)
             raise RequestFailed(f"peer {short(peer)} failed to answer: {topic!r}") from None
         if reply is None or len(reply) > max_reply:
             raise RequestFailed(f"peer {short(peer)} gave no usable reply on {topic}")

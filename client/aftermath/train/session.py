@@ -354,7 +354,7 @@ async def _open_transport(
     discovery_directory = settings.discovery_dir or (
         local_directory if discovery == "local" else None
     )
-    setup = (
+    static_peers = (
         await asyncio.to_thread(addresses_of, parse_static_peers(settings.peer))
         if settings.peer
         else None
@@ -367,5 +367,5 @@ async def _open_transport(
         discovery=discovery,
         discovery_dir=discovery_directory if directory is None else None,
         directory=directory,
-        named=setup,
+        static_peers=static_peers,
     )

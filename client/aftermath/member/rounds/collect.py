@@ -48,7 +48,7 @@ class Collector:
         self._results = results
         self._epoch = epoch
         self._turn = 0
-        self._complaints = LogLimits(_log)
+        self._log_limits = LogLimits(_log)
 
     async def collect(
         self,
@@ -163,7 +163,7 @@ class Collector:
                     peer, f"it answered with an invalid announcement: {error}"
                 )
             except Exception as error:  # an invalid answer must not end this member
-                self._complaints.about("reading the answer of", peer, error)
+                self._log_limits.failure("reading the answer of", peer, error)
 
     async def _question(self, peer: bytes, question: bytes, seats: int) -> list[bytes]:
         """Return the announcements in a peer's answer about `seats` seats; empty if it does not

@@ -43,7 +43,7 @@ class EpochStart:
 
 @dataclass(frozen=True)
 class CarriedOver:
-    """What one member keeps from epoch to epoch."""
+    """The parts of one member that outlive an epoch."""
 
     data: Source
     results: Results

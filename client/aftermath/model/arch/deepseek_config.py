@@ -289,7 +289,7 @@ class DeepseekConfig(DeepseekShape):
         if "q_lora_rank" not in hf_config:
             raise ModelConfigError(
                 "config.json: q_lora_rank is missing",
-                "Say the rank of the queries, or null for none",
+                "Set it to the rank of the queries, or to null for none",
             )
         known = {key: value for key, value in known.items() if key not in POSITIONS}
         longest = known.get(
@@ -299,8 +299,8 @@ class DeepseekConfig(DeepseekShape):
 
     @property
     def attention_scale(self) -> float | None:
-        """What products of queries and keys are multiplied with, where it is not 1/sqrt of their
-        size.
+        """Return what products of queries and keys are multiplied with, where it is not 1/sqrt of
+        their size.
 
         Source: DeepSeek's own use of yarn (arXiv 2309.00071), as published with DeepSeek-V2.
         """

@@ -130,7 +130,7 @@ class HfAutoConfig(ModelConfig):
         return str(json.loads(self.document)["model_type"])
 
     def document_of(self, tier: int) -> str:
-        """The document of a tier, by which transformers makes its network."""
+        """Return the document of a tier, by which transformers makes its network."""
         return with_width(self.document, self.width(tier)) if tier else self.document
 
     def elastic_dim(self, name: str) -> Literal[0, 1] | None:

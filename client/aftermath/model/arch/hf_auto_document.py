@@ -1,4 +1,4 @@
-"""What transformers makes of a config document: its network, tensors, file names and tiers.
+"""Derive network, tensors, file names and tiers from a config document of transformers.
 
 Any peer may send a document, so its numbers are bounded before transformers reads them, and keys
 that import code or fetch models are refused. Shapes come from networks without numbers.
@@ -32,21 +32,21 @@ _BOUNDS: tuple[tuple[re.Pattern[str], int], ...] = tuple(
         (r"expert|head|group", 1 << 12),
     )
 )
-"""The most that a key with one of these words may say. The first line that matches counts."""
+"""Maximum value of keys with one of these words. The first matching line counts."""
 _MOST = 1 << 20
-"""The most that any other key may say."""
+"""Maximum value of any other key."""
 _CODE = frozenset(
     {"auto_map", "quantization_config", "compression_config", "attribute_map", "sub_configs"}
 )
 """Keys that make transformers import code, of the checkpoint or of a package."""
 _DOWNLOADS = frozenset({"backbone", "use_timm_backbone", "use_pretrained_backbone"})
-"""Keys by which transformers fetches another model."""
+"""Keys that make transformers fetch another model."""
 _CHOICES = frozenset({"use_kernels", "kernel_config", "trust_remote_code", "code_revision"})
 """Keys, with those of `_is_choice`, that choose the code of a function and not the function."""
 
 
 def without_choices(said: Any) -> Any:
-    """The document without keys that choose which code computes the model, at any depth.
+    """Return the document without keys that choose which code computes the model, at any depth.
 
     `attn_implementation: "owner/name"` makes transformers run a kernel of the Hub where `kernels`
     is installed.
@@ -104,14 +104,14 @@ def _entries(said: Any, key: str) -> Iterator[tuple[str, Any]]:
 _INSTALL = "Install transformers for this package: pip install 'aftermath[hf]'"
 LONGEST = 1 << 16  # characters of a config's document
 _MODULES = 1 << 14
-"""The most modules of a network."""
+"""Maximum modules of a network."""
 _CUTS = 1 << 18
-"""The most operations on its tensors while they are converted for a file."""
+"""Maximum tensor operations of a conversion to the file's format."""
 # Feed-forwards can be cut where tensor names mean independent hidden units and no other tensor has
 # their width. A tier is transformers' network with a smaller width; building one shows which
 # dimensions shrink.
 WIDTHS = ("intermediate_size", "n_inner", "ffn_dim")
-"""What configs of transformers call the width of their feed-forwards."""
+"""Names of the feed-forward width in configs of transformers."""
 _FEED_FORWARD = re.compile(
     r"\.(gate_proj|up_proj|down_proj|fc1|fc2|fc_in|fc_out|c_fc|c_proj|dense_h_to_4h|dense_4h_to_h)\.(weight|bias)$"
 )
@@ -156,7 +156,7 @@ def _forbid_hub_kernels() -> None:
 
 @lru_cache(maxsize=2)
 def _shapes_alone(document: str) -> Any:
-    """`network_of` without numbers: made once for all that is asked of it."""
+    """Return `network_of` on the meta device, cached per document."""
     import torch
 
     with torch.device("meta"):
@@ -165,7 +165,7 @@ def _shapes_alone(document: str) -> Any:
 
 @contextmanager
 def _bounded_modules() -> Iterator[None]:
-    """ModelConfigError for who makes more modules than any model has."""
+    """Raise ModelConfigError if the block creates more modules than any model has."""
     from torch.nn.modules.module import register_module_module_registration_hook
 
     modules = _Bounded("its network has more modules", _MODULES)
@@ -194,14 +194,14 @@ class _Bounded:
 
 
 def canonical(said: Mapping[str, Any]) -> str:
-    """The document of what a file says. Raises ModelConfigError."""
+    """Return the canonical document of a `config.json`. Raises ModelConfigError."""
     try:
         text = json.dumps(said, sort_keys=True, separators=(",", ":"), allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise ModelConfigError(f"config.json: {error}", "Take the file as published") from None
+        raise ModelConfigError(f"config.json: {error}", "Use the file as published") from None
     if len(text) > LONGEST:
         raise ModelConfigError(
-            f"config.json: it is longer than {LONGEST} characters", "Take the file as published"
+            f"config.json: it is longer than {LONGEST} characters", "Use the file as published"
         )
     return text
 
@@ -225,19 +225,19 @@ def config_of_document(document: str) -> Any:
     except Malformed:
         said = None
     if not isinstance(said, dict):
-        raise ModelConfigError("config.json: it is no JSON object", "Take the file as published")
+        raise ModelConfigError("config.json: it is not a JSON object", "Use the file as published")
     check_document(said)
     name = said.pop("model_type", "")
     if not isinstance(name, str) or not is_known(name):
         raise ModelConfigError(
-            f"config.json: model_type {shown(name)} is no causal language model of transformers",
+            f"config.json: model_type {shown(name)} is not a causal language model of transformers",
             "Use another model",
         )
     try:
         return _transformers(name).AutoConfig.for_model(name, **said)
     except Exception as error:  # whatever it does not take
         raise ModelConfigError(
-            f"config.json: transformers does not take it: {shown(str(error))}", "Correct it"
+            f"config.json: transformers rejects it: {shown(str(error))}", "Correct it"
         ) from None
 
 
@@ -267,13 +267,13 @@ def shapes_of(document: str) -> Mapping[str, tuple[int, ...]]:
 
 @lru_cache(maxsize=8)
 def pieces_of(document: str) -> Mapping[str, FileTensor]:
-    """`ModelConfig.pieces`. Raises ModelConfigError."""
+    """Return `ModelConfig.pieces`. Raises ModelConfigError."""
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
     from transformers.core_model_loading import revert_weight_conversion
 
     class Views(TorchDispatchMode):
-        """Copies that are made for a file are views here, so that it can be seen of what."""
+        """Replaces the copies of a conversion by views, which show their source tensor."""
 
         def __torch_dispatch__(
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -303,7 +303,7 @@ def pieces_of(document: str) -> Mapping[str, FileTensor]:
         raise
     except Exception as error:  # an operation that is no view
         raise ModelConfigError(
-            f"config.json: transformers rewrites this model's weights on their way to a file: {shown(str(error))}",
+            f"config.json: transformers changes this model's weights when it saves them: {shown(str(error))}",
             "Use another model",
         ) from None
     numbers = dict.fromkeys(held, 0)
@@ -311,7 +311,7 @@ def pieces_of(document: str) -> Mapping[str, FileTensor]:
         numbers[piece.name] += math.prod(piece.shape)
     if any(held[name].numel() != count for name, count in numbers.items()):
         raise ModelConfigError(
-            "config.json: transformers leaves out some of this model's weights on their way to a file",
+            "config.json: transformers does not save all of this model's weights",
             "Use another model",
         )
     whole = {name: (name, tuple(tensor.shape)) for name, tensor in held.items()}
@@ -324,7 +324,7 @@ def pieces_of(document: str) -> Mapping[str, FileTensor]:
 
 @lru_cache(maxsize=8)
 def tables_of(document: str) -> tuple[str, str]:
-    """`ModelConfig.tables`."""
+    """Return `ModelConfig.tables`."""
     network = _shapes_alone(document)
     names = {id(module): name for name, module in network.named_modules()}
     ends = network.get_input_embeddings(), network.get_output_embeddings()
@@ -333,17 +333,17 @@ def tables_of(document: str) -> tuple[str, str]:
 
 
 class FileNamePatterns(NamedTuple):
-    """What transformers knows of the names in a model's files."""
+    """Patterns of transformers for the names in a model's files."""
 
     prefix: str
-    """The name of the base model with its dot; empty where the model has none."""
+    """Name of the base model with its dot; empty without one."""
     ignored: tuple[str, ...]
-    """Regular expressions of names that transformers passes over."""
+    """Regular expressions of names that transformers ignores."""
 
 
 @lru_cache(maxsize=8)
 def file_names_of(document: str) -> FileNamePatterns:
-    """`ModelConfig.base_prefix` and `ModelConfig.ignored_names`. Raises ModelConfigError."""
+    """Return `ModelConfig.base_prefix` and `ModelConfig.ignored_names`. Raises ModelConfigError."""
     shapes_of(document)  # raises for a network that cannot be built
     network = _shapes_alone(document)
     name = network.base_model_prefix
@@ -353,8 +353,7 @@ def file_names_of(document: str) -> FileNamePatterns:
 
 @lru_cache(maxsize=8)
 def width_of(document: str) -> tuple[str, int] | None:
-    """The key by which transformers knows the width of the feed-forwards, and the width; None where
-    there is no such.
+    """Return the key and the value of the feed-forward width, or None without one.
 
     Raises ModelConfigError.
     """
@@ -378,7 +377,7 @@ def _width_key(model_type: str) -> str | None:
 
 
 def with_width(document: str, width: int) -> str:
-    """The document of the same model with narrower or wider feed-forwards."""
+    """Return the document of the same model with narrower or wider feed-forwards."""
     found = width_of(document)
     assert found is not None
     return canonical(json.loads(document) | {found[0]: width})

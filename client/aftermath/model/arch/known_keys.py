@@ -17,7 +17,7 @@ IDEAS = (
     "x0_residual",
     "unet_skips",
 )
-"""Keys of a NanoGPT alone."""
+"""Keys that only a NanoGPT has."""
 SILENT = frozenset(
     {
         *(
@@ -32,7 +32,7 @@ SILENT = frozenset(
         *("matformer_tier", "matformer_base_intermediate_size"),
     }
 )
-"""Keys that change no function, whatever the model."""
+"""Keys without effect in every model."""
 _ANYWHERE = SILENT | {
     *(
         "model_type",
@@ -78,7 +78,7 @@ _NEAR = 0.3
 
 
 def refuse_ideas(hf_config: Mapping[str, Any]) -> None:
-    """Raises ModelConfigError for what only a NanoGPT has."""
+    """Raise ModelConfigError for a key of a NanoGPT."""
     if other := next((key for key in IDEAS if hf_config.get(key)), None):
         raise ModelConfigError(
             f"config.json: {other} is a NanoGPT's", 'Set model_type to "nanogpt", or remove it'
@@ -107,6 +107,6 @@ def refuse_strange(
             continue
         near = [_GPT2S[key]] if key in _GPT2S else get_close_matches(key, options, 1, _NEAR)
         raise ModelConfigError(
-            f"config.json: {shown(key)} {shown(value)} says nothing here",
+            f"config.json: {shown(key)} {shown(value)} has no meaning here",
             f"Say {near[0]} if that is meant, or leave it out" if near else "Leave it out",
         )

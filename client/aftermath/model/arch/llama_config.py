@@ -30,7 +30,7 @@ class _Family(NamedTuple):
     head_dim: int | None
     longest: int
     window: str
-    """The key that says whether layers see a part of the text only."""
+    """Key that limits attention to a window."""
     tokens: bool
     """Whether a text begins with 1 and ends with 2."""
 

@@ -34,7 +34,7 @@ class NanoGPT(Transformer):
 
 
 class NanoGPTDecoder(nn.Module):
-    """Tables, layers and the ways around them: token ids [B, T] -> hidden states [B, T, D]."""
+    """Embeddings, layers and skips: token ids [B, T] -> hidden states [B, T, D]."""
 
     def __init__(self, config: NanoGPTConfig, tier: int) -> None:
         super().__init__()

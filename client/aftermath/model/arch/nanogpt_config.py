@@ -30,7 +30,7 @@ _LLAMAS = ("attention_bias", "mlp_bias", "sliding_window", "use_sliding_window")
 # The first three options default to on, as in every record since they were found. Added parts begin
 # with no effect or little. Norms have no weights, as in modded-nanogpt.
 class NanoGPTConfig(TransformerConfig):
-    """Hyper-parameters, under the names that Llamas have for them where these have any."""
+    """Hyper-parameters, under a Llama's names where it has them."""
 
     MODEL_TYPE: ClassVar[str] = "nanogpt"
     PARTIAL: ClassVar[tuple[str, ...]] = ("value_embeds.*.weight", "value_lambda")
@@ -39,9 +39,9 @@ class NanoGPTConfig(TransformerConfig):
     qk_norm: bool = True
     """Queries and keys are normalised before they are rotated."""
     logit_softcap: float = Field(30.0, ge=0, le=1e4)
-    """Logits are bent into ±this by tanh; 0 leaves them."""
+    """Soft cap: tanh limits logits to ± this value. 0 disables it."""
     value_embeddings: int = Field(0, ge=0, le=256)
-    """Number of token tables that are added to values, in as many first and as many last layers."""
+    """Number of token tables added to the values of as many first and last layers."""
     x0_residual: bool = False
     """Every layer mixes the token's embedding into its input."""
     unet_skips: bool = False
@@ -61,13 +61,13 @@ class NanoGPTConfig(TransformerConfig):
         for key in hf_config:
             if key in IDEAS and hf_config[key] is None:
                 raise ModelConfigError(
-                    f"config.json: {key} None says nothing here",
+                    f"config.json: {key} None has no meaning here",
                     f"Say what {key} is, or leave it out",
                 )
             if key.startswith("use_") and key not in JUDGED and hf_config[key]:
                 raise ModelConfigError(
-                    f"config.json: {key} is of another NanoGPT",
-                    f"Say what is meant by {', '.join(IDEAS)}, if the weights were trained so",
+                    f"config.json: {key} belongs to another kind of NanoGPT",
+                    f"If the weights were trained with it, describe it by {', '.join(IDEAS)}",
                 )
         if other := next((key for key in _LLAMAS if hf_config.get(key)), None):
             raise ModelConfigError(
@@ -125,7 +125,7 @@ class NanoGPTConfig(TransformerConfig):
     # second half has its skip. `skip_lambdas` is whole in every tier with a skip; entries that a
     # tier does not use get a gradient of zero.
     def has_skips(self, tier: int) -> bool:
-        """Whether a tier has a layer that begins with a skip."""
+        """Return whether a tier has a layer that begins with a skip."""
         return self.skips > 0 and self.shape(tier).layers[-1] >= self.num_hidden_layers - self.skips
 
     def elastic_dim(self, name: str) -> Literal[0, 1] | None:

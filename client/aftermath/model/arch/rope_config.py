@@ -51,18 +51,14 @@ _BOUNDS: Mapping[str, tuple[float, bool, float]] = {
     "mscale": (0, True, 1e3),
     "mscale_all_dim": (0, True, 1e3),
 }
-"""From where a number may be, whether that itself is allowed, and up to where."""
+"""Lower bound, whether it is inclusive, and upper bound of each number."""
 
 
 def rope_table(hf_config: Mapping[str, Any], longest: int) -> dict[str, Any]:
-    """What the file says of positions: `rope_type`, `rope_theta` if it is said, and the numbers
-    that its kind has.
+    """Return a file's position table: `rope_type`, `rope_theta` if present, and its type's numbers.
 
-    `longest` is the model's `max_position_embeddings`, which is the original length of a table that
-    names none.
-
-    Raises ModelConfigError for two tables that contradict each other, and for what is not computed
-    here.
+    `longest` is the model's `max_position_embeddings`, the default of the original length. Raises
+    ModelConfigError for contradicting tables and unsupported types.
     """
     found = [
         _plain(hf_config, key, longest)
@@ -81,12 +77,12 @@ def rope_table(hf_config: Mapping[str, Any], longest: int) -> dict[str, Any]:
 
 
 def rope_fields(table: Mapping[str, Any]) -> dict[str, Any]:
-    """A table as fields of a config."""
+    """Return a table as fields of a config."""
     return {ROPE_FIELDS.get(key, key): _number(key, value) for key, value in table.items()}
 
 
 def rope_parameters(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The table of a config's fields, as transformers reads it."""
+    """Return the table of a config's fields, as transformers reads it."""
     kind = str(fields["rope_type"])
     keys = (*_NEEDS[kind], *_MAY.get(kind, ()))
     said = {
@@ -100,13 +96,13 @@ def rope_parameters(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _plain(hf_config: Mapping[str, Any], key: str, longest: int) -> dict[str, Any]:
-    """One table without what says nothing."""
+    """Return a table without keys that have no effect."""
     table = hf_config[key]
     if not isinstance(table, Mapping) or any(
         isinstance(value, Mapping) for value in table.values()
     ):
         raise ModelConfigError(
-            f"config.json: {key} is not one table of numbers", "Say its rope_theta alone"
+            f"config.json: {key} is not one table of numbers", "Set its rope_theta only"
         )
     said = {name: value for name, value in table.items() if value is not None and name != "type"}
     kind = said.setdefault("rope_type", table.get("type", "default"))
@@ -132,7 +128,7 @@ def _plain(hf_config: Mapping[str, Any], key: str, longest: int) -> dict[str, An
     for name in needed:
         if said.get(name) is None:
             raise ModelConfigError(
-                f"config.json: {key} of type {kind} has no {name}", "Take the file as published"
+                f"config.json: {key} of type {kind} has no {name}", "Use the file as published"
             )
     kept = {"rope_type", "rope_theta", *needed, *_MAY.get(kind, ())}
     found = {name: value for name, value in said.items() if name in kept}
@@ -142,10 +138,10 @@ def _plain(hf_config: Mapping[str, Any], key: str, longest: int) -> dict[str, An
 
 
 def _require_number(key: str, name: str, value: object) -> None:
-    """Raises ModelConfigError, with what is expected, for what a table may not say."""
+    """Raise ModelConfigError, with the expected range, for an invalid number."""
     if name == "truncate" and not isinstance(value, bool):
         raise ModelConfigError(
-            f"config.json: {key}.{name} {shown(value)} is not supported", "Say true or false"
+            f"config.json: {key}.{name} {shown(value)} is not supported", "Set it to true or false"
         )
     if name not in _BOUNDS:
         return
@@ -155,13 +151,13 @@ def _require_number(key: str, name: str, value: object) -> None:
     if not real or not (low < value <= high or (touched and value == low)):  # type: ignore[operator]
         raise ModelConfigError(
             f"config.json: {key}.{name} {shown(value)} is not supported",
-            f"Say a {'whole ' * whole}number {'from' if touched else 'above'} {low:g} up to {high:,.0f}, or take the "
+            f"Use a {'whole ' * whole}number {'from' if touched else 'above'} {low:g} up to {high:,.0f}, or take the "
             "file as published",
         )
 
 
 def _number(key: str, value: object) -> object:
-    """Whole numbers where reals are meant are reals; all else is for the field to judge."""
+    """Return an integer as a float if the field is a float, and any other value unchanged."""
     real = key not in (_LENGTH, "truncate", "rope_type", "rope_theta")
     return (
         float(value) if real and isinstance(value, int) and not isinstance(value, bool) else value

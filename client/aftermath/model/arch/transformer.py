@@ -22,7 +22,7 @@ from aftermath.model.network import LanguageModel, TextCache
 # dynamic scale depends only on the length of the current text, so no text beyond the model's length
 # is cached (`ScaledConfig.cacheable`).
 class Rope(Protocol):
-    """What a config says of positions (`rope_config`)."""
+    """The position fields of a config (`rope_config`)."""
 
     @property
     def rope_type(self) -> str: ...
@@ -64,7 +64,7 @@ class Rotation:
         return cosine[seen:], sine[seen:]
 
     def of(self, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Cosine and sine [T, K]."""
+        """Return cosine and sine [T, K]."""
         if torch.compiler.is_compiling():  # a cache between passes would cause another compilation
             return self._make(length, device)
         if self._tables is None or self._key != (length, device):
@@ -74,14 +74,14 @@ class Rotation:
 
 
 def rotary(head_dim: int, theta: float, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Cosine and sine [T, K] of plain positions in Hugging Face's half-split layout."""
+    """Return cosine and sine [T, K] of plain positions in Hugging Face's half-split layout."""
     return _angles(1.0 / _powers(head_dim, theta, device), length)
 
 
 def scaled_rotary(
     rope: Rope, head_dim: int, length: int, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Cosine and sine [T, K] of positions as a config has them."""
+    """Return cosine and sine [T, K] of a config's positions."""
     theta = rope.rope_theta
     factor = rope.rope_factor
     if rope.rope_type == "dynamic":
@@ -166,8 +166,10 @@ def _loudness(rope: Rope) -> float:
 
 
 class Transformer(LanguageModel):
-    """`decoder(input_ids, through, cache)` makes [B, T, D] of token ids [B, T], and has the
-    embedding as `embed_tokens`.
+    """A transformer around a decoder.
+
+    `decoder(input_ids, through, cache)` maps token ids [B, T] to [B, T, D]. Its embedding is
+    `embed_tokens`.
     """
 
     model: Any

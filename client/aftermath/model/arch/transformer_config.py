@@ -27,7 +27,7 @@ JUDGED = frozenset(
         *("quantization_config", "num_nextn_predict_layers", "use_cache", *_OTHER_FUNCTIONS),
     }
 )
-"""Keys that are no fields, of which `known` refuses what would be another function."""
+"""Keys without a field. `known` rejects values that describe another function."""
 
 
 class TransformerConfig(ModelConfig):
@@ -52,13 +52,13 @@ class TransformerConfig(ModelConfig):
     }
     """`ELASTIC_DIMS` for tensors with one part per head, used where tiers differ in heads."""
     CUTS: ClassVar[tuple[str, ...]] = ("layers", "intermediate_size", "num_key_value_heads")
-    """What an entry of `matformer_tiers` may name."""
+    """Parts that an entry of `matformer_tiers` may name."""
     PARTIAL: ClassVar[tuple[str, ...]] = ()
     """`TensorPlan.partial`."""
     LATER: ClassVar[frozenset[str]] = frozenset({KEY})
 
     ACTIVATIONS: ClassVar[tuple[str, ...]] = ()
-    """What `hidden_act` may say."""
+    """Supported values of `hidden_act`."""
     BASE: ClassVar[tuple[str, ...]] = (
         "num_hidden_layers",
         "num_attention_heads",
@@ -74,7 +74,7 @@ class TransformerConfig(ModelConfig):
     rope_theta: float = Field(10000.0, ge=1, le=1e12)
     initializer_range: float = Field(0.02, gt=0, le=1)
     matformer_tiers: tuple[TierShape, ...] = ()
-    """What tiers 1, 2, ... keep; nothing where each has half the width of the one before."""
+    """Shapes of tiers 1, 2, ...; empty if each tier halves the width."""
 
     @model_validator(mode="after")
     def _head_is_even(self) -> Self:
@@ -84,9 +84,10 @@ class TransformerConfig(ModelConfig):
 
     @classmethod
     def known(cls, hf_config: Mapping[str, Any]) -> dict[str, Any]:
-        """Heads share the hidden size where nothing else is said. Raises ModelConfigError if they
-        cannot, and for keys by which transformers would compute another function of this file than
-        the networks here.
+        """Return the fields. By default, `head_dim` is the hidden size divided by the heads.
+
+        Raises ModelConfigError if it does not divide, and for keys that make transformers compute
+        another function than the networks here.
         """
         _refuse_other_functions(hf_config, cls.ACTIVATIONS)
         known = super().known(hf_config) | _base(hf_config, cls.BASE)
@@ -110,7 +111,7 @@ class TransformerConfig(ModelConfig):
 
     @classmethod
     def checked(cls, known: Mapping[str, Any]) -> Self:
-        """The config with these fields. Raises ModelConfigError."""
+        """Return the config with these fields. Raises ModelConfigError."""
         whole = super().checked({key: value for key, value in known.items() if key != KEY})
         if not known.get(KEY):
             return whole
@@ -118,7 +119,7 @@ class TransformerConfig(ModelConfig):
 
     @property
     def key_heads(self) -> int:
-        """Heads of keys and values."""
+        """Return the heads of keys and values."""
         return self.num_attention_heads
 
     def shape(self, tier: int) -> TierShape:
@@ -133,19 +134,19 @@ class TransformerConfig(ModelConfig):
         return self.matformer_tiers[tier - 1]
 
     def halved(self, tier: int) -> TierShape:
-        """The shape of a tier where tiers name nothing. Raises WidthNotDivisible."""
+        """Return a tier's shape if tiers halve the width. Raises WidthNotDivisible."""
         return TierShape.of([(super().width(tier), self.key_heads, 0)] * self.num_hidden_layers)
 
     def width(self, tier: int) -> int:
-        """FFN hidden units of a tier's widest layer. Raises ModelConfigError."""
+        """Return the FFN hidden units of a tier's widest layer. Raises ModelConfigError."""
         return max(self.shape(tier).intermediate_size)
 
     def size(self, tier: int) -> int:
-        """The width; where tiers keep what they name, the units of all layers."""
+        """Return the width, or the units of all layers if the file names its tiers."""
         return self.shape(tier).units if self.matformer_tiers else self.width(tier)
 
     def kept(self, tier: int) -> str:
-        """The width; where tiers keep what they name, layers and heads as well."""
+        """Describe the width, and layers and heads if the file names its tiers."""
         if not self.matformer_tiers:
             return super().kept(tier)
         shape = self.shape(tier)
@@ -159,7 +160,7 @@ class TransformerConfig(ModelConfig):
 
     @property
     def heads_differ(self) -> bool:
-        """Whether a tier has fewer heads than the full model in a layer that it keeps."""
+        """Return whether a tier has fewer heads than the full model in a layer that it keeps."""
         return any(
             set(tier.num_key_value_heads) - {0, self.key_heads} for tier in self.matformer_tiers
         )
@@ -173,7 +174,7 @@ class TransformerConfig(ModelConfig):
         return super().elastic_dim(name)
 
     def tensor_plan(self, tier: int) -> TensorPlan | str:
-        """Whole heads, and hidden units."""
+        """Cut along heads and hidden units."""
         held = self.shape(tier)  # query heads are a multiple of the key heads
         divided = {
             "key/value heads": held.num_key_value_heads,
@@ -182,13 +183,13 @@ class TransformerConfig(ModelConfig):
         return TensorPlan({**self.HEAD_DIMS, **self.ELASTIC_DIMS}, divided, self.PARTIAL)
 
     def stored_name(self, name: str, tier: int) -> str:
-        """A tier's files number the layers that it keeps from 0 on, as every client expects."""
+        """Return the name with the layer renumbered: a tier's files number its layers from 0."""
         if not tier or not (found := _LAYER.match(name)):
             return name
         return f"{found[1]}{self.shape(tier).layers.index(int(found[2]))}{found[3]}"
 
     def common_hf(self, tier: int) -> dict[str, Any]:
-        """All fields of a tier, with what its file must say of the full model."""
+        """Return all fields of a tier, with the keys that describe the full model."""
         said = super().common_hf(tier)
         del said[KEY]
         if not self.matformer_tiers:
@@ -213,7 +214,7 @@ class TransformerConfig(ModelConfig):
         return self
 
     def _sizes(self, tier: int) -> dict[str, int]:
-        """The sizes of a tier that `BASE` names."""
+        """Return the sizes of a tier that `BASE` names."""
         shape = self.shape(tier)
         heads = self.num_attention_heads // self.key_heads
         sizes = {
@@ -232,7 +233,7 @@ class TransformerConfig(ModelConfig):
 
 
 def _span(sizes: tuple[int, ...]) -> str:
-    """One number where all are alike, of the layers that have such a part."""
+    """Return the range of the nonzero sizes as text, or one number if all are equal."""
     sizes = tuple(size for size in sizes if size)
     if not sizes:
         return ""
@@ -286,11 +287,11 @@ def _unsupported(key: str, value: object, wanted: object) -> ModelConfigError:
 
 
 POSITIONS = frozenset(ROPE_FIELDS.values()) | {"rope_type"}
-"""The fields that say how positions are scaled; a file says it in a table."""
+"""Fields of scaled positions, which a file keeps in a table."""
 
 
 class ScaledConfig(TransformerConfig):
-    """The numbers of a table of positions, as fields."""
+    """A config with scaled positions as fields."""
 
     # Plain positions are left out of a schema, so schemas of runs before scaled positions keep
     # their hash.
@@ -327,12 +328,14 @@ class ScaledConfig(TransformerConfig):
 
     @property
     def cacheable(self) -> int:
-        """Dynamic positions are others for every length beyond the one that the model knows."""
+        """Return the longest cacheable text: dynamic positions change beyond the original
+        length.
+        """
         window = super().cacheable
         return min(window, self.rope_original_length) if self.rope_type == "dynamic" else window
 
     def positions(self) -> dict[str, Any]:
-        """The table as a file has it, unless it is the plain one."""
+        """Return the table of scaled positions as in a file; empty for plain ones."""
         return (
             {}
             if self.rope_type == "default"
@@ -341,7 +344,7 @@ class ScaledConfig(TransformerConfig):
 
 
 def fields_of_positions(hf_config: Mapping[str, Any], longest: int) -> dict[str, Any]:
-    """What a file says of positions, as fields of a model whose longest text is `longest` tokens.
+    """Return a file's positions as fields of a model with texts of up to `longest` tokens.
 
     Raises ModelConfigError.
     """

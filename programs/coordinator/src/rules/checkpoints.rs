@@ -62,10 +62,10 @@ pub fn turn(run: &Run, seat: u8) -> u8 {
     order.ranks().iter().position(|one| *one == rank).map_or(LAST_TURN, |position| position as u8)
 }
 
-/// Take the run back to the checkpoint at `place` (0 = the current one, 1 to `EARLIER` = the earlier ones), which must
-/// be of `step`. The current one takes its place, so that the run can also go forward again.
+/// Make the checkpoint at `place` (0 = the current one, 1 to `EARLIER` = the earlier ones) the current one. It must be of
+/// `step`. The previous current one takes its place, so that the run can also go forward again.
 #[inline(never)]
-pub fn rewind(run: &mut Run, model: &mut Model, backlog: &mut Backlog, place: u8, step: u32) -> Result<()> {
+pub fn choose(model: &mut Model, place: u8, step: u32) -> Result<()> {
     let mut chosen = current(model);
     if let Some(index) = usize::from(place).checked_sub(1) {
         let earlier = model.earlier.get_mut(index).ok_or(CoordinatorError::NoSuchCheckpoint)?;
@@ -74,14 +74,19 @@ pub fn rewind(run: &mut Run, model: &mut Model, backlog: &mut Backlog, place: u8
     let matches = chosen.checkpoint.kind != checkpoint_kind::NONE && chosen.step == step;
     require!(matches, CoordinatorError::NoSuchCheckpoint);
     set_current(model, &chosen);
-    run.step = chosen.step.max(1);
-    run.data_index = chosen.data_index;
+    Ok(())
+}
+
+/// Take the run back to its current checkpoint.
+#[inline(never)]
+pub fn rewind(run: &mut Run, model: &Model, backlog: &mut Backlog) {
+    run.step = model.checkpoint_step.max(1);
+    run.data_index = model.checkpoint_data_index;
     backlog.clear(run);
     run.finishers = [0; 32];
     run.cold_start = 1;
     run.epoch_started_at = 0; // the owner chose this model: newcomers need not wait a day
     levels::use_durable(run, model);
-    Ok(())
 }
 
 /// Return the first sequence that the model was not trained on. Sequences in the backlog count as untrained.
