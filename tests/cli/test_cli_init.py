@@ -344,7 +344,7 @@ def test_a_person_is_asked_for_what_no_option_says() -> None:
     }
     config = load_config(Path("run.toml"))
     assert (config.llm.matformer.tiers, config.config.total_steps) == (2, 400)
-    assert config.llm.optimizer.Distro is not None
+    assert config.llm.optimizer.settings.TABLE == "Distro"
     assert (
         config.config.init_min_clients
         == load_config(SHIPPED / "demo/config.toml").config.init_min_clients

@@ -134,7 +134,7 @@ def test_a_short_slice_is_refused() -> None:
 def test_unset_parts_of_a_new_run_can_be_read() -> None:
     chain = Onchain()
     chain.create()
-    assert plain(chain.model)["optimizer"]["kind"] == 0
+    assert plain(chain.model)["optimizer"] == {"kind": "none"}
     assert (chain.run.levels, chain.run.level_hashes, chain.run.backlog) == (0, (), 0)
     assert not any(seat.used for seat in chain.members.seats)
 

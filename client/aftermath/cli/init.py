@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -26,11 +26,15 @@ from aftermath.config.recipe import making, recipe_file
 from aftermath.model.presets import PRESETS
 from aftermath.rules.bitmap import MAX_MEMBERS
 from aftermath.rules.limits import MAX_LEVELS
-from aftermath.rules.optimizers import ExchangedName
+from aftermath.rules.optimizers import WITH_RECIPE
 
 if TYPE_CHECKING:
     from aftermath.cli.new_config import FILES
 
+if TYPE_CHECKING:
+    OptimizerName = str
+else:
+    OptimizerName = Literal[WITH_RECIPE]
 _NEITHER = "the recipe's"
 _WALLET = "owner.json"
 
@@ -57,7 +61,7 @@ class InitOptions:
         ),
     ] = None
     optimizer: Annotated[
-        ExchangedName | None,
+        OptimizerName | None,
         typer.Option(
             help="What members exchange results with, and the numbers that go with it; else the recipe's."
         ),
@@ -217,7 +221,7 @@ def asked(options: InitOptions) -> InitOptions:
     config, _ = begin(recipe)
     found = replace(options, recipe=recipe)
     has = optimizer_name(config)
-    exchanged = get_args(ExchangedName)
+    exchanged = WITH_RECIPE
     rules = config.config
     questions: dict[str, Question] = {
         "preset": Question("Model", _any_of(*PRESETS), _NEITHER, _one_of(*PRESETS, _NEITHER)),
