@@ -65,15 +65,7 @@ SMALL |= {"num_attention_heads": 4, "num_key_value_heads": 4, "max_position_embe
 MEMBERS = 8
 RATE = 4e-4
 OPTIMIZERS: dict[str, Optimizer] = {
-    "distro": Distro(
-        topk=8,
-        topk_embeddings=64,
-        chunk=64,
-        quantize_1bit=True,
-        decay=0.999,
-        weight_decay=0.0,
-        clip=1.0,
-    ),
+    "distro": Distro(topk_embeddings=64),
     "sparseloco": SparseLoCo(inner_steps=30, topk=64, topk_embeddings=64),
     "outer_muon": SparseLoCo(
         inner_steps=30,

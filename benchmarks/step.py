@@ -71,15 +71,7 @@ MODELS = {
 TOKENS = 512
 RATE = 4e-4
 OPTIMIZERS: dict[str, Optimizer] = {
-    "distro": Distro(
-        topk=8,
-        topk_embeddings=64,
-        chunk=64,
-        quantize_1bit=True,
-        decay=0.999,
-        weight_decay=0.0,
-        clip=1.0,
-    ),
+    "distro": Distro(topk_embeddings=64),
     "sparseloco": SparseLoCo(inner_steps=4),
     "outer_muon": SparseLoCo(
         inner_steps=4,

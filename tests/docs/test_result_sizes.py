@@ -48,15 +48,7 @@ def size(of: Mapping[str, Any], by: Optimizer) -> int:
 
 
 def distro(embeddings: int) -> Distro:
-    return Distro(
-        topk=8,
-        topk_embeddings=embeddings,
-        chunk=64,
-        quantize_1bit=True,
-        decay=0.999,
-        weight_decay=0.0,
-        clip=1.0,
-    )
+    return Distro(topk_embeddings=embeddings)
 
 
 def test_result_sizes_of_the_recipes_are_listed() -> None:

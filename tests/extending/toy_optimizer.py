@@ -21,8 +21,6 @@ from aftermath.rules.optimizer import (
 )
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from aftermath.model.schema import StateSchema
     from aftermath.optim.format import ResultFormat
     from aftermath.optim.interfaces import Apply, Compressor, PrivateStep
@@ -77,9 +75,6 @@ class MajorityParts(OptimizerParts[Majority]):
 
         clip = self.settings.clip
         return GradientStep(replica.params, feedback.go_ahead, clip, replica.balances)
-
-    def counted(self, votes: Votes, lr: float) -> Tensor:
-        return votes.values.float()
 
 
 class MajorityApply:

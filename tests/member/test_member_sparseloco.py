@@ -90,7 +90,7 @@ def test_a_member_takes_part_where_results_are_exchanged(tmp_path: Path, sparsel
         alone = replace(sim.model, optimizer=AdamWAlone())
         with pytest.raises(
             Unsuitable,
-            match="r uses AdamWAlone, and members exchange results with DisTrO or SparseLoCo",
+            match="r uses AdamW, and members exchange results with DisTrO or SparseLoCo",
         ):
             check_model(alone, "r")
         other = replace(sim.model, architecture="HfMamba")

@@ -15,10 +15,7 @@ from aftermath.optim.parts import OptimizerParts, ReplicaParts
 from aftermath.rules.distro import Distro
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from aftermath.optim.interfaces import Apply, Compressor, PrivateStep
-    from aftermath.optim.level_votes import Votes
 
 
 class DistroParts(OptimizerParts[Distro]):
@@ -42,7 +39,3 @@ class DistroParts(OptimizerParts[Distro]):
 
         clip = self.settings.clip
         return GradientStep(replica.params, feedback.go_ahead, clip, replica.balances)
-
-    def counted(self, votes: Votes, lr: float) -> Tensor:
-        """Return signs as +1 or -1, and floats as sent."""
-        return votes.values.float()

@@ -61,9 +61,13 @@ class OptimizerParts(ABC, Generic[S]):
     def step(self, replica: ReplicaParts, feedback: Compressor, apply: Apply) -> PrivateStep:
         """Return the step that turns a member's share into a pseudo-gradient."""
 
-    @abstractmethod
     def counted(self, votes: Votes, lr: float) -> Tensor:
-        """Return the values of votes as the apply counts them at this rate: fp32 [n]."""
+        """Return the values of votes as the apply counts them at this rate: fp32 [n].
+
+        Without another rule, signs are +1 or -1, and floats as sent.
+        """
+        del lr
+        return votes.values.float()
 
 
 def parts_of(optimizer: Optimizer) -> OptimizerParts[Any]:
