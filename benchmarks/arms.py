@@ -39,7 +39,7 @@ from aftermath.demo.commands import model_config
 from aftermath.events.event_types import Event
 from aftermath.lab import lab_events
 from aftermath.lab.resolve_recipe import recipe_of
-from aftermath.lab.settings import OVERLAPS, LabSettings
+from aftermath.lab.settings import LabSettings, with_options
 from aftermath.lab.setup import start
 from aftermath.lab.training_loop import Course
 from aftermath.model.architectures import config_of
@@ -48,6 +48,7 @@ from aftermath.model.store import write_checkpoint
 from aftermath.optim.schema import build_schema
 from aftermath.replica.exactness import exact_device
 from aftermath.replica.passes import arithmetic_of
+from aftermath.rules.optimizers import optimizers
 
 ARMS = Path(__file__).with_name("arms.toml")
 RUNS = Path(__file__).with_name("measured") / "runs"
@@ -90,7 +91,9 @@ class Training:
     @property
     def overlap(self) -> bool:
         """Whether results are applied a round late."""
-        return str(self.said.get("overlap", OVERLAPS.get(self.said["optimizer"]))) == "1"
+        own = optimizers()[self.said["optimizer"]]
+        default = own.OVERLAP if own.EXCHANGED else 0
+        return str(self.said.get("overlap", default)) == "1"
 
     @property
     def key(self) -> str:
@@ -187,8 +190,8 @@ def settings_of(training: Training, places: dict[str, Path]) -> LabSettings:
     """What is said to the laboratory. Raises pydantic's ValidationError for what it does
     not know.
     """
-    return LabSettings(
-        **places,  # type: ignore[arg-type]  # pydantic checks them
+    return with_options(
+        **places,
         **training.said,
         lr=training.lr,
         seed=training.seed,

@@ -42,14 +42,14 @@ import torch
 from torch import Tensor
 
 from aftermath.kernels.runtime import unavailable_reason
-from aftermath.optim.distro import Distro
 from aftermath.optim.engine import Engine
 from aftermath.optim.error_feedback import ErrorFeedback
 from aftermath.optim.format import ResultFormat
 from aftermath.optim.interfaces import PseudoGradient
 from aftermath.optim.lattice import LEAST, MOST
 from aftermath.optim.schema import Schema, build_schema
-from aftermath.optim.sparseloco import SparseLoCo
+from aftermath.rules.distro import Distro
+from aftermath.rules.sparseloco import SparseLoCo
 from distro import DECAY, LR, MODEL, best, dct_rows, decode_all, encoded, noise, the_schema
 
 PEERS = 16
@@ -150,7 +150,9 @@ def everything(orthogonal_lr: float) -> Schema:
 
 def signs(model: Mapping[str, Any], topk: int) -> Schema:
     """A run of DisTrO with one bit."""
-    return build_schema(model, 1, Distro(topk, topk, 64, True, DECAY, 0.0, None))
+    return build_schema(
+        model, 1, Distro(topk=topk, topk_embeddings=topk, decay=DECAY, weight_decay=0.0, clip=None)
+    )
 
 
 def least_bytes(results: ResultFormat) -> float:

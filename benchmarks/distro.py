@@ -29,7 +29,6 @@ from torch import Tensor
 
 from aftermath.model.segments import view
 from aftermath.optim.codec import decode_level
-from aftermath.optim.distro import Distro
 from aftermath.optim.engine import Engine
 from aftermath.optim.error_feedback import ErrorFeedback
 from aftermath.optim.exact_signs import signs
@@ -39,6 +38,7 @@ from aftermath.optim.layout import level_layout
 from aftermath.optim.level_votes import Votes
 from aftermath.optim.schema import Schema, build_schema
 from aftermath.optim.transform import cells, inverse
+from aftermath.rules.distro import Distro
 
 LR = 1e-3
 DECAY = 0.999
@@ -65,7 +65,15 @@ def the_schema() -> Schema:
     return build_schema(
         MODEL,
         3,
-        Distro(8, 8, chunk=64, quantize_1bit=True, decay=DECAY, weight_decay=0.0, clip=None),
+        Distro(
+            topk=8,
+            topk_embeddings=8,
+            chunk=64,
+            quantize_1bit=True,
+            decay=DECAY,
+            weight_decay=0.0,
+            clip=None,
+        ),
     )
 
 

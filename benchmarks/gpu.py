@@ -41,15 +41,16 @@ from torch import Tensor
 from aftermath.model.architectures import config_of
 from aftermath.model.config import ModelConfig
 from aftermath.optim.codec import decode_level
-from aftermath.optim.distro import Distro
 from aftermath.optim.layout import level_layout
 from aftermath.optim.on_gpu import chooses, counts
-from aftermath.optim.schema import Settings, build_schema
-from aftermath.optim.sparseloco import SparseLoCo
+from aftermath.optim.schema import build_schema
 from aftermath.replica.exactness import exact_device
 from aftermath.replica.options import Arithmetic
 from aftermath.replica.pass_size import OutOfMemory, PassSize
 from aftermath.replica.replica import Replica
+from aftermath.rules.distro import Distro
+from aftermath.rules.optimizer import Optimizer
+from aftermath.rules.sparseloco import SparseLoCo
 from measure import MEASURED, ON_A_GPU, printed_by, report_of_demo, write
 from memory import document_of
 
@@ -60,11 +61,25 @@ MODELS = {
     for name, tokens in (("light", 512), ("test", 2048))
 }
 """The recipes' models, and how long their sequences are."""
-DISTRO = Distro(8, 64, chunk=64, quantize_1bit=True, decay=0.999, weight_decay=0.01, clip=1.0)
-OPTIMIZERS: dict[str, Settings] = {
+DISTRO = Distro(
+    topk=8,
+    topk_embeddings=64,
+    chunk=64,
+    quantize_1bit=True,
+    decay=0.999,
+    weight_decay=0.01,
+    clip=1.0,
+)
+OPTIMIZERS: dict[str, Optimizer] = {
     "distro": DISTRO,
     "distro_float": Distro(
-        8, 64, chunk=64, quantize_1bit=False, decay=0.999, weight_decay=0.01, clip=1.0
+        topk=8,
+        topk_embeddings=64,
+        chunk=64,
+        quantize_1bit=False,
+        decay=0.999,
+        weight_decay=0.01,
+        clip=1.0,
     ),
     "sparseloco": SparseLoCo(inner_steps=2),
     "sparseloco_polar": SparseLoCo(inner_steps=2, orthogonal_lr=12.0),
@@ -255,7 +270,7 @@ def peaks(model: str, precision: str, device: torch.device) -> Sequence[int | No
 def _replica(
     config: ModelConfig,
     tier: int,
-    settings: Settings,
+    settings: Optimizer,
     device: torch.device,
     arithmetic: Arithmetic | None = None,
 ) -> Replica:

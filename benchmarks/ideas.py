@@ -36,7 +36,7 @@ from aftermath.lab.multi_replica import Results, Together
 from aftermath.lab.resolve_recipe import recipe_of
 from aftermath.model.schema import Segment, is_hidden_matrix, is_table, prefix
 from aftermath.model.segments import view
-from aftermath.optim import mean, proof, sparseloco
+from aftermath.optim import blocks, mean, proof
 from aftermath.optim.blocks import Blocks
 from aftermath.optim.codec import decode_level
 from aftermath.optim.error_feedback import ErrorFeedback
@@ -49,10 +49,10 @@ from aftermath.optim.level_votes import Votes
 from aftermath.optim.mean import MeanApply
 from aftermath.optim.outer_muon import OuterMuon
 from aftermath.optim.schema import build_schema
-from aftermath.optim.sparseloco import SparseLoCo
 from aftermath.optim.transform import cells, inverse
 from aftermath.replica.passes import Passes
 from aftermath.replica.replica import Replica
+from aftermath.rules.sparseloco import SparseLoCo
 from arms import Training, arms, interval, keep, kept, missing, model_of, settings_of, train
 from heterogeneity import Losses, best, ended
 
@@ -171,7 +171,7 @@ def weights(of_members: Sequence[int], settings: Mapping[str, Any]) -> list[Plac
 def topk_by_level(kept: Sequence[int], settings: Mapping[str, Any]) -> list[Place]:
     """How many numbers of a block a result keeps, by level."""
     del settings
-    plain = vars(sparseloco)["cut"]
+    plain = vars(blocks)["cut"]
 
     def cut(segments: Sequence[Segment], **said: Any) -> tuple[Blocks, ...]:
         return tuple(
@@ -179,7 +179,7 @@ def topk_by_level(kept: Sequence[int], settings: Mapping[str, Any]) -> list[Plac
             for one in plain(segments, **said)
         )
 
-    return [(sparseloco, "cut", cut)]
+    return [(blocks, "cut", cut)]
 
 
 def whole_forward(wanted: bool, settings: Mapping[str, Any]) -> list[Place]:
@@ -304,6 +304,7 @@ def step_of(batch: int, settings: Mapping[str, Any]) -> list[Place]:
 
     def train_on(self: InnerSteps, sequences: Tensor, *given: Any) -> float:
         agreed = self._settings
+        assert isinstance(agreed, SparseLoCo)
         self._settings = replace(agreed, inner_steps=max(1, len(sequences) // batch))
         try:
             return float(plain(self, sequences, *given))

@@ -34,15 +34,16 @@ from torch import Tensor
 from aftermath.model.architectures import config_of
 from aftermath.model.initial import init_weights
 from aftermath.optim.codec import decode_level
-from aftermath.optim.distro import Distro
 from aftermath.optim.level_votes import Votes
 from aftermath.optim.mean import MeanApply
-from aftermath.optim.schema import Settings, build_schema
-from aftermath.optim.sparseloco import SparseLoCo
+from aftermath.optim.schema import build_schema
 from aftermath.replica.exactness import exact_device
 from aftermath.replica.options import Arithmetic
 from aftermath.replica.pass_size import PassSize
 from aftermath.replica.replica import Replica
+from aftermath.rules.distro import Distro
+from aftermath.rules.optimizer import Optimizer
+from aftermath.rules.sparseloco import SparseLoCo
 from plain import Loop, of_llama
 from step import MODEL
 
@@ -63,8 +64,8 @@ SMALL: dict[str, Any] = MODEL | {
 SMALL |= {"num_attention_heads": 4, "num_key_value_heads": 4, "max_position_embeddings": 32}
 MEMBERS = 8
 RATE = 4e-4
-OPTIMIZERS: dict[str, Settings] = {
-    "distro": Distro(8, 64, chunk=64, quantize_1bit=True, decay=0.999, weight_decay=0.0, clip=1.0),
+OPTIMIZERS: dict[str, Optimizer] = {
+    "distro": Distro(topk_embeddings=64),
     "sparseloco": SparseLoCo(inner_steps=30, topk=64, topk_embeddings=64),
     "outer_muon": SparseLoCo(
         inner_steps=30,

@@ -34,7 +34,6 @@ from aftermath.model.initial import init_weights
 from aftermath.optim.inner import InnerSteps
 from aftermath.optim.inner_optimizer import InnerOptimizer
 from aftermath.optim.schema import build_schema
-from aftermath.optim.sparseloco import SparseLoCo
 from aftermath.parallel.commands import CopyMoments
 from aftermath.parallel.launch import launched
 from aftermath.parallel.leader import Leader, MultiDeviceReplica
@@ -42,7 +41,8 @@ from aftermath.parallel.mesh import Mesh
 from aftermath.parallel.sharded_inner import ShardedInner
 from aftermath.replica.memory import LiveBytes
 from aftermath.replica.pass_size import PassSize
-from aftermath.rules.sparseloco import InnerOptimizerName as Kind
+from aftermath.rules.optimizer import InnerOptimizerName as Kind
+from aftermath.rules.sparseloco import SparseLoCo
 from step import MODEL, RATE, Spent
 
 KINDS: tuple[Kind, ...] = ("adamw", "muon")

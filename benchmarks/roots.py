@@ -31,17 +31,18 @@ import torch
 from aftermath.model.architectures import config_of
 from aftermath.model.initial import init_weights
 from aftermath.optim.engine import outline_of
-from aftermath.optim.schema import Settings, build_schema
-from aftermath.optim.sparseloco import SparseLoCo
+from aftermath.optim.schema import build_schema
 from aftermath.optim.state_merkle import BLOCK, tree_of
 from aftermath.replica.exactness import exact_device
 from aftermath.replica.pass_size import PassSize
 from aftermath.replica.replica import Replica
 from aftermath.replica.stateshare import StateShare, copy_state, proven, question
+from aftermath.rules.optimizer import Optimizer
+from aftermath.rules.sparseloco import SparseLoCo
 from aftermath.sim.sim_transport import SimNetwork
 from step import MODEL, OPTIMIZERS, RATE, TOKENS
 
-KINDS: dict[str, Settings] = OPTIMIZERS | {
+KINDS: dict[str, Optimizer] = OPTIMIZERS | {
     "muon": SparseLoCo(inner_steps=4, inner_optimizer="muon")
 }
 ASKED = 50

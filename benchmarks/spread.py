@@ -45,11 +45,11 @@ from aftermath.optim.error_feedback import ErrorFeedback
 from aftermath.optim.inner import InnerSteps
 from aftermath.optim.interfaces import PseudoGradient
 from aftermath.optim.schema import build_schema
-from aftermath.optim.sparseloco import SparseLoCo
 from aftermath.replica.exactness import exact_device
 from aftermath.replica.options import PLAIN, Arithmetic
 from aftermath.replica.passes import Passes
 from aftermath.replica.replica import accumulate
+from aftermath.rules.sparseloco import SparseLoCo
 from measure import ON_A_GPU, write
 
 MODEL: dict[str, Any] = {

@@ -16,11 +16,11 @@ import torch
 from aftermath.model.schema import Segment
 from aftermath.optim.blocks import Blocks
 from aftermath.optim.codec import decode_level
-from aftermath.optim.distro import Distro
 from aftermath.optim.engine import Engine
 from aftermath.optim.error_feedback import ErrorFeedback
 from aftermath.optim.format import ResultFormat, Transform, Values
 from aftermath.optim.schema import build_schema
+from aftermath.rules.distro import Distro
 from benchmarks.test_benchmarks_worth import module
 
 distro = module("distro")
@@ -36,7 +36,13 @@ SMALL |= {"num_attention_heads": 2, "num_key_value_heads": 2}
 
 def test_reference_learns_like_distro() -> None:
     settings = Distro(
-        8, 8, chunk=64, quantize_1bit=False, decay=distro.DECAY, weight_decay=0.0, clip=None
+        topk=8,
+        topk_embeddings=8,
+        chunk=64,
+        quantize_1bit=False,
+        decay=distro.DECAY,
+        weight_decay=0.0,
+        clip=None,
     )
     schema = build_schema(SMALL, 1, settings)
     start = distro.noise(schema, 0)

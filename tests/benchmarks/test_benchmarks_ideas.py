@@ -23,7 +23,7 @@ from aftermath.optim.error_feedback import ErrorFeedback
 from aftermath.optim.interfaces import PseudoGradient
 from aftermath.optim.mean import MeanApply, changes, most_of
 from aftermath.optim.outer_muon import OuterMuon
-from aftermath.optim.sparseloco import SparseLoCo
+from aftermath.rules.sparseloco import SparseLoCo
 from aftermath.sim.setup import CONFIG
 from benchmarks.test_benchmarks_worth import BENCHMARKS, arms, module
 from lab.lab_place import INNER, course, prepare

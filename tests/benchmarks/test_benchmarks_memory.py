@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from aftermath.config.document import RunConfig, parse_as
-from aftermath.config.read import optimizer_of
 from aftermath.optim.run_schema import agreed_schema
 from aftermath.replica.fit import least_bytes, state_bytes
 
@@ -67,9 +66,7 @@ def test_computed_memory_is_near_measurement(memory: ModuleType, model: str) -> 
         model,
         RunConfig,
     )
-    schema = agreed_schema(
-        memory.document_of(model), memory.TIERS, optimizer_of(config.llm.optimizer)
-    )
+    schema = agreed_schema(memory.document_of(model), memory.TIERS, config.llm.optimizer.settings)
     length = memory.PRESET_TOKENS if model == "preset" else config.llm.max_seq_len
     counted = json.loads((BENCHMARKS / "measured" / "memory.json").read_text())["figures"][model]
     for tier in range(memory.TIERS):

@@ -17,8 +17,8 @@ from aftermath.optim.codec import encode_level
 from aftermath.optim.engine import Engine
 from aftermath.optim.gradientfile import About, GradientFile
 from aftermath.optim.schema import Schema, build_schema
-from aftermath.optim.sparseloco import SparseLoCo
 from aftermath.optim.vote_tensors import dense, dense_shapes
+from aftermath.rules.sparseloco import SparseLoCo
 from aftermath.sim.setup import CONFIG
 from cli.cli_runs import invoke
 from member.result_inbox import SCHEMA, empty_payload

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from aftermath.cli.main import SOLANA, load
-from aftermath.cli.new_config import RECIPE, RECIPES, apply_options, begin, scale_schedule
+from aftermath.cli.new_config import RECIPE, apply_options, begin, scale_schedule
 from aftermath.config.document import RunConfig, load_config, parse_as
 from aftermath.config.keys import find
 from aftermath.config.read import schedule_of
@@ -22,6 +22,7 @@ from aftermath.config.recipe import recipe_of
 from aftermath.data.bytelevel import byte_tokenizer
 from aftermath.model.presets import PRESETS
 from aftermath.owner.warnings import warning_about_schedule
+from aftermath.rules.optimizers import WITH_RECIPE, optimizers
 from aftermath.rules.schedules import last_change
 from aftermath.testnet.configs import COMMANDS, SHIPPED, configs, flags
 from cli.cli_runs import Shell, invoke, invoke_typing
@@ -70,11 +71,11 @@ def test_init_recipe_is_copied_with_comments(recipe: str) -> None:
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-@pytest.mark.parametrize("optimizer", RECIPES)
+@pytest.mark.parametrize("optimizer", WITH_RECIPE)
 def test_init_every_preset_with_every_optimizer_is_valid(preset: str, optimizer: str) -> None:
     config = written("--preset", preset, "--optimizer", optimizer, "--tiers", 2, "--members", 5)
     commented(Path("run.toml"))
-    taken = load_config(SHIPPED / RECIPES[optimizer])  # type: ignore[index]
+    taken = load_config(SHIPPED / optimizers()[optimizer].RECIPE)
     assert config.llm.optimizer == taken.llm.optimizer
     assert config.config.overlap == taken.config.overlap
     assert config.llm.matformer.tiers == 2
@@ -344,7 +345,7 @@ def test_init_asks_for_missing_options() -> None:
     }
     config = load_config(Path("run.toml"))
     assert (config.llm.matformer.tiers, config.config.total_steps) == (2, 400)
-    assert config.llm.optimizer.Distro is not None
+    assert config.llm.optimizer.settings.TABLE == "Distro"
     assert (
         config.config.init_min_clients
         == load_config(SHIPPED / "demo/config.toml").config.init_min_clients
@@ -381,7 +382,7 @@ def test_init_with_end_of_input_writes_nothing() -> None:
 
 def test_init_default_recipe_is_shipped() -> None:
     assert RECIPE in NAMES
-    assert set(RECIPES.values()) <= set(NAMES)
+    assert {optimizers()[name].RECIPE for name in WITH_RECIPE} <= set(NAMES)
     config, files = begin(RECIPE)
     assert json.dumps(files)
     from aftermath.cli.new_config import NewRunOptions

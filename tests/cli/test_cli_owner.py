@@ -254,7 +254,7 @@ def test_run_with_inner_steps_is_configured_and_shown(
         "compression_decay": 0.95,
         "compression_chunk": 64,
         "compression_topk": 32,
-        "compression_topk_embeddings": 0,
+        "compression_topk_embeddings": 32,
         "value_bits": 1,
         "inner_steps": 3,
         "inner_optimizer": "adamw",

@@ -13,13 +13,13 @@ import pytest
 
 from aftermath.base.errors import ConfigError
 from aftermath.config.document import Llm, RunConfig, load_config, parse_as
-from aftermath.config.read import optimizer_of
 from aftermath.config.spec import ARCHITECTURES
-from aftermath.config.training import DISTRO as DISTRO_DEFAULTS
-from aftermath.config.training import SparseLoCoSettings
+from aftermath.rules.distro import Distro
 from aftermath.rules.model import LrSchedule
 from aftermath.rules.schedules import learning_rate
-from aftermath.rules.state import Divisor, InnerOptimizerKind, OptimizerKind, ScheduleKind
+from aftermath.rules.single_optimizers import AdamWAlone
+from aftermath.rules.sparseloco import SparseLoCo
+from aftermath.rules.state import ScheduleKind
 from config.config_cases import CHECKPOINT, DISTRO, SEED, SPARSELOCO, changed, without
 
 REPOSITORY = Path(__file__).parents[2]
@@ -73,17 +73,17 @@ def test_seed_config_is_read_verbatim() -> None:
     assert (real(schedule["base_lr_bits"]), real(schedule["final_lr_bits"])) == (4.0e-4, 4.0e-5)
     optimizer = spec["optimizer"]
     assert (optimizer["kind"], optimizer["compression_topk"], optimizer["compression_chunk"]) == (
-        2,
+        "distro",
         8,
         64,
     )
-    assert (real(optimizer["clip_grad_norm_bits"]), real(optimizer["compression_decay_bits"])) == (
+    assert (optimizer["clip_grad_norm"], optimizer["compression_decay"]) == (
         1.0,
         0.999,
     )
-    assert optimizer["quantize_1bit"] == 1
+    assert optimizer["quantize_1bit"] is True
     # what the seed's keys say, they say of every tensor
-    assert optimizer["compression_topk_embeddings"] == 0
+    assert optimizer["compression_topk_embeddings"] is None
 
 
 @pytest.mark.parametrize("least", [0, 30])
@@ -247,44 +247,37 @@ def test_adamw_table_is_read() -> None:
     table = "[model.LLM.optimizer.AdamW]\nbetas = [0.9, 0.95]\nweight_decay = 0.1\neps = 1e-8"
     optimizer = parse_as(
         without("model.LLM.optimizer.Distro", table), "c", RunConfig
-    ).llm.optimizer.to_chain()
-    assert (optimizer["kind"], real(optimizer["beta1_bits"]), real(optimizer["beta2_bits"])) == (
-        1,
-        0.9,
-        0.95,
-    )
+    ).llm.optimizer.settings
+    assert optimizer == AdamWAlone(betas=(0.9, 0.95), weight_decay=0.1, eps=1e-8, clip=None)
 
 
 def test_sparseloco_table_is_read_and_missing_keys_have_defaults() -> None:
     named = 'inner_steps = 7\ninner_optimizer = "muon"\nouter_lr = 0.5\ndivisor = "root"\nvalue_bits = 1\n'
     numbers = "compression_topk = 9\ncompression_topk_embeddings = 10\ncompression_chunk = 32\nclip_grad_norm = 0.25\n"
     said = parse_as(changed((DISTRO, SPARSELOCO + named + numbers)), "c", RunConfig)
-    read = optimizer_of(said.llm.optimizer)
-    assert (read.kind, read.quantize_1bit) == (OptimizerKind.SPARSELOCO, False)
-    assert (read.inner_steps, read.inner_optimizer, read.outer_lr) == (
-        7,
-        InnerOptimizerKind.MUON,
-        0.5,
+    assert said.llm.optimizer.settings == SparseLoCo(
+        inner_steps=7,
+        inner_optimizer="muon",
+        outer_lr=0.5,
+        divisor="root",
+        bits=1,
+        topk=9,
+        topk_embeddings=10,
+        chunk=32,
+        clip=0.25,
     )
-    assert (read.divisor, read.value_bits, read.clip_grad_norm) == (Divisor.ROOT, 1, 0.25)
-    assert (read.compression_topk, read.compression_topk_embeddings, read.compression_chunk) == (
-        9,
-        10,
-        32,
-    )
-    assert (read.compression_decay, read.weight_decay, read.beta1) == (0.95, 0.0, 0.0)
 
 
 def test_light_preset_optimizer_tables_are_complete_and_valid() -> None:
     text = (REPOSITORY / "config/solana-test/light-config.toml").read_text()
     before, _, tables = text.partition(SPARSELOCO)
     own, _, other = tables.partition("# [model.LLM.optimizer.Distro]\n")
-    assert set(re.findall(r"^(\w+) = ", own, re.MULTILINE)) == set(SparseLoCoSettings.model_fields)
+    assert set(re.findall(r"^(\w+) = ", own, re.MULTILINE)) == SparseLoCo.defaults().keys()
     keys = re.findall(r"^# (\w+ = \S+)", other, re.MULTILINE)
     taken = parse_as(
         before + "[model.LLM.optimizer.Distro]\n" + "\n".join(keys), "c", RunConfig
-    ).llm.optimizer.Distro
-    assert taken == DISTRO_DEFAULTS.model_copy(update={"compression_topk_embeddings": 64})
+    ).llm.optimizer.settings
+    assert taken == Distro(topk_embeddings=64)
 
 
 def test_light_preset_equals_best_measured_arm() -> None:
@@ -299,11 +292,11 @@ def test_light_preset_equals_best_measured_arm() -> None:
             winner |= arm
             largest += arm["lr"] if "10M" in arm["sizes"] else []
     config = load_config(REPOSITORY / "config/solana-test/light-config.toml")
-    has = config.llm.optimizer.SparseLoCo
-    assert has is not None
+    has = config.llm.optimizer.settings
+    assert isinstance(has, SparseLoCo)
     named = ("inner_steps", "inner_optimizer", "outer_lr", "orthogonal_lr")
     assert {name: getattr(has, name) for name in named} == {name: winner[name] for name in named}
-    assert (has.divisor, has.compression_topk, has.value_bits) == (
+    assert (has.divisor, has.topk, has.bits) == (
         winner["mean"],
         winner["topk"],
         2,
@@ -336,7 +329,7 @@ def test_limit_values_are_accepted() -> None:
     ):
         assert parse_as(
             changed((DISTRO, SPARSELOCO + limits)), "config.toml", RunConfig
-        ).llm.optimizer.SparseLoCo
+        ).llm.optimizer.settings
 
 
 def test_config_architectures_equal_known_ones() -> None:

@@ -13,14 +13,13 @@ import pytest
 
 from aftermath.cli.model_init import document
 from aftermath.config.document import load_config
-from aftermath.config.read import optimizer_of
 from aftermath.model.schema import Segment
 from aftermath.optim.blocks import Blocks
-from aftermath.optim.distro import Distro
 from aftermath.optim.format import ResultFormat, Transform, Values
-from aftermath.optim.run_schema import settings_of
-from aftermath.optim.schema import Settings, build_schema
-from aftermath.optim.sparseloco import SparseLoCo
+from aftermath.optim.schema import build_schema
+from aftermath.rules.distro import Distro
+from aftermath.rules.optimizer import Optimizer
+from aftermath.rules.sparseloco import SparseLoCo
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/models.md"
@@ -32,8 +31,8 @@ def prose(path: Path) -> str:
     return re.sub(r"\s+(# )?", " ", path.read_text(encoding="utf-8"))
 
 
-def settings(recipe: str) -> Settings:
-    return settings_of(optimizer_of(load_config(RECIPES / f"{recipe}.toml").llm.optimizer))
+def settings(recipe: str) -> Optimizer:
+    return load_config(RECIPES / f"{recipe}.toml").llm.optimizer.settings
 
 
 def model(recipe: str) -> dict[str, Any]:
@@ -43,15 +42,13 @@ def model(recipe: str) -> dict[str, Any]:
     return document(None, None, named, tied=False, entries=None)
 
 
-def size(of: Mapping[str, Any], by: Settings) -> int:
+def size(of: Mapping[str, Any], by: Optimizer) -> int:
     """Return the bytes of a result of tier 0."""
     return build_schema(of, TIERS, by).results.result_bytes(0)
 
 
 def distro(embeddings: int) -> Distro:
-    return Distro(
-        8, embeddings, chunk=64, quantize_1bit=True, decay=0.999, weight_decay=0.0, clip=1.0
-    )
+    return Distro(topk_embeddings=embeddings)
 
 
 def test_result_sizes_of_recipes_are_listed() -> None:

@@ -8,6 +8,7 @@ TESTS = Path(__file__).parents[1]
 ENTRY_POINTS = {
     "aftermath.data_sources": "Counting = extending.toy_source:CountingData",
     "aftermath.architectures": "Averaging = extending.toy_architecture:AveragingConfig",
+    "aftermath.optimizers": "Majority = extending.toy_optimizer:Majority",
 }
 """A line for each kind, as in the `[project.entry-points]` tables of a pyproject.toml."""
 

@@ -42,11 +42,9 @@ matformer = {{ tiers = 2 }}
 [model.LLM.lr_schedule.Constant]
 base_lr = 1.0e-2
 
-[model.LLM.optimizer.Distro]
-compression_decay = 0.999
-compression_chunk = 64
-compression_topk = 32
-quantize_1bit = true
+[model.LLM.optimizer.Majority]
+compression_topk = 256
+scale = 2.0
 """
 
 
@@ -115,3 +113,4 @@ def test_client_without_extension_package_refuses_by_name(machine: Machine) -> N
     output = machine.run("config", "validate", "run.toml", environment=bare)
     assert "architecture is 'Averaging'; allowed: HfLlama" in output
     assert "Counting is not a known key; known here: Dummy" in output
+    assert "Majority is not a known key; known here: AdamW" in output

@@ -54,7 +54,7 @@ from aftermath.model.weights import read_weights
 from aftermath.optim.codec import BadPayload
 from aftermath.optim.gradientfile import About, BadGradientFile, GradientFile, read_gradient_file
 from aftermath.optim.schema import Schema
-from aftermath.optim.sparseloco import SparseLoCo
+from aftermath.rules.sparseloco import SparseLoCo
 from aftermath.sim.setup import CONFIG, RULES
 from fuzz.decoder import Decode, Decoder, folder, now, through_file
 from member.result_inbox import SCHEMA, empty_payload

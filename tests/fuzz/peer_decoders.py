@@ -13,12 +13,13 @@ from aftermath.model.initial import init_weights
 from aftermath.model.outline import Outline
 from aftermath.model.segments import SegmentError, segment_bytes, write_segment
 from aftermath.optim.codec import BadPayload, decode_level, encode_level
-from aftermath.optim.sparseloco import SparseLoCo
+from aftermath.optim.schema import Schema
 from aftermath.p2p import discovery, wire
 from aftermath.p2p.transport import RequestRefused
 from aftermath.replica import modelshare, outlineshare, stateshare
 from aftermath.rules import announcements
 from aftermath.rules.seal import Closed, masked
+from aftermath.rules.sparseloco import SparseLoCo
 from aftermath.sim.setup import CONFIG
 from fuzz.decoder import Decode, Decoder, now, through_file
 from member.result_inbox import (
@@ -37,8 +38,8 @@ CLOSED = Closed(
     sender=p2p_of(0), signer=b"w" * 32, run_id="test", epoch=2, height=4, seed=7, seat=0
 )
 WEIGHTS = init_weights(CONFIG, 3)
-INNER = SparseLoCo(topk=4, topk_embeddings=4, chunk=8).results(SCHEMA.state)
-WHOLE = SparseLoCo(topk=60, topk_embeddings=64, chunk=8).results(SCHEMA.state)
+INNER = Schema(SCHEMA.state, SparseLoCo(topk=4, topk_embeddings=4, chunk=8)).results
+WHOLE = Schema(SCHEMA.state, SparseLoCo(topk=60, topk_embeddings=64, chunk=8)).results
 
 
 def signed_announcements() -> tuple[list[bytes], Decode]:

@@ -21,7 +21,6 @@ from aftermath.model.schema import SchemaError, Segment
 from aftermath.optim.blocks import UNUSED, cut
 from aftermath.optim.codec import decode_level
 from aftermath.optim.dct_basis import integer_basis
-from aftermath.optim.distro import Distro
 from aftermath.optim.engine import Engine
 from aftermath.optim.error_feedback import ErrorFeedback
 from aftermath.optim.format import ResultFormat, Transform, Values
@@ -29,9 +28,11 @@ from aftermath.optim.interfaces import PseudoGradient
 from aftermath.optim.lattice import LEAST, MOST, SMALLEST, fraction_bits, quantise
 from aftermath.optim.level_votes import Votes
 from aftermath.optim.mean import MeanApply
-from aftermath.optim.schema import Schema, Settings, build_schema
-from aftermath.optim.sparseloco import SparseLoCo
+from aftermath.optim.schema import Schema, build_schema
 from aftermath.optim.transform import ZERO_BELOW, strongest
+from aftermath.rules.distro import Distro
+from aftermath.rules.optimizer import Optimizer
+from aftermath.rules.sparseloco import SparseLoCo
 from optim.optim_oracle import RAGGED, toy_inner, toy_schema
 from optim.optim_replica import bits, gradients, tensors
 from replica.whole_round import MODELS, OPTIMIZERS
@@ -318,7 +319,7 @@ def test_other_formats_and_memory_use_torch() -> None:
 @pytest.mark.parametrize(
     "settings", [OPTIMIZERS["distro"], OPTIMIZERS["sparseloco"]], ids=["sign", "mean"]
 )
-def test_stack_of_matrices_equals_torch(settings: Settings) -> None:
+def test_stack_of_matrices_equals_torch(settings: Optimizer) -> None:
     pytest.importorskip("transformers")
     schema = build_schema(MODELS["auto-experts"], 1, settings)
     results = received(schema, 0, 3)

@@ -13,7 +13,7 @@ from aftermath.events.event_types import Event
 from aftermath.events.stream import plain
 from aftermath.lab.lab_events import EVENTS
 from aftermath.lab.resolve_recipe import recipe_of
-from aftermath.lab.settings import LabSettings
+from aftermath.lab.settings import LabSettings, with_options
 from aftermath.lab.setup import start
 from aftermath.lab.training_loop import Course
 from aftermath.model.initial import init_weights
@@ -53,7 +53,7 @@ def settings(root: Path, **given: Any) -> LabSettings:
         "data_path": root / "tokens",
         "held_out_path": root / "held-out",
     }
-    return LabSettings(**quick | places | given)
+    return with_options(**quick | places | given)
 
 
 def course(

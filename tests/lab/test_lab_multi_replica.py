@@ -19,10 +19,10 @@ from aftermath.member.rounds import epoch
 from aftermath.model.initial import init_weights
 from aftermath.optim.codec import decode_level
 from aftermath.optim.schema import Schema
-from aftermath.optim.sparseloco import SparseLoCo
 from aftermath.replica.pass_size import PassSize
 from aftermath.replica.replica import Replica
 from aftermath.rules.schedules import round_learning_rate
+from aftermath.rules.sparseloco import SparseLoCo
 from aftermath.sim.setup import CONFIG
 from aftermath.sim.simulation import SimulatedRun, play
 from member.result_inbox import SCHEMA

@@ -14,34 +14,33 @@ from huggingface_hub import constants
 
 from aftermath.base.errors import AftermathError, Unsuitable, UsageError
 from aftermath.config.document import load_config
-from aftermath.config.read import optimizer_of, schedule_of
-from aftermath.config.training import ADAMW, DISTRO
+from aftermath.config.read import schedule_of
 from aftermath.lab import rates
 from aftermath.lab.recipe import Recipe
 from aftermath.lab.recipe_hints import advice
 from aftermath.lab.resolve_recipe import recipe_of
-from aftermath.lab.settings import LabSettings
+from aftermath.lab.settings import with_options
 from aftermath.model import hub as hub_module
 from aftermath.model.documents import CheckpointError
 from aftermath.model.initial import init_weights
 from aftermath.model.store import write_checkpoint
-from aftermath.optim.distro import Distro
 from aftermath.optim.muon import MuonSettings
-from aftermath.optim.sparseloco import SparseLoCo
+from aftermath.rules.distro import Distro
 from aftermath.rules.schedules import learning_rate
+from aftermath.rules.single_optimizers import AdamWAlone
+from aftermath.rules.sparseloco import SparseLoCo
 from aftermath.sim.setup import CONFIG, RULES
 from model.hub_server import Hub, serving
 
 TESTS = Path(__file__).parents[1]
 DEMO = TESTS.parent / "config" / "demo" / "config.toml"
 DISTRO_RUN = TESTS / "cli" / "run-config.toml"
-SOFT_DISTRO = DISTRO.model_copy(update={"clip_grad_norm": 2.0})
 DUMMY = 'checkpoint = { Dummy = { repo_id = "a/b" } }'
 HUB = 'checkpoint = { Hub = { repo_id = "team/tiny" } }'
 
 
 def recipe(**given: Any) -> Recipe:
-    return recipe_of(LabSettings(**given))
+    return recipe_of(with_options(**given))
 
 
 def bare(**given: Any) -> Recipe:
@@ -65,7 +64,7 @@ def test_recipe_of_run_config_is_complete() -> None:
     assert found.shuffle_seed == bytes(range(1, 33)).hex()
     assert (found.seq_len, found.steps, found.batch.start, found.batch.end) == (128, 48, 48, 48)
     assert found.schedule == schedule_of(config.llm.lr_schedule)
-    assert found.numbers == optimizer_of(config.llm.optimizer)
+    assert found.settings == config.llm.optimizer.settings
     assert (found.optimizer, found.levels, found.tiers, found.overlap) == (
         "sparseloco",
         3,
@@ -136,19 +135,19 @@ def test_options_override_config() -> None:
     longer = recipe(config_path=DEMO, steps=400, lr_schedule="stable")
     assert all(longer.rate(step) for step in range(1, 401))
     adamw = recipe(config_path=DEMO, optimizer="adamw", lr=2e-3)
-    assert adamw.numbers == replace(optimizer_of(ADAMW), clip_grad_norm=1.0)
+    assert adamw.settings == AdamWAlone()
     assert adamw.schedule == rates.scaled(there.schedule, 2e-3)
 
 
 def test_recipe_without_config_uses_defaults() -> None:
     found = bare()
-    assert (found.optimizer, found.numbers) == ("distro", optimizer_of(DISTRO))
+    assert (found.optimizer, found.settings) == ("distro", Distro())
     assert (found.batch.end, found.steps, found.seq_len, found.tiers) == (32, 1000, 512, (0,))
     assert found.schedule == rates.stable(1.5e-3, 50, 1000)
-    assert bare(optimizer="adamw").numbers == optimizer_of(ADAMW)
+    assert bare(optimizer="adamw").settings == AdamWAlone()
     assert bare(optimizer="muon").schedule.base_lr == 0.02
     assert MuonSettings().weight_decay == 0.0
-    assert bare().agreed == Distro.of(optimizer_of(DISTRO))
+    assert bare().agreed == Distro()
     assert bare(optimizer="adamw").agreed is None
 
 
@@ -177,15 +176,13 @@ def test_shared_optimizer_settings_follow_options() -> None:
         orthogonal_lr=3.0,
         divisor="root",
     )
-    assert json.loads(msgspec.json.encode(asdict(found)))["agreed"]["divisor"] == "root"
+    assert json.loads(msgspec.json.encode(asdict(found)))["settings"]["divisor"] == "root"
     plain = bare(topk=16, feedback_decay=0.9)
-    assert plain.agreed == replace(
-        Distro.of(optimizer_of(DISTRO)), topk=16, topk_embeddings=16, decay=0.9
-    )
+    assert plain.agreed == Distro(topk=16, topk_embeddings=16, decay=0.9)
     config = recipe(config_path=DISTRO_RUN)
-    assert config.agreed == Distro.of(config.numbers)
+    assert isinstance(config.settings, Distro)
     assert recipe(config_path=DISTRO_RUN, topk=16).agreed == replace(
-        Distro.of(config.numbers), topk=16, topk_embeddings=16
+        config.settings, topk=16, topk_embeddings=16
     )
     assert recipe(config_path=DISTRO_RUN, optimizer="sparseloco", lr=2e-3).agreed == SparseLoCo(
         clip=1.0
@@ -218,9 +215,7 @@ def test_options_override_config_with_sparseloco(tmp_path: Path) -> None:
         of_file, inner_steps=2, bits=2, topk=5, topk_embeddings=5, outer_lr=0.5, decay=0.5
     )
     assert recipe(config_path=given, **said).agreed == replace(changed, divisor="all")
-    assert recipe(config_path=given, optimizer="distro", lr=1e-3).agreed == Distro.of(
-        optimizer_of(SOFT_DISTRO)
-    )
+    assert recipe(config_path=given, optimizer="distro", lr=1e-3).agreed == Distro(clip=2.0)
     with pytest.raises(
         UsageError, match=r"--inner-optimizer muon: the learning rate in .* is for adamw"
     ) as told:
@@ -278,7 +273,7 @@ def test_recipe_survives_json_and_members_take_turns() -> None:
         3,
     )
     assert bare(tiers="0,1,2").tiers == (0, 1, 2)
-    assert json.dumps(found.numbers.clip_grad_norm) == "1.0"
+    assert json.dumps(found.settings.clip) == "1.0"
 
 
 @pytest.mark.parametrize(
@@ -300,43 +295,55 @@ def test_recipe_survives_json_and_members_take_turns() -> None:
         ({"overlap": "0", "optimizer": "adamw"}, "--overlap means results", "Leave it out"),
         (
             {"topk": 9, "optimizer": "muon"},
-            "--topk means results of members, and muon has none",
+            "--topk is an option of distro and sparseloco, and muon has none",
             "Leave it out",
         ),
-        ({"inner_steps": 9, "optimizer": "adamw"}, "--inner-steps means results", "Leave it out"),
+        (
+            {"inner_steps": 9, "optimizer": "adamw"},
+            "--inner-steps is an option of sparseloco, and adamw has none",
+            "Leave it out",
+        ),
         (
             {"inner_steps": 9},
-            "--inner-steps means inner steps of sparseloco, and distro has none",
+            "--inner-steps is an option of sparseloco, and distro has none",
             "Leave it out",
         ),
-        ({"mean": "all"}, "--mean means inner steps of sparseloco", "Leave it out"),
+        ({"mean": "all"}, "--mean is an option of sparseloco", "Leave it out"),
         (
             {"feedback_decay": 1.0},
-            "--feedback-decay 1.0 is not what a run takes",
-            "from 0 to below 1",
+            "--feedback-decay 1.0: The optimizer's numbers must be finite",
+            "--feedback-decay 0.999",
         ),
         (
             {"feedback_decay": -0.5},
-            "--feedback-decay -0.5 is not what a run takes",
-            "from 0 to below 1",
+            "--feedback-decay -0.5: The optimizer's numbers must be finite",
+            "--feedback-decay 0.999",
         ),
         (
             {"feedback_decay": float("nan")},
-            "--feedback-decay nan is not what a run takes",
-            "from 0 to below 1",
+            "--feedback-decay nan: The optimizer's numbers must be finite",
+            "--feedback-decay 0.999",
         ),
-        ({"outer_lr": 0.0, "optimizer": "sparseloco"}, "--outer-lr 0.0 is no rate", "at most 64"),
+        (
+            {"outer_lr": 0.0, "optimizer": "sparseloco"},
+            "--outer-lr 0.0: SparseLoCo needs outer_lr above 0",
+            "--outer-lr 1.0",
+        ),
         (
             {"outer_lr": float("nan"), "optimizer": "sparseloco"},
-            "--outer-lr nan is no rate",
-            "at most 64",
+            "--outer-lr nan: SparseLoCo needs outer_lr",
+            "--outer-lr 1.0",
         ),
         (
             {"orthogonal_lr": 64.5, "optimizer": "sparseloco"},
-            "--orthogonal-lr 64.5 is no rate",
-            "from 0 to 64",
+            "--orthogonal-lr 64.5: SparseLoCo needs",
+            "--orthogonal-lr 15.0",
         ),
-        ({"orthogonal_lr": 1.0, "optimizer": "distro"}, "--orthogonal-lr means", "Leave it out"),
+        (
+            {"orthogonal_lr": 1.0, "optimizer": "distro"},
+            "--orthogonal-lr is an option of sparseloco",
+            "Leave it out",
+        ),
         (
             {"config_path": DISTRO_RUN, "optimizer": "sparseloco"},
             "--optimizer sparseloco: the learning",
@@ -350,11 +357,11 @@ def test_recipe_survives_json_and_members_take_turns() -> None:
             "--eval-every measures on held-out text",
             "--held-out-path DIR",
         ),
-        ({"topk": 4097}, "--topk 4097: a block has 4096 coefficients", "4096 or less"),
+        ({"topk": 4097}, "--topk 4097: Results need", "--topk 8"),
         (
             {"topk_embeddings": 4097},
-            "--topk-embeddings 4097: a block has 4096 coefficients",
-            "4096 or less",
+            "--topk-embeddings 4097: Results need",
+            "--topk-embeddings 64",
         ),
         (
             {"members": 2, "shares": "0,32"},
@@ -407,7 +414,7 @@ def test_constant_batch_size_is_reported_as_one_number() -> None:
 
 def test_block_may_be_sent_whole() -> None:
     agreed = bare(topk=4096, topk_embeddings=4096).agreed
-    assert agreed is not None
+    assert isinstance(agreed, Distro)
     assert (agreed.topk, agreed.topk_embeddings) == (4096, 4096)
 
 

@@ -17,7 +17,6 @@ from aftermath.member.ports import Ports, Role, Workers
 from aftermath.member.results import Results
 from aftermath.member.stall_detector import StallDetector
 from aftermath.optim.codec import encode_level
-from aftermath.optim.distro import Distro
 from aftermath.optim.schema import Schema, build_schema
 from aftermath.rules.announcements import (
     NOTHING,
@@ -27,6 +26,7 @@ from aftermath.rules.announcements import (
     SequenceInterval,
     encode_announcement,
 )
+from aftermath.rules.distro import Distro
 from aftermath.rules.members import Members
 from aftermath.rules.run import Round, Run
 from aftermath.rules.seal import Key, key_of, masked, seal_of

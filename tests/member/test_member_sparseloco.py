@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from aftermath.base.errors import Unsuitable
-from aftermath.config.read import optimizer_of
-from aftermath.config.training import ADAMW
-from aftermath.optim.sparseloco import SparseLoCo
-from aftermath.rules.state import OptimizerKind, RunState
+from aftermath.rules.single_optimizers import AdamWAlone
+from aftermath.rules.sparseloco import SparseLoCo
+from aftermath.rules.state import RunState
 from aftermath.sim.sim_member import SimMember
 from aftermath.sim.simulation import SimulatedRun, play
 from aftermath.train.admission import check_model
@@ -71,8 +70,8 @@ def test_three_tiers_change_levels_and_end_equal(
         await sim.until_finished()
 
     sim = play(tmp_path, story, optimizer=_table(**changes), overlap=overlap, **SHORT)
-    assert sim.model.optimizer.kind is OptimizerKind.SPARSELOCO
-    assert isinstance(sim.schema.optimizer, SparseLoCo)
+    assert isinstance(sim.model.optimizer, SparseLoCo)
+    assert sim.schema.optimizer == sim.model.optimizer
     assert sim.check() == 24
     ends = [player.saw("cooldown")[-1]["hashes"] for player in sim.players]
     assert [sorted(hashes) for hashes in ends] == [["0", "1", "2"], ["1", "2"], ["2"]]
@@ -88,9 +87,10 @@ def test_three_tiers_change_levels_and_end_equal(
 def test_optimizer_without_results_is_refused_at_join(tmp_path: Path, sparseloco: bool) -> None:
     async def story(sim: SimulatedRun) -> None:
         check_model(sim.model, "r")
-        alone = replace(sim.model, optimizer=optimizer_of(ADAMW))
+        alone = replace(sim.model, optimizer=AdamWAlone())
         with pytest.raises(
-            Unsuitable, match="r uses AdamW, and members exchange results with DisTrO or SparseLoCo"
+            Unsuitable,
+            match="r uses AdamW, and members exchange results with DisTrO or SparseLoCo",
         ):
             check_model(alone, "r")
         other = replace(sim.model, architecture="HfMamba")

@@ -26,9 +26,9 @@ from aftermath.model.generate import generate
 from aftermath.model.initial import init_weights
 from aftermath.model.schema import state_schema
 from aftermath.model.store import write_checkpoint
-from aftermath.optim.distro import Distro
 from aftermath.optim.engine import Engine
 from aftermath.optim.schema import Schema, build_schema
+from aftermath.rules.distro import Distro
 
 torch.set_num_threads(1)
 
@@ -468,7 +468,15 @@ def test_deepseek_config_values_raise_only_config_errors(
 
 
 def _distro() -> Distro:
-    return Distro(8, 8, chunk=16, quantize_1bit=True, decay=0.999, weight_decay=0.0, clip=1.0)
+    return Distro(
+        topk=8,
+        topk_embeddings=8,
+        chunk=16,
+        quantize_1bit=True,
+        decay=0.999,
+        weight_decay=0.0,
+        clip=1.0,
+    )
 
 
 LITE: dict[str, Any] = {

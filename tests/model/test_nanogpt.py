@@ -17,8 +17,8 @@ from aftermath.model.config import ModelConfigError
 from aftermath.model.initial import init_weights
 from aftermath.model.network import LanguageModel
 from aftermath.model.schema import state_schema
-from aftermath.optim.distro import Distro
 from aftermath.optim.schema import Schema, build_schema
+from aftermath.rules.distro import Distro
 from model.nanogpt_reference import HF, OPTIONS, config, restated, tokens, weights
 
 torch.set_num_threads(1)
@@ -257,4 +257,12 @@ def test_nanogpt_base_class_keys_are_accepted() -> None:
 
 
 def _distro() -> Distro:
-    return Distro(8, 8, chunk=16, quantize_1bit=True, decay=0.999, weight_decay=0.0, clip=1.0)
+    return Distro(
+        topk=8,
+        topk_embeddings=8,
+        chunk=16,
+        quantize_1bit=True,
+        decay=0.999,
+        weight_decay=0.0,
+        clip=1.0,
+    )

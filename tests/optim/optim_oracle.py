@@ -14,12 +14,12 @@ import numpy as np
 
 from aftermath.optim.blocks import Blocks
 from aftermath.optim.dct_basis import integer_basis
-from aftermath.optim.distro import Distro
 from aftermath.optim.format import ResultFormat
 from aftermath.optim.layout import LevelLayout, level_layout
 from aftermath.optim.level_votes import Votes
 from aftermath.optim.schema import Schema, build_schema
-from aftermath.optim.sparseloco import SparseLoCo
+from aftermath.rules.distro import Distro
+from aftermath.rules.sparseloco import SparseLoCo
 
 CONFIG = {
     "model_type": "llama",

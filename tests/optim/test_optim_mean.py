@@ -22,8 +22,8 @@ from aftermath.optim.layout import level_layout
 from aftermath.optim.level_votes import Votes
 from aftermath.optim.mean import MeanApply, changes
 from aftermath.optim.schema import Schema
-from aftermath.optim.sparseloco import SparseLoCo
-from aftermath.rules.sparseloco import DivisorName, InnerOptimizerName
+from aftermath.rules.optimizer import InnerOptimizerName
+from aftermath.rules.sparseloco import DivisorName, SparseLoCo
 from optim.optim_oracle import RAGGED, joined, toy_inner
 from optim.optim_replica import bits, tensors
 

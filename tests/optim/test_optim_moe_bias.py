@@ -14,12 +14,13 @@ from aftermath.model.initial import init_weights
 from aftermath.model.network import LanguageModel
 from aftermath.optim import compiled, mean, sign
 from aftermath.optim.codec import decode_level
-from aftermath.optim.distro import Distro
 from aftermath.optim.engine import Engine
 from aftermath.optim.level_votes import Votes
 from aftermath.optim.moe_bias import load_error
-from aftermath.optim.schema import Schema, Settings, build_schema
-from aftermath.optim.sparseloco import SparseLoCo
+from aftermath.optim.schema import Schema, build_schema
+from aftermath.rules.distro import Distro
+from aftermath.rules.optimizer import Optimizer
+from aftermath.rules.sparseloco import SparseLoCo
 
 torch.set_num_threads(1)
 
@@ -200,7 +201,7 @@ def test_expert_counts_do_not_affect_clip_metrics_or_state(kind: str) -> None:
 @pytest.mark.parametrize(
     "settings", [pytest.param(DISTRO, id="distro"), pytest.param(INNER, id="inner")]
 )
-def test_uneven_experts_even_out_only_with_balancing(settings: Settings) -> None:
+def test_uneven_experts_even_out_only_with_balancing(settings: Optimizer) -> None:
     """Two members of two tiers start with a bias in favour of two experts."""
     schema = build_schema(V3, 2, settings)
     rate = 0.004

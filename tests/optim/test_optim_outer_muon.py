@@ -17,7 +17,7 @@ from aftermath.optim.level_votes import Votes
 from aftermath.optim.mean import changes, most_of
 from aftermath.optim.muon import hidden_matrices
 from aftermath.optim.schema import Schema, build_schema
-from aftermath.optim.sparseloco import SparseLoCo
+from aftermath.rules.sparseloco import SparseLoCo
 from optim.optim_oracle import RAGGED, joined, toy_inner
 from optim.optim_replica import bits, tensors
 from optim.test_optim_mean import random_votes

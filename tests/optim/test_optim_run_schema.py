@@ -1,33 +1,31 @@
-"""The schema from a Model account: every key of a config file reaches its setting."""
+"""The optimizer from a config file: every key reaches its setting."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, fields
-from typing import Any, get_args
+from dataclasses import asdict
+from typing import Any
 
 import pytest
 
-from aftermath.config.read import optimizer_of
-from aftermath.config.training import (
-    ADAMW,
-    DISTRO,
-    SPARSELOCO,
-    UNSAID,
-    OptimizerChoice,
-    SparseLoCoSettings,
-)
+from aftermath.config.tables import Choice
+from aftermath.config.training import OptimizerChoice, optimizer_table
 from aftermath.model.schema import SchemaError
-from aftermath.optim.distro import Distro
-from aftermath.optim.run_schema import settings_of
-from aftermath.optim.schema import SETTINGS
-from aftermath.optim.sparseloco import SparseLoCo
-from aftermath.rules import sparseloco, state
-from aftermath.rules.optimizers import EXCHANGED, OPTIMIZERS
-from aftermath.rules.state import OptimizerKind
+from aftermath.optim.parts import OptimizerParts, parts_of
+from aftermath.optim.run_schema import agreed_schema
+from aftermath.rules.distro import Distro
+from aftermath.rules.optimizer import Optimizer
+from aftermath.rules.optimizers import BUILT_IN, configurable, sentences
+from aftermath.rules.single_optimizers import AdamWAlone
+from aftermath.rules.sparseloco import SparseLoCo
+from aftermath.sim.setup import CONFIG
+
+
+def read(optimizer: type[Optimizer], said: dict[str, Any]) -> Optimizer:
+    return optimizer_table(optimizer)(**said).settings
 
 
 def test_config_defaults_equal_the_optimizer_defaults() -> None:
-    assert settings_of(optimizer_of(SPARSELOCO)) == SparseLoCo()
+    assert read(SparseLoCo, {}) == SparseLoCo()
 
 
 @pytest.mark.parametrize(
@@ -50,42 +48,40 @@ def test_config_defaults_equal_the_optimizer_defaults() -> None:
     ids=str,
 )
 def test_each_sparseloco_key_sets_one_setting(said: dict[str, Any], means: dict[str, Any]) -> None:
-    found = settings_of(optimizer_of(SparseLoCoSettings(**said)))
+    found = read(SparseLoCo, said)
     assert asdict(found) == asdict(SparseLoCo()) | means
 
 
 def test_distro_keys_set_the_distro_settings() -> None:
-    found = settings_of(optimizer_of(DISTRO))
-    assert isinstance(found, Distro)
-    assert (found.topk, found.topk_embeddings, found.chunk, found.quantize_1bit) == (8, 8, 64, True)
-    assert (found.decay, found.weight_decay, found.clip) == (0.999, 0.0, 1.0)
+    keys = {"compression_decay": 0.5, "compression_topk": 9, "compression_chunk": 32}
+    off = {"clip": None, "weight_decay": 0.0, "quantize_1bit": False}
+    expected = Distro(decay=0.5, topk=9, topk_embeddings=9, chunk=32, **off)  # type: ignore[arg-type]
+    assert read(Distro, keys) == expected
+    assert read(Distro, Distro.defaults()) == Distro()
 
 
-def test_every_optimizer_has_its_config_name() -> None:
-    assert OPTIMIZERS.keys() == set(OptimizerKind) - {OptimizerKind.NONE}
-    tables = OptimizerChoice.variants()
-    assert [known.table for known in OPTIMIZERS.values()] == list(tables)
-    for kind, known in OPTIMIZERS.items():
-        unsaid = optimizer_of(UNSAID[known.option])
-        assert unsaid.kind is kind
-        assert isinstance(UNSAID[known.option], tables[known.table])
-        assert set(known.used) <= {field.name for field in fields(unsaid)}
+@pytest.mark.parametrize("optimizer", BUILT_IN, ids=lambda one: one.TABLE)
+def test_optimizer_class_is_complete(optimizer: type[Optimizer]) -> None:
+    assert optimizer().usual_rate > 0
+    for setting in optimizer.settings():
+        assert setting.key.rule in sentences()
+    assert list(optimizer.broken(optimizer.defaults())) == []
+    assert set(optimizer.IN_FILE) <= {setting.name for setting in optimizer.settings()}
+    assert list(optimizer().values()) == ["kind", *optimizer.defaults()]
+    if optimizer.EXCHANGED:
+        assert isinstance(parts_of(optimizer()), OptimizerParts)
+
+
+def test_every_configurable_optimizer_has_its_table() -> None:
+    assert issubclass(OptimizerChoice, Choice)
+    assert (
+        list(OptimizerChoice.variants())
+        == list(configurable())
+        == ["AdamW", "Distro", "SparseLoCo"]
+    )
 
 
 def test_optimizer_without_results_has_no_schema() -> None:
-    assert (
-        EXCHANGED.keys()
-        == set(OptimizerKind) - {OptimizerKind.NONE, OptimizerKind.ADAMW}
-        == SETTINGS.keys()
-    )
-    with pytest.raises(SchemaError, match="no results with an optimizer of kind adamw") as told:
-        settings_of(optimizer_of(ADAMW))
+    with pytest.raises(SchemaError, match="no results with AdamW") as told:
+        agreed_schema(CONFIG.to_hf(), 1, AdamWAlone())
     assert "[model.LLM.optimizer.SparseLoCo]" in told.value.fix
-
-
-def test_optimizer_fields_match_files_and_schemas() -> None:
-    for words, numbers in (
-        (sparseloco.InnerOptimizerName, state.InnerOptimizerKind),
-        (sparseloco.DivisorName, state.Divisor),
-    ):
-        assert list(get_args(words)) == [number.name.lower() for number in numbers]

@@ -13,7 +13,8 @@ from aftermath.optim.codec import decode_level
 from aftermath.optim.engine import Engine
 from aftermath.optim.error_feedback import ErrorFeedback
 from aftermath.optim.interfaces import BadState, PseudoGradient
-from aftermath.optim.sparseloco import SparseLoCo
+from aftermath.optim.schema import Schema
+from aftermath.rules.sparseloco import SparseLoCo
 from optim.optim_oracle import RAGGED, toy_schema
 from optim.optim_replica import encode, gradients, replica, tensors
 
@@ -178,7 +179,8 @@ def _of_two_bits(values: Tensor, bits: int) -> None:
 def test_state_with_impossible_values_is_refused(
     spoil: Callable[[Tensor, int], None], bits: int
 ) -> None:
-    results = SparseLoCo(topk=4, topk_embeddings=4, chunk=8, bits=bits).results(SCHEMA.state)
+    settings = SparseLoCo(topk=4, topk_embeddings=4, chunk=8, bits=bits)
+    results = Schema(SCHEMA.state, settings).results
     params = tensors(SCHEMA, 0, 0)
     feedback = ErrorFeedback(results, 0, params, 0.9)
     feedback.compress(PseudoGradient(gradients(SCHEMA, 0, 0), 1.0, 0.5))

@@ -12,7 +12,6 @@ from solders.pubkey import Pubkey
 from aftermath.chain.instructions import CoordinatorInstructions
 from aftermath.chain.programs import coordinator_program
 from aftermath.config.document import RunConfig, parse_as
-from aftermath.config.read import optimizer_of
 from aftermath.optim.run_schema import agreed_schema
 from aftermath.owner.change import CannotChange, Change
 from aftermath.owner.difference import differences
@@ -29,9 +28,7 @@ FILE = RULES.replace("DATA", "data")
 
 def _shape(config: RunConfig) -> Shape:
     return Shape(
-        agreed_schema(
-            CONFIG.to_hf(), config.llm.matformer.tiers, optimizer_of(config.llm.optimizer)
-        )
+        agreed_schema(CONFIG.to_hf(), config.llm.matformer.tiers, config.llm.optimizer.settings)
     )
 
 

@@ -8,7 +8,6 @@ from unittest import mock
 import pytest
 
 from aftermath.optim.schema import build_schema
-from aftermath.optim.sparseloco import SparseLoCo
 from aftermath.owner import warnings
 from aftermath.owner.schema import Shape
 from aftermath.owner.warnings import (
@@ -22,6 +21,7 @@ from aftermath.owner.warnings import (
 )
 from aftermath.rules.model import LrSchedule
 from aftermath.rules.run import Config
+from aftermath.rules.sparseloco import SparseLoCo
 from aftermath.rules.state import ScheduleKind
 from optim.optim_oracle import CONFIG
 from rules import builders

@@ -18,11 +18,9 @@ from aftermath.model.architectures import config_of
 from aftermath.model.config import ModelConfig
 from aftermath.model.initial import init_weights
 from aftermath.optim.codec import decode_level
-from aftermath.optim.distro import Distro
 from aftermath.optim.engine import Trained
 from aftermath.optim.inner import InnerSteps
-from aftermath.optim.schema import Settings, build_schema
-from aftermath.optim.sparseloco import SparseLoCo
+from aftermath.optim.schema import build_schema
 from aftermath.optim.state_merkle import BlockSpan, block_of, tree_of
 from aftermath.parallel.group import Ranks
 from aftermath.parallel.launch import Launched, launched
@@ -31,6 +29,9 @@ from aftermath.parallel.mesh import Mesh
 from aftermath.parallel.sharded_inner import ShardedInner
 from aftermath.replica.pass_size import PassSize
 from aftermath.replica.replica import Replica
+from aftermath.rules.distro import Distro
+from aftermath.rules.optimizer import Optimizer
+from aftermath.rules.sparseloco import SparseLoCo
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
@@ -138,7 +139,7 @@ SPARSE = SparseLoCo(inner_steps=2, chunk=16, topk=16, topk_embeddings=16)
 DIGITS = SparseLoCo(
     inner_steps=2, inner_optimizer="muon", chunk=16, topk=256, topk_embeddings=200, bits=1
 )
-SETTINGS: dict[str, Settings] = {
+SETTINGS: dict[str, Optimizer] = {
     "signs": SIGNS,
     "floats": FLOATS,
     "sparse": SPARSE,
@@ -214,7 +215,7 @@ def two(
     model: str,
     tier: int,
     micro: int,
-    settings: Settings = DISTRO,
+    settings: Optimizer = DISTRO,
     *,
     recompute: bool = False,
 ) -> tuple[Replica, MultiDeviceReplica]:

@@ -13,10 +13,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from aftermath.optim.sparseloco import SparseLoCo
 from aftermath.parallel.group import Ranks
 from aftermath.parallel.launch import Launched, RankLost, launched
 from aftermath.parallel.mesh import Mesh
+from aftermath.rules.sparseloco import SparseLoCo
 from parallel.rank_processes import RATE, learnt, ranks_on_cpu, share, two
 
 CPU = torch.device("cpu")

@@ -15,11 +15,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from aftermath.optim.sparseloco import SparseLoCo
 from aftermath.parallel.group import Ranks
 from aftermath.parallel.launch import launched
 from aftermath.parallel.mesh import Mesh
 from aftermath.replica.exactness import exact_device
+from aftermath.rules.sparseloco import SparseLoCo
 from parallel.rank_processes import DISTRO, RATE, RankPool, apply, gradients, share, two
 
 pytestmark = pytest.mark.skipif(

@@ -16,13 +16,13 @@ import psutil
 import pytest
 import torch
 
-from aftermath.optim.sparseloco import SparseLoCo
 from aftermath.parallel.collectives import Collectives
 from aftermath.parallel.group import Ranks
 from aftermath.parallel.launch import Launched
 from aftermath.parallel.leader import MultiDeviceReplica
 from aftermath.replica.pass_size import OutOfMemory
 from aftermath.replica.replica import Replica
+from aftermath.rules.sparseloco import SparseLoCo
 from parallel.rank_processes import FOUR, RATE, TWO, bits, gradients, share, two
 
 pytestmark = pytest.mark.skipif(

@@ -14,10 +14,10 @@ from torch import Tensor
 from aftermath.base.errors import Unsuitable
 from aftermath.model.architectures import config_of
 from aftermath.optim.engine import Trained
-from aftermath.optim.sparseloco import SparseLoCo
 from aftermath.parallel.group import Ranks
 from aftermath.parallel.tensor_parallel import check_tensor_parallelism
 from aftermath.replica.replica import Replica
+from aftermath.rules.sparseloco import SparseLoCo
 from parallel.rank_processes import (
     CUT,
     MODELS,

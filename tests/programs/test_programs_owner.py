@@ -97,7 +97,7 @@ def test_update_stores_every_part(world: World) -> None:
     assert (model.schema_hash, model.tiers, model.tier_widths) == (SCHEMA, 3, (256, 128, 64))
     assert model.checkpoint.kind is CheckpointKind.LOCAL
     assert model.lr_schedule.base_lr == pytest.approx(4e-4)
-    assert model.optimizer.compression_decay == pytest.approx(0.999)
+    assert model.optimizer.decay == pytest.approx(0.999)
     assert (run.seq, run.model_seq) == (4, 3)
 
 

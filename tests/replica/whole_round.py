@@ -17,13 +17,14 @@ from aftermath.model.config import ModelConfig
 from aftermath.model.initial import init_weights
 from aftermath.model.segments import write_segment
 from aftermath.optim.codec import decode_level
-from aftermath.optim.distro import Distro
 from aftermath.optim.level_votes import Votes
-from aftermath.optim.schema import Schema, Settings, build_schema
-from aftermath.optim.sparseloco import SparseLoCo
+from aftermath.optim.schema import Schema, build_schema
 from aftermath.replica.modelshare import snapshot
 from aftermath.replica.pass_size import PassSize
 from aftermath.replica.replica import Replica
+from aftermath.rules.distro import Distro
+from aftermath.rules.optimizer import Optimizer
+from aftermath.rules.sparseloco import SparseLoCo
 
 CPU = torch.device("cpu")
 _SIZES = {"vocab_size": 48, "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4}
@@ -87,7 +88,7 @@ _DISTRO = {
     "weight_decay": 0.01,
     "clip": 1.0,
 }
-OPTIMIZERS: dict[str, Settings] = {
+OPTIMIZERS: dict[str, Optimizer] = {
     "distro": Distro(**_DISTRO, quantize_1bit=True),  # type: ignore[arg-type]
     "distro-float": Distro(**_DISTRO, quantize_1bit=False),  # type: ignore[arg-type]
     "sparseloco": SparseLoCo(inner_steps=2, topk=5, topk_embeddings=5, chunk=7),

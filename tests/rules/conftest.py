@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from aftermath.config.read import location_of, optimizer_of
+from aftermath.config.read import location_of
 from aftermath.config.sources import DataLocationChoice, LocalData
-from aftermath.config.training import DISTRO
+from aftermath.rules.distro import Distro
 from aftermath.rules.model import Checkpoint, Metadata, Model
 from aftermath.rules.state import CheckpointKind, ScheduleKind
 from rules.builders import schedule
@@ -29,7 +29,7 @@ def configured_model() -> Model:
         earlier=(),
         data_location=location_of(DataLocationChoice(Local=LocalData(path="tokens"))),
         lr_schedule=schedule(ScheduleKind.CONSTANT),
-        optimizer=optimizer_of(DISTRO),
+        optimizer=Distro(),
         schema_hash=b"\x01" * 32,
         spec_hash=b"\x02" * 32,
         tiers=3,

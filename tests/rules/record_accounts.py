@@ -16,6 +16,7 @@ from typing import Any
 from aftermath.chain import views
 from aftermath.config.sources import DataSource
 from aftermath.rules import bitmap
+from aftermath.rules.optimizer import Optimizer
 from aftermath.rules.state import CheckpointKind, MemberState, RunState
 from config.config_cases import DISTRO, SPARSELOCO, changed
 from rules.cooldown import stated_in
@@ -39,6 +40,8 @@ def plain(value: Any) -> Any:
     """A view as JSON values: bytes in hex, enums and masks as numbers."""
     if isinstance(value, DataSource):
         return value.model_dump(exclude_none=True)
+    if isinstance(value, Optimizer):
+        return value.values()
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {
             field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)

@@ -134,7 +134,7 @@ def test_truncated_witness_slice_is_refused() -> None:
 def test_unset_parts_of_new_run_are_readable() -> None:
     chain = Onchain()
     chain.create()
-    assert plain(chain.model)["optimizer"]["kind"] == 0
+    assert plain(chain.model)["optimizer"] == {"kind": "none"}
     assert (chain.run.levels, chain.run.level_hashes, chain.run.backlog) == (0, (), 0)
     assert not any(seat.used for seat in chain.members.seats)
 

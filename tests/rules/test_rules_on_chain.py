@@ -603,6 +603,6 @@ def test_program_accepts_config_accepted_by_client(chain: Onchain) -> None:
     chain.configure(SEED)
     assert chain.run.config.rounds_per_epoch == 20
     assert chain.model.lr_schedule.base_lr == 4.0e-4
-    assert chain.model.optimizer.compression_decay == 0.999
+    assert chain.model.optimizer.decay == 0.999
     assert chain.model.data_location.secondary == "fineweb-edu-tokenized-llama2"
     assert chain.model.checkpoint.repo == "emozilla/llama2-20m-init"

@@ -12,7 +12,7 @@ import pytest
 from aftermath.base.allowed_places import RunAccess
 from aftermath.base.errors import Unsuitable
 from aftermath.config.document import RunConfig, parse_as
-from aftermath.config.read import location_of, optimizer_of
+from aftermath.config.read import location_of
 from aftermath.config.sources import DataLocationChoice
 from aftermath.data.source import WrongTokens
 from aftermath.optim.run_schema import agreed_schema
@@ -103,7 +103,7 @@ def test_access_report_names_places_of_mixture_document() -> None:
 
 def test_mixture_document_without_hash_on_chain_is_refused() -> None:
     with serving() as web:
-        optimizer = optimizer_of(parse_as(RULES, "tiny", RunConfig).llm.optimizer)
+        optimizer = parse_as(RULES, "tiny", RunConfig).llm.optimizer.settings
         model = builders.model(
             optimizer=optimizer, data_location=data({"WeightedHttp": f"{web.url}/m.json"})
         )
@@ -120,7 +120,7 @@ def test_unfit_tokens_fix_depends_on_hash_on_chain(
     tmp_path: Path, files_hash: str, advice: str
 ) -> None:
     np.full(4096, 300, "<u2").tofile(tmp_path / "a.bin")
-    optimizer = optimizer_of(parse_as(RULES, "tiny", RunConfig).llm.optimizer)
+    optimizer = parse_as(RULES, "tiny", RunConfig).llm.optimizer.settings
     place = replace(
         data({"Local": str(tmp_path)}), secondary=marked("", files_hash) if files_hash else ""
     )

@@ -13,7 +13,6 @@ from aftermath.base.allowed_places import TRUSTING, RunAccess
 from aftermath.base.errors import AftermathError, Unsuitable
 from aftermath.base.outputs import write_mark
 from aftermath.config.document import RunConfig, parse_as
-from aftermath.config.read import optimizer_of
 from aftermath.coordinator.view import View
 from aftermath.model.outline import Outline
 from aftermath.model.saved_checkpoints import maker_name
@@ -35,7 +34,7 @@ def recorded(*names: str) -> Model:
     """A model whose checkpoint is at the first of these places, and which has recorded the others
     before it.
     """
-    optimizer = optimizer_of(parse_as(RULES, "tiny", RunConfig).llm.optimizer)
+    optimizer = parse_as(RULES, "tiny", RunConfig).llm.optimizer.settings
     digest = agreed_schema(CONFIG.to_hf(), 3, optimizer).hash()
     earlier = tuple(Recorded(place(name), (bytes(32),) * 3, 0, 1) for name in names[1:])
     return builders.model(

@@ -12,7 +12,7 @@ SELDOM = (*SHARDING, "torch._dynamo", "triton", "transformers", "matplotlib", "t
 INNER_STEPS = """
 import torch
 from aftermath.optim.inner_optimizer import InnerOptimizer
-from aftermath.optim.sparseloco import SparseLoCo
+from aftermath.rules.sparseloco import SparseLoCo
 
 for kind in ("adamw", "muon"):
     matrix, vector = torch.nn.Parameter(torch.ones(4, 4)), torch.nn.Parameter(torch.ones(4))

@@ -50,6 +50,12 @@ class ConfigError(AftermathError):
     code = "config"
 
 
+class SchemaError(AftermathError):
+    """The settings give no valid schema, or bytes that claim to be one are not."""
+
+    code = "schema"
+
+
 class BadAnnouncement(AftermathError):
     """A peer's announcement is malformed, out of range or not signed by the key it names."""
 

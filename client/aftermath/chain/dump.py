@@ -18,7 +18,8 @@ from aftermath.config.read import NO_SPEC, source_of
 from aftermath.config.sources import DataLocationChoice
 from aftermath.rules.bitmap import seats
 from aftermath.rules.members import Members, Seat
-from aftermath.rules.model import DataLocation, Model, Optimizer
+from aftermath.rules.model import DataLocation, Model
+from aftermath.rules.optimizer import Optimizer
 from aftermath.rules.run import Run
 from aftermath.rules.state import DataKind
 
@@ -41,7 +42,7 @@ _OF_SPEC = {"spec_hash", "spec_error"}
 def plain(value: object, name: str = "") -> Any:
     """Convert a view, or the field `name` of one, to JSON types."""
     if isinstance(value, Optimizer):
-        return {name: plain(getattr(value, name), name) for name in value.used}
+        return value.values()
     if isinstance(value, DataLocation):
         return _location(value)
     if is_dataclass(value) and not isinstance(value, type):

@@ -93,11 +93,11 @@ def _votes(path: Path, file: GradientFile) -> dict[int, Votes]:
 
 
 def _result_data(path: Path, file: GradientFile, votes: Mapping[int, Votes]) -> dict[str, Any]:
-    from aftermath.optim.vote_tensors import counted
+    from aftermath.optim.parts import parts_of
 
     levels = {}
     for level, vote in votes.items():
-        values = counted(vote, file.schema, file.about.learning_rate)
+        values = parts_of(file.schema.optimizer).counted(vote, file.about.learning_rate)
         least, most = (float(values.min()), float(values.max())) if len(values) else (None, None)
         levels[str(level)] = {
             "bytes": len(file.payloads[level]),

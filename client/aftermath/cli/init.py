@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -26,11 +26,14 @@ from aftermath.config.recipe import making, recipe_file
 from aftermath.model.presets import PRESETS
 from aftermath.rules.bitmap import MAX_MEMBERS
 from aftermath.rules.limits import MAX_LEVELS
-from aftermath.rules.optimizers import ExchangedName
+from aftermath.rules.optimizers import WITH_RECIPE
 
 if TYPE_CHECKING:
     from aftermath.cli.new_config import FILES
 
+    OptimizerName = str
+else:
+    OptimizerName = Literal[WITH_RECIPE]
 _RECIPE_VALUE = "the recipe's"
 _WALLET = "owner.json"
 
@@ -55,7 +58,7 @@ class InitOptions:
         typer.Option(min=1, max=MAX_LEVELS, help="Number of tiers. By default the recipe's."),
     ] = None
     optimizer: Annotated[
-        ExchangedName | None,
+        OptimizerName | None,
         typer.Option(
             help="Optimizer, with the learning rate, overlap and batch size that suit it. By default the recipe's."
         ),
@@ -211,7 +214,7 @@ def ask_missing(options: InitOptions) -> InitOptions:
     config, _ = begin(recipe)
     answered = replace(options, recipe=recipe)
     current_optimizer = optimizer_name(config)
-    exchanged = get_args(ExchangedName)
+    exchanged = WITH_RECIPE
     rules = config.config
     questions: dict[str, Question] = {
         "preset": Question(

@@ -14,7 +14,6 @@ from typing import Any
 from aftermath.base.errors import UsageError
 from aftermath.cli.model_init import document
 from aftermath.config.document import RunConfig, RunRules
-from aftermath.config.read import optimizer_of
 from aftermath.config.recipe import recipe_of
 from aftermath.config.sources import DataLocationChoice, LocalData
 from aftermath.config.start_checkpoint import CheckpointChoice, LocalCheckpoint
@@ -22,18 +21,13 @@ from aftermath.config.training import LearningRate
 from aftermath.data.bytelevel import VOCAB_SIZE
 from aftermath.model.architectures import architecture_of, config_of
 from aftermath.model.tokenizer_files import TOKENIZER_FILE
-from aftermath.rules.optimizers import EXCHANGED, ExchangedName
+from aftermath.rules.optimizers import optimizers
 from aftermath.testnet.configs import chosen, find
 
 FILES = dict[str, dict[str, Any]]
 """How to make a config's model and tokens: the tables of its NAME.files.toml."""
 
 RECIPE = "solana-test/light-config.toml"
-RECIPES: dict[ExchangedName, str] = {
-    "distro": "consilience-match-llama2-20m-fineweb-pretrain-dev/config.toml",
-    "sparseloco": RECIPE,
-}
-"""The recipe whose numbers each optimizer starts with."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +37,7 @@ class NewRunOptions:
     recipe: str | None = None
     preset: str | None = None
     tiers: int | None = None
-    optimizer: ExchangedName | None = None
+    optimizer: str | None = None
     members: int | None = None
     steps: int | None = None
     data_path: Path | None = None
@@ -66,7 +60,7 @@ def apply_options(
     llm = config.llm
     steps = new_options.steps or rules.total_steps
     if new_options.optimizer is not None and new_options.optimizer != optimizer_name(config):
-        optimizer_recipe, _ = begin(RECIPES[new_options.optimizer])
+        optimizer_recipe, _ = begin(optimizers()[new_options.optimizer].RECIPE)
         keys = ("overlap", "global_batch_size_start", "global_batch_size_end")
         rules = rules.model_copy(
             update={name: getattr(optimizer_recipe.config, name) for name in keys}
@@ -121,7 +115,7 @@ def apply_options(
     rules = _with_members(
         rules,
         new_options.members,
-        llm.optimizer.SparseLoCo.inner_steps if llm.optimizer.SparseLoCo else 1,
+        llm.optimizer.settings.inner_steps or 1,
     )
     rules = rules.model_copy(update={"total_steps": steps})
     model = config.model.model_copy(update={"LLM": llm})
@@ -136,8 +130,8 @@ def _tokenizer_of(data: Path) -> Path | None:
 
 def optimizer_name(config: RunConfig) -> str | None:
     """Return a config's optimizer, or None for one without exchange."""
-    exchanged = EXCHANGED.get(optimizer_of(config.llm.optimizer).kind)
-    return exchanged.option if exchanged is not None else None
+    optimizer = config.llm.optimizer.settings
+    return optimizer.kind() if optimizer.EXCHANGED else None
 
 
 def scale_schedule(rates: LearningRate, steps: int, new_steps: int) -> LearningRate:

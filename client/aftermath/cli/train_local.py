@@ -12,9 +12,9 @@ import typer
 
 from aftermath.base.signals import on_interrupt
 from aftermath.base.stdio import is_quiet
-from aftermath.cli.command import OptionGroup, command, setting_option, settings_of
+from aftermath.cli.command import OptionGroup, Setting, command, setting_option, settings_of
 from aftermath.cli.present import Result, note
-from aftermath.lab.settings import LabSettings
+from aftermath.lab.settings import OPTIMIZER_OPTIONS, LabSettings, with_options
 
 PANELS = (
     ("Model and data", ("config_path", "model", "data_path", "token_bytes", "seq_len")),
@@ -32,37 +32,27 @@ PANELS = (
         ),
     ),
     ("Members", ("members", "tiers", "shares", "overlap", "reject")),
-    (
-        "Results",
-        (
-            "topk",
-            "topk_embeddings",
-            "feedback_decay",
-            "inner_steps",
-            "inner_optimizer",
-            "value_bits",
-            "outer_lr",
-            "mean",
-            "orthogonal_lr",
-        ),
-    ),
+    ("Results", ("options",)),
     ("Measuring", ("held_out_path", "eval_every", "eval_sequences")),
     ("This machine", ("out", "save_every", "device", "threads", "precision", "compile")),
 )
 
 
 def lab_options() -> list[inspect.Parameter]:
-    """Return one option per field of `LabSettings`, with its limits."""
+    """Return an option per field of `LabSettings` and per option of an optimizer."""
     panels = {name: panel for panel, names in PANELS for name in names}
-    return [
-        setting_option(setting, panel=panels[setting.name]) for setting in settings_of(LabSettings)
-    ]
+    found = []
+    for setting in settings_of(LabSettings):
+        own = [Setting(name, kind, None) for name, kind in OPTIMIZER_OPTIONS.items()]
+        for one in own if setting.name == "options" else [setting]:
+            found.append(setting_option(one, panel=panels[setting.name]))
+    return found
 
 
 @command(
     "train-local",
     example="aftermath-solana train-local --config-path run.toml --members 3 --tiers 0,1,2 --out runs/lab",
-    groups={"settings": OptionGroup(lab_options, LabSettings)},
+    groups={"settings": OptionGroup(lab_options, with_options)},
     until_interrupt=True,
 )
 def train_local(

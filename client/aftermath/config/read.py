@@ -12,16 +12,10 @@ from aftermath.config.sources import DataLocationChoice, DataSource, DummyData
 from aftermath.config.spec import Spec
 from aftermath.config.start_checkpoint import CheckpointChoice
 from aftermath.config.tables import Choice, Variant
-from aftermath.rules.model import Checkpoint, DataLocation, LrSchedule, Optimizer
+from aftermath.rules.model import Checkpoint, DataLocation, LrSchedule
+from aftermath.rules.optimizer import NoOptimizer
 from aftermath.rules.run import Config
-from aftermath.rules.state import (
-    CheckpointKind,
-    DataKind,
-    Divisor,
-    InnerOptimizerKind,
-    OptimizerKind,
-    ScheduleKind,
-)
+from aftermath.rules.state import CheckpointKind, DataKind, ScheduleKind
 
 
 def rules_of(config: RunConfig) -> Config:
@@ -37,7 +31,7 @@ def trained_by(spec: Spec) -> dict[str, Any]:
         "data_type": values["data_type"],
         "data_location": _location(values["data_location"], spec.data_location.source),
         "lr_schedule": schedule_of(spec.lr_schedule),
-        "optimizer": optimizer_of(spec.optimizer),
+        "optimizer": spec.optimizer.settings,
     }
 
 
@@ -67,17 +61,6 @@ def schedule_of(chosen: Choice | Variant) -> LrSchedule:
     return LrSchedule(**_read(chosen.to_chain(), LrSchedule, ScheduleKind))
 
 
-def optimizer_of(chosen: Choice | Variant) -> Optimizer:
-    """Return an optimizer's settings as members use them."""
-    values = _read(chosen.to_chain(), Optimizer, OptimizerKind)
-    named = {
-        "quantize_1bit": bool(values["quantize_1bit"]),
-        "inner_optimizer": InnerOptimizerKind(values["inner_optimizer"]),
-        "divisor": Divisor(values["divisor"]),
-    }
-    return Optimizer(**values | named)
-
-
 def _read(values: Mapping[str, Any], view: type, kind: type) -> dict[str, Any]:
     """Return the fields of `view`. A value `X_bits` that is not a field is X as its bits."""
     fields = {field.name for field in dataclasses.fields(view)}
@@ -94,12 +77,6 @@ def _zeros(view: type) -> dict[str, Any]:
     return dict.fromkeys((field.name for field in dataclasses.fields(view)), 0)
 
 
-_OF_NO_KIND = {
-    "kind": OptimizerKind.NONE,
-    "quantize_1bit": False,
-    "inner_optimizer": InnerOptimizerKind.ADAMW,
-    "divisor": Divisor.KEEPERS,
-}
 _NOWHERE = {
     "kind": DataKind.DUMMY,
     "primary": "",
@@ -112,7 +89,7 @@ NO_SPEC: Mapping[str, Any] = {
     "data_type": 0,
     "data_location": DataLocation(**_zeros(DataLocation) | _NOWHERE),
     "lr_schedule": LrSchedule(**_zeros(LrSchedule) | {"kind": ScheduleKind.CONSTANT}),
-    "optimizer": Optimizer(**_zeros(Optimizer) | _OF_NO_KIND),
+    "optimizer": NoOptimizer(),
     "spec_hash": bytes(32),
     "spec_error": "",
 }

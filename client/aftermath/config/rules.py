@@ -13,7 +13,7 @@ import re
 import struct
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
-from typing import Any, assert_never
+from typing import Any
 
 from aftermath.base.errors import code_of
 from aftermath.config.errors import Mistake, Path
@@ -21,28 +21,22 @@ from aftermath.programs import COORDINATOR_IDL
 from aftermath.rules.bitmap import MAX_MEMBERS
 from aftermath.rules.limits import (
     LOCATION_BYTES,
-    MAX_CHUNK,
-    MAX_INNER_STEPS,
-    MAX_OUTER_RATE,
     MAX_SEQ_LEN,
     MAX_TIME,
     MAX_WARMUP_TOKENS,
     REPO_BYTES,
     REVISION_BYTES,
 )
-from aftermath.rules.optimizers import OPTIMIZERS
+from aftermath.rules.optimizers import optimizers, sentences
 from aftermath.rules.run import MAX_WITNESSES
-from aftermath.rules.state import CheckpointKind, DataKind, OptimizerKind, ScheduleKind
+from aftermath.rules.state import CheckpointKind, DataKind, ScheduleKind
 
 _Broken = Iterator[tuple[str, Path, Any]]
 
 TIMES = ("epoch_time", "max_round_train_time", "warmup_time", "cooldown_time", "round_witness_time")
 # Non-negative doubles compare like their bits. The bits of negative doubles and NaN are above
 # those of infinity.
-_ONE = 0x3FF0_0000_0000_0000
 _INFINITY = 0x7FF0_0000_0000_0000
-_LARGEST_OUTER_RATE = int.from_bytes(struct.pack("<d", MAX_OUTER_RATE), "little")
-_BELOW_ONE = ("compression_decay", "beta1", "beta2")
 
 
 @cache
@@ -61,26 +55,13 @@ SPEC_SENTENCES = {
         "Learning rates must be finite numbers of at least 0, and base_lr above 0."
     ),
     "ScheduleTooShort": "A linear or cosine schedule needs total_steps above warmup_steps.",
-    "OptimizerNumberInvalid": (
-        "The optimizer's numbers must be finite and at least 0; decays and betas must be below 1."
-    ),
-    "ChunkOutOfRange": "DisTrO and SparseLoCo need compression_chunk between 1 and 4096.",
-    "TopkOutOfRange": (
-        "DisTrO and SparseLoCo need compression_topk between 1 and compression_chunk "
-        "squared, and compression_topk_embeddings at most that."
-    ),
-    "InnerStepsOutOfRange": "SparseLoCo needs inner_steps between 1 and 1024.",
-    "OuterRateOutOfRange": (
-        "SparseLoCo needs outer_lr above 0 and at most 64, and orthogonal_lr at most 64."
-    ),
-    "ValueBitsInvalid": "SparseLoCo needs value_bits 1 or 2.",
 }
-"""The sentence of each rule of a training spec, by the name of the rule."""
+"""The sentence of each rule of a training spec but those of optimizers, by the name of the rule."""
 
 
 def rule_sentences() -> dict[str, str]:
     """Return the sentence of every rule, of the program and of the training spec, by its name."""
-    return program_errors() | SPEC_SENTENCES
+    return program_errors() | SPEC_SENTENCES | sentences()
 
 
 def broken(config: Mapping[str, Any], model: Mapping[str, Any]) -> list[Mistake]:
@@ -94,11 +75,11 @@ def broken_spec(values: Mapping[str, Any]) -> list[Mistake]:
 
 
 def _mistakes(found: Iterable[tuple[str, Path, Any]], config: Mapping[str, Any]) -> list[Mistake]:
-    sentences = rule_sentences()
+    known = rule_sentences()
     return [
         Mistake(
             path,
-            f"{path[-1]} = {_shown(given)}: {_with_others(sentences[name], path, config)}",
+            f"{path[-1]} = {_shown(given)}: {_with_others(known[name], path, config)}",
             code_of(name),
         )
         for name, path, given in found
@@ -247,52 +228,10 @@ def _schedule(schedule: Mapping[str, Any], table: Path) -> _Broken:
         yield "ScheduleTooShort", (*table, variant, "total_steps"), schedule["total_steps"]
 
 
-def _optimizer(optimizer: Mapping[str, Any], table: Path) -> _Broken:
-    variant = (*table, OPTIMIZERS[optimizer["kind"]].table)
-    for key in ("clip_grad_norm", "weight_decay", "eps", *_BELOW_ONE):
-        bits = optimizer[f"{key}_bits"]
-        if bits >= (_ONE if key in _BELOW_ONE else _INFINITY):
-            yield (
-                "OptimizerNumberInvalid",
-                (*variant, "betas" if key.startswith("beta") else key),
-                real(bits),
-            )
-    match OptimizerKind(optimizer["kind"]):
-        case OptimizerKind.NONE | OptimizerKind.ADAMW:
-            pass
-        case OptimizerKind.DISTRO:
-            yield from _compression(optimizer, variant)
-        case OptimizerKind.SPARSELOCO:
-            yield from _compression(optimizer, variant)
-            yield from _sparseloco(optimizer, variant)
-        case other:
-            assert_never(other)
-
-
-def _compression(optimizer: Mapping[str, Any], table: Path) -> _Broken:
-    chunk = optimizer["compression_chunk"]
-    topk = optimizer["compression_topk"]
-    if not 1 <= chunk <= MAX_CHUNK:
-        yield "ChunkOutOfRange", (*table, "compression_chunk"), chunk
-    if not 1 <= topk <= chunk * chunk:
-        yield "TopkOutOfRange", (*table, "compression_topk"), topk
-    if (embeddings := optimizer["compression_topk_embeddings"]) > chunk * chunk:
-        yield "TopkOutOfRange", (*table, "compression_topk_embeddings"), embeddings
-
-
-def _sparseloco(optimizer: Mapping[str, Any], table: Path) -> _Broken:
-    if not 1 <= optimizer["inner_steps"] <= MAX_INNER_STEPS:
-        yield "InnerStepsOutOfRange", (*table, "inner_steps"), optimizer["inner_steps"]
-    if not 1 <= optimizer["outer_lr_bits"] <= _LARGEST_OUTER_RATE:
-        yield "OuterRateOutOfRange", (*table, "outer_lr"), real(optimizer["outer_lr_bits"])
-    if optimizer["orthogonal_lr_bits"] > _LARGEST_OUTER_RATE:
-        yield (
-            "OuterRateOutOfRange",
-            (*table, "orthogonal_lr"),
-            real(optimizer["orthogonal_lr_bits"]),
-        )
-    if optimizer["value_bits"] not in (1, 2):
-        yield "ValueBitsInvalid", (*table, "value_bits"), optimizer["value_bits"]
+def _optimizer(values: Mapping[str, Any], table: Path) -> _Broken:
+    optimizer = optimizers()[values["kind"]]
+    for name, key, value in optimizer.broken(values):
+        yield name, (*table, optimizer.TABLE, key), value
 
 
 def real(bits: int) -> float:

@@ -66,6 +66,11 @@ class Variant(Table, ABC):
         """Return whether the variant has no required keys, so that its name alone is enough."""
         return not any(field.is_required() for field in cls.model_fields.values())
 
+    @classmethod
+    def summary(cls) -> str:
+        """Return what the variant is, in one sentence."""
+        return inspect.getdoc(cls) or ""
+
     @abstractmethod
     def to_chain(self) -> dict[str, Any]:
         """Return this variant's arguments of the program's `update` instruction."""
@@ -152,7 +157,7 @@ def extended(choice: type[C], variants: Mapping[str, type[Variant]]) -> type[C]:
             "Update the package that adds it, or uninstall it",
         )
     fields: dict[str, Any] = {
-        name: (variant | None, Field(default=None, description=inspect.getdoc(variant)))
+        name: (variant | None, Field(default=None, description=variant.summary()))
         for name, variant in variants.items()
     }
     return create_model(

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, create_model
 from pydantic_core import PydanticKnownError
 
 from aftermath.config.meaning import Means
-from aftermath.config.tables import U8, U16, U32, Choice, Table, Variant, bits
-from aftermath.rules import distro, sparseloco
-from aftermath.rules.limits import MAX_CHUNK, MAX_INNER_STEPS, MAX_OUTER_RATE
-from aftermath.rules.optimizers import OptimizerName
-from aftermath.rules.state import Divisor, InnerOptimizerKind, OptimizerKind, ScheduleKind
+from aftermath.config.tables import U16, U32, C, Choice, Table, Variant, bits, extended
+from aftermath.rules.optimizer import Optimizer, OptimizerSetting
+from aftermath.rules.optimizers import configurable
+from aftermath.rules.state import ScheduleKind
 
 MOST_RATE = 1000.0
 """Upper limit for learning rates."""
@@ -31,24 +30,9 @@ Rate = Annotated[float, AfterValidator(_no_more_than_most)]
 HighestRate = Annotated[Rate, Means(above=0, most=MOST_RATE)]
 FurtherRate = Annotated[Rate, Means(least=0, most=MOST_RATE)]
 Steps = Annotated[U32, Means("steps")]
-Numbers = Annotated[U16, Means("numbers", least=1)]
-Chunk = Annotated[U16, Means("rows and columns", least=1, most=MAX_CHUNK)]
-Decay = Annotated[float, Means(least=0, below=1)]
-NotNegative = Annotated[float, Means(least=0)]
 _BASE = "Learning rate after the warm-up; with SparseLoCo that of the inner optimizer."
 _INIT = "Learning rate that the warm-up begins with."
 _WARMUP = "Steps over which the learning rate rises to `base_lr`."
-_CLIP = "Gradients are scaled down to this norm. 0 leaves them as they are."
-_KEPT = "Factor by which error feedback (values not sent yet) is multiplied in every round."
-_CHUNK = (
-    "Rows and columns of the blocks that matrices are cut into. Larger blocks send fewer bytes."
-)
-_TOPK = "Number of values sent per block. At most the square of `compression_chunk`."
-_TOPK_EMBEDDINGS = (
-    "Number of values sent per block of the token embedding and the output head. "
-    "By default `compression_topk`."
-)
-_WEIGHT_DECAY = "Decoupled weight decay: a step subtracts learning rate x weight_decay x weight."
 
 
 def _schedule(kind: ScheduleKind, given: Table, **renamed: float) -> dict[str, Any]:
@@ -149,151 +133,74 @@ class LearningRate(Choice):
     )
 
 
-_REALS = (
-    "clip_grad_norm",
-    "weight_decay",
-    "compression_decay",
-    "beta1",
-    "beta2",
-    "eps",
-    "outer_lr",
-    "orthogonal_lr",
-)
+class OptimizerTable(Variant):
+    """The table of an optimizer. Its keys are the optimizer's settings."""
 
+    OPTIMIZER: ClassVar[type[Optimizer]]
 
-def _optimizer(kind: OptimizerKind, **given: Any) -> dict[str, Any]:
-    """Return an optimizer in flat form: unused numbers are zero, and reals are their bits."""
-    return {
-        **{f"{name}_bits": bits(given.get(name) or 0.0) for name in _REALS},
-        "compression_topk": given.get("compression_topk", 0),
-        "compression_topk_embeddings": given.get("compression_topk_embeddings") or 0,
-        "compression_chunk": given.get("compression_chunk", 0),
-        "inner_steps": given.get("inner_steps", 0),
-        "kind": int(kind),
-        "quantize_1bit": int(given.get("quantize_1bit", False)),
-        "value_bits": given.get("value_bits", 0),
-        "inner_optimizer": int(given.get("inner_optimizer", 0)),
-        "divisor": int(given.get("divisor", 0)),
-    }
+    @classmethod
+    def summary(cls) -> str:
+        return cls.OPTIMIZER.SUMMARY
 
-
-class AdamWSettings(Variant):
-    """AdamW on every member, for members that train the same data; nothing is compressed."""
-
-    betas: Annotated[list[float], Field(min_length=2, max_length=2)] = Field(
-        examples=[[0.9, 0.95]],
-        description="AdamW's beta1 and beta2, each below 1.",
-    )
-    weight_decay: NotNegative = Field(examples=[0.1], description=_WEIGHT_DECAY)
-    eps: NotNegative = Field(
-        examples=[1e-8], description="AdamW's epsilon, which avoids a division by zero."
-    )
-    clip_grad_norm: NotNegative | None = Field(default=None, examples=[1.0], description=_CLIP)
+    @property
+    def settings(self) -> Optimizer:
+        """The optimizer. Raises SchemaError for a table that breaks a rule."""
+        return self.OPTIMIZER.of(self.model_dump())
 
     def to_chain(self) -> dict[str, Any]:
-        beta1, beta2 = self.betas
-        return _optimizer(
-            OptimizerKind.ADAMW, beta1=beta1, beta2=beta2, **self.model_dump(exclude={"betas"})
-        )
+        return {"kind": self.OPTIMIZER.kind(), **self.model_dump()}
 
 
-class DistroSettings(Variant):
-    """DisTrO: after every step, share the top-k DCT coefficients per chunk, with error feedback."""
-
-    clip_grad_norm: NotNegative | None = Field(default=None, examples=[1.0], description=_CLIP)
-    weight_decay: NotNegative | None = Field(
-        default=None, examples=[0.1], description=_WEIGHT_DECAY
+def optimizer_table(optimizer: type[Optimizer]) -> type[OptimizerTable]:
+    """Return the class of an optimizer's table."""
+    fields = {setting.key.name: _field(optimizer, setting) for setting in optimizer.settings()}
+    table = create_model(
+        f"{optimizer.TABLE}Settings",
+        __base__=OptimizerTable,
+        __module__=__name__,
+        __doc__=inspect.getdoc(optimizer),
+        **fields,
     )
-    compression_decay: Decay = Field(examples=[distro.DECAY], description=_KEPT)
-    compression_topk: Numbers = Field(examples=[distro.TOPK], description=_TOPK)
-    compression_topk_embeddings: Annotated[U16, Field(ge=1), Means("numbers")] | None = Field(
-        default=None, examples=[64], description=_TOPK_EMBEDDINGS
-    )
-    compression_chunk: Chunk = Field(examples=[64], description=_CHUNK)
-    quantize_1bit: bool = Field(
-        default=False,
-        examples=[True],
-        description="Whether to send only the sign of each value, in one bit.",
-    )
-
-    def to_chain(self) -> dict[str, Any]:
-        return _optimizer(OptimizerKind.DISTRO, **self.model_dump())
+    table.OPTIMIZER = optimizer
+    return table
 
 
-class SparseLoCoSettings(Variant):
-    """SparseLoCo: take several inner steps, then share the top-k changes per chunk."""
-
-    inner_steps: Annotated[U16, Means("steps", least=1, most=MAX_INNER_STEPS)] = Field(
-        default=sparseloco.INNER_STEPS,
-        description="Steps of a member in a round. Its share is cut into one part per step.",
+def _field(optimizer: type[Optimizer], setting: OptimizerSetting) -> Any:
+    """Return the type of a key and its description."""
+    key = setting.key
+    default = optimizer.IN_FILE.get(setting.name, None if key.follows else setting.default)
+    example = setting.default if key.example is None else key.example
+    kind: Any = U16 if setting.kind is int else setting.kind
+    if isinstance(setting.default, tuple):
+        size = len(setting.default)
+        kind = Annotated[list[float], Field(min_length=size, max_length=size)]
+        example = list(example)
+    elif setting.kind in (int, float):
+        kind = Annotated[
+            kind,
+            Means(key.unit, least=key.least, most=key.most, above=key.above, below=key.below),
+        ]
+    return (
+        kind | None if default is None else kind,
+        Field(
+            default=default,
+            examples=None if example == default else [example],
+            description=key.text,
+        ),
     )
-    inner_optimizer: sparseloco.InnerOptimizerName = Field(
-        default=sparseloco.INNER_OPTIMIZER, description="Inner optimizer: AdamW or Muon."
-    )
-    outer_lr: Annotated[float, Means(above=0, most=MAX_OUTER_RATE)] = Field(
-        default=sparseloco.OUTER_LR,
-        description="Outer learning rate: factor of the members' mean, unless `orthogonal_lr` "
-        "applies.",
-    )
-    divisor: sparseloco.DivisorName = Field(
-        default=sparseloco.DIVISOR,
-        description="Divisor of the sum of results: results with the value (keepers), all "
-        "results, or their root. `root` is the square root of the product of both numbers.",
-    )
-    orthogonal_lr: Annotated[float, Means("learning rates", least=0, most=MAX_OUTER_RATE)] = Field(
-        default=sparseloco.ORTHOGONAL_LR,
-        examples=[15.0],
-        description="Outer learning rate of hidden matrices along the polar factor of the mean "
-        "(Muon). 0: they use outer_lr and the mean.",
-    )
-    value_bits: Annotated[U8, Means("bits", least=1, most=2)] = Field(
-        default=sparseloco.VALUE_BITS, description="Bits per sent value."
-    )
-    compression_decay: Decay = Field(default=sparseloco.DECAY, description=_KEPT)
-    compression_chunk: Chunk = Field(default=sparseloco.CHUNK, description=_CHUNK)
-    compression_topk: Numbers = Field(default=sparseloco.TOPK, description=_TOPK)
-    compression_topk_embeddings: Annotated[U16, Field(ge=1), Means("numbers")] | None = Field(
-        default=None, examples=[64], description=_TOPK_EMBEDDINGS
-    )
-    weight_decay: NotNegative = Field(
-        default=sparseloco.WEIGHT_DECAY, examples=[0.1], description=_WEIGHT_DECAY
-    )
-    clip_grad_norm: NotNegative = Field(default=sparseloco.CLIP, description=_CLIP)
-
-    def to_chain(self) -> dict[str, Any]:
-        named = {
-            "inner_optimizer": InnerOptimizerKind[self.inner_optimizer.upper()],
-            "divisor": Divisor[self.divisor.upper()],
-        }
-        return _optimizer(OptimizerKind.SPARSELOCO, **self.model_dump() | named)
 
 
+def _with_optimizers(choice: type[C]) -> type[C]:
+    return extended(choice, {name: optimizer_table(one) for name, one in configurable().items()})
+
+
+@_with_optimizers
 class OptimizerChoice(Choice):
     """The optimizer."""
 
-    AdamW: AdamWSettings | None = Field(
-        default=None, description="Not supported in a run: AdamW has no results to exchange."
-    )
-    Distro: DistroSettings | None = Field(
-        default=None, description="One step per round, few bytes: for short rounds."
-    )
-    SparseLoCo: SparseLoCoSettings | None = Field(
-        default=None, description="Several steps per round, for long rounds."
-    )
-
-
-DISTRO = DistroSettings(
-    clip_grad_norm=1.0,
-    compression_decay=distro.DECAY,
-    compression_topk=distro.TOPK,
-    compression_chunk=64,
-    quantize_1bit=True,
-)
-SPARSELOCO = SparseLoCoSettings()
-ADAMW = AdamWSettings(betas=[0.9, 0.95], weight_decay=0.0, eps=1e-8, clip_grad_norm=1.0)
-UNSAID: Mapping[OptimizerName, Variant] = {
-    "distro": DISTRO,
-    "sparseloco": SPARSELOCO,
-    "adamw": ADAMW,
-}
-"""Default settings of each optimizer, for commands without a config file."""
+    @property
+    def settings(self) -> Optimizer:
+        """The chosen optimizer. Raises SchemaError for a table that breaks a rule."""
+        table = self.chosen
+        assert isinstance(table, OptimizerTable)
+        return table.settings

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from aftermath.lab.settings import OptimizerName
-from aftermath.optim.schema import Settings
 from aftermath.rules.assignment import batch_size
-from aftermath.rules.model import LrSchedule, Optimizer
+from aftermath.rules.model import LrSchedule
+from aftermath.rules.optimizer import Optimizer
 from aftermath.rules.run import Config
 from aftermath.rules.schedules import first_epoch_rate
 
@@ -39,11 +38,9 @@ class Recipe:
     steps: int
     schedule: LrSchedule
     cold_start_steps: int
-    optimizer: OptimizerName
-    numbers: Optimizer
-    """The optimizer's numbers. Muon uses only the clipping and has its other settings in code."""
-    agreed: Settings | None
-    """Settings that all members share. None for an optimizer of one machine."""
+    optimizer: str
+    """The optimizer's kind."""
+    settings: Optimizer
     tiers: tuple[int, ...]
     """Tier of each member."""
     levels: int
@@ -59,9 +56,9 @@ class Recipe:
     """A data location as JSON. Empty if `data` names token files."""
 
     @property
-    def clip(self) -> float | None:
-        """Return the largest gradient norm, or None without clipping."""
-        return self.numbers.clip_grad_norm or None
+    def agreed(self) -> Optimizer | None:
+        """Return the settings that all members share. None for an optimizer of one machine."""
+        return self.settings if self.settings.EXCHANGED else None
 
     def rate(self, step: int) -> float:
         """Return the learning rate of a step, as in the first epoch of a run."""

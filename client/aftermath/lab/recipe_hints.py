@@ -18,6 +18,6 @@ def advice(recipe: Recipe) -> list[str]:
             f"the smallest share has {smallest} of the {recipe.batch.start} sequences of a step, and as many inner "
             f"steps, not {settings.inner_steps}: raise --total-batch, or lower --inner-steps or --members"
         )
-    if settings.late and recipe.overlap:
-        said.append(f"an overlap of {recipe.overlap}: {settings.late}; pass --overlap 0")
+    if settings.LATE and recipe.overlap:
+        said.append(f"an overlap of {recipe.overlap}: {settings.LATE}; pass --overlap 0")
     return said

@@ -8,6 +8,7 @@ levels of the config, or into as many as the smallest tier needs.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,28 +16,19 @@ from typing import Any
 from aftermath.base.errors import Unsuitable, UsageError
 from aftermath.base.text import is_repository
 from aftermath.config.document import RunConfig, load_config
-from aftermath.config.read import checkpoint_of, location_of, optimizer_of, rules_of, schedule_of
+from aftermath.config.read import checkpoint_of, location_of, rules_of, schedule_of
 from aftermath.config.sources import DataLocationChoice, LocalData
-from aftermath.config.training import MOST_RATE, UNSAID
+from aftermath.config.training import MOST_RATE
 from aftermath.lab import rates
-from aftermath.lab.members import agreed_settings
 from aftermath.lab.recipe import Batch, Recipe
-from aftermath.lab.settings import (
-    ALONE,
-    OVERLAPS,
-    RATES,
-    SEQ_LEN,
-    STEPS,
-    TOTAL_BATCH,
-    LabSettings,
-    OptimizerName,
-)
+from aftermath.lab.settings import SEQ_LEN, STEPS, TOTAL_BATCH, LabSettings, options_of
 from aftermath.model.documents import CheckpointError
 from aftermath.model.resolve import local_directory, resolve
 from aftermath.rules.assignment import cut
 from aftermath.rules.limits import MAX_LEVELS
-from aftermath.rules.model import Checkpoint, LrSchedule, Optimizer
-from aftermath.rules.optimizers import OPTIMIZERS
+from aftermath.rules.model import Checkpoint, LrSchedule
+from aftermath.rules.optimizer import CLIP, Optimizer
+from aftermath.rules.optimizers import optimizers, sentences
 from aftermath.rules.schedules import highest_rate, learning_rate
 from aftermath.rules.state import CheckpointKind
 
@@ -45,9 +37,9 @@ def recipe_of(said: LabSettings) -> Recipe:
     """Return the recipe. Raises UsageError, ConfigError, Unsuitable or CheckpointError."""
     config = load_config(said.config_path) if said.config_path is not None else None
     steps = said.steps or (config.config.total_steps if config else STEPS)
-    optimizer, numbers = _optimizer(said, config)
-    agreed = agreed_settings(said, optimizer, numbers)
-    tiers = _tiers(said, optimizer)
+    settings = _optimizer(said, config)
+    optimizer = settings.kind()
+    tiers = _tiers(said, settings)
     levels = config.llm.matformer.tiers if config else max(tiers) + 1
     if max(tiers) >= levels:
         raise UsageError(
@@ -55,11 +47,11 @@ def recipe_of(said: LabSettings) -> Recipe:
             "Name those, or raise tiers in [model.LLM.matformer]",
         )
     batch = _batch(said, config)
-    if said.reject and agreed is None:
+    if said.reject and not settings.EXCHANGED:
         raise UsageError(
             f"--reject means results of members, and {optimizer} has none", "Leave it out"
         )
-    if said.overlap is not None and agreed is None:
+    if said.overlap is not None and not settings.EXCHANGED:
         raise UsageError(
             f"--overlap means results of members, and {optimizer} has none", "Leave it out"
         )
@@ -68,12 +60,13 @@ def recipe_of(said: LabSettings) -> Recipe:
             "--eval-every measures on held-out text, and there is none",
             "Pass --held-out-path DIR; aftermath-solana data tokenize --held-out DIR makes some",
         )
-    schedule = _schedule(said, config, optimizer, steps)
-    if agreed is not None and highest_rate(schedule) * agreed.weight_decay > 1:
+    schedule = _schedule(said, config, settings.usual_rate, steps)
+    decay = settings.weight_decay
+    if settings.EXCHANGED and highest_rate(schedule) * decay > 1:
         raise UsageError(
-            f"a learning rate of {highest_rate(schedule):g} with the config's weight decay of {numbers.weight_decay:g} "
+            f"a learning rate of {highest_rate(schedule):g} with the config's weight decay of {decay:g} "
             "would turn every weight's sign",
-            f"Pass --lr {1 / numbers.weight_decay:g} or less",
+            f"Pass --lr {1 / decay:g} or less",
         )
     return Recipe(
         model=_model(said, config),
@@ -85,12 +78,11 @@ def recipe_of(said: LabSettings) -> Recipe:
         schedule=schedule,
         cold_start_steps=config.llm.cold_start_warmup_steps if config else 0,
         optimizer=optimizer,
-        numbers=numbers,
-        agreed=agreed,
+        settings=settings,
         tiers=tiers,
         levels=levels,
         shares=_shares(said, len(tiers), batch),
-        overlap=_overlap(said, config, optimizer),
+        overlap=_overlap(said, config, settings),
         reject=said.reject,
         seed=said.seed or 0,
         held_out=str(said.held_out_path.expanduser().absolute()) if said.held_out_path else "",
@@ -99,13 +91,14 @@ def recipe_of(said: LabSettings) -> Recipe:
     )
 
 
-def _overlap(said: LabSettings, config: RunConfig | None, optimizer: OptimizerName) -> int:
+def _overlap(said: LabSettings, config: RunConfig | None, settings: Optimizer) -> int:
     """Return --overlap, else the config's if it has this optimizer, else the default."""
-    own = OVERLAPS.get(optimizer, "0")
-    if said.overlap is not None or config is None or optimizer not in OVERLAPS:
-        return int(said.overlap or own)
-    known = OPTIMIZERS[optimizer_of(config.llm.optimizer).kind]
-    return config.config.overlap if known.option == optimizer else int(own)
+    if not settings.EXCHANGED:
+        return 0
+    if said.overlap is not None:
+        return int(said.overlap)
+    own = config is not None and config.llm.optimizer.settings.TABLE == settings.TABLE
+    return config.config.overlap if config is not None and own else settings.OVERLAP
 
 
 def _model(said: LabSettings, config: RunConfig | None) -> str:
@@ -186,30 +179,73 @@ def _within(one: Path, other: Path) -> bool:
     return one == other or one.parent == other or other.parent == one
 
 
-def _optimizer(said: LabSettings, config: RunConfig | None) -> tuple[OptimizerName, Optimizer]:
-    given = optimizer_of(config.llm.optimizer) if config else None
-    name = said.optimizer or (OPTIMIZERS[given.kind].option if given else "distro")
-    defaults = optimizer_of(UNSAID["adamw" if name == "muon" else name])
-    if given is None:
-        return name, defaults
-    if OPTIMIZERS[given.kind].option == name:
-        inner = given.inner_optimizer.name.lower()
-        if name == "sparseloco" and said.lr is None and said.inner_optimizer not in (None, inner):
-            raise UsageError(
-                f"--inner-optimizer {said.inner_optimizer}: the learning rate in {said.config_path} is for {inner}",
-                f"Pass --lr as well, for example --lr {RATES[str(said.inner_optimizer)]:g}",
-            )
-        return name, given
+def _optimizer(said: LabSettings, config: RunConfig | None) -> Optimizer:
+    """Return the optimizer of --optimizer with its defaults, else that of the config."""
+    given = config.llm.optimizer.settings if config else None
+    name = said.optimizer or (given.kind() if given else "distro")
+    optimizer = optimizers()[name]
+    if given is None or config is None:
+        return _with_options(said, optimizer, optimizer.defaults())
+    if type(given) is optimizer:
+        values = config.llm.optimizer.chosen.model_dump()
+        settings = _with_options(said, optimizer, values)
+        if said.lr is None:
+            _check_rate(said, given)
+        return settings
     if said.lr is None:
         raise UsageError(
-            f"--optimizer {name}: the learning rate in {said.config_path} is for {OPTIMIZERS[given.kind].option}",
-            f"Pass --lr as well, for example --lr {RATES[name]:g}",
+            f"--optimizer {name}: the learning rate in {said.config_path} is for {given.kind()}",
+            f"Pass --lr as well, for example --lr {optimizer().usual_rate:g}",
         )
-    return name, replace(defaults, clip_grad_norm=given.clip_grad_norm)
+    return _with_options(said, optimizer, optimizer.defaults() | {CLIP.name: given.clip or 0.0})
+
+
+def _with_options(
+    said: LabSettings, optimizer: type[Optimizer], values: Mapping[str, Any]
+) -> Optimizer:
+    """Return the optimizer of these values of its keys, changed by the user's options.
+
+    Raises UsageError for an option of another optimizer, and for a value that no run takes.
+    """
+    known = options_of(optimizer)
+    changed = dict(values)
+    flags: dict[str, str] = {}
+    for name, value in said.options.items():
+        flag = "--" + name.replace("_", "-")
+        if name not in known:
+            owners = [one.kind() for one in optimizers().values() if name in options_of(one)]
+            raise UsageError(
+                f"{flag} is an option of {' and '.join(owners)}, and {optimizer.kind()} has none",
+                "Leave it out",
+            )
+        setting = known[name]
+        changed[setting.key.name] = setting.kind(value) if setting.kind is int else value
+        flags[setting.key.name] = flag
+    for rule, key, value in optimizer.broken(changed):
+        flag = flags.get(key, key)
+        examples = {one.key.name: one.key.example or one.default for one in known.values()}
+        raise UsageError(
+            f"{flag} {value}: {sentences()[rule]}", f"For example {flag} {examples[key]}"
+        )
+    return optimizer.of(changed)
+
+
+def _check_rate(said: LabSettings, given: Optimizer) -> None:
+    """Raise UsageError for an option with which the config's learning rate does not fit."""
+    for name, setting in options_of(type(given)).items():
+        if setting.words and name in said.options:
+            changed = replace(given, **{setting.name: said.options[name]})
+            if changed.usual_rate != given.usual_rate:
+                flag = f"--{name.replace('_', '-')} {said.options[name]}"
+                held = getattr(given, setting.name)
+                raise UsageError(
+                    f"{flag}: the learning rate in {said.config_path} is for {held}",
+                    f"Pass --lr as well, for example --lr {changed.usual_rate:g}",
+                )
 
 
 def _schedule(
-    said: LabSettings, config: RunConfig | None, optimizer: OptimizerName, steps: int
+    said: LabSettings, config: RunConfig | None, usual_rate: float, steps: int
 ) -> LrSchedule:
     if said.lr is not None and not 0 < said.lr <= MOST_RATE:
         raise UsageError(
@@ -217,8 +253,7 @@ def _schedule(
             f"It is above 0 and at most {MOST_RATE:g}, for example 1e-3",
         )
     given = schedule_of(config.llm.lr_schedule) if config else None
-    own = "muon" if said.inner_optimizer == "muon" else optimizer
-    rate = said.lr or (given.base_lr if given else RATES[own])
+    rate = said.lr or (given.base_lr if given else usual_rate)
     warmup = (
         said.warmup_steps
         if said.warmup_steps is not None
@@ -259,7 +294,7 @@ def _batch(said: LabSettings, config: RunConfig | None) -> Batch:
     )
 
 
-def _tiers(said: LabSettings, optimizer: OptimizerName) -> tuple[int, ...]:
+def _tiers(said: LabSettings, settings: Optimizer) -> tuple[int, ...]:
     named = _numbers("--tiers", said.tiers, 0, MAX_LEVELS - 1) if said.tiers is not None else (0,)
     members = said.members or len(named)
     if members < len(named):
@@ -267,9 +302,10 @@ def _tiers(said: LabSettings, optimizer: OptimizerName) -> tuple[int, ...]:
             f"--tiers {said.tiers} names {len(named)} members, --members {members}",
             "Name no more tiers than members",
         )
-    if members > 1 and optimizer in ALONE:
+    if members > 1 and not settings.EXCHANGED:
         raise UsageError(
-            f"{members} members with {optimizer} are one machine with the whole batch: their gradients are averaged",
+            f"{members} members with {settings.kind()} are one machine with the whole batch: their "
+            "gradients are averaged",
             "Leave --members out and pass the batch of all of them as --total-batch",
         )
     return tuple(named[member % len(named)] for member in range(members))

@@ -6,33 +6,30 @@ without one from the default in the description.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from annotated_doc import Doc
 
 from aftermath.base.bounded import U32_MAX, NumberLimits
 from aftermath.replica.options import COMPILE, PRECISION, Compile, Precision
-from aftermath.rules import distro, optimizers, sparseloco
 from aftermath.rules.bitmap import MAX_MEMBERS
-from aftermath.rules.limits import MAX_INNER_STEPS, MAX_SEQ_LEN
-from aftermath.rules.sparseloco import DivisorName, InnerOptimizerName
+from aftermath.rules.limits import MAX_SEQ_LEN
+from aftermath.rules.optimizer import Optimizer, OptimizerSetting
+from aftermath.rules.optimizers import BUILT_IN, NAMES
 
-OptimizerName = Literal[optimizers.OptimizerName, "muon"]
 ScheduleName = Literal["constant", "cosine", "stable"]
-
-RATES: dict[str, float] = {"distro": 1.5e-3, "sparseloco": 2e-3, "adamw": 2e-3, "muon": 2e-2}
-ALONE = tuple(
-    name for name in get_args(OptimizerName) if name not in get_args(optimizers.ExchangedName)
-)
-"""Optimizers that train on one machine. With the others, members exchange results."""
-OVERLAPS = {"distro": "1", "sparseloco": "0"}
-"""Default of --overlap by optimizer."""
+if TYPE_CHECKING:
+    OptimizerName = str
+else:
+    OptimizerName = Literal[NAMES]
 TOTAL_BATCH = 32
 STEPS = 1000
 SEQ_LEN = 512
-_RATES = ", ".join(f"{rate:g} for {name}" for name, rate in RATES.items())
+_RATES = ", ".join(f"{one().usual_rate:g} for {one.kind()}" for one in BUILT_IN)
+_AT_ONCE = " and ".join(one.kind() for one in BUILT_IN if one.EXCHANGED and not one.OVERLAP)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,65 +107,15 @@ class LabSettings:
         Literal["0", "1"] | None,
         Doc(
             "Rounds that are trained before a round's results are applied. 0 applies them at once. "
-            "Default: 1, or 0 with sparseloco."
+            f"Default: 1, or 0 with {_AT_ONCE}."
         ),
     ] = None
     reject: Annotated[
         int, NumberLimits(0, 99), Doc("Percentage of results to reject. 0 accepts all.")
     ] = 0
 
-    topk: Annotated[
-        int | None,
-        NumberLimits(1, 65535),
-        Doc(
-            f"Coefficients that a result keeps per block. Default: {distro.TOPK} with distro, "
-            f"{sparseloco.TOPK} with sparseloco."
-        ),
-    ] = None
-    topk_embeddings: Annotated[
-        int | None,
-        NumberLimits(1, 65535),
-        Doc("--topk for the token embedding and the output head. Default: --topk."),
-    ] = None
-    feedback_decay: Annotated[
-        float | None,
-        Doc(
-            "Factor of the residual (what was not sent) per round. Default: "
-            f"{distro.DECAY:g} with distro, {sparseloco.DECAY:g} with sparseloco."
-        ),
-    ] = None
-    inner_steps: Annotated[
-        int | None,
-        NumberLimits(1, MAX_INNER_STEPS),
-        Doc(f"sparseloco: optimizer steps per share. Default: {sparseloco.INNER_STEPS}."),
-    ] = None
-    inner_optimizer: Annotated[
-        InnerOptimizerName | None,
-        Doc(f"sparseloco: optimizer of these steps. Default: {sparseloco.INNER_OPTIMIZER}."),
-    ] = None
-    value_bits: Annotated[
-        Literal["1", "2"] | None,
-        Doc(f"sparseloco: bits per value of a result. Default: {sparseloco.VALUE_BITS}."),
-    ] = None
-    outer_lr: Annotated[
-        float | None,
-        Doc(f"sparseloco: factor of the applied mean. Default: {sparseloco.OUTER_LR:g}."),
-    ] = None
-    mean: Annotated[
-        DivisorName | None,
-        Doc(
-            "sparseloco: divisor of the sum of results: the members that sent the coefficient "
-            "(keepers), all members (all), or the root of both numbers' product (root). "
-            "Default: keepers."
-        ),
-    ] = None
-    orthogonal_lr: Annotated[
-        float | None,
-        Doc(
-            "sparseloco: step of hidden matrices along the polar factor of the mean, like Muon, in "
-            f"learning rates. 0 applies the mean itself. Default: {sparseloco.ORTHOGONAL_LR:g}."
-        ),
-    ] = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """The options of optimizers that the user set, by their names (`OPTIMIZER_OPTIONS`)."""
 
     held_out_path: Annotated[
         Path | None, Doc("Token files for the held-out loss. Not trained on.")
@@ -191,3 +138,52 @@ class LabSettings:
     threads: Annotated[int, NumberLimits(0), Doc("CPU threads. 0 keeps PyTorch's choice.")] = 0
     precision: Annotated[Precision, Doc(PRECISION)] = "auto"
     compile: Annotated[Compile, Doc(COMPILE)] = "auto"
+
+
+def options_of(optimizer: type[Optimizer]) -> dict[str, OptimizerSetting]:
+    """Return the settings of an optimizer that an option sets, by the option."""
+    return {one.option.name: one for one in optimizer.settings() if one.option is not None}
+
+
+def _optimizer_options() -> dict[str, Any]:
+    """Return the type, limits and description of each option of an optimizer, by its name."""
+    found: dict[str, list[tuple[type[Optimizer], OptimizerSetting]]] = {}
+    for optimizer in BUILT_IN:
+        for name, setting in options_of(optimizer).items():
+            found.setdefault(name, []).append((optimizer, setting))
+    return {name: _annotated(users) for name, users in found.items()}
+
+
+def _annotated(users: list[tuple[type[Optimizer], OptimizerSetting]]) -> Any:
+    setting = users[0][1]
+    option = setting.option
+    assert option is not None
+    defaults = {optimizer.kind(): _shown(one.default) for optimizer, one in users}
+    only = f"{users[0][0].kind()}: " if len(users) == 1 else ""
+    default = (
+        f"--{setting.key.follows}"
+        if setting.key.follows
+        else next(iter(defaults.values()))
+        if only
+        else ", ".join(f"{default} with {name}" for name, default in defaults.items())
+    )
+    marks: list[Any] = [Doc(f"{only}{option.text} Default: {default}.")]
+    if setting.kind is int and not option.words:
+        most = setting.key.most
+        marks.append(NumberLimits(int(setting.key.least or 0), None if most is None else int(most)))
+    kind: Any = Literal[option.words] if option.words else setting.kind
+    return Annotated[(kind | None, *marks)]
+
+
+def _shown(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+OPTIMIZER_OPTIONS: Mapping[str, Any] = _optimizer_options()
+
+
+def with_options(**given: Any) -> LabSettings:
+    """Return the settings of all options, those of optimizers too."""
+    own = {name: given.pop(name) for name in OPTIMIZER_OPTIONS if given.get(name) is not None}
+    others = {name: value for name, value in given.items() if name not in OPTIMIZER_OPTIONS}
+    return LabSettings(**others, options=own)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from pkgutil import resolve_name
 
 import torch
 from torch import Tensor
@@ -17,10 +18,9 @@ from aftermath.lab.recipe import Recipe
 from aftermath.lab.trainer import Stepped, below, on_cpu, take_weights
 from aftermath.model.network import LanguageModel
 from aftermath.optim.clip import NonFiniteGradient, clip_gradients, refuse_beyond
-from aftermath.optim.eager import AdamW
 from aftermath.optim.moe_bias import balance, learnt
-from aftermath.optim.moments import may_fuse, moments, take_moments
-from aftermath.optim.muon import Muon, MuonSettings, vector_rate
+from aftermath.optim.moments import moments, take_moments
+from aftermath.optim.muon import vector_rate
 from aftermath.replica.options import PLAIN, Arithmetic
 from aftermath.replica.passes import Passes
 from aftermath.replica.replica import accumulate
@@ -43,7 +43,7 @@ class SingleReplica:
         self._optimizer = optimizer
         self._rate: Callable[[int], float] = recipe.rate
         self._micro = recipe.micro_batch
-        self._clip = recipe.clip
+        self._clip = recipe.settings.clip
         self._params = dict(model.named_parameters())
         self._balances = model.config.balances
         self._learnt = learnt(self._params, self._balances)
@@ -93,16 +93,7 @@ class SingleReplica:
 
 
 def optimizer_for(model: LanguageModel, recipe: Recipe) -> torch.optim.Optimizer:
-    """Build AdamW or Muon from a recipe."""
+    """Return the optimizer of a recipe. Each step sets its rate."""
     params = learnt(dict(model.named_parameters()), model.config.balances)
-    numbers = recipe.numbers
-    if recipe.optimizer == "muon":
-        return Muon(params, recipe.schedule.base_lr, MuonSettings())
-    return AdamW(
-        params.values(),
-        lr=recipe.schedule.base_lr,
-        betas=(numbers.beta1, numbers.beta2),
-        eps=numbers.eps,
-        weight_decay=numbers.weight_decay,
-        fused=may_fuse(params.values()),
-    )
+    build: Callable[..., torch.optim.Optimizer] = resolve_name(recipe.settings.ENGINE)
+    return build(params, recipe.settings)

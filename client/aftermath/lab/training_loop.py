@@ -30,12 +30,14 @@ from aftermath.lab.held_out import loss_on
 from aftermath.lab.lab_events import EVENTS
 from aftermath.lab.recipe import Recipe
 from aftermath.lab.saving import LOCK, STATE, Counters, load_state, only_here, save_state
+from aftermath.lab.settings import options_of
 from aftermath.lab.setup import Start
 from aftermath.lab.trainer import Stepped
 from aftermath.model.documents import CheckpointError
 from aftermath.model.store import read_companions, write_checkpoint, writing
 from aftermath.optim.clip import Diverged
 from aftermath.optim.interfaces import BadState
+from aftermath.rules.optimizers import optimizers
 
 MADE_BY = "train-local"
 PLOT = "loss.png"
@@ -301,16 +303,15 @@ def _same(kept: dict[str, Any], ours: dict[str, Any], out: Path) -> None:
         return
     if "optimizer" in differing:  # other numbers follow from it
         differing = ["optimizer"]
-    elif "agreed" in differing and kept.get("agreed") and ours.get("agreed"):
-        kept = kept | kept["agreed"]
-        ours = ours | ours["agreed"]
-        differing.remove("agreed")
-        differing += [
-            name for name in _differing(kept, ours) if name not in differing and name != "agreed"
-        ]
+    elif "settings" in differing and isinstance(kept.get("settings"), dict):
+        differing.remove("settings")
+        differing += _differing(kept["settings"], ours["settings"])
+        kept = kept | kept["settings"]
     if "seed" in differing:
         differing = [name for name in differing if name != "shuffle_seed"]
-    said = ", ".join(_option(name, kept.get(name)) for name in differing)
+    settings = options_of(optimizers()[ours["optimizer"]])
+    own = {setting.name: "--" + name.replace("_", "-") for name, setting in settings.items()}
+    said = ", ".join(_option(name, kept.get(name), own) for name in differing)
     raise CheckpointError(
         f"{out} holds a training with other options ({said})",
         "Give the same options as then, or name another --out",
@@ -324,19 +325,18 @@ _OPTIONS = {
     "schedule": "--lr, --lr-schedule or --warmup-steps",
     "shuffle_seed": "--seed",
     "files": "the files that it names",
-    "numbers": "the optimizer's settings",
+    "clip": "the config file",
+    "weight_decay": "the config file",
     "cold_start_steps": "the config file",
     "levels": "the config file",
-    "bits": "--value-bits",
-    "decay": "--feedback-decay",
-    "divisor": "--mean",
 }
 """The option for a field of a recipe, if the option has another name than the field."""
 
 
-def _option(name: str, before: object) -> str:
+def _option(name: str, before: object, of_optimizer: dict[str, str]) -> str:
     """Name the option that differs, with its old value if the user can type it."""
-    option = _OPTIONS.get(name, "--" + name.replace("_", "-"))
+    options = _OPTIONS | of_optimizer
+    option = options.get(name, "--" + name.replace("_", "-"))
     if isinstance(before, list) and all(isinstance(one, int) for one in before):
         before = ",".join(map(str, before))
     plain = (

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from aftermath.base.errors import AftermathError
+from aftermath.base.errors import SchemaError as SchemaError
 from aftermath.model.architectures import config_of, config_type
 from aftermath.model.config import MAX_TIERS, ModelConfig
 
@@ -31,12 +31,6 @@ def is_hidden_matrix(name: str, shape: Sequence[int]) -> bool:
     A stack of matrices (experts) counts too. Tables of tokens and depthwise filters do not.
     """
     return not is_table(name) and (len(shape) == 2 or (len(shape) > 2 and min(shape[-2:]) > 1))
-
-
-class SchemaError(AftermathError):
-    """The settings or bytes do not give a valid schema."""
-
-    code = "schema"
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
-from aftermath.model.schema import SchemaError, Segment, is_table
+from aftermath.model.schema import SchemaError, Segment, StateSchema, is_table
 from aftermath.optim.moe_bias import Balances, nothing_balances
+from aftermath.rules.optimizer import Compressed
 
 MAX_BLOCK = 65535  # indices are u16, and one marks an unused entry
 UNUSED = 0xFFFF  # index of an entry without a coefficient
@@ -74,6 +75,17 @@ def cut(
     return tuple(
         _blocks(s, 1 if balances(s.name) else chunk, topk_embeddings if is_table(s.name) else topk)
         for s in segments
+    )
+
+
+def blocks_of(state: StateSchema, optimizer: Compressed) -> tuple[Blocks, ...]:
+    """Return the blocks of a model's segments. Raises SchemaError as `cut` does."""
+    return cut(
+        state.segments,
+        chunk=optimizer.chunk,
+        topk=optimizer.topk,
+        topk_embeddings=optimizer.topk_embeddings,
+        balances=state.config.balances,
     )
 
 

@@ -14,20 +14,14 @@ import torch
 from torch import Tensor
 
 from aftermath.base.merkle import Tree
-from aftermath.optim.codec import decode_level
-from aftermath.optim.distro import Distro
 from aftermath.optim.error_feedback import ErrorFeedback
 from aftermath.optim.format import ResultFormat
-from aftermath.optim.gradient import GradientStep
-from aftermath.optim.inner import InnerSteps
 from aftermath.optim.inner_optimizer import InnerOptimizer, MakeInner
 from aftermath.optim.interfaces import Apply, Backward, BadState, Compressor, Measured, PrivateStep
 from aftermath.optim.level_votes import Votes
-from aftermath.optim.mean import MeanApply
 from aftermath.optim.moe_bias import Balances
-from aftermath.optim.outer_muon import OuterMuon
+from aftermath.optim.parts import ReplicaParts, parts_of
 from aftermath.optim.schema import Schema
-from aftermath.optim.sign import SignApply
 from aftermath.optim.state_merkle import BlockSpan, StateOutline, outline
 
 T = TypeVar("T")
@@ -198,22 +192,9 @@ def _parts(
     schema: Schema, tier: int, params: Mapping[str, Tensor], result: MakeResult, inner: MakeInner
 ) -> tuple[PrivateStep, Compressor, Apply]:
     """Return the three parts of the schema's optimizer."""
-    settings = schema.optimizer
-    results = schema.results
     balances = schema.state.config.balances
-    feedback = result(results, tier, params, settings.decay, balances)
-    if isinstance(settings, Distro):
-        step = GradientStep(params, feedback.go_ahead, settings.clip, balances)
-        return step, feedback, SignApply(results, tier, params, settings.weight_decay, balances)
-    apply = (OuterMuon if settings.orthogonal_lr else MeanApply)(results, tier, params, settings)
-
-    device = next(iter(params.values())).device
-
-    def ahead(lr: float) -> None:
-        sent = feedback.sent()
-        apply.apply(
-            {level: [decode_level(data, results, level, device)] for level, data in sent.items()},
-            lr,
-        )
-
-    return InnerSteps(params, settings, ahead, balances, inner), feedback, apply
+    feedback = result(schema.results, tier, params, schema.optimizer.decay, balances)
+    parts = parts_of(schema.optimizer)
+    replica = ReplicaParts(schema.results, tier, params, balances, inner)
+    apply = parts.apply(replica)
+    return parts.step(replica, feedback, apply), feedback, apply

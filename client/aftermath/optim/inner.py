@@ -1,4 +1,4 @@
-"""The private step of SparseLoCo: inner steps of the member's own optimizer.
+"""The private step of inner steps, each of the member's own optimizer.
 
 The share is cut into `inner_steps` parts (fewer if it has fewer sequences), and AdamW or Muon makes
 one step on each at the round's learning rate. The pseudo-gradient is the parameters before minus
@@ -23,8 +23,8 @@ from aftermath.optim.clip import (
 from aftermath.optim.inner_optimizer import InnerOptimizer, MakeInner, rate_of_vectors
 from aftermath.optim.interfaces import Backward, PseudoGradient
 from aftermath.optim.moe_bias import Balances, balance, learnt, nothing_balances
-from aftermath.optim.sparseloco import SparseLoCo
 from aftermath.optim.state_merkle import BlockSpan
+from aftermath.rules.optimizer import Optimizer
 
 _LARGEST_GRADIENT = 1e19  # the square of a larger one overflows fp32 and makes a moment infinite
 
@@ -38,7 +38,7 @@ class InnerSteps:
     def __init__(
         self,
         params: Mapping[str, Tensor],
-        settings: SparseLoCo,
+        settings: Optimizer,
         ahead: Callable[[float], None],
         balances: Balances = nothing_balances,
         inner: MakeInner = InnerOptimizer,

@@ -1,4 +1,4 @@
-"""The optimizer of SparseLoCo's inner steps: AdamW or Muon, and its moments.
+"""The optimizer of inner steps: AdamW or Muon, and its moments.
 
 The moments are copied before the first step of a share and restored if the share fails.
 """
@@ -22,8 +22,9 @@ from aftermath.optim.moments import (
     take_moments,
 )
 from aftermath.optim.muon import Muon, MuonSettings
-from aftermath.optim.sparseloco import SparseLoCo
 from aftermath.optim.state_merkle import BlockSpan, block_of, digests_of
+from aftermath.rules.optimizer import Optimizer
+from aftermath.rules.single_optimizers import AdamWAlone
 
 BETAS = (0.9, 0.95)
 EPSILON = 1e-8
@@ -49,7 +50,7 @@ class Inner(Remembering, Protocol):
         """Restore the moments of `begin` after a failure. The caller restores the parameters."""
 
 
-MakeInner = Callable[[Mapping[str, Tensor], SparseLoCo], Inner]
+MakeInner = Callable[[Mapping[str, Tensor], Optimizer], Inner]
 """Builds the optimizer of such parameters, for example `InnerOptimizer`."""
 
 
@@ -58,7 +59,7 @@ class InnerOptimizer:
 
     takes_gradients_as_they_are: ClassVar[bool] = True
 
-    def __init__(self, params: Mapping[str, Tensor], settings: SparseLoCo) -> None:
+    def __init__(self, params: Mapping[str, Tensor], settings: Optimizer) -> None:
         self._params = dict(params)
         self._optimizer = inner_optimizer(self._params, settings)
         self._before: dict[str, Tensor] = {}
@@ -113,7 +114,7 @@ class InnerOptimizer:
         self._optimizer.state.clear()
 
 
-def inner_optimizer(params: Mapping[str, Tensor], settings: SparseLoCo) -> torch.optim.Optimizer:
+def inner_optimizer(params: Mapping[str, Tensor], settings: Optimizer) -> torch.optim.Optimizer:
     """Return the optimizer of these parameters (at least one). Each step sets its rate."""
     if settings.inner_optimizer == "muon":
         return Muon(
@@ -121,12 +122,20 @@ def inner_optimizer(params: Mapping[str, Tensor], settings: SparseLoCo) -> torch
             0.0,
             MuonSettings(weight_decay=settings.weight_decay, betas=BETAS, epsilon=EPSILON),
         )
+    return adamw_of(
+        params,
+        AdamWAlone(betas=BETAS, eps=EPSILON, weight_decay=settings.weight_decay),
+    )
+
+
+def adamw_of(params: Mapping[str, Tensor], settings: AdamWAlone) -> torch.optim.Optimizer:
+    """Return AdamW of these parameters. Each step sets its rate."""
     own = list(params.values())
     return AdamW(
         own,
         lr=0.0,
-        betas=BETAS,
-        eps=EPSILON,
+        betas=settings.betas,
+        eps=settings.eps,
         weight_decay=settings.weight_decay,
         fused=may_fuse(own),
     )
@@ -139,6 +148,6 @@ def step_at(optimizer: torch.optim.Optimizer, lr: float) -> None:
     optimizer.step()
 
 
-def rate_of_vectors(lr: float, settings: SparseLoCo) -> float:
+def rate_of_vectors(lr: float, settings: Optimizer) -> float:
     """Return the learning rate of vectors in a step with learning rate `lr`."""
     return lr * MuonSettings().rest_rate if settings.inner_optimizer == "muon" else lr

@@ -24,10 +24,9 @@ from aftermath.optim.level_kernels import LevelTensors, tensors_of
 from aftermath.optim.level_votes import Votes, WholeVotes
 from aftermath.optim.on_gpu import OnGpu, counts
 from aftermath.optim.packed import PackedVotes
-from aftermath.optim.sparseloco import REACH, SparseLoCo
 from aftermath.optim.transform import subtract
 from aftermath.optim.vote_count import added_up, check_votes, tally_multiples
-from aftermath.rules.sparseloco import DivisorName
+from aftermath.rules.sparseloco import REACH, DivisorName, SparseLoCo
 
 # Per coefficient: S is the sum over the accepted results of multiples of the lattice's smallest
 # value 2^LEAST (`optim.lattice`), each cut to what one member may move (`sparseloco.REACH`). c

@@ -19,6 +19,7 @@ from torch import Tensor
 from aftermath.model.schema import is_hidden_matrix
 from aftermath.optim import eager
 from aftermath.optim.float_polar import SMALLEST, STEPS, polar_express
+from aftermath.rules.optimizer import Optimizer
 
 logger = logging.getLogger(__name__)
 _NEAR = 0.05  # largest difference of entries of about 0.1
@@ -57,6 +58,14 @@ class MuonSettings:
     """AdamW's learning rate as a fraction of Muon's."""
     betas: tuple[float, float] = (0.9, 0.95)
     epsilon: float = 1e-8
+
+
+def muon_of(params: Mapping[str, Tensor], settings: Optimizer) -> torch.optim.Optimizer:
+    """Return Muon of these parameters, with the settings of this module. Each step sets its
+    rate.
+    """
+    del settings
+    return Muon(params, 0.0, MuonSettings())
 
 
 def hidden_matrices(params: Mapping[str, Tensor]) -> list[str]:

@@ -21,8 +21,8 @@ from aftermath.optim.level_kernels import LevelTensors, tensors_of
 from aftermath.optim.level_votes import Votes
 from aftermath.optim.mean import MeanApply
 from aftermath.optim.muon import hidden_matrices
-from aftermath.optim.sparseloco import SparseLoCo
 from aftermath.optim.transform import cells
+from aftermath.rules.sparseloco import SparseLoCo
 
 _AT_ONCE = {"cpu": 1 << 20, "cuda": 1 << 24}
 """Entries of queued means: few, to fit a core's cache, or many, to keep a GPU busy."""

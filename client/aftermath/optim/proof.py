@@ -18,7 +18,6 @@ from aftermath.kernels.runtime import run_parallel, unavailable_reason
 from aftermath.model.segments import view
 from aftermath.optim import compiled
 from aftermath.optim.codec import decode_level, encode_groups
-from aftermath.optim.distro import Distro
 from aftermath.optim.error_feedback import take_back
 from aftermath.optim.exact_signs import MEAN_BITS, signs
 from aftermath.optim.format import ResultFormat, Transform
@@ -26,9 +25,11 @@ from aftermath.optim.lattice import SMALLEST, quantise
 from aftermath.optim.layout import LevelLayout, level_layout
 from aftermath.optim.level_votes import Votes
 from aftermath.optim.mean import changes, placed
-from aftermath.optim.schema import Settings, build_schema
-from aftermath.optim.sparseloco import SparseLoCo
+from aftermath.optim.schema import build_schema
 from aftermath.optim.transform import ZERO_BELOW, cells, forward, padding, strongest, subtract
+from aftermath.rules.distro import Distro
+from aftermath.rules.optimizer import Optimizer
+from aftermath.rules.sparseloco import SparseLoCo
 
 _MODEL = {
     "model_type": "llama",
@@ -42,7 +43,9 @@ _MODEL = {
     "rms_norm_eps": 1e-5,
 }
 """A block edge of 8 does not divide these sizes, so blocks have padding."""
-_VOTES = Distro(4, 6, chunk=8, quantize_1bit=True, decay=0.9, weight_decay=0.0, clip=None)
+_VOTES = Distro(
+    topk=4, topk_embeddings=6, chunk=8, quantize_1bit=True, decay=0.9, weight_decay=0.0, clip=None
+)
 _SPARSE = SparseLoCo(topk=4, topk_embeddings=6, chunk=8)
 _MEMBERS = 3
 _ROUNDS = 2
@@ -78,7 +81,7 @@ def differing() -> str | None:
     return None
 
 
-def _case(settings: Settings) -> tuple[ResultFormat, LevelLayout, _Params]:
+def _case(settings: Optimizer) -> tuple[ResultFormat, LevelLayout, _Params]:
     """Return the format and layout of the only level, and fixed parameters."""
     schema = build_schema(_MODEL, 1, settings)
     random = np.random.default_rng(7)
@@ -95,7 +98,7 @@ def _shapes() -> dict[str, tuple[int, ...]]:
     return dict(config_of(_MODEL).parameter_shapes(0))
 
 
-def _rounds(settings: Settings) -> Iterator[tuple[Tensor, Tensor]]:
+def _rounds(settings: Optimizer) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield (the kernel's, torch's) of everything that changes when results are chosen."""
     results, layout, params = _case(settings)
     bits = results.values.lattice_bits
@@ -131,7 +134,7 @@ def _rounds(settings: Settings) -> Iterator[tuple[Tensor, Tensor]]:
             yield from zip(kept, wanted, strict=True)
 
 
-def _chooses(settings: Settings) -> bool:
+def _chooses(settings: Optimizer) -> bool:
     return all(
         torch.allclose(kernel, own, rtol=1e-4, atol=1e-4) for kernel, own in _rounds(settings)
     )

@@ -15,34 +15,24 @@ from typing import Any
 import msgspec
 
 from aftermath.base.bounded import Malformed, json_as
+from aftermath.base.errors import shown
 from aftermath.model.schema import (
     SchemaError,
     StateInputs,
     StateSchema,
     canonical,
+    decimal,
+    portable,
     state_of_inputs,
     state_schema,
 )
-from aftermath.optim.distro import Distro, DistroInputs
 from aftermath.optim.format import ResultFormat
-from aftermath.optim.sparseloco import SparseLoCo, SparseLoCoInputs
-from aftermath.rules.state import OptimizerKind
+from aftermath.optim.parts import parts_of
+from aftermath.rules.optimizer import Optimizer
+from aftermath.rules.optimizers import optimizers
 
 SCHEMA_VERSION = 10  # raise it also if the bytes of a result change, or the bits of an apply
 MAX_JSON_BYTES = 16 << 20
-
-Settings = Distro | SparseLoCo
-"""Settings of an optimizer whose members exchange results. mypy reports kinds that lack one of:
-- `inner_steps`: steps on parts of a member's share; 0 if the share gives one gradient
-- `inner_optimizer`: the optimizer of these steps, or None
-- `moments`: numbers that it keeps per parameter
-- `late`: a warning about overlapped rounds; empty if they do no harm
-"""
-SETTINGS: Mapping[OptimizerKind, type[Settings]] = {
-    OptimizerKind.DISTRO: Distro,
-    OptimizerKind.SPARSELOCO: SparseLoCo,
-}
-"""Settings by kind, for kinds with which members exchange results (`rules.optimizers`)."""
 
 
 @dataclass(frozen=True)
@@ -50,16 +40,21 @@ class Schema:
     """A run's model state and optimizer. Equal schemas have equal canonical JSON."""
 
     state: StateSchema
-    optimizer: Settings
+    optimizer: Optimizer
     results: ResultFormat = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         """Raise SchemaError if the state cannot be cut into blocks as the optimizer says."""
-        object.__setattr__(self, "results", self.optimizer.results(self.state))
+        object.__setattr__(self, "results", parts_of(self.optimizer).results(self.state))
 
     def to_json(self) -> bytes:
         """Return the canonical document whose SHA-256 is on chain."""
-        optimizer = {**self.optimizer.document(), "results": self.results.document()}
+        settings = portable(vars(self.optimizer))
+        optimizer = {
+            "kind": self.optimizer.kind(),
+            **settings,
+            "results": self.results.document(),
+        }
         return canonical(
             {"version": SCHEMA_VERSION, "state": self.state.document(), "optimizer": optimizer}
         )
@@ -84,7 +79,7 @@ class Schema:
             document: _Document = json_as(data, _Document)
         except Malformed as error:
             raise SchemaError(f"not a schema: {error}") from None
-        schema = Schema(state_of_inputs(document.state), document.optimizer.settings())
+        schema = Schema(state_of_inputs(document.state), _optimizer(document.optimizer))
         if schema.to_json() != data:
             raise SchemaError("the schema is not the canonical one of its own model and settings")
         return schema
@@ -94,10 +89,28 @@ class _Document(msgspec.Struct, frozen=True):
     """The inputs of a schema document. The rest follows from them and is compared as a whole."""
 
     state: StateInputs
-    optimizer: DistroInputs | SparseLoCoInputs
+    optimizer: dict[str, Any]
 
 
-def build_schema(hf_config: Mapping[str, Any], tiers: int, optimizer: Settings) -> Schema:
+def _optimizer(document: Mapping[str, Any]) -> Optimizer:
+    """Return the optimizer of a schema document. Raises SchemaError for values of other types."""
+    name = document.get("kind")
+    kind = optimizers().get(name) if isinstance(name, str) else None
+    if kind is None or not kind.EXCHANGED:
+        raise SchemaError(f"not a schema: the optimizer {shown(name)} is not known here")
+    values = {}
+    for setting in kind.settings():
+        value = document.get(setting.name)
+        if value is not None and setting.kind is float:
+            value = decimal(value, setting.name)
+        wanted = str if setting.words else setting.kind
+        if not (type(value) is wanted or (value is None and setting.optional)):
+            raise SchemaError(f"not a schema: its {setting.name} is {shown(value)}")
+        values[setting.name] = value
+    return kind(**values)
+
+
+def build_schema(hf_config: Mapping[str, Any], tiers: int, optimizer: Optimizer) -> Schema:
     """Return the schema of a run from a model's `config.json` (of any tier) and its optimizer.
 
     Raises WidthNotDivisible, ModelConfigError or SchemaError.
@@ -105,4 +118,4 @@ def build_schema(hf_config: Mapping[str, Any], tiers: int, optimizer: Settings) 
     return Schema(state_schema(hf_config, tiers), optimizer)
 
 
-__all__ = ["Schema", "SchemaError", "Settings", "build_schema"]
+__all__ = ["Schema", "SchemaError", "build_schema"]

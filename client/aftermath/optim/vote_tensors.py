@@ -7,20 +7,16 @@ fp32. Parameters are converted one at a time, so the memory of the largest tenso
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import assert_never
 
 import torch
 from torch import Tensor
 
 from aftermath.model.segments import view
-from aftermath.optim.distro import Distro
 from aftermath.optim.format import Transform
-from aftermath.optim.lattice import SMALLEST
 from aftermath.optim.layout import LevelLayout, Part, level_layout
 from aftermath.optim.level_votes import Votes
-from aftermath.optim.mean import most_of
+from aftermath.optim.parts import parts_of
 from aftermath.optim.schema import Schema
-from aftermath.optim.sparseloco import SparseLoCo
 from aftermath.optim.transform import cells, inverse
 
 
@@ -51,26 +47,10 @@ def dense(schema: Schema, votes: Mapping[int, Votes], lr: float) -> Iterator[tup
         yield name, tensor
 
 
-def counted(votes: Votes, schema: Schema, lr: float) -> Tensor:
-    """Return the values of votes as the run counts them: fp32 [n].
-
-    A sign is +1 or -1, and a float is as sent. A lattice value is clipped to the cap of one member
-    at that learning rate (`mean.most_of`).
-    """
-    match schema.optimizer:
-        case Distro():
-            return votes.values.float()
-        case SparseLoCo() as settings:
-            most = most_of(settings, lr)
-            return (votes.multiples().clamp_(-most, most).double() * SMALLEST).float()
-        case other:
-            assert_never(other)
-
-
 def _sorted(votes: Votes, schema: Schema, lr: float) -> tuple[Tensor, Tensor]:
     """Return positions in ascending order, and their values."""
     positions, order = votes.positions.sort()
-    return positions, counted(votes, schema, lr)[order]
+    return positions, parts_of(schema.optimizer).counted(votes, lr)[order]
 
 
 def _blocks(part: Part, layout: LevelLayout, positions: Tensor, values: Tensor) -> Tensor:

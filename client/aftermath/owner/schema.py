@@ -13,7 +13,7 @@ from typing import Any
 from aftermath.base.text import is_repository
 from aftermath.config.document import RunConfig
 from aftermath.config.errors import Mistake
-from aftermath.config.read import checkpoint_of, optimizer_of, schedule_of
+from aftermath.config.read import checkpoint_of, schedule_of
 from aftermath.config.recipe import made_first
 from aftermath.model.architectures import architecture_of, config_of
 from aftermath.model.config import stored_tier
@@ -21,7 +21,7 @@ from aftermath.model.documents import CheckpointError
 from aftermath.model.resolve import load_hf_config, local_directory
 from aftermath.optim.run_schema import agreed_schema
 from aftermath.optim.schema import Schema
-from aftermath.rules.optimizers import EXCHANGED, EXCHANGED_SHOWN, OPTIMIZERS
+from aftermath.rules.optimizers import exchanged_shown
 from aftermath.rules.schedules import highest_rate
 from aftermath.rules.state import CheckpointKind
 
@@ -92,9 +92,7 @@ def shape_of(config: RunConfig, document: Mapping[str, Any] | None = None) -> Sh
 
 def shape_with(config: RunConfig, document: Mapping[str, Any]) -> Shape:
     """Return the schema for this config.json without further checks. Raises `model`'s errors."""
-    return Shape(
-        agreed_schema(document, config.llm.matformer.tiers, optimizer_of(config.llm.optimizer))
-    )
+    return Shape(agreed_schema(document, config.llm.matformer.tiers, config.llm.optimizer.settings))
 
 
 def document_of(config: RunConfig) -> Mapping[str, Any]:
@@ -155,21 +153,21 @@ def unsupported_settings(config: RunConfig) -> Iterator[Mistake]:
     if config.llm.max_seq_len < 2:
         message = "max_seq_len = 1: no token is left to predict; use at least 2"
         yield Mistake((*_LLM, "max_seq_len"), message, "sequence-too-short")
-    optimizer = config.llm.optimizer
-    kind = optimizer_of(optimizer).kind
-    if kind not in EXCHANGED:
+    optimizer = config.llm.optimizer.settings
+    table = (*_LLM, "optimizer", optimizer.TABLE)
+    if not optimizer.EXCHANGED:
         yield Mistake(
-            (*_LLM, "optimizer", OPTIMIZERS[kind].table),
-            f"the optimizer {OPTIMIZERS[kind].shown} is not supported: members exchange results with "
-            f"{EXCHANGED_SHOWN}; "
+            table,
+            f"the optimizer {optimizer.shown()} is not supported: members exchange results with "
+            f"{exchanged_shown()}; "
             "use [model.LLM.optimizer.Distro], or [model.LLM.optimizer.SparseLoCo] with AdamW as its inner_optimizer",
             "optimizer-not-exchanged",
         )
     rate = highest_rate(schedule_of(config.llm.lr_schedule))
-    decay = optimizer_of(optimizer).weight_decay
-    if kind in EXCHANGED and rate * decay > 1:
+    decay = optimizer.weight_decay
+    if optimizer.EXCHANGED and rate * decay > 1:
         yield Mistake(
-            (*_LLM, "optimizer", OPTIMIZERS[kind].table, "weight_decay"),
+            (*table, "weight_decay"),
             f"weight_decay = {decay}: it would flip every weight at the highest learning rate, {rate}; use "
             f"at most {1 / rate:g}",
             "weight-decay-too-high",

@@ -104,7 +104,7 @@ def warning_about_shares(shape: Shape, rules: Config) -> str:
 
 def warning_about_overlap(shape: Shape, rules: Config) -> str:
     """Return a warning if overlap delays results too long for this optimizer, else ""."""
-    late = shape.schema.optimizer.late
+    late = shape.schema.optimizer.LATE
     return f"overlap = {rules.overlap}: {late}; use overlap = 0" if late and rules.overlap else ""
 
 

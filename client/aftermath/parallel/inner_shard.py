@@ -17,7 +17,6 @@ from aftermath.optim.clip import scale
 from aftermath.optim.inner_optimizer import inner_optimizer, step_at
 from aftermath.optim.moments import Kind, States, bytes_of, moment_kinds, moments_in, states_of
 from aftermath.optim.schema import Schema
-from aftermath.optim.sparseloco import SparseLoCo
 from aftermath.optim.state_merkle import BlockSpan, block_of, digests_of
 from aftermath.parallel.commands import (
     CopyForUndo,
@@ -37,7 +36,6 @@ class MomentPlan:
     """Assign the parameters and their moments to ranks."""
 
     def __init__(self, schema: Schema, tier: int, ranks: int) -> None:
-        assert isinstance(schema.optimizer, SparseLoCo)
         self.settings = schema.optimizer
         self.shapes, orthogonal = moments_of(schema, tier)
         self.owned = split_moments(self.shapes, orthogonal, ranks)

@@ -17,7 +17,6 @@ from torch import Tensor
 from aftermath.base.merkle import DIGEST
 from aftermath.optim.moments import Kind, bytes_of, check_moments
 from aftermath.optim.schema import Schema
-from aftermath.optim.sparseloco import SparseLoCo
 from aftermath.optim.state_merkle import BLOCK, BlockSpan
 from aftermath.parallel.commands import (
     CopyForUndo,
@@ -32,6 +31,7 @@ from aftermath.parallel.commands import (
 )
 from aftermath.parallel.group import Ranks
 from aftermath.parallel.inner_shard import InnerShard, parameter_of
+from aftermath.rules.optimizer import Optimizer
 
 _BYTES = torch.uint8
 
@@ -47,7 +47,7 @@ class ShardedInner:
         schema: Schema,
         tier: int,
         params: Mapping[str, Tensor],
-        settings: SparseLoCo,
+        settings: Optimizer,
     ) -> None:
         """Serve the replica whose state the ranks hold now (`parallel.sharded_feedback`)."""
         del settings  # the schema has them

@@ -8,15 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from aftermath.rules.optimizers import OPTIMIZERS
-from aftermath.rules.state import (
-    CheckpointKind,
-    DataKind,
-    Divisor,
-    InnerOptimizerKind,
-    OptimizerKind,
-    ScheduleKind,
-)
+from aftermath.rules.optimizer import Optimizer
+from aftermath.rules.state import CheckpointKind, DataKind, ScheduleKind
 
 _HASH_MARK = "#sha256="
 _HASH_DIGITS = 64
@@ -119,38 +112,6 @@ class LrSchedule:
     stable_steps: int
     cosine_decay_steps: int
     linear_decay_steps: int
-
-
-@dataclass(frozen=True, slots=True)
-class Optimizer:
-    """The numbers of the optimizer. Zero if a kind does not use one (`used`).
-
-    `clip_grad_norm` 0 disables clipping. `compression_topk_embeddings` 0 means the value of
-    `compression_topk`.
-    """
-
-    kind: OptimizerKind
-    quantize_1bit: bool
-    compression_topk: int
-    compression_topk_embeddings: int
-    compression_chunk: int
-    value_bits: int
-    inner_steps: int
-    inner_optimizer: InnerOptimizerKind
-    divisor: Divisor
-    outer_lr: float
-    orthogonal_lr: float
-    clip_grad_norm: float
-    weight_decay: float
-    compression_decay: float
-    beta1: float
-    beta2: float
-    eps: float
-
-    @property
-    def used(self) -> tuple[str, ...]:
-        """Return the fields that this kind uses."""
-        return OPTIMIZERS[self.kind].used if self.kind in OPTIMIZERS else ("kind",)
 
 
 @dataclass(frozen=True, slots=True)

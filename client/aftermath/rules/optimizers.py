@@ -1,69 +1,63 @@
-"""Names of the optimizers and the numbers that each uses.
+"""The registry of optimizers. Packages add some by the entry points `aftermath.optimizers`.
 
-Configs, options and errors derive the names from here. `optim.schema` has the settings of
-optimizers whose members exchange results.
+Configs, options, pages and errors derive from the registered classes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal, get_args
+from functools import cache
 
-from aftermath.rules.state import OptimizerKind
+from aftermath.rules.distro import Distro
+from aftermath.rules.optimizer import SENTENCES, Optimizer
+from aftermath.rules.single_optimizers import AdamWAlone, MuonAlone
+from aftermath.rules.sparseloco import SparseLoCo
 
-ExchangedName = Literal["distro", "sparseloco"]
-"""Option names of the optimizers whose members exchange results."""
-OptimizerName = Literal[ExchangedName, "adamw"]
-
-_EVERY = ("kind", "clip_grad_norm", "weight_decay")
-_COMPRESSED = (
-    *_EVERY,
-    "compression_decay",
-    "compression_chunk",
-    "compression_topk",
-    "compression_topk_embeddings",
-)
+GROUP = "aftermath.optimizers"
+BUILT_IN: tuple[type[Optimizer], ...] = (Distro, SparseLoCo, AdamWAlone, MuonAlone)
+NAMES = tuple(optimizer.kind() for optimizer in BUILT_IN)
+WITH_RECIPE = tuple(one.kind() for one in BUILT_IN if one.RECIPE)
 
 
-@dataclass(frozen=True)
-class Known:
-    """The names and fields of one optimizer."""
+@cache
+def optimizers() -> Mapping[str, type[Optimizer]]:
+    """Return the optimizers by kind, those of installed packages too. Raises BadExtension."""
+    # Help pages import this module, and do not wait for the metadata of the packages.
+    from aftermath.base.extensions import BadExtension, extensions
 
-    shown: str
-    """Name for people."""
-    table: str
-    """Table below [model.LLM.optimizer] in a config file."""
-    option: OptimizerName
-    used: tuple[str, ...]
-    """Fields of `rules.model.Optimizer` that it uses."""
+    found = {one.kind(): one for one in BUILT_IN}
+    for name, optimizer in extensions(GROUP, Optimizer).items():
+        taken = optimizer.kind() in found
+        if taken or name != optimizer.TABLE:
+            why = "the name of a built-in one" if taken else f"not its TABLE, {optimizer.TABLE}"
+            raise BadExtension(
+                f"an installed package registers the optimizer {name}, which is {why}",
+                "Update the package that adds it, or uninstall it",
+            )
+        found[optimizer.kind()] = optimizer
+    return found
 
-    @property
-    def exchanged(self) -> bool:
-        """Return whether members exchange results with it."""
-        return self.option in get_args(ExchangedName)
+
+def configurable() -> Mapping[str, type[Optimizer]]:
+    """Return the optimizers that a config file may name, by their tables in alphabetical order."""
+    kinds = {one.TABLE: one for one in optimizers().values() if one.IN_CONFIG}
+    return dict(sorted(kinds.items()))
 
 
-OPTIMIZERS: Mapping[OptimizerKind, Known] = {
-    OptimizerKind.ADAMW: Known("AdamW", "AdamW", "adamw", (*_EVERY, "beta1", "beta2", "eps")),
-    OptimizerKind.DISTRO: Known("DisTrO", "Distro", "distro", (*_COMPRESSED, "quantize_1bit")),
-    OptimizerKind.SPARSELOCO: Known(
-        "SparseLoCo",
-        "SparseLoCo",
-        "sparseloco",
-        (
-            *_COMPRESSED,
-            "value_bits",
-            "inner_steps",
-            "inner_optimizer",
-            "divisor",
-            "outer_lr",
-            "orthogonal_lr",
-        ),
-    ),
-}
-EXCHANGED = {kind: known for kind, known in OPTIMIZERS.items() if known.exchanged}
-EXCHANGED_SHOWN = " or ".join(known.shown for known in EXCHANGED.values())
-EXCHANGED_TABLES = " or ".join(
-    f"[model.LLM.optimizer.{known.table}]" for known in EXCHANGED.values()
-)
+def exchanged_shown() -> str:
+    """Return the names of the optimizers with which members exchange results."""
+    return " or ".join(one.shown() for one in optimizers().values() if one.EXCHANGED)
+
+
+def exchanged_tables() -> str:
+    """Return the config tables of these optimizers."""
+    tables = (one.TABLE for one in optimizers().values() if one.EXCHANGED)
+    return " or ".join(f"[model.LLM.optimizer.{table}]" for table in tables)
+
+
+def sentences() -> dict[str, str]:
+    """Return the sentence of every rule of optimizers, by the name of the rule."""
+    found = dict(SENTENCES)
+    for optimizer in optimizers().values():
+        found |= optimizer.SENTENCES
+    return found

@@ -128,31 +128,3 @@ class ScheduleKind(IntEnum):
     LINEAR = 1
     COSINE = 2
     WARMUP_STABLE_DECAY = 3
-
-
-class OptimizerKind(IntEnum):
-    """The optimizer of a run; NONE until the run is configured."""
-
-    NONE = 0
-    ADAMW = 1
-    DISTRO = 2
-    SPARSELOCO = 3
-
-
-class InnerOptimizerKind(IntEnum):
-    """The optimizer of the inner steps of SparseLoCo."""
-
-    ADAMW = 0
-    MUON = 1
-
-
-class Divisor(IntEnum):
-    """Divisor of a sum of SparseLoCo's values.
-
-    `keepers`: members that sent the coefficient. `all`: all results. `root`: the geometric mean of
-    both.
-    """
-
-    KEEPERS = 0
-    ALL = 1
-    ROOT = 2

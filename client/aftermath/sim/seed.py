@@ -21,7 +21,8 @@ from typing import Any, get_args
 
 from aftermath.base.concurrency import first_of
 from aftermath.base.errors import AftermathError
-from aftermath.rules.sparseloco import DivisorName, InnerOptimizerName
+from aftermath.rules.optimizer import InnerOptimizerName
+from aftermath.rules.sparseloco import DivisorName
 from aftermath.rules.state import RunState
 from aftermath.sim.chain_invariants import InvariantBroken
 from aftermath.sim.fault_scheduler import FaultScheduler

@@ -24,7 +24,7 @@ from aftermath.coordinator.view import View
 from aftermath.p2p.iroh import check_interface, check_port
 from aftermath.replica.options import indices_named
 from aftermath.rules.model import Model
-from aftermath.rules.optimizers import EXCHANGED, EXCHANGED_SHOWN, OPTIMIZERS
+from aftermath.rules.optimizers import exchanged_shown
 from aftermath.train.checkpoint_checks import check_directories, check_hub, check_put_links
 from aftermath.train.known_runs import KnownRuns
 from aftermath.train.option_checks import check_choices
@@ -99,10 +99,10 @@ def check_model(model: Model, run_id: str) -> None:
         raise Unsuitable(
             f"run {run_id} trains an architecture that this client does not have (it has {', '.join(ARCHITECTURES)})"
         )
-    if model.optimizer.kind not in EXCHANGED:
-        uses = OPTIMIZERS[model.optimizer.kind].shown
+    if not model.optimizer.EXCHANGED:
+        uses = model.optimizer.shown()
         raise Unsuitable(
-            f"run {run_id} uses {uses}, and members exchange results with {EXCHANGED_SHOWN}"
+            f"run {run_id} uses {uses}, and members exchange results with {exchanged_shown()}"
         )
 
 
