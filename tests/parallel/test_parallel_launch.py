@@ -31,7 +31,7 @@ async def _endless() -> None:
 async def test_idle_rank_that_ends_is_named() -> None:
     with launched(Mesh((CPU, CPU), 2, 1), 1) as processes:
         os.kill(processes.processes[0], signal.SIGKILL)
-        said = r"rank 1 of this member, on cpu, has ended by SIGKILL.*\n.*Start the member"
+        said = r"rank 1 of this member, on cpu, has ended by SIGKILL.*\n.*Restart the member"
         with pytest.raises(RankLost, match=said):
             await processes.while_all_run(_endless())
 

@@ -66,7 +66,7 @@ class Launched:
             if (status := process.poll()) is not None:
                 return RankLost(
                     f"rank {join.rank} of this member, on {join.device}, has ended {_how(status)}; a member cannot "
-                    "train without one of its ranks",
+                    "train without all of its ranks",
                     "Restart the member. It takes the model from the others and joins the next epoch",
                 )
         return None

@@ -19,8 +19,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forwar
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from aftermath.model.config import ModelConfig, TensorPlan
-from aftermath.parallel.collectives import AllGather, Collectives
-from aftermath.parallel.ordered_sum import OrderedSum
+from aftermath.parallel.collectives import AllGather, Collectives, OrderedSum
 from aftermath.parallel.tensor_parallel import cut, is_partial
 from aftermath.replica.memory import LiveBytes, free_bytes, give_back, is_out_of_memory
 from aftermath.replica.options import Arithmetic
