@@ -370,7 +370,7 @@ def test_run_on_public_network_stays_closed_before_first_epoch(
     assert "has not finished an epoch" in refused.err
     assert f"join-authorization-create --run-id {run_id} --authorizer KEY" in refused.err
     refused = owner("join-authorization-create", "--rpc-2", ELSEWHERE)
-    assert "for one run" in refused.err
+    assert "can cover only one run" in refused.err
     assert owner("join-authorization-create", "--run-id", run_id).code == 0  # on a local network
     text = (run_dir / "config.toml").read_text()
     weak = Path(owner.wallet).with_name("weak.toml")

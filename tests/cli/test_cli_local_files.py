@@ -42,7 +42,7 @@ def test_train_and_predownload_refuse_foreign_files(
 ) -> None:
     for command in (("predownload",), ("train", "--dry-run", "--device", "cpu")):
         refused = owner(*command, "--run-id", run_id)
-        assert refused.error["error"].startswith(f"the run names {stolen} for its data")
+        assert refused.error["error"].startswith(f"the run's data is the local path {stolen}")
         assert "--data-path DIR" in refused.error["fix"]
     fetched = owner("predownload", "--run-id", run_id, "--data-path", stolen)
     assert fetched.data["data"] == str(stolen)

@@ -155,7 +155,7 @@ def test_predownload_and_doctor_at_server_find_run_and_files(server: Server) -> 
     assert [
         checks[name]["status"] for name in ("server", "clock", "run", "authorization", "model")
     ] == ["ok"] * 5
-    assert "lets the key in" in checks["server"]["message"]
+    assert "accepts the key" in checks["server"]["message"]
     assert "wallet" not in checks
     assert "balance" not in checks
 

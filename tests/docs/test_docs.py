@@ -88,7 +88,7 @@ def test_command_lines_parse(page: Path) -> None:
     for line in fenced_lines(page):
         words = shlex.split(line, comments=True)
         if words and (script := SCRIPTS.get(words[0])):
-            name = script.called(words[1:])
+            name = script.command_of(words[1:])
             assert name, line
             script.load(name).make_context(name, words[1 + len(name.split()) :])
 
@@ -101,11 +101,11 @@ def test_mentioned_commands_and_options_exist(page: Path) -> None:
             words = words[1:]
             assert (
                 not words
-                or script.called(words)
-                or script.begun(words[0])
+                or script.command_of(words)
+                or script.commands_with(words[0])
                 or words[0].startswith("-")
             ), span
-        if (command := script.called(words)) and any(word.startswith("-") for word in words):
+        if (command := script.command_of(words)) and any(word.startswith("-") for word in words):
             known = {
                 name
                 for option in script.load(command).params

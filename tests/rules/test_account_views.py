@@ -103,9 +103,9 @@ def test_accounts_of_wrong_size_or_discriminator_are_refused(name: str) -> None:
         ("run", "state", b"\x08", "unknown state"),
         ("run", "exit_reason", b"\xff", "exit_reason"),
         ("run", "head", b"\x04", "head = 4, above the limit of 3"),
-        ("run", "levels", b"\x09", "levels is 9"),
+        ("run", "levels", b"\x09", "levels = 9"),
         ("run", "run_id", b"\xff\xfe", "run_id"),
-        ("model", "tiers", b"\x09", "tiers is 9"),
+        ("model", "tiers", b"\x09", "tiers = 9"),
         ("model", "client_version", b"\xc3\x28", "client_version"),
     ],
 )
@@ -127,7 +127,7 @@ def test_unknown_member_state_is_refused() -> None:
 def test_truncated_witness_slice_is_refused() -> None:
     offset, length = views.witness_round_range(1, 3)
     assert len(views.parse_witness_round(cut(DATA["witnesses"], (offset, length)), 3)) == 3
-    with pytest.raises(AccountError, match="bytes where"):
+    with pytest.raises(AccountError, match="bytes instead of"):
         views.parse_witness_round(cut(DATA["witnesses"], (offset, length - 1)), 3)
 
 
@@ -144,7 +144,7 @@ def test_unset_parts_of_new_run_are_readable() -> None:
     [
         ("spec", b"[", "does not have the hash"),
         ("spec_hash", b"\xff", "does not have the hash"),
-        ("spec_len", b"\x01\x10", "spec_len is 4097"),
+        ("spec_len", b"\x01\x10", "spec_len = 4097"),
     ],
 )
 def test_parse_model_refuses_spec_without_its_hash(field: str, value: bytes, said: str) -> None:

@@ -28,7 +28,7 @@ MEMBERS = ("member-0", "member-1", "member-2")
 
 def parsed(words: list[str]) -> dict[str, object]:
     """What a command line gives its command; fails for one that cannot be meant."""
-    name = SOLANA.called(words)
+    name = SOLANA.command_of(words)
     assert name, words
     return SOLANA.load(name).make_context(name, words[len(name.split()) :]).params
 
@@ -62,7 +62,7 @@ def test_owner_script_lines_are_valid_commands() -> None:
     lines = re.findall(
         r"aftermath-solana ((?:[^|&;<>)\n\"]|\"[^\"]*\")+)", re.sub(r"\d?> ?\S+", "", script)
     )
-    called = [SOLANA.called(words) for line in lines if parsed(words := shlex.split(line))]
+    called = [SOLANA.command_of(words) for line in lines if parsed(words := shlex.split(line))]
     assert called == [
         "show-identity",
         "run-files",

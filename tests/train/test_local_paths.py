@@ -42,7 +42,7 @@ def opens(access: RunAccess, label: str | Path) -> Path | None:
 def test_refused_label_error_names_label_and_options() -> None:
     with pytest.raises(
         Unsuitable,
-        match=r"the run names ~/\.ssh for its data[\s\S]*--data-path DIR, or --data-root DIR",
+        match=r"the run's data is the local path ~/\.ssh[\s\S]*--data-path DIR, or --data-root DIR",
     ):
         RunAccess().data_place("~/.ssh")
 

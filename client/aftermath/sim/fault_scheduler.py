@@ -31,13 +31,13 @@ class FaultScheduler:
         self._eager = eager
         self._major = Pulse()
         self._minor = Pulse()
-        self._place = self._where()
+        self._position = self._run_position()
         self._height = -1
         self._under_way: dict[asyncio.Task[None], None] = {}
         self.faults = Faults(sim, lot, self._border)
         sim.chain.observers.append(self._look)
 
-    def _where(self) -> Place:
+    def _run_position(self) -> Place:
         run = self._sim.run
         state = RunState.ROUND_TRAIN if run.state.training else run.state
         return state, run.levels_attested, self._sim.model.checkpoint_step, run.draining
@@ -45,9 +45,9 @@ class FaultScheduler:
     def _look(self) -> None:
         """Check after every transaction whether the state changed."""
         run = self._sim.run
-        place = self._where()
-        if place != self._place:
-            self._place = place
+        position = self._run_position()
+        if position != self._position:
+            self._position = position
             self._major.fire()
         if (height := run.current.height) != self._height or run.state is RunState.ROUND_WITNESS:
             self._height = height
@@ -56,12 +56,12 @@ class FaultScheduler:
     async def _border(self, count: int | None) -> None:
         """Wait for `count` changes of state. None: until the next or running warm-up is over."""
         if count is None:
-            while self._place[0] is not RunState.WARMUP:
+            while self._position[0] is not RunState.WARMUP:
                 await self._major.wait()
             count = 1
         for _ in range(count):
-            state = self._place[0]
-            while self._place[0] is state:
+            state = self._position[0]
+            while self._position[0] is state:
                 await self._major.wait()
 
     async def storm(self, seconds: float) -> None:
@@ -108,7 +108,7 @@ class FaultScheduler:
     def _maybe(self, chance: float, after: float) -> None:
         """Draw whether a fault follows, and which."""
         drawn = self._lot.random()
-        fault = self.faults.choose(self._place[0])
+        fault = self.faults.choose(self._position[0])
         if drawn < chance and len(self._under_way) < _AT_ONCE:
             self._start(fault, after)
 

@@ -175,7 +175,7 @@ class Testnet:
 
     def _start(self, client: LocalTestnetClient) -> None:
         command = [*self._backend.client(client), *self._plan.options(client)]
-        self._told(client).trained = False
+        self._progress_of(client).trained = False
         self._running[client] = self._open(client.name, command)
 
     def _follow(self, keeper: Running, until: float | None, left: Callable[[], bool]) -> Ending:
@@ -217,7 +217,7 @@ class Testnet:
             )
         )
 
-    def _told(self, client: LocalTestnetClient) -> MemberProgress:
+    def _progress_of(self, client: LocalTestnetClient) -> MemberProgress:
         return self.story.members[self._plan.clients.index(client)]
 
     def _row(self, client: LocalTestnetClient, member: MemberProgress) -> ClientRow:
@@ -247,7 +247,7 @@ class Testnet:
         by_number = {
             client.number: client
             for client, process in self._running.items()
-            if process.code is None and self._told(client).trained
+            if process.code is None and self._progress_of(client).trained
         }
         for number in self._kills.now(time.monotonic(), list(by_number)):
             client = by_number[number]

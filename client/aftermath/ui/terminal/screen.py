@@ -163,7 +163,7 @@ class Screen:
         ours, self._told = os.pipe()
         opening = msgspec.json.encode(self._opening).decode()
         command = [sys.executable, "-P", "-m", "aftermath.ui.terminal", str(ours), opening]
-        with terminal.unheard():
+        with terminal.signals_blocked():
             self._process = subprocess.Popen(
                 command, stdout=self._terminal, stderr=self._terminal, pass_fds=[ours]
             )
@@ -210,7 +210,7 @@ class Screen:
                 code = self._process.wait()
             if code:
                 with contextlib.suppress(OSError):
-                    terminal.put_back(sys.stdin.fileno(), self._usual)
+                    terminal.restore_modes(sys.stdin.fileno(), self._usual)
                     os.write(self._terminal, _ORDINARY)
             self._caught.release()
             self._open = False

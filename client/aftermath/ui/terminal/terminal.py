@@ -29,7 +29,7 @@ def modes(descriptor: int) -> Any:
     return termios.tcgetattr(descriptor)
 
 
-def put_back(descriptor: int, attributes: Any) -> None:
+def restore_modes(descriptor: int, attributes: Any) -> None:
     """Restore the modes that `modes` returned. Raises OSError."""
     try:
         termios.tcsetattr(descriptor, termios.TCSANOW, attributes)
@@ -38,7 +38,7 @@ def put_back(descriptor: int, attributes: Any) -> None:
 
 
 @contextmanager
-def unheard() -> Iterator[None]:
+def signals_blocked() -> Iterator[None]:
     """Start processes in this block deaf to Ctrl-C and to their terminal's end.
 
     Before the screen reads keys, Ctrl-C is meant for its parent only. If the parent dies, the
