@@ -320,6 +320,7 @@ def test_epoch_without_finisher_starts_from_durable_checkpoint(cool: Scenario) -
     assert next_deadline(cool.run, cool.members, cool.model) is None
     for index in range(3):
         cool.join(index, stateless=True).ok()  # they hold nothing any more
+    cool.world.advance(6)
     if cool.run.state is RunState.WAITING_FOR_MEMBERS:
         cool.tick().ok()
     run = cool.run

@@ -130,7 +130,7 @@ def test_wallet_without_any_result_is_not_established(world: World, delivers: st
     assert {run.members.seats[seat].weight for seat in seats} == {1}
 
 
-def test_finisher_without_large_level_ends_no_wait(world: World) -> None:
+def test_newcomer_without_large_level_is_no_finisher(world: World) -> None:
     """A newcomer that declares the whole model, and shows its smallest level only, does not hold
     the rest.
     """
@@ -142,7 +142,7 @@ def test_finisher_without_large_level_ends_no_wait(world: World) -> None:
     while run.run.state.training:
         one_round(run, dict.fromkeys(holders, (run.seat_of(liar),)))
     conclude(run, honest, {})
-    assert bitmap.contains(run.run.finishers, run.seat_of(liar))
+    assert not bitmap.contains(run.run.finishers, run.seat_of(liar))
     assert is_established(run, [liar]) == [False]
     for index in (liar, *fresh):
         run.join(index, tier=0).ok()
@@ -150,6 +150,8 @@ def test_finisher_without_large_level_ends_no_wait(world: World) -> None:
     run.tick(liar).refused("NothingToTick")
     assert run.run.state is RunState.WAITING_FOR_MEMBERS
     run.join(0, tier=0).ok()
+    run.world.advance(6)
+    run.tick(liar).ok()
     assert run.run.state is RunState.WARMUP
     assert bitmap.contains(run.members.healthy, run.seat_of(0))
 

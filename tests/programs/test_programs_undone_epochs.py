@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Mapping
 
 import pytest
 
-from aftermath.events.status import status_of
 from aftermath.rules import bitmap
 from aftermath.rules.deadlines import HOLDERS_WAIT, next_deadline
 from aftermath.rules.state import ExitReason, MemberState, ModelSource, RunState
@@ -112,11 +111,8 @@ def join(run: Scenario, tiers: Mapping[int, int]) -> None:
 # ---- finishers that hold the model
 
 
-@pytest.fixture
-def unconfirmed(world: World) -> Scenario:
-    """A run whose epochs have one step, so newcomers never show a level. Two founders finish an
-    epoch with them.
-    """
+def test_newcomers_that_show_no_level_are_no_finishers(world: World) -> None:
+    """Epochs of one step show nothing. Such a wallet would otherwise open the model to others."""
     run = founded(world, {0: 0, 1: 2}, rounds=1, init_min_clients=2)
     run.train_of({0: 0, 1: 2} | {index: index % 3 for index in NEWCOMERS})
     while run.run.state.training:
@@ -125,49 +121,7 @@ def unconfirmed(world: World) -> Scenario:
     world.advance(31)
     run.tick().ok()
     assert run.members.established == 0b11
-    assert run.run.finishers == bitmap.from_seats(range(2 + len(NEWCOMERS)))
-    return run
-
-
-def test_unconfirmed_finishers_keep_model_for_a_day(unconfirmed: Scenario) -> None:
-    """The founder of tier 0 is away. The other one and four finishers, two of tier 0, wait."""
-    run = unconfirmed
-    join(run, {1: 2} | {index: index % 3 for index in NEWCOMERS})
-    before = known(run)
-    assert next_deadline(run.run, run.members, run.model) == run.run.state_started_at + HOLDERS_WAIT
-    assert any(
-        "24 hours" in one for one in status_of(run.run, run.model, run.members, run.world.now).waits
-    )
-    run.world.advance(HOLDERS_WAIT - 1)
-    run.tick(1).refused("NothingToTick")
-    run.world.advance(1)
-    run.tick(1).ok()
-    assert (run.run.state, run.run.levels_lost) == (RunState.WARMUP, 0)
-    assert known(run) == before
-
-
-def test_unconfirmed_finishers_begin_once_founder_returns(unconfirmed: Scenario) -> None:
-    join(unconfirmed, {1: 2} | {index: index % 3 for index in NEWCOMERS})
-    unconfirmed.world.advance(36)
-    unconfirmed.tick(1).refused("NothingToTick")
-    unconfirmed.join(0, tier=0).ok()
-    assert (unconfirmed.run.state, unconfirmed.run.levels_lost) == (RunState.WARMUP, 0)
-
-
-def test_seat_of_founder_is_kept_for_a_day(unconfirmed: Scenario) -> None:
-    """Else 256 wallets would take its seat after a minute, and nobody would be left to wait for."""
-    run = unconfirmed
-    record = run.world.record("Members", "test")
-    seats = record["seats"][0]
-    for index in range(6, 256):
-        seats["used"][index] = 1
-        seats["declared"][index] = 60
-        seats["pending"][index] = 1
-        seats["signer"][index] = (5000 + index).to_bytes(32, "little")
-    seats["pending"][1:6] = 1
-    run.world.store("Members", "test", record)
-    run.world.advance(HOLDERS_WAIT - 1)
-    run.join(50).refused("MembersFull")
+    assert run.run.finishers == 0b11
 
 
 @pytest.mark.parametrize(("refuses", "have_word"), [((1,), True), ((0, 1), False)])
@@ -206,6 +160,9 @@ def test_newcomers_that_drop_first_returner_replace_nothing(
     join(run, dict.fromkeys(NEWCOMERS, 0))
     world.advance(40)
     run.join(first, tier=tier).ok()
+    run.tick(first).refused("NothingToTick")
+    world.advance(36)
+    run.tick(first).ok()
     assert run.run.state is RunState.WARMUP
     others = {index: held for index, held in FOUNDERS.items() if index != first}
     join(run, others)
@@ -440,6 +397,8 @@ def test_other_established_member_ends_wait_after_undone_epoch(world: World) -> 
     run.tick(20).refused("NothingToTick")
     established = run.members.established
     run.join(3, tier=0).ok()
+    world.advance(6)
+    run.tick(20).ok()
     assert (run.run.state, run.members.established) == (RunState.WARMUP, established)
 
 
@@ -568,6 +527,8 @@ def test_newcomers_replace_no_level_of_later_returners(world: World, first: int)
     join(run, dict.fromkeys(NEWCOMERS, 0))
     world.advance(40)
     run.join(first, tier=tier).ok()
+    world.advance(6)
+    run.tick(first).ok()
     begin(run, NEWCOMERS[0])
     train(run, NEWCOMERS[0], lambda index, height: 2**256 - 1)
     for index in NEWCOMERS:
@@ -644,3 +605,34 @@ def test_newcomers_do_not_outvote_judges_one_by_one(world: World) -> None:
     end(run, 1)
     assert run.run.step > run.run.start_step
     assert run.members.established & 0b111 == 0b111
+
+
+def test_outvoted_member_stays_established_with_unsaved_levels(world: World) -> None:
+    """Three wallets outvote the only member that is there. No checkpoint has the levels, so epochs
+    are undone day after day until the owner helps.
+    """
+    run = founded(world, FOUNDERS, rounds=6)
+    before = known(run)
+    wallets = {20: 0, 21: 0, 22: 0}
+    for epoch in range(2):
+        join(run, wallets | {0: 0})
+        world.advance(HOLDERS_WAIT if epoch else 36)
+        run.tick(20).ok()
+        begin(run, 20)
+        train(run, 20, lambda index, _: 2**256 - 1 if index == 0 else ~1)
+        attest(run, (0, *wallets), FALSE)
+        end(run, 20)
+        assert known(run) == before
+
+
+def test_idle_newcomer_names_no_checkpoint(world: World) -> None:
+    run = founded(world, {0: 0, 1: 0, 2: 0}, rounds=6)
+    join(run, {0: 0, 1: 0, 2: 0, 20: 0})
+    world.advance(6)
+    run.tick(0).ok()
+    begin(run, 0)
+    train(run, 0, lambda index, _: 0b111 if index < 3 else 0)
+    place = {"kind": 1, "repo": "theirs/model", "revision": "r", "hashes": list(NEWER.values())}
+    attest(run, (0, 1, 2), NEWER)
+    run.by(20, "checkpoint", place).refused("NotAllowedToCheckpoint")
+    run.by(0, "checkpoint", place).ok()
