@@ -74,10 +74,7 @@ async def test_stock_anchorpy_decodes_every_account_of_live_run(embedded: Funded
     assert (accounts["Run"].seq, accounts["Run"].state) == (run.seq, run.state)
     assert accounts["Run"].config.total_steps == run.config.total_steps
     spec = bytes(accounts["Model"].spec[: accounts["Model"].spec_len])
-    assert (
-        json.loads(spec)["optimizer"]["Distro"]["compression_topk"]
-        == model.optimizer.compression_topk
-    )
+    assert json.loads(spec)["optimizer"]["Distro"]["compression_topk"] == model.optimizer.topk
     seat = members.find(bytes(wallet))
     assert seat is not None
     assert accounts["Members"].seats[seat].signer == wallet

@@ -112,7 +112,7 @@ def test_doctor_taken_metrics_port_is_a_failure(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_doctor_unknown_interface_is_a_failure() -> None:
-    for address, word in (("192.0.2.7", "cannot listen"), ("nowhere", "no IPv4 address")):
+    for address, word in (("192.0.2.7", "cannot listen"), ("nowhere", "not a valid IPv4 address")):
         code, checks = examined("--bind-p2p-interface", address)
         assert (code, checks["udp"]["status"]) == (1, "failure")
         assert word in checks["udp"]["message"]

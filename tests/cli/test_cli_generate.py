@@ -47,7 +47,7 @@ def test_generate_text_has_prompt_and_continuation(run_dir: Path) -> None:
             "--draft-tier 1 is not smaller than tier 1",
             "Choose a larger number",
         ),
-        (("--draft-tokens", 2), "--draft-tokens needs a draft", "--draft-tier as well"),
+        (("--draft-tokens", 2), "--draft-tokens needs --draft-tier", "Pass --draft-tier too"),
         (("--prompt", ""), "the prompt is empty", "at least one letter"),
         (("--temperature", -1), "must be a number from 0.0 to 100.0", "--help"),
     ],

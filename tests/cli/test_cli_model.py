@@ -130,7 +130,7 @@ def test_merge_of_foreign_slice_is_refused(made: Path, tmp_path: Path) -> None:
     part = str(made.with_name("m-tier1"))
     out = str(tmp_path / "x")
     told = invoke("model", "merge", "--into", str(other), "--slice", part, "--out", out)
-    assert (told.code, "describe two models" in told.err) == (1, True)
+    assert (told.code, "describe different models" in told.err) == (1, True)
 
 
 def _changed(path: Path, change: Any) -> None:

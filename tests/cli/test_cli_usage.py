@@ -66,28 +66,28 @@ MISTAKES = [
     ),
     (
         "train --run-id x --iroh-relay psyche",
-        "--iroh-relay 'psyche' is neither auto, disabled, n0 nor the URL",
+        "--iroh-relay 'psyche' is not auto, disabled, n0 or a relay URL",
         "https://relay",
     ),
     (
         "train --run-id x --iroh-relay ftp://host",
-        "--iroh-relay 'ftp://host' is neither",
+        "--iroh-relay 'ftp://host' is not auto",
         "with its scheme, as https://",
     ),
     (
         "train --run-id x --iroh-relay https://host:99999",
-        "is neither auto",
+        "is not auto, disabled, n0 or a relay URL",
         "http://192.168.1.5:3340",
     ),
     (
         "train --run-id x --iroh-relay https://me:pw@host:1/",
         "more than a relay's host",
-        "out: https://host:1",
+        "only https://host:1",
     ),
     (
         "train --run-id x --iroh-relay https://host/a?b",
         "more than a relay's host and port",
-        "out: https://host",
+        "only https://host",
     ),
     (
         "train --run-id x --delete-old-steps=yes",

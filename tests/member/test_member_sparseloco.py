@@ -94,7 +94,7 @@ def test_optimizer_without_results_is_refused_at_join(tmp_path: Path, sparseloco
         ):
             check_model(alone, "r")
         other = replace(sim.model, architecture="HfMamba")
-        with pytest.raises(Unsuitable, match="does not have; it has HfLlama, HfDeepseek"):
+        with pytest.raises(Unsuitable, match="does not have \\(it has HfLlama, HfDeepseek"):
             check_model(other, "r")
 
     play(tmp_path, story, optimizer=_table() if sparseloco else None)

@@ -291,6 +291,7 @@ def test_stragglers_before_two_thirds_delivered_are_awaited() -> None:
         ((8, 8, 2), 9, 2, 60.0),
         ((8, 7, 3), 18, 2, 60.0),
         ((5, 5, 5), 4, 1, 35.0),
+        ((60_000, 1, 60_000), 16, 1, 100.0),
     ],
 )
 def test_slow_machine_and_large_share_get_more_time(

@@ -394,6 +394,10 @@ def test_deepseek_round_moves_every_tensor(file: dict[str, Any]) -> None:
         (V3 | {"topk_group": 5}, "topk_group 5 is more than n_group 4"),
         (V3 | {"qk_rope_head_dim": 3}, "qk_rope_head_dim 3 is odd"),
         (V3 | {"num_attention_heads": 5}, "hidden_size 32 is not a multiple of 5 heads"),
+        (
+            V3 | {"num_hidden_layers": 512, "n_routed_experts": 512},
+            "512 layers with 512 experts each have more than 65536 experts",
+        ),
         (V2 | {"head_dim": 6}, "head_dim 6 is not supported"),
         (V3 | {"head_dim": 6}, "head_dim 6 is not supported"),
         (V2 | {"num_experts": 4}, "num_experts 4 is not n_routed_experts 8"),

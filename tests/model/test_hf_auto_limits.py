@@ -44,6 +44,7 @@ TOO_LARGE: list[dict[str, Any]] = [
     {"model_type": "gemma3", "text_config": {"head_dim": 10**12}},
     {"model_type": "gpt2", "layer_types": [{"num_experts": 1 << 31}]},
     {"model_type": "gpt2", "attention_layers": [1 << 31]},
+    {"model_type": "gpt_neo", "attention_types": [[["global"] * 200, 1 << 20]]},
 ]
 CODE: list[dict[str, Any]] = [
     {"auto_map": {"AutoConfig": "x.y"}},

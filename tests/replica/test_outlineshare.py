@@ -4,6 +4,7 @@ send.
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -16,6 +17,7 @@ from aftermath.model.documents import COMPANIONS, MAX_CONFIG_BYTES
 from aftermath.model.outline import Outline
 from aftermath.model.store import MAX_COMPANION_BYTES
 from aftermath.optim.schema import Schema, build_schema
+from aftermath.p2p.transport import TransportError
 from aftermath.replica.outlineshare import (
     TOPIC,
     CompanionFile,
@@ -101,6 +103,34 @@ def test_unavailable_files_are_left_out() -> None:
     gone = {name: CompanionFile(len(data), bytes(32)) for name, data in TOKENIZER.items()}
     said = msgspec.msgpack.encode(OutlineReply(Outline(RIGHT).config_json(), gone))
     assert told({}, served=said) == Outline(RIGHT)
+
+
+def test_companion_files_together_have_one_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A liar lists all names, and no peer sends any of the files."""
+    files = {name: CompanionFile(10, bytes(32)) for name in COMPANIONS}
+    served = msgspec.msgpack.encode(OutlineReply(Outline(RIGHT).config_json(), files))
+
+    async def endless(*_: object) -> bytes:
+        await asyncio.sleep(60)
+        raise TransportError("nobody sends it")
+
+    async def story() -> float:
+        inbox = ResultInbox()
+        transport = inbox.transports[0]
+        monkeypatch.setattr(transport, "fetch", endless)
+
+        async def answer(peer: bytes, body: bytes) -> bytes:
+            del peer, body
+            return served
+
+        inbox.transports[2].handle(TOPIC, answer)
+        started = asyncio.get_running_loop().time()
+        outline = await ask_outline(transport, PEERS, of_the_run, inbox.workers.compute)
+        assert outline is not None
+        assert outline[0] == Outline(RIGHT)
+        return asyncio.get_running_loop().time() - started
+
+    assert run_virtual(story()) < 90
 
 
 CONFIG_JSON = Outline(RIGHT).config_json()

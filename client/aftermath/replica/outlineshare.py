@@ -8,6 +8,7 @@ are small; the tokenizer's files are blobs.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -33,7 +34,7 @@ _MAX_REPLY = MAX_CONFIG_BYTES + 4096
 _MAX_COMPANIONS = 2 * MAX_COMPANION_BYTES
 """Bytes of a model's companion files together, held in memory."""
 _ANSWER = 10.0  # seconds for a reply
-_FETCH = 60.0  # seconds for a file
+_FETCH = 60.0  # seconds for all companion files
 
 
 class CompanionFile(msgspec.Struct, frozen=True, array_like=True):
@@ -132,11 +133,13 @@ async def _ask(
 async def _files(
     transport: Transport, files: dict[str, CompanionFile], holders: Sequence[bytes]
 ) -> dict[str, bytes]:
-    """Return the companion files that peers give. A model can be trained without them."""
+    """Return the companion files that peers give. A model can be trained without them, so all files
+    together have `_FETCH` seconds: a liar may list many that nobody has.
+    """
     contents = {}
-    for name, file in files.items():
-        try:
-            contents[name] = await transport.fetch(file.blake3, file.size, holders, _FETCH)
-        except TransportError:
-            continue
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_FETCH):
+            for name, file in files.items():
+                with contextlib.suppress(TransportError):
+                    contents[name] = await transport.fetch(file.blake3, file.size, holders, _FETCH)
     return contents

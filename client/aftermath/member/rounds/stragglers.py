@@ -14,8 +14,8 @@ from aftermath.rules.committee import quorum
 
 # Once two thirds of the owing members by number and weight have delivered, the others get three
 # times as long in total, and at least _LEAST seconds. Shares follow weights, so all should finish
-# at about the same time. A share above the weight's part, or a slow machine, gets up to twice as
-# long.
+# at about the same time. A share above the weight's part adds at most _MOST_SLOWER, and a slow
+# machine gets up to twice as long: ten times at most.
 _TIMES = 3.0
 _LEAST = 3.0  # seconds
 _MOST_SLOWER = 2.0
@@ -122,6 +122,7 @@ class StragglerTracker:
                 * weight
                 / sum(weights.values())
             )
-            times += max(0.0, shares[seat].len / part - 1)
+            # bounded: one sequence is thousands of times the part of a member of weight 1
+            times += min(max(0.0, shares[seat].len / part - 1), _MOST_SLOWER)
             times *= min(max(1.0, sum(weights.values()) / len(weights) / weight), _MOST_SLOWER)
         return max(_LEAST, most_took * times)

@@ -32,6 +32,10 @@ if TYPE_CHECKING:
     from aftermath.model.arch.deepseek import Deepseek
 
 
+_MOST_EXPERTS = 1 << 16
+"""Maximum number of experts in all layers. DeepSeek V3 has 15,616; each has three named tensors."""
+
+
 # Tier k keeps the first 1/2^k of the hidden units of dense layers, routed experts and shared
 # experts (one feed-forward), unless `matformer_tiers` names widths. Attention and gates are whole.
 # Ranks cut the same hidden units, and heads; every rank holds gates and what heads share.
@@ -76,6 +80,11 @@ class DeepseekShape(ScaledConfig):
         if self.qk_rope_head_dim % 2:
             raise ValueError(
                 f"qk_rope_head_dim {self.qk_rope_head_dim} is odd; rotary embeddings need an even one"
+            )
+        if self.num_hidden_layers * self.n_routed_experts > _MOST_EXPERTS:
+            raise ValueError(
+                f"{self.num_hidden_layers} layers with {self.n_routed_experts} experts each have more than "
+                f"{_MOST_EXPERTS} experts"
             )
         if self.hidden_size % self.num_attention_heads:  # transformers refuses it too
             raise ValueError(

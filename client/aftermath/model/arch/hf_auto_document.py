@@ -28,7 +28,8 @@ _BOUNDS: tuple[tuple[re.Pattern[str], int], ...] = tuple(
         (r"label", 1 << 16),
         (r"head_dim|headdim", 1 << 12),
         (r"size|dim|width|inner|rank|channels", 1 << 20),
-        (r"layer|depth|block|stage", 1 << 8),  # transformers takes about 2 s to build 256
+        # transformers takes about 2 s to build 256 layers, and repeats lists of `attention_types`
+        (r"layer|depth|block|stage|types", 1 << 8),
         (r"expert|head|group", 1 << 12),
     )
 )
@@ -105,6 +106,8 @@ _INSTALL = "Install transformers for this package: pip install 'aftermath[hf]'"
 LONGEST = 1 << 16  # characters of a config's document
 _MODULES = 1 << 14
 """Maximum modules of a network."""
+_PARAMETERS = 1 << 16
+"""Maximum parameter tensors of a network."""
 _CUTS = 1 << 18
 """Maximum tensor operations of a conversion to the file's format."""
 # Feed-forwards can be cut where tensor names mean independent hidden units and no other tensor has
@@ -165,15 +168,20 @@ def _shapes_alone(document: str) -> Any:
 
 @contextmanager
 def _bounded_modules() -> Iterator[None]:
-    """Raise ModelConfigError if the block creates more modules than any model has."""
-    from torch.nn.modules.module import register_module_module_registration_hook
+    """Raise ModelConfigError if the block creates more modules or parameters than any model has."""
+    from torch.nn.modules import module
 
     modules = _Bounded("its network has more modules", _MODULES)
-    handle = register_module_module_registration_hook(lambda *_: modules.one_more())
+    parameters = _Bounded("its network has more parameters", _PARAMETERS)
+    handles = (
+        module.register_module_module_registration_hook(lambda *_: modules.one_more()),
+        module.register_module_parameter_registration_hook(lambda *_: parameters.one_more()),
+    )
     try:
         yield
     finally:
-        handle.remove()
+        for handle in handles:
+            handle.remove()
 
 
 class _Bounded:
