@@ -72,7 +72,7 @@ MISTAKES = [
     (
         "train --run-id x --iroh-relay ftp://host",
         "--iroh-relay 'ftp://host' is not auto",
-        "with its scheme, as https://",
+        "with its scheme, for example https://",
     ),
     (
         "train --run-id x --iroh-relay https://host:99999",
