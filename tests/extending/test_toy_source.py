@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from aftermath.base.extensions import BadExtension, extensions
-from aftermath.config.sources import DataLocationChoice, DataSource
+from aftermath.config.data_sources import DataLocationChoice, DataSource
 from aftermath.config.tables import extended
 from aftermath.data.source import DataRequest
 from extending.registered import install

@@ -8,7 +8,7 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from aftermath.config.sources import DataSource
+from aftermath.config.data_sources import DataSource
 from aftermath.data.source import (
     DataRequest,
     FileRecord,

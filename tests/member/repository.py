@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from aftermath.member.archive import Hub
+from aftermath.member.checkpoint_writer import Hub
 
 
 class Repository:

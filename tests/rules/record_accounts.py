@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from aftermath.chain import views
-from aftermath.config.sources import DataSource
+from aftermath.config.data_sources import DataSource
 from aftermath.rules import bitmap
 from aftermath.rules.optimizer import Optimizer
 from aftermath.rules.state import CheckpointKind, MemberState, RunState

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from aftermath.base.allowed_places import TRUSTING, RunAccess
+from aftermath.config.data_sources import DataLocationChoice
 from aftermath.config.read import location_of
-from aftermath.config.sources import DataLocationChoice
 from aftermath.data.source import DataError
 from aftermath.train.locations import name_of, open_source
 

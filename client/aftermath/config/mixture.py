@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from aftermath.base.allowed_places import RunAccess
 from aftermath.base.bounded import Malformed, json_value
 from aftermath.base.errors import Unsuitable
-from aftermath.config.sources import DataLocationChoice, DataSource, Shuffle
+from aftermath.config.data_sources import DataLocationChoice, DataSource, Shuffle
 from aftermath.data.http import HttpClient, redacted_url
 from aftermath.data.source import DataError, DataRequest, FileRecord, Source
 from aftermath.data.weighted import MOST_SOURCES, WeightedSources

@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from aftermath.config.data_sources import DataLocationChoice, DataSource, DummyData
 from aftermath.config.document import RunConfig
 from aftermath.config.rules import real
-from aftermath.config.sources import DataLocationChoice, DataSource, DummyData
 from aftermath.config.spec import Spec
 from aftermath.config.start_checkpoint import CheckpointChoice
 from aftermath.config.tables import Choice, Variant

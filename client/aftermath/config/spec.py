@@ -18,7 +18,7 @@ from aftermath.base.errors import AccountError, Unsuitable
 from aftermath.base.extensions import extension_names
 from aftermath.config import errors as config_errors
 from aftermath.config import rules
-from aftermath.config.sources import DataHash, DataLocationChoice
+from aftermath.config.data_sources import DataHash, DataLocationChoice
 from aftermath.config.tables import Table
 from aftermath.config.training import LearningRate, OptimizerChoice
 from aftermath.rules.limits import SPEC_BYTES

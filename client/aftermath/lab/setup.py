@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from aftermath.base.errors import UsageError
-from aftermath.config.sources import DataLocationChoice
+from aftermath.config.data_sources import DataLocationChoice
 from aftermath.data.local import open_tokens
 from aftermath.data.source import DataRequest, Source
 from aftermath.lab.held_out import spread

@@ -9,7 +9,7 @@ from aftermath.base.concurrency import Worker, first_of
 from aftermath.base.rate_limit import Backoff
 from aftermath.events import event_types
 from aftermath.events.stream import hexed
-from aftermath.member.archive import CheckpointWriter
+from aftermath.member.checkpoint_writer import CheckpointWriter
 from aftermath.member.ports import Ports, Role
 from aftermath.member.private import PrivateState
 from aftermath.member.retry import Duty

@@ -17,7 +17,7 @@ from aftermath.coordinator.ports import Coordinator
 from aftermath.coordinator.view import View
 from aftermath.data.source import Source
 from aftermath.events import event_types
-from aftermath.member.archive import Archive, CheckpointWriter
+from aftermath.member.checkpoint_writer import Archive, CheckpointWriter
 from aftermath.member.cooldown import Cooldown
 from aftermath.member.gossip import GossipListener
 from aftermath.member.gradients import GradientFiles

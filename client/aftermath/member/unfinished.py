@@ -22,7 +22,7 @@ from aftermath.base.text import counted
 from aftermath.coordinator.errors import Unavailable
 from aftermath.coordinator.view import View
 from aftermath.events import event_types
-from aftermath.member.archive import CheckpointWriter
+from aftermath.member.checkpoint_writer import CheckpointWriter
 from aftermath.member.ports import Desync, Ports, Role, Workers
 from aftermath.member.rounds.rounds import Rounds
 from aftermath.member.stake import SAVE_SECONDS, Stake, levels_named

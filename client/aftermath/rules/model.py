@@ -78,7 +78,7 @@ class DataLocation:
     """Folder in the bucket, followed by the agreed hash of its files, if any (`marked`)."""
     shuffle_seed: bytes
     source: Any
-    """The config table (`config.sources.DataSource`) that these are from, which reads the tokens.
+    """The config table (`config.data_sources.DataSource`) that these are from. It reads the tokens.
     It alone has the keys of a kind that another package adds.
     """
 

@@ -34,7 +34,7 @@ from aftermath.coordinator.errors import CoordinatorError
 from aftermath.coordinator.view import View
 from aftermath.data.local import open_tokens
 from aftermath.events.stream import Events
-from aftermath.member.archive import Archive, Hub
+from aftermath.member.checkpoint_writer import Archive, Hub
 from aftermath.member.feed import RunFeed
 from aftermath.member.local_options import LocalOptions
 from aftermath.member.member import Member

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from aftermath.base.allowed_places import RunAccess
 from aftermath.base.errors import AftermathError
 from aftermath.base.text import is_repository
+from aftermath.config.data_sources import DataSource
 from aftermath.config.read import source_of
-from aftermath.config.sources import DataSource
 from aftermath.rules.model import Checkpoint, Model
 from aftermath.rules.state import CheckpointKind
 

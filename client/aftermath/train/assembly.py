@@ -26,7 +26,7 @@ from aftermath.events import event_types
 from aftermath.events.status import RunStatus, status_of
 from aftermath.events.stream import Events
 from aftermath.kernels.runtime import needs_compilation, unavailable_reason
-from aftermath.member.archive import Archive
+from aftermath.member.checkpoint_writer import Archive
 from aftermath.member.feed import RunFeed
 from aftermath.member.local_options import LocalOptions
 from aftermath.member.member import Member

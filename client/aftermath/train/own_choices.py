@@ -5,7 +5,7 @@ None of them changes the run's arithmetic.
 
 from __future__ import annotations
 
-from aftermath.member.archive import Hub
+from aftermath.member.checkpoint_writer import Hub
 from aftermath.member.rounds.evaluations import Evaluations
 from aftermath.model.outline import Outline
 from aftermath.model.text import Prompt, check_vocabulary

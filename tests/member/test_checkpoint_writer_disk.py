@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from aftermath.member import archive
+from aftermath.member import checkpoint_writer
 from aftermath.model.store import Saved
 from aftermath.rules.state import CheckpointKind, RunState
 from aftermath.sim.simulation import SimulatedRun, play
@@ -89,7 +89,7 @@ def test_stopped_member_abandons_running_and_waiting_upload(
 def test_save_with_unexpected_error_is_a_warning(
     tmp_path: Path, repository: Repository, temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    save = archive.save
+    save = checkpoint_writer.save
     fails = {3: 100, 6: 1}
 
     def failing(*arguments: Any, step: int, **more: Any) -> Saved:
@@ -98,7 +98,7 @@ def test_save_with_unexpected_error_is_a_warning(
             raise RuntimeError("CUDA error: out of memory")
         return save(*arguments, step=step, **more)
 
-    monkeypatch.setattr(archive, "save", failing)
+    monkeypatch.setattr(checkpoint_writer, "save", failing)
 
     async def story(sim: SimulatedRun) -> None:
         sim.hub = repository.hub
@@ -158,7 +158,7 @@ def test_old_steps_are_deleted_except_the_recorded_one(
         assert chain is not None
 
         async def checkpoint(*_: object) -> None:
-            raise archive.Refused("NotAllowedToCheckpoint", "no")
+            raise checkpoint_writer.Refused("NotAllowedToCheckpoint", "no")
 
         chain.checkpoint = checkpoint  # type: ignore[method-assign]
         await sim.until(lambda run: run.epoch == 5 and run.state is RunState.ROUND_TRAIN)
@@ -223,7 +223,7 @@ def test_rewound_step_named_by_chain_is_kept(tmp_path: Path) -> None:
         assert chain is not None
 
         async def checkpoint(*_: object) -> None:
-            raise archive.Refused("NotAllowedToCheckpoint", "no")
+            raise checkpoint_writer.Refused("NotAllowedToCheckpoint", "no")
 
         chain.checkpoint = checkpoint  # type: ignore[method-assign]
         await _epoch_from_the_start(sim)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from aftermath.member import archive
-from aftermath.member.archive import Hub
+from aftermath.member import checkpoint_writer
+from aftermath.member.checkpoint_writer import Hub
 from aftermath.model.checkpoint import load
 from aftermath.model.documents import CheckpointError
 from aftermath.model.segments import level_hash
@@ -98,7 +98,7 @@ def test_endless_upload_is_abandoned_and_directory_named(
     tmp_path: Path, repository: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     longest = 300.0
-    monkeypatch.setattr(archive, "LONGEST_UPLOAD", longest)
+    monkeypatch.setattr(checkpoint_writer, "LONGEST_UPLOAD", longest)
 
     async def story(sim: SimulatedRun) -> None:
         _start(sim, repository, seconds=10 * longest)
@@ -274,7 +274,7 @@ def test_checkpoint_of_ended_epoch_is_past_or_due(
 ) -> None:
     ended = run(RunState.COOLDOWN, epoch=4, step=13)
     assert (
-        archive._why_rejected(
+        checkpoint_writer._why_rejected(
             ended, run(state, epoch=epoch, levels_attested=attested, attested_step=step)
         )
         == why
