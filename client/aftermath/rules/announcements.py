@@ -106,7 +106,7 @@ class Commitment(
     tokens_per_sec: NonNegative
 
     def __post_init__(self) -> None:
-        # Levels ascend, so that equal commitments have equal bytes however they were put together.
+        # Sort levels, so that equal commitments have equal bytes.
         msgspec.structs.force_setattr(self, "levels", dict(sorted(self.levels.items())))
 
     @property
@@ -252,7 +252,7 @@ class Signed(NamedTuple):
 
 
 def signed_part(data: bytes) -> Signed:
-    """Split an announcement without checks. Raises BadAnnouncement for an impossible size."""
+    """Split an announcement without checking it. Raises BadAnnouncement if its size is invalid."""
     return _parts(data)[0]
 
 
@@ -293,7 +293,7 @@ def _parse_body(body: bytes) -> Announcement:
         ) from None
     if isinstance(announcement, Commitment):
         _check_commitment(announcement)
-    # The encoding is unique, so nobody can re-encode a signed body into other bytes.
+    # The encoding is unique, so a signed body cannot be re-encoded into other bytes.
     if _encoder.encode(announcement) != body:
         raise BadAnnouncement("an announcement must be in canonical form")
     return announcement
