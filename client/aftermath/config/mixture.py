@@ -39,7 +39,7 @@ class Mixture:
 def open_mixture(url: str, request: DataRequest) -> Source:
     """Return the mixture that a document describes. Raises what its sources raise."""
     mixture = read_mixture(url, request.access)
-    # --data-path is one place, and a mixture has several
+    # --data-path names one directory, but a mixture has several sources
     inner = replace(request, access=replace(request.access, data=None))
     return WeightedSources(
         [source.open_for_member(inner) for source in mixture.sources],

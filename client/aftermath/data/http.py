@@ -71,8 +71,8 @@ class _RangeReply:
     etag: str
 
 
-# Each try has one deadline for everything, so requests run on an event loop: a server that sends a
-# byte now and then could otherwise stall the client.
+# One deadline covers each whole attempt, so requests run on an event loop. Otherwise a server that
+# sends a byte now and then could stall the client.
 class HttpClient:
     """Persistent connections to servers. Waits `pause` seconds before the second try, then
     doubles.
@@ -390,7 +390,7 @@ def redacted_url(url: str) -> str:
         return "an invalid address"
 
 
-# The body of a redirect is not read: a few kilobytes of it may decompress to gigabytes.
+# Never read the body of a redirect: a few kilobytes may decompress to gigabytes.
 def _check_redirect(answer: httpx.Response) -> None:
     target = answer.url.join(answer.headers["Location"])
     if target.scheme not in ("http", "https") or (
@@ -404,8 +404,8 @@ def _check_redirect(answer: httpx.Response) -> None:
 _DOWNLOAD_BYTES = 8 << 20  # of one request
 
 
-# A file gets its final name when it is complete. Until then it is `.partial`, with a hash of size
-# and ETag in its name, and a later call resumes it.
+# A file gets its final name when it is complete. Until then its name has a hash of size and ETag
+# and ends in `.partial`, and a later call resumes it.
 def download(
     url: str, folder: Path, client: HttpClient, progress: Callable[[int, int], None]
 ) -> Path:

@@ -2,7 +2,7 @@
 
 A resumed training continues from its last saved state. Events after that state are removed, because
 their steps are repeated with equal numbers. The first state is saved before the first step, so that
-a full disk is found at once. Only the same command resumes; any other is refused.
+a full disk shows at once. Only the same command resumes a training; any other is refused.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ def run_member(
 
     End the process afterwards: a computation may still occupy its thread.
     """
-    # Never close the loop: that waits for threads and tasks, and the process ends here anyway.
+    # Never close the runner: that waits for threads and tasks, and the process ends here anyway.
     runner = asyncio.Runner()
     check_options(settings)
     first = backend(settings)
