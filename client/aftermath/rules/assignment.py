@@ -64,7 +64,7 @@ def cut(batch: int, weights: list[int]) -> list[PositionInterval]:
 
 
 def sequences(header: Round, interval: PositionInterval) -> list[range]:
-    """Return the sequence indices of an interval of positions as ascending ranges, fresh ones last."""
+    """Return an interval's sequence indices as ascending ranges, fresh ones last."""
     ranges: list[range] = []
     first = 0
     for piece in header.pieces:
