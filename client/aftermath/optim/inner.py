@@ -1,8 +1,8 @@
 """The private step of inner steps, each of the member's own optimizer.
 
 The share is cut into `inner_steps` parts (fewer if it has fewer sequences), and AdamW or Muon makes
-one step on each at the round's learning rate. The pseudo-gradient is the parameters before minus
-after these steps. The shared parameters are restored exactly.
+one step on each at the round's learning rate. The pseudo-gradient is the parameters before the
+steps minus those after. The shared parameters are restored exactly.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class InnerSteps:
         self._inner.begin()
         shared = self._copies()
         try:
-            # Otherwise the steps repeat the direction of the previous result (measured in
+            # Without this, the steps repeat the direction of the previous result (measured in
             # docs/experiments.md).
             if travelling:
                 self._ahead(ahead_lr)
@@ -136,7 +136,7 @@ class InnerSteps:
         }
 
     def remembered(self) -> dict[str, Tensor]:
-        """Return the moments without copies. They last over all rounds."""
+        """Return the moments without copies. They persist over all rounds."""
         return self._inner.remembered()
 
     def state(self) -> dict[str, Tensor]:

@@ -37,7 +37,10 @@ class ModelUnavailable(Exception):
 
 
 class SnapshotManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A peer's offer: the step of its snapshot, and each level's segment digests (BLAKE3) in order."""
+    """A peer's offer: the step of its snapshot, and each level's segment digests in order.
+
+    Digests are BLAKE3.
+    """
 
     step: int
     levels: dict[int, list[bytes]]
