@@ -276,7 +276,7 @@ def _llmc(name: str, size: int, head: bytes, token_bytes: int) -> Layout:
     check_stated_width(name, width, token_bytes)
     if count < 0 or size != _LLMC_BYTES + width * count:
         raise DataError(
-            f"{name} has {size} bytes, and its header says {count} tokens, which take {_LLMC_BYTES + width * count}",
+            f"{name} has {size} bytes, but its header says {count} tokens, which take {_LLMC_BYTES + width * count}",
             "Copy the file again",
         )
     return Layout(_LLMC_BYTES, count)
@@ -324,7 +324,7 @@ def array_of(name: str, size: int, head: bytes) -> Array:
     count = prod(int(edge) for edge in shape)
     if min(shape, default=1) < 0 or size != start + count * dtype.itemsize:
         raise DataError(
-            f"{name} has {size} bytes, and an array of {count} tokens takes {start + count * dtype.itemsize}",
+            f"{name} has {size} bytes, but an array of {count} tokens takes {start + count * dtype.itemsize}",
             "Copy the file again",
         )
     return Array(start, tuple(shape), dtype)

@@ -117,7 +117,7 @@ class HttpClient:
                 first, last, size = map(int, content_range.groups())
                 if first != start or last != min(start + length, size) - 1:
                     raise DataError(
-                        f"{redacted_url(url)}: bytes {first} to {last} were sent for {start} to {start + length - 1}"
+                        f"{redacted_url(url)} sent bytes {first} to {last} instead of {start} to {start + length - 1}"
                     )
                 data = await self._body(answer, last - first + 1)
                 return _RangeReply(
@@ -136,9 +136,7 @@ class HttpClient:
                 self._refuse_status(url, answer)
                 stated = answer.headers.get("Content-Length", "0")
                 if not stated.isdecimal() or int(stated) > most:
-                    raise DataError(
-                        f"{redacted_url(url)} is longer than the {most} bytes that are allowed"
-                    )
+                    raise DataError(f"{redacted_url(url)} is longer than the limit of {most} bytes")
                 return await self._body(answer, most, whole=False)
 
         return self._with_retries(url, fetch, most)
@@ -321,7 +319,7 @@ class HttpFiles:
                 f"{self._files[number].name} changed while in use: it had {self._files[number].size} bytes, "
                 f"and has {read_range.size}"
                 + (", and another ETag" if read_range.etag != self._etags[number] else ""),
-                "The run's owner puts the file back as it was",
+                "Ask the run's owner to restore the file",
             )
         return {
             span: read_range.data[span.start - start : span.start - start + span.length]
@@ -359,7 +357,7 @@ def numbered_urls(template: str, start: int, zeros: int, count: int) -> list[str
     if template.count("{}") != 1:
         raise DataError(
             f"url_template {redacted_url(template)} has no single {{}} for the number",
-            "Write {} where it belongs",
+            "Write {} once, in place of the number",
         )
     return [
         template.replace("{}", str(number).zfill(zeros)) for number in range(start, start + count)

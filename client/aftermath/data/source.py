@@ -103,7 +103,7 @@ class DataRequest:
         if self.files > MOST_FILES:
             raise DataError(
                 f"a mixture names more than {MOST_FILES} files, with {label}",
-                "Leave some out, or put more tokens into each file",
+                "Remove some sources, or put more tokens into each file",
             )
 
 

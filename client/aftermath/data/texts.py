@@ -268,7 +268,7 @@ class _Records:
             self._refuse()
 
     def _refuse(self) -> NoReturn:
-        most = f", and {self.skipped} of the first {self.skipped + self.kept} records have none"
+        most = f"; {self.skipped} of the first {self.skipped + self.kept} records have none"
         raise TextError(
             f"{self._reason}{most if self.kept else ''}", "Name the field: --text-field NAME"
         )

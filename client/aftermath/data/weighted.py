@@ -54,7 +54,7 @@ class WeightedSources:
         if 0 in counts:
             raise DataError(
                 f"source {counts.index(0)} of a mixture has less than 1/{CYCLE} of the weight",
-                "Leave it out, or raise its weight",
+                "Remove it, or raise its weight",
             )
 
     @property

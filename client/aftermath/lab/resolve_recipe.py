@@ -44,7 +44,7 @@ def recipe_of(said: LabSettings) -> Recipe:
     if max(tiers) >= levels:
         raise UsageError(
             f"--tiers {said.tiers}: the config cuts its model into tiers 0 to {levels - 1}",
-            "Name those, or raise tiers in [model.LLM.matformer]",
+            "Name only these tiers, or raise tiers in [model.LLM.matformer]",
         )
     batch = _batch(said, config)
     if said.reject and not settings.EXCHANGED:
@@ -343,7 +343,7 @@ def _numbers(option: str, text: str, least: int, most: int) -> tuple[int, ...]:
     )
     if not all(least <= number <= most for number in numbers):
         raise UsageError(
-            f"{option} {text!r} must be whole numbers from {least} to {most} with commas between",
+            f"{option} {text!r} must be whole numbers from {least} to {most}, separated by commas",
             f"For example {option} {least},{least + 1}",
         )
     return numbers

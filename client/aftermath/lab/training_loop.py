@@ -272,7 +272,7 @@ class Course:
                 self._tokens += event.tokens if isinstance(event, lab_events.Step) else 0
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OSError) as error:
             raise CheckpointError(
-                f"{log} is damaged: {error!r}", "Name another --out, or remove this one"
+                f"{log} is damaged: {error!r}", "Pass another --out, or remove this directory"
             ) from None
 
 

@@ -231,7 +231,7 @@ class Member:
                 except Desync as reason:
                     self._ports.events.emit(
                         event_types.Warning(
-                            message=f"out of this epoch: {reason}; this member joins the next one",
+                            message=f"fell out of this epoch: {reason}; this member joins the next one",
                             until="trained",
                         )
                     )

@@ -126,7 +126,7 @@ class SignedResults:
             except (Malformed, ValueError):
                 self._digests = known
                 raise Unsuitable(
-                    f"line {number} of {file} is damaged: it tells which results were signed with this p2p key",
+                    f"line {number} of {file} is damaged: the file records the results signed with this p2p key",
                     "Take part with another key: --identity-secret-key-path FILE",
                 ) from None
         self._lines = len(lines)

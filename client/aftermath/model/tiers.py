@@ -90,7 +90,7 @@ def _shape(where: str, entry: object, before: TierShape, allowed: Sequence[str])
         )
     if other := next((part for part in PARTS if part in entry and part not in allowed), None):
         raise ModelConfigError(
-            f"config.json: {where} cuts {other}, which this model's tiers cannot",
+            f"config.json: {where} cuts {other}, which is not possible for this model",
             f"Name only {', '.join(allowed)}",
         )
     layers = _layers(f"{where}.layers", entry.get("layers", before.layers), before)

@@ -87,7 +87,7 @@ def refuse_beyond(grads: Mapping[str, Tensor], largest: float) -> None:
         if not (low >= -largest and high <= largest):
             raise NonFiniteGradient(
                 f"the gradient of {name} is not finite or beyond {largest:.3g}",
-                "This round's result is left out; lower the learning rate if it happens again",
+                "This round's result is skipped; lower the learning rate if it happens again",
             )
 
 

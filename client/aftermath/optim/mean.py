@@ -202,7 +202,7 @@ def most_of(settings: SparseLoCo, lr: float) -> int:
     Raises ValueError for a negative or non-finite rate.
     """
     if not 0 <= lr < math.inf:
-        raise ValueError(f"a learning rate of {lr}")
+        raise ValueError(f"learning rate {lr} must be finite and at least 0")
     return int(min(REACH[settings.inner_optimizer] * settings.inner_steps * lr / SMALLEST, LARGEST))
 
 

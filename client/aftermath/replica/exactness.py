@@ -65,7 +65,7 @@ def set_exact() -> None:
     workspace = os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", WORKSPACES[0])
     if workspace not in WORKSPACES:
         raise Unsuitable(
-            f"CUBLAS_WORKSPACE_CONFIG is {workspace}, which makes products unrepeatable",
+            f"CUBLAS_WORKSPACE_CONFIG is {workspace}, which makes products nondeterministic",
             f"Unset it, or set it to {' or '.join(WORKSPACES)}",
         )
     for variable in _EMULATION:
@@ -79,8 +79,8 @@ def set_exact() -> None:
     if is_exact():
         return
     raise Unsuitable(
-        "this PyTorch computes fp32 products with TF32 whatever it is told",
-        "Install another version",
+        "this PyTorch computes fp32 products with TF32, although that is disabled",
+        "Install another version of PyTorch",
     )
 
 

@@ -239,7 +239,7 @@ def decode_announcement(data: bytes) -> Announcement:
     if announcement.sender != signed.key:
         raise BadAnnouncement("the announcement is signed by another key than its sender's")
     if data[_SIGNED : len(data) - len(body)] != head_of(announcement):
-        raise BadAnnouncement("the announcement's head does not say what its body does")
+        raise BadAnnouncement("the announcement's head does not match its body")
     return announcement
 
 
@@ -274,7 +274,7 @@ def statement(head: bytes, body: bytes) -> bytes:
 def _parts(data: bytes) -> tuple[Signed, bytes]:
     if not _SIGNED + 1 < len(data) <= MAX_ANNOUNCEMENT_BYTES:
         raise BadAnnouncement(
-            f"an announcement has {_SIGNED + 2} to {MAX_ANNOUNCEMENT_BYTES} bytes, this one has {len(data)}"
+            f"an announcement of {len(data)} bytes; it must have {_SIGNED + 2} to {MAX_ANNOUNCEMENT_BYTES}"
         )
     size = _HEADS.get(data[_SIGNED : _SIGNED + 1], 0)
     head = data[_SIGNED : _SIGNED + size]

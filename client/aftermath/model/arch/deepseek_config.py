@@ -279,17 +279,17 @@ class DeepseekConfig(DeepseekShape):
             if None not in (only, hf_config.get(key)) and hf_config[key] != only:
                 raise ModelConfigError(
                     f"config.json: {key} {shown(hf_config[key])} is not supported",
-                    f"This client computes {key} {only!r} only",
+                    f"This client supports only {key} {only!r}",
                 )
         if other := next((key for key in _BIASES if hf_config.get(key)), None):
             raise ModelConfigError(
                 f"config.json: {other} {shown(hf_config[other])} is not supported",
-                f"This client computes no {other} here",
+                f"This client does not support {other}",
             )
         if (kind := rope_table(hf_config, 1)["rope_type"]) not in ("default", "yarn"):
             raise ModelConfigError(
                 f"config.json: positions of type {shown(kind)} are not supported",
-                "This client computes plain ones here, and yarn",
+                "This client supports plain and yarn positions here",
             )
         known = cls.known(dict(hf_config) | {"head_dim": hf_config.get("qk_rope_head_dim") or 2})
         tier = stored_tier(hf_config)[0]

@@ -141,9 +141,7 @@ class HfAutoConfig(ModelConfig):
     def tensor_plan(self, tier: int) -> TensorPlan | str:
         """Return why tensor parallelism is not supported."""
         del tier
-        return (
-            "its layers are transformers' own, and each of its models computes them in another way"
-        )
+        return "its layers are transformers' own, and every model type computes them differently"
 
     def parameter_shapes(self, tier: int = 0) -> dict[str, tuple[int, ...]]:
         """Return the shapes under transformers' names."""

@@ -70,7 +70,7 @@ def check_document(said: Any) -> None:
         if (key in _DOWNLOADS and value) or (key == "model_type" and str(value).startswith("timm")):
             raise ModelConfigError(
                 f"config.json: {shown(key)} {shown(value)} is not supported",
-                "Use a model of text alone",
+                "Use a text-only model",
             )
         if isinstance(value, int | float) and value > (most := _most(key)):
             raise ModelConfigError(
@@ -220,7 +220,7 @@ def _transformers(asked_for: str) -> Any:
         import transformers
     except ImportError:
         raise ModelConfigError(
-            f"config.json: model_type {shown(asked_for)} is one that only transformers knows",
+            f"config.json: model_type {shown(asked_for)} requires transformers",
             _INSTALL,
         ) from None
     return transformers

@@ -62,7 +62,7 @@ class NanoGPTConfig(TransformerConfig):
             if key in IDEAS and hf_config[key] is None:
                 raise ModelConfigError(
                     f"config.json: {key} None has no meaning here",
-                    f"Say what {key} is, or leave it out",
+                    f"Set {key} to a value, or remove it",
                 )
             if key.startswith("use_") and key not in JUDGED and hf_config[key]:
                 raise ModelConfigError(
@@ -72,7 +72,7 @@ class NanoGPTConfig(TransformerConfig):
         if other := next((key for key in _LLAMAS if hf_config.get(key)), None):
             raise ModelConfigError(
                 f"config.json: {other} {shown(hf_config[other])} is not supported",
-                f"A NanoGPT has no {other}: leave it out",
+                f"A NanoGPT has no {other}: remove it",
             )
         # Other NanoGPTs give `use_...` keys another meaning, so a set one is refused above. So is
         # any unknown key (`known_keys`).
@@ -83,7 +83,7 @@ class NanoGPTConfig(TransformerConfig):
         if (kind := rope_table(hf_config, 1)["rope_type"]) != "default":
             raise ModelConfigError(
                 f"config.json: positions of type {shown(kind)} are not supported",
-                "A NanoGPT has plain positions",
+                "A NanoGPT supports only plain positions",
             )
         known = cls.known(hf_config)
         if (heads := hf_config.get("num_key_value_heads")) not in (

@@ -68,7 +68,7 @@ def rope_table(hf_config: Mapping[str, Any], longest: int) -> dict[str, Any]:
     if len(found) == 2 and found[0] != found[1]:
         raise ModelConfigError(
             "config.json: rope_parameters and rope_scaling contradict each other",
-            "Leave one of the two tables",
+            "Remove one of the two tables",
         )
     if found:
         return found[0]
@@ -109,12 +109,12 @@ def _plain(hf_config: Mapping[str, Any], key: str, longest: int) -> dict[str, An
     if not isinstance(kind, str) or kind not in _NEEDS:
         raise ModelConfigError(
             f"config.json: {key} of type {shown(kind)} is not supported",
-            f"This client computes positions of the types {', '.join(_NEEDS)}",
+            f"This client supports positions of the types {', '.join(_NEEDS)}",
         )
     if said.pop("partial_rotary_factor", 1) != 1:
         raise ModelConfigError(
             f"config.json: {key}.partial_rotary_factor {shown(table['partial_rotary_factor'])} is not supported",
-            "This client turns whole heads only",
+            "This client rotates whole heads only",
         )
     said.setdefault("rope_theta", hf_config.get("rope_theta", 10000.0))
     if kind in ("llama3", "yarn"):

@@ -276,8 +276,8 @@ def _refuse_other_functions(hf_config: Mapping[str, Any], activations: tuple[str
         if hf_config.get(key):
             raise ModelConfigError(
                 f"config.json: {key} is not supported",
-                f"Use a checkpoint of plain weights, with layers all alike that see the whole text; or remove {key} if "
-                "the model was trained without it",
+                f"Use a checkpoint of plain weights whose layers are all alike and see the whole text, or remove {key} "
+                "if the model was trained without it",
             )
 
 
