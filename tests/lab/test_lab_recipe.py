@@ -264,7 +264,7 @@ def test_overlap_equals_run_unless_given(tmp_path: Path) -> None:
     ]
 
 
-def test_recipe_survives_json_and_members_take_turns() -> None:
+def test_recipe_round_trips_json_and_repeats_tiers() -> None:
     found = bare(members=5, tiers="0,2", total_batch=10, shares="1,2,2,2,3", reject=7, overlap="0")
     assert (found.tiers, found.shares, found.overlap, found.levels) == (
         (0, 2, 0, 2, 0),

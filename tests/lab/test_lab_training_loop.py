@@ -165,7 +165,7 @@ def test_killed_training_resumes_to_same_end(
 @pytest.mark.parametrize(
     "arm", ["muon", *slow("adamw", "distro", "at once", "sparseloco", "inner muon, late")]
 )
-def test_training_resumed_without_state_ends_elsewhere(
+def test_training_resumed_without_state_gets_other_weights(
     place: Path, monkeypatch: pytest.MonkeyPatch, arm: str
 ) -> None:
     """A training that resumes with weights alone ends elsewhere: the rest of the state is

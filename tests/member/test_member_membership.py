@@ -133,7 +133,7 @@ def test_repeated_pauses_do_not_slow_joins(tmp_path: Path) -> None:
     play(tmp_path, story)
 
 
-def test_removed_and_banned_members_are_told(tmp_path: Path) -> None:
+def test_removed_and_banned_members_get_reason(tmp_path: Path) -> None:
     """A removed member asks again. A barred one ends, with a sentence that says who can lift the
     bar.
     """

@@ -351,7 +351,7 @@ def test_too_few_witnesses_end_epoch_without_drops(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_unheld_level_is_open_to_late_tier_0(tmp_path: Path) -> None:
+def test_late_tier_0_member_takes_over_unheld_level(tmp_path: Path) -> None:
     async def story(sim: SimulatedRun) -> None:
         for tier in (1, 1, 2):
             sim.add(tier)

@@ -55,7 +55,7 @@ def heard(*commitments: Commitment) -> StateChain:
 # --- the rule -------------------------------------------------------------------------------------
 
 
-def test_continuous_state_is_accepted() -> None:
+def test_state_chain_accepts_continuous_state() -> None:
     chain = [said(0, 0, 1, None), said(1, 1, 2, (2, 0)), said(3, 2, 3, (2, 1))]
     assert [heard(*chain).fault(one) for one in chain] == [None] * 3
     assert [heard(*reversed(chain)).fault(one) for one in chain] == [None] * 3, (
@@ -80,13 +80,13 @@ def test_continuous_state_is_accepted() -> None:
         "another epoch",
     ],
 )
-def test_discontinuous_state_is_broken(wrong: Commitment) -> None:
+def test_state_chain_faults_discontinuous_state(wrong: Commitment) -> None:
     chain = [said(0, 0, 1, None), said(1, 1, 2, (2, 0))]
     assert (heard(*chain).fault(wrong) or "").startswith(BROKEN)
     assert heard().fault(wrong) is None, "who heard nothing of it cannot tell"
 
 
-def test_unheard_commitment_is_not_a_fault() -> None:
+def test_state_chain_ignores_missing_commitment() -> None:
     """The member's own announcement of round 1 was lost, or reached only others."""
     assert heard(said(0, 0, 1, None)).fault(said(2, 7, 8, (2, 1))) is None
 
@@ -152,7 +152,7 @@ def test_result_with_discontinuous_state_is_skipped() -> None:
     run_virtual(story())
 
 
-def test_late_earlier_result_is_compared_too() -> None:
+def test_state_chain_compares_late_earlier_result() -> None:
     async def story() -> None:
         inbox = ResultInbox()
         for height in (4, 5):

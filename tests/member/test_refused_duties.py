@@ -69,7 +69,7 @@ def test_permanently_refused_attestation_is_tried_once_a_round(tmp_path: Path) -
     assert play(tmp_path, story, rounds_per_epoch=3).check() > 0
 
 
-def test_possible_next_turn_is_polled_closely(tmp_path: Path) -> None:
+def test_attestation_is_retried_often_when_next_in_line(tmp_path: Path) -> None:
     """A member that this one took to have left has attested, and may leave all the same."""
 
     async def story(sim: SimulatedRun) -> None:

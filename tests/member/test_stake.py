@@ -63,7 +63,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_loss_is_found_for_sole_holder_of_model(case: Case, tmp_path: Path) -> None:
+def test_find_loss_reports_only_sole_holder_without_copy(case: Case, tmp_path: Path) -> None:
     if case.saved_here is not None:
         place = tmp_path / f"test-step{case.saved_here}"
         place.mkdir()

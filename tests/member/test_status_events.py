@@ -9,7 +9,7 @@ from aftermath.rules.state import RunState
 from rules import builders
 
 
-def test_waiting_member_is_told_once_of_rounds() -> None:
+def test_rounds_are_reported_once_per_epoch() -> None:
     told: list[event_types.Event] = []
     notices = StatusEvents(Events(lambda: 0.0, [told.append]))
     rounds = [RunState.ROUND_TRAIN, RunState.ROUND_WITNESS] * 3

@@ -148,12 +148,12 @@ def test_unreachable_chain_is_retried_with_backoff() -> None:
     assert call.times == [0, 0.25, 0.75, 1.75, 3.75, 7.75, 11.75, 15.75]
 
 
-def test_refusal_already_done_is_not_an_error() -> None:
+def test_persist_accepts_refusal_of_done_call() -> None:
     call = Calls(Unavailable("the reply was lost"), refusal("DuplicateWitness", "twice"))
     assert not _persist(call, done_if=frozenset({Refusal.ALREADY_DONE}))
 
 
-def test_other_refusal_is_raised() -> None:
+def test_persist_raises_other_refusals() -> None:
     with pytest.raises(Refused, match="who are you"):
         _persist(
             Calls(refusal("NotAuthorized", "who are you")),
@@ -161,7 +161,7 @@ def test_other_refusal_is_raised() -> None:
         )
 
 
-def test_unwanted_call_is_not_made() -> None:
+def test_persist_skips_unwanted_call() -> None:
     call = Calls()
     assert not _persist(call, wanted=lambda: False)
     assert not call.times
@@ -260,7 +260,7 @@ def test_worker_survives_end_of_loop() -> None:
 # --- virtual time ---------------------------------------------------------------------------------
 
 
-def test_virtual_hours_pass_at_once_and_in_order() -> None:
+def test_virtual_time_wakes_sleepers_in_order_at_once() -> None:
     async def story() -> list[tuple[str, float]]:
         seen: list[tuple[str, float]] = []
 
@@ -282,7 +282,7 @@ def test_virtual_time_deadlock_is_detected() -> None:
         run_virtual(story())
 
 
-def test_simulated_work_runs_one_piece_after_another() -> None:
+def test_inline_worker_runs_jobs_one_after_another() -> None:
     async def story() -> list[float]:
         worker = InlineWorker(2.0)
         now = asyncio.get_running_loop().time

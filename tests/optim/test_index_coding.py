@@ -80,7 +80,7 @@ def test_encoded_sets_decode_to_themselves(given: tuple[int, int, list[list[int]
 
 
 @given(st.integers(1, 700), st.integers(1, 60), st.data())
-def test_accepted_bits_are_the_code_of_their_set(size: int, most: int, data: st.DataObject) -> None:
+def test_accepted_index_bits_reencode_unchanged(size: int, most: int, data: st.DataObject) -> None:
     most = min(size, most)
     length = bits_of(size, most)
     hostile = st.integers(0, (1 << length) - 1) | st.integers(0, length).map(

@@ -233,7 +233,7 @@ def test_flipped_bit_is_refused_or_gives_other_votes(data, one_bit: bool) -> Non
 
 
 @given(data=st.data(), one_bit=st.booleans())
-def test_spliced_garbage_is_refused_or_gives_sound_votes(data, one_bit: bool) -> None:
+def test_spliced_payload_is_refused_or_gives_valid_votes(data, one_bit: bool) -> None:
     results = BIT if one_bit else FLOAT
     valid = payload(results)
     start = data.draw(st.integers(0, len(valid) - 1))

@@ -83,7 +83,9 @@ def test_digits_and_positions_give_the_same_step(name: str, holes: float) -> Non
     st.integers(1, LARGEST),
     st.sampled_from([1, 3, 97]),
 )
-def test_steps_ignore_order_and_batch_size(name: str, seed: int, most: int, at_once: int) -> None:
+def test_dense_mean_ignores_order_and_batch_size(
+    name: str, seed: int, most: int, at_once: int
+) -> None:
     schema = SCHEMAS[name]
     level = 0
     layout = level_layout(schema.results, level)

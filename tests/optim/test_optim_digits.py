@@ -50,7 +50,7 @@ def test_digits_round_trip_equals_python_integers(bits: int, data: st.DataObject
 
 @BITS
 @given(st.integers(1, 60), st.data())
-def test_accepted_bytes_are_the_encoding_of_their_digits(
+def test_accepted_digit_bytes_reencode_unchanged(
     bits: int, count: int, data: st.DataObject
 ) -> None:
     """Accepted bytes are the encoding of their digits, so each row of digits has one encoding."""

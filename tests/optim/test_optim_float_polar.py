@@ -104,6 +104,6 @@ def test_first_polynomial_equals_the_published_one():
 
 
 @pytest.mark.parametrize(("steps", "smallest"), [(0, 1e-3), (5, 0.0), (5, 1.0), (5, -1.0)])
-def test_invalid_bounds_are_refused(steps, smallest):
+def test_polynomials_with_invalid_bounds_are_refused(steps, smallest):
     with pytest.raises(ValueError, match="a polar factor needs"):
         polynomials(steps, smallest)

@@ -221,7 +221,7 @@ def test_failed_first_share_leaves_no_moments() -> None:
 
 @pytest.mark.parametrize("sizes", [{}, RAGGED], ids=["whole blocks", "padded blocks"])
 @pytest.mark.parametrize("width", [1, 2])
-def test_residual_keeps_what_was_not_sent(width: int, sizes: dict[str, int]) -> None:
+def test_residual_keeps_unsent_coefficients(width: int, sizes: dict[str, int]) -> None:
     """Three rounds of residual and values in float64. Only the sent part leaves the residual."""
     schema = toy_inner(bits=width, decay=0.9, **sizes)
     _, engine = replica(schema, 1)

@@ -200,7 +200,7 @@ def test_encoding_values_off_the_lattice_is_refused(values: tuple[float, float])
         encode_level(results, LEVEL, indices, all_values)
 
 
-def test_three_times_a_power_is_refused_with_one_bit() -> None:
+def test_triple_value_is_refused_with_one_bit() -> None:
     results = FORMATS[1]
     indices, values = result(results, zeros=1.0)
     indices[:2] = (0, 1)

@@ -95,7 +95,7 @@ def test_mean_equals_fractions_rounded_to_fp32(
 
 
 @pytest.mark.parametrize("divisor", get_args(DivisorName))
-def test_largest_sums_are_exact(divisor: DivisorName) -> None:
+def test_mean_of_largest_sums_is_exact(divisor: DivisorName) -> None:
     """256 peers send the largest value, but for one that sends the smallest on one coefficient.
     fp32 cannot hold the sum there.
     """
@@ -195,7 +195,7 @@ def test_numbers_and_levels_without_votes_keep_their_bits() -> None:
     assert bits(params) == before
 
 
-def test_impossible_votes_are_refused_and_change_nothing() -> None:
+def test_apply_with_impossible_votes_changes_nothing() -> None:
     schema = toy_inner()
     params = tensors(schema, 1, 0)
     engine = Engine(schema, 1, params)

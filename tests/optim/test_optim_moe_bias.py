@@ -201,7 +201,7 @@ def test_expert_counts_do_not_affect_clip_metrics_or_state(kind: str) -> None:
 @pytest.mark.parametrize(
     "settings", [pytest.param(DISTRO, id="distro"), pytest.param(INNER, id="inner")]
 )
-def test_uneven_experts_even_out_only_with_balancing(settings: Optimizer) -> None:
+def test_balancing_evens_out_expert_load(settings: Optimizer) -> None:
     """Two members of two tiers start with a bias in favour of two experts."""
     schema = build_schema(V3, 2, settings)
     rate = 0.004

@@ -47,7 +47,7 @@ def test_constant_block_has_only_the_first_coefficient() -> None:
         ],
     ],
 )
-def test_cells_pair_numbers_and_places_in_strided_tensors(
+def test_cells_match_blocks_to_strided_tensors(
     shape: tuple[int, ...], chunk: tuple[int, ...]
 ) -> None:
     cut = Blocks(Segment("w", 0, None, 0, shape[0], shape), chunk, 1)

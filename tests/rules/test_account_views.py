@@ -131,7 +131,7 @@ def test_truncated_witness_slice_is_refused() -> None:
         views.parse_witness_round(cut(DATA["witnesses"], (offset, length - 1)), 3)
 
 
-def test_unset_parts_of_new_run_are_readable() -> None:
+def test_account_of_new_run_reads_unset_parts() -> None:
     chain = Onchain()
     chain.create()
     assert plain(chain.model)["optimizer"] == {"kind": "none"}

@@ -136,7 +136,7 @@ def test_commitment_binds_every_committed_field(changed: dict[str, Any]) -> None
     assert Commitment(**(GOOD | changed)).digest != Commitment(**GOOD).digest
 
 
-def test_commitment_does_not_bind_hearsay() -> None:
+def test_commitment_digest_ignores_loss_and_speed() -> None:
     assert (
         Commitment(**(GOOD | {"loss": 1.0, "tokens_per_sec": 1.0})).digest
         == Commitment(**GOOD).digest

@@ -53,7 +53,7 @@ def test_sequences_are_trained_once_or_waiting(seed: int, rounds: list[tuple[int
     assert len(backlog.intervals) <= BACKLOG
 
 
-def test_adjacent_failed_shares_return_split_at_redo_border() -> None:
+def test_adjacent_failed_shares_are_split_at_redo_border() -> None:
     round_ = header(1, batch=20, redo=(Interval(100, 6),), data_index=1000)
     shares = {1: PositionInterval(2, 5), 2: PositionInterval(5, 9), 0: PositionInterval(9, 12)}
     shares |= {3: PositionInterval(12, 20)}
@@ -70,7 +70,7 @@ def test_adjacent_intervals_are_merged_on_both_sides() -> None:
     assert backlog.put([Interval(5, 5)]).intervals[0] == Interval(5, 10)
 
 
-def test_round_whose_gaps_do_not_fit_returns_whole() -> None:
+def test_backlog_without_room_for_gaps_takes_whole_round() -> None:
     full = Backlog(tuple(Interval(100 * index, 10) for index in range(BACKLOG - 2 * (REDO + 1))))
     round_ = header(0b11, batch=8, data_index=50_000)
     shares = {0: PositionInterval(0, 4), 1: PositionInterval(4, 8)}
@@ -97,7 +97,7 @@ def test_take_uses_first_intervals_and_shrinks_last() -> None:
     assert backlog.take(0) == ((), backlog)
 
 
-def test_round_without_attestations_returns_whole() -> None:
+def test_backlog_takes_whole_round_without_attestations() -> None:
     round_: Round = header(1, batch=8, redo=(Interval(50, 3),), data_index=200)
     assert put_back(Backlog(), round_).intervals == (Interval(50, 3), Interval(200, 5))
 

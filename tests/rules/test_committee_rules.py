@@ -52,7 +52,7 @@ def test_purpose_state_is_hash_of_seed_and_name() -> None:
     assert committee.purpose_state(12345, committee.WITNESS) == int.from_bytes(digest[:8], "little")
 
 
-def test_members_are_first_equally_often() -> None:
+def test_order_puts_every_member_first_equally_often() -> None:
     """Chi-square over 4,000 seeds and 16 members: 15 degrees of freedom, 99.99 % below 45."""
     counts = [0] * 16
     for seed in range(4000):
@@ -88,7 +88,7 @@ def test_witnesses_are_distinct_and_as_many_as_elected(
 
 
 @given(U64, ROSTERS, st.integers(1, 32), st.data())
-def test_next_member_witnesses_for_leaver_unless_it_voted(
+def test_next_member_replaces_leaving_witness_without_vote(
     seed: int, roster: int, witness_nodes: int, data: st.DataObject
 ) -> None:
     """Members attest and leave in any order: there are never more votes than seats, and no seat is
@@ -112,7 +112,7 @@ def test_next_member_witnesses_for_leaver_unless_it_voted(
 
 
 @given(U64, ROSTERS, ROSTERS, st.integers(0, 100))
-def test_leaver_does_not_change_order_of_others(
+def test_leaving_member_does_not_change_order_of_others(
     seed: int, began: int, stayed: int, percent: int
 ) -> None:
     """Among those who stay, each order is the one of those who began."""

@@ -29,7 +29,7 @@ def attest(seat: int, results: dict[int, bytes], roster: int) -> Attestation:
 
 
 @pytest.mark.parametrize("last", [0, 1, 62, 63, 64, 65, 127, 128, 191, 192, 193, 254, 255])
-def test_fingerprints_round_trip_for_every_reach_of_roster(last: int) -> None:
+def test_fingerprints_round_trip_for_every_roster_size(last: int) -> None:
     rng = random.Random(last)
     roster = bitmap.from_seats([last, *rng.sample(range(last + 1), rng.randint(0, last))])
     results = {seat: rng.randbytes(32) for seat in bitmap.seats(roster)}
@@ -43,7 +43,7 @@ def test_fingerprints_round_trip_for_every_reach_of_roster(last: int) -> None:
     assert read[last].bits == [40, 20, 10, 10][last // 64]
 
 
-def test_fingerprint_lies_in_planes_of_words() -> None:
+def test_fingerprint_bits_are_stored_in_word_planes() -> None:
     """Bit k of seat s is bit s % 64 of word k * c + s // 64, where c words hold the roster."""
     roster = 1 << 70 | 1
     packed = consensus.pack_fingerprints({70: b"c" * 32}, roster, SEED)

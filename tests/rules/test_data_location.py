@@ -18,7 +18,7 @@ def location(secondary: str) -> DataLocation:
     st.text(max_size=120).filter(lambda text: "#sha256=" not in text),
     st.none() | st.binary(min_size=32, max_size=32),
 )
-def test_folder_and_hash_come_back(folder: str, digest: bytes | None) -> None:
+def test_data_location_round_trips_folder_and_hash(folder: str, digest: bytes | None) -> None:
     said = location(marked(folder, digest.hex() if digest else ""))
     assert (said.folder, said.files_hash) == (folder, digest.hex() if digest else "")
 
@@ -26,5 +26,5 @@ def test_folder_and_hash_come_back(folder: str, digest: bytes | None) -> None:
 @pytest.mark.parametrize(
     "strange", ["a#sha256=", "#sha256=" + "0" * 63, "#sha256=" + "G" * 64, "#sha256=" + "0" * 65]
 )
-def test_invalid_hash_is_part_of_folder(strange: str) -> None:
+def test_data_location_with_invalid_hash_keeps_it_in_folder(strange: str) -> None:
     assert (location(strange).folder, location(strange).files_hash) == (strange, "")

@@ -41,7 +41,7 @@ def test_deadline_of_each_state_is_its_own_time(state: RunState, wait: int) -> N
     ("state", "drawn_by"),
     [(RunState.WARMUP, 1), (RunState.ROUND_TRAIN, 30), (RunState.COOLDOWN, 20)],
 )
-def test_undrawn_seed_is_due_before_state_ends(state: RunState, drawn_by: int) -> None:
+def test_deadline_for_undrawn_seed_precedes_end_of_state(state: RunState, drawn_by: int) -> None:
     """A warm-up's witnesses wait for the seed. An attestation usually draws a round's seed."""
     waits = run(state, config=TIMES, state_started_at=1000, seed_slot=8)
     assert deadlines.next_deadline(waits) == 1000 + drawn_by

@@ -56,7 +56,7 @@ NO_COSINE = replace(STABLE, cosine_decay_steps=0)
         (NO_COSINE, 300, 1e-4),
     ],
 )
-def test_known_rates(rule: LrSchedule, step: int, rate: float) -> None:
+def test_learning_rate_equals_known_values(rule: LrSchedule, step: int, rate: float) -> None:
     assert schedules.learning_rate(rule, step) == pytest.approx(rate, rel=1e-14)
 
 

@@ -32,7 +32,7 @@ def test_mask_applied_twice_restores_data(data: bytes, key: bytes, level: int) -
 
 
 @given(secrets, levels, secrets, levels)
-def test_another_key_and_another_level_have_another_stream(
+def test_mask_differs_for_each_key_and_level(
     one: bytes, level: int, other: bytes, second: int
 ) -> None:
     same = (one, level) == (other, second)

@@ -138,7 +138,7 @@ def test_disk_without_room_for_two_checkpoints_is_refused(
     check_room(asked, schema)
 
 
-def test_other_tiers_save_nothing_and_are_told(tmp_path: Path, schema: StateSchema) -> None:
+def test_higher_tiers_save_nothing_and_are_warned(tmp_path: Path, schema: StateSchema) -> None:
     asked = settings(checkpoint_dir=tmp_path / "never", hub_repo="ada/model", matformer_tier=1)
     check_hub(asked)
     check_directories(asked)
@@ -147,7 +147,7 @@ def test_other_tiers_save_nothing_and_are_told(tmp_path: Path, schema: StateSche
     assert "only members of tier 0" in (checkpoint_warning(asked) or "")
 
 
-def test_unsaved_whole_model_is_pointed_out() -> None:
+def test_tier_0_without_checkpoints_is_warned() -> None:
     assert "is lost with the run's members" in (checkpoint_warning(settings()) or "")
     assert checkpoint_warning(settings(checkpoint_dir="kept")) is None
     assert checkpoint_warning(settings(hub_repo="ada/model")) is None

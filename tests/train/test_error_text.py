@@ -13,7 +13,7 @@ from aftermath.train.settings import TrainSettings
 SETTINGS = TrainSettings(run_id="demo", matformer_tier=1)
 
 
-def test_known_own_error_is_unchanged() -> None:
+def test_user_error_of_own_kind_is_unchanged() -> None:
     error = AftermathError("it broke", "fix it")
     assert as_user_error(error, SETTINGS) is error
 
@@ -25,7 +25,7 @@ def _more_than_there_is() -> None:
 @pytest.mark.parametrize(
     "error", [torch.OutOfMemoryError("CUDA out of memory"), MemoryError(), None]
 )
-def test_known_memory_error_names_fix(error: Exception | None) -> None:
+def test_user_error_of_memory_names_fix(error: Exception | None) -> None:
     if error is None:
         with pytest.raises(RuntimeError) as caught:
             _more_than_there_is()
@@ -37,5 +37,5 @@ def test_known_memory_error_names_fix(error: Exception | None) -> None:
 
 
 @pytest.mark.parametrize("kind", [RuntimeError, ValueError])
-def test_known_unexpected_error_is_not_explained(kind: type[Exception]) -> None:
+def test_user_error_of_unexpected_kind_is_none(kind: type[Exception]) -> None:
     assert as_user_error(kind("shapes do not match"), SETTINGS) is None

@@ -107,7 +107,9 @@ async def test_save_has_its_own_time_before_leave(monkeypatch: pytest.MonkeyPatc
     await asyncio.wait_for(running, 10)
 
 
-async def test_work_that_stays_is_ended_by_next_signal(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_interrupts_next_signal_ends_work_that_stayed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """After the first signal the work finds that it must stay, which takes longer than
     leaving may.
     """
@@ -145,7 +147,7 @@ async def test_work_that_stays_is_ended_by_next_signal(monkeypatch: pytest.Monke
     assert len(told) == 2
 
 
-async def test_work_ending_or_failing_by_itself_is_reported() -> None:
+async def test_interrupts_run_ends_with_work_or_its_error() -> None:
     ended: list[int] = []
 
     async def ends() -> None:

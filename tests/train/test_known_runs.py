@@ -40,7 +40,7 @@ def _known(directory: Path, **network: str) -> KnownRuns:
     ],
     ids=["same", "taken", "again", "again-named", "taken-named", "moved", "wrong"],
 )
-def test_run_of_known_id_is_joined_only_if_same(
+def test_known_run_id_with_another_run_is_refused(
     tmp_path: Path, changed: dict[str, Any], owner: str | None, refusal: str | None
 ) -> None:
     first = _run()

@@ -50,7 +50,7 @@ def test_second_process_is_refused_until_first_ends(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("part", PLACE)
-def test_lock_of_another_place_is_free(tmp_path: Path, part: str) -> None:
+def test_lock_of_another_wallet_or_run_is_free(tmp_path: Path, part: str) -> None:
     with only_process(tmp_path, **PLACE), only_process(tmp_path, **{**PLACE, part: "other"}):
         pass
 

@@ -131,7 +131,7 @@ def test_own_checkpoint_gives_outline_after_false_names(tmp_path: Path) -> None:
         (RunState.PAUSED, ModelSource.PEERS, False),
     ],
 )
-def test_members_are_asked_only_if_they_will_have_the_model(
+def test_newcomer_asks_only_members_that_will_have_model(
     state: RunState, source: ModelSource, asks: bool
 ) -> None:
     run = builders.run(state, model_source=source)

@@ -45,7 +45,7 @@ _KEY = re.compile(
     r"""^\s*((?:[\w-]+|"[^"]*"|'[^']*')(?:\s*\.\s*(?:[\w-]+|"[^"]*"|'[^']*'))*)\s*="""
 )
 _BARE_WORD = re.compile(r"^\s*([\w.-]+)\s*=\s*([A-Za-z_~./][\w./~-]*)\s*(?:#.*)?$")
-"""A key whose value is a text without quotes."""
+"""Matches a key whose value is text without quotes."""
 _TWICE = re.compile(r"Cannot declare .* twice")
 _PART = re.compile(r"""[\w-]+|"[^"]*"|'[^']*'""")
 _KINDS = {
@@ -183,9 +183,7 @@ def _sentence(item: Any, root: type[BaseModel]) -> str:
 
 
 def _known(path: Sequence[str | int]) -> tuple[str, float | None]:
-    """Return the unit and the least value of a key of a run's config; empty and None where it has
-    none.
-    """
+    """Return the unit of a run's config key (may be empty), and its least value or None."""
     # imported here, because config.keys imports the tables, and those import this module
     from aftermath.config.keys import keys
 
@@ -194,7 +192,7 @@ def _known(path: Sequence[str | int]) -> tuple[str, float | None]:
 
 
 def _form(path: Sequence[str | int]) -> str:
-    """Return in words what the text of a key looks like. A spec's keys have shorter paths."""
+    """Describe the form of a key's text in words. Keys of a spec have shorter paths."""
     from aftermath.config.keys import find
 
     return find(".".join(map(str, path)))[0].limits

@@ -23,7 +23,7 @@ from aftermath.config.tables import BareVariant, Choice, Table
 
 _TYPES = {int: "whole number", float: "number", str: "text", bool: "true or false"}
 _NEAREST = 5
-_LEAST_PART = 3  # letters of a word that is looked for inside keys
+_LEAST_PART = 3  # least letters of a word that may match a part of a key
 
 
 @dataclass(frozen=True)
@@ -35,14 +35,14 @@ class ConfigKey:
     unit: str
     limits: str
     least: float | None
-    """The least value that the program takes, if there is one."""
+    """The least value that the program accepts, if it has a limit."""
     default: str
     """The default in TOML syntax, or empty if there is none."""
     required: bool
     text: str
     example: str
     table: type[Table] | None
-    """What it holds, if that is a table."""
+    """The class of the table, if the key is one."""
 
     @property
     def name(self) -> str:
@@ -57,7 +57,7 @@ def keys() -> tuple[ConfigKey, ...]:
 
 
 def held_by(table: ConfigKey) -> list[ConfigKey]:
-    """Return the keys of a table, or the variants of a choice."""
+    """Return the keys directly in a table, or the variants of a choice."""
     return [key for key in keys() if key.path[:-1] == table.path]
 
 

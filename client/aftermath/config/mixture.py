@@ -39,7 +39,7 @@ class Mixture:
 def open_mixture(url: str, request: DataRequest) -> Source:
     """Return the mixture that a document describes. Raises what its sources raise."""
     mixture = read_mixture(url, request.access)
-    # --data-path is one place, and a mixture has several
+    # --data-path names one directory, but a mixture has several sources
     inner = replace(request, access=replace(request.access, data=None))
     return WeightedSources(
         [source.open_for_member(inner) for source in mixture.sources],
@@ -65,13 +65,13 @@ def read_mixture(url: str, access: RunAccess) -> Mixture:
         ) from None
     if any(source.has_labels or source.is_mixture for source in sources):
         raise DataError(
-            f"{redacted_url(url)} mixes what cannot be mixed: mixtures, or rows with labels"
+            f"{redacted_url(url)} contains a mixture or rows with labels, which cannot be mixed"
         )
     names_files = any(source.local_path() for source in sources)
     if names_files and access.root is None and not access.trusting:
         raise Unsuitable(
-            f"{redacted_url(url)} names files of this machine, which a document may not",
-            "Say below which directory they are: --data-root DIR",
+            f"{redacted_url(url)} names files on this machine, which a remote document may not do",
+            "If you trust the document, pass the directory that may be read: --data-root DIR",
         )
     mark = FileRecord("mixture", len(raw), hashlib.sha256(raw).hexdigest())
     return Mixture(sources, weights, seed, mark)
@@ -87,10 +87,10 @@ def _parsed(document: Any) -> tuple[list[DataSource], list[float] | None, bytes 
         raise ValueError(f"it has an unknown key {min(strange)!r}")
     given = document["providers"]
     if not isinstance(given, list) or not 1 <= len(given) <= MOST_SOURCES:
-        raise ValueError(f"providers is a list of 1 to {MOST_SOURCES}")
+        raise ValueError(f"providers must be a list of 1 to {MOST_SOURCES}")
     pairs = [one if isinstance(one, list) else None for one in given]
     if any(pairs) and not all(pair and len(pair) == 2 for pair in pairs):
-        raise ValueError("either every provider is a pair with its weight, or none")
+        raise ValueError("either all providers must have weights, or none")
     sources = [
         DataLocationChoice.model_validate(pair[0] if pair else one).source
         for pair, one in zip(pairs, given, strict=True)

@@ -30,12 +30,12 @@ def recipe_of(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def making(path: Path) -> str:
-    """Return the command that makes what the config at `path` names, from the file next to it."""
+    """Return the command that creates a config's model and tokens from its recipe file."""
     return f"aftermath-solana run-files {shlex.quote(str(path))}"
 
 
 def made_first(path: Path, *tables: str) -> str:
-    """Return the fix for a missing file that one of these recipe tables describes, else ""."""
+    """Return the fix for a missing file that the recipe can create, or an empty string."""
     if recipe_of(path).keys().isdisjoint(tables):
         return ""
     return f"Make it first, as {recipe_file(path)} says: {making(path)}"

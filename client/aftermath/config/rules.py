@@ -1,8 +1,8 @@
 """The rules about a config and a model, checked before the owner pays for a transaction.
 
-The program also checks the rules of the config, the checkpoint and the schema. Their sentences are
-in its IDL, and tests compare each rule with the compiled program. Only this module has the rules of
-the training spec.
+The program also checks the rules of the config, the checkpoint and the schema. Its IDL has their
+sentences, and tests compare each rule with the compiled program. Only this module checks the rules
+of the training spec.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ SPEC_SENTENCES = {
     ),
     "ScheduleTooShort": "A linear or cosine schedule needs total_steps above warmup_steps.",
 }
-"""The sentence of each rule of a training spec but those of optimizers, by the name of the rule."""
+"""The sentence of each rule of a training spec by name, except the rules of optimizers."""
 
 
 def rule_sentences() -> dict[str, str]:

@@ -53,8 +53,9 @@ class Spec(Table):
     def encode(self) -> bytes:
         """Return the canonical JSON: UTF-8, keys sorted, no spaces, defaults written out.
 
-        A later version may have other defaults, and must train the run as it is. A key whose
-        default is None is left out; a later version may not give it another default.
+        Defaults are written out because a later version may have others and must train the run
+        unchanged. A key whose default is None is left out, so later versions must keep that
+        default.
         """
         return _canonical(self.model_dump(exclude_none=True))
 

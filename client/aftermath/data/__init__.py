@@ -1,6 +1,6 @@
 """Training data: where token files are, how they are read, and how text becomes tokens."""
 
-# It stands here because help texts show it, and importing any module of the package loads NumPy.
+# Defined here, because help texts show it and the package's modules load NumPy.
 from __future__ import annotations
 
 PORT = 5533

@@ -48,8 +48,8 @@ class Cache:
         pages = math.ceil((_HASH_BYTES + len(data)) / _PAGE)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            # The length of the file `used` is the number of pages in use: appending to a file adds
-            # up across processes without a lock, and nobody has to count millions of files.
+            # The length of the file `used` is the number of pages in use. Processes can append to
+            # it without a lock, and no process has to count millions of files.
             with self._counter.open("ab") as used:
                 if (used.tell() + pages) * _PAGE > self._most:
                     return
@@ -70,6 +70,6 @@ class Cache:
                 pass
 
     def _path(self, key: str, start: int, length: int) -> Path:
-        # The key holds address, size and ETag: a changed file finds no old data.
+        # The key contains address, size and ETag, so a changed file gets no old data.
         file = hashlib.sha256(key.encode()).hexdigest()[:32]
         return self._folder / file / f"{start >> 24:x}" / f"{start}-{length}"

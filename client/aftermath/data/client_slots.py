@@ -1,6 +1,6 @@
-"""The clients of a data server: their slots, and turns at reading, both fair between addresses.
+"""Share a data server's slots and read turns fairly between client addresses.
 
-A client that waits for a reply keeps its slot while others of its address can give way.
+A client that waits for a reply keeps its slot as long as another client of its address is idle.
 Otherwise a client that opens connections quickly would disconnect waiting members.
 """
 
@@ -47,7 +47,7 @@ class ClientSlots:
         self._slots = slots
         self._max_unread = max_unread
         self._clients: dict[DataClient, None] = {}
-        """The values are unused: a dict keeps the order of the last requests."""
+        """Clients in the order of their last request. The values are unused."""
 
     @property
     def tasks(self) -> list[asyncio.Task[None]]:

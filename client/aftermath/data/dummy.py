@@ -22,7 +22,7 @@ class DummyTokens:
 
     @property
     def sequences(self) -> int:
-        """A number that no run reaches."""
+        """Return a number that no run reaches."""
         return SEQUENCES
 
     @property

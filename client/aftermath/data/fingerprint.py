@@ -13,9 +13,9 @@ import msgspec
 
 from aftermath.data.source import FileRecord, Span, Store
 
-# Hashing a whole corpus would make each start read all of it. Another tokenizer, order or cut
-# changes nearly every sampled block. A single changed byte is not found, and harms only the results
-# of that member.
+# Hashing the whole corpus would make every start read all of it. Another tokenizer, order or cut
+# changes nearly every sampled block. A single changed byte may go undetected, but it harms only
+# that member's results.
 BLOCK = 4096  # bytes
 MAX_BLOCKS = 1024  # of all files; each file has at least one
 MAX_BLOCKS_OF_FILE = 16
@@ -56,9 +56,9 @@ def records_hash(records: Sequence[FileRecord]) -> bytes:
 
 
 def _blocks(file: int, size: int, count: int) -> list[Span]:
-    """Return `count` blocks, evenly from the first to the last, or the middle one.
+    """Return `count` evenly spaced blocks, the first and last included; for 1, the middle block.
 
-    A file that is shorter than that is one block.
+    A shorter file is one block.
     """
     if size <= BLOCK * count:
         return [Span(file, 0, size)]

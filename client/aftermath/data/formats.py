@@ -82,8 +82,8 @@ def check_not_only_zeros(name: str, tokens: NDArray[Any]) -> None:
 def _has_other_order(tokens: NDArray[Any]) -> bool:
     """Return whether swapping bytes makes the largest token clearly smaller.
 
-    The low byte of a token takes all values, the high byte only those of the vocabulary. So
-    swapping makes correct tokens larger. The test cannot decide for vocabularies of nearly 2^16.
+    A token's low byte takes all values, its high byte only those of the vocabulary. So swapping
+    makes the tokens of a correct file larger. The test cannot decide for vocabularies near 2^16.
     """
     if len(tokens) < _FEW_FOR_ORDER or len(np.unique(tokens)) < _FEW_DIFFERENT:
         return False
@@ -183,7 +183,7 @@ def misnamed(name: str, head: bytes) -> tuple[str, str] | None:
     known = next((what for other, (what, _) in _FOREIGN.items() if head.startswith(other)), None)
     kind = known or ("empty" if not head else "text" if _is_text(head, least=1) else None)
     if kind is None and suffix not in _ALWAYS_HAVE_MAGIC:
-        return None  # zstd, for one, has other first bytes as well
+        return None  # some formats, such as zstd, have several possible first bytes
     fix = "Download or copy it again"
     fix += f", or remove {suffix} from its name if it is right" if kind == "text" else ""
     return f"{name} is named as {promised}, but it is {kind or 'of an unknown kind'}", fix
@@ -276,7 +276,7 @@ def _llmc(name: str, size: int, head: bytes, token_bytes: int) -> Layout:
     check_stated_width(name, width, token_bytes)
     if count < 0 or size != _LLMC_BYTES + width * count:
         raise DataError(
-            f"{name} has {size} bytes, and its header says {count} tokens, which take {_LLMC_BYTES + width * count}",
+            f"{name} has {size} bytes, but its header says {count} tokens, which take {_LLMC_BYTES + width * count}",
             "Copy the file again",
         )
     return Layout(_LLMC_BYTES, count)
@@ -324,7 +324,7 @@ def array_of(name: str, size: int, head: bytes) -> Array:
     count = prod(int(edge) for edge in shape)
     if min(shape, default=1) < 0 or size != start + count * dtype.itemsize:
         raise DataError(
-            f"{name} has {size} bytes, and an array of {count} tokens takes {start + count * dtype.itemsize}",
+            f"{name} has {size} bytes, but an array of {count} tokens takes {start + count * dtype.itemsize}",
             "Copy the file again",
         )
     return Array(start, tuple(shape), dtype)

@@ -71,8 +71,8 @@ class _RangeReply:
     etag: str
 
 
-# Each try has one deadline for everything, so requests run on an event loop: a server that sends a
-# byte now and then could otherwise stall the client.
+# One deadline covers each whole attempt, so requests run on an event loop. Otherwise a server that
+# sends a byte now and then could stall the client.
 class HttpClient:
     """Persistent connections to servers. Waits `pause` seconds before the second try, then
     doubles.
@@ -117,7 +117,7 @@ class HttpClient:
                 first, last, size = map(int, content_range.groups())
                 if first != start or last != min(start + length, size) - 1:
                     raise DataError(
-                        f"{redacted_url(url)}: bytes {first} to {last} were sent for {start} to {start + length - 1}"
+                        f"{redacted_url(url)} sent bytes {first} to {last} instead of {start} to {start + length - 1}"
                     )
                 data = await self._body(answer, last - first + 1)
                 return _RangeReply(
@@ -136,9 +136,7 @@ class HttpClient:
                 self._refuse_status(url, answer)
                 stated = answer.headers.get("Content-Length", "0")
                 if not stated.isdecimal() or int(stated) > most:
-                    raise DataError(
-                        f"{redacted_url(url)} is longer than the {most} bytes that are allowed"
-                    )
+                    raise DataError(f"{redacted_url(url)} is longer than the limit of {most} bytes")
                 return await self._body(answer, most, whole=False)
 
         return self._with_retries(url, fetch, most)
@@ -321,7 +319,7 @@ class HttpFiles:
                 f"{self._files[number].name} changed while in use: it had {self._files[number].size} bytes, "
                 f"and has {read_range.size}"
                 + (", and another ETag" if read_range.etag != self._etags[number] else ""),
-                "The run's owner puts the file back as it was",
+                "Ask the run's owner to restore the file",
             )
         return {
             span: read_range.data[span.start - start : span.start - start + span.length]
@@ -359,7 +357,7 @@ def numbered_urls(template: str, start: int, zeros: int, count: int) -> list[str
     if template.count("{}") != 1:
         raise DataError(
             f"url_template {redacted_url(template)} has no single {{}} for the number",
-            "Write {} where it belongs",
+            "Write {} once, in place of the number",
         )
     return [
         template.replace("{}", str(number).zfill(zeros)) for number in range(start, start + count)
@@ -390,7 +388,7 @@ def redacted_url(url: str) -> str:
         return "an invalid address"
 
 
-# The body of a redirect is not read: a few kilobytes of it may decompress to gigabytes.
+# Never read the body of a redirect: a few kilobytes may decompress to gigabytes.
 def _check_redirect(answer: httpx.Response) -> None:
     target = answer.url.join(answer.headers["Location"])
     if target.scheme not in ("http", "https") or (
@@ -404,8 +402,8 @@ def _check_redirect(answer: httpx.Response) -> None:
 _DOWNLOAD_BYTES = 8 << 20  # of one request
 
 
-# A file gets its final name when it is complete. Until then it is `.partial`, with a hash of size
-# and ETag in its name, and a later call resumes it.
+# A file gets its final name when it is complete. Until then its name has a hash of size and ETag
+# and ends in `.partial`, and a later call resumes it.
 def download(
     url: str, folder: Path, client: HttpClient, progress: Callable[[int, int], None]
 ) -> Path:

@@ -22,11 +22,11 @@ MAX_OPEN = 64  # files
 _OPEN_FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 _KINDS = (*SUFFIXES, PARQUET)
 _MEGATRON = b"MMIDIDX\0\0"
-_MEGATRON_TYPE = 17  # the offset of the type code, after magic and version
+_MEGATRON_TYPE = 17  # offset of the type code, after magic and version
 _MEGATRON_WIDTHS = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 8, 7: 4, 8: 2}
 
 
-# Files are read, not mapped: access behind the end of a mapped file that shrank kills the process.
+# Files are read, not mapped: if a mapped file shrinks, access beyond its end kills the process.
 class LocalFiles:
     """A store of files on this machine."""
 

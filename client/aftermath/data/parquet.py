@@ -1,7 +1,7 @@
 """Parquet files of token lists, unpacked once into this user's cache. Needs the extra `parquet`.
 
-The unpacked file is what is read and fingerprinted, so equal columns give equal records with any
-writer of the parquet file.
+Readers and fingerprints use the unpacked file, so equal columns give equal records whatever program
+wrote the parquet file.
 """
 
 from __future__ import annotations
@@ -142,9 +142,9 @@ def _readable(path: Path) -> Iterator[None]:
         ) from None
 
 
-# The position of a row is known only after all rows before it, so a file is unpacked whole, a few
-# rows at a time. The cache key is the hash of path, size and times: a changed file is unpacked
-# again. One process unpacks; others wait.
+# A row's position depends on all rows before it, so a file is unpacked whole, a few rows at a time.
+# The cache key is the hash of path, size and times, so a changed file is unpacked again. One
+# process unpacks, and the others wait.
 def _unpack_once(path: Path, kind: str, write: Callable[[BinaryIO], None]) -> Path:
     """Return the unpacked file of this kind. Unpack it if the cache does not have it."""
     if find_spec("pyarrow") is None:

@@ -36,7 +36,7 @@ LABELS = ".labels.npy"
 
 # A label stands at its own token's position; the network predicts it from the tokens before.
 class PreprocessedRows:
-    """The rows of a folder with `seq_len` tokens each, with or without labels."""
+    """The rows of a folder. Each row has `seq_len` tokens, with or without labels."""
 
     def __init__(self, folder: Path | str, seq_len: int, vocab_size: int, *, labels: bool) -> None:
         """Open the files. Raise DataError with a fix."""

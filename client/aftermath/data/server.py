@@ -34,10 +34,9 @@ from aftermath.data.messages import (
 from aftermath.data.source import DataError
 from aftermath.data.tokens import TokenFiles
 
-# Above this number, the address with most clients loses one that waits for nothing. That client can
-# connect again.
+# Above this number, the address with the most clients loses an idle one, which can reconnect.
 MAX_CLIENTS = 256
-"""The most clients. Twice as many may connect while all of them wait for replies."""
+"""Maximum number of clients. Twice as many may connect while all of them wait for replies."""
 MAX_UNREAD_BYTES = 256 << 20
 """Bytes of replies that clients have not received. One reply may be larger."""
 _IDLE = 300.0  # seconds without a request
@@ -140,7 +139,7 @@ class DataServer:
             pass  # a client that left may come back
         finally:
             self._slots.leave(client)
-            writer.transport.abort()  # `close` waits without limit for a client that reads nothing
+            writer.transport.abort()  # `close` would wait forever for a client that reads nothing
 
     async def _message(self, reader: asyncio.StreamReader) -> bytes | None:
         async with asyncio.timeout(_IDLE):
@@ -174,7 +173,7 @@ class DataServer:
         try:
             async with asyncio.timeout(_STALLED):
                 writer.write(message)
-                del message  # the transport has a copy of what was not sent at once
+                del message  # the transport has copied what it could not send at once
                 await writer.drain()
         finally:
             self._slots.reply_sent(client)

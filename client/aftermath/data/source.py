@@ -24,10 +24,10 @@ MOST_FILES = 1 << 16
 """The most files of a data location or a mixture. Opening the data reads the start of each."""
 
 SLOWEST = 32 << 10
-"""Bytes per second. A server that sends more slowly is given up."""
+"""Bytes per second. A slower server counts as unavailable."""
 
 Sequences = NDArray[np.int64]
-"""Tokens [n, seq_len], or tokens and labels [n, 2, seq_len] where only labels are learnt."""
+"""Tokens [n, seq_len], or tokens and labels [n, 2, seq_len] if only labels are learnt."""
 
 
 class DataError(AftermathError):
@@ -95,15 +95,15 @@ class DataRequest:
     """Whether only labels are learnt."""
     access: RunAccess = TRUSTING
     files: int = 0
-    """Files behind HTTP that the location's sources named so far."""
+    """Number of HTTP files that the location's sources have named so far."""
 
     def count_files(self, count: int, label: str) -> None:
-        """Count further files behind HTTP. Raise DataError for too many."""
+        """Add to the number of HTTP files. Raise DataError for too many."""
         self.files += count
         if self.files > MOST_FILES:
             raise DataError(
                 f"a mixture names more than {MOST_FILES} files, with {label}",
-                "Leave some out, or put more tokens into each file",
+                "Remove some sources, or put more tokens into each file",
             )
 
 

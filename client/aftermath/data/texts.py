@@ -26,7 +26,7 @@ SEPARATOR = "<|endoftext|>"
 NOT_TEXT = "not UTF-8 text"
 _PIECE = 1 << 18  # characters of a document in one piece
 _MOST_LINE = 64 << 20  # bytes of a JSON line
-_SURELY_MOST = 100  # stop at this lead of records without text
+_SURELY_MOST = 100  # stop when records without text exceed the others by this number
 _ROWS = 256  # rows of a parquet file, read together
 _GZIP = b"\x1f\x8b\x08"
 _LINES = (".jsonl", ".ndjson")
@@ -54,8 +54,9 @@ class Texts:
     def __init__(
         self, paths: Sequence[Path], *, field: str = "text", separator: str | None = None
     ) -> None:
-        """Take text from `field` in JSON lines and parquet. `separator`: one more line between
-        documents.
+        """Take text from `field` in JSON lines and parquet.
+
+        `separator`: an additional line that separates documents.
         """
         self._paths = paths
         self._field = field
@@ -65,9 +66,9 @@ class Texts:
         self.left_out: Counter[str] = Counter()
         """The number of files that were not read, by kind."""
         self.inline_separators = 0
-        """Separators inside a line, which stay text."""
+        """Number of separators inside a line. They stay text."""
         self.skipped_records = 0
-        """JSON lines and parquet rows without text in the field."""
+        """Number of JSON lines and parquet rows without text in the field."""
         self.first_skipped = ""
         """The position of the first skipped record."""
 
@@ -129,9 +130,7 @@ class Texts:
             self.left_out[NOT_TEXT] += 1
 
     def _is_lines(self, head: bytes) -> bool:
-        """Return whether a first line is a JSON object with the field, as in C4's files named
-        .json.
-        """
+        """Return whether the first line is a JSON object with the field, as in C4's .json files."""
         for line in head.split(b"\n")[:-1]:
             try:
                 record = json_value(line)
@@ -240,7 +239,9 @@ class Texts:
 
 
 class _Records:
-    """Counts records with and without text. Raises TextError if most have none: a wrong field."""
+    """Counts records with and without text. Raises TextError if most have none, because the field
+    is probably wrong.
+    """
 
     def __init__(self, path: Path, field: str) -> None:
         self._path = path
@@ -267,7 +268,7 @@ class _Records:
             self._refuse()
 
     def _refuse(self) -> NoReturn:
-        most = f", and {self.skipped} of the first {self.skipped + self.kept} records have none"
+        most = f"; {self.skipped} of the first {self.skipped + self.kept} records have none"
         raise TextError(
             f"{self._reason}{most if self.kept else ''}", "Name the field: --text-field NAME"
         )

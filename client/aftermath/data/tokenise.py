@@ -204,7 +204,7 @@ def check_output_unused(output: Path) -> None:
     """Raise TextError if `output` is a file or already holds token files."""
     if output.exists() and not output.is_dir():
         raise TextError(
-            f"{output} is a file, not a folder", "Name a folder, which is made if it does not exist"
+            f"{output} is a file, not a folder", "Pass a folder; it is created if it does not exist"
         )
     if output.is_dir() and any(path.suffix in SUFFIXES for path in output.iterdir()):
         raise TextError(f"{output} already holds token files", "Remove them or name another folder")

@@ -45,7 +45,7 @@ class WeightedSources:
         )
         self._cycle = cycle_sources(shares)
         counts = [0] * len(sources)
-        # of each position: the earlier positions of the cycle with the same source
+        # for each position: how many earlier positions of the cycle have the same source
         self._ranks = []
         for which in self._cycle:
             self._ranks.append(counts[which])
@@ -54,7 +54,7 @@ class WeightedSources:
         if 0 in counts:
             raise DataError(
                 f"source {counts.index(0)} of a mixture has less than 1/{CYCLE} of the weight",
-                "Leave it out, or raise its weight",
+                "Remove it, or raise its weight",
             )
 
     @property
@@ -92,9 +92,9 @@ class WeightedSources:
         return which, cycle * self._counts[which] + self._ranks[at]
 
 
-# Each position of a cycle goes to the source that is furthest behind its weight, the earlier one on
-# ties. So a sequence number determines its source on every platform. A source with a weight too
-# small for one position is refused.
+# Each position of a cycle goes to the source that is furthest behind its weight; ties go to the
+# earlier source. So a sequence number determines its source on every platform. Sources whose weight
+# is too small for one position are refused.
 def cycle_sources(weights: Sequence[float]) -> list[int]:
     """Return the source of each position of a cycle, by exact arithmetic."""
     exact = [Fraction(weight) for weight in weights]

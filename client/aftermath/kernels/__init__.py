@@ -1,4 +1,4 @@
-"""Compiled loops over arrays. They know nothing of models or runs.
+"""Compiled loops over arrays. They do not depend on models or runs.
 
-`optim` has the same in torch.
+`optim` has the same algorithms in torch.
 """

@@ -39,7 +39,7 @@ def top_k(
     and 0. `smallest` is the bit pattern of the smallest fp32 that counts as nonzero. Overwrite the
     buffers magnitudes [n], places [n] and some [2 n].
     """
-    # Without its sign, an fp32 compares as an integer, and integer compares are fast.
+    # Without their signs, fp32 numbers compare like integers, and integer compares are fast.
     n = len(values)
     topk = len(indices)
     bits = values.view(np.uint32)
@@ -57,7 +57,7 @@ def top_k(
         else:
             some[:n] = magnitudes
         many = n if count < 0 else count
-        if many >= topk:  # even at equality the candidates have a border of their own
+        if many >= topk:  # the candidates include the top-k, so search only among them
             border = _largest(some, many, topk)
             if border >= least:
                 least = border
@@ -92,7 +92,7 @@ def _candidates(
 ) -> int:
     """Collect magnitudes that can be in the top-k, with their places, and return the count."""
     # The k-th largest column maximum is at most the k-th largest number, so only columns that
-    # reach it can hold candidates, which are hardly more than k.
+    # reach it can hold candidates. There are hardly more than k.
     n = len(magnitudes)
     maxima = some[n : n + columns]
     kept = some[n + columns : n + 2 * columns]

@@ -27,8 +27,8 @@ _typed: list[tuple[Any, str]] = []
 
 def _cache_path() -> Path:
     """Return the cache directory for these sources, this compiler and this processor."""
-    # numba checks only a kernel's own file and not the kernels it calls, so hash all sources.
-    # Do so in NUMBA_CACHE_DIR too: an older client's kernels may be there.
+    # numba checks only a kernel's own file, not the kernels it calls. So hash all sources, also for
+    # NUMBA_CACHE_DIR, which may contain an older client's kernels.
     key = hashlib.sha256(f"{_HERE} {numba.__version__} {binding.get_host_cpu_name()}".encode())
     for source in sorted(_HERE.glob("*.py")):
         key.update(source.read_bytes())

@@ -42,7 +42,7 @@ def unavailable_reason() -> str | None:
 def run_parallel(tasks: Iterable[Callable[[], object]]) -> None:
     """Run all tasks on as many threads as torch uses, and raise the first error.
 
-    Return or raise only when no task runs any more: the caller may free their arrays then.
+    Return or raise only when no task is running, because the caller may then free their arrays.
     """
     # Tasks share nothing and release the interpreter's lock, so plain threads suffice.
     all_tasks = list(tasks)

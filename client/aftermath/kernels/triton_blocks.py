@@ -7,7 +7,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
-# A step is a division, a multiplication and a rounding, each of IEEE, so Triton fuses none.
+# A step is a division, a multiplication and a rounding. Each must follow IEEE, so forbid fusing.
 EXACT: dict[str, Any] = {"enable_fp_fusion": False}
 """The options of every kernel call."""
 
@@ -118,8 +118,8 @@ def _counted(
     STEPS: tl.constexpr,
 ) -> tl.tensor:
     """Return the sums and counts of a block's votes by lane, both int64."""
-    # A lane searches each member's ascending votes for its own place, so nothing is scattered:
-    # no atomics, no extra memory, and members add up in their order.
+    # Each lane searches every member's ascending votes for its own position. So there are no
+    # scattered writes, no atomics and no extra memory, and members are added in order.
     sums = lanes.to(tl.int64) * 0
     counts = lanes.to(tl.int64) * 0
     for member in range(members):

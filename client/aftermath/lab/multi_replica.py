@@ -1,8 +1,8 @@
 """Train all replicas of a run in one process with the members' own code.
 
-Every result is encoded to bytes and decoded. The network between members decides only which results
-are accepted; here the caller decides that. With an overlap of 1, the results of a round are applied
-after the next round was trained, as in a run.
+Every result is encoded to bytes and decoded. In a run, the network between members affects only
+which results are accepted; here the caller decides that. With an overlap of 1, the results of a
+round are applied after the next round was trained, as in a run.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Make a recipe from settings, a config file and defaults.
 
 An optimizer other than the config's needs its own learning rate, because rates of different
-optimizers are not comparable. Clipping always comes from the config. Members cut the model into the
-levels of the config, or into as many as the smallest tier needs.
+optimizers are not comparable. Clipping always comes from the config. The model is cut into the
+config's number of levels, or without a config into as many as the smallest tier needs.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def recipe_of(said: LabSettings) -> Recipe:
     if max(tiers) >= levels:
         raise UsageError(
             f"--tiers {said.tiers}: the config cuts its model into tiers 0 to {levels - 1}",
-            "Name those, or raise tiers in [model.LLM.matformer]",
+            "Name only these tiers, or raise tiers in [model.LLM.matformer]",
         )
     batch = _batch(said, config)
     if said.reject and not settings.EXCHANGED:
@@ -92,7 +92,7 @@ def recipe_of(said: LabSettings) -> Recipe:
 
 
 def _overlap(said: LabSettings, config: RunConfig | None, settings: Optimizer) -> int:
-    """Return --overlap, else the config's if it has this optimizer, else the default."""
+    """Return --overlap, else that of a config with this optimizer, else the default."""
     if not settings.EXCHANGED:
         return 0
     if said.overlap is not None:
@@ -203,9 +203,9 @@ def _optimizer(said: LabSettings, config: RunConfig | None) -> Optimizer:
 def _with_options(
     said: LabSettings, optimizer: type[Optimizer], values: Mapping[str, Any]
 ) -> Optimizer:
-    """Return the optimizer of these values of its keys, changed by the user's options.
+    """Return the optimizer with these key values, changed by the user's options.
 
-    Raises UsageError for an option of another optimizer, and for a value that no run takes.
+    Raises UsageError for an option of another optimizer, and for a value that no run accepts.
     """
     known = options_of(optimizer)
     changed = dict(values)
@@ -231,7 +231,7 @@ def _with_options(
 
 
 def _check_rate(said: LabSettings, given: Optimizer) -> None:
-    """Raise UsageError for an option with which the config's learning rate does not fit."""
+    """Raise UsageError for an option that makes the config's learning rate unsuitable."""
     for name, setting in options_of(type(given)).items():
         if setting.words and name in said.options:
             changed = replace(given, **{setting.name: said.options[name]})
@@ -343,7 +343,7 @@ def _numbers(option: str, text: str, least: int, most: int) -> tuple[int, ...]:
     )
     if not all(least <= number <= most for number in numbers):
         raise UsageError(
-            f"{option} {text!r} must be whole numbers from {least} to {most} with commas between",
+            f"{option} {text!r} must be whole numbers from {least} to {most}, separated by commas",
             f"For example {option} {least},{least + 1}",
         )
     return numbers

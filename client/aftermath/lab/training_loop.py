@@ -2,7 +2,7 @@
 
 A resumed training continues from its last saved state. Events after that state are removed, because
 their steps are repeated with equal numbers. The first state is saved before the first step, so that
-a full disk is found at once. Only the same command resumes; any other is refused.
+a full disk shows at once. Only the same command resumes a training; any other is refused.
 """
 
 from __future__ import annotations
@@ -272,7 +272,7 @@ class Course:
                 self._tokens += event.tokens if isinstance(event, lab_events.Step) else 0
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OSError) as error:
             raise CheckpointError(
-                f"{log} is damaged: {error!r}", "Name another --out, or remove this one"
+                f"{log} is damaged: {error!r}", "Pass another --out, or remove this directory"
             ) from None
 
 

@@ -94,13 +94,15 @@ class CheckpointWriter:
         self._sending: _SavedModel | None = None
         self._next: _SavedModel | None = None
         self._checked: Checkpoint | None = None  # the last Hub checkpoint that passed the check
-        # a Hub checkpoint that got no answer, and the epoch of that check
+        # the Hub checkpoint whose check got no answer, and the epoch of that check
         self._silent_hub: tuple[Checkpoint, int] | None = None
         self._named_step = -1  # step of the chain's checkpoint when this member last kept one
-        self._failed_step = -1  # the step whose failure was last warned of
+        self._failed_step = -1  # step of the last warning about a failed save
         self._attested: list[Path] = []  # directories of models that members attested, newest last
         self.saved_step: int | None = None
-        """Steps of the newest epoch's model, once it is saved (without a directory: uploaded)."""
+        """Step of the newest epoch's model once it is saved to disk, or uploaded if there is no
+        directory.
+        """
         if archive.hub is not None and archive.directory is None:
             sweep()
 
@@ -115,10 +117,9 @@ class CheckpointWriter:
         return not self._role.tier and bool(self._archive.directory or self._archive.hub)
 
     async def keep(self, run: Run, replica: Replica, hashes: Mapping[int, bytes]) -> bool:
-        """Save the model with which `run` ended its epoch. Return when the replica may change
-        again.
+        """Save the model of the epoch that `run` ended. Return once the replica may change again.
 
-        Return False after a warning if writing failed; a later try may succeed.
+        Return False after a warning if writing failed. The caller may retry.
         """
         if not self.keeps:
             return True
@@ -148,12 +149,12 @@ class CheckpointWriter:
         return None if saved is None else saved.directory
 
     async def settle(self) -> None:
-        """Wait for the uploads under way."""
+        """Wait until all uploads have ended."""
         if self._uploading is not None:
             await asyncio.wait([self._uploading])
 
     async def close(self) -> None:
-        """Cancel the upload under way and the one that waits for it."""
+        """Cancel the running upload and the queued one."""
         if self._uploading is not None:
             await cancel([self._uploading])
         if self._next is not None:
@@ -193,9 +194,9 @@ class CheckpointWriter:
         config = self._role.schema.state.config
         companions = self._archive.companions
 
-        # Write on the replica's thread, so that nothing changes the parameters meanwhile. If a
-        # directory of this step holds another model, it dates from before a rewind. Move it aside
-        # unless the chain names it.
+        # Write on the replica's thread, so that the parameters do not change meanwhile. If this
+        # step's directory holds another model, it dates from before a rewind. Move it aside unless
+        # the chain names it.
         def write() -> Saved:
             return save(
                 directory,
@@ -331,9 +332,9 @@ class CheckpointWriter:
 
     async def _record_directory(self, saved: _SavedModel) -> None:
         """Record a local directory on chain, unless the run has a readable Hub checkpoint."""
-        # A member that uploads names its directory only if the upload fails or outlasts an epoch. A
-        # directory replaces a place on the Hub only if that place does not hold the run's model:
-        # any tier-0 member may have named it.
+        # A member that uploads names its directory only if the upload fails or outlasts an epoch.
+        # A directory replaces a Hub location only if that location does not hold the run's model.
+        # That can happen, because any tier-0 member may have named it.
         model = (await self._ports.coordinator.view()).model
         before, self._named_step = self._named_step, model.checkpoint_step
         if saved.scratch is not None or model.checkpoint_step > saved.run.step:
@@ -374,7 +375,7 @@ class CheckpointWriter:
             pass
         except (CheckpointError, ModelConfigError) as error:
             return error.message
-        except Exception as error:  # a stranger chose the files: refuse the place for any error
+        except Exception as error:  # a stranger may have written the files, so any error rejects it
             return f"{escaped(checkpoint.repo)} cannot be read: {type(error).__name__}: {escaped(str(error))}"
         if self._checked != checkpoint:
             self._silent_hub = checkpoint, epoch
@@ -413,7 +414,7 @@ class CheckpointWriter:
         if model.checkpoint == checkpoint or (
             newer >= 0 and checkpoint.kind is CheckpointKind.LOCAL and replaced
         ):
-            return  # our reply was lost, or another member's equal directory was first
+            return  # our reply was lost, or another member named the same directory first
         if wrong is not None:
             self._warn_unnamed(saved, f"{wrong}, and {refusal.splitlines()[0]}")
             return

@@ -1,7 +1,8 @@
-"""Closed witnesses: those that attest no result of a round announced after their message.
+"""Track which witnesses have closed a round.
 
-An announcement counts only from a seat of the run, once per seat and stored round. Nothing here
-depends on what this member did in the epoch, so a restarted member counts it too.
+A witness that closed a round attests only results announced before its closing message. A closing
+message counts only from a seat of the run, once per seat and stored round. Nothing here depends on
+what this member did in the epoch, so a restarted member counts the same messages.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from aftermath.rules.seal import Closed
 
 
 class ClosedRounds:
-    """The closed rounds that one member has heard of."""
+    """The closing messages that one member has received, by round."""
 
     def __init__(self, feed: RunFeed) -> None:
         self._feed = feed
@@ -45,12 +46,12 @@ class ClosedRounds:
             self.changed.fire()
 
     def missing(self, height: int) -> frozenset[int]:
-        """Return the witnesses of a round that are not known to be closed.
+        """Return the witnesses of a round whose closing message is missing.
 
-        Empty once a quorum is closed.
+        Empty once a quorum has closed the round.
         """
-        # Whether a seat witnesses the round is decided now, not when the message arrived: a member
-        # that leaves makes room for another.
+        # Decide now whether a seat witnesses the round, not when its message arrived: if a witness
+        # leaves, another member replaces it.
         run = self._feed.run
         attesting = run.round(run.config.judges(height))
         round_id = self._round_id(height)
@@ -62,13 +63,13 @@ class ClosedRounds:
         return missing if closed < round_quorum(attesting, attesting.elected) else frozenset()
 
     def by_quorum(self, height: int) -> bool:
-        """Return whether a quorum of the witnesses of a round's results is closed."""
+        """Return whether a quorum of the witnesses that judge a round has closed it."""
         return self.is_judged(height) and not self.missing(height)
 
     def by_number(self, height: int) -> bool:
-        """Return whether enough members of the next round closed the newest round for a quorum.
+        """Return whether as many members as a quorum have closed the newest round.
 
-        Its witnesses are not elected yet, so members are counted instead.
+        Its witnesses are not elected yet, so members of the next round are counted instead.
         """
         run = self._feed.run
         round_id = self._round_id(height)

@@ -1,6 +1,6 @@
 """Cooldown: attest the model, offer it to joiners, and have a durable checkpoint saved.
 
-A checkpoint that could not be written (a full disk) is tried again until the cooldown ends.
+If writing the checkpoint fails, for example on a full disk, it is retried until the cooldown ends.
 """
 
 from __future__ import annotations
@@ -48,12 +48,9 @@ class Cooldown:
         self._seat = seat
 
     async def live(self, run: Run) -> None:
-        """Live through the cooldown of the epoch that `run` ended. Return when the chain has left
-        it.
-        """
-        # Every elected member attests the hashes of the levels it holds; a quorum per level puts
-        # them on chain. Then comes the snapshot for joiners; members that join the next epoch
-        # earlier retry.
+        """Run the cooldown of the epoch that `run` ended. Return when the chain has left it."""
+        # Every elected member attests the hashes of the levels it holds. A quorum per level puts
+        # them on chain. The snapshot for joiners follows, and earlier joiners retry until then.
         hashes = await self._compute(self._replica.hashes)
         self._ports.events.emit(
             event_types.CooldownStarted(

@@ -1,8 +1,8 @@
-"""Limit how many results a member downloads at once, and choose whose come next.
+"""Limit how many results a member downloads at once, and choose the next author.
 
-A stalled author holds its turn until the try times out. So one author gets at most half of the
-turns, and waits behind authors that failed less often. A success makes up for one failure. Authors
-with failures share half of the turns.
+A download from a stalled author occupies its slot until it times out. So each author gets at most
+half of the slots, and authors with more failures wait longer. All authors with failures share half
+of the slots. A success makes up for one failure.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from contextlib import asynccontextmanager
 
 from aftermath.p2p.transport import TransportError
 
-_MOST_FAILURES = 16  # so that an author is on a par with others soon after a long outage
+_MOST_FAILURES = 16  # bounded, so that an author recovers soon after a long outage
 
 
 class Downloads:
-    """Hands out one member's turns to download."""
+    """Grants one member's download slots."""
 
     def __init__(self, most: int | None) -> None:
         """`most`: limit of concurrent downloads. None for no limit."""
@@ -30,7 +30,7 @@ class Downloads:
 
     @asynccontextmanager
     async def turn(self, author: bytes) -> AsyncIterator[None]:
-        """Wait for a turn to download a result of `author`, and hold the turn inside the block."""
+        """Wait for a slot to download a result of `author`, and hold it inside the block."""
         if self._most is None:
             yield
             return
@@ -53,7 +53,7 @@ class Downloads:
         except asyncio.CancelledError:
             if turn.cancelled():
                 self._waiting.remove((author, turn))
-            else:  # the turn came at the same moment
+            else:  # the slot was granted at the same moment
                 self._end(author)
             raise
 
@@ -62,11 +62,11 @@ class Downloads:
         self._grant()
 
     def _grant(self) -> None:
-        """Give out free turns: fewest failures first, among these the longest wait first."""
+        """Grant free slots to the authors with the fewest failures, then by waiting time."""
         assert self._most is not None
         half = max(1, self._most // 2)
         while self._running.total() < self._most:
-            # A future that is done was cancelled, and is about to be removed.
+            # A future that is already done was cancelled and will be removed soon.
             waiting = [entry for entry in self._waiting if not entry[1].done()]
             failed = sum(self._running[author] for author in self._failures)
             ready = [

@@ -1,8 +1,8 @@
 """Evidence that a member signed two results of one share: both signed announcements.
 
-The pair convinces anybody, since each announcement carries its signature and place in the run. The
-first pair of a member and round is kept and written to the events. While the epoch runs, members
-show it to the program, which ejects the signer.
+Anyone can check the pair, because each announcement carries its signature and its place in the run.
+This member keeps the first pair per signer and round and emits it as an event. While the epoch
+runs, members submit it to the program, which ejects the signer.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from aftermath.rules.state import MemberState
 from aftermath.rules.tick_turns import TICK_STEP, tick_order
 
 MOST = MAX_MEMBERS
-"""Pairs kept: one for every member that a run can have."""
+"""Maximum number of pairs: one for every member that a run can have."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Pair:
 
 
 def proves(pair: Pair) -> bool:
-    """Return whether one key signed two different results of one place in a run."""
+    """Return whether one key signed two different results for the same place in a run."""
     try:
         one = decode_announcement(pair.first)
         other = decode_announcement(pair.second)
@@ -64,7 +64,7 @@ def _result_of(commitment: Commitment) -> tuple[object, ...]:
 def disputed(attestations: Iterable[Attestation], roster: int) -> frozenset[int]:
     """Return the seats for which witnesses recorded different results.
 
-    A peer may have heard only one of the results, so this member asks its peers for both.
+    A peer may have received only one of the results, so this member asks its peers for both.
     """
     fingerprints: dict[int, set[Fingerprint]] = {}
     for attestation in attestations:
@@ -112,7 +112,7 @@ class Evidence:
 async def show_equivocation(ports: Ports, seat: int, commitment: Commitment, pair: Pair) -> None:
     """Submit the proof when it is this member's turn, unless the signer is already ejected.
 
-    A seeded order gives the turns. `seat` is this member's seat.
+    A seeded order determines the turns. `seat` is this member's seat.
     """
     order = [
         other

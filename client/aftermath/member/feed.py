@@ -46,7 +46,7 @@ class RunFeed:
                 self._changed.notify_all()
 
     async def follow(self, coordinator: Coordinator) -> None:
-        """Feed the coordinator's views in until cancelled."""
+        """Store the coordinator's views until cancelled."""
         async for view in coordinator.views():
             await self.put(view)
 
@@ -56,7 +56,7 @@ class RunFeed:
         return self.view
 
     async def until(self, condition: Callable[[Run], bool]) -> Run:
-        """Return the newest state as soon as it is `condition`."""
+        """Return the newest state as soon as it satisfies `condition`."""
         async with self._changed:
             await self._changed.wait_for(lambda: condition(self.run))
             return self.run

@@ -1,6 +1,6 @@
-"""Receive members' announcements: which peers may connect, and which part handles a message.
+"""Receive members' announcements, dispatch them, and control which peers may connect.
 
-An invalid message costs that message or that peer, never this member.
+An invalid message is dropped or its sender banned. It never ends this member.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class GossipListener:
             run = self._ports.feed.run
             if run.members_seq != self._members_seq:
                 members = self._ports.feed.members
-                # A dropped member may hold the only copy of a level. It still fetches the last
-                # results of the epoch.
+                # Keep dropped members: one may hold the only copy of a level, and it still fetches
+                # the epoch's last results.
                 present = members.mask(MemberState.HEALTHY) | members.mask(MemberState.DROPPED)
                 allowed = members.pending | present | run.finishers
                 self._ports.transport.set_members(
@@ -55,7 +55,7 @@ class GossipListener:
             await self._ports.feed.after(run.seq)
 
     def _report_kicks(self, members: Members) -> None:
-        """Report members that an authority has removed or barred since the last call."""
+        """Report members that an authority has removed or banned since the last call."""
         kicked = {
             member.signer: member.barred
             for member in members.seats

@@ -1,8 +1,7 @@
-"""The results that this member applies, saved as files (`optim.gradientfile`) on request.
+"""Save the results that this member applies as files (`optim.gradientfile`), if requested.
 
 A separate thread writes after a round is applied, so training and fetching never wait for a disk. A
-file appears under its name when it is complete. Failures are one warning until a write succeeds
-again.
+file gets its final name when it is complete. Consecutive failures cause only one warning.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ class GradientFiles:
         if not results:
             return
         step = results[0].commitment.step
-        # Queued payloads take memory, so no more rounds wait for a slow disk than the chain stores.
+        # Queued payloads take memory, so the queue holds at most as many rounds as the chain does.
         if len(self._writing) >= STORED_ROUNDS:
             self._warn(step, f"{directory} is slower than the rounds")
             return
@@ -52,12 +51,12 @@ class GradientFiles:
         task.add_done_callback(self._writing.discard)
 
     async def settle(self) -> None:
-        """Wait for the writes under way."""
+        """Wait until all writes have ended."""
         if self._writing:
             await asyncio.wait(self._writing)
 
     async def close(self) -> None:
-        """Cancel the writes under way."""
+        """Cancel all writes."""
         await cancel(self._writing)
 
     def _file(self, candidate: Candidate, learning_rate: float) -> GradientFile:
@@ -97,9 +96,7 @@ class GradientFiles:
 
 
 def write_files(directory: Path, files: Iterable[GradientFile]) -> None:
-    """Write results under their names into a directory, which is created. Raises
-    CheckpointError.
-    """
+    """Write results to files in a directory, and create it if needed. Raises CheckpointError."""
     with writing(directory):
         directory.mkdir(parents=True, exist_ok=True)
         for file in files:

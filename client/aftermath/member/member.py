@@ -220,7 +220,7 @@ class Member:
                 return
             if (
                 not self._checkpoints.keeps
-            ):  # a keeper reports its own failures, and uploads take time
+            ):  # a member that saves reports its own failures, and its uploads may take long
                 self._status_events.never_saved(run, view.model)
             unfinished = self._last.find_unfinished() if self._replica is None else None
             if unfinished is not None or self._takes_part(view):
@@ -231,7 +231,7 @@ class Member:
                 except Desync as reason:
                     self._ports.events.emit(
                         event_types.Warning(
-                            message=f"out of this epoch: {reason}; this member joins the next one",
+                            message=f"fell out of this epoch: {reason}; this member joins the next one",
                             until="trained",
                         )
                     )
@@ -300,7 +300,7 @@ class Member:
         )
 
     async def _epoch(self, view: View) -> None:
-        """Live through one epoch, from warm-up to the end of cooldown."""
+        """Take part in one epoch, from warm-up to the end of cooldown."""
         assert self.seat is not None
         run = view.run
         model = view.model
@@ -338,7 +338,7 @@ class Member:
         try:
             ended_run = await rounds.live()
         finally:
-            self._weight = rounds.time.weight  # also for a member that fell out because it was slow
+            self._weight = rounds.time.weight  # even if this member fell out because it was slow
         if ended_run is not None:
             await self._cool_down(ended_run, replica)
 
@@ -397,7 +397,7 @@ class Member:
             await self._last.keep_copy(self.seat, self._replica, self._rounds.step)
 
     def _take_replica(self) -> Replica | None:
-        """Return and drop the replica, so that an outdated one frees its memory."""
+        """Return the replica and drop the reference, so that an outdated one frees its memory."""
         replica = self._replica
         self._replica = None
         return replica
@@ -422,15 +422,15 @@ class Member:
         if in_epoch and between:
             return  # the run's state is outdated: the view of a new epoch is about to arrive
         if not await self._membership.turn(run) or (await self._newest()).seq != run.seq:
-            return  # the decision was about a past state
+            return  # the run has changed since the decision
         if in_epoch:
-            self._forget_replica()  # an epoch runs without us, and the others wait until we say so
-        # A queued member only corrects its declaration. Declaring it stateless again would cost
-        # it an epoch that has begun meanwhile.
+            self._forget_replica()  # the epoch runs without us, and the others wait until we rejoin
+        # A queued member only corrects its declaration. If it declared itself stateless again, it
+        # would lose an epoch that has begun meanwhile.
         await self._join(run, corrects=me is not None and me.pending and not in_epoch)
 
     async def _make_room(self) -> None:
-        """Leave the running epoch at once: the next chance to join may be far away."""
+        """Leave the running epoch at once, because the next chance to join may be far away."""
         with contextlib.suppress(Unavailable, Refused):
             await self._membership.leave()
 

@@ -1,7 +1,7 @@
 """A member's seat in the run: joining and leaving.
 
 A member that keeps losing its seat (to another process with its wallet, or because it never
-delivers) joins ever more rarely. A pause by the owner takes all seats and does not count.
+delivers) rejoins with growing delays. A pause by the owner takes all seats and does not count.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class MembershipRequests:
 
     @property
     def has_sent_join(self) -> bool:
-        """Return whether a join was sent. It may have given a seat that no view shows yet."""
+        """Return whether a join was sent. The seat may exist although no view shows it yet."""
         return self._sending is not None
 
     def completed(self) -> None:
-        """Record that an epoch was completed: the next join need not wait."""
+        """Record that an epoch was completed, so that the next join need not wait."""
         self._pause = 0.0
 
     def halted(self) -> None:
@@ -91,8 +91,8 @@ class MembershipRequests:
 
     async def leave(self) -> bool:
         """Leave the run. Return whether there was a seat. Raises Unavailable, Refused."""
-        # A join that was sent may still land, so it is never cancelled with its caller, and leaving
-        # waits for it. Otherwise the run would count on a member that is gone.
+        # A join that was sent may still land. So cancelling the caller does not cancel it, and
+        # leaving waits for it. Otherwise the run would count on a member that is gone.
         sending = self._sending
         had_seat = False
         self._gave_up = True

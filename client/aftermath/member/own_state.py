@@ -1,7 +1,7 @@
 """Merkle roots of the local optimizer state for commitments, and a server for its blocks.
 
-The state is hashed on a thread of its own after a share was trained, and copied for others once the
-result is announced. Both happen before the next share, which changes it.
+A separate thread hashes the state after each share. Once the result is announced, the state is
+copied for peers. Both happen before the next share, which changes the state.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ class OwnState:
         self._warned = False
         self._tree: Tree | None = None
         self._unrevealed: dict[tuple[int, int], bytes] = {}
-        """Roots by epoch and height of states that nobody may ask for yet."""
+        """Roots of states that peers may not request yet, by epoch and height."""
         self._revealed = (-1, -1)
         self.last_root: StateRoot | None = None
         """The last published root of the replica's state. None if there is no state."""
 
-    # A share that was given up leaves the state unchanged, so the last published root stays valid.
+    # An abandoned share leaves the state unchanged, so the last published root stays valid.
 
     def begin(self, root: StateRoot | None) -> None:
-        """Continue from the state with the root `root`, or from no state."""
+        """Continue from the state with this root, or without a state."""
         self.last_root = root
         self.withdraw()
 
@@ -56,9 +56,9 @@ class OwnState:
         return PrivateRoots(NOTHING if before is None else before.root, tree.root, since)
 
     async def offer(self, replica: Replica) -> None:
-        """Copy the last hashed state, for others to ask for after the reveal.
+        """Copy the last hashed state. Peers may request it after the reveal.
 
-        Without memory for a copy, a warning says so, and nobody can ask for that state.
+        If there is no memory for a copy, emit a warning. Peers then cannot request that state.
         """
         if (tree := self._tree) is None or (last_root := self.last_root) is None:
             return

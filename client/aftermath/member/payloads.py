@@ -1,8 +1,8 @@
 """The payloads of announced results: fetched from any holder, checked, decoded after the reveal.
 
-Sizes come from the schema before the first byte. The hash is checked before decoding, which checks
-the rest. An invalid payload costs only its sender the round: all holders of the level find the same
-fault in the same bytes.
+The schema gives a payload's size before its first byte arrives. The hash is checked before
+decoding, which checks the rest. An invalid payload loses the round only for its sender, because all
+holders of the level find the same fault in the same bytes.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ class Candidate:
     key_announcement: bytes = b""
     """The signed announcement of the key; empty while unknown."""
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set once all levels that we hold are fetched."""
+    """Set once all levels that this member holds are fetched."""
     revealed: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once the key is known."""
     late: bool = False
-    """Whether this member, as a witness, heard of the result after it closed the round."""
+    """Whether this member, as a witness, received the announcement after it closed the round."""
     breaks_chain: bool = False
-    """Whether its private state is known not to continue from the last result."""
+    """Whether its private state is known to be discontinuous with the last result's."""
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
     tasks_for_others: list[asyncio.Task[None]] = field(default_factory=list)
     """Tasks of `fetching` that fetch for others only."""
@@ -116,7 +116,7 @@ class Payloads:
         self._for_others[height] = frozenset()
 
     def forget(self, height: int) -> None:
-        """Forget a round that no replica can need any more."""
+        """Forget a round that no replica needs any more."""
         self._fetched_by_all.pop(height, None)
         self._for_others.pop(height, None)
 
@@ -141,13 +141,11 @@ class Payloads:
         return all(level in candidate.payloads for level in concerns)
 
     def is_valid(self, candidate: Candidate) -> bool:
-        """Return whether all levels that we hold are valid, and those that we serve were
-        fetched.
-        """
+        """Return whether all held levels are valid, and all levels to serve were fetched."""
         return self.is_decoded(candidate) and self.is_fetched(candidate) and not candidate.invalid
 
     def undecoded(self, candidate: Candidate) -> list[int]:
-        """Return the levels that we hold and that are not decoded."""
+        """Return the held levels that are not decoded yet."""
         return [
             level
             for level in self.held_levels(candidate)
@@ -169,8 +167,8 @@ class Payloads:
             for level in self.levels_for_others(candidate)
         )
 
-    # Ask again for as long as the chain stores the round. Report only the first failures, since a
-    # round may last for hours.
+    # Retry while the chain stores the round. Report only the first failures, because a round may
+    # last for hours.
     async def _fetch_and_decode(self, candidate: Candidate, level: int, plan: RoundPlan) -> None:
         commitment = candidate.commitment
         seconds = await self._fetch_until_done(candidate, level, plan)
@@ -189,7 +187,7 @@ class Payloads:
         )
 
     async def _fetch_until_done(self, candidate: Candidate, level: int, plan: RoundPlan) -> float:
-        """Fetch a level. Return the seconds that the last try took."""
+        """Fetch a level, with retries. Return the seconds that the last attempt took."""
         commitment = candidate.commitment
         pauses = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
         started = self._ports.clock.monotonic()

@@ -16,12 +16,14 @@ from aftermath.p2p.transport import Transport
 
 
 class Desync(Exception):
-    """This member has missed something for good. It skips the epoch and joins the next one."""
+    """This member missed something that it cannot recover. It gives up this epoch and joins the
+    next one.
+    """
 
 
 @dataclass(frozen=True)
 class Ports:
-    """Everything outside of one member."""
+    """One member's interfaces to the outside: chain, peers, clock and events."""
 
     coordinator: Coordinator
     feed: RunFeed

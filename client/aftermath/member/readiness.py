@@ -1,8 +1,8 @@
 """Readiness: which members have the model in this warm-up, and the witness's report of it.
 
-A witness waits for all reachable members, and only a little for the others. If the model comes from
-peers, it waits for half of the warm-up once two thirds of the members by number and weight are
-ready, and longer only while a peer fetches the model from it.
+A witness waits for all reachable members, and a few seconds for the others. If the whole model
+comes from peers, two thirds of the members by number and weight are enough after half of the
+warm-up, unless a peer still fetches the model from this witness.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from aftermath.rules.run import Run
 from aftermath.rules.state import MemberState, ModelSource
 
 _PATIENCE = 5.0  # seconds that a ready witness waits for unreachable members
-_LATELY = 10.0  # seconds; a member that fetches from several peers asks each now and then
+_LATELY = 10.0  # seconds; a member that fetches from several peers asks each only now and then
 _LOOK_AGAIN = 1.0
 
 
@@ -32,9 +32,9 @@ class Readiness:
 
     def hear(self, announcement: Ready) -> None:
         """Record an announcement whose signature was checked."""
-        # Store readiness by signing key and wallet, not by the named seat: several seats on chain
-        # may claim one key. Keep only a key's last wallet, so that invented wallets cannot fill
-        # our memory.
+        # Store readiness by signing key and wallet, not by the named seat, because several seats
+        # on chain may claim one key. Keep only a key's last wallet, so that invented wallets cannot
+        # fill the memory.
         self._ready.setdefault(announcement.epoch, {})[announcement.sender] = announcement.signer
         self.changed.fire()
 
@@ -50,7 +50,9 @@ class Readiness:
 async def announce_ready(
     ports: Ports, role: Role, readiness: Readiness, run: Run, seat: int
 ) -> None:
-    """Announce readiness, and as a witness tell the chain once all are ready or out of reach."""
+    """Announce readiness. A witness also reports on chain once all members are ready or
+    unreachable.
+    """
     me = Ready(
         sender=ports.transport.node_id,
         signer=ports.coordinator.wallet,
@@ -64,7 +66,7 @@ async def announce_ready(
 
 
 async def _witness(ports: Ports, readiness: Readiness, run: Run, seat: int) -> None:
-    """Tell the chain when all are ready, if this member is or becomes a witness."""
+    """Report on chain when all members are ready, if this member is or becomes a witness."""
     duty = Duty(
         ports,
         "the report that this member is ready",
@@ -105,8 +107,8 @@ def _all_ready(
     most_suffice: bool,
 ) -> bool:
     """Return whether to stop waiting. `most_suffice`: whether two thirds are enough."""
-    # One member that never reports ready must not cost every epoch a whole warm-up. When members
-    # load a durable checkpoint, nobody sees their progress, so they get the whole warm-up.
+    # A member that never becomes ready must not stretch every warm-up to its full time. When
+    # members load a durable checkpoint, peers cannot see progress, so they get the full time.
     waiting = list(bitmap.seats(run.current.roster & members.mask(MemberState.HEALTHY)))
     identities = {seat: (members.seats[seat].p2p, members.seats[seat].signer) for seat in waiting}
     ready = readiness.of(run.epoch)
@@ -121,7 +123,7 @@ def _all_ready(
 
 
 def whole_from_peers(run: Run) -> bool:
-    """Return whether members fetch the whole model from peers, which peers can see."""
+    """Return whether members fetch the whole model from peers, so that peers see progress."""
     return (
         run.model_source is ModelSource.PEERS
         and not run.levels_lost
@@ -140,7 +142,7 @@ class _Reading:
         self._at = float("-inf")
 
     def lately(self) -> bool:
-        """Return whether a peer fetched recently. Call often: it samples."""
+        """Return whether a peer fetched recently. Call it often, because it samples a counter."""
         sent = self._ports.transport.stats().sent["blob"]
         now = self._ports.clock.monotonic()
         if sent > self._sent:

@@ -1,9 +1,9 @@
 """The announced results of recent rounds, and which of them passed the checks.
 
-An announcement counts only if it matches its sender's assignment (`RoundPlan.admits`). For a
-witness, a member has delivered nothing if it signed two results of one round, or if its private
-state does not continue from its last result (`member.state_chain`). A result that a quorum accepted
-is applied anyway.
+An announcement counts only if it matches its sender's assignment (`RoundPlan.admits`). A witness
+attests no result of a member that signed two results of the round, or whose private state does not
+continue from its last result (`member.state_chain`). A result that a quorum accepted is applied
+anyway.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from aftermath.rules.seal import Closed, Key, ResultPlace
 Fetch = Callable[[Candidate, RoundPlan], Coroutine[Any, Any, None]]
 
 TOPIC = "commitments"
-_MAX_UNASSIGNED = 16  # a peer's unassigned announcements in one round before it is barred
+_MAX_UNASSIGNED = 16  # a peer's unassigned announcements in one round before it is banned
 _MAX_PER_MEMBER = 2  # two different commitments of one member in one round prove a lie
 _UNASSIGNED = "not what it was assigned"
 CLOSED_ON = "it was announced after this witness was closed"
@@ -67,7 +67,7 @@ class Results:
         self._early: dict[int, dict[bytes, dict[bytes, Commitment]]] = {}
         self._refused: dict[int, dict[int | None, set[bytes]]] = defaultdict(dict)
         self._keys: dict[int, dict[int, tuple[Key, bytes]]] = defaultdict(dict)
-        """Keys by height and seat whose result was not heard of yet."""
+        """Keys that arrived before their result, by height and seat."""
         self._closed: set[int] = set()
         self._state_chain = StateChain()
         self.closed_rounds = ClosedRounds(ports.feed)
@@ -169,9 +169,9 @@ class Results:
     ) -> None:
         """Record an announcement if it matches its sender's assignment.
 
-        `accepted`: the chain says it is the right one. `relayed`: another peer passed it on. A
-        member is charged only for its own messages, because anybody can pass on what it signed in
-        another attempt at the round.
+        `accepted`: the chain accepted this result. `relayed`: another peer sent it. Only a member's
+        own messages count against it, because anyone can relay what it signed in another attempt at
+        the round.
         """
         plan = self._plans.get(commitment.height)
         if plan is None or commitment.epoch != self._epoch:
@@ -195,7 +195,7 @@ class Results:
                 )
             )
             self.evidence.add(commitment, candidates[0].raw, raw)
-        # A witness rejects results announced after it closed the round: they could be copies.
+        # A witness rejects results announced after it closed the round, because they may be copies.
         candidate = Candidate(commitment, raw, digest, late=commitment.height in self._closed)
         candidates.append(candidate)
         if candidate.late:
@@ -263,8 +263,8 @@ class Results:
     def _refuse(self, commitment: Commitment, raw: bytes, plan: RoundPlan) -> None:
         """Report a member's first unassigned announcement of a round. Ban a peer that continues.
 
-        The reported seat is the one with the sender's key and wallet, not the named one: anybody
-        can register another member's key on chain, but cannot sign with it.
+        The reported seat is the one with the sender's key and wallet, not the named one: anyone can
+        register another member's key on chain, but cannot sign with it.
         """
         sender = (commitment.sender, commitment.signer)
         seat = next(
@@ -283,7 +283,7 @@ class Results:
         refused.add(raw)  # signed, so only the sender can add to them
         if len(refused) > _MAX_UNASSIGNED:
             refused.pop()
-            if seat is None:  # many keys share this entry, and peers can relay anybody's
+            if seat is None:  # many keys share this entry, and peers can relay anyone's
                 return
             self._ports.transport.bar(
                 commitment.sender,
@@ -326,7 +326,7 @@ class Results:
                 )
 
     def stop_for_others(self, height: int) -> None:
-        """Stop fetching for others: this witness has attested, or its time is over."""
+        """Stop fetching for others, because this witness has attested or its time is over."""
         if height not in self._plans:
             return
         self.payloads.stop_for_others(height)
@@ -374,25 +374,21 @@ class Results:
         }
 
     def fetched(self, height: int) -> frozenset[int]:
-        """Return the seats whose result was fetched, revealed or not, or is known to be
-        worthless.
-        """
+        """Return the seats whose result was fetched (revealed or not) or is known to be invalid."""
         by_seat = self._candidates.get(height, {}).items()
         return frozenset(
             seat for seat, c in by_seat if _worthless(c) or self.payloads.is_fetched(c[0])
         )
 
     def settled(self, height: int) -> frozenset[int]:
-        """Return the seats whose result is attestable or known to be worthless: nothing is
-        missing.
-        """
+        """Return the seats whose result is attestable or known to be invalid."""
         by_seat = self._candidates.get(height, {}).items()
         return frozenset(
             seat for seat, c in by_seat if _worthless(c) or self.payloads.is_valid(c[0])
         )
 
     def sealed(self, height: int) -> frozenset[int]:
-        """Return the seats whose announced result has no known key."""
+        """Return the seats whose result is announced but whose key is unknown."""
         return frozenset(
             s
             for s, candidates in self._candidates.get(height, {}).items()

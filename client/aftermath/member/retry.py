@@ -1,8 +1,8 @@
 """Calls to the chain that are retried while the run still wants them.
 
 An unreachable RPC node is retried with a doubling backoff. A refusal by the program is final;
-callers say which refusals mean "already done". A refused duty is a warning: it costs this member's
-vote, not its life.
+callers list the refusals that mean "already done". A refused duty only emits a warning: this member
+loses a vote and continues.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ async def persist(
     still_wanted: Callable[[], bool],
     done_if: frozenset[Refusal] = frozenset(),
 ) -> bool:
-    """Retry `call` until it succeeds. Return False if it is no longer `still_wanted`, or refused as
-    in `done_if`.
+    """Retry `call` until it succeeds. Return whether it did.
 
-    Raises Refused for any other refusal.
+    Return False if it is no longer `still_wanted`, or if a refusal is in `done_if`. Raises Refused
+    for any other refusal.
     """
     pauses = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
     while still_wanted():
@@ -66,7 +66,7 @@ class Duty:
         self._not_before = float("-inf")
         self._warned = False
         self.refused = False
-        """Whether it was refused for good: only another state of the run can change that."""
+        """Whether the refusal is final, so that only another state of the run can change it."""
 
     @property
     def due(self) -> bool:

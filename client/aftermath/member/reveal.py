@@ -36,7 +36,7 @@ class Reveals:
         """The newest places whose key was revealed."""
 
     async def live(self) -> NoReturn:
-        """Reveal each key when its time has come, until cancelled."""
+        """Reveal each key as soon as that is safe, until cancelled."""
         feed = self._ports.feed
         while True:
             run = feed.run
@@ -47,7 +47,7 @@ class Reveals:
             await first_of(self._results.closed_rounds.changed.wait(), feed.after(run.seq))
 
     async def close_round(self, plan: RoundPlan, seat: int) -> None:
-        """Announce as a witness that it attests no result announced from now on."""
+        """Announce, as a witness, that it will attest no result announced from now on."""
         self._results.close_round(plan.header.height)
         closing = Closed(
             sender=self._ports.transport.node_id,
@@ -59,8 +59,8 @@ class Reveals:
         self._results.closed_rounds.hear(closing, raw)
 
     async def leave(self) -> None:
-        """Reveal the keys of results that nobody can copy any more, before this member leaves."""
-        # A member that has announced a result of the round can announce no other, so it cannot copy
+        """Reveal, before leaving, the keys of results that nobody can copy any more."""
+        # A member that has already announced its result of the round cannot announce a copy of
         # ours.
         for place in self._results.unrevealed():
             if self._all_announced(place.height):
@@ -69,15 +69,16 @@ class Reveals:
 
     def _may_reveal(self, height: int) -> bool:
         """Return whether a copy of a result of a round can no longer be credited."""
-        # If the chain is out of reach, a quorum's number of closed witnesses and announcements of
-        # all members also suffice. Otherwise this member would lose what it delivered.
+        # If the chain is unreachable, the witnesses are unknown. Then it is enough that as many
+        # members as a quorum closed the round and that all members announced their results.
+        # Otherwise this member would lose what it delivered.
         closed_rounds = self._results.closed_rounds
         return closed_rounds.by_quorum(height) or (
             closed_rounds.by_number(height) and self._all_announced(height)
         )
 
     def _all_announced(self, height: int) -> bool:
-        """Return whether every member has announced a result, so that a second is provable."""
+        """Return whether every member has announced a result, so that a second one is provable."""
         plan = self._results.plan(height)
         return plan is not None and plan.owing <= self._results.announced(height)
 

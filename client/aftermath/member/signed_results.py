@@ -29,13 +29,15 @@ _Line = tuple[str, int, int, int, int, str]
 
 
 class SignedResults:
-    """The digests that this member has signed, by place. Without a directory they end with the
-    process.
+    """The digests that this member has signed, by place.
+
+    Without a directory they are lost when the process ends.
     """
 
     def __init__(self, directory: Path | None = None, key: bytes = b"") -> None:
-        """Read what was signed with the p2p key `key`. Raises Unsuitable if that is damaged or
-        cannot be kept.
+        """Read what was signed with the p2p key `key`.
+
+        Raises Unsuitable if the record is damaged or not writable.
         """
         self._digests: dict[ResultPlace, bytes] = {}
         self._epochs: dict[str, int] = {}
@@ -58,10 +60,9 @@ class SignedResults:
             ) from None
 
     def record(self, place: ResultPlace, digest: bytes) -> bool:
-        """Record a signature, on disk before returning. Return whether no other result of its place
-        is signed.
+        """Record a signature on disk. Return False if another result of its place is signed.
 
-        Raises OSError if it cannot be written. Then the result must not be announced.
+        Raises OSError if writing fails. The result must not be announced then.
         """
         known = self._digests.get(place)
         if known is not None:
@@ -125,7 +126,7 @@ class SignedResults:
             except (Malformed, ValueError):
                 self._digests = known
                 raise Unsuitable(
-                    f"line {number} of {file} is damaged: it tells which results were signed with this p2p key",
+                    f"line {number} of {file} is damaged: the file records the results signed with this p2p key",
                     "Take part with another key: --identity-secret-key-path FILE",
                 ) from None
         self._lines = len(lines)

@@ -82,8 +82,7 @@ def too_slow(view: View, node_id: bytes, weight: int) -> str:
 
 def expected_share(view: View, node_id: bytes, weight: int) -> int:
     """Return the sequences of a round that a member of this weight and key would train."""
-    # The share is among the present members, and as many like them as the run waits for. It is at
-    # least one sequence.
+    # Until `init_min_clients` members are present, assume that the missing ones are like them.
     run = view.run
     members = view.members
     present = [

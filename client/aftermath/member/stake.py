@@ -44,12 +44,12 @@ class Stake:
     """Whether this member can save them to its checkpoint directory."""
 
     def sentence(self) -> str:
-        """Return the loss as a sentence without its end."""
+        """Return the loss as a sentence without its full stop."""
         steps = counted(self.steps, "trained step is", "trained steps are")
         return f"{steps} in no checkpoint, and no other member has {levels_named(self.levels)} of the model"
 
     def lost(self) -> ModelLost:
-        """Return the error of a member that leaves all the same."""
+        """Return the error of a member that leaves anyway."""
         return _model_lost(self.steps, _NEXT_TIME)
 
 

@@ -1,8 +1,8 @@
 """The chain of private optimizer states: each result's state continues from the last one's.
 
-A commitment names the member's earlier commitment that its state continues from. If that one was
-heard, its root must match, and no other heard result may lie between. A commitment that was not
-heard cannot be compared and is not a fault, because announcements get lost.
+A commitment names the member's earlier commitment that its state continues from. If this member
+received that one, its root must match, and no other received result may lie between. A missing
+commitment is not a fault, because announcements get lost.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class StateChain:
                 del self._roots[signer]
 
     def hear(self, commitment: Commitment) -> None:
-        """Record a commitment's root. Two of one place are the signer's fault."""
+        """Record a commitment's root. If a signer commits to two for one round, keep both."""
         roots = self._roots.setdefault(commitment.signer, {})
         roots.setdefault((commitment.epoch, commitment.height), set()).add(commitment.private.after)
         if len(roots) > _PLACES:

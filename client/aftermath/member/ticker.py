@@ -1,7 +1,7 @@
-"""Ticking: every member watches the next deadline, and a seeded ranking orders their tries.
+"""Tick the run: every member watches the next deadline, and a seeded ranking orders their attempts.
 
 Deadlines are in chain time; the machine's clock only measures waiting. The run is read again before
-every tick, which saves the fee if another member was first, and detects an outage.
+every tick. That saves the fee if another member was first, and detects an outage.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Ticker:
         self._state: tuple[RunState, int] | None = None
 
     async def run(self) -> None:
-        """Tick whenever it is due and nobody did it before, until cancelled."""
+        """Tick whenever a tick is due and no other member was first, until cancelled."""
         while True:
             view = self._feed.view
             run = view.run
@@ -67,7 +67,7 @@ class Ticker:
         """Delay ticks by the state's duration after an outage or a stall.
 
         The cause may have affected all members. The delay lets them retry attestations before
-        anybody ticks, so an outage does not discard a round or an epoch's model. It starts when the
+        anyone ticks, so an outage does not discard a round or an epoch's model. It starts when the
         chain answers again.
         """
         returned = max(self._attention.woke(), self._coordinator.back())

@@ -241,7 +241,7 @@ class LastMember:
                 )
             hashes = await self._workers.compute(replica.hashes)
             await self._checkpoints.keep(ended_run, replica, hashes)
-            if self._checkpoints.saved_step is None:  # the disk is full; an upload takes its time
+            if self._checkpoints.saved_step is None:  # not written yet, or still uploading
                 await self._ports.clock.sleep(pauses.next())
 
     async def newest_model(self) -> Model:

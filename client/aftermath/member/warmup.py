@@ -88,7 +88,7 @@ class WarmUp:
                 )
                 self.used_own_replica = True
                 return replica
-            # Keep the levels that pass the check: nobody else may have them.
+            # Keep the levels that pass the check, because this member may be their only holder.
             self._reuse_levels(replica, hashes)
         del replica
         source = await first_of(self._load(), self._give_up())
@@ -98,11 +98,11 @@ class WarmUp:
         return await self._workers.compute(lambda: self._origin.replica(self._weights))
 
     async def _give_up(self) -> NoReturn:
-        """Raise Desync once it is too late for a replica, even if a slow source still delivers."""
+        """Raise Desync once a replica comes too late, even if a slow source still delivers."""
 
         def too_late(now: Run) -> bool:
             is_over = now.epoch != self._run.epoch or now.state is RunState.COOLDOWN
-            # the chain no longer stores the first rounds
+            # Later, the chain no longer stores the first rounds.
             return is_over or now.current.height >= STORED_ROUNDS
 
         await self._ports.feed.until(too_late)
@@ -142,7 +142,7 @@ class WarmUp:
                 failing = float("inf")
                 missing = len(self._missing)
             failing = min(failing, clock.monotonic())
-            # Saying so on chain before the warm-up is over saves the other members' time.
+            # Leaving on chain before the warm-up is over saves the other members' time.
             if clock.monotonic() >= failing + max(self._run.config.warmup_time / 2, _LEAST_TRIED):
                 raise NoModel("no source has delivered the model for half of the warm-up's time")
             await first_of(
@@ -267,7 +267,7 @@ class WarmUp:
         }
         if len(hashes) == len(
             levels
-        ):  # else only the place that the chain names is the same for all
+        ):  # otherwise only the location on chain is the same for all members
             self._weights = self._weights or await self._workers.compute(self._origin.blank)
             await self._fetch(hashes, among=-1)
         return not self._missing
@@ -281,7 +281,7 @@ class WarmUp:
         model = self._ports.feed.model
         reasons = list[Exception]()
         own_copies = self._own_copy(steps_before(model.checkpoint_step))
-        # the current one first
+        # The current location comes first.
         locations = [
             recorded.checkpoint
             for recorded in model.recorded
@@ -306,14 +306,14 @@ class WarmUp:
                 OSError,
             ) as error:
                 reasons.append(error)
-            except Exception as error:  # an invalid place must not end this member
+            except Exception as error:  # an invalid location must not end this member
                 if is_out_of_memory(error):
                     raise
                 why = f"{type(error).__name__}: {escaped(str(error))}"
                 reasons.append(
                     ModelUnavailable(f"the checkpoint {checkpoint.repo} cannot be read: {why}")
                 )
-        raise reasons[len(own_copies)]  # the error of the current place
+        raise reasons[len(own_copies)]  # the error of the current location
 
     def _own_copy(self, step: int) -> list[Checkpoint]:
         """Return this member's own checkpoint of a step, if it has one."""

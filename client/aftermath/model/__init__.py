@@ -1,3 +1,4 @@
-"""Architecture, tiers and levels, the state schema, checkpoints. Knows no chain, no peers and no
-optimizer; of the network the Hugging Face Hub alone.
+"""Architectures, tiers and levels, the state schema, and checkpoints.
+
+It does not depend on the chain, peers or optimizers. It contacts only the Hugging Face Hub.
 """

@@ -74,7 +74,7 @@ def find(directory: Path, tier: int, strategy: Strategy = "auto") -> TierSource:
     config = config_of(document)
     (stored, _) = stored_tier(document)
     form = form_of(document)
-    config.width(tier)  # WidthNotDivisible says which widths would do
+    config.width(tier)  # WidthNotDivisible names valid widths
     if stored > 0:
         _guard_slice(directory, stored, tier, strategy)
         return TierSource(config, stored, weight_files(directory), form)

@@ -35,9 +35,7 @@ class TensorPlan:
     divided: Mapping[str, Sequence[int]]
     """Counts that the ranks must divide, by a name for error messages."""
     partial: tuple[str, ...] = ()
-    """Parameters that every rank holds but uses for its own heads only. Their gradients are
-    summed.
-    """
+    """Parameters that every rank holds but uses only for its own heads. Gradients are summed."""
     inner: Dims = field(default_factory=dict)
     """Cut matrices between a `spread` and a `summed` module."""
     spread: tuple[str, ...] = ()
@@ -59,10 +57,10 @@ TokenId = Annotated[int, Field(ge=0, lt=1 << 32)]
 
 @dataclass(frozen=True)
 class FileTensor:
-    """The part of a tensor that a file stores under a name of its own."""
+    """A part of a tensor that files store under another name."""
 
     name: str
-    """The name of the tensor."""
+    """Name of the whole tensor in the model."""
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     offset: int
@@ -78,11 +76,11 @@ class ModelConfigError(AftermathError):
     code = "model-config"
 
 
-# A config always describes the full model, tier 0; `stored_tier` says which tier a directory holds.
-# Tier k keeps the first 1/2^k of the hidden units of every feed-forward, unless the file names its
-# tiers (`model/tiers.py`). Token ids change no function and are written back. Unlike in
-# transformers, the row of the padding token learns: texts are not padded here, and a file may use
-# one token for padding and the end of a text.
+# A config always describes the full model, tier 0; `stored_tier` returns a directory's tier. Tier k
+# keeps the first 1/2^k of the hidden units of every feed-forward, unless the file names its tiers
+# (`model/tiers.py`). Token ids do not change the function and are written back. Unlike in
+# transformers, the padding token's row is trained: texts are not padded here, and one token may
+# mean both padding and the end of a text.
 class ModelConfig(BaseModel, ABC):
     """The full model's hyper-parameters, under their Hugging Face names."""
 
@@ -105,7 +103,7 @@ class ModelConfig(BaseModel, ABC):
     tie_word_embeddings: bool = False
     bos_token_id: TokenId | None = 1
     eos_token_id: TokenId | tuple[TokenId, ...] | None = 2
-    pad_token_id: int | None = Field(None, ge=-1, lt=1 << 32)  # some write -1 for none
+    pad_token_id: int | None = Field(None, ge=-1, lt=1 << 32)  # some files write -1 for none
 
     @classmethod
     @abstractmethod
@@ -231,7 +229,7 @@ class ModelConfig(BaseModel, ABC):
         _, width = stored_tier(hf_config)
         if not width:
             raise ModelConfigError("config.json: intermediate_size is missing")
-        # null says that there is none
+        # null means that there is none
         tokens = {key: hf_config[key] for key in _TOKEN_KEYS if key in hf_config}
         known = {
             key: hf_config[key] for key in cls.model_fields if hf_config.get(key) is not None
@@ -299,9 +297,9 @@ def stored_tier(hf_config: Mapping[str, Any]) -> tuple[int, int]:
     size = _positive_int(hf_config, "intermediate_size")
     tier = hf_config.get("matformer_tier")
     base = _positive_int(hf_config, "matformer_base_intermediate_size")
-    said = bool(hf_config.get("matformer_tiers"))  # then a tier's width need not be a half
+    said = bool(hf_config.get("matformer_tiers"))  # if so, a tier's width need not be a half
     if size is None and tier in (None, 0) and base is None:
-        return 0, 0  # a model that does not call it so
+        return 0, 0  # a model that uses another key for the width
     if size is None:
         raise ModelConfigError("config.json: intermediate_size is missing")
     if tier is None:

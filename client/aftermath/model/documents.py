@@ -16,7 +16,7 @@ MAX_CONFIG_BYTES = 1 << 20
 MAX_INDEX_BYTES = 64 << 20
 MAX_PART = 255
 MAX_NAME = 1024
-"""Bytes of a listed file's name: of one part, and of the whole path."""
+"""Maximum bytes of a listed file's name: one part, and the whole path."""
 _SHOWN_NAME = 120
 _NAME_ANOTHER = "Name a directory that this user may read"
 WEIGHTS_FILE = "model.safetensors"

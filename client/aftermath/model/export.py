@@ -62,7 +62,7 @@ def export_tiers(
     config.width(chosen[-1])
     base = source if out is None else out.absolute() / source.name
     if base.parent.resolve() == source.parent.resolve():
-        base = source  # however `out` is spelled: nothing is copied over what it is copied from
+        base = source  # `out` may spell the same directory differently; do not copy onto itself
     _refuse_removable(source, base)
     places = [base.with_name(f"{base.name}-tier{tier}") for tier in chosen]
     for place in [*places, *([] if base == source else [base])]:

@@ -85,8 +85,8 @@ def generate(
     return Continuation(ids[len(prompt) :], passes, guessed, cache_length)
 
 
-# The cache serves a text within the window whose positions do not depend on its length. Beyond the
-# window, each token has a window of its own, which is computed whole. Both paths give the same
+# The cache works for texts within the window if positions do not depend on the text's length.
+# Beyond that, each token gets its own window, which is computed whole. Both paths give the same
 # text, apart from ties in the last bits of logits.
 class _Text:
     """One text and a model's cache of it."""
@@ -100,7 +100,7 @@ class _Text:
         """Return logits after each of the `last` tokens, fp32 [last, V] on the CPU."""
         config = self._model.config
         cache = None
-        self._cache.cut(len(ids) - last)  # behind that may be guesses that were wrong
+        self._cache.cut(len(ids) - last)  # later entries may be of wrong guesses
         if len(ids) <= config.cacheable:
             cache = self._cache
             ids = ids[cache.length :]
@@ -109,9 +109,10 @@ class _Text:
         return logits.float().cpu()
 
 
-# A token is the argmax of logits / temperature + Gumbel noise, and the noise belongs to its
+# A token is the argmax of logits / temperature + Gumbel noise, and the noise depends only on the
 # position. A draft with the same noise guesses what the model will draw. One pass checks several
-# guesses, and the text equals the model's own. Guessing stops at the end of the window.
+# guesses, and the text equals that of the model without a draft. Guessing stops at the end of the
+# window.
 class _Draw:
     """Draws tokens, with the same noise for the same position every time."""
 

@@ -236,7 +236,7 @@ def asking(
     except HfHubHTTPError as error:
         status = error.response.status_code if error.response is not None else 0
         if status in (401, 403):
-            fix = f"A token with the rights for it is needed: {needed}"
+            fix = f"Use a token with access: {needed}"
             raise CheckpointError(f"the Hub answered {status} for {repo}", fix) from None
         raise HubAway(f"the Hub answered {status} for {repo}", "Try again later") from None
     except (

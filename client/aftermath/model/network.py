@@ -80,9 +80,9 @@ Through = Callable[..., Tensor]
 """`LanguageModel.through`."""
 
 
-# A large vocabulary's logits are never whole in memory while a network learns: the loss is a sum
-# over groups of positions, whose logits are recomputed for the gradient. With `recompute`, a layer
-# stores only its inputs, for the same bits on a CPU.
+# In training, the logits of a large vocabulary are never whole in memory: the loss is a sum over
+# groups of positions, whose logits are recomputed for the gradient. With `recompute`, a layer
+# stores only its inputs. On a CPU, the bits are the same either way.
 class LanguageModel(nn.Module, ABC):
     """The causal language model of one tier, usually made by its config's `build`."""
 
@@ -147,8 +147,8 @@ class LanguageModel(nn.Module, ABC):
     def _summed(self, hidden: Tensor, wanted: Tensor) -> Tensor:
         return F.cross_entropy(self.head(hidden).float(), wanted, reduction="sum")
 
-    # A layer's input is its own graph node, so gradients of one layer are summed before others are
-    # added. FSDP2 sums in this order, and the order decides the bits.
+    # A layer's input is its own graph node, so one layer's gradients are summed before others are
+    # added. FSDP2 sums in this order, and the order determines the bits.
     def through(self, layer: Callable[..., Tensor], *inputs: Any) -> Tensor:
         """Return `layer(*inputs)`, recomputed in the backward pass if `recompute` is set."""
         inputs = tuple(

@@ -1,6 +1,6 @@
 """The outline of a model: its `config.json` and the files of its tokenizer.
 
-A member needs nothing else of a model before it holds weights, and any member can serve it.
+Before it has weights, a member needs nothing else of a model. Any member can serve it.
 """
 
 from __future__ import annotations

@@ -39,9 +39,9 @@ PLAIN = Form()
 
 
 class FileNames:
-    """Names in a checkpoint's files, and the names of the tensors that they mean.
+    """Maps names in a checkpoint's files to names of tensors.
 
-    A file that was saved from the base model lacks the `prefix` of all names but the output head's.
+    In a file that was saved from the base model, only the output head's name has the `prefix`.
     """
 
     def __init__(self, known: Collection[str], prefix: str, ignored: Iterable[str] = ()) -> None:
@@ -56,7 +56,7 @@ class FileNames:
         return prefixed if (prefixed := self._prefix + listed) in self._known else None
 
     def is_buffer(self, listed: str) -> bool:
-        """Return whether the name is of a buffer, which transformers ignores as well."""
+        """Return whether the name is that of a buffer, which transformers ignores too."""
         return self._ignored.search(listed) is not None
 
 

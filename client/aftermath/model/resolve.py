@@ -53,7 +53,7 @@ def local_directory(checkpoint: Checkpoint) -> Path:
     except (
         RuntimeError,
         ValueError,
-    ):  # ~NAME of a user that this machine does not know, or a name that nobody has
+    ):  # ~NAME of an unknown user, or an impossible name
         raise CheckpointError(f"there is no checkpoint at {checkpoint.repo}") from None
 
 

@@ -120,13 +120,13 @@ def decimal(text: object, label: str) -> float:
 
 
 _SIZES = {"U8": 1, "F32": 4}  # bytes of an element, by its name in the format
-# bytes of the header's length; what the first tensor's place is a multiple of
+# bytes of the header's length; alignment of the first tensor
 _LENGTH = 8
 _ALIGNED = 8
 
 
-# safetensors' own writer orders metadata by chance. This header orders tensors by name, and the
-# file can be written one tensor at a time.
+# safetensors' own writer orders metadata randomly. This header orders tensors by name, and the file
+# can be written one tensor at a time.
 def header(
     tensors: Mapping[str, tuple[str, tuple[int, ...]]], metadata: Mapping[str, str]
 ) -> bytes:
@@ -143,8 +143,8 @@ def header(
 
 ELEMENT_BYTES = 4  # of the model's state, fp32
 
-# Keys of the model's config that change no tensor and no gradient, and therefore are not part of
-# the schema.
+# Keys of the model's config that change neither tensors nor gradients, and so are not part of the
+# schema.
 _NOT_IN_SCHEMA = {
     "initializer_range",
     "bos_token_id",

@@ -214,7 +214,7 @@ def _publish(directory: Path, fill: Callable[[Path], None], settle: Callable[[Pa
         fill(place)
         place.chmod(0o755)
         for path in place.iterdir():
-            if path.stat().st_nlink == 1:  # one that is linked keeps the mode that it has elsewhere
+            if path.stat().st_nlink == 1:  # a hard link would change the mode of the other name too
                 path.chmod(0o644)
             sync(path)
         sync(place)

@@ -1,6 +1,6 @@
 """The tiers that a `config.json` names (`matformer_tiers`): layers, heads and widths per tier.
 
-An entry keeps what it does not name from the tier before. A tier holds a part of the tier before.
+An entry inherits what it does not name from the tier before. Each tier is a part of the one before.
 Sources: MatFormer and its Mix'n'Match (arXiv 2310.07707) for widths; LayerDrop (arXiv 1909.11556)
 for skipped layers.
 """
@@ -90,7 +90,7 @@ def _shape(where: str, entry: object, before: TierShape, allowed: Sequence[str])
         )
     if other := next((part for part in PARTS if part in entry and part not in allowed), None):
         raise ModelConfigError(
-            f"config.json: {where} cuts {other}, which this model's tiers cannot",
+            f"config.json: {where} cuts {other}, which is not possible for this model",
             f"Name only {', '.join(allowed)}",
         )
     layers = _layers(f"{where}.layers", entry.get("layers", before.layers), before)

@@ -30,8 +30,8 @@ _LARGEST_ID = 2**32 - 1
 class Tokenizer:
     """A tokenizer from the bytes of a `tokenizer.json`. It is thread-safe.
 
-    `where` names the file in errors. `companions` are its other files by name, with the special
-    tokens.
+    `where` names the file in errors. `companions` are the tokenizer's other files by name; they
+    name the special tokens.
 
     Every call raises CheckpointError if the file is not a tokenizer or the process cannot answer.
     """

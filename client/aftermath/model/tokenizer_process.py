@@ -1,4 +1,4 @@
-"""The child process of `tokenizer`. It imports nothing that takes time or memory.
+"""The child process of `tokenizer`. It imports nothing that costs much time or memory.
 
 Messages are JSON after their length in four bytes, little-endian: first the file, then requests
 `{"text", "special"}`, `{"ids"}`, `{"token"}` and `{"id"}`. Answers are `{"is"}` or `{"error"}`.
@@ -59,7 +59,7 @@ def answer(tokenizer: Tokenizer, asked: dict[str, Any]) -> object:
 def _told(call: Callable[[], Any]) -> Any:
     try:
         return call()
-    except BaseException as error:  # a panic of the library is no Exception
+    except BaseException as error:  # a panic of the library does not derive from Exception
         raise ValueError(str(error)) from None
 
 
@@ -86,7 +86,7 @@ def _main() -> None:
 
 
 def _end_in(seconds: int) -> None:
-    """Have the system end this process after `seconds`; 0 is never. Not on Windows."""
+    """Have the system end this process after `seconds`; 0 means never. No effect on Windows."""
     if sys.platform != "win32":
         signal.signal(signal.SIGALRM, signal.SIG_DFL)  # the parent may have ignored it
         signal.alarm(seconds)
@@ -95,7 +95,7 @@ def _end_in(seconds: int) -> None:
 def _bound_memory() -> None:
     try:
         import resource
-    except ImportError:  # Windows: its time is bounded alone
+    except ImportError:  # on Windows, only the time is bounded
         return
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     most = _MOST_MEMORY if hard == resource.RLIM_INFINITY else min(_MOST_MEMORY, hard)

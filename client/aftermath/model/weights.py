@@ -35,11 +35,11 @@ FP8_KIND = "F8_E4M3"
 _SCALE_KINDS = ("F32", "BF16")
 
 
-# Files are mapped, so a tier touches only the pages that it needs: the rows of a matrix cut by
-# rows, every page of one cut by columns, nothing of a skipped layer. Shards with only skipped
-# layers may be absent. A single `model.safetensors` wins over an index, as in transformers. A
-# stored copy of a tied head must equal the embedding: versions of transformers differ in which one
-# they load.
+# Files are mapped, so a tier reads only the pages that it needs: its rows of a matrix cut by rows,
+# every page of a matrix cut by columns, nothing of a skipped layer. Shards with only skipped layers
+# may be absent. A single `model.safetensors` wins over an index, as in transformers. A stored copy
+# of a tied head must equal the embedding, because versions of transformers differ in which of the
+# two they load.
 def read_scales(
     files: Sequence[Path], shapes: Mapping[str, tuple[int, ...]], block: tuple[int, int]
 ) -> dict[str, Tensor]:
@@ -48,7 +48,7 @@ def read_scales(
     for path in files:
         try:
             with safe_open(path, framework="pt") as file:
-                for listed in file.keys():  # noqa: SIM118 - it is no dictionary
+                for listed in file.keys():  # noqa: SIM118 - it is not a dictionary
                     name = listed.removesuffix(SCALES)
                     if name == listed or name not in shapes:
                         continue
@@ -258,7 +258,7 @@ class _Parts:
         self._form = form
         self._scales = scales
         self._names = names
-        self.foreign = 0  # tensors that are no part of the model
+        self.foreign = 0  # number of tensors that are not part of the model
 
     def known(self, listed: Iterable[str], path: Path) -> list[tuple[str, str]]:
         """Return (name in the file, name of the tensor) of each parameter.

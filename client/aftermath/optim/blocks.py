@@ -1,7 +1,7 @@
 """Cut a segment into blocks. A result keeps the strongest coefficients of each block.
 
-Blocks never span two levels. A segment is cut along each dimension into the fewest equal blocks of
-at most `chunk`. The last block may extend beyond the end, where it is padded with zeros. So a
+Blocks never span two levels. Along each dimension, a segment is cut into as few equal blocks of at
+most `chunk` as possible. The last block may extend beyond the end, where zeros pad it. So a
 result's size depends on tensor sizes, not on their divisors.
 """
 
@@ -69,9 +69,9 @@ def cut(
 
     Raises SchemaError if `chunk` makes them too large, or if a segment's matrices are not adjacent.
     """
-    # Rows of the embedding and the head learn from few tokens each, and most runs can afford to
-    # keep more of them (docs/models.md). Balance vectors (`optim.moe_bias`) have blocks of one
-    # number.
+    # Each row of the embedding and the head learns from few tokens, and most runs can afford to
+    # send more of these values (docs/models.md). Balance vectors (`optim.moe_bias`) have blocks of
+    # one number.
     return tuple(
         _blocks(s, 1 if balances(s.name) else chunk, topk_embeddings if is_table(s.name) else topk)
         for s in segments
@@ -90,8 +90,8 @@ def blocks_of(state: StateSchema, optimizer: Compressed) -> tuple[Blocks, ...]:
 
 
 def _blocks(segment: Segment, chunk: int, topk: int) -> Blocks:
-    # More than two dimensions are a stack of matrices, for example of experts. No block spans two
-    # matrices.
+    # A tensor of more than two dimensions is a stack of matrices, for example of experts. No block
+    # spans two matrices.
     stacked = len(segment.shape) - 2
     if stacked > 1 and segment.dim == 1:
         raise SchemaError(
@@ -118,5 +118,5 @@ def _blocks(segment: Segment, chunk: int, topk: int) -> Blocks:
 
 
 def _edge(size: int, limit: int) -> int:
-    """Return the shortest edge that needs as few blocks as `limit` does: the least padding."""
+    """Return the shortest edge with as few blocks as `limit` gives, so that padding is least."""
     return -(-size // -(-size // limit))

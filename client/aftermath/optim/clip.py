@@ -14,9 +14,9 @@ from torch import Tensor
 
 from aftermath.base.errors import AftermathError
 
-# Squares of gradients above about 1e19 overflow fp32. In that case the gradients are multiplied by
-# this power of two before the norm. The largest fp32 becomes about 3e8. The smallest gradient that
-# can overflow the norm of 2^40 numbers stays large enough to be squared.
+# Squares of gradients above about 1e19 overflow fp32. If that happens, the gradients are multiplied
+# by this power of two before the norm. It turns the largest fp32 into about 3e8. The smallest
+# gradient that can overflow the norm of 2^40 numbers stays large enough to be squared.
 _SHRINK = 2.0**-100
 LARGEST_RESIDUAL = 1e30  # beyond it a residual or its transform could overflow fp32
 
@@ -26,7 +26,7 @@ class NonFiniteGradient(AftermathError):
 
 
 class Diverged(AftermathError):
-    """A training has diverged: its loss or its weights are not finite."""
+    """Training has diverged: the loss or the weights are not finite."""
 
     code = "diverged"
 
@@ -43,7 +43,7 @@ def clip_unread(tensors: list[Tensor], max_norm: float | None) -> Tensor:
     """Clip gradients without waiting for their device. Return their norm on that device.
 
     Without `max_norm`, only return their largest magnitude. The returned number is not finite if a
-    gradient is not finite. A norm can also overflow fp32.
+    gradient is not finite, or if the norm overflows fp32.
     """
     if max_norm is None:
         return torch.stack(torch._foreach_norm(tensors, math.inf)).amax()
@@ -73,7 +73,7 @@ def clip_gradients(grads: Mapping[str, Tensor], max_norm: float) -> tuple[float,
 
 
 def scale(gradients: list[Tensor], factors: Iterable[float]) -> None:
-    """Multiply gradients in place by one factor after the other."""
+    """Multiply gradients in place by each factor, in order."""
     for factor in factors:
         torch._foreach_mul_(gradients, factor)
 
@@ -87,7 +87,7 @@ def refuse_beyond(grads: Mapping[str, Tensor], largest: float) -> None:
         if not (low >= -largest and high <= largest):
             raise NonFiniteGradient(
                 f"the gradient of {name} is not finite or beyond {largest:.3g}",
-                "This round's result is left out; lower the learning rate if it happens again",
+                "This round's result is skipped; lower the learning rate if it happens again",
             )
 
 

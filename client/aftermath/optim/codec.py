@@ -229,7 +229,10 @@ def _whole(
 
 
 class _Checks:
-    """Checks of a payload. All are read from the device at once, because a read waits for it."""
+    """Collects checks of a payload and reads all outcomes from the device at once.
+
+    Each read waits for the device.
+    """
 
     def __init__(self) -> None:
         self._checks: list[tuple[Tensor, Callable[[], str]]] = []

@@ -1,8 +1,8 @@
 """Compiled CPU kernels for `optim.error_feedback`, `optim.sign` and `optim.mean`.
 
-The kernels need numba and tensors in CPU memory whose rows are contiguous; torch handles the rest.
-Tests compare the kernels with torch. A level is cut into tasks of whole blocks, so the number of
-threads does not change the result.
+The kernels need numba, and tensors with contiguous rows in CPU memory. torch handles all other
+cases. Tests compare both. A level is cut into tasks of whole blocks, so the number of threads does
+not change the result.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ def encode(
     smallest: float,
     bits: int,
 ) -> tuple[list[tuple[Tensor, Tensor]], list[Task]]:
-    """Return a level's next indices and values per group, and the tasks that fill them in.
+    """Return tensors for a level's next indices and values per group, and the tasks that fill them.
 
-    The tasks also update the residuals. They overwrite the tensors of `kept`, the previous result.
+    The tasks also update the residuals. They reuse the tensors of `kept`, the previous result.
     """
     from aftermath.kernels import encode as kernels
 
@@ -82,7 +82,7 @@ def encode(
 
 
 class Counted:
-    """The votes of at least one member on a level, located by block."""
+    """The votes of at least one member on a level, indexed by block."""
 
     def __init__(self, votes: Sequence[Votes], layout: LevelLayout) -> None:
         """Raise ValueError for positions outside the level."""
@@ -118,7 +118,7 @@ class Counted:
         run_parallel(partial(find, member, vote) for member, vote in enumerate(votes))
 
     def _values(self, vote: Votes) -> tuple[Tensor, Tensor | None]:
-        """Return a member's values and shifts, in the kind that all members' values have."""
+        """Return a member's values and shifts, in the dtype that all members share."""
         if self._whole:
             return vote.multiples(), None
         return vote.values.contiguous(), None if vote.shifts is None else vote.shifts.contiguous()
@@ -179,7 +179,7 @@ class Counted:
 
 
 def _bases(height: int, width: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the integer bases of two edges; that of the height is transposed."""
+    """Return the integer bases of height and width. The basis of the height is transposed."""
     tall, wide = (basis(edge, torch.float64, _CPU).numpy() for edge in (height, width))
     return np.ascontiguousarray(tall.T), wide
 

@@ -11,9 +11,9 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-# Five digits with 3 values have 3^5 = 243 codes, which take 8 bits. Three digits with 5 values have
-# 5^3 = 125 codes, which take 7 bits. Both are within 1% of the entropy. Separate index and value
-# bits would take a quarter more.
+# Five digits with 3 values have 3^5 = 243 combinations, which take 8 bits. Three digits with 5
+# values have 5^3 = 125 combinations, which take 7 bits. Both are within 1% of the entropy. Separate
+# bits for index and value would take a quarter more.
 PACKED = {1: (5, 8), 2: (3, 7)}  # value bits: (digits per code, bits per code)
 _WORD = 8  # codes per uint64
 

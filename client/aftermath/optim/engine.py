@@ -124,7 +124,7 @@ class Engine:
         self._apply.apply(results, lr)
 
     def reset(self) -> None:
-        """Forget the state of past rounds."""
+        """Reset the private state."""
         self._step.reset()
         self._result.reset()
 
@@ -136,11 +136,11 @@ class Engine:
         return _joined(self._step.state(), self._result.state())
 
     def remembered(self) -> dict[str, Tensor]:
-        """Return the state's tensors without a copy. Only training the next share changes them."""
+        """Return the state's tensors without a copy. They change only when a share is trained."""
         return _joined(self._step.remembered(), self._result.remembered())
 
     def tree(self) -> Tree:
-        """Return the Merkle tree over the state's blocks, once a share was trained."""
+        """Return the Merkle tree over the state's blocks. At least one share must be trained."""
         # in the order of tensor names
         return Tree([*self._step.digests(), *self._result.digests()])
 
@@ -151,7 +151,7 @@ class Engine:
         return (self._step if part + dot == _PRIVATE else self._result).block(inside)
 
     def sizes(self) -> dict[str, int]:
-        """Return the bytes of each state tensor, once a share was trained."""
+        """Return the size in bytes of each state tensor. At least one share must be trained."""
         return _joined(self._step.sizes(), self._result.sizes())
 
     def restore(self, state: Mapping[str, Tensor]) -> None:

@@ -132,7 +132,7 @@ class ErrorFeedback:
         smallest = SMALLEST if bits else ZERO_BELOW
         tasks = []
         chosen = {}
-        # Clear the previous result first: it must not be subtracted twice if encoding fails.
+        # Clear the previous result first, so that it is not subtracted twice if encoding fails.
         previous = self._previous
         self._previous = {}
         for level, layout in self._layouts.items():
@@ -164,8 +164,8 @@ class ErrorFeedback:
 
     def _take_back(self) -> None:
         """residual <- residual - previous result."""
-        # Subtract the previous result even if the run rejected it: its sequences are trained
-        # again, and the residual must not send their contribution twice.
+        # Subtract the previous result even if the run rejected it. Its sequences are trained again,
+        # so the residual must not send their contribution a second time.
         # For sign votes, subtract the unquantised coefficients, since a vote has no size (as
         # upstream). For lattice values, subtract what was sent, so that the rest is sent later.
         # This happens only when the next round is trained: until then a look-ahead sees the

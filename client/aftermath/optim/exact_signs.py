@@ -39,8 +39,8 @@ from aftermath.optim.vote_count import check_votes, tally
 # device, given IEEE float64 and products that are not emulated. Devices without float64 use the
 # CPU.
 #
-# A coefficient's mean divides instead of multiplying by a reciprocal from a table: only voted
-# coefficients need it, and a unanimous vote gives the same number for every count of peers.
+# The mean is a division, not a product with a reciprocal from a table: only coefficients with votes
+# need it, and a unanimous vote gives the same number for every count of peers.
 #
 # Float votes (without 1-bit) first become integers, per block: with 2^e the largest power of two
 # not above the largest magnitude that any peer sent for the block, q = round(2^(25 - e) v) (halves
@@ -52,7 +52,8 @@ from aftermath.optim.vote_count import check_votes, tally
 # such signs in 20 million, all of sums below 1e-7 (a vote is 1).
 MEAN_BITS = 26
 _BATCH = {"cpu": 1 << 18, "cuda": 1 << 23}
-"""Coefficients per transform: 2 MiB of float64 fit a CPU's cache; a GPU needs more work."""
+"""Coefficients per transform. On a CPU, 2 MiB of float64 fit the cache; a GPU needs larger batches.
+"""
 _FRACTION_BITS = 52  # of float64
 _EXPONENT_BIAS = 1023  # of float64
 

@@ -15,9 +15,9 @@ from torch import Tensor
 
 STEPS = 5
 SMALLEST = 1e-3
-# `polynomials` computes the coefficients. They are optimal for a number of steps and for the
-# smallest singular value (relative to the Frobenius norm) that should come near 1. Each polynomial
-# maps all singular values into the interval of the next polynomial. The margin covers rounding.
+# `polynomials` computes the coefficients. They are optimal for a given number of steps and for the
+# smallest singular value (relative to the Frobenius norm) that must come near 1. Each polynomial
+# maps all singular values into the interval of the next one. The margin covers rounding.
 MARGIN = 1.01
 # Singular values below this fraction of the largest are raised without being centred.
 _CUSHION = 0.02407327424182761

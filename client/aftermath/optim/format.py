@@ -55,7 +55,7 @@ class Values(StrEnum):
 
 
 def whole_bytes(bits: int) -> int:
-    """Return the bytes of a string of `bits` bits."""
+    """Return the number of bytes that hold `bits` bits."""
     return -(-bits // 8)
 
 
@@ -100,8 +100,8 @@ class ResultFormat:
     def value_bytes(self, level: int) -> int:
         """Return the bytes of a level's values.
 
-        One sign bit per entry, rounded up once; or one fp32 per entry; or on the lattice the powers
-        of two of all blocks, then each bit plane of all entries, each rounded up.
+        Signs take one bit per entry, rounded up once. Floats take one fp32 per entry. Lattice
+        values take the exponents of all blocks and each bit plane of all entries, each rounded up.
         """
         entries = sum(blocks.entries for blocks in self._apart(level))
         if self.values is Values.FLOAT:

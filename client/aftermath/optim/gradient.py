@@ -43,7 +43,7 @@ class GradientStep:
         self, sequences: Tensor, backward: Backward, lr: float, ahead_lr: float, travelling: bool
     ) -> PseudoGradient:
         """Compute the gradient at the look-ahead weights. It stays in the parameters' `grad`."""
-        del travelling  # the residual, and so the look-ahead, includes a result not applied yet
+        del travelling  # the residual includes an unapplied result, and so does the look-ahead
         with self.lookahead(ahead_lr):
             loss = finite(backward(sequences))
         grads = {name: p.grad for name, p in self._params.items() if p.grad is not None}
@@ -102,7 +102,7 @@ class GradientStep:
 
 
 def _place(params: Mapping[str, Tensor]) -> torch.device:
-    """Return where to save the parameters: their GPU if they are small for it, else the CPU."""
+    """Return where to save the parameters: on their GPU if they take little of it, else the CPU."""
     device = next(iter(params.values())).device
     if device.type != "cuda" or not torch.cuda.is_available():
         return torch.device("cpu")

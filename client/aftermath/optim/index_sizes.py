@@ -1,7 +1,6 @@
 """The sizes of index codes (`optim.index_coding`).
 
-This module does not import torch, which takes seconds to load and which an owner's commands do not
-need.
+This module does not import torch, which takes seconds to load, because an owner's commands use it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The private step of inner steps, each of the member's own optimizer.
 
 The share is cut into `inner_steps` parts (fewer if it has fewer sequences), and AdamW or Muon makes
-one step on each at the round's learning rate. The pseudo-gradient is the parameters before minus
-after these steps. The shared parameters are restored exactly.
+one step on each at the round's learning rate. The pseudo-gradient is the parameters before the
+steps minus those after. The shared parameters are restored exactly.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class InnerSteps:
         self._inner.begin()
         shared = self._copies()
         try:
-            # Otherwise the steps repeat the direction of the previous result (measured in
+            # Without this, the steps repeat the direction of the previous result (measured in
             # docs/experiments.md).
             if travelling:
                 self._ahead(ahead_lr)
@@ -122,7 +122,7 @@ class InnerSteps:
             if not size <= _LARGEST_GRADIENT:
                 raise NonFiniteGradient(
                     f"a gradient of inner step {number + 1} is not finite or beyond {_LARGEST_GRADIENT:.3g}",
-                    "This round's result is left out; lower the learning rate if it happens again",
+                    "This round's result is skipped; lower the learning rate if it happens again",
                 )
         return float(sum(own * len(part) for own, part in zip(read[0], parts, strict=True)))
 
@@ -136,7 +136,7 @@ class InnerSteps:
         }
 
     def remembered(self) -> dict[str, Tensor]:
-        """Return the moments without copies. They last over all rounds."""
+        """Return the moments without copies. They persist over all rounds."""
         return self._inner.remembered()
 
     def state(self) -> dict[str, Tensor]:

@@ -30,12 +30,12 @@ BETAS = (0.9, 0.95)
 EPSILON = 1e-8
 
 
-# This is an interface, because `parallel.sharded_inner` spreads the steps over several devices.
+# An interface, because `parallel.sharded_inner` implements the steps on several devices.
 class Inner(Remembering, Protocol):
     """Makes steps of parameters by the gradients in their `grad`."""
 
     takes_gradients_as_they_are: ClassVar[bool]
-    """Whether `step` ignores `factors`. If so, clipping does not have to read the norm."""
+    """Whether `step` ignores `factors`. If so, clipping need not wait for the norm."""
 
     def begin(self) -> None:
         """Begin a share: keep the moments so that `undo` can restore them."""

@@ -37,9 +37,10 @@ from torch import Tensor
 #   as 5.
 # - Rounding X adds noise of 0.41 / 2000 per entry, and entries are about 1 / sqrt(c). The
 #   polynomials keep singular values below 2.02, with a margin for this (`float_polar.MARGIN`).
-# - The offsets keep rounding errors random. A matrix with few distinct numbers would round them all
-#   the same way. The errors would add up in one direction beyond 2.02, where the next polynomial
-#   amplifies them more than a hundredfold. The offsets are even and have no main direction.
+# - The offsets make rounding errors random. Without them, all entries of a matrix with few distinct
+#   numbers would be rounded the same way. The errors would add up in one direction beyond 2.02,
+#   where the next polynomial amplifies them more than a hundredfold. The offsets are evenly spread
+#   and have no main direction.
 POLYNOMIALS = (
     (8.0714, -22.5286, 16.1924),
     (3.8707, -2.8145, 0.5270),
@@ -144,8 +145,8 @@ def _scaled(matrices: Tensor) -> Tensor:
 def _offsets(like: Tensor, name: str, *, same: bool) -> Tensor:
     """Return offsets from -1/2 to 1/2, [rows, columns], equal for every `like` of equal shape.
 
-    `same`: symmetric. They are bits from the middle of products of a random number per row and one
-    per column: spread as evenly as random numbers, for one multiplication each.
+    `same`: symmetric. An offset has the middle bits of the product of a random number per row and
+    one per column. Such offsets are as even as random numbers and cost one multiplication each.
     """
     rows = _drawn(f"{name} row", like.shape[1]).to(like.device)
     columns = rows if same else _drawn(f"{name} column", like.shape[2]).to(like.device)

@@ -19,7 +19,7 @@ from aftermath.optim.level_votes import Votes
 from aftermath.optim.state_merkle import BlockSpan
 
 Loss = float | Tensor
-"""A number, or a tensor on a GPU that was not read yet, because a read waits for the GPU."""
+"""A number, or a tensor on a GPU that is not read yet, because a read waits for the GPU."""
 Backward = Callable[[Tensor], Loss]
 """Adds the gradient of the mean loss over sequences int64 [n, seq_len] to the parameters' `grad`.
 
@@ -58,7 +58,7 @@ class Remembering(Protocol):
     """The private state of a replica."""
 
     def remembered(self) -> dict[str, Tensor]:
-        """Return the state as named tensors, without copies of tensors in this process.
+        """Return the state as named tensors. Tensors in this process are not copied.
 
         With equal parameters `restore` continues from them bit by bit. The next round may change
         them.
@@ -74,7 +74,7 @@ class Remembering(Protocol):
         """Return the bytes of a block of the state."""
 
     def sizes(self) -> dict[str, int]:
-        """Return the bytes of each state tensor, once a round was trained."""
+        """Return the size in bytes of each state tensor. At least one round must be trained."""
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Restore copies of what `remembered` returned.
@@ -83,7 +83,7 @@ class Remembering(Protocol):
         """
 
     def reset(self) -> None:
-        """Forget the state of past rounds."""
+        """Reset the state."""
 
 
 class PrivateStep(Remembering, Protocol):

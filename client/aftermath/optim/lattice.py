@@ -16,9 +16,9 @@ MOST = 3
 SMALLEST = 2.0**LEAST
 LARGEST = 3 << (MOST - LEAST)
 """Largest value, in multiples of the smallest."""
-# The exponent has the least squared error over the block's values, the lower of two that tie. A
-# coefficient below 2^LEAST is not sent, and one beyond the lattice is sent as its largest value.
-# Both errors stay in the residual.
+# The exponent minimises the squared error over the block's values; ties go to the lower one. A
+# coefficient below 2^LEAST is not sent, and one beyond the lattice is sent as the lattice's largest
+# value. Both errors stay in the residual.
 #
 # Why few candidates suffice: take n magnitudes a with 2^f <= mean < 2^(f+1). Scale s has the error
 # E(s) = sum(min((a - s)^2, (a - 3s)^2)).
@@ -82,7 +82,7 @@ def quantise(values: Tensor, bits: int) -> Tensor:
 
 
 def _sum(whole: Tensor) -> Tensor:
-    """Return the sum of each row of fp32 integers, int64 [blocks, 1]. float64 adds them exactly."""
+    """Return the sum of each row of fp32 integers, int64 [blocks, 1], added exactly in float64."""
     return whole.sum(1, keepdim=True, dtype=torch.float64).long()
 
 

@@ -28,7 +28,7 @@ _SMALL = 0.7 * 2.0**-40  # rate of the means in `_moves_alike`
 
 
 class LevelTensors:
-    """The location of a level's numbers: for each part a tensor, and the rows of its blocks."""
+    """The addresses of a level's numbers: for each part its tensor and its rows of blocks."""
 
     def __init__(
         self,
@@ -139,13 +139,13 @@ def subtract_means(
 
 
 def works(device: torch.device) -> bool:
-    """Return whether the device's kernels move numbers between blocks and tensors like torch."""
+    """Return whether kernels on this device move numbers between blocks and tensors like torch."""
     return on_gpu.works_on(device) and _moving(device)
 
 
 @lru_cache(maxsize=8)
 def _moving(device: torch.device) -> bool:
-    return on_gpu.proven(device, _moves_alike, "move numbers otherwise than torch")
+    return on_gpu.proven(device, _moves_alike, "move numbers differently from torch")
 
 
 def proof_layout(chunks: Sequence[tuple[int, int]] = ((11, 120), (7, 50), (1, 30))) -> LevelLayout:

@@ -29,18 +29,18 @@ from aftermath.optim.vote_count import added_up, check_votes, tally_multiples
 from aftermath.rules.sparseloco import REACH, DivisorName, SparseLoCo
 
 # Per coefficient: S is the sum over the accepted results of multiples of the lattice's smallest
-# value 2^LEAST (`optim.lattice`), each cut to what one member may move (`sparseloco.REACH`). c
-# results kept the coefficient, n have its level, and d is one of c, n, sqrt(c n). u = fp32(S / d *
-# (rate * 2^LEAST)), x <- x - u. A coefficient that nobody kept does not change.
+# value 2^LEAST (`optim.lattice`), each clipped to a member's cap (`sparseloco.REACH`). c results
+# sent the coefficient, n have its level, and d is one of c, n, sqrt(c n). u = fp32(S / d * (rate *
+# 2^LEAST)), x <- x - u. A coefficient that no member sent does not change.
 #
 # Why the bits are equal everywhere:
 # - |S| <= 256 * 3 * 2^43 < 2^53, so S is exact in int64 and float64, in any order.
-# - The cut is an integer that Python computes from the learning rate, which all replicas share.
+# - The cap is an integer that Python computes from the learning rate, which all replicas share.
 # - Python computes d once per count: c and n are integers, and a square root is correctly rounded.
-# - u is a division, a multiplication and a rounding to fp32, and x gets one subtraction: each a
-#   single IEEE operation on two tensors, or on a tensor and a number that is not a divisor (a
-#   device may divide by a number in its own way, for example by its reciprocal). rate * 2^LEAST is
-#   the same rate with another exponent.
+# - u is a division, a multiplication and a rounding to fp32, and x gets one subtraction. Each is a
+#   single IEEE operation on two tensors, or on a tensor and a number. No number is a divisor,
+#   because a device may multiply by its reciprocal instead. rate * 2^LEAST is the same rate with
+#   another exponent.
 _AT_ONCE = 1 << 20  # coefficients divided at once
 _SUM_BYTES = 10  # bytes of a sum (int64) and its count (int16)
 _PART_OF_A_GPU = 16  # all sums may take 1/16 of a GPU's memory
@@ -76,7 +76,7 @@ class MeanApply:
             change()
 
     def _placed(self, results: Mapping[int, Sequence[Votes]], most: int, lr: float) -> Change:
-        """Check votes that have positions. Return the change that applies them."""
+        """Check votes with positions. Return the change that applies them."""
         if self._compiled:
             return self._compiled_change(results, most)
         if not self._settings.orthogonal_lr and self._fits(results):
@@ -202,7 +202,7 @@ def most_of(settings: SparseLoCo, lr: float) -> int:
     Raises ValueError for a negative or non-finite rate.
     """
     if not 0 <= lr < math.inf:
-        raise ValueError(f"a learning rate of {lr}")
+        raise ValueError(f"learning rate {lr} must be finite and at least 0")
     return int(min(REACH[settings.inner_optimizer] * settings.inner_steps * lr / SMALLEST, LARGEST))
 
 

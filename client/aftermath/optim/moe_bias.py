@@ -1,6 +1,6 @@
-"""Bias vectors that balance the load of experts (MoE). They follow counts, not gradients.
+"""Bias vectors that balance the load of experts (MoE). Counts update them, not gradients.
 
-b_i <- b_i - rate * sign(load_i - mean load): an expert chosen too often is chosen less.
+b_i <- b_i - rate * sign(load_i - mean load), so an expert that is chosen too often is chosen less.
 Sources: Wang et al., "Auxiliary-Loss-Free Load Balancing" (arXiv 2408.15664); DeepSeek-V3 (arXiv
 2412.19437, 2.1.2).
 """
@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:  # owner commands build a schema without torch, which takes seconds to load
     from torch import Tensor
 
-# The network counts in the vector's `grad` how often it chose each expert. Counts add up like
-# gradients over micro-batches and ranks, and fp32 holds up to 2^24 choices per expert and share.
+# The network counts in the vector's `grad` how often it chose each expert. Counts are summed over
+# micro-batches and ranks like gradients, and fp32 holds up to 2^24 choices per expert and share.
 #
 # Members send load errors like gradients, in blocks of one number, which the transform and top-k
 # do not change. With DisTrO a member votes with the sign of its share's error, and the exact apply

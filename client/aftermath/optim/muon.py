@@ -70,8 +70,8 @@ def muon_of(params: Mapping[str, Tensor], settings: Optimizer) -> torch.optim.Op
 
 def hidden_matrices(params: Mapping[str, Tensor]) -> list[str]:
     """Return the names of the tensors that Muon orthogonalises, in order."""
-    # Embeddings and the head have matrix shapes, but their rows are tokens, and a step sees few
-    # tokens. In a stack (experts), each matrix is a hidden matrix.
+    # Embeddings and the head have matrix shapes, but their rows are tokens, and a step sees only a
+    # few tokens. In a stack (experts), each matrix is a hidden matrix.
     return sorted(name for name, tensor in params.items() if is_hidden_matrix(name, tensor.shape))
 
 
@@ -134,8 +134,8 @@ class Muon(torch.optim.Optimizer):
         """Step a hidden matrix along the polar factor of its momentum.
 
         m <- beta m + (1 - beta) g, x <- x (1 - lr wd) - lr sqrt(max(1, rows / columns)) polar(m).
-        An orthogonal step has the same size for every gradient. The scale lets a tall matrix change
-        its output as much as a square one.
+        An orthogonal step has the same size for every gradient. With the scale, a tall matrix
+        changes its output as much as a square one.
         """
         settings = self.settings
         state = self.state[tensor]

@@ -1,7 +1,7 @@
 """Choose coefficients and count votes with Triton kernels on a CUDA device.
 
-A replica with different bits would diverge from all others. So before a kernel is used on a device,
-its output is compared bit by bit with that of torch. A kernel that differs or does not compile is
+A replica with different bits would diverge from all others. So before its first use on a device, a
+kernel's output is compared bit by bit with torch's. A kernel that differs or does not compile is
 not used, and the reason is logged once.
 """
 
@@ -46,7 +46,7 @@ def chooses(device: torch.device, block: int, topk: int, bits: int) -> bool:
 
 
 def proven(device: torch.device, alike: Callable[[torch.device], bool], what: str) -> bool:
-    """Return whether `alike` finds kernels and torch equal on a device. If not, log the reason.
+    """Return whether kernels and torch give equal results on a device, by `alike`. If not, log why.
 
     `what` is the log's wording for a difference, for example "differ from torch".
     """

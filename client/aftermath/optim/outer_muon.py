@@ -31,9 +31,9 @@ _AT_ONCE = {"cpu": 1 << 20, "cuda": 1 << 24}
 class OuterMuon(MeanApply):
     """Changes a replica's fp32 `params`, of tier `tier`, in place."""
 
-    # The apply step has no momentum: the inner optimizers have momentum, and a joining member
-    # would have to fetch it. Each level's part of a matrix is orthogonalised by itself, because
-    # members of small tiers do not hold the other levels.
+    # The apply step has no momentum: the inner optimizers have some, and a joining member would
+    # have to fetch it. Each level's part of a matrix is orthogonalised separately, because members
+    # of small tiers do not hold the other levels.
     def __init__(
         self, results: ResultFormat, tier: int, params: Mapping[str, Tensor], settings: SparseLoCo
     ) -> None:

@@ -278,7 +278,7 @@ def _counting(device: torch.device, value_bits: int) -> bool:
     return on_gpu.proven(
         device,
         lambda place: _counts_alike(place, value_bits),
-        "count packed digits otherwise than torch",
+        "count packed digits differently from torch",
     )
 
 

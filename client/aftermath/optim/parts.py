@@ -1,6 +1,6 @@
 """The interface of an optimizer: the format of its results, and the parts that a member runs.
 
-Importing this module does not load PyTorch, since an owner only needs the format.
+Importing this module does not load PyTorch, because an owner needs only the format.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ S = TypeVar("S", bound=Optimizer)
 
 @dataclass(frozen=True)
 class ReplicaParts:
-    """What a replica gives to its optimizer's parts."""
+    """The inputs from which a replica builds its optimizer's parts."""
 
     results: ResultFormat
     tier: int
@@ -64,7 +64,7 @@ class OptimizerParts(ABC, Generic[S]):
     def counted(self, votes: Votes, lr: float) -> Tensor:
         """Return the values of votes as the apply counts them at this rate: fp32 [n].
 
-        Without another rule, signs are +1 or -1, and floats as sent.
+        By default, signs are +1 or -1, and floats count as sent.
         """
         del lr
         return votes.values.float()

@@ -1,8 +1,8 @@
 """Test compiled kernels before their first use, by comparing them with torch.
 
-Each machine compiles its own kernels, and a wrong one makes its replica diverge. If a kernel
-differs or raises, torch replaces all kernels, and the reason is logged once. Only residuals and
-sent values may differ, by rounding errors of the DCT (`kernels.encode`).
+Each machine compiles its own kernels, and a wrong one makes its replica diverge. If a kernel's
+result differs or it raises, torch replaces all kernels, and the reason is logged once. Only
+residuals and sent values may differ, by rounding errors of the DCT (`kernels.encode`).
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _Sent = list[tuple[Tensor, Tensor]]
 
 @lru_cache(maxsize=1)
 def unfit() -> str | None:
-    """Return why kernels are not used, or None after they were compiled and compared."""
+    """Compile and compare the kernels. Return why they are not used, or None."""
     return unavailable_reason() or differing()
 
 

@@ -38,7 +38,7 @@ class SparseLoCoParts(OptimizerParts[SparseLoCo]):
         return kind(replica.results, replica.tier, replica.params, self.settings)
 
     def step(self, replica: ReplicaParts, feedback: Compressor, apply: Apply) -> PrivateStep:
-        """Return the inner steps. They begin where the member's own unapplied result leads."""
+        """Return the inner steps. They begin with the member's own unapplied result applied."""
         from aftermath.optim.codec import decode_level
         from aftermath.optim.inner import InnerSteps
 

@@ -1,8 +1,8 @@
 """Names, sizes and checks of the saved state of error feedback.
 
 A saved result must be one that an encoder can produce, because the next round subtracts it from the
-residual. So indices ascend within a block, values are finite, nonzero and on the lattice if there
-is one, and unused entries come last with value 0.
+residual. So indices ascend within a block, and values are finite and nonzero. With a lattice,
+values are on it. Unused entries come last and have value 0.
 """
 
 from __future__ import annotations

@@ -81,9 +81,7 @@ def tree_of(remembered: Mapping[str, Tensor]) -> Tree:
 
 
 def digests_of(remembered: Mapping[str, Tensor]) -> list[bytes]:
-    """Return the digests of all blocks of a state, in order, computed on torch's number of
-    threads.
-    """
+    """Return the digests of all blocks of a state, in order. Use as many threads as torch."""
     return _digests((tensor, 0, tensor.nbytes) for _, tensor in sorted(remembered.items()))
 
 
@@ -94,7 +92,7 @@ def block_of(remembered: Mapping[str, Tensor], place: BlockSpan) -> bytes:
 
 
 def told_of(tensor: Tensor, start: int, size: int) -> bytes:
-    """Summarise one rank's bytes of a tensor, so that another rank can hash the whole tensor.
+    """Summarise one rank's bytes of a tensor. Another rank can then hash the whole tensor.
 
     The bytes begin at `start` of a tensor of `size` bytes. Return the bytes before the first whole
     block, the digests of the whole blocks, and the bytes after them.

@@ -47,8 +47,9 @@ def matrices(tensor: Tensor) -> Tensor:
 def cells(tensor: Tensor, blocks: Tensor, cut: Blocks) -> Iterator[tuple[Tensor, Tensor]]:
     """Pair a tensor of the segment's shape (strided or not) with its blocks [n, h, w].
 
-    Yield pairs of views of equal shape [matrices, rows, columns, h, w]: the whole blocks, then
-    those beyond an end. Padding is in no pair, so it never reaches a parameter.
+    Yield pairs of views of equal shape [matrices, rows, columns, h, w]: whole blocks first, then
+    the inner parts of blocks that extend beyond an end. No pair contains padding, so it never
+    reaches a parameter.
     """
     stack = matrices(tensor)
     by_place = _by_place(blocks, cut)
@@ -100,9 +101,9 @@ def strongest(
 ) -> tuple[Tensor, Tensor]:
     """Return the `topk` largest coefficients by magnitude per row of fp32 [n, block].
 
-    Indices int64 and values are [n, topk]; indices ascend. Values below `smallest` count as zero,
-    and zeros are never kept: their entries come last, with index UNUSED and value 0. Ties go to the
-    lower index, so a machine always sends the same bytes for the same gradients.
+    Indices int64 and values are [n, topk]; indices ascend. Values below `smallest` count as zero.
+    Zeros are never kept: unused entries come last, with index UNUSED and value 0. Ties go to the
+    lower index, so a machine always encodes the same gradients as the same bytes.
     """
     block = coefficients.shape[1]
     magnitudes = coefficients.abs()

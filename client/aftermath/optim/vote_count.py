@@ -35,7 +35,7 @@ def tally_multiples(votes: Sequence[Votes], most: int) -> tuple[Tensor, Tensor, 
     if sum(len(vote.positions) for vote in votes) * _DENSE <= span:
         whole = torch.cat([vote.multiples().to(device) for vote in votes]).clamp_(-most, most)
         return tally(torch.cat([vote.positions.to(device) for vote in votes]), whole)
-    # Count peer by peer: the extra memory then does not grow with the number of peers.
+    # Count peer by peer, so that the extra memory does not grow with the number of peers.
     sums, counts = added_up(votes, span, most, device)
     found = counts.nonzero().flatten()
     if len(found) == span:
@@ -46,9 +46,7 @@ def tally_multiples(votes: Sequence[Votes], most: int) -> tuple[Tensor, Tensor, 
 def added_up(
     votes: Sequence[Votes], span: int, most: int, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Return, by position below `span`, the sum of lattice votes (int64) and their number
-    (int16).
-    """
+    """Return, per position below `span`, the sum (int64) and number (int16) of lattice votes."""
     sums = torch.zeros(span, dtype=torch.int64, device=device)
     counts = torch.zeros(span, dtype=torch.int16, device=device)
     one = torch.ones((), dtype=torch.int16, device=device)

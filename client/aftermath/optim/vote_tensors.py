@@ -1,7 +1,7 @@
 """Convert a member's votes to tensors in the shapes of the parameters, to inspect a run.
 
-Training does not use this. Values are those that the run counts, after an inverse transform in
-fp32. Parameters are converted one at a time, so the memory of the largest tensor is enough.
+Training does not use this. Values are those that the apply counts, after an inverse transform in
+fp32. Parameters are converted one at a time, so only the largest tensor must fit into memory.
 """
 
 from __future__ import annotations

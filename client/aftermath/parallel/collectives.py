@@ -1,7 +1,7 @@
 """The collectives of FSDP2: recorded, so that a failed pass can finish, and summed in order.
 
-The others wait inside a layer for a rank that ran out of memory. It drops its pass, which frees the
-memory, and takes part in the remaining collectives with empty buffers until the share ends
+If a rank runs out of memory, the others wait for it inside a layer. So it drops its pass, which
+frees the memory, and takes part in the remaining collectives with zero buffers until the share ends
 (`parallel.leader`). It knows their order from an earlier complete pass.
 """
 
@@ -96,7 +96,8 @@ class OrderedSum:
 
     # Floating-point sums depend on the order. So each rank adds the gradients of all micro-batches
     # to its part one by one, in the order of the share, as a single rank does. An all-to-all
-    # replaces FSDP2's reduce-scatter with as many bytes; ranks meet after every micro-batch.
+    # replaces FSDP2's reduce-scatter and sends as many bytes. Ranks synchronise after every
+    # micro-batch.
 
     def __init__(self, collectives: Collectives) -> None:
         self._collectives = collectives

@@ -1,8 +1,8 @@
-"""One rank's part of the error feedback: it alone holds these blocks and selects from them.
+"""One rank's part of the error feedback: only this rank holds these blocks and selects from them.
 
 The part is on the rank's device and computed as on a single rank. Tensor names are those of
-`optim.state_checks`; the rows are a subset. Both sides know the sizes of what they exchange
-(`RankBlocks`), and it passes through the CPU.
+`optim.state_checks`; the rows are a subset. Both sides know the sizes of the tensors that they
+exchange (`RankBlocks`). Exchanges pass through the CPU.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """One rank's part of the inner optimizer: the moments of its parameters, and their steps.
 
-Moments are on the rank's device. Each pass shows the rank its weights and summed gradients, so it
-keeps both until the step and sends the new parameter. It does not send differences: adding one to a
-weight can lose bits. A step has the same bits on any number of ranks.
+Moments are on the rank's device. The rank keeps its weights and summed gradients of a pass until
+the step, and sends the new parameters. It does not send differences, because adding one to a weight
+can lose bits. A step has the same bits on any number of ranks.
 """
 
 from __future__ import annotations
@@ -68,7 +68,8 @@ class InnerShard:
         self._before: States = {}
         self._weights: dict[str, Tensor] = {}
         self._gradients: dict[str, Tensor] = {}
-        """Gradients of the last pass, not applied yet. None on the first rank, which has them all.
+        """Gradients of the last pass, not applied yet. Empty on the first rank, which has all
+        gradients elsewhere.
         """
         held = self.plan.of(ranks.rank, frozenset(self._own))
         kept = [(self.plan.shapes[name], torch.float32) for name in self._own if ranks.rank]

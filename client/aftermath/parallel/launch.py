@@ -1,7 +1,6 @@
 """Start the ranks of a member as processes of this machine, and notice when one ends.
 
-A rank that ends takes its member with it: the member reports it and leaves the run. The others
-continue without it.
+If a rank ends, its member reports that and leaves the run. Other members continue without it.
 """
 
 from __future__ import annotations
@@ -76,7 +75,7 @@ class Launched:
         try:
             return await first_of(work, self._watch())
         except RuntimeError as error:
-            # a connection to another rank broke, perhaps before its end was seen
+            # the connection to a rank broke, perhaps before `_watch` noticed its end
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_BLAME):
                     await self._watch(error)

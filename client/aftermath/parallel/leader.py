@@ -1,8 +1,8 @@
 """The member's own process as the first rank: all ranks train its replica.
 
-The first rank holds the shared weights in the machine's memory and computes the exact apply on its
-CPU. Other ranks hold a part of the network while a share is trained, and always their part of the
-error feedback and of the inner moments. Weights go out and gradients return for each gradient.
+The first rank holds the shared weights in host memory and computes the exact apply on its CPU. Each
+rank holds its part of the network while a share is trained, and always its part of the error
+feedback and of the inner moments. For each gradient, weights go out and gradients come back.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The network of a member on several devices: what every rank does with its part.
 
 FSDP2 shards parameters and gradients over data-parallel ranks, and DTensor cuts layers over
-tensor-parallel ones. A rank without a micro-batch repeats another's, because all must take part in
-gathering layers; its gradient is not added. Every rank calls all methods but `held` and `losses`.
+tensor-parallel ones. A rank without a micro-batch repeats another rank's, because all must take
+part in gathering layers. Its gradient is not added. All methods but `held` and `losses` are
+collective.
 """
 
 from __future__ import annotations
@@ -127,7 +128,7 @@ class ShardedModel:
         number = self._data.get_local_rank()
         for ordered_sum in self._sums:
             ordered_sum.active = active
-        if self._sums:  # they hold the sum: FSDP2 would add it a second time
+        if self._sums:  # they hold the sum, and FSDP2 would add `grad` a second time
             for parameter in self._model.parameters():
                 parameter.grad = None
         has_batch = number < active
@@ -143,7 +144,7 @@ class ShardedModel:
             self._collectives.end()
             self._losses.append(loss.detach() if has_batch else torch.zeros_like(loss))
             return
-        self._drop_pass()  # not in the handler: the error keeps the pass's tensors alive
+        self._drop_pass()  # outside the handler, where the error keeps the pass's tensors alive
 
     def _can_drop_pass(self) -> bool:
         return self._tensor.size() == 1 and self._collectives.can_finish
@@ -175,7 +176,7 @@ class ShardedModel:
         return torch.tensor([live.peak, free - kept - reserved], dtype=torch.float64)
 
     def losses(self, steps: int) -> Tensor:
-        """Return what this rank's micro-batch of every step added to the share's mean loss.
+        """Return what this rank's micro-batch of every step adds to the share's mean loss.
 
         Float64 [steps + 1] on the CPU. A step without a micro-batch adds 0. The last number is 1 if
         the rank is out of memory. Reading waits for the device, so call it once per share.

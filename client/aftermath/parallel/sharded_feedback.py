@@ -1,8 +1,8 @@
 """The error feedback of a member, divided over its ranks (`optim.error_feedback` on one).
 
-Each rank adds the pseudo-gradient to its part and selects from it. The first rank collects the few
-indices and values and makes the payload, bit-identical to that of a single rank. The state itself
-moves only to be saved or copied. Ranks hold the state of one replica.
+Each rank adds the pseudo-gradient to its part and selects from it. The first rank collects the
+selected indices and values and encodes a payload that is bit-identical to a single rank's. The
+state itself moves only to be saved or copied. Ranks hold the state of one replica.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class ShardedFeedback:
     def _replies(
         self, command: StateCommand, given: Callable[[int], Sequence[Tensor]] = lambda rank: ()
     ) -> list[list[Tensor]]:
-        """Do the same while this thread holds the turn."""
+        """Do the work of `_ask` while this thread holds the turn."""
         ranks = self._ranks
         ranks.send_command(command)
         for rank in range(1, ranks.size):
@@ -92,7 +92,7 @@ class ShardedFeedback:
         )
 
     def directions(self) -> Iterator[tuple[Part, Tensor]]:
-        """Return the signs of the residual of all parts."""
+        """Yield the signs of the residual of all parts."""
         pieces = chain.from_iterable(held.pieces for held in self._plan.held)
         replies = chain.from_iterable(self._ask(Directions()))
         return (

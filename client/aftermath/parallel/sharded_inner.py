@@ -1,8 +1,8 @@
 """The inner optimizer of a member, its moments divided over the ranks.
 
-The first rank sends the learning rate and the clipping factor, which it computes from one norm, so
-a step has the bits of a single rank. The state moves only to be saved or copied. A failed share is
-undone before the next use of the moments, since it may have failed because a rank is gone.
+The first rank computes the clipping factor from one norm and sends it with the learning rate, so a
+step has the bits of a single rank. The state moves only to be saved or copied. A failed share is
+undone before the next use of the moments, not at once, because a rank may be gone.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class ShardedInner:
         params: Mapping[str, Tensor],
         settings: Optimizer,
     ) -> None:
-        """Serve the replica whose state the ranks hold now (`parallel.sharded_feedback`)."""
+        """Use the replica whose state the ranks hold now (`parallel.sharded_feedback`)."""
         del settings  # the schema has them
         self._ranks = ranks
         self._params = dict(params)

@@ -105,6 +105,6 @@ def _plan(config: ModelConfig, tier: int) -> TensorPlan:
     if isinstance(plan, str):
         raise Unsuitable(
             f"--tensor-parallelism: a model of type {config.MODEL_TYPE} cannot be split: {plan}",
-            "Leave it out, and use --data-parallelism",
+            "Omit it, and use --data-parallelism",
         )
     return plan

@@ -1,4 +1,4 @@
-"""A rank that runs the first rank's commands. It knows no run, chain or peer.
+"""A rank that runs the first rank's commands. It has no access to the run, the chain or peers.
 
 `parallel.launch` starts it. It ends when the process that started it ends for any reason.
 """
@@ -36,8 +36,8 @@ from aftermath.parallel.inner_shard import InnerShard
 from aftermath.parallel.sharded import ShardedModel, any_out_of_memory
 from aftermath.replica.exactness import set_exact
 
-# Seconds that a failed rank waits before it ends. A rank that failed because another one ended must
-# end later than that one, which the first rank then names.
+# Seconds that a failed rank waits before it ends. If it failed because another rank ended, it must
+# end later than that one, so that the first rank blames the right one.
 _LINGER = 2.0
 
 

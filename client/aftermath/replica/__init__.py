@@ -1,4 +1,4 @@
 """One replica of a run's model on one device: creation, training, applying, sharing.
 
-It knows nothing of a run's life.
+It does not depend on the phases of a run.
 """

@@ -1,7 +1,7 @@
 """Settings and self-tests that make a device compute the same bits as all others.
 
 The apply (`optim.exact_signs`, `optim.integer_polar`) and the hash must be exact. Training may
-round: nobody else computes it (`optim.interfaces`).
+round, because no other member repeats it (`optim.interfaces`).
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ _SIDE = 256
 
 
 def exact_device(name: str) -> torch.device:
-    """Return the device of that name, set to be exact. Raises what `pick_device` does, and
-    Unsuitable.
+    """Return the device of that name after configuring it to be exact.
+
+    Raises Unsuitable, and what `pick_device` raises.
     """
     device = pick_device(name)
     set_exact()
@@ -42,29 +43,29 @@ def exact_device(name: str) -> torch.device:
 
 
 def keep_compiled() -> None:
-    """Cache what torch and Triton compile in the user's cache directory, unless the environment
-    says otherwise.
+    """Keep torch's and Triton's compiled code in the user's cache directory.
 
-    The default, /tmp, is emptied and may forbid execution.
+    Their default, /tmp, may be emptied and may forbid execution. Environment variables override
+    this.
     """
     for variable, name in _KEPT.items():
         if variable in os.environ:
             continue
         directory = cache_directory(name)
-        with contextlib.suppress(OSError):  # if it cannot be written, torch and Triton choose
+        with contextlib.suppress(OSError):  # if it is not writable, torch and Triton use /tmp
             directory.mkdir(parents=True, exist_ok=True)
             os.environ[variable] = str(directory)
 
 
 def set_exact() -> None:
     """Configure torch before its first product. Raises Unsuitable if the environment forbids it."""
-    # cuBLAS may emulate float64 and fp32 products with smaller numbers, which rounds: forbid that.
-    # It sums in one order only with a workspace of fixed size, which it reads before its first
-    # product. Without TF32, one machine encodes the same bytes of the same gradients.
+    # Forbid cuBLAS to emulate float64 and fp32 products with smaller numbers, because that rounds.
+    # It sums in a fixed order only with a workspace of fixed size, which it reads before its first
+    # product. Without TF32, a machine encodes equal gradients as equal bytes.
     workspace = os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", WORKSPACES[0])
     if workspace not in WORKSPACES:
         raise Unsuitable(
-            f"CUBLAS_WORKSPACE_CONFIG is {workspace}, which makes products unrepeatable",
+            f"CUBLAS_WORKSPACE_CONFIG is {workspace}, which makes products nondeterministic",
             f"Unset it, or set it to {' or '.join(WORKSPACES)}",
         )
     for variable in _EMULATION:
@@ -78,8 +79,8 @@ def set_exact() -> None:
     if is_exact():
         return
     raise Unsuitable(
-        "this PyTorch computes fp32 products with TF32 whatever it is told",
-        "Install another version",
+        "this PyTorch computes fp32 products with TF32, although that is disabled",
+        "Install another version of PyTorch",
     )
 
 

@@ -1,7 +1,7 @@
-"""The memory that a member of a tier needs at most, computed from its schema.
+"""Compute the minimum memory that a tier requires, from the schema.
 
-It assumes passes of one sequence and activation checkpointing, which a member falls back to. A test
-compares it with measured memory (docs/operations.md).
+It assumes passes of one sequence with activation checkpointing, the smallest that a member falls
+back to. A test compares the result with measured memory (docs/operations.md).
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from aftermath.optim.schema import Schema
 _STATE = 16  # bytes per parameter: weight, gradient, delta, look-ahead copy
 _MOMENT = 8  # bytes of a moment and its copy
 _FLOAT = 4
-# Numbers per position while one layer, or the head, has its gradients.
+# Numbers per position while the gradients of one layer, or of the head, are computed.
 _LAYER_HIDDEN = 11
 _LAYER_WIDTH = 6
 _HEAD = 3
-_HELD = 4.5  # bytes per number of each member's result, while it is kept
+_HELD = 4.5  # bytes per number of each member's stored result
 _SUMMED = 3.0  # bytes per number while a level is summed
-# Results with every number: bytes per number of each member's, of the sum, and of the batches.
+# For results with every number: bytes per number of each result and of the sum; bytes of batches.
 _DIGIT = 1.0
 _STEP = 4.5
 _BATCHES = 20 << 20
@@ -37,7 +37,7 @@ def least_bytes(schema: Schema, tier: int, seq_len: int, members: int) -> int:
 
 
 def needs(schema: Schema, seq_len: int, members: int, device: str = "cpu") -> list[int]:
-    """Return, by tier, `least_bytes` plus the device's own needs."""
+    """Return, by tier, `least_bytes` plus the device's overhead."""
     fixed = _RUNTIME.get(device, 0)
     return [
         fixed + least_bytes(schema, tier, seq_len, members) for tier in range(schema.state.tiers)

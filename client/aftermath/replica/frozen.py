@@ -1,8 +1,8 @@
 """A copy of a network's weights for evaluation on another thread, which can be interrupted.
 
-If the copy may not continue, copying ends at the next piece and a pass at the next module. The
-caller retries later with the same weights. It costs 4 bytes per parameter of the tier, on the
-model's device.
+An interrupt ends copying at the next piece, and a pass at the next module. The caller can repeat a
+pass later with the same weights. The copy takes 4 bytes per parameter of the tier, on the model's
+device.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from aftermath.model.network import LanguageModel
 
-_PIECE = 1 << 24  # numbers copied at once: 64 MiB, some hundredths of a second
+_PIECE = 1 << 24  # numbers copied at once: 64 MiB, which takes hundredths of a second
 
 
 class GivenWay(Exception):
@@ -23,8 +23,9 @@ class GivenWay(Exception):
 
 @torch.no_grad()
 def frozen_copy(model: LanguageModel, may_continue: Callable[[], bool]) -> LanguageModel | None:
-    """Return a network with the model's weights, or None if interrupted. Its passes raise
-    GivenWay.
+    """Return a network with the model's weights, or None if interrupted.
+
+    Its interrupted passes raise GivenWay.
     """
     copies: dict[str, Tensor] = {}
     for name, tensor in model.named_parameters():

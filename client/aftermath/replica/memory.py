@@ -1,7 +1,7 @@
 """A device's free memory, the bytes of live tensors, and out-of-memory errors.
 
-On a CPU the system may kill a process rather than refuse memory. Free memory there is what the
-kernel, or the container's limit, reports.
+On a CPU the system may kill a process instead of refusing memory. Free memory there is what the
+kernel reports, within the container's limit.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _GROUP = Path("/sys/fs/cgroup")
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether a device's or the system's allocator has refused."""
+    """Return whether an error means that a device's or the system's allocator ran out of memory."""
     full = isinstance(error, torch.OutOfMemoryError | MemoryError)
     return full or (isinstance(error, RuntimeError) and _CPU_ALLOCATOR in str(error))
 
@@ -46,8 +46,8 @@ def give_back(device: torch.device) -> None:
 class LiveBytes(TorchDispatchMode):
     """Count the bytes `now` and at the `peak` of all tensors that PyTorch creates in a block.
 
-    It counts storages as operations return them, on any device, and not an operation's own
-    temporary memory.
+    It counts the storages that operations return, on any device, but not an operation's temporary
+    memory.
     """
 
     def __init__(self) -> None:

@@ -1,8 +1,8 @@
-"""Fetching the model from peers: members offer snapshots, a joiner takes tensors from several.
+"""Fetch the model from peers: members offer snapshots, and a joiner fetches tensors from several.
 
 The unit is the schema's segment, so a small tier fetches only what it holds. Sizes come from the
-schema, and an offer must have the attested hash before a byte is fetched. A false part is found at
-the first segment, by its own digest, and fetched from another peer.
+schema, and only offers with the attested hash are used. Each segment has a digest, so a false one
+is detected on arrival and fetched from another peer.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ class ModelUnavailable(Exception):
 
 
 class SnapshotManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A peer's offer: the step of its snapshot and, per level, the BLAKE3 of every segment in
-    order.
+    """A peer's offer: the step of its snapshot, and each level's segment digests in order.
+
+    Digests are BLAKE3.
     """
 
     step: int
@@ -100,7 +101,7 @@ class ModelShare:
 
 @dataclass(frozen=True)
 class Offer:
-    """One content of a level at one step, and the peers that hold it."""
+    """One version of a level at one step, and the peers that hold it."""
 
     step: int
     digests: tuple[bytes, ...]
@@ -110,8 +111,9 @@ class Offer:
 async def ask_offers(
     transport: Transport, schema: StateSchema, peers: Sequence[bytes], deadline_s: float
 ) -> dict[int, list[Offer]]:
-    """Return the peers' offers, per level, most offered content first. Ignore what does not fit the
-    schema.
+    """Return the peers' offers per level, the most offered version first.
+
+    Ignore offers that do not fit the schema.
     """
     manifests = await asyncio.gather(*(_ask(transport, schema, peer, deadline_s) for peer in peers))
     holders: dict[int, dict[tuple[int, tuple[bytes, ...]], list[bytes]]] = defaultdict(
@@ -215,9 +217,7 @@ class LevelFetcher:
     def _right(
         self, level: int, offers: Sequence[Offer], expected: bytes
     ) -> tuple[list[Offer], int]:
-        """Return the offers with this hash in their order, and how many peers offer another
-        content.
-        """
+        """Return the offers with this hash, in order, and how many peers offer another version."""
         right = []
         wrong = 0
         for offer in offers:

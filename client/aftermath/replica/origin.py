@@ -39,7 +39,7 @@ class Origin:
     strategy: Strategy
     device: torch.device
     pass_size: PassSize
-    """Pass size of all replicas that it makes: the first one's measurement holds for the next."""
+    """Pass size of all replicas that it makes. Later replicas reuse the first one's measurement."""
     stopwatch: Callable[[], float]
     arithmetic: Arithmetic = PLAIN
     make: Callable[..., Replica] = Replica
@@ -55,7 +55,7 @@ class Origin:
         return replica.measure_weight(seq_len, _MEASURE_SECONDS)
 
     def warm_up(self, seq_len: int, labels: bool) -> None:
-        """Compile what training will run, if configured, before anybody waits for this member."""
+        """Compile what training will run, if configured, before other members wait for this one."""
         if self.arithmetic.compiled:
             self.stand_in().warm_up(seq_len, labels)
 
@@ -91,16 +91,14 @@ class Origin:
         return load(directory, self.tier, self.strategy)
 
     def read_config(self, checkpoint: Checkpoint) -> None:
-        """Fetch the config.json of a place on the Hub. Raises CheckpointError unless it is the
-        run's model.
-        """
+        """Fetch a Hub checkpoint's config.json. Raises CheckpointError if it is another model."""
         document = load_hf_config(checkpoint, access=self.access)
         if not is_type_of(document, self.config):  # before anything is built from it
             raise _other_model(checkpoint)
         self._check(config_of(document), checkpoint)
 
     def _check(self, found: ModelConfig, checkpoint: Checkpoint) -> None:
-        """Raise CheckpointError if a place holds another model: a stranger may have named it."""
+        """Raise CheckpointError for a checkpoint of another model. A stranger may have named it."""
         if not same_model(found, self.config):
             raise _other_model(checkpoint)
 

@@ -1,8 +1,8 @@
 """Fetching the model's outline (config and tokenizer) from peers.
 
 A config is trusted only if its schema has the hash on chain. No hash covers the tokenizer, which
-training does not need: it is used if all peers that answered correctly have the same one. Replies
-are small; the tokenizer's files are blobs.
+training does not need. It is used if all peers with a correct answer have the same one. Replies are
+small; the tokenizer's files are blobs.
 """
 
 from __future__ import annotations
@@ -133,8 +133,10 @@ async def _ask(
 async def _files(
     transport: Transport, files: dict[str, CompanionFile], holders: Sequence[bytes]
 ) -> dict[str, bytes]:
-    """Return the companion files that peers give. A model can be trained without them, so all files
-    together have `_FETCH` seconds: a liar may list many that nobody has.
+    """Return the companion files that peers serve.
+
+    A model can be trained without them, so one timeout of `_FETCH` seconds covers all files: a liar
+    may list many that no peer has.
     """
     contents = {}
     with contextlib.suppress(TimeoutError):

@@ -1,8 +1,8 @@
 """Pass size: how many sequences a pass has, and whether it uses activation checkpointing.
 
-If memory does not hold a pass, passes are halved and the share begins again; at one sequence,
-layers are recomputed. If that fails too, the member ends. The result holds for the life of the
-process. No torch here: settings take their words from it.
+If a pass does not fit into memory, the pass size is halved and the share begins again. If one
+sequence does not fit, layers are recomputed. If that fails too, the member ends. The result holds
+for the life of the process. This module imports no torch, because options use its values.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _UNCOUNTED = 1.25  # factor for temporary memory of operations and fragmentation
 
 
 class OutOfMemory(AftermathError):
-    """The device's memory does not hold the replica and a pass of one sequence."""
+    """The replica and a pass of one sequence do not fit into the device's memory."""
 
     code = "out-of-memory"
 
 
 class PassSize:
-    """The pass size that fits, as far as known. `size` is AUTO or the sequences per pass."""
+    """The pass size that fits, as far as is known. `size` is AUTO or the sequences per pass."""
 
     def __init__(self, size: int, checkpointing: Checkpointing) -> None:
         self._size = size
@@ -48,10 +48,9 @@ class PassSize:
         return self._size == AUTO
 
     def settle(self, peak: int, free: int) -> bool:
-        """Choose as many sequences as fit into `free` bytes, if one took `peak` besides the
-        gradients.
+        """Choose as many sequences as fit into `free` bytes. One took `peak` bytes plus gradients.
 
-        Return False, and recompute layers from now on, if not even one fits and that is allowed.
+        If not even one fits and recomputation is allowed, enable it and return False.
         """
         room = int(_PART * free / max(1, peak * _UNCOUNTED))
         if room < 1 and self.recompute_now():
@@ -77,9 +76,7 @@ class PassSize:
         return True
 
     def forbid_recompute(self) -> None:
-        """Disable recomputation for a network that cannot. Raises Unsuitable if the user asked for
-        it.
-        """
+        """Disable recomputation for a network without it. Raises Unsuitable if it was requested."""
         if self.recompute:
             raise Unsuitable(
                 "--activation-checkpointing on does not work with HfAuto models",

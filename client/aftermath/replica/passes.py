@@ -1,8 +1,8 @@
 """The passes of a share: their precision, compilation, and the upload of tokens.
 
 Weights, gradients and their sums are always fp32. With bf16, autocast computes matrix products in
-it; the loss, norms, the residual stream and the choice of experts stay fp32. What is sent and
-applied does not depend on it.
+bf16; the loss, norms, the residual stream and the choice of experts stay fp32. The formats of
+results and the apply do not depend on the precision.
 """
 
 from __future__ import annotations
@@ -88,11 +88,10 @@ class Passes:
     def _compiles(
         self, compiled: Callable[..., Tensor], input_ids: Tensor, labels: Tensor | None
     ) -> bool:
-        """Return whether a pass has the compiled kind and compiles; if not, disable compilation."""
+        """Return whether to use the compiled pass. If compiling fails, disable compilation."""
         # Compile only the first kind of pass: one sequence, or several, of one length. So no round
-        # waits for a compiler because of a share's remainder. Each new shape is tried with a whole
-        # pass, forward and backward. A failure is reported once: a member never falls out because
-        # of a compiler.
+        # waits for the compiler because a share has a remainder. Try each new shape with a whole
+        # pass, forward and backward. Report a failure once and continue without compilation.
         several = len(input_ids) > 1
         length = input_ids.shape[1]
         self._kind = self._kind or (several, length, labels is None)

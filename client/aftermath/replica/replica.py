@@ -96,13 +96,11 @@ class Replica:
         )
 
     def news(self) -> tuple[str, ...]:
-        """Return what has changed in the cut of shares into passes since the last call."""
+        """Return changes of the pass size since the last call, as sentences."""
         return self._pass_size.news()
 
     def _backward(self, passes: Passes, sequences: Tensor, cancelled: threading.Event) -> Loss:
-        """Call `accumulate_unread` without old gradients, in smaller passes if memory is too
-        small.
-        """
+        """Call `accumulate_unread` without old gradients. Use smaller passes if memory runs out."""
         while True:
             try:
                 if self._pass_size.unknown:
@@ -138,12 +136,11 @@ class Replica:
         return self._pass_size.size
 
     def measure_weight(self, seq_len: int, seconds: float) -> int:
-        """Return this machine's throughput in sequences per minute (1..65535), from passes over the
-        first tokens.
+        """Return this machine's throughput in sequences per minute (1..65535), from timed passes.
 
-        The first pass is short and made twice, to warm caches and libraries. Each next one is twice
-        as long, up to a micro-batch (also made twice), unless it would end after `seconds`. Passes
-        are not compiled here, which would take longer than all of them.
+        The first pass is short and runs twice, to warm up caches and libraries. Each next one is
+        twice as long, up to a micro-batch (which runs twice too), unless it would end after
+        `seconds`. Passes are not compiled, because that would take longer than all of them.
         """
         passes = self.passes.plain()
         still = threading.Event()
@@ -232,23 +229,19 @@ def accumulate_unread(
 
 
 def share_loss(passes: Passes, batch: Tensor, micro: Tensor, sequences: Tensor) -> Tensor:
-    """Return a micro-batch's part of the mean loss over the share. `batch` is it on the device."""
+    """Return a micro-batch's part of the share's mean loss. `batch` is `micro` on the device."""
     if batch.dim() == 3:
         return passes.loss(*batch.unbind(1)) * (_learnt(micro) / max(1, _learnt(sequences)))
     return passes.loss(batch) * (len(micro) / len(sequences))
 
 
 def _learnt(sequences: Tensor) -> int:
-    """Return the number of learnt labels [n, 2, seq_len]. The first of a sequence does not
-    count.
-    """
+    """Return the number of learnt labels [n, 2, seq_len], without each sequence's first label."""
     return int((sequences[:, 1, 1:] >= 0).sum())
 
 
 def _passes(micro: int, seq_len: int) -> Iterator[tuple[int, int]]:
-    """Yield (sequences, tokens of each) of the passes that measure a machine; the last is a
-    micro-batch.
-    """
+    """Yield (sequences, tokens of each) of the measuring passes. The last is a micro-batch."""
     length = min(_SHORTEST_PASS, seq_len)
     yield 1, length
     while length < seq_len:

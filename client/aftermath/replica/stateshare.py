@@ -1,7 +1,7 @@
 """Serving a member's private optimizer state, block by block with Merkle proofs.
 
-A state is requested by its root, which a signed commitment has. An answer proves itself, and its
-size follows from the schema. Every block is hashed before it is sent.
+A state is requested by its root, which is in a signed commitment. An answer contains its own proof,
+and its size follows from the schema. Every block is hashed before it is sent.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from aftermath.p2p.transport import RequestRefused, Transport, short
 TOPIC = "state"
 STATES = 3
 COPIES = 512 << 20
-"""Bytes of all copies of one member. States beyond that are served from the optimizer until the
+"""Maximum bytes of all copies of one member. Larger states are served from the optimizer until the
 next round.
 """
 _QUESTION = Struct(f"<{DIGEST}sI")  # root, index of a block
@@ -64,9 +64,9 @@ class StateShare:
         transport.handle(TOPIC, self.answer)
 
     def offer(self, state: ServedState, *, hidden: bool = False) -> None:
-        """Serve a state, after `show` if it is hidden, and as many earlier ones as fit."""
-        # A round changes the state in place. Judges of the last but one result need the states
-        # before and after it, while the next round trains.
+        """Serve a state, after `show` if it is hidden. Keep as many earlier states as fit."""
+        # A round changes the state in place. While it trains, judges of the last but one result
+        # need the states before and after that result.
         root = state.tree.root
         self._states.pop(root, None)
         self._states[root] = state
@@ -99,7 +99,7 @@ class StateShare:
         span = state.outline.place(index)
         if state.copies is not None:
             block = state.read(span)
-        else:  # reading waits for the devices; one at a time, since others need threads too
+        else:  # reading waits for the devices: read one at a time, to leave threads to others
             async with self._reading:
                 block = await asyncio.to_thread(state.read, span)
         if block_digest(block) != state.tree.digest(index):
@@ -120,12 +120,11 @@ async def ask_block(
     index: int,
     deadline_s: float,
 ) -> bytes:
-    """Return a block of the private state with that root. `state_outline` is the outline of the
-    member's tier.
+    """Return a block of the private state with that root.
 
-    Raises RequestRefused if the peer does not keep that state, other TransportErrors if it cannot
-    be reached, FalseBlock for a false answer (the peer is then barred), and IndexError if there is
-    no such block.
+    `state_outline` is the outline of the member's tier. Raises RequestRefused if the peer does not
+    have that state, other TransportErrors if it cannot be reached, FalseBlock for a false answer
+    (the peer is then banned), and IndexError if there is no such block.
     """
     most = state_outline.place(index).size + DIGEST * proof_length(index, state_outline.count)
     reply = await transport.request(peer, TOPIC, question(root, index), most, deadline_s)

@@ -106,7 +106,7 @@ class Commitment(
     tokens_per_sec: NonNegative
 
     def __post_init__(self) -> None:
-        # Levels ascend, so that equal commitments have equal bytes however they were put together.
+        # Sort levels, so that equal commitments have equal bytes.
         msgspec.structs.force_setattr(self, "levels", dict(sorted(self.levels.items())))
 
     @property
@@ -239,7 +239,7 @@ def decode_announcement(data: bytes) -> Announcement:
     if announcement.sender != signed.key:
         raise BadAnnouncement("the announcement is signed by another key than its sender's")
     if data[_SIGNED : len(data) - len(body)] != head_of(announcement):
-        raise BadAnnouncement("the announcement's head does not say what its body does")
+        raise BadAnnouncement("the announcement's head does not match its body")
     return announcement
 
 
@@ -252,7 +252,7 @@ class Signed(NamedTuple):
 
 
 def signed_part(data: bytes) -> Signed:
-    """Split an announcement without checks. Raises BadAnnouncement for an impossible size."""
+    """Split an announcement without checking it. Raises BadAnnouncement if its size is invalid."""
     return _parts(data)[0]
 
 
@@ -274,7 +274,7 @@ def statement(head: bytes, body: bytes) -> bytes:
 def _parts(data: bytes) -> tuple[Signed, bytes]:
     if not _SIGNED + 1 < len(data) <= MAX_ANNOUNCEMENT_BYTES:
         raise BadAnnouncement(
-            f"an announcement has {_SIGNED + 2} to {MAX_ANNOUNCEMENT_BYTES} bytes, this one has {len(data)}"
+            f"an announcement of {len(data)} bytes; it must have {_SIGNED + 2} to {MAX_ANNOUNCEMENT_BYTES}"
         )
     size = _HEADS.get(data[_SIGNED : _SIGNED + 1], 0)
     head = data[_SIGNED : _SIGNED + size]
@@ -293,7 +293,7 @@ def _parse_body(body: bytes) -> Announcement:
         ) from None
     if isinstance(announcement, Commitment):
         _check_commitment(announcement)
-    # The encoding is unique, so nobody can re-encode a signed body into other bytes.
+    # The encoding is unique, so a signed body cannot be re-encoded into other bytes.
     if _encoder.encode(announcement) != body:
         raise BadAnnouncement("an announcement must be in canonical form")
     return announcement

@@ -1,8 +1,8 @@
 """Assignment: the sequences that each trainer takes in a round.
 
-The batch is cut by declared weight in the seeded "data" order. The shares partition the batch
-whatever the weights, and each is within one sequence of exact. The round header and the Members
-account determine them.
+The batch is cut by declared weight in the seeded "data" order. Shares always partition the batch,
+and each differs from the exact proportion by less than one sequence. The round header and the
+Members account determine them.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ def assign(
     """
     roles = committee.roles(header, verification_percent)
     ordered = [seat for seat in committee.ordered(header, committee.DATA) if seat in roles]
-    # While many sequences wait to be trained again, only established members train. Newcomers that
-    # leave their shares undone could otherwise fill that backlog, and no round counts that needs
-    # more room in it.
+    # While many sequences wait to be trained again, only established members train. Otherwise
+    # newcomers that leave their shares undone could fill the backlog, and a round that needs more
+    # room in it does not count.
     trainers = members.judges if header.established is Alone.TRAIN else header.roster
     trainers &= bitmap.from_seats(seat for seat, role in roles.items() if role is Committee.TRAINER)
     weights = [
@@ -64,9 +64,7 @@ def cut(batch: int, weights: list[int]) -> list[PositionInterval]:
 
 
 def sequences(header: Round, interval: PositionInterval) -> list[range]:
-    """Return the sequence indices of an interval of positions: ascending ranges, fresh ones
-    last.
-    """
+    """Return an interval's sequence indices as ascending ranges, fresh ones last."""
     ranges: list[range] = []
     first = 0
     for piece in header.pieces:

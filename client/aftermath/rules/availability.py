@@ -1,8 +1,8 @@
 """Availability: which witnesses judge a level, and which levels every witness must fetch.
 
-The holders of a level among the witnesses say who delivered it: a member that cannot get a level
-must not need it. Everything here depends only on what is fixed when the round begins, so all
-members compute the same answer at any time.
+Witnesses that hold a level attest who delivered it, so that every applied result was available to
+the holders that need it. Everything here depends only on what is fixed when the round begins, so
+all members compute the same answer at any time.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from aftermath.rules import bitmap, committee
 from aftermath.rules.members import Members
 from aftermath.rules.run import MAX_WITNESSES, Round, Run
 
-# Half of the witnesses that a round can have. As many judges are enough to decide alone.
+# Half of the witnesses that a round can have. This number of judges can decide alone.
 MANY = MAX_WITNESSES // 2
 
 
@@ -34,9 +34,9 @@ def drawn(header: Round, run: Run, members: Members) -> tuple[int, ...]:
 
 
 def judged_by(header: Round, run: Run, members: Members) -> dict[int, frozenset[int]]:
-    """Return the drawn judges of each level that its holders decide.
+    """Return the drawn judges of each level that its holders judge.
 
-    The last level is never among them, because every member holds it.
+    The last level is left out, because every member holds it.
     """
     seats = drawn(header, run, members)
 
@@ -47,10 +47,9 @@ def judged_by(header: Round, run: Run, members: Members) -> dict[int, frozenset[
         )
 
     found = {level: holders(level, seats) for level in range(run.levels - 1)}
-    # If few of a level's judges are drawn, they may all belong to one person, who knows it a round
-    # ahead. That person could hide a level from the other holders, who would have to apply it and
-    # would drop out. Such a level is not judged by its holders: every witness fetches it
-    # (`had_by_all`).
+    # If few of a level's judges are drawn, one person may own all of them and know it a round
+    # ahead. That person could hide the level from the other holders, who would have to apply it
+    # and would drop out. So all witnesses fetch and judge such a level (`had_by_all`).
     return {
         level: of
         for level, of in found.items()
@@ -63,9 +62,9 @@ def had_by_all(
 ) -> frozenset[int]:
     """Return the levels whose bytes every witness must have before it attests a result.
 
-    These are the levels without `judged`, except the last. Witnesses that do not hold a level pass
-    its bytes on without decoding them. A level with one holder is left out, since nobody else needs
-    it.
+    These are the levels that are not in `judged`, except the last. Witnesses that do not hold a
+    level serve its bytes without decoding them. A level with one holder is left out, because no
+    other member needs it.
     """
     tiers = [members.seats[seat].tier for seat in bitmap.seats(header.began)]
     return frozenset(

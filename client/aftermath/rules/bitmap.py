@@ -1,7 +1,7 @@
 """Bitmaps of member seats: a Python `int` in memory, 32 little-endian bytes on chain.
 
-Bit `i` (byte `i // 8`, bit `i % 8` on chain) stands for member seat `i`. An `int` gives set algebra
-(`&`, `|`, `& ~`) for free.
+Bit `i` (byte `i // 8`, bit `i % 8` on chain) stands for member seat `i`. Set operations on an `int`
+are `&`, `|` and `& ~`.
 """
 
 from __future__ import annotations
@@ -13,23 +13,21 @@ BITMAP_BYTES = MAX_MEMBERS // 8
 
 
 def from_bytes(data: bytes) -> int:
-    """The mask held by 32 on-chain bytes. Raises ValueError on any other length."""
+    """Return the mask in 32 on-chain bytes. Raises ValueError for any other length."""
     if len(data) != BITMAP_BYTES:
         raise ValueError(f"a member bitmap is {BITMAP_BYTES} bytes, not {len(data)}")
     return int.from_bytes(data, "little")
 
 
 def to_bytes(mask: int) -> bytes:
-    """Return the 32 on-chain bytes of a mask. Raises ValueError if it is negative or exceeds seat
-    255.
-    """
+    """Return the 32 on-chain bytes of a mask. Raises ValueError for seats above 255."""
     if mask < 0 or mask >> MAX_MEMBERS:
         raise ValueError(f"a member bitmap has bits for seats 0 to {MAX_MEMBERS - 1} only")
     return mask.to_bytes(BITMAP_BYTES, "little")
 
 
 def from_seats(seats: Iterable[int]) -> int:
-    """The mask with exactly these seats set. Raises ValueError on a seat outside 0..255."""
+    """Return the mask of these seats. Raises ValueError for a seat outside 0..255."""
     mask = 0
     for seat in seats:
         if not 0 <= seat < MAX_MEMBERS:
@@ -39,7 +37,7 @@ def from_seats(seats: Iterable[int]) -> int:
 
 
 def seats(mask: int) -> Iterator[int]:
-    """The seats of a mask in ascending order; the position in this order is the seat's *rank*."""
+    """Yield the seats of a mask in ascending order. A seat's position is its *rank*."""
     while mask:
         low = mask & -mask
         yield low.bit_length() - 1
@@ -47,7 +45,7 @@ def seats(mask: int) -> Iterator[int]:
 
 
 def contains(mask: int, seat: int) -> bool:
-    """Whether `seat` is set. A seat outside the bitmap is never set."""
+    """Return whether `seat` is set. A seat outside the bitmap is never set."""
     return seat >= 0 and bool(mask >> seat & 1)
 
 

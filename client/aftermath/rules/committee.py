@@ -1,8 +1,8 @@
 """Committees: a seeded shuffle elects a round's witnesses, verifiers and cooldown reporters.
 
-Each purpose starts from its own hash of the round's seed, so one order says nothing about another.
-`order[position] = rank`. A rank is the index of a seat among the members that began the epoch, so a
-member that leaves does not move the others.
+Each purpose starts from its own hash of the round's seed, so its order is independent of the
+others. `order[position] = rank`. A rank is the index of a seat among the members that began the
+epoch, so a member that leaves does not move the others.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ def quorum(elected: int) -> int:
 def round_quorum(header: Round, elected: int) -> int:
     """Return how many of the `elected` witnesses of a round must agree.
 
-    Where only established members witness, at least two must: one that is left alone would decide
-    by itself who delivered and who is dropped.
+    If only established members witness, at least two must agree: a single one would otherwise
+    decide who delivered and who is dropped.
     """
     return max(quorum(elected), 2 if header.established else 1)
 
@@ -92,7 +92,7 @@ def round_quorum(header: Round, elected: int) -> int:
 def wanted_witnesses(header: Round, nodes: int) -> int:
     """Return how many witnesses a round elects if it has that many electors.
 
-    `nodes` is the config's `witness_nodes`. Where only established members witness, one alone is no
+    `nodes` is the config's `witness_nodes`. If only established members witness, one alone is not a
     quorum, so the program elects at least two.
     """
     least = 2 if header.established else 1
@@ -110,7 +110,7 @@ def electors(header: Round, members: Members) -> int:
 
 
 def _seated(header: Round, members: Members) -> int:
-    """Return the seats of a running round that have attested it or still can."""
+    """Return the seats that have attested the running round or still can, as a bitmap."""
     return header.roster & (header.attested | members.healthy)
 
 
@@ -130,8 +130,8 @@ def witnesses(header: Round, members: Members) -> tuple[int, ...]:
 def jury(run: Run, members: Members, closed: Round) -> int:
     """Return the number of witnesses whose quorum may drop a member after a closed round.
 
-    If the config elects fewer witnesses than it could, count as many as it could: by chance all of
-    a few may belong to one person.
+    If the config elects fewer witnesses than possible, count as many as possible: one person may
+    by chance own all of the few.
     """
     if not run.config.witness_nodes:
         return closed.elected
@@ -157,7 +157,8 @@ def roles(header: Round, verification_percent: int) -> dict[int, Committee]:
 def _is_seated(members: Members, seat: int) -> bool:
     """Return whether a member has shown the levels that it holds.
 
-    It did so in this epoch, or before and it did not leave before the first round was over.
+    It showed them in this epoch, or in an earlier one and did not leave before the first round of
+    this epoch was over.
     """
     member = members.seats[seat]
     took_part = member.state is MemberState.HEALTHY or member.exited_height > 0
@@ -213,7 +214,7 @@ def cooldown_electees(run: Run, members: Members, level: int) -> tuple[int, ...]
 
 
 def levels_to_attest(run: Run, members: Members, seat: int) -> tuple[int, ...]:
-    """Return the levels that `seat` must report at cooldown, ascending. None if it did not
+    """Return the levels that `seat` must attest in cooldown, ascending; empty if it did not
     deliver.
     """
     if not bitmap.contains(members.proven, seat):

@@ -64,9 +64,9 @@ def _low_bits(commitment: bytes, salt: int, bits: int) -> int:
     """Return the first 8 bytes of sha256(commitment, salt as 8 LE bytes), little-endian, cut to
     `bits`.
     """
-    # The salt is not known before the attesting round begins (its seed is), so nobody could prepare
-    # two results with one fingerprint in time. A late sender can, and with an overlap of 0 anybody
-    # can. Then only the level hashes tell the two apart.
+    # Unlike the seed, the salt is unknown until the attesting round begins, so no member can
+    # prepare two results with one fingerprint in time. A late sender can, and with an overlap of 0
+    # everyone can. Then only the level hashes distinguish the two results.
     digest = hashlib.sha256(commitment + salt.to_bytes(8, "little")).digest()
     return int.from_bytes(digest[:8], "little") & ((1 << bits) - 1)
 
@@ -117,8 +117,8 @@ def left_out(
 
     Return none if fewer than a quorum attested and stayed.
     """
-    # A missing quorum for a result is not enough: one liar causes it among exactly a quorum of
-    # witnesses. Votes of members that have left do not count.
+    # It is not enough that a result lacks a quorum: if exactly a quorum attested, one liar causes
+    # that. Votes of members that have left do not count.
     needed = committee.round_quorum(attesting, committee.jury(run, members, attesting))
     remaining = [one for one in attestations if bitmap.contains(members.healthy, one.seat)]
     if len(remaining) < needed:
@@ -137,7 +137,7 @@ def consensus(
     votes: Counter[tuple[int, Fingerprint]] = Counter()
     for attestation in attestations:
         votes.update(unpack_fingerprints(attestation, roster).items())
-    # The program trains what it did not count as attested again, so nothing else is applied.
+    # The program schedules every other result for retraining, so those must not be applied.
     accepted = {seat: seen for (seat, seen), count in votes.items() if count >= needed}
     return {
         seat: accepted[seat]
@@ -151,9 +151,9 @@ def judging(
 ) -> list[Attestation]:
     """Return the attestations that count for the delivery of a level, as in the program.
 
-    The judges of a level hold it. If the epoch began with established holders, only these judge:
-    otherwise two newcomers that declare a tier could vouch for results among themselves, hide them
-    from the only other holder and so push it out of the run.
+    The judges of a level hold it. If the epoch began with established holders, only these judge.
+    Otherwise two newcomers that declare a tier could vouch for each other's results and hide them
+    from the only other holder, which would then drop out of the run.
     """
     may = availability.may_judge(run, members, level)
     return [
@@ -183,7 +183,7 @@ def vouched(
         if level not in judged_by:
             return accepted
         if sum(members.seats[seat].tier <= level for seat in bitmap.seats(roster)) == 1:
-            # A level with one holder is applied like the rest, since nobody else needs it.
+            # A level with one holder is applied like the rest, because no other member needs it.
             return (
                 seat
                 for seat in accepted
@@ -195,9 +195,8 @@ def vouched(
         )
         silent = judged_by[level] - recorded.keys()
         drawn = len(judged_by[level])
-        # Count against the judges drawn, not against those that attested: after a round closed
-        # early, a single attester could otherwise decide about a level that it hides from the
-        # others.
+        # Count relative to the judges drawn, not to those that attested. Otherwise, after a round
+        # closed early, a single attester could decide about a level that it hides from others.
         return (seat for seat in accepted if counts[seat] >= _enough(drawn, its_own=seat in silent))
 
     return {level: frozenset(of_level(level)) for level in levels}
@@ -206,8 +205,8 @@ def vouched(
 def _enough(drawn: int, *, its_own: bool) -> int:
     """Return how many of a level's drawn judges must have recorded a result.
 
-    `its_own`: a judge that did not attest made the result. The result counts as recorded by that
-    judge, but a lying judge alone must not get its own result applied.
+    `its_own`: the result is from a judge that did not attest. The result then counts as recorded by
+    that judge, but a lying judge alone must not get its own result applied.
     """
     quorum = committee.quorum(drawn)
     return quorum if not its_own else max(quorum - 1, min(drawn - 1, drawn - quorum + 1))

@@ -1,8 +1,8 @@
 """The contents of each level at the start of an epoch: attested ones, else the checkpoint's.
 
-Only the chain decides this, so every member gets the same answer. Members' messages cannot, since a
-member may tell each peer something else. No checkpoint can be named while a level is not attested,
-so the durable one stays the same until the epoch ends.
+They follow from the chain alone, so every member gets the same answer. Members' messages are not
+used, because a member may tell each peer something else. While a level is not attested, the program
+accepts no checkpoint, so the durable one stays the same until the epoch ends.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _NO_HASH = bytes(32)
 
 
 def attested(run: Run) -> dict[int, bytes]:
-    """Return the hashes of the levels that the chain vouches for."""
+    """Return the hashes of the levels that are attested on chain."""
     hashes = enumerate(run.level_hashes)
     return {
         level: digest
@@ -36,9 +36,7 @@ def expected(run: Run, model: Model, level: int) -> bytes | None:
 
 
 def unattested(run: Run) -> list[int]:
-    """Return the levels that were trained and not attested: the epoch begins with older
-    contents.
-    """
+    """Return the levels that were trained but not attested, and begin with older contents."""
     if run.model_source is not ModelSource.PEERS:
         return []
     known = attested(run)

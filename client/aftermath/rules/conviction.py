@@ -1,7 +1,7 @@
 """Conviction: who may be dropped for not delivering a level, as in the program.
 
-Only holders of a level can tell whether it was delivered, so a quorum of all witnesses does not
-convict. The judges are witnesses that showed the level in an earlier epoch: otherwise two newcomers
+Only holders of a level can tell whether it was delivered, so a quorum of all witnesses is not
+enough. The judges are witnesses that showed the level in an earlier epoch. Otherwise two newcomers
 that declare a tier could convict its only other holder.
 """
 
@@ -17,8 +17,8 @@ from aftermath.rules.run import Attestation, Run
 from aftermath.rules.state import MemberState
 
 OFTEN = 8
-"""Rounds with missing levels, minus rounds with all of them, that make a member a suspect. One bad
-round is nobody's fault.
+"""A member is a suspect if its rounds with missing levels exceed its complete rounds by this
+number. One bad round may be an accident.
 """
 
 
@@ -43,7 +43,7 @@ def incomplete(run: Run, members: Members, attestations: Collection[Attestation]
         for seat, votes in scores(attestations).items()
         if votes >= round_quorum(judges, judges.elected)
     )
-    # A member that owed nothing is attested, and no witness recorded it.
+    # A member that owed nothing is attested although no witness recorded a result of it.
     owing = ~judges.attested | recorded
     held = {one.seat: one.participation for one in remaining}
 
@@ -59,12 +59,11 @@ def incomplete(run: Run, members: Members, attestations: Collection[Attestation]
 
 
 def _lacks(run: Run, members: Members, held: Mapping[int, int], accused: int, level: int) -> bool:
-    """Return whether enough of a level's established holders did not get what the accused owed."""
+    """Return whether enough established holders of a level did not receive it from the accused."""
     established = bitmap.seats(members.established & run.began)
     holders = {seat for seat in established if members.seats[seat].tier <= level}
     judges = holders & held.keys()
     without = sum(not bitmap.contains(held[seat], accused) for seat in judges)
-    # The accused counts among the judges if it is established. One judge convicts alone only if the
-    # level has no other established holder. So a member that cannot get a level is not dropped for
-    # it, unless a quorum of these holders says so.
+    # The accused counts as a judge if it is established. One judge convicts alone only if the level
+    # has no other established holder. Otherwise a quorum of these holders must agree.
     return without >= max(quorum(len(judges | (holders & {accused}))), min(2, len(holders)))

@@ -9,12 +9,14 @@ from aftermath.rules.run import Round, Run
 from aftermath.rules.state import ModelSource, RunState
 
 HOLDERS_WAIT = 24 * 60 * 60
-"""Seconds that newcomers wait for an established member, or these for a trusted finisher."""
+"""Seconds that newcomers wait for an established member, or established members for a trusted
+finisher.
+"""
 _DRAWS = (RunState.WARMUP, RunState.ROUND_TRAIN, RunState.ROUND_WITNESS)
 _WARMUP_DRAW = 1
 """Seconds after which a tick draws the seed of a warm-up, since the witnesses wait for it."""
-# The program forgets the hash of a slot after 512 slots. Draw long before, or the first caller
-# could choose between two seeds. An attestation usually draws the seed earlier.
+# The program forgets the hash of a slot after 512 slots. Draw long before that, or the first caller
+# could choose between two seeds. Usually an attestation has already drawn the seed.
 _ROUND_DRAW = 60
 """Seconds after which a tick draws the seed of the next round."""
 
@@ -25,8 +27,8 @@ def next_deadline(
     """Return the chain time (unix seconds) from which a tick may change the run, or None.
 
     While the run waits for members, the clock starts once enough of them are pending, and some
-    waits are longer. A cooldown with nothing to wait for ends at once. Pass `members` and `model`
-    for both.
+    waits are longer. A cooldown with nothing left to do ends at once. Both cases need `members` and
+    `model`.
     """
     config = run.config
     satisfied = run.state is RunState.ROUND_TRAIN and _has_quorum(run.current)
@@ -58,12 +60,12 @@ def next_deadline(
         and _is_safe(run, members, model)
     ):
         wait = 0
-    # Slots last differently on each network. Try from the first second on: an early tick costs
-    # nothing.
+    # The length of a slot depends on the network. Try from the first second on, because an early
+    # tick costs nothing.
     if run.state in _DRAWS and not run.seed_is_drawn:
         wait = min(wait, _WARMUP_DRAW if run.state is RunState.WARMUP else _ROUND_DRAW)
-    # The program never gives two transitions one timestamp. A satisfied round waits for its seed's
-    # slot only.
+    # The program never performs two transitions in one second. A satisfied round waits only for its
+    # seed's slot.
     least = 0 if satisfied else 1
     return run.state_started_at + max(least, wait)
 
@@ -91,7 +93,7 @@ def _is_safe(run: Run, members: Members, model: Model) -> bool:
 def trusted_finishers(run: Run, members: Members) -> int:
     """Return the finishers that an epoch relies on to hold the model, as a bitmap of seats.
 
-    These are the ones whose results a quorum has recorded, or all of them if there are none.
+    These are the established finishers, or all finishers if none is established.
     """
     return run.finishers & members.established or run.finishers
 
@@ -99,8 +101,8 @@ def trusted_finishers(run: Run, members: Members) -> int:
 def expected(run: Run, members: Members) -> int:
     """Return the established members that newcomers wait for, as a bitmap of seats.
 
-    None if an established member waits whose last epoch was not undone, or enough to decide alone.
-    Members that the owner removed do not count.
+    Empty if an established member waits whose last epoch was not undone, or if enough of them wait
+    to decide alone. Members that the owner removed do not count.
     """
     here = members.established & members.pending
     if (
@@ -121,9 +123,9 @@ def _undone(run: Run, members: Members) -> int:
 
 
 def waits_a_day(run: Run, members: Members, model: Model | None = None) -> bool:
-    """Return whether no epoch begins for a day.
+    """Return whether the run waits up to a day before the next epoch.
 
-    It would replace levels that only absent members hold or can confirm.
+    The epoch would replace levels that only absent members hold or can confirm.
     """
     if run.state is not RunState.WAITING_FOR_MEMBERS:
         return False
@@ -135,10 +137,10 @@ def waits_a_day(run: Run, members: Members, model: Model | None = None) -> bool:
 
 
 def waits_for_holder(run: Run, members: Members, model: Model) -> bool:
-    """Return whether no epoch begins until a member comes back.
+    """Return whether the run waits without limit until a holder returns.
 
-    Neither a finisher nor an established member waits, and an epoch of newcomers would replace
-    levels that no checkpoint has. Only the owner may do that.
+    Only newcomers wait, and their epoch would replace levels that no checkpoint has. Only the owner
+    may do that.
     """
     waiting = run.state is RunState.WAITING_FOR_MEMBERS
     known = (run.finishers | members.established) & members.pending
@@ -162,9 +164,8 @@ def _claimed(run: Run, members: Members, model: Model) -> bool:
 
 
 def _missing(run: Run, members: Members, model: Model, first: int) -> list[int]:
-    """Return the levels from `first` on whose contents nobody present has.
-
-    Neither a checkpoint nor a waiting trusted finisher has them as they are now.
+    """Return the levels from `first` on whose newest contents are neither in a checkpoint nor with
+    a waiting trusted finisher.
     """
     here = _smallest(trusted_finishers(run, members) & members.pending, run, members)
     return [

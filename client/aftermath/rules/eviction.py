@@ -37,7 +37,7 @@ def evicted(run: Run, members: Members, model: Model, wallet: bytes, now: int) -
 
 
 def _worth(run: Run, seat: Seat, finisher: bool) -> tuple[bool, bool, bool, bool, int]:
-    """Return a sort key: the member with the lowest loses its seat first."""
+    """Return a sort key. The member with the lowest key loses its seat first."""
     return (
         finisher,
         seat.points > 0,

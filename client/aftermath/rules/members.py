@@ -15,9 +15,8 @@ class Seat:
     """A member's place in a run.
 
     `declared` is its speed in sequences per minute. `weight` sets its share in the running epoch;
-    between epochs it is the most that it can be in the next one (0 for a newcomer). `pending`: it
-    wants the next epoch. `removed`: an authority took it out of the queue. `barred`: it may not ask
-    again.
+    between epochs it is the limit for the next one (0 for a newcomer). `pending`: it waits for the
+    next epoch. `removed`: an authority took it out of the queue. `barred`: it may not rejoin.
     """
 
     signer: bytes
@@ -40,17 +39,17 @@ class Seat:
 class Members:
     """All 256 seats, used or not. Members are sets of seats (bitmaps) unless stated otherwise.
 
-    - `judged`: how many rounds of the epoch were steps.
-    - `delivered`: for each seat, in how many of them it delivered all it owed.
-    - `proven`: members that owed something then, or had delivered in half of the rounds when they
-      left. In cooldown, members whose attestations of their levels count.
+    - `judged`: number of rounds of the epoch that made a step.
+    - `delivered`: for each seat, in how many of them it delivered all that it owed.
+    - `proven`: members that delivered a result in the epoch; those that left, only if they
+      delivered in half of the rounds. In cooldown, members that may attest their levels.
     - `established`: members that showed their levels in an earlier epoch, and in the last epoch
       that they began for as long as they were present.
-    - `judges`: the established members with which the epoch began; they stay the same to its end.
+    - `judges`: the established members that began the epoch. The set does not change until its end.
     - `shown`: for each seat, rounds in which it delivered every level minus rounds in which it did
       not. A newcomer among established members starts at -1. Rounds on which the established
       members disagree do not count.
-    - `forfeited`: ejected members whose memberships do not record it yet.
+    - `forfeited`: ejected members whose memberships do not record the ejection yet.
     """
 
     epoch: int
@@ -79,12 +78,12 @@ class Members:
 
     @property
     def present(self) -> int:
-        """Return how many members take part in the running epoch or want the next one."""
+        """Return how many members take part in the running epoch or wait for the next one."""
         return (self.mask(MemberState.HEALTHY) | self.pending).bit_count()
 
     @property
     def pending(self) -> int:
-        """Return the bitmap of the seats that want the next epoch."""
+        """Return the bitmap of the seats that wait for the next epoch."""
         return sum(
             1 << index for index, seat in enumerate(self.seats) if seat.used and seat.pending
         )
@@ -92,11 +91,11 @@ class Members:
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """What a run keeps of one wallet, with or without a seat.
+    """A run's record of one wallet, with or without a seat.
 
-    `bond` (lamports) will be returned, `forfeited` (lamports) will not. The wallet `delivered` in
-    that many of the `due` rounds of its epochs; while it has a seat, its points there are newer.
-    `enrolled` is false if only a bar is kept.
+    `bond` (lamports) will be returned, `forfeited` (lamports) will not. `due` counts the rounds of
+    the wallet's epochs, and `delivered` those in which it delivered. While the wallet has a seat,
+    the seat's points are newer. `enrolled` is false if the record is only a bar.
     """
 
     run: bytes

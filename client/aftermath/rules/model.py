@@ -39,8 +39,7 @@ def marked(folder: str, files_hash: str) -> str:
     """Return a data location's `secondary`: a folder and the hash (64 hex digits, or empty) of its
     files.
     """
-    # Package managers pin the contents of a URL in this form. It needs no field of its own in the
-    # program.
+    # Package managers pin a URL's contents in this form. The program needs no separate field.
     return f"{folder}{_HASH_MARK}{files_hash}" if files_hash else folder
 
 
@@ -78,8 +77,9 @@ class DataLocation:
     """Folder in the bucket, followed by the agreed hash of its files, if any (`marked`)."""
     shuffle_seed: bytes
     source: Any
-    """The config table (`config.data_sources.DataSource`) that these are from. It reads the tokens.
-    It alone has the keys of a kind that another package adds.
+    """The config table (`config.data_sources.DataSource`) of this location. It reads the tokens.
+
+    For a kind that another package adds, only the table has the keys.
     """
 
     @property
@@ -100,7 +100,7 @@ class DataLocation:
 
 @dataclass(frozen=True, slots=True)
 class LrSchedule:
-    """The numbers of a learning-rate schedule. `schedules.learning_rate` explains them."""
+    """The parameters of a learning-rate schedule. `schedules.learning_rate` uses them."""
 
     kind: ScheduleKind
     base_lr: float
@@ -118,9 +118,9 @@ class LrSchedule:
 class Model:
     """The account that says what is trained, on what, and how.
 
-    The two per-level tuples have `tiers` entries. `spec_hash` is the SHA-256 of the training spec,
-    from which architecture, data type and location, schedule and optimizer are; zero without one.
-    These fields mean nothing if `spec_error` says why this client cannot read the spec.
+    The two per-level tuples have `tiers` entries. `spec_hash` is the SHA-256 of the training spec;
+    zero without one. The spec has the architecture, data type and location, schedule and optimizer.
+    If `spec_error` is set, this client cannot read the spec, and these fields have no meaning.
     """
 
     metadata: Metadata
@@ -145,7 +145,7 @@ class Model:
 
     @property
     def configured(self) -> bool:
-        """Return whether the owner has configured the model, and is not writing another spec."""
+        """Return whether the model is configured and its spec is complete."""
         return any(self.schema_hash) and any(self.spec_hash)
 
     @property

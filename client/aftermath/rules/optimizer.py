@@ -1,7 +1,7 @@
-"""The base class of optimizers: one class has an optimizer's settings and all that is made of them.
+"""The base class of optimizers. One class per optimizer declares its settings.
 
-The settings are the fields of a frozen dataclass. Config tables, the spec's rules, options of
-`train-local`, pages and schema documents are made from the fields' `Key` and `Option`.
+The settings are the fields of a frozen dataclass. Their `SettingKey` and `LabOption` generate the
+config tables, the spec's rules, the options of `train-local`, docs pages and schema documents.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class SettingKey:
     """The name of the rule that refuses other numbers (`Optimizer.SENTENCES`)."""
     example: Any = None
     follows: str = ""
-    """The setting from which a file without the key takes the value."""
+    """The setting whose value is used if a file lacks the key."""
 
     def allows(self, value: Any, *, closed: bool = False) -> bool:
         """Return whether a value is within the limits. Words and flags always are.
@@ -80,7 +80,7 @@ class LabOption:
     """The flag without its dashes, with underscores."""
     text: str
     words: tuple[str, ...] = ()
-    """The numbers that it may be, if they are few."""
+    """The allowed numbers, if there are few."""
 
 
 @dataclass(frozen=True)
@@ -91,18 +91,18 @@ class OptimizerSetting:
     kind: Any
     """The type without None."""
     optional: bool
-    """Whether it may be None, which 0 means too."""
+    """Whether None is allowed. In a file, 0 means None."""
     default: Any
     key: SettingKey
     option: LabOption | None
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Return the words that it may be, if it is one of some words."""
+        """Return the allowed words of a Literal, else nothing."""
         return get_args(self.kind) if get_origin(self.kind) is Literal else ()
 
     def read(self, value: Any) -> Any:
-        """Return a value as the class holds it. A missing number is 0, or None if it may be."""
+        """Convert a value to the field's type. A missing number becomes None if allowed, else 0."""
         if self.optional and not value:
             return None
         if isinstance(value, list | tuple):
@@ -120,25 +120,25 @@ class Optimizer:
     TABLE: ClassVar[str]
     """The name of its table below [model.LLM.optimizer] and of its entry point."""
     SHOWN: ClassVar[str] = ""
-    """Name for people, if that is not the table's."""
-    SUMMARY: ClassVar[str] = "Of an installed package."
+    """Name for display, if it differs from the table's."""
+    SUMMARY: ClassVar[str] = "From an installed package."
     """What it is for, in one sentence."""
     ENGINE: ClassVar[str] = ""
-    """`module:Class` of its `optim.parts.OptimizerParts`; without exchange, of a function that
-    builds a torch optimizer. A name, since configs are read without PyTorch.
+    """`module:Class` of its `optim.parts.OptimizerParts`. If members do not exchange results, of a
+    function that builds a torch optimizer. It is a name, because configs are read without PyTorch.
     """
     EXCHANGED: ClassVar[bool] = True
-    """Whether members exchange results with it. Others train on one machine."""
+    """Whether members exchange results with it. If not, it trains on one machine only."""
     IN_CONFIG: ClassVar[bool] = True
     """Whether a config file may name it."""
     IN_FILE: ClassVar[Mapping[str, Any]] = {}
-    """Defaults of a config file that differ from the class's: None, REQUIRED or a value."""
+    """Config-file defaults that differ from the class's: None, REQUIRED or a value."""
     SENTENCES: ClassVar[Mapping[str, str]] = {}
     """Sentence of each rule that its keys name beyond SENTENCES."""
     OVERLAP: ClassVar[int] = 1
-    """Rounds by which `train-local` applies results late, without another choice."""
+    """Default delay, in rounds, with which `train-local` applies results."""
     LATE: ClassVar[str] = ""
-    """A warning about overlapped rounds; empty if they do no harm."""
+    """A warning about overlapped rounds; empty if they are harmless."""
     RECIPE: ClassVar[str] = ""
     """The shipped config whose numbers `init --optimizer` begins with."""
 
@@ -150,7 +150,7 @@ class Optimizer:
             if setting.words and value not in setting.words:
                 words = " or ".join(setting.words)
                 raise SchemaError(f"{name} must be {words}, not {shown(value)}", where)
-            # A file's limits are stricter: a decay of exactly 1 is of use in tests only.
+            # A file's limits are stricter: a decay of exactly 1 is useful only in tests.
             if value is not None and not all(
                 setting.key.allows(one, closed=True) for one in _each(value)
             ):
@@ -159,7 +159,7 @@ class Optimizer:
 
     @property
     def usual_rate(self) -> float:
-        """Return the highest learning rate that `train-local` has without another choice."""
+        """Return the default of `train-local` for the highest learning rate."""
         return 1e-3
 
     @property
@@ -179,17 +179,17 @@ class Optimizer:
 
     @property
     def inner_steps(self) -> int:
-        """Return the steps on parts of a member's share; 0 if the share gives one gradient."""
+        """Return the number of inner steps per share; 0 if a share gives one gradient."""
         return 0
 
     @property
     def inner_optimizer(self) -> InnerOptimizerName | None:
-        """Return the optimizer of these steps, or None."""
+        """Return the optimizer of the inner steps, or None without inner steps."""
         return None
 
     @property
     def moments(self) -> int:
-        """Return the moments per number of a hidden matrix that a member keeps."""
+        """Return how many moments a member keeps per number of a hidden matrix."""
         return 0
 
     @classmethod
@@ -199,7 +199,7 @@ class Optimizer:
 
     @classmethod
     def shown(cls) -> str:
-        """Return its name for people."""
+        """Return its name for display."""
         return cls.SHOWN or cls.TABLE
 
     @classmethod
@@ -268,7 +268,7 @@ class Compressed(Optimizer):
 
     @classmethod
     def broken(cls, values: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
-        """Yield also numbers of values above those of a block."""
+        """Yield also settings that send more values than a block has."""
         yield from super().broken(values)
         for name in (TOPK.name, TOPK_EMBEDDINGS.name):
             if (values[name] or 0) > values[CHUNK.name] ** 2:

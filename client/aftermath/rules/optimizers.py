@@ -22,7 +22,7 @@ WITH_RECIPE = tuple(one.kind() for one in BUILT_IN if one.RECIPE)
 @cache
 def optimizers() -> Mapping[str, type[Optimizer]]:
     """Return the optimizers by kind, those of installed packages too. Raises BadExtension."""
-    # Help pages import this module, and do not wait for the metadata of the packages.
+    # Read package metadata lazily, because help pages import this module and must be fast.
     from aftermath.base.extensions import BadExtension, extensions
 
     found = {one.kind(): one for one in BUILT_IN}

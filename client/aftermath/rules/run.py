@@ -25,8 +25,8 @@ REDO = 4
 def steps_before(step: int) -> int:
     """Return how many steps are trained when the program's counter says `step`.
 
-    The counter names the next step, from 1 on. People count trained steps: a checkpoint of step 120
-    has 120 steps in it.
+    The counter names the next step and starts at 1. Messages count trained steps: a checkpoint of
+    step 120 contains 120 steps.
     """
     return max(step - 1, 0)
 
@@ -95,10 +95,10 @@ class RoundId(NamedTuple):
 class Round:
     """The header of a round.
 
-    Its batch has the sequences of `redo`, in order, then fresh ones from `data_index` on. Orders
-    are of the members that `began` its epoch. `roster` has the members in the round; it is fixed
-    when the previous round begins. `salt` is for the fingerprints attested in it. `established`
-    says what the members in `Members.judges` do alone.
+    Its batch has the sequences of `redo`, in order, then fresh ones from `data_index` on. Seeded
+    orders shuffle the members that `began` its epoch. `roster` has the members in the round; it is
+    fixed when the previous round begins. `salt` is for the fingerprints attested in it.
+    `established` says what only the members in `Members.judges` do.
     """
 
     seed: int
@@ -118,7 +118,7 @@ class Round:
 
     @property
     def redone(self) -> int:
-        """Return how many sequences, the first of the batch, are trained again."""
+        """Return how many sequences are trained again. They come first in the batch."""
         return sum(interval.len for interval in self.redo)
 
     @property
@@ -200,7 +200,7 @@ class Run:
 
     @property
     def identity(self) -> str:
-        """Return 16 hex digits that tell this run from others that had the same id."""
+        """Return 16 hex digits that distinguish this run from earlier runs with the same id."""
         named = self.run_id.encode() + self.main_authority + self.created.to_bytes(8, "little")
         return hashlib.sha256(named).hexdigest()[:16]
 

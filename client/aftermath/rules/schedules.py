@@ -20,7 +20,7 @@ _NEGLIGIBLE = Decimal("1e-48")
 
 
 def learning_rate(schedule: LrSchedule, step: int) -> float:
-    """The rate at `step` (the run's first step is 1).
+    """Return the rate at `step`. The run's first step is 1.
 
     Linear warm-up to `base_lr`, then the shape of the schedule's kind.
     """

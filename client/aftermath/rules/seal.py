@@ -1,6 +1,6 @@
 """Seals: keys that mask payloads until a quorum of witnesses has closed the round.
 
-A commitment contains the hash of its key, the signer and the place (the seal). After the round
+A commitment contains the seal: the hash of its key, the signer and the place. Once the round is
 closed, the member reveals the key.
 """
 
@@ -70,17 +70,17 @@ class Key(_OfSeat, frozen=True, kw_only=True, array_like=True, tag=4, forbid_unk
 def key_of(secret: bytes, place: ResultPlace) -> bytes:
     """Return the 32-byte key of the member with this p2p secret.
 
-    It is derived, so a restarted member has it again. Heights come again in another attempt at an
-    epoch; the seed in `place` does not.
+    It is derived, so a restarted member gets the same key. Another attempt at an epoch repeats
+    heights, but not the seed in `place`.
     """
-    # Key, seal and mask have contexts of their own, so that none reveals another.
+    # Key, seal and mask use separate hash contexts, so that none reveals another.
     return blake3(secret + place.to_bytes(), derive_key_context=_KEY).digest()
 
 
 def seal_of(key: bytes, signer: bytes, place: ResultPlace) -> bytes:
     """Return the 32-byte seal by which a commitment names its key without revealing it."""
-    # The signer is part of the seal. So a member that commits to another member's bytes can never
-    # reveal a key that fits.
+    # The signer is part of the seal. So a member that copies another member's commitment can never
+    # reveal a matching key.
     return blake3(key + signer + place.to_bytes(), derive_key_context=_SEAL).digest()
 
 

@@ -1,4 +1,4 @@
-"""Optimizers of one machine: `train-local` compares with them, and a run cannot use them."""
+"""Optimizers for one machine. `train-local` compares with them; a run cannot use them."""
 
 from __future__ import annotations
 

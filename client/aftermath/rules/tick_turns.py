@@ -16,9 +16,7 @@ _TICK_RANKS = 15
 
 
 def tick_order(run: Run, members: Members) -> list[int]:
-    """Return the seats that may tick, in order. The order differs in every state, to share the
-    fee.
-    """
+    """Return the seats that may tick, in order. Each state has another order, to share the fee."""
     if run.state is RunState.WAITING_FOR_MEMBERS:
         mask = members.pending
     else:

@@ -1,4 +1,4 @@
-"""What is lost when a run's last members end: unsaved steps, and levels that one member has."""
+"""What is lost when a run's last members end: unsaved steps, and levels with a single holder."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def sole_levels(run: Run, members: Members, seat: int, reachable: Set[bytes]) ->
 
 
 def claimed_by_no_other(run: Run, members: Members, seat: int) -> bool:
-    """Return whether some level of a finished run was with the member of `seat` alone.
+    """Return whether only the member of `seat` can hold some level of a finished run.
 
-    Other members that ended the last epoch may hold the model, reachable or not.
+    Other members that finished the last epoch may hold it, reachable or not.
     """
     took_part = bitmap.contains(run.finishers | members.established, seat)
     return took_part and bool(sole_levels(run, members, seat, {one.p2p for one in members.seats}))

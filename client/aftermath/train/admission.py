@@ -51,7 +51,7 @@ def check_options(settings: TrainSettings) -> None:
 
 
 def check_words(settings: TrainSettings) -> None:
-    """Check the options' values like `check_options`, but bind no port and create no directory."""
+    """Check the options' values. Unlike `check_options`, bind no port and create no directory."""
     check_hub(settings)
     check_put_links(settings)
     check_choices(settings)

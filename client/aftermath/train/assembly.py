@@ -211,7 +211,7 @@ async def _show(feed: RunFeed, chain: SolanaMember, events: Events) -> None:
     The display calls it on its own thread.
     """
     while True:
-        with contextlib.suppress(CoordinatorError):  # its time is not known yet
+        with contextlib.suppress(CoordinatorError):  # the chain's time is not known yet
             events.look(
                 partial(
                     _standing, feed.view, chain.now(), silent=chain.silent, has_tick=chain.has_tick
@@ -244,9 +244,9 @@ async def _data(
 
 
 async def ready_kernels(events: Events, compute: Worker) -> None:
-    """Compile the kernels and compare them with PyTorch. Emit whether PyTorch replaces them.
+    """Compile the kernels and compare them with PyTorch. Emit an event if PyTorch replaces them.
 
-    Kernels with other results than PyTorch are a warning: something is wrong with the machine.
+    If their results differ from PyTorch's, emit a warning: something is wrong with the machine.
     """
     if await compute(needs_compilation):
         events.emit(event_types.Compiling())

@@ -71,7 +71,7 @@ def check_directories(settings: TrainSettings) -> None:
 
 def check_room(settings: TrainSettings, schema: StateSchema) -> None:
     """Raise Unsuitable if --checkpoint-dir is not writable or lacks space for checkpoints."""
-    from aftermath.model.store import RESERVE  # with torch, which the other checks do not wait for
+    from aftermath.model.store import RESERVE  # imports torch, which the other checks do not need
 
     if settings.checkpoint_dir is None or settings.matformer_tier:
         return
@@ -80,7 +80,7 @@ def check_room(settings: TrainSettings, schema: StateSchema) -> None:
     needed = _AT_ONCE * ELEMENT_BYTES * schema.parameters() + RESERVE
     if free <= needed:
         raise Unsuitable(
-            f"--checkpoint-dir {directory}: {_AT_ONCE} checkpoints of this model and a reserve take "
+            f"--checkpoint-dir {directory}: {_AT_ONCE} checkpoints of this model and a reserve need "
             f"{_size(needed)}, but only {_size(free)} are free",
             "Free some space, or choose a directory on another disk",
         )

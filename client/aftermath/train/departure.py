@@ -101,5 +101,5 @@ def ask_on_stderr(question: str) -> None:
 def _is_terminal(stream: TextIO) -> bool:
     try:
         return stream.isatty()
-    except (AttributeError, ValueError):  # it is closed, or not there
+    except (AttributeError, ValueError):  # the stream is closed, or there is none
         return False

@@ -14,7 +14,7 @@ from typing import Any
 
 from aftermath.base.signals import on_signals
 
-EXIT_SECONDS = 1.7  # the promise is 2 s; the rest is for the process to end
+EXIT_SECONDS = 1.7  # documented as 2 s; the process needs the rest to end
 CLOSE_SECONDS = 0.4  # part of EXIT_SECONDS for closing connections
 
 

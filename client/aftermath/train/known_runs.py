@@ -83,7 +83,7 @@ class KnownRuns:
         return self._directory / f"{name[:32]}.json"
 
     def _read(self, run_id: str) -> _Known | None:
-        """Return what is known of a run id. Raises Unsuitable if its file is damaged."""
+        """Return the known run of this id, or None. Raises Unsuitable if its file is damaged."""
         file = self._file(run_id)
         fix = f"Remove the file and pass --owner KEY, the public key of the owner of run {run_id}"
         try:

@@ -1,7 +1,7 @@
 """Allow one process per wallet and run. Two would send conflicting transactions.
 
 The lock is a file per wallet and run, in a directory of this user. It does not protect against a
-second machine with the same wallet. In that case both members join more and more rarely.
+second machine with the same wallet. Then both members keep losing the seat and rejoin more rarely.
 """
 
 from __future__ import annotations

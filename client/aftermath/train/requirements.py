@@ -98,7 +98,7 @@ def schema_from(config: Mapping[str, Any], model: Model, run_id: str, source: st
     """
     if not is_of(
         config, model.architecture
-    ):  # before anything is built of what may be a stranger's file
+    ):  # check before building anything from a file that a stranger may have written
         raise Unsuitable(
             f"{source} does not fit run {run_id}: its model_type "
             f"{escaped(str(config.get('model_type'))[:60])} belongs to "

@@ -64,7 +64,7 @@ def run_member(
 
     End the process afterwards: a computation may still occupy its thread.
     """
-    # never closed: that waits for threads and tasks, and the process ends here anyway
+    # Never close the runner: that waits for threads and tasks, and the process ends here anyway.
     runner = asyncio.Runner()
     check_options(settings)
     first = backend(settings)
@@ -72,7 +72,7 @@ def run_member(
         admitted = _check_admission(runner, settings, first)
         if (
             admitted.view.run.state is RunState.FINISHED
-        ):  # nothing is trained, so no tier needs to be measured
+        ):  # nothing will be trained, so do not measure tiers
             settings = replace(settings, matformer_tier=0)
         else:
             settings = _with_tier(settings, first, admitted)
@@ -91,7 +91,7 @@ def run_member(
             return
         stack.enter_context(_only_here(settings, first.wallet, admitted))
         stack.enter_context(gradients_directory(settings, admitted.view.run.identity))
-        if "torch" not in sys.modules:  # a tier may have been chosen with it
+        if "torch" not in sys.modules:  # choosing a tier may have imported it
             events.emit(event_types.Loading())
         _load_torch()
         local = _local_directory(settings, admitted)
@@ -275,7 +275,7 @@ async def _life(
         try:
             await (ranks.while_all_run(member.live()) if ranks else member.live())
         except NoSuchRun:
-            run_exists = False  # nothing is left to leave
+            run_exists = False  # there is no run to leave
             raise
         finally:
             interrupts.saved()

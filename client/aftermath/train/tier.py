@@ -1,8 +1,8 @@
 """Choose the tier of a member with `--matformer-tier auto`.
 
-A wallet that is already a member keeps its tier, because its optimizer state belongs to it. Other
-members take the largest tier that fits memory (`replica.fit`) and trains its share in time at the
-measured speed, or the smallest one. PyTorch is imported late: options use the names defined here.
+A wallet that is already a member keeps its tier, because its optimizer state belongs to that tier.
+Other members take the largest tier that fits into memory (`replica.fit`) and is fast enough by
+measurement, else the smallest. PyTorch is imported late, because options use names defined here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Background tasks of a member's rounds. A failure costs that task alone and is reported."""
+"""Background tasks of a member's rounds. A failure ends only its own task and is reported."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Fetching announcements that this member missed, and accepted results in full.
+"""Fetch announcements that this member missed, and accepted results in full.
 
-It asks a few peers at a time, in turn, so a lost announcement costs little traffic even in a large
+It asks a few peers at a time, in turn, so a lost announcement causes little traffic even in a large
 run. Answers are announcements that carry their authors' signatures.
 """
 
@@ -30,12 +30,12 @@ from aftermath.rules.announcements import (
 from aftermath.rules.consensus import Fingerprint, matches
 from aftermath.rules.run import STORED_ROUNDS, Run
 
-LINGER = 3.0  # seconds for which members of a stopped run still serve its last results
+LINGER = 3.0  # seconds during which members of a stopped run still serve its last results
 ASK_EVERY = 1.0  # seconds between questions to peers about a missing commitment
 _ASKED_AT_ONCE = 3
 _REPLY_SECONDS = 2.0
 _MAX_REPLY = 1 << 20
-_AROUND = 5  # bytes of msgpack before a list or each of its announcements
+_AROUND = 5  # bytes of a msgpack header: of the list, and of each announcement in it
 _log = logging.getLogger(__name__)
 
 
@@ -166,10 +166,10 @@ class Collector:
                 self._log_limits.failure("reading the answer of", peer, error)
 
     async def _question(self, peer: bytes, question: bytes, seats: int) -> list[bytes]:
-        """Return the announcements in a peer's answer about `seats` seats; empty if it does not
+        """Return the announcements in a peer's answer about `seats` seats, or none without an
         answer.
 
-        The limits are what these seats can need, since every byte and value takes time to parse.
+        The limits are what these seats can need, because parsing takes time per byte and value.
         """
         most = MOST_PER_SEAT * seats
         longest = min(_MAX_REPLY, _AROUND + most * (MAX_ANNOUNCEMENT_BYTES + _AROUND))

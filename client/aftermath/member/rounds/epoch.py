@@ -1,7 +1,7 @@
 """The state of one epoch for one member: its start, whether it runs, and its rounds' plans.
 
 The epoch reads learning rate, cold start, weights, tiers and rules once, when it begins. A member
-that applies the last round late must get the same bits, although others may have declared new
+that applies the last round late must get the same bits, although members may have declared new
 weights by then.
 """
 

@@ -35,7 +35,7 @@ class Evaluations:
         self._window = window
         self._worker = ThreadWorker("evaluations")
         self._free = threading.Event()
-        """Set while the run needs nothing of this member."""
+        """Set while the run does not need this member."""
         self._evaluation: asyncio.Future[list[Score]] | None = None
         self._step = -1
         """Step of the weights evaluated now or last."""
@@ -99,8 +99,8 @@ class Evaluations:
         )
 
     def _whenever_free(self, model: LanguageModel) -> Ask:
-        # Passes run on a thread of their own after this member's share is trained. A new round
-        # interrupts the pass, which is repeated later: no round waits for one.
+        # Passes run on their own thread after this member's share is trained. A new round
+        # interrupts the pass, which is repeated later, so no round waits for it.
         def ask(question: Callable[[LanguageModel], T]) -> T:
             while True:
                 self._free.wait()

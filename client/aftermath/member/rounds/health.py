@@ -1,8 +1,8 @@
-"""Reporting members that did not deliver, so that the run stops waiting for them.
+"""Report members that did not deliver, so that the run stops waiting for them.
 
-Only results missing for a quorum of witnesses count, or often missing for a quorum of a level's
-holders (`rules.conviction`). Members report in a seeded order, so one report suffices. Nobody
-reports itself.
+A member is reported if a quorum of witnesses missed its result, or if it often missed a level and a
+quorum of that level's holders agrees (`rules.conviction`). Members report in a seeded order, so one
+report is enough. No member reports itself.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from aftermath.rules.tick_turns import TICK_STEP, tick_order
 
 
 def unseen(run: Run, members: Members) -> int:
-    """Return the healthy members (a bitmap) whose result no quorum of the last closed round saw."""
+    """Return the healthy members (a bitmap) whose result no quorum attested in the last closed
+    round.
+    """
     closed = run.current.height - 1
     owed = run.round(run.config.judged(closed))
     attesting = run.round(closed)
@@ -32,7 +34,7 @@ def unseen(run: Run, members: Members) -> int:
 
 
 class AbsenceReports:
-    """Members that this member excused in an epoch and whose result it has not seen since."""
+    """Tracks the members that this member excused in an epoch, until their next result."""
 
     def __init__(self) -> None:
         self._excused = 0
@@ -53,10 +55,10 @@ class AbsenceReports:
             member for member, votes in votes_by_member.items() if votes >= needed
         )
         missing &= left_out(attesting, attestations, run, members)
-        # If nobody's result arrived but some members that owe one attested, they are alive and
-        # something held them all up. Do not accuse: otherwise the one member without a share would
-        # have all holders dropped. Excuse a member once until its result is seen again, or one
-        # could withhold its share in every round by attesting.
+        # If no result arrived but members that owe one attested, they are alive and something
+        # delayed all of them. Excuse them, or the only member without a share could have all
+        # holders dropped. Excuse a member only once until its result is seen again, or it could
+        # withhold its share in every round by attesting.
         held_up = (
             missing
             if not votes_by_member and any(bitmap.contains(missing, a.seat) for a in attestations)
@@ -68,7 +70,7 @@ class AbsenceReports:
 
 
 async def report_undelivered(ports: Ports, absences: AbsenceReports, run: Run, seat: int) -> None:
-    """Have members dropped that did not deliver, when it is our turn and nobody did it before."""
+    """Report members that did not deliver, at this member's turn, unless they are reported."""
     members = ports.feed.members
     try:
         missing = await absences.undelivered(ports.coordinator, run, members)

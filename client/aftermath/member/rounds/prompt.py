@@ -1,8 +1,8 @@
 """Sample text that the model writes while it is trained.
 
-It is written token by token after this member's share is done: the next round waits for one token
-at most. A text may take several rounds while the weights change; it is reported in full, with the
-step of its last token.
+Tokens are written one by one after this member's share is trained, so the next round waits for one
+token at most. A text may take several rounds while the weights change. It is reported in full, with
+the step of its last token.
 """
 
 from __future__ import annotations

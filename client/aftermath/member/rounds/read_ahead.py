@@ -1,7 +1,6 @@
 """Reads the sequences of a member's share as soon as it is known, before results are applied.
 
-It reads one share at a time, on a thread of its own, and does not wait for a share that was given
-up.
+It reads one share at a time, on its own thread, and does not wait for an abandoned share.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from aftermath.data.source import Sequences, Source, SourceUnavailable
 from aftermath.events import event_types
 from aftermath.member.ports import Ports
 
-_FIRST_PAUSE = 1.0  # seconds before an unreachable source is asked again
+_FIRST_PAUSE = 1.0  # seconds before the first retry of an unreachable source
 _LONGEST_PAUSE = 30.0
 
 

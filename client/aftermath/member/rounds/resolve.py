@@ -57,7 +57,7 @@ class RoundResolver:
         the levels that all witnesses fetch; a member that missed the round learns of them from the
         chain.
         """
-        run = replace(run, config=self._epoch.rules)  # the run may have other rules since
+        run = replace(run, config=self._epoch.rules)  # the run's rules may have changed since
         members = self._epoch.members
         try:
             attestations = await self._ports.coordinator.attestations(attesting)

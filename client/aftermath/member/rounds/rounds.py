@@ -87,8 +87,7 @@ class Rounds:
         carried.results.evidence.on_pair = self._show_evidence
 
     async def live(self) -> Run | None:
-        """Live through the rounds until cooldown. Return the run then, or None after a failed
-        warm-up.
+        """Run the rounds until cooldown. Return the run then, or None after a failed warm-up.
 
         A member that finishes late may see the next epoch on chain: the returned run has this
         epoch's number. Raises Desync if this member falls out.
@@ -123,11 +122,11 @@ class Rounds:
         return self._applying.step
 
     async def catch_up(self, run: Run) -> int:
-        """Apply every round that counts if the rounds stop at `run`. Return the steps in the
-        replica.
+        """Apply every round that counts if the rounds stop at `run`. Return the replica's steps.
 
-        The running round counts too once this member has attested in it, if no other member is
-        left. If the run has left this epoch, apply nothing: the epoch may be undone. Raises Desync.
+        The running round counts too if this member has attested in it and no other member is left.
+        If the run has left this epoch, apply nothing, because the epoch may be undone. Raises
+        Desync.
         """
         if not self.are_of(run):
             return self._applying.step

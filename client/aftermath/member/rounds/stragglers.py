@@ -1,8 +1,8 @@
 """Stragglers: which members are late in a round, and how long its witnesses wait for them.
 
-A late member uses up an allowance of one `max_round_train_time` per epoch. So one member costs an
-epoch about one round's time, however many rounds there are. Members that do not witness keep
-account too, since they may witness the next round.
+A late member uses up an allowance of one `max_round_train_time` per epoch. So one late member
+delays an epoch by about one round's time, however many rounds there are. Members that do not
+witness track allowances too, because they may witness the next round.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from collections import defaultdict
 from aftermath.member.plan import RoundPlan
 from aftermath.rules.committee import quorum
 
-# Once two thirds of the owing members by number and weight have delivered, the others get three
-# times as long in total, and at least _LEAST seconds. Shares follow weights, so all should finish
-# at about the same time. A share above the weight's part adds at most _MOST_SLOWER, and a slow
-# machine gets up to twice as long: ten times at most.
+# Once two thirds of the owing members by number and weight have delivered, the others get _TIMES as
+# long in total, and at least _LEAST seconds. Shares follow weights, so all should finish at about
+# the same time. A share that rounding made larger adds up to _MOST_SLOWER to the factor. A weight
+# below the mean multiplies it by up to _MOST_SLOWER. So the factor is at most ten.
 _TIMES = 3.0
 _LEAST = 3.0  # seconds
 _MOST_SLOWER = 2.0
-_OPENS = 1.0  # seconds; a reveal after a quorum has closed takes no work
+_OPENS = 1.0  # seconds to reveal a key once a quorum has closed the round
 
 
 class Allowances:
@@ -104,7 +104,7 @@ class StragglerTracker:
         return not self._allowances.used_up(seat)
 
     def _charge(self, seat: int, took: float) -> None:
-        """Charge the time that a member took after the two thirds."""
+        """Charge the time that a member took after two thirds had delivered."""
         self._allowances.use(seat, max(0.0, took - self._charged[seat]))
         self._charged[seat] = max(took, self._charged[seat])
         self._allowances.late.add(seat)

@@ -1,8 +1,8 @@
 """The duration of a member's shares, and a warning if its machine is too slow for the run.
 
-What counts is the member's own work of a round (apply and train) against its time limit. The
-warning comes once per epoch, since the next one may assign smaller shares, and ever more rarely
-while shares are given up in a row.
+It compares the member's own work in a round (apply and train) with the time limit. It warns once
+per epoch, because the next epoch may assign smaller shares. While consecutive shares are abandoned,
+it warns less and less often.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ WHAT_HELPS = (
 )
 
 _SAY_AT = 3
-"""Shares given up in a row before the warning repeats; the next time after four times as many."""
+"""Consecutive abandoned shares before the warning repeats. The number grows fourfold each time."""
 
 
 class Throughput:
@@ -32,16 +32,14 @@ class Throughput:
         self._given_up = 0
         self._say_at = _SAY_AT
         self.weight = weight
-        """Sequences per minute, as of the newest share. A share that was given up can only lower
-        it.
-        """
+        """Sequences per minute, as of the newest share. An abandoned share can only lower it."""
 
     def applied(self, seconds: float) -> None:
         """Record the seconds of applying a round's results, without waiting for them."""
         self._applying = seconds
 
     def took(self, sequences: int, seconds: float, *, done: bool) -> None:
-        """Record the seconds of a share of `sequences`, trained or (`done` is false) given up."""
+        """Record the seconds of a share of `sequences`. `done` is false if it was abandoned."""
         measured = weight_of(sequences, seconds)
         self.weight = measured if done else min(self.weight, measured)
         self._given_up = 0 if done else self._given_up + 1
@@ -61,7 +59,7 @@ class Throughput:
         )
 
     def allowance_used(self, seconds: float) -> None:
-        """Warn that the others no longer wait for this member's results in this epoch."""
+        """Warn that other members no longer wait for this member's results in this epoch."""
         if not self._warned:
             self._warn(
                 f"the others waited {seconds:.0f} s for its results in this epoch and no longer wait"

@@ -1,4 +1,4 @@
-"""Training this member's share of a round, as long as its result can still be of use."""
+"""Train this member's share of a round, as long as the result can still be used."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Training:
         self._replica = epoch.start.replica
 
     async def train(self, plan: RoundPlan, *, travelling: bool) -> Trained | None:
-        """Train our share. Return None if there is no share, it is too late, or a gradient is not
+        """Train our share. Return None without a share, if it is too late, or if a gradient is not
         finite.
 
         `travelling`: this member's last result is not in the replica yet. Raises DataError,
@@ -109,7 +109,7 @@ class Training:
             self._time.took(sequences, self._ports.clock.monotonic() - started, done=done)
 
     async def _late(self, plan: RoundPlan) -> NoReturn:
-        """Raise Cancelled once a result is of no use: when the round that judges it has closed."""
+        """Raise Cancelled once the round that judges the result has closed: it is useless then."""
         latest = self._epoch.rules.judges(plan.header.height)
         await self._ports.feed.until(
             lambda run: (

@@ -27,7 +27,7 @@ _PATIENCE = 3.0  # seconds to wait for unreachable members; at least twice the t
 _LOOK_AGAIN = 0.5
 _MOST_GRACE = 50.0  # seconds; less than what `ticker` gives
 _MOST_OPENING = 1.0  # seconds for two messages before and after the last call
-_SETTLE = 1.0  # seconds that a result may take from its first holder to its last
+_SETTLE = 1.0  # seconds for a result to spread from its first holder to its last
 
 
 class WitnessDuty:
@@ -52,7 +52,7 @@ class WitnessDuty:
         self._judged = judged
         self._reveals = reveals
         self._closed = False
-        if results.plan(judged) is not None:  # the first round may judge none
+        if results.plan(judged) is not None:  # with overlap, the first round judges no round
             run = ports.feed.run
             members = ports.feed.members
             witnesses = {plan.seats[number].p2p for number in drawn(plan.header, run, members)}
@@ -246,9 +246,8 @@ class WitnessDuty:
             unheard -= {self._seat}  # this member will not announce one
         return not any(bitmap.contains(healthy, seat) for seat in unheard) or (done and not missing)
 
-    # A result announced after the closing may be a copy, so it is not attested. Members reveal
-    # their
-    # keys only after the closing.
+    # A result announced after the closing may be a copy, so this witness does not attest it.
+    # Members reveal their keys only after the closing.
     async def _close(self) -> None:
         judged = self._results.plan(self._judged)
         self._closed = True

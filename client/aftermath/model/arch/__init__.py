@@ -1,1 +1,1 @@
-"""Architectures, each two files: what its `config.json` says, without torch, and its network."""
+"""Architectures. Each has two files: its config, which does not import torch, and its network."""

@@ -207,8 +207,8 @@ class Experts(nn.Module):
         tokens = hidden.flatten(0, 1)  # [N, D]
         chosen, weights = self.gate(tokens)  # [N, S]
         tokens, weights = self.given(tokens), self.given(weights)
-        # Experts add to their tokens in ascending order, so no sum depends on the write order of a
-        # device. An expert without tokens stays in the graph: its gradient is zero, not absent.
+        # Experts add to their tokens in ascending order, so sums do not depend on a device's write
+        # order. An expert without tokens stays in the graph: its gradient is zero, not absent.
         out = torch.zeros_like(tokens)
         for number, expert in enumerate(self.experts):
             # rows are unique: a token takes an expert once
@@ -225,8 +225,8 @@ def _highest(scores: Tensor, count: int) -> Tensor:
     return scores.sort(dim=-1, descending=True, stable=True).indices[:, :count]
 
 
-# The backward pass visits every token of a share once, however often layers are recomputed.
-# Counting there counts each choice once.
+# The backward pass visits every token of a share exactly once, even if layers are recomputed. So
+# each choice is counted there.
 class _Counted(torch.autograd.Function):
     """Pass weights through. The backward pass gives the bias the expert counts as its gradient."""
 

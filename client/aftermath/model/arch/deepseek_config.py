@@ -37,8 +37,9 @@ _MOST_EXPERTS = 1 << 16
 
 
 # Tier k keeps the first 1/2^k of the hidden units of dense layers, routed experts and shared
-# experts (one feed-forward), unless `matformer_tiers` names widths. Attention and gates are whole.
-# Ranks cut the same hidden units, and heads; every rank holds gates and what heads share.
+# experts (one feed-forward), unless `matformer_tiers` names widths. Every tier has whole attention
+# and gates. Tensor parallelism cuts the same hidden units, and heads. Every rank holds the gates
+# and the tensors that heads share.
 class DeepseekShape(ScaledConfig):
     """The sizes, under Hugging Face's names. `head_dim` is `qk_rope_head_dim`, as there."""
 
@@ -53,8 +54,8 @@ class DeepseekShape(ScaledConfig):
         "self_attn.kv_b_proj.weight": 0,
         "self_attn.o_proj.weight": 1,
     }
-    # The bias moves by how often each expert is chosen, as published, and by nothing else
-    # (`optim.moe_bias`). There is no auxiliary loss.
+    # As published, only the counts of choices move the bias (`optim.moe_bias`). There is no
+    # auxiliary loss.
     CHOICE_BIAS: ClassVar[bool] = False
     """Whether experts are chosen by their scores and a bias."""
     CUTS: ClassVar[tuple[str, ...]] = ("layers", "intermediate_size", "moe_intermediate_size")
@@ -235,9 +236,9 @@ class DeepseekConfig(DeepseekShape):
     # The published model and transformers differ for other values: V2 with `norm_topk_prob`, V3
     # with one expert per token, and `moe_layer_freq`.
     ONLY: ClassVar[Mapping[str, Any]]
-    """Keys of which this client computes one value, which is also what their absence means."""
+    """Keys with only one supported value, which is also their default."""
     ALIASES: ClassVar[Mapping[str, str]]
-    """Other names of keys in transformers, which takes one for the other (its `attribute_map`)."""
+    """Aliases of keys in transformers (its `attribute_map`)."""
 
     @model_validator(mode="after")
     def _positions_are_known(self) -> Self:
@@ -247,7 +248,7 @@ class DeepseekConfig(DeepseekShape):
 
     @property
     def groups(self) -> tuple[int, int]:
-        """Into how many groups experts are cut, and of how many groups a token may choose."""
+        """Return the number of groups of experts, and how many of them a token may use."""
         raise NotImplementedError
 
     @model_validator(mode="after")
@@ -278,17 +279,17 @@ class DeepseekConfig(DeepseekShape):
             if None not in (only, hf_config.get(key)) and hf_config[key] != only:
                 raise ModelConfigError(
                     f"config.json: {key} {shown(hf_config[key])} is not supported",
-                    f"This client computes {key} {only!r} only",
+                    f"This client supports only {key} {only!r}",
                 )
         if other := next((key for key in _BIASES if hf_config.get(key)), None):
             raise ModelConfigError(
                 f"config.json: {other} {shown(hf_config[other])} is not supported",
-                f"This client computes no {other} here",
+                f"This client does not support {other}",
             )
         if (kind := rope_table(hf_config, 1)["rope_type"]) not in ("default", "yarn"):
             raise ModelConfigError(
                 f"config.json: positions of type {shown(kind)} are not supported",
-                "This client computes plain ones here, and yarn",
+                "This client supports plain and yarn positions here",
             )
         known = cls.known(dict(hf_config) | {"head_dim": hf_config.get("qk_rope_head_dim") or 2})
         tier = stored_tier(hf_config)[0]
@@ -308,8 +309,7 @@ class DeepseekConfig(DeepseekShape):
 
     @property
     def attention_scale(self) -> float | None:
-        """Return what products of queries and keys are multiplied with, where it is not 1/sqrt of
-        their size.
+        """Return the factor of the products of queries and keys, or None for 1/sqrt of their size.
 
         Source: DeepSeek's own use of yarn (arXiv 2309.00071), as published with DeepSeek-V2.
         """
@@ -319,7 +319,7 @@ class DeepseekConfig(DeepseekShape):
         return float((self.qk_nope_head_dim + self.qk_rope_head_dim) ** -0.5 * louder * louder)
 
     def to_hf(self, tier: int = 0) -> dict[str, Any]:
-        """Loads in any Hugging Face client."""
+        """Return a `config.json` that any Hugging Face client loads."""
         name = self.MODEL_TYPE.replace("deepseek_v", "DeepseekV")
         rows = {self.hidden_size, self.expert_width(tier), *self.shape(tier).moe_intermediate_size}
         apart = {"experts_implementation": "eager"} if any(row % _AT_ONCE for row in rows) else {}

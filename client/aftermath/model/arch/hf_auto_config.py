@@ -47,7 +47,7 @@ _UNTRAINABLE = {
     "rwkv": "its weights change while it computes",
     "deepseek_v32": "what chooses the tokens that are seen never has a gradient",
 }
-"""Types of models whose network transformers has, and which members cannot learn alike."""
+"""Model types of transformers that members cannot train identically, and why."""
 
 
 class HfAutoConfig(ModelConfig):
@@ -55,12 +55,12 @@ class HfAutoConfig(ModelConfig):
 
     MODEL_TYPE: ClassVar[str] = "hf_auto"
     ELASTIC_DIMS: ClassVar[Mapping[str, Literal[0, 1]]] = {}
-    # Keys that change no function (names, versions, tokens) are left out, so two files of one model
-    # give one schema. The width of feed-forwards is always written: a file of a tier cannot tell
-    # how the full model left it out.
+    # Keys that do not change the computed function (names, versions, tokens) are left out, so that
+    # all files of a model give the same schema. The feed-forward width is always written, because a
+    # tier's file does not show whether the full model's file omits it.
     document: str = Field(max_length=LONGEST)
-    """Canonical JSON of the keys that change the function. A null key is not an absent one, for
-    which transformers has a default. The row of the padding token learns nothing in transformers.
+    """Canonical JSON of the keys that change the function. Null keys stay, because transformers
+    replaces an absent key by its default. transformers does not train the padding token's row.
     """
 
     @model_validator(mode="after")
@@ -112,10 +112,10 @@ class HfAutoConfig(ModelConfig):
             said |= {"intermediate_size": width}  # whatever transformers calls it here
         return said | tokens | {"torch_dtype": "float32"}
 
-    # Tiers halve the feed-forwards of models where that is possible (`cuts_of`). Other models have
-    # tier 0 only.
+    # Tiers halve the feed-forwards of models that allow it (`cuts_of`). Other models have only tier
+    # 0.
     def width(self, tier: int) -> int:
-        """Return a tier's width. Raises ModelConfigError if feed-forwards cannot be cut."""
+        """Return a tier's feed-forward width. Raises ModelConfigError if it cannot be cut."""
         if tier and isinstance(why := cuts_of(self.document), str):
             name = shown(json.loads(self.document)["model_type"])
             raise ModelConfigError(
@@ -130,7 +130,7 @@ class HfAutoConfig(ModelConfig):
         return str(json.loads(self.document)["model_type"])
 
     def document_of(self, tier: int) -> str:
-        """Return the document of a tier, by which transformers makes its network."""
+        """Return the document from which transformers builds a tier's network."""
         return with_width(self.document, self.width(tier)) if tier else self.document
 
     def elastic_dim(self, name: str) -> Literal[0, 1] | None:
@@ -139,27 +139,25 @@ class HfAutoConfig(ModelConfig):
         return None if isinstance(cuts, str) else cuts.get(name)
 
     def tensor_plan(self, tier: int) -> TensorPlan | str:
-        """Return why ranks cannot share these layers."""
+        """Return why tensor parallelism is not supported."""
         del tier
-        return (
-            "its layers are transformers' own, and each of its models computes them in another way"
-        )
+        return "its layers are transformers' own, and every model type computes them differently"
 
     def parameter_shapes(self, tier: int = 0) -> dict[str, tuple[int, ...]]:
         """Return the shapes under transformers' names."""
         self.width(tier)
         return dict(shapes_of(self.document_of(tier)))
 
-    # transformers may stack experts in one tensor that files hold one by one. Either kind of names
-    # is read. Checkpoints with state that is not a parameter are refused: members would not agree
-    # on it.
+    # transformers may stack experts in one tensor, while files have one tensor per expert. Both
+    # kinds of names are read. Checkpoints with state that is not a parameter are refused, because
+    # members would not agree on it.
     def pieces(self) -> Mapping[str, FileTensor]:
-        """Return the tensors that files name or cut differently."""
+        """Return the tensors that files name or split differently."""
         return pieces_of(self.document)
 
     @property
     def cacheable(self) -> int:
-        """Return 0: each type of transformers caches text in another way."""
+        """Return 0, because each model type of transformers caches text differently."""
         return 0
 
     def tables(self) -> tuple[str, str]:
@@ -223,7 +221,7 @@ def _of_text(document: str, asked: Callable[[Any], T]) -> T:
     made = config_of_document(document)
     try:
         return asked(made.get_text_config())
-    except Exception as error:  # each model has a config of its own
+    except Exception as error:  # every model type has its own config code, which may raise anything
         raise ModelConfigError(
             f"config.json: transformers does not say what is wanted of it: {shown(str(error))}",
             "Use another model",

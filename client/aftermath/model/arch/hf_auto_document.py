@@ -33,24 +33,24 @@ _BOUNDS: tuple[tuple[re.Pattern[str], int], ...] = tuple(
         (r"expert|head|group", 1 << 12),
     )
 )
-"""Maximum value of keys with one of these words. The first matching line counts."""
+"""Maximum value of keys that contain one of these words. The first match counts."""
 _MOST = 1 << 20
 """Maximum value of any other key."""
 _CODE = frozenset(
     {"auto_map", "quantization_config", "compression_config", "attribute_map", "sub_configs"}
 )
-"""Keys that make transformers import code, of the checkpoint or of a package."""
+"""Keys that make transformers import code from the checkpoint or from a package."""
 _DOWNLOADS = frozenset({"backbone", "use_timm_backbone", "use_pretrained_backbone"})
 """Keys that make transformers fetch another model."""
 _CHOICES = frozenset({"use_kernels", "kernel_config", "trust_remote_code", "code_revision"})
-"""Keys, with those of `_is_choice`, that choose the code of a function and not the function."""
+"""Keys that choose an implementation without changing the function (see also `_is_choice`)."""
 
 
 def without_choices(said: Any) -> Any:
-    """Return the document without keys that choose which code computes the model, at any depth.
+    """Return the document without keys that choose an implementation, at any depth.
 
-    `attn_implementation: "owner/name"` makes transformers run a kernel of the Hub where `kernels`
-    is installed.
+    If `kernels` is installed, `attn_implementation: "owner/name"` makes transformers run a kernel
+    from the Hub.
     """
     if isinstance(said, dict):
         return {key: without_choices(value) for key, value in said.items() if not _is_choice(key)}
@@ -70,7 +70,7 @@ def check_document(said: Any) -> None:
         if (key in _DOWNLOADS and value) or (key == "model_type" and str(value).startswith("timm")):
             raise ModelConfigError(
                 f"config.json: {shown(key)} {shown(value)} is not supported",
-                "Use a model of text alone",
+                "Use a text-only model",
             )
         if isinstance(value, int | float) and value > (most := _most(key)):
             raise ModelConfigError(
@@ -110,8 +110,8 @@ _PARAMETERS = 1 << 16
 """Maximum parameter tensors of a network."""
 _CUTS = 1 << 18
 """Maximum tensor operations of a conversion to the file's format."""
-# Feed-forwards can be cut where tensor names mean independent hidden units and no other tensor has
-# their width. A tier is transformers' network with a smaller width; building one shows which
+# Feed-forwards can be cut if tensor names show independent hidden units and no other tensor has
+# their width. A tier is transformers' network with a smaller width. Building one shows which
 # dimensions shrink.
 WIDTHS = ("intermediate_size", "n_inner", "ffn_dim")
 """Names of the feed-forward width in configs of transformers."""
@@ -132,7 +132,7 @@ def network_of(document: str) -> Any:
     """Return an untrained network of transformers. Raises ModelConfigError if it brings code."""
     transformers = _transformers("it")
     made = config_of_document(document)
-    # products in groups are not known in every precision on every device
+    # grouped matrix products do not exist in every precision on every device
     made._experts_implementation = "eager"
     _forbid_hub_kernels()
     with _bounded_modules():
@@ -168,7 +168,7 @@ def _shapes_alone(document: str) -> Any:
 
 @contextmanager
 def _bounded_modules() -> Iterator[None]:
-    """Raise ModelConfigError if the block creates more modules or parameters than any model has."""
+    """Raise ModelConfigError if the block creates more modules or parameters than allowed."""
     from torch.nn.modules import module
 
     modules = _Bounded("its network has more modules", _MODULES)
@@ -220,7 +220,7 @@ def _transformers(asked_for: str) -> Any:
         import transformers
     except ImportError:
         raise ModelConfigError(
-            f"config.json: model_type {shown(asked_for)} is one that only transformers knows",
+            f"config.json: model_type {shown(asked_for)} requires transformers",
             _INSTALL,
         ) from None
     return transformers
@@ -243,7 +243,7 @@ def config_of_document(document: str) -> Any:
         )
     try:
         return _transformers(name).AutoConfig.for_model(name, **said)
-    except Exception as error:  # whatever it does not take
+    except Exception as error:  # transformers may raise anything for a bad document
         raise ModelConfigError(
             f"config.json: transformers rejects it: {shown(str(error))}", "Correct it"
         ) from None
@@ -256,7 +256,7 @@ def shapes_of(document: str) -> Mapping[str, tuple[int, ...]]:
         network = _shapes_alone(document)
     except ModelConfigError:
         raise
-    except Exception as error:  # a shape that it cannot be built in
+    except Exception as error:  # transformers may raise anything for impossible sizes
         raise ModelConfigError(
             f"config.json: transformers cannot build it: {shown(str(error))}", "Correct it"
         ) from None
@@ -309,7 +309,7 @@ def pieces_of(document: str) -> Mapping[str, FileTensor]:
         }
     except ModelConfigError:
         raise
-    except Exception as error:  # an operation that is no view
+    except Exception as error:  # the conversion needs an operation that is not a view
         raise ModelConfigError(
             f"config.json: transformers changes this model's weights when it saves them: {shown(str(error))}",
             "Use another model",
@@ -377,7 +377,7 @@ def width_of(document: str) -> tuple[str, int] | None:
 def _width_key(model_type: str) -> str | None:
     """Return the key of the feed-forward width for this type, or None if there is none."""
     try:
-        # another keeps every key that its file has
+        # other types keep every key of the file
         blank = config_of_document(canonical({"model_type": model_type}))
     except ModelConfigError:
         return None

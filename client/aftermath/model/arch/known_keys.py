@@ -92,7 +92,7 @@ def refuse_contradictions(hf_config: Mapping[str, Any], aliases: Mapping[str, st
         if alias in hf_config and key in hf_config and hf_config[alias] != hf_config[key]:
             raise ModelConfigError(
                 f"config.json: {alias} {shown(hf_config[alias])} is not {key} {shown(hf_config[key])}",
-                f"They are one key by two names: leave {alias} out, if {key} is what the weights were trained with",
+                f"They are two names of one key: remove {alias} if the weights were trained with {key}",
             )
 
 

@@ -98,7 +98,7 @@ class GroupedAttention(nn.Module):
         query = self._heads(self.q_proj(hidden))
         key = self._heads(self.k_proj(hidden))
         if self.normed:
-            # a norm wants one type, its weight's
+            # a norm needs inputs of its weight's type
             query, key = self.q_norm(query.float()), self.k_norm(key.float())
         query, key = rotate(query, rotation), rotate(key, rotation)  # [B, H, T, K], [B, G, T, K]
         value = self._heads(self.v_proj(hidden))  # [B, G, T, K]
@@ -107,7 +107,7 @@ class GroupedAttention(nn.Module):
         shared = query.shape[1] // key.shape[1]
         if (
             query.device.type == "cpu" and shared > 1
-        ):  # nothing is spared there, and runs so far had these bits
+        ):  # enable_gqa saves nothing on a CPU, and existing runs have the bits of this path
             # [B, H, T, K]
             key, value = key.repeat_interleave(shared, 1), value.repeat_interleave(shared, 1)
         # [B, H, T, K]

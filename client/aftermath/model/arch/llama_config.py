@@ -1,7 +1,7 @@
 """The config of a Llama, Mistral, Qwen2 or Qwen3 with a MatFormer feed-forward.
 
-Keys and their defaults mean what transformers 5 makes of them for each family. Keys that would
-change the function are refused by name; all others pass.
+Keys and their defaults have the meaning of transformers 5 for each family. Unsupported keys that
+would change the function are refused by name; all others pass.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _FAMILIES: Mapping[str, _Family] = {
     "qwen2": _Family("Qwen2ForCausalLM", 32, None, 32_768, "use_sliding_window", False),
     "qwen3": _Family("Qwen3ForCausalLM", 32, 128, 32_768, "use_sliding_window", False),
 }
-_MISTRALS_WINDOW = 4096  # where its file says nothing
+_MISTRALS_WINDOW = 4096  # default of a Mistral file without the key
 # Fields added after the first runs are left out of a schema at their defaults, so older schemas
 # keep their hash.
 _OWN = frozenset({"family", "attention_bias", "output_bias", "mlp_bias", "head_norm"})

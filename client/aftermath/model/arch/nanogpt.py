@@ -67,12 +67,11 @@ class NanoGPTDecoder(nn.Module):
         rotation = self._rotation.after(
             cache.length if cache else 0, input_ids.shape[1], hidden.device
         )
-        # what the first layers ended with
         layers = config.num_hidden_layers
-        skips = list[Tensor]()
+        skips = list[Tensor]()  # outputs of the first layers, for their mirror images
         for name, layer in self.layers.items():
             number = int(name)
-            # of layers that are left out, between
+            # layers that the tier leaves out pass on their input
             skips += [hidden] * (min(number, config.skips) - len(skips))
             if number >= layers - config.skips:
                 hidden = hidden + self.skip_lambdas[number - layers] * skips[layers - 1 - number]

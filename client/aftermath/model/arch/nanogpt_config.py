@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 _LLAMAS = ("attention_bias", "mlp_bias", "sliding_window", "use_sliding_window")
 
 
-# The first three options default to on, as in every record since they were found. Added parts begin
-# with no effect or little. Norms have no weights, as in modded-nanogpt.
+# The first three options default to on, as in every speedrun record since their introduction. Added
+# parts initially have little or no effect. Norms have no weights, as in modded-nanogpt.
 class NanoGPTConfig(TransformerConfig):
     """Hyper-parameters, under a Llama's names where it has them."""
 
@@ -62,7 +62,7 @@ class NanoGPTConfig(TransformerConfig):
             if key in IDEAS and hf_config[key] is None:
                 raise ModelConfigError(
                     f"config.json: {key} None has no meaning here",
-                    f"Say what {key} is, or leave it out",
+                    f"Set {key} to a value, or remove it",
                 )
             if key.startswith("use_") and key not in JUDGED and hf_config[key]:
                 raise ModelConfigError(
@@ -72,18 +72,18 @@ class NanoGPTConfig(TransformerConfig):
         if other := next((key for key in _LLAMAS if hf_config.get(key)), None):
             raise ModelConfigError(
                 f"config.json: {other} {shown(hf_config[other])} is not supported",
-                f"A NanoGPT has no {other}: leave it out",
+                f"A NanoGPT has no {other}: remove it",
             )
         # Other NanoGPTs give `use_...` keys another meaning, so a set one is refused above. So is
         # any unknown key (`known_keys`).
-        passed = {key for key in hf_config if key.startswith("use_")}  # each of them says no
+        passed = {key for key in hf_config if key.startswith("use_")}  # all of them are false here
         refuse_strange(
             hf_config, cls.model_fields, JUDGED | passed | {*_LLAMAS, "num_key_value_heads"}
         )
         if (kind := rope_table(hf_config, 1)["rope_type"]) != "default":
             raise ModelConfigError(
                 f"config.json: positions of type {shown(kind)} are not supported",
-                "A NanoGPT has plain positions",
+                "A NanoGPT supports only plain positions",
             )
         known = cls.known(hf_config)
         if (heads := hf_config.get("num_key_value_heads")) not in (
@@ -110,8 +110,8 @@ class NanoGPTConfig(TransformerConfig):
         last = layer - (self.num_hidden_layers - self.value_embeddings)
         return layer if layer < self.value_embeddings else last if last >= 0 else None
 
-    # Where tiers differ in heads, a value embedding is cut by columns: a tier has the columns of
-    # its widest layer that uses them.
+    # If tiers differ in heads, a value embedding is cut by columns. A tier has as many columns as
+    # its widest layer that uses the table.
     def value_tables(self, tier: int) -> dict[int, int]:
         """Return the tables of a tier by number, with the number of heads that they cover."""
         kept = self.shape(tier)

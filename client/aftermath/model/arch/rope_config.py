@@ -1,7 +1,7 @@
 """The positions of a `config.json`: plain rotary positions, or scaled for longer texts.
 
-A table means what transformers 5 makes of it. Unknown kinds, missing numbers and numbers out of
-bounds are refused; keys that do not belong to the kind pass. Values are kept as written.
+A table has the meaning of transformers 5. Unknown kinds, missing numbers and numbers out of bounds
+are refused; keys that do not belong to the kind pass. Values are kept as written.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _MAY: Mapping[str, tuple[str, ...]] = {
     "dynamic": (_LENGTH,),
     "yarn": ("beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim", "truncate"),
 }
-# 0 in a field means "absent" for optional numbers. So a 0 in a file is refused where it would have
-# a meaning.
+# In a field, 0 means that an optional number is absent. So a 0 in a file is refused if it would
+# have another meaning.
 ROPE_FIELDS: Mapping[str, str] = {
     "factor": "rope_factor",
     _LENGTH: "rope_original_length",
@@ -68,7 +68,7 @@ def rope_table(hf_config: Mapping[str, Any], longest: int) -> dict[str, Any]:
     if len(found) == 2 and found[0] != found[1]:
         raise ModelConfigError(
             "config.json: rope_parameters and rope_scaling contradict each other",
-            "Leave one of the two tables",
+            "Remove one of the two tables",
         )
     if found:
         return found[0]
@@ -109,16 +109,16 @@ def _plain(hf_config: Mapping[str, Any], key: str, longest: int) -> dict[str, An
     if not isinstance(kind, str) or kind not in _NEEDS:
         raise ModelConfigError(
             f"config.json: {key} of type {shown(kind)} is not supported",
-            f"This client computes positions of the types {', '.join(_NEEDS)}",
+            f"This client supports positions of the types {', '.join(_NEEDS)}",
         )
     if said.pop("partial_rotary_factor", 1) != 1:
         raise ModelConfigError(
             f"config.json: {key}.partial_rotary_factor {shown(table['partial_rotary_factor'])} is not supported",
-            "This client turns whole heads only",
+            "This client rotates whole heads only",
         )
     said.setdefault("rope_theta", hf_config.get("rope_theta", 10000.0))
     if kind in ("llama3", "yarn"):
-        if _LENGTH in hf_config:  # it counts before the table's, also if it is null
+        if _LENGTH in hf_config:  # it takes precedence over the table's, even if it is null
             said[_LENGTH] = hf_config[_LENGTH]
         elif _LENGTH not in table:  # null in the table is refused, as in transformers
             said[_LENGTH] = longest

@@ -18,9 +18,9 @@ from aftermath.model.arch.transformer_config import TransformerConfig
 from aftermath.model.network import LanguageModel, TextCache
 
 
-# Angles are computed in fp32 with the roundings of transformers 5: long texts show differences. A
-# dynamic scale depends only on the length of the current text, so no text beyond the model's length
-# is cached (`ScaledConfig.cacheable`).
+# Angles are computed in fp32 with the roundings of transformers 5, because long texts would show a
+# difference. A dynamic scale depends on the length of the current text, so texts beyond the model's
+# length are not cached (`ScaledConfig.cacheable`).
 class Rope(Protocol):
     """The position fields of a config (`rope_config`)."""
 

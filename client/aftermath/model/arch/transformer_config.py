@@ -15,7 +15,7 @@ from aftermath.model.config import ModelConfig, ModelConfigError, TensorPlan, si
 from aftermath.model.published import form_of
 from aftermath.model.tiers import KEY, TierShape, tier_shapes
 
-# Keys that transformers reads as well, and that make it another function whatever they say.
+# Keys that transformers also reads, and that change the function with any value.
 _OTHER_FUNCTIONS = (
     "compression_config",
     "per_layer_config",
@@ -31,7 +31,7 @@ JUDGED = frozenset(
 
 
 class TransformerConfig(ModelConfig):
-    """Hyper-parameters under the names that Hugging Face has for them."""
+    """Hyper-parameters under their Hugging Face names."""
 
     ELASTIC_DIMS: ClassVar[Mapping[str, Literal[0, 1]]] = {  # of a MatFormer FFN (arXiv 2310.07707)
         "mlp.gate_proj.weight": 0,
@@ -276,8 +276,8 @@ def _refuse_other_functions(hf_config: Mapping[str, Any], activations: tuple[str
         if hf_config.get(key):
             raise ModelConfigError(
                 f"config.json: {key} is not supported",
-                f"Use a checkpoint of plain weights, with layers all alike that see the whole text; or remove {key} if "
-                "the model was trained without it",
+                f"Use a checkpoint of plain weights whose layers are all alike and see the whole text, or remove {key} "
+                "if the model was trained without it",
             )
 
 
@@ -351,6 +351,6 @@ def fields_of_positions(hf_config: Mapping[str, Any], longest: int) -> dict[str,
     table = rope_table(hf_config, longest)
     if (
         table["rope_type"] == "dynamic"
-    ):  # transformers goes by the longest text, whatever the table says
+    ):  # transformers uses the model's longest text and ignores the table's length
         table = table | {"original_max_position_embeddings": longest}
     return rope_fields(table)
