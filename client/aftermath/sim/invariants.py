@@ -22,13 +22,12 @@ PACE = 0.5
 class Invariants:
     """Watches one run.
 
-    Safety: all replicas are equal after every step. A member ends only because its chain was
-    unreachable. Members that no fault touched are not dropped, and their results are not missed by
-    witnesses that no fault touched. The checkpoint on chain can be loaded and has the hashes on
-    chain.
+    Safety: all replicas are equal after every step. A member ends only if its chain was
+    unreachable. Members without a fault are not dropped, and witnesses without a fault do not miss
+    their results. The checkpoint on chain can be loaded and has the hashes on chain.
 
-    Liveness: left in peace for its patience, the run makes at least `PACE` of its undisturbed pace,
-    and every member takes part.
+    Liveness: after `patience` seconds without faults, the run makes at least `PACE` of its
+    undisturbed pace, and every member takes part.
     """
 
     def __init__(self, sim: SimulatedRun, faults: Faults) -> None:
@@ -50,7 +49,7 @@ class Invariants:
         self._dropped = len(self._sim.record.dropped)
 
     def check_now(self) -> None:
-        """Check what must always hold. Raises InvariantBroken."""
+        """Check the invariants that hold at any time. Raises InvariantBroken."""
         if self._unjust:
             raise InvariantBroken(self._unjust[0])
         for player in self._sim.players:
@@ -62,7 +61,7 @@ class Invariants:
         self._check_checkpoint()
 
     def _check_closed_on(self, player: SimMember) -> None:
-        """Check the results that were too late for a member since the last call."""
+        """Check the results that arrived too late for a member since the last call."""
         for event in player.events[self._compared[player.name] :]:
             if (
                 event["kind"] != "refused"
