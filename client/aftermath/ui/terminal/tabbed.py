@@ -21,7 +21,7 @@ from aftermath.ui.terminal.board import Role
 from aftermath.ui.terminal.widgets import DrawnText
 
 SECONDS = 0.5
-"""Between two looks at what has changed."""
+"""Seconds between two checks for changes."""
 LEAVE: dict[Role, str] = {
     "member": "Leave",
     "server": "Stop the server",
@@ -105,7 +105,7 @@ class Tabbed(App[None]):
             self.bind(str(number), f"tab('{name}')", show=False)
         self.bind("q", "leave", description=LEAVE[role])
 
-    # --- what stands on them ---
+    # --- content, for subclasses ---
 
     @abstractmethod
     def compose_tab(self, name: str) -> ComposeResult:
@@ -152,7 +152,7 @@ class Tabbed(App[None]):
 
     def draw(self) -> None:
         """Update what is visible."""
-        if not self.bottom.query("#title"):  # it is being closed
+        if not self.bottom.query("#title"):  # the screen is closing
             return
         self.bottom.query_one("#title", DrawnText).show(self.title_text())
         if self.leaving:
