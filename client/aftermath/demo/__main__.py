@@ -39,7 +39,7 @@ from aftermath.testnet.workdir import claimed_workdir
 
 LIMIT_SECONDS = 900.0
 KILL_AT_STEP = 5
-DEAD_SECONDS = 6.0  # how long the killed member stays away
+DEAD_SECONDS = 6.0  # seconds until the killed member is restarted
 
 
 class Demo:
@@ -63,7 +63,7 @@ class Demo:
 
     def perform(self) -> int:
         """Run everything. Return 0 on success."""
-        # What waits for nothing runs at once, to use all cores: the network starts while files are
+        # Independent steps run in parallel to use all cores: the network starts while the files are
         # made, and members load PyTorch while the owner resumes the run.
         self.processes["localnet"], self.commands = launch(self.places, self.engine, self.device)
         self.console.print(

@@ -23,7 +23,7 @@ class ProcessError(AftermathError):
     code = "testnet"
 
 
-CALL_SECONDS = 300  # for a command that only sets the stage
+CALL_SECONDS = 300  # seconds for a setup command
 STOP_SECONDS = 5.0
 _ERROR = re.compile(r"^error: (.+)\nfix: (.+)$", re.MULTILINE)
 """An error as commands print it."""
