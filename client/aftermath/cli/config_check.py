@@ -36,7 +36,7 @@ from aftermath.train.locations import check_place
 
 _LLM = ("model", "LLM")
 _INIT = "model init"
-_ANY_VOCABULARY = 2  # no token is read from files that are missing
+_ANY_VOCABULARY = 2  # any size will do, because missing files have no tokens to read
 
 
 @dataclass(frozen=True)
