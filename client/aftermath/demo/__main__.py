@@ -120,7 +120,7 @@ class Demo:
             self.read()
             screen.show(self.story, "the run is finished", self.elapsed())
         if killed_at is None:
-            raise DemoFailed("the run ended before half of it was seen")
+            raise DemoFailed("the run ended before the demo saw half of it")
 
     def read(self) -> None:
         self.story.read(self.elapsed())
@@ -177,12 +177,12 @@ def _chosen() -> argparse.Namespace:
         "--engine", choices=("embedded", "validator"), default="embedded", help="which local chain"
     )
     parser.add_argument(
-        "--model", choices=MODELS, default="llama", help="of which architecture the model is"
+        "--model", choices=MODELS, default="llama", help="architecture of the model"
     )
     parser.add_argument(
         "--device",
         default="cpu",
-        help="of the member of tier 0, as for train; the others train on the CPU",
+        help="device of the tier-0 member, as for train; the others train on the CPU",
     )
     parser.add_argument(
         "--dir",

@@ -175,10 +175,12 @@ def _check_wandb() -> None:
         first = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise Unsuitable(f"--wandb-project: wandb refuses its settings: {first}", _KEY) from None
     if not found:
-        raise Unsuitable("--wandb-project: there is no key of Weights & Biases", _KEY)
+        raise Unsuitable("--wandb-project: no API key of Weights & Biases was found", _KEY)
 
 
-_KEY = "Run wandb login, or set WANDB_API_KEY; with WANDB_MODE=offline figures stay on this machine"
+_KEY = (
+    "Run wandb login, or set WANDB_API_KEY; with WANDB_MODE=offline, metrics stay on this machine"
+)
 
 
 def _imported(name: str, needed: str) -> ModuleType:

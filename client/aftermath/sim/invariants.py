@@ -90,7 +90,7 @@ class Invariants:
 
     def _check_end(self, player: SimMember, error: BaseException | None) -> None:
         if error is None and self._sim.run.state is not RunState.FINISHED:
-            raise InvariantBroken(f"{player.name} went home before the run was finished")
+            raise InvariantBroken(f"{player.name} ended before the run was finished")
         excused = isinstance(error, Unavailable) and self._faults.absences(
             player.name, self._sim.now
         )
@@ -104,7 +104,7 @@ class Invariants:
         if model.checkpoint_step == 0 or model.checkpoint.kind is not CheckpointKind.LOCAL:
             return
         path = Path(model.checkpoint.repo)
-        description = f"the checkpoint of step {model.checkpoint_step} that the chain names"
+        description = f"the checkpoint of step {model.checkpoint_step} on chain"
         try:
             seen = (
                 str(path),
@@ -120,7 +120,7 @@ class Invariants:
         for level in range(state.levels):
             if level_hash(weights, state, level) != model.checkpoint_hashes[level]:
                 raise InvariantBroken(
-                    f"{description} has another level {level} than the chain names"
+                    f"{description} has another level {level} than the one on chain"
                 )
         self._loaded = seen
 
@@ -132,7 +132,7 @@ class Invariants:
             ):
                 seconds = self._sim.now - start
                 raise InvariantBroken(
-                    f"{player.name} has not taken part for {seconds:.0f} s, although nothing keeps it from it"
+                    f"{player.name} has not taken part for {seconds:.0f} s, although nothing prevents it"
                 )
 
 

@@ -289,7 +289,9 @@ class SimulatedRun:
         while not condition(self.run):
             self.look_after()
             if self.now > end:
-                raise InvariantBroken(f"what was waited for never came; the run is {self.run}")
+                raise InvariantBroken(
+                    f"timed out waiting for a state of the run, which is now {self.run}"
+                )
             await asyncio.sleep(0.1)
         return self.run
 

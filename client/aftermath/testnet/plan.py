@@ -183,7 +183,7 @@ def clients_of(count: int, tiers: str, chosen: ChosenConfig) -> tuple[LocalTestn
     if len(client_tiers) > count:
         raise UsageError(
             f"--client-matformer-tiers {tiers} are more than --num-clients {count}",
-            "Give each client one, in order",
+            "List one tier per client, in order",
         )
     if strange := [tier for tier in client_tiers if tier >= tier_count]:
         raise UsageError(
@@ -194,7 +194,7 @@ def clients_of(count: int, tiers: str, chosen: ChosenConfig) -> tuple[LocalTestn
     if count < (least := max(rules.min_clients, rules.init_min_clients)):
         raise UsageError(
             f"--num-clients {count}: the run of {chosen.path} waits for {least}",
-            f"Say --num-clients {least}, or write another init_min_clients",
+            f"Pass --num-clients {least}, or write another init_min_clients",
         )
     return tuple(
         LocalTestnetClient(number, client_tiers[(number - 1) % len(client_tiers)])

@@ -138,7 +138,9 @@ def training_page(board: Board, now: float, width: int, height: int) -> Renderab
 def _training_from_outside(board: Board) -> RenderableType:
     rows: Facts = dict.fromkeys(("steps", "pace", "tiers", "losses"), UNKNOWN)
     rows["steps"] = progress_words(board)
-    rows["losses"] = "members tell them: train --logs tui, or plot of what train --events-dir keeps"
+    rows["losses"] = (
+        "only members report these: train --logs tui, or plot the events of train --events-dir"
+    )
     if (status := board.standing) is not None:
         if status.left is not None and status.total_steps > status.step:
             rows["pace"] = (
@@ -183,7 +185,7 @@ def network_page(board: Board, now: float, width: int, height: int) -> Renderabl
         rows["refused"] = counted(counts.refused, "time")
         rows["trouble"] = counts.trouble
     elif board.role == "watch":
-        rows["peers"] = "members know whom they reach: train --logs tui"
+        rows["peers"] = "only members know their peers: train --logs tui"
     if (status := board.standing) is not None and board.role != "member":
         rows["members"] = (
             f"{taking_part(status)} of {counted(len(status.members), 'member')} take part"

@@ -30,15 +30,15 @@ LEAVE: dict[Role, str] = {
 }
 LEAVING: dict[Role, str] = {
     "member": "Leaving: the run is being told that this member goes.",
-    "server": "Stopping: members are let go.",
+    "server": "Stopping: members are disconnected.",
     "watch": "Closing.",
-    "testnet": "Ending: clients leave, and all that was started is stopped.",
+    "testnet": "Ending: clients leave, and all processes are stopped.",
 }
 HELP: dict[Role, str] = {
     "member": "q, Ctrl-C    leave the run, and end within two seconds",
     "server": "q, Ctrl-C    stop the server; started again, it resumes",
     "watch": "q, Ctrl-C    close; the run continues",
-    "testnet": "Enter        the log of the client that is marked\nq, Ctrl-C    end it, and all that it started",
+    "testnet": "Enter        the log of the selected client\nq, Ctrl-C    end the testnet and its processes",
 }
 KEYS = """\
 Tab, Right   next tab

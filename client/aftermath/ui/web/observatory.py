@@ -174,9 +174,7 @@ class Observatory:
             self._trouble = error.message
         except Exception:
             log.exception("the runs could not be listed")
-            self._trouble = (
-                "something unexpected went wrong while runs were listed: the server's log says what"
-            )
+            self._trouble = "the runs could not be listed because of an unexpected error; see the observer's log"
         self._list_read = time.monotonic()
         ids_on_chain = {one.run_id for one in self._on_chain}
         runs_from_events = [

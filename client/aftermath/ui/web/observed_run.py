@@ -197,7 +197,9 @@ class ObservedRun:
                 self.missing = isinstance(error, NoSuchRun)
             except Exception:
                 log.exception("run %s could not be followed", self.run_id)
-                self._trouble = "something unexpected went wrong while it was followed: the server's log says what"
+                self._trouble = (
+                    "an unexpected error ended the updates for a moment; see the observer's log"
+                )
             self._follower = None
             self._silent = self._records.shown.live_since is not None
             self.asked.set()

@@ -169,7 +169,7 @@ class ObserverServer:
             name = host_of(header)
             if name not in self._names and not is_address(name):
                 raise web.HTTPForbidden(
-                    text="the observer has another name; observe --name NAME adds one\n"
+                    text="the observer does not accept this host name; add it with observe --name NAME\n"
                 )
         return await handler(request)
 
@@ -202,7 +202,7 @@ class ObserverServer:
     async def _then(self, request: web.Request) -> web.Response:
         moment = self._asked(request).past.before(int(request.match_info["at"]))
         if moment is None:
-            raise web.HTTPNotFound(text="nothing is known of that time\n")
+            raise web.HTTPNotFound(text="there is no data for that time\n")
         return _json(moment)
 
     def _asked(self, request: web.Request) -> ObservedRun:
@@ -212,7 +212,7 @@ class ObserverServer:
             raise web.HTTPNotFound(text=f"{error.message}\n") from None
         if run is None:
             raise web.HTTPServiceUnavailable(
-                text="as many runs are looked at as this observer follows\n"
+                text="this observer already follows as many runs as it can\n"
             )
         return run
 
