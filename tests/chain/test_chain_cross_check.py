@@ -168,7 +168,7 @@ async def changed(funded: FundedNetwork, rate: int) -> int:
     [finished, no_run, nothing, far_ahead],
     ids=["finished", "closed", "unknown", "far ahead"],
 )
-async def test_state_denied_by_one_node_is_not_believed(
+async def test_state_contradicted_by_one_node_is_ignored(
     embedded: FundedNetwork, lie: Forge
 ) -> None:
     node = Switch(lie)
@@ -184,7 +184,7 @@ async def test_state_denied_by_one_node_is_not_believed(
         assert (await reader.view()).model.metadata.name == embedded.run_id
 
 
-async def test_finished_run_at_start_denied_by_node_is_not_believed(
+async def test_finished_run_at_start_contradicted_is_ignored(
     embedded: FundedNetwork,
 ) -> None:
     async with watched(embedded, finished, None) as (_, _, watcher):
@@ -192,7 +192,7 @@ async def test_finished_run_at_start_denied_by_node_is_not_believed(
 
 
 @pytest.mark.parametrize("other", [None, AWAY], ids=["agrees", "does not answer"])
-async def test_end_of_run_denied_by_no_node_is_believed(
+async def test_end_of_run_without_contradiction_is_accepted(
     embedded: FundedNetwork, other: Endpoint | None
 ) -> None:
     async with watched(embedded, None, other) as (coordinator, _, watcher):
@@ -202,7 +202,7 @@ async def test_end_of_run_denied_by_no_node_is_believed(
             await seen(watcher, 1 << 60)
 
 
-async def test_finish_confirmed_later_by_second_node_is_believed(
+async def test_finish_confirmed_later_by_second_node_is_accepted(
     embedded: FundedNetwork, caplog: pytest.LogCaptureFixture
 ) -> None:
     first = Switch(finished)
@@ -216,7 +216,7 @@ async def test_finish_confirmed_later_by_second_node_is_believed(
     )
 
 
-async def test_missing_program_denied_by_one_node_is_not_believed(embedded: FundedNetwork) -> None:
+async def test_missing_program_contradicted_by_one_node_is_ignored(embedded: FundedNetwork) -> None:
     await embedded.configured_run()
     async with (
         forging(embedded, nothing) as forgetful,
@@ -228,7 +228,7 @@ async def test_missing_program_denied_by_one_node_is_not_believed(embedded: Fund
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
-async def test_missing_program_denied_by_no_node_is_believed(
+async def test_missing_program_without_contradiction_is_accepted(
     embedded: FundedNetwork, nodes: int
 ) -> None:
     honest = Endpoint(embedded.network.rpc_url, embedded.network.ws_url)
@@ -241,7 +241,9 @@ async def test_missing_program_denied_by_no_node_is_believed(
 @pytest.mark.parametrize(
     "lie", [UNREADABLE, OTHER_DATA, with_spec(b"")], ids=["unreadable", "other data", "none"]
 )
-async def test_spec_denied_by_one_node_is_not_believed(embedded: FundedNetwork, lie: Forge) -> None:
+async def test_spec_contradicted_by_one_node_is_ignored(
+    embedded: FundedNetwork, lie: Forge
+) -> None:
     node = Switch(lie)
     async with watched(embedded, node, None) as (coordinator, pool, watcher):
         reader = RunReader(pool, coordinator.program_id, embedded.run_id, watcher)
@@ -258,7 +260,7 @@ async def test_spec_denied_by_one_node_is_not_believed(embedded: FundedNetwork, 
         assert not (await client.snapshot(embedded.run_id))[1].spec_error
 
 
-async def test_unreadable_spec_at_start_denied_by_node_is_ignored(embedded: FundedNetwork) -> None:
+async def test_unreadable_spec_at_start_contradicted_is_ignored(embedded: FundedNetwork) -> None:
     async with watched(embedded, UNREADABLE, None) as (coordinator, pool, watcher):
         reader = RunReader(pool, coordinator.program_id, embedded.run_id, watcher)
         assert (await reader.view()).model.configured
@@ -266,7 +268,7 @@ async def test_unreadable_spec_at_start_denied_by_node_is_ignored(embedded: Fund
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
-async def test_unreadable_spec_denied_by_no_node_is_believed(
+async def test_unreadable_spec_without_contradiction_is_accepted(
     embedded: FundedNetwork, nodes: int
 ) -> None:
     async with watched(embedded, *[UNREADABLE] * nodes) as (coordinator, pool, watcher):

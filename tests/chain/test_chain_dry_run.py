@@ -109,7 +109,7 @@ async def test_unreadable_simulation_is_requested_again(nonsense: Any) -> None:
     assert found.refusal is None
 
 
-async def test_refusal_stays_open_only_after_earlier_write() -> None:
+async def test_dry_run_refusal_is_open_only_after_earlier_write() -> None:
     first = Pubkey.new_unique()
     second = Pubkey.new_unique()
     refusal = simulated([None], {"InstructionError": [2, {"Custom": 9}]})

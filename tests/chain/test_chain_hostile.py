@@ -157,7 +157,7 @@ async def test_transaction_that_never_lands_is_reported(embedded: FundedNetwork)
     assert (await coordinator.run("never")).future_earning_rate == 0
 
 
-async def test_lagging_node_is_not_believed_and_fallback_is(funded: FundedNetwork) -> None:
+async def test_lagging_node_is_ignored_and_fallback_is_used(funded: FundedNetwork) -> None:
     """The node knows only an old slot: it refuses later minContextSlots as real nodes do, and else
     answers the old state.
     """

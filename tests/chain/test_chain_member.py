@@ -140,7 +140,7 @@ async def witness(member: SolanaMember, run: Run) -> None:
     assert caught.value.name in ("StaleHeight", "WrongState", "DuplicateWitness", "NotElected")
 
 
-async def test_join_refusals_are_named(funded: FundedNetwork) -> None:
+async def test_join_refusals_have_program_error_names(funded: FundedNetwork) -> None:
     await funded.open_run()
     async with member_of(funded) as member:
         for changes, name in (

@@ -41,7 +41,7 @@ async def test_retry_after_delays_every_call_to_node() -> None:
     assert all(wave >= 2.99 for wave in waves)
 
 
-async def test_node_asking_for_pause_leaves_calls_to_fallback() -> None:
+async def test_node_with_retry_after_leaves_calls_to_fallback() -> None:
     primary = Node()
     fallback = Node()
     primary.script = [status(429, Retry_After="60")]
@@ -93,7 +93,7 @@ async def test_refused_request_has_fix_for_its_reason(answer: Answer, expected: 
         ("https://rpc.invalid", "that this machine is on the internet"),
     ],
 )
-async def test_unreached_node_has_fix_for_its_address(address: str, expected: str) -> None:
+async def test_unreachable_node_fix_fits_its_address(address: str, expected: str) -> None:
     async with RpcPool([endpoint(address)], patience=0.1) as pool:
         with pytest.raises(Unavailable) as told:
             await pool.call(get_slot)

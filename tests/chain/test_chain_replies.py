@@ -114,7 +114,7 @@ async def test_requests_have_unique_numbers() -> None:
     assert len(set(numbers)) == 21
 
 
-async def test_failing_reader_blames_reply() -> None:
+async def test_error_while_reading_reply_counts_as_node_failure() -> None:
     async def trips(node: NodeClient) -> int:
         return {4: 3}[await get_slot(node)]
 

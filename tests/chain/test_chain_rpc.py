@@ -228,7 +228,7 @@ async def test_hanging_node_costs_one_attempt_not_the_call() -> None:
         assert now() - started < 2 * 2.0 + 1
 
 
-async def test_start_with_swallowing_nodes_reaches_third() -> None:
+async def test_first_call_past_two_hanging_nodes_reaches_third() -> None:
     """Two of three nodes once hung and took all of the first call's patience. No call reached the
     third.
     """
@@ -252,7 +252,7 @@ async def test_hanging_node_is_left_within_patience_of_call() -> None:
         assert await pool.call(get_slot, patience=10.0) == 7
 
 
-async def test_patient_view_shares_nodes_with_its_own_patience() -> None:
+async def test_patient_view_shares_nodes_but_not_patience() -> None:
     node = Node()
     async with serving(node) as where, RpcPool(where, patience=1000) as pool:
         brisk = pool.patient(3.0)

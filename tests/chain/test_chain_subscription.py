@@ -407,7 +407,7 @@ async def _state(funded: FundedNetwork, run_id: str | None = None, **later: int)
     return bytes(data)
 
 
-async def test_finish_told_only_by_websocket_is_not_believed(embedded: FundedNetwork) -> None:
+async def test_finish_reported_only_by_websocket_is_ignored(embedded: FundedNetwork) -> None:
     """A member that believed it would end."""
     coordinator = await embedded.configured_run()
     data = bytearray(await _state(embedded, changes=1))
@@ -462,7 +462,7 @@ async def test_websocket_repeating_old_state_does_not_stop_polling(embedded: Fun
         await seen(watcher, await change(embedded, 3), 2)
 
 
-async def test_websocket_flood_of_garbage_costs_few_lines_and_polls(
+async def test_websocket_garbage_flood_causes_few_logs_and_polls(
     embedded: FundedNetwork, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     coordinator = await embedded.configured_run()

@@ -51,7 +51,7 @@ async def test_unreadable_account_is_read_again(embedded: FundedNetwork) -> None
     assert not any(torn.values())
 
 
-async def test_lamports_at_unused_address_refuse_no_member(
+async def test_lamports_at_authorization_address_do_not_block_join(
     embedded: FundedNetwork,
 ) -> None:
     coordinator = await embedded.open_run("sprinkled")
@@ -170,7 +170,7 @@ async def test_unreadable_attestations_end_in_error(embedded: FundedNetwork, nod
 
 
 @pytest.mark.parametrize("busy", [False, True], ids=["alone", "while the node answers other calls"])
-async def test_torn_attestations_are_fetched_from_next_node(
+async def test_partial_attestations_are_read_from_next_node(
     embedded: FundedNetwork, busy: bool
 ) -> None:
     await embedded.configured_run()

@@ -30,7 +30,7 @@ from chain.test_chain_funding import (  # noqa: F401
     test_drained_member_is_refilled_by_local_network,
     test_drained_wallet_error_names_sum_balance_and_address,
 )
-from chain.test_chain_hostile import test_lagging_node_is_not_believed_and_fallback_is  # noqa: F401
+from chain.test_chain_hostile import test_lagging_node_is_ignored_and_fallback_is_used  # noqa: F401
 from chain.test_chain_member import test_chain_member_completes_epoch  # noqa: F401
 from chain.test_chain_subscription import (  # noqa: F401
     test_closed_run_ends_updates,

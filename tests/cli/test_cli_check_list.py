@@ -52,7 +52,7 @@ async def test_error_of_check_is_its_finding(monkeypatch: pytest.MonkeyPatch) ->
     assert refusals(found) == [refused]
 
 
-async def test_error_in_passing_ends_examination(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_error_of_passing_class_ends_examination(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check_list, "CHECKS", {"bad": raising(UsageError("wrong"))})
     with pytest.raises(UsageError):
         await examine(Subject(), ["bad"], passing=(UsageError,))

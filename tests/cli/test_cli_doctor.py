@@ -28,7 +28,7 @@ ALONE = {"python", "torch", "disk", "wallet", "udp", "relay", "hub-token", "memo
 WITHOUT_NETWORK = ("unshare", "--user", "--map-root-user", "--net")
 
 
-def test_as_text_of_ok_finding_with_advice_is_a_hint() -> None:
+def test_finding_that_is_ok_shows_its_advice_as_hint() -> None:
     found = [
         ("relay", findings.fine("none asked", "Name one")),
         ("disk", findings.broken("full", "Make room")),

@@ -166,7 +166,7 @@ def test_estimate_of_planned_model_uses_its_recipe(
     assert "does not exist yet" in outcome.err
 
 
-def test_estimate_here_contains_measured_speed(run_dir: Path) -> None:
+def test_estimate_with_device_contains_measured_speed(run_dir: Path) -> None:
     """The estimate contains each tier's measured speed, and the time that follows from it."""
     config = load_config(run_dir / "config.toml")
     tiers = config.llm.matformer.tiers
@@ -202,7 +202,7 @@ def test_estimate_here_contains_measured_speed(run_dir: Path) -> None:
     assert "device" in refused.err
 
 
-def test_round_pace_equals_slowest_part() -> None:
+def test_round_pace_equals_its_slowest_limit() -> None:
     rules = builders.config(global_batch_size_end=10, min_round_time=2, total_steps=100)
     assert pace(rules, 3, 1000, 1, 60) == Pace(1, 60, 4.0, pytest.approx(1000 / 3))
     # no round ends before its least time

@@ -108,7 +108,7 @@ HEAVY = (
 )
 
 
-def test_help_of_no_command_imports_anything_heavy() -> None:
+def test_help_pages_import_nothing_heavy() -> None:
     """All pages in one process, the index first. `watch` needs rich, which takes 20 ms."""
     program = f"""
 import contextlib, io, sys
@@ -127,7 +127,7 @@ for name in ("", *INDEX):
 
 
 @pytest.mark.parametrize("flag", ["-h", "--help"])
-def test_quick_help_equals_parser_help(flag: str) -> None:
+def test_fast_help_equals_parser_help(flag: str) -> None:
     for name in ("tick", "model init", "train"):
         line = [*name.split(), flag]
         assert invoke(*line).out == invoke(*name.split(), "--json", flag).out

@@ -161,7 +161,7 @@ def test_next_steps_are_printed_for_people_not_scripts(
     assert "next: aftermath-solana update-config" in paused
 
 
-def test_next_step_of_invitation_run_is_authorization(
+def test_next_step_with_join_authority_is_authorization(
     owner: Shell, run_id: str, run_dir: Path, tmp_path: Path
 ) -> None:
     create_wallet(tmp_path / "grantor.json")

@@ -294,7 +294,7 @@ def test_restart_from_step_skips_earlier_data(configured: Shell, run_id: str) ->
     assert step_shown(configured, run_id) == 10  # step 11 comes next
 
 
-def test_step_before_training_is_zero(configured: Shell, run_id: str) -> None:
+def test_list_runs_shows_step_0_before_training(configured: Shell, run_id: str) -> None:
     assert step_shown(configured, run_id) == 0
     configured("set-paused", "--run-id", run_id, "--resume")
     assert step_shown(configured, run_id) == 0
@@ -456,7 +456,7 @@ def test_run_description_equals_member_view(configured: Shell, run_id: str) -> N
 
 
 @pytest.mark.parametrize("state", RunState, ids=lambda state: state.name)
-def test_run_state_words_differ_from_program_names(state: RunState) -> None:
+def test_run_states_are_shown_in_plain_english(state: RunState) -> None:
     words = in_words(state)
     assert words.removeprefix("in ") == state_words(state.name)
     assert "_" not in words

@@ -329,7 +329,9 @@ def test_recipe_passes_cluster_name_to_commands(
         assert f"({word}, wallet " in script(project, name, cluster, "light", env=here).stdout
 
 
-def test_recipe_fix_names_the_users_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recipe_fix_names_variables_instead_of_options(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(connection, "PATIENCE_SECONDS", 0.1)
     monkeypatch.setenv("AFTERMATH_RECIPE", "the variable RPC")
     told = invoke("json-dump-run", "--rpc", "http://127.0.0.1:9", "--run-id", "x").err

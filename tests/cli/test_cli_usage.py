@@ -252,7 +252,7 @@ def test_module_equals_command() -> None:
     assert "Train one language model together" in output()
 
 
-def test_help_cuts_no_name_and_fits_80_columns() -> None:
+def test_help_fits_80_columns_without_cutting_names() -> None:
     for command in INDEX:
         page = invoke(*command.split(), "-h").out
         assert page == invoke(*command.split(), "--help").out

@@ -204,7 +204,7 @@ async def refusal_of(visitor: Visitor, sent: VersionedTransaction) -> str:
     return str(caught.value)
 
 
-async def test_silent_clients_do_not_keep_members_out(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_silent_clients_do_not_block_members(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection_limiter, "MAX_UNAUTHENTICATED", 12)
     async with serving() as server, ClientSession() as http, contextlib.AsyncExitStack() as stack:
         url = f"ws://127.0.0.1:{server.port}"
@@ -272,7 +272,7 @@ async def test_silent_connections_make_room(
 
 
 @pytest.mark.parametrize("stage", ["TLS handshake", "request"])
-async def test_silent_connections_end_and_starve_no_member(
+async def test_silent_connections_are_closed_and_members_served(
     stage: str, own: Certificate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tls = own.server_context() if stage == "TLS handshake" else None
@@ -406,7 +406,7 @@ async def test_new_identities_get_accounts_by_success_and_quota(
         await members[0].join(weight=20)
 
 
-async def test_accounts_without_membership_expire_for_good(
+async def test_expired_accounts_stay_deleted_after_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(accounts, "AWAY_SECONDS", 0.0)
@@ -626,7 +626,7 @@ async def test_tls_accepts_only_expected_certificate(own: Certificate, other: Ce
             await plain.__aenter__()
 
 
-async def test_known_member_waits_out_another_certificate(
+async def test_member_retries_while_server_has_another_certificate(
     tmp_path: Path, own: Certificate, other: Certificate
 ) -> None:
     state = tmp_path / "state"

@@ -97,7 +97,7 @@ def one_try(monkeypatch: pytest.MonkeyPatch) -> None:
     ids=["a website", "nothing", "text", "an object", "half a challenge", "too deep"],
 )
 @pytest.mark.usefixtures("one_try")
-async def test_foreign_server_differs_from_absent_one(says: str | None) -> None:
+async def test_foreign_server_error_differs_from_no_server(says: str | None) -> None:
     async with answering(says) as address:
         link = ServerConnection(address, None, "mine", _WALLET, Keypair())
         async with ServerRpcPool(link, patience=1.5, seed=0) as pool:

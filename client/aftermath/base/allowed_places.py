@@ -1,8 +1,8 @@
 """Decide which network addresses and local paths a member opens for a run.
 
-A run's owner writes the addresses of its data, and redirects name more. Without a rule, an owner
-could make a member read services of its own network, and recover the answers from the member's
-results.
+A run's owner chooses the addresses of its data, and redirects lead to more. Without a rule, an
+owner could make a member read services on the member's own network, and recover the answers from
+the member's results.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ Permits = Callable[[str], bool]
 """Whether a connection to an IP address is allowed."""
 
 _CLOUD_SERVICE = IPv4Address("168.63.129.16")
-"""Azure's services of each virtual machine: an address of the internet that only the machine itself
-reaches.
+"""Azure's services for each virtual machine: a public address that only the machine itself can
+reach.
 """
 _GLOBAL_UNICAST = IPv6Network("2000::/3")
 _NAT64 = IPv6Network("64:ff9b::/96")
@@ -84,14 +84,16 @@ def connected(host: str, port: int, timeout: float, permits: Permits) -> socket.
 
 @dataclass(frozen=True)
 class RunAccess:
-    """What a member allows. `trusting` allows everything, for locations that the user wrote."""
+    """What a member allows a run to open. `trusting` allows everything, for locations that the user
+    wrote.
+    """
 
     data: Path | None = None
     model: Path | None = None
     root: Path | None = None
     on_local_network: bool = False
     own_maker: str | None = None
-    """The mark of directories that members of this very run wrote."""
+    """The mark of directories that members of the same run wrote."""
     private_network: bool = False
     """Whether data may be at addresses of this machine and of private networks."""
     token_repositories: tuple[str, ...] = ()
@@ -104,11 +106,11 @@ class RunAccess:
         return any_address if self.trusting or self.private_network else is_public
 
     def hub_token(self, repository: str) -> Literal[False] | None:
-        """Return the token to read a repository with: None for the one that the machine has, False
-        for none.
+        """Return the token for reading a repository:
 
-        A run's owner may name any repository. With the token it could name one that only this
-        member can read, and have the member serve its weights to others.
+        None for the machine's token, False for no token. A run's owner may name any repository. If
+        the member always used its token, the owner could name a repository that only this member
+        can read, and the member would serve its weights to others.
         """
         return None if self.trusting or repository in self.token_repositories else False
 
@@ -136,7 +138,8 @@ class RunAccess:
             and self.on_local_network
             and (maker is not None or not os.path.exists(path))
         ):
-            return path  # a missing path reveals nothing, and its reader reports it
+            # a missing path reveals nothing, and the code that reads it reports the error
+            return path
         raise Unsuitable(
             f"the run's {kind} is the local path {label}, and members do not open paths that a run names",
             f"Pass your copy with {option} DIR, or --data-root DIR for the directory that contains {label}",
@@ -144,7 +147,7 @@ class RunAccess:
 
 
 def advice_to_member(kind: Literal["data", "model"], label: str) -> str:
-    """Return the fix for a member that lacks a run's local files: it cannot make them itself."""
+    """Return the fix for a member that lacks a run's local files. It cannot make them itself."""
     return (
         f"Get the run's {kind} from its owner and pass --{kind}-path DIR, or start this command in the directory that "
         f"holds {label}"
@@ -156,7 +159,8 @@ def _absolute(label: str) -> Path | None:
     try:
         path = Path(label).expanduser().absolute()
         path.resolve()
-    except (OSError, RuntimeError, ValueError):  # no user of that name, or no file name at all
+    # no user has that name, or it is not a valid file name
+    except (OSError, RuntimeError, ValueError):
         return None
     return path
 
@@ -168,7 +172,7 @@ def _maker(path: Path) -> str | None:
     real = path.resolve()
     try:
         return maker_of(real if os.path.isdir(real) else real.parent)
-    except OSError:  # in a directory that this user may not search, or a name that is too long
+    except OSError:  # the user may not search the directory, or the name is too long
         return None
 
 
@@ -182,10 +186,10 @@ def _below(root: Path, label: str) -> Path | None:
         path = root.joinpath(*parts).resolve()
     except (OSError, RuntimeError, ValueError):
         return None
-    # `..` too; keys and settings lie in hidden files
+    # also excludes `..`; keys and settings are in hidden files
     hidden = any(part.startswith(".") for part in parts)
     return path if parts and not hidden and path.is_relative_to(root) else None
 
 
 TRUSTING = RunAccess(trusting=True)
-"""For places that the user wrote, in a config file or an option."""
+"""For locations that the user wrote in a config file or an option."""

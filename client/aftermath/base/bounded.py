@@ -20,27 +20,28 @@ class NumberLimits(NamedTuple):
 
 
 MAX_DEPTH = 32
-"""How deep a JSON or TOML document may nest. What this software reads nests less than ten deep."""
+"""Maximum nesting of a JSON or TOML document. Documents of this software nest less than ten deep.
+"""
 MAX_VALUES = 1 << 16
-"""How many values a msgpack document may hold."""
+"""Maximum number of values in a msgpack document."""
 MAX_JSON_VALUES = 1 << 20
-"""How many values a JSON document may hold, counted by brackets and commas. A cluster's list of
+"""Maximum number of values in a JSON document, counted by brackets and commas. A cluster's list of
 accounts has many.
 """
 _MSGPACK_DEPTH = 8
 _SHOWN = 200
 
-# A string, closed or not, or a bracket. Possessive, so that no text takes longer than its length.
+# A string, closed or not, or a bracket. Possessive, so that matching takes linear time.
 _JSON_TOKEN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[\]{}]', re.DOTALL)
 
-# A dotted key: as deep as it has parts, and its parser takes the square of that.
+# A dotted key nests as deep as it has parts, and the parser takes quadratic time in that.
 _TOML_KEY = r"""(?:[\w-]++|"(?:[^"\\\n]|\\.)*+"|'[^'\n]*+')"""
 _TOML_DEEP = re.compile(
     rf"(?:^|[\[{{,])[ \t]*+(?:{_TOML_KEY}[ \t]*+\.[ \t]*+){{{MAX_DEPTH},}}+", re.MULTILINE
 )
 
-# msgpack by first byte: how many bytes the value itself has (None: stated), by which its size is
-# stated, and whether that is a number of values.
+# msgpack by first byte: the size of the value in bytes (None: a size field follows), the width of
+# the size field, and whether it counts values.
 _FIXED = {0xC0: 0, 0xC2: 0, 0xC3: 0, 0xCA: 4, 0xCB: 8, 0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8}
 _FIXED |= {0xD0: 1, 0xD1: 2, 0xD2: 4, 0xD3: 8, 0xD4: 2, 0xD5: 3, 0xD6: 5, 0xD7: 9, 0xD8: 17}
 _SIZED = {0xC4: (1, 0), 0xC5: (2, 0), 0xC6: (4, 0), 0xC7: (1, 1), 0xC8: (2, 1), 0xC9: (4, 1)}
@@ -130,7 +131,7 @@ def _check_nesting(value: Any) -> None:
 
 
 def _check_msgpack(data: bytes, most: int) -> None:
-    # how many values are still to come, in every array or map that is open
+    # number of values that are still to come in each open array or map
     at = 0
     values = 0
     open_ = [1]

@@ -170,15 +170,15 @@ class ThreadWorker:
             error: BaseException | None = None
             try:
                 result = function()
-            except StopIteration as caught:  # a future does not take it
+            except StopIteration as caught:  # a future cannot hold it
                 error = RuntimeError(f"a job raised {caught!r}")
             except BaseException as caught:
                 error = caught
             try:
                 future.get_loop().call_soon_threadsafe(_settle, future, result, error)
             except RuntimeError:
-                return  # the loop is closed: the process is ending
-            # what a job held is freed when it is done, not when the next one comes
+                return  # the loop is closed, because the process is ending
+            # free the job's objects when it is done, not when the next one comes
             del future, function, result, error
 
 
@@ -194,8 +194,8 @@ def _settle(future: asyncio.Future[Any], result: Any, error: BaseException | Non
 class TurnLock:
     """A fair lock: threads get it in the order in which they asked.
 
-    A thread that takes a plain lock again at once usually wins over the waiting ones. Use it in a
-    `with` block, and do not enter it twice from one thread.
+    With a plain lock, a thread that takes it again at once usually wins over waiting threads. Use
+    it in a `with` block, and do not enter it twice from one thread.
     """
 
     def __init__(self) -> None:

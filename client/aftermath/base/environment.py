@@ -39,7 +39,7 @@ def bare_environment(**variables: str) -> dict[str, str]:
 def environment_without_secrets() -> dict[str, str]:
     """Return the environment without variables that hold a secret, by their names.
 
-    For ranks: what drivers and libraries of devices read cannot be listed.
+    For ranks, because nobody can list all variables that device drivers and libraries read.
     """
     return {name: value for name, value in os.environ.items() if not _is_secret(name)}
 
@@ -52,17 +52,17 @@ def _is_secret(name: str) -> bool:
 
 SPINS = "1000"
 BY_THE_USER = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
-"""Variables by which users choose how OpenMP threads wait."""
+"""Variables with which users choose how OpenMP threads wait."""
 
 
 def sleep_soon() -> None:
     """Let OpenMP threads sleep soon after they run out of work, unless the environment says
     otherwise.
 
-    GNU OpenMP, with which PyTorch is built for Linux, spins 300,000 times by default. Next to one
-    busy process on two cores, a small model then trained half as fast. 1,000 spins cost nothing
-    when alone (`benchmarks/spinning.py`). OMP_WAIT_POLICY=passive costs a fifth. Call this before
-    PyTorch is loaded: it reads the variable once.
+    GNU OpenMP, with which PyTorch is built for Linux, spins 300,000 times by default. On two cores
+    with one other busy process, a small model then trained half as fast. 1,000 spins cost nothing
+    on an idle machine (`benchmarks/spinning.py`). OMP_WAIT_POLICY=passive costs a fifth. Call this
+    before PyTorch is loaded: it reads the variable once.
     """
     if not any(name in os.environ for name in BY_THE_USER):
         os.environ[BY_THE_USER[0]] = SPINS

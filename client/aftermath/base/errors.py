@@ -1,4 +1,4 @@
-"""Base classes of all errors, so that a command can print one sentence and its fix.
+"""Base classes of all errors. A command prints an error as one sentence and its fix.
 
 An error has a `message` and, where known, a `fix`. Any exception that is not an `AftermathError` is
 a bug of ours and is reported as unexpected.
@@ -15,7 +15,7 @@ class AftermathError(Exception):
     """
 
     code = "failed"
-    """A stable name of the error for programs. It stays the same when the message changes."""
+    """The error's stable name for programs. It does not change when the message changes."""
 
     def __init__(self, message: str, fix: str = "") -> None:
         super().__init__(message, fix)

@@ -28,7 +28,7 @@ def extensions(group: str, base: type[K]) -> dict[str, type[K]]:
             raise _refused(entry, "another package registers this name too")
         try:
             loaded = entry.load()
-        except Exception as error:  # code of another package may raise anything
+        except Exception as error:  # another package's code may raise anything
             raise _refused(entry, f"{type(error).__name__}: {error}") from error
         if not (isinstance(loaded, type) and issubclass(loaded, base)):
             raise _refused(entry, f"{entry.value} is not a subclass of {base.__name__}")

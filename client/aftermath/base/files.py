@@ -19,12 +19,12 @@ from typing import BinaryIO
 from platformdirs import user_cache_path, user_config_path, user_state_path
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""A full disk, a used-up quota, and a file as large as the system lets this process write."""
+"""A full disk, an exhausted quota, or a file at the process's size limit."""
 _NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 def fix_of(error: OSError, what: str = "file") -> str:
-    """Return what helps after a failed write of a file or a directory, as `what` says."""
+    """Return the fix for a failed write of a file or a directory (`what`)."""
     if error.errno in NO_ROOM:
         return f"Free some space, or name a {what} on another disk"
     if error.errno in _NOT_ALLOWED:
@@ -35,7 +35,7 @@ def fix_of(error: OSError, what: str = "file") -> str:
 
 
 def space_or(error: OSError, fix: str) -> str:
-    """Return a fix for a failed write where the user did not name the path: free space, or this
+    """Return the fix for a failed write to a path that the user did not choose: free space, or this
     fix.
     """
     return "Free some space on that disk" if error.errno in NO_ROOM else fix

@@ -40,6 +40,6 @@ def alone_in(directory: Path) -> Iterator[None]:
         yield
     finally:
         if lock.is_locked:
-            # while locked: a process that waits for this file then makes another
+            # delete it while it is locked; a process that waits for this file then makes another
             path.unlink(missing_ok=True)
         lock.release()

@@ -94,7 +94,7 @@ def _marked_files(directory: Path, made_by: str) -> dict[str, int]:
 
 
 def maker_of(directory: Path) -> str | None:
-    """Return what a directory's mark says made it, or None without a valid mark."""
+    """Return the command that a directory's mark names, or None without a valid mark."""
     made_by = _read_mark(directory).get("made_by")
     return made_by if isinstance(made_by, str) else None
 
@@ -151,7 +151,7 @@ def replace_directory(new: Path, target: Path, made_by: str) -> None:
 
 
 def _exchange(first: Path, second: Path) -> bool:
-    """Exchange the names of two directories atomically, where the system can."""
+    """Exchange the names of two directories atomically, if the system supports it."""
     if sys.platform != "linux":
         return False
     renameat2 = getattr(ctypes.CDLL(None), "renameat2", None)

@@ -39,9 +39,7 @@ def proxy_for(url: str) -> Proxy | None:
     host = parts.hostname or ""
     if is_this_machine(host):
         return None
-    proxies = (
-        getproxies()
-    )  # it reads every variable of the environment, so local requests do without
+    proxies = getproxies()  # it reads every environment variable, so skip it for local requests
     if _is_exempt(host, parts.port, proxies.get("no", "")):
         return None
     scheme = _HTTP_SCHEME.get(parts.scheme, parts.scheme)

@@ -28,7 +28,7 @@ class QuietInterrupts:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if not self._ours:
             return
-        # the interpreter ends, and prints what it is interrupted in
+        # the interpreter is exiting, and would print a traceback
         signal.signal(signal.SIGINT, end_at_once)
         if kind is KeyboardInterrupt:
             end_at_once()

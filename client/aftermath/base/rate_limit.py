@@ -100,13 +100,13 @@ def place(transport: asyncio.BaseTransport | None) -> str:
 
 
 def fullest(places: Iterable[str]) -> str:
-    """Return the address that occurs most often. Of several, return the first."""
+    """Return the address that occurs most often. If there are several, return the first."""
     return max(Counter(places).items(), key=lambda item: item[1])[0]
 
 
 def makes_room(waiting: Mapping[T, str]) -> T:
-    """Return the connection to close: the oldest one of the address with most. `waiting` lists the
-    oldest first.
+    """Return the connection to close: the oldest one of the address with the most connections.
+    `waiting` lists the oldest first.
     """
     busiest = fullest(waiting.values())
     return next(connection for connection, address in waiting.items() if address == busiest)

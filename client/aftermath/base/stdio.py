@@ -12,7 +12,7 @@ from enum import StrEnum
 def write_whole_output() -> None:
     """Buffer an unbuffered standard output, so that partial writes are repeated.
 
-    PYTHONUNBUFFERED, which container images set, drops what the system did not take of a write. On
+    With PYTHONUNBUFFERED, which container images set, Python drops the rest of a partial write. On
     a nearly full disk that cut a document, and the command still exited with 0.
     """
     stream = sys.stdout
@@ -28,7 +28,7 @@ def one_output() -> bool:
     """
     try:
         return os.path.sameopenfile(sys.stdout.fileno(), sys.stderr.fileno())
-    except (AttributeError, OSError, ValueError):  # closed, or no file of the system
+    except (AttributeError, OSError, ValueError):  # closed, or not a real file
         return False
 
 

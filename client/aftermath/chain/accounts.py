@@ -11,7 +11,7 @@ from aftermath.chain.node_client import AccountData, NodeClient
 from aftermath.chain.rpc import RpcPool
 
 LAMPORTS_PER_SOL = 1_000_000_000
-_LIST_SECONDS = 30.0  # a node looks through all accounts of a program
+_LIST_SECONDS = 30.0  # nodes scan all accounts of a program for this
 
 
 async def fetch(

@@ -1,8 +1,8 @@
 """Read authorizations to join a run, and build the authorizer program's four instructions.
 
-The checks are the program's own. An authorization is active and has the right grantor and scope.
-It is for everyone (the default key as grantee), for the user, or for a grantee that has the user
-among its delegates. Its scope is all runs of the grantor, or one run.
+The checks are those of the program. An authorization must be active and have the right grantor and
+scope. Its grantee is everyone (the default key), the user, or a key that names the user as a
+delegate. Its scope is all runs of the grantor, or one run.
 """
 
 from __future__ import annotations
@@ -92,7 +92,8 @@ class AuthorizerInstructions:
             and authorization.delegates_sponsor != self.user
         ):
             batches.insert(0, [])  # first clear the delegates that another wallet paid for
-        own_sponsor = {"delegates_sponsor": self.user}  # once this wallet has paid for some
+        # after that, this wallet has paid for the delegates
+        own_sponsor = {"delegates_sponsor": self.user}
         return [
             self._program.instruction(
                 "grantee_update",

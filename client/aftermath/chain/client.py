@@ -48,7 +48,7 @@ TRANSITION_UNITS = 150_000
 They are needed because the run's state can advance between simulation and execution.
 """
 
-READ_AT_ONCE = 50  # runs, of two accounts each
+READ_AT_ONCE = 50  # runs to read at once; each has two accounts
 
 
 class CoordinatorClient:

@@ -34,7 +34,7 @@ from aftermath.coordinator.errors import CoordinatorError, Refused, Unavailable
 CACHE = cache_directory("deploy")
 MAX_PROGRAM = 10 << 20
 WRITE_UNITS = 10_000
-LAST_TRANSACTIONS = 4  # transactions after the writes, at most
+LAST_TRANSACTIONS = 4  # maximum transactions after the writes
 ROUNDS = 20
 SLOT_SECONDS = 60.0
 ELF = b"\x7fELF"

@@ -25,7 +25,7 @@ CLUSTERS = {
     "testnet": "https://api.testnet.solana.com",
     "mainnet": "https://api.mainnet-beta.solana.com",
 }
-"""Addresses by the names that users may give instead."""
+"""Addresses by the cluster names that users may give instead."""
 PUBLIC_GENESIS = frozenset(
     (
         "5eykt4UsFv8P8NJdTREpY1vzqKqZKvdpKuc147dw2N9d",  # mainnet
@@ -76,7 +76,7 @@ def shown(url: str) -> str:
     authority, *remainder = re.split(r"[/?#\\\s]", url[len(scheme) :], maxsplit=1)
     _, at, host = authority.rpartition("@")
     if not at and remainder and "@" in remainder[0]:
-        # the password may hold a slash, so it is not known where the host begins
+        # the password may contain a slash, so the start of the host is unknown
         return f"{scheme}…"
     host_match = _HOST.match(host)
     valid_host = host_match[0] if host_match else ""
@@ -126,7 +126,7 @@ def _derived(http: str) -> str:
 
 
 def describe(error: BaseException) -> str:
-    """Return a few words for what went wrong with a node."""
+    """Describe a node's failure in a few words."""
     if isinstance(error, httpx.HTTPStatusError):
         response = error.response
         target = _redirect(response)

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 from aftermath.coordinator.errors import CoordinatorError
 
 PREFLIGHT_FAILURE = -32002
-MAX_TEXT = 500  # characters of what a node says; a program's log line has fewer
+MAX_TEXT = 500  # characters of a node's text; a program's log line has fewer
 MAX_LINES = 256  # of a program's log; the cluster cuts it off at 10,000 bytes
 BEHIND = -32016
 """A node has not reached the slot that was asked for (minContextSlot)."""

@@ -16,9 +16,9 @@ from aftermath.coordinator.errors import Unavailable
 
 AIRDROP_LEAST = 10 * LAMPORTS_PER_SOL
 AIRDROP_SECONDS = 30.0
-ASK_AGAIN = 5.0  # seconds
-_ODD = 9973  # lamports; any prime keeps sums apart
-# seconds in which a faucet takes a request; the node itself has answered just before
+ASK_AGAIN = 5.0  # seconds between two requests
+_ODD = 9973  # lamports; a prime, so that no two requests have the same sum
+# seconds for a faucet to accept a request; the node has just answered
 ASK_PATIENCE = 5.0
 
 
@@ -60,9 +60,9 @@ async def ensure_funds(pool: RpcPool, wallet: Pubkey, lamports: int) -> int:
 
 
 async def _ask(pool: RpcPool, wallet: Pubkey, balance_now: int, lamports: int, attempt: int) -> int:
-    """Ask the faucet, wait a little for the money, and return what the wallet holds then.
+    """Ask the faucet, wait shortly for the money, and return the wallet's balance.
 
-    Each request asks for another sum, because a faucet gives only once for equal requests.
+    Each request asks for a different sum, because a faucet treats equal requests as one.
     """
     amount = max(lamports - balance_now, AIRDROP_LEAST) + balance_now % _ODD + attempt
     try:

@@ -183,7 +183,7 @@ class CoordinatorInstructions:
         run = Pubkey(membership.run)
         if run_id is not None:
             members = run_addresses(self._program.id, run_id).members
-        else:  # any address without an account
+        else:  # any address without an account will do
             members = Pubkey.find_program_address([b"members", membership.run], self._program.id)[0]
         accounts = {
             "user": self.user,

@@ -35,7 +35,7 @@ from aftermath.rules.run import Attestation, Round, RoundId
 
 log = logging.getLogger(__name__)
 
-_LEAVE_TRIES = 3  # the run may begin another epoch while the first try is on its way
+_LEAVE_TRIES = 3  # another epoch may begin while the first transaction is on its way
 CALL_PATIENCE = 5.0  # seconds without an answer after which a transaction or a fresh read gives up
 
 
@@ -130,13 +130,13 @@ class SolanaMember:
 
     @property
     def silent(self) -> int:
-        """Seconds since the last sign of the run, 0 while there are answers."""
+        """Seconds since the last news of the run. 0 while there are answers."""
         silent = self._watcher.silent
         return round(silent) if silent > OUTAGE_SECONDS else 0
 
     @property
     def has_tick(self) -> bool:
-        """Whether a command can move an overdue run on."""
+        """Whether a command can advance an overdue run."""
         return self._pool.has_tick
 
     def back(self) -> float:
@@ -196,8 +196,8 @@ class SolanaMember:
     ) -> list[Instruction]:
         """Return the instructions that `join` sends.
 
-        Raises Refused: `NotAuthorized` when nobody admitted this wallet, `VerificationNotThere` for
-        a run in which others may convict it.
+        Raises Refused: `NotAuthorized` if nobody admitted this wallet, `VerificationNotThere` for a
+        run in which other members may convict it.
         """
         # if the view is outdated, the program may refuse the join, and the member retries
         view = self._reader.last or await self.view(fresh=True)
@@ -238,7 +238,7 @@ class SolanaMember:
         return membership
 
     def _forfeited(self, view: View) -> bool:
-        """Return whether this wallet was ejected and its membership does not say so yet."""
+        """Return whether this wallet was ejected but its membership does not record that yet."""
         seat = view.members.find(self.wallet)
         return seat is not None and contains(view.members.forfeited, seat)
 
@@ -257,7 +257,7 @@ class SolanaMember:
         return [*settlement, ix.enroll(self._run_id, run.created, run.config.join_bond)]
 
     def _evicted(self, view: View) -> Pubkey | None:
-        """Return the wallet whose seat a join of this wallet takes."""
+        """Return the wallet whose seat this wallet would take, or None."""
         wallet = evicted(view.run, view.members, view.model, self.wallet, self.now())
         return Pubkey(wallet) if wallet else None
 

@@ -48,7 +48,7 @@ async def memberships_of(
 async def memberships_of_wallet(pool: RpcPool, program: Pubkey, wallet: Pubkey) -> list[Membership]:
     """Return a wallet's memberships in all runs, closed runs included, oldest first."""
     layout = membership_account()
-    at = len(layout.discriminator) + len(bytes(wallet))  # behind the address of the run
+    at = len(layout.discriminator) + len(bytes(wallet))  # offset after the address of the run
     accounts = await fetch_program(
         pool, program, prefix=layout.discriminator, size=layout.size, holding=(at, bytes(wallet))
     )

@@ -111,11 +111,10 @@ class NodeClient(AsyncClient):
         self._still_answers = 0
 
     def stands_still(self, slot: int, now: float) -> bool:
-        """Note the slot of an answer; return whether it has not moved for STILL_SECONDS: the node
-        is behind.
+        """Record the slot of an answer.
 
-        After two such answers the node is given as long again, since the whole cluster may stand
-        still.
+        Return whether the node is behind: its slot has not moved for STILL_SECONDS. After two such
+        answers the node gets the same time again, because the whole cluster may have stopped.
         """
         if slot > self._slot:
             self._slot = slot
@@ -277,7 +276,7 @@ class BoundedProvider(AsyncHTTPProvider):
         raw = await self.make_request_unparsed(body)
         if (
             "+zstd" in raw
-        ):  # nothing asks for compressed accounts, and solders would unpack gigabytes
+        ):  # we never request compressed accounts, and solders would unpack gigabytes
             raise BadReply("the RPC node sent a compressed account")
         try:
             parsed: T = parser.from_json(raw)  # type: ignore[attr-defined]

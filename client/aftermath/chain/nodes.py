@@ -25,7 +25,8 @@ log = logging.getLogger(__name__)
 FAILURES_BEFORE_LEAVING = 2
 LEAVE_SECONDS = 10.0
 LEAVE_MAX = 60.0
-# how long a node may be behind the wanted slot: balanced nodes differ by some slots
+# seconds that a node may be behind the requested slot; nodes behind a load balancer differ by some
+# slots
 LAG_SECONDS = 5.0
 
 
@@ -72,8 +73,8 @@ class Nodes:
             if node.failures < FAILURES_BEFORE_LEAVING:
                 return node
             if node.left_until <= now:
-                # This call tries the node; other calls use the next one until it is known to
-                # answer.
+                # Only this call tries the node. Other calls use the next node until this one
+                # answers.
                 node.left_seconds = min(node.left_seconds * 2, LEAVE_MAX)
                 node.left_until = now + node.left_seconds
                 return node

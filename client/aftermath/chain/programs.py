@@ -154,7 +154,7 @@ def zero(kind: Any, types: Mapping[str, Json]) -> Any:
 
 def _defined(value: Any, definition: Json, types: Mapping[str, Json], path: str) -> Any:
     if definition["kind"] != "struct":
-        return value  # anchorpy's own enum values
+        return value  # an enum value of anchorpy
     if not isinstance(value, Mapping):
         raise CoordinatorError(f"{path} must be a table of fields, not {shown(value)}")
     fields = {f["name"]: f["type"] for f in definition["fields"]}

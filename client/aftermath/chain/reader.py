@@ -49,8 +49,8 @@ class RunReader:
         """The newest view that was handed out."""
 
     async def view(self, patience: float | None = None) -> View:
-        """Return the view of the newest known state; with `patience`, of a state that is read
-        within these seconds.
+        """Return the view of the newest known state, or with `patience` of a state that is read
+        now, within these seconds.
 
         Raises Unsuitable if this client cannot read the training spec of a run that is not halted.
         """
@@ -119,21 +119,21 @@ class RunReader:
                 self._addresses.witnesses, offset=offset, length=length, min_slot=min_slot
             )
             if account is None:
-                await self._watcher.source.read(node)  # which says whether the run was closed
+                await self._watcher.source.read(node)  # raises if the run was closed
                 raise BadReply("the RPC node does not know an account of the run")
             try:
                 return slot, parse_witness_round(account.data, stored.attestations)
             except AccountError as error:
                 torn += 1
                 if torn < _READINGS:
-                    raise  # for the pool: this node's failure
+                    raise  # the pool counts it as this node's failure
                 reason = f"no node sends valid attestations of round {round.height}"
                 raise Refused("Unreadable", reason) from error
 
         slot, attestations = await self._pool.call(ask, patience=GIVE_UP_SECONDS)
         if self._watcher.newest.slot < slot:
             await self._watcher.refresh(GIVE_UP_SECONDS, min_slot=slot)
-        # a read can take so long that a later round's attestations are in that place
+        # a read can take so long that a later round has overwritten these attestations
         self._stored(round)
         return attestations
 

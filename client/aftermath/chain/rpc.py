@@ -40,14 +40,15 @@ caller (CoordinatorError, TransactionFailed).
 MAX_ENDPOINTS = 3
 BACKOFF_FIRST = 0.25
 BACKOFF_MAX = 4.0
-REPORT_AFTER = 2.0  # seconds without a first answer until the log says so
-AGREE_SECONDS = 1.5  # time for another node to answer, and to catch up if it is some slots behind
+REPORT_AFTER = 2.0  # seconds without a first answer until it is logged
+# seconds for another node to answer, and to catch up if it is some slots behind
+AGREE_SECONDS = 1.5
 AGREE_AGAIN = 0.3
 _EXPECTED = (AftermathError, TransactionFailed, RpcError, httpx.HTTPError, OSError, ValueError)
 """Exceptions to expect of a request to a node (TimeoutError is an OSError)."""
 _UNREACHED_HERE = "Check that it runs (a local network: aftermath-solana localnet)"
 _UNREACHED = "Check its address, and that this machine is on the internet or on the node's network"
-# minimum tries within a call's patience, so that one call already leaves a node that hangs
+# minimum tries within a call's patience, so that a single call already leaves a hanging node
 TRIES = 2.5
 
 
@@ -65,7 +66,7 @@ class _Cluster:
     answered: set[str] = field(default_factory=set)
     """The kinds of requests that some node has answered."""
     awaited: bool = False
-    """Whether the log says that the pool waits for the first answer."""
+    """Whether it was logged that the pool waits for the first answer."""
 
 
 @dataclass
@@ -82,8 +83,8 @@ class _Tries:
 class RpcPool:
     """Calls that survive the loss of a node.
 
-    A call without an answer is tried again for `patience` seconds, `attempt` seconds a try. `wire`
-    carries the calls, over the machine's network by default. `seed` draws the jitter of the
+    A call without an answer is repeated for `patience` seconds, with `attempt` seconds per try.
+    `wire` carries the calls, over the machine's network by default. `seed` draws the jitter of the
     back-off and should differ between processes.
     """
 
@@ -96,7 +97,7 @@ class RpcPool:
     signs_with: Literal["wallet", "identity"] = "wallet"
     """Term for a member's key in messages."""
     has_tick = True
-    """Whether a command can move an overdue run on (`tick`)."""
+    """Whether a command can advance an overdue run (`tick`)."""
 
     def __init__(
         self,
@@ -206,8 +207,8 @@ class RpcPool:
     async def call(
         self, ask: Ask[T], *, patience: float | None = None, attempt: float | None = None
     ) -> T:
-        """Return what `ask` makes of a node's answer. It is tried for `patience` seconds, `attempt`
-        seconds a try.
+        """Return the result of `ask` for a node that answers. Try for `patience` seconds, with
+        `attempt` seconds per try.
 
         Raises Unavailable when no node answered in time, RpcRejected when all nodes call the
         request malformed and none has ever answered one of its kind, TransactionFailed when the
@@ -256,7 +257,7 @@ class RpcPool:
             await asyncio.sleep(wait)
 
     def _failed(self, node: Node, error: Exception, tries: _Tries) -> None:
-        """Count a failure against the node; raise the error if it is one for the caller."""
+        """Record a failure of the node. Raise the error if it is meant for the caller."""
         node_count = len(self._nodes.all)
         if isinstance(error, WrongCluster):
             tries.strange.add(node)
@@ -267,8 +268,8 @@ class RpcPool:
             raise error
         if isinstance(error, RpcError) and error.code in MALFORMED:
             tries.refused.add(node)
-            # A gateway may also call a request malformed because of a quota, or because it cut the
-            # request off. That is temporary.
+            # A gateway may also call a request malformed because of a quota, or because it
+            # truncated the request. Both are temporary.
             if len(tries.refused) == node_count and error.kind not in self._cluster.answered:
                 raise RpcRejected(
                     f"{node.endpoint.shown} refused the request: {describe(error)}"
@@ -308,8 +309,8 @@ class RpcPool:
         return result
 
     async def _verify(self, node: Node) -> None:
-        """Ask a node for its genesis hash once (and again after it was left), and compare it with
-        the cluster's.
+        """Ask a node for its genesis hash and compare it with the cluster's. Do so once, and again
+        after the node was given up.
         """
         async with node.lock:
             if node.verified:
@@ -331,7 +332,7 @@ class RpcPool:
         )
 
     def _fix(self) -> str:
-        """Return what helps against the failures of all nodes."""
+        """Return the fix for the failures of all nodes."""
         fixes = []
         for node in self._nodes.all:
             fixes.append(

@@ -18,7 +18,7 @@ from aftermath.coordinator.errors import NoSuchRun
 from aftermath.rules.run import Run
 from aftermath.rules.state import RunState
 
-MOST_AHEAD = 64  # changes of a run that one answer may be ahead of what is known
+MOST_AHEAD = 64  # changes that one answer may be ahead of the newest known state
 
 
 class RunSource:
@@ -100,12 +100,12 @@ class RunSource:
         return account is None or self.parsed(account.data).seq + MOST_AHEAD >= seq
 
     def jumps(self, run: Run) -> bool:
-        """Return whether the run is further ahead of what is known than a push may be."""
+        """Return whether the run is further ahead of the newest known state than a push may be."""
         newest = self.newest.known
         return newest is not None and run.seq > newest.seq + MOST_AHEAD
 
     def is_end(self, run: Run) -> bool:
-        """Return whether the run is finished, and was not when it was read last."""
+        """Return whether the run is finished now but was not when it was last read."""
         newest = self.newest.known
         return run.state is RunState.FINISHED and (
             newest is None or newest.state is not RunState.FINISHED
@@ -130,7 +130,7 @@ class RunSource:
         newest = self.newest.known
         if newest is not None:
             is_ours = run.run_id == newest.run_id
-        else:  # not by `run_addresses`, which caches what it is asked
+        else:  # not with `run_addresses`, which caches every id
             seeds = [b"run", run.run_id.encode()]
             is_ours = Pubkey.find_program_address(seeds, self._program)[0] == self._address
         if not is_ours:

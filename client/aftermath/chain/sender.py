@@ -39,7 +39,7 @@ MAX_TRANSACTION = 1232
 MAX_UNITS = 1_400_000
 UNIQUE = 1_000
 BUILDS = 3
-REFILLS = 3  # a transaction of several transfers may lack money for each of them
+REFILLS = 3  # each transfer of a transaction may lack money
 
 
 @dataclass
@@ -65,9 +65,9 @@ class Sender:
         self.slot = 0
         self._errors = errors
         self._cap = max_priority_fee
-        # Two transactions of equal content and blockhash would be one, so a counter is hidden in
-        # the compute limit. It begins with the pool's seed, since two commands may meet one
-        # blockhash.
+        # Two transactions with equal content and blockhash would be the same transaction, so the
+        # compute limit contains a counter. It starts at the pool's seed, because two commands may
+        # use the same blockhash.
         self._count = itertools.count(pool.seed + 1)
 
     async def send(
@@ -224,7 +224,7 @@ class Sender:
                 lambda node: node.simulate(transaction, watched, self.slot or None)
             )
         except Unavailable:
-            self.slot = 0  # after one false high slot, all nodes would count as behind
+            self.slot = 0  # otherwise, after one forged high slot, all nodes would count as behind
             raise
 
     def simulated_fee(self, instructions: Sequence[Instruction]) -> int:
@@ -251,10 +251,10 @@ class Sender:
     async def _refilled(
         self, failure: TransactionFailed, instructions: Sequence[Instruction]
     ) -> bool:
-        """Return whether the transaction failed for lack of money that the wallet has been given
-        since.
+        """Return whether the transaction failed for lack of money and a faucet has now funded the
+        wallet.
 
-        Raises Refused `InsufficientFunds` where no faucet gives any.
+        Raises Refused `InsufficientFunds` if no faucet does.
         """
         if not lacks_funds(failure):
             return False

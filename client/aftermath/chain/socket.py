@@ -31,11 +31,11 @@ from aftermath.chain.wire import OPEN_SECONDS, Connection
 
 log = logging.getLogger(__name__)
 
-MOST_AT_ONCE = 500  # messages of a websocket
+MOST_AT_ONCE = 500  # messages to handle at once
 MOST_PER_SECOND = 100
 
 BACKOFF_MAX = 5.0
-FAILURES_TO_TELL = 3  # in a row, of websockets that did not last
+FAILURES_TO_TELL = 3  # failures in a row until a warning
 
 
 class AccountSocket:
@@ -73,7 +73,7 @@ class AccountSocket:
             except ConnectionClosedOK:
                 reason = "closed"
             except Exception as error:
-                # nothing that a node sends may end the member: drop the connection, and poll
+                # nothing that a node sends may end the member: drop the connection and poll
                 reason = describe(error)
             finally:
                 self.ready.clear()
@@ -172,6 +172,6 @@ class SolanaSession(SolanaWsClientProtocol):
             raise BadReply(f"the websocket refused the subscription: {str(checked.error)[:200]}")
         if (
             "+zstd" in text
-        ):  # nothing asks for compressed accounts, and solders would unpack gigabytes
+        ):  # we never request compressed accounts, and solders would unpack gigabytes
             raise BadReply("the websocket sent a compressed account")
         return self._process_rpc_response(text)

@@ -31,10 +31,10 @@ from aftermath.rules.run import Run
 log = logging.getLogger(__name__)
 
 SILENCE_SECONDS = 2.0
-OUTAGE_LOOK = 0.5  # minimum time between two looks for an outage
+OUTAGE_LOOK = 0.5  # minimum seconds between two checks for an outage
 SUBSCRIBE_SECONDS = 1.0
 POLL_PATIENCE = 10.0
-POLL_PAUSE = 0.25  # after a poll that a push asked for, whatever a websocket sends
+POLL_PAUSE = 0.25  # seconds after a poll that a push caused, whatever the websocket sends
 MUTE_AFTER = 2  # polls in a row
 GIVE_UP_SECONDS = 600.0
 
@@ -132,7 +132,7 @@ class RunWatcher:
         try:
             await self._pool.call(ask, patience=patience)
         except Unavailable:
-            # after one false high slot, all nodes would count as behind
+            # otherwise, after one forged high slot, all nodes would count as behind
             self.newest.slot = 0
             raise
         return self.latest
@@ -143,13 +143,13 @@ class RunWatcher:
             return
         try:
             run = self.source.parsed(account.data) if self.source.is_here(account) else None
-        except Exception as error:  # a malformed account costs this push, not the member
+        except Exception as error:  # ignore this push; a malformed account must not end the member
             self._say_unreadable(error)
             self._poll_now.set()
             return
         self._unreadable.ends()
         if run is None or self.source.is_end(run) or self.source.jumps(run):
-            self._poll_now.set()  # a poll has to confirm it
+            self._poll_now.set()  # a poll must confirm it
         elif run.seq > newest.seq:
             self._pushes += 1
             self._unpushed = 0

@@ -26,7 +26,7 @@ from aftermath.coordinator.errors import CoordinatorError
 log = logging.getLogger(__name__)
 
 WALLET_VARIABLE = "RAW_WALLET_PRIVATE_KEY"
-PATH_VARIABLE = "WALLET_PRIVATE_KEY_PATH"  # of the option; this module does not read it
+PATH_VARIABLE = "WALLET_PRIVATE_KEY_PATH"  # the option's variable; this module does not read it
 IDENTITY_VARIABLE = "RAW_IDENTITY_SECRET_KEY"
 DEFAULT_PATH = Path("~/.config/solana/id.json")
 MAX_KEY_FILE = 4096

@@ -128,7 +128,7 @@ def _entry(
 
     def entry(**values: Any) -> None:
         as_json = values["json_output"] if reads_json else values.pop("json_output")
-        for chosen_by_callback in ("quiet", "verbose"):  # typer passes their defaults
+        for chosen_by_callback in ("quiet", "verbose"):  # typer passes only their defaults
             values.pop(chosen_by_callback, None)
         options_given = dict(values)
         with reporting(as_json=as_json):

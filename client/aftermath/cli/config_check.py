@@ -36,7 +36,7 @@ from aftermath.train.locations import check_place
 
 _LLM = ("model", "LLM")
 _INIT = "model init"
-_ANY_VOCABULARY = 2  # no token is read from files that are missing
+_ANY_VOCABULARY = 2  # any size will do, because missing files have no tokens to read
 
 
 @dataclass(frozen=True)
@@ -201,7 +201,9 @@ def _data(
         and not _is_here(location.Local.path)
         and recipe.keys() & {"tokens", "fetch"}
     ):
-        unchecked.append(f"the data: {location.Local.path} is not there yet; it is to be made")
+        unchecked.append(
+            f"the data: {location.Local.path} does not exist yet; run-files will make it"
+        )
         return ""
     try:
         records = open_run_data(config, vocab_size).record()

@@ -123,7 +123,7 @@ def config_schema() -> Result:
     return Result(document, json_text(document, indent=2))
 
 
-POINTS = 1000  # the most steps of a schedule that are printed as JSON and plotted
+POINTS = 1000  # maximum steps of a schedule to print as JSON and to plot
 BARS = 60
 ROWS = 10
 

@@ -195,7 +195,8 @@ async def missing_grows(chain: SignedCluster, run_id: str) -> list[Instruction] 
         or witnesses is None
         or run.owner != chain.coordinator.program_id
     ):
-        return None  # accounts of another owner: anybody can send lamports to these addresses
+        # not the program's accounts, because anybody can send lamports to these addresses
+        return None
     owner = parse_run(run.data).main_authority
     if owner != bytes(chain.wallet.pubkey):
         raise RunExists(

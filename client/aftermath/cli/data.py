@@ -203,7 +203,7 @@ def _tokenizer(path: Path) -> tuple[Tokenizer, dict[str, bytes]]:
         ) from None
 
 
-_ANY_VOCABULARY = 1 << 32  # a vocabulary that takes every token
+_ANY_VOCABULARY = 1 << 32  # large enough for every token
 
 
 @command("data inspect", example="aftermath-solana data inspect --data-path runs/light/tokens")

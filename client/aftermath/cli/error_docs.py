@@ -48,5 +48,5 @@ def with_local_pages(text: str) -> str:
 def _display_path(file: Path) -> str:
     try:
         return str(file.relative_to(Path.cwd()))
-    except (ValueError, OSError):  # elsewhere, or we are nowhere
+    except (ValueError, OSError):  # the docs are outside the current directory, or it was deleted
         return str(file)

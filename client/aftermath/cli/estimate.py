@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 PER_EPOCH = 3
 """Transactions of a member besides its witnessing: a join, a warm-up witness, an attestation."""
 RESUME = 1
-_UNITS = 200_000  # compute units of a large transaction of ours
+_UNITS = 200_000  # compute units of our large transactions
 
 
 @command("estimate", example="aftermath-solana estimate --config-path config/demo/config.toml")

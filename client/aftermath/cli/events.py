@@ -150,7 +150,7 @@ def _follow(
             time.sleep(LOOK_AGAIN)
             for record in matching_records():
                 show(record)
-    except KeyboardInterrupt:  # the way to end it
+    except KeyboardInterrupt:  # Ctrl-C ends it
         return
 
 
@@ -257,14 +257,14 @@ def _write(stream: TextIO, records: Iterable[EventRecord], *, as_table: bool) ->
 
 
 def say_notes(reader: EventReader) -> None:
-    """Say what could not be read."""
+    """Print what could not be read."""
     for sentence in reader.notes():
         note(sentence)
 
 
 def _finish(reader: EventReader, places: list[Path], count: int, runs: RunFilter) -> None:
-    """Say what could not be read, and which runs share an id. Raises NoEvents if no event was
-    found.
+    """Print what could not be read, and which runs share an id. Raises NoEvents if there are no
+    events.
     """
     from aftermath.events.reader import NoEvents
 

@@ -165,7 +165,7 @@ class _OneCommand(TyperCommand):
             if sources.get("rpc") in ("COMMANDLINE", "ENVIRONMENT") and from_profile.pop(
                 "ws-rpc", ""
             ):
-                ctx.params["ws_rpc"] = None  # it belongs to the profile's own node
+                ctx.params["ws_rpc"] = None  # the stored websocket belongs to the profile's node
             remember_profile(from_profile)
         return remaining
 
@@ -198,7 +198,7 @@ class _LazyCommands(TyperGroup):
         """Return the called command, imported, and its arguments."""
         if name := self.index.command_of(args):
             return name, self.index.load(name), args[len(name.split()) :]
-        if ctx.resilient_parsing:  # a shell that completes a word that is not finished
+        if ctx.resilient_parsing:  # a shell completes an unfinished word
             return None, None, args
         words = " ".join(args[:2]) if self.index.commands_with(args[0]) else args[0]
         raise unknown_command(self.index.name, words, self.index.entries)

@@ -169,7 +169,7 @@ def _write_both(out: Path, text: str, files_path: Path, recipe_text: str) -> Non
         with output_file(out, _is_no_key) as stream:
             stream.write(text.encode())
     if not recipe_text:
-        files_path.unlink(missing_ok=True)  # of a file that is written over
+        files_path.unlink(missing_ok=True)  # it belongs to the config that is replaced
 
 
 def _is_no_key(head: bytes) -> bool:
@@ -328,7 +328,7 @@ def _next_commands(out: Path, *, needs_files: bool) -> list[str]:
     run = shlex.quote(_suggested_run_id(out))
     run_flags = f"--run-id {run} -w {_WALLET}"
     make_files = [making(out)] if needs_files else []
-    # else the model is lost with the last member
+    # otherwise the model is lost with the last member
     checkpoint_dir = shlex.quote(str(Path("runs") / _suggested_run_id(out) / "checkpoints"))
     new_wallet = (
         [] if Path(_WALLET).exists() else [f"aftermath-solana show-identity --create -w {_WALLET}"]

@@ -100,8 +100,8 @@ def _warnings(findings: list[tuple[str, Finding]]) -> list[str]:
 async def _join(
     settings: TrainSettings, backend: MemberBackend, subject: Subject, tier: int
 ) -> DryRunReport:
-    """Return what the join would do. It assumes weight 1: the measured weight does not change the
-    costs.
+    """Simulate the join and return the outcome. It assumes weight 1, because the weight does not
+    change the costs.
     """
     from aftermath.chain.accounts import rent
     from aftermath.chain.addresses import membership_address, run_addresses

@@ -138,6 +138,6 @@ def clear(ledger: Path | None) -> None:
     names = VALIDATOR_FILES if of_validator else EMBEDDED_FILES
     check_names(directory, names, "a ledger")
     if not of_validator:
-        Ledger(directory).close()  # raises when another localnet uses it
+        Ledger(directory).close()  # raises if another localnet uses it
     empty_directory(directory, names, "a ledger")
     directory.rmdir()

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 SHAPE = "Shape"
 NEW_DIRECTORY = "Directory to write. Must be new, empty, or written by this command; its earlier output is replaced."
 _MAX_ENTRIES_BYTES = 1 << 20
-_KV_HEADS = 2  # default of a Llama
+_KV_HEADS = 2  # default for a Llama
 _SIZES = {
     "hidden": 128,
     "layers": 4,
@@ -276,7 +276,7 @@ def _check(document: dict[str, Any], tiers: int, *, kv_heads: int | None) -> Non
     heads = document["num_attention_heads"]
     step = 1 << tiers - 1
     least, most = LIMITS["head_dim"]
-    # positions turn pairs
+    # rotary positions rotate pairs of dimensions
     sizes = [size for size in range(least, most + 1, 2) if hidden % size == 0]
     if not sizes:
         raise UsageError(f"--hidden {hidden} is odd", "Choose an even number")

@@ -145,7 +145,7 @@ def scale_schedule(rates: LearningRate, steps: int, new_steps: int) -> LearningR
         for field in type(schedule).model_fields
         if field.endswith("_steps")
     }
-    if rates.WarmupStableDecay is not None:  # what rounding takes goes to the stable part
+    if rates.WarmupStableDecay is not None:  # the stable part takes up rounding errors
         fields = ("warmup_steps", "stable_steps", "cosine_decay_steps", "linear_decay_steps")
         rounding = (
             new_steps

@@ -117,14 +117,15 @@ def _train_options(options: Mapping[str, Any]) -> list[str]:
     from aftermath.model.saved_checkpoints import file_name
 
     words = []
-    if options["matformer_tier"] in (0, AUTO_TIER):  # else the model is lost with the last member
+    # otherwise the model is lost with the last member
+    if options["matformer_tier"] in (0, AUTO_TIER):
         words += [
             "--checkpoint-dir",
             f"runs/{file_name(options['run_id'] or 'RUN_ID')}/checkpoints",
         ]
     for name in _CARRIED:
         value = options.get(name)
-        if value in (None, False, 0, "auto"):  # the defaults, which are those of `train`
+        if value in (None, False, 0, "auto"):  # these are the defaults of `train` too
             continue
         flag = f"--{name.replace('_', '-')}"
         words += [flag] if value is True else [flag, str(value)]
@@ -160,7 +161,7 @@ def completed(text: str, options: Mapping[str, Any]) -> str:
 
     pieces = re.split(rf"\b({SOLANA.name} )(?=[a-z])", text)
     text_so_far = pieces[0]
-    prose = pieces[0]  # without the commands: a file may be called owner.json
+    prose = pieces[0]  # look only before the command, which may contain a file named owner.json
     for script, tail in zip(pieces[1::2], pieces[2::2], strict=True):
         name = SOLANA.command_of([word.rstrip(";,.:)") for word in tail.split()[:2]])
         if name is None or not tail.startswith(name):
@@ -218,7 +219,7 @@ def _context_options(next_command: str, template: str, options: Mapping[str, Any
     from aftermath.cli.main import SOLANA
 
     stored: Mapping[str, str] = {}
-    with suppress(AftermathError):  # the error that is being told may be that of the profile
+    with suppress(AftermathError):  # the error to print may be about the profile itself
         stored = SOLANA.stored()
     for option in SOLANA.load(next_command).params:
         value = options.get(str(option.name))

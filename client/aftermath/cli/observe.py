@@ -79,6 +79,6 @@ async def observe(
                 ended = asyncio.Event()
                 with on_signals(
                     lambda _: ended.set()
-                ):  # also of a script's `&`, which ignores SIGINT
+                ):  # also after `&` in a script, which makes it ignore SIGINT
                     await ended.wait()
     return Result(None, None)

@@ -61,7 +61,7 @@ async def fetch_run_files(subject: Subject) -> Result:
     shapes = subject.schema.state.config.parameter_shapes(subject.tier)
     if (
         model.checkpoint.kind is not CheckpointKind.DUMMY
-    ):  # a dummy has a shape and no weights to fetch
+    ):  # a dummy checkpoint has a shape but no weights to fetch
         load(directory, subject.tier)
     path = source_of(model.data_location).local_path()
     data = {

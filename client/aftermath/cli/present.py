@@ -45,8 +45,8 @@ _NOT_ADMITTED = (
 EXITS = {
     "usage": EXIT_USAGE,
     "client-version-mismatch": EXIT_VERSION,
-    # starting again cannot help until a person admits the wallet or changes an option, so
-    # supervisors must stop
+    # a restart does not help until a person admits the wallet or changes an option, so supervisors
+    # must stop
     **dict.fromkeys(_NOT_ADMITTED, EXIT_NOT_ADMITTED),
     # a finished run stays finished, so supervisors must stop here too
     "model-lost": EXIT_MODEL_LOST,

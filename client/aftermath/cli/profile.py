@@ -16,7 +16,7 @@ from aftermath.base.errors import AftermathError
 
 PROFILE_VARIABLE = "AFTERMATH_PROFILE"
 MAX_PROFILE_BYTES = 1 << 16
-KEY_VARIABLE = "RAW_WALLET_PRIVATE_KEY"  # as `chain.wallet` calls it, which help does not wait for
+KEY_VARIABLE = "RAW_WALLET_PRIVATE_KEY"  # same as in `chain.wallet`, which is slow to import
 
 
 class Name(StrEnum):

@@ -65,7 +65,7 @@ async def server(subject: Subject) -> Finding:
     assert subject.chain is not None
     pool = subject.chain.pool
     try:
-        await pool.genesis()  # which opens the connection
+        await pool.genesis()  # opens the connection
         started = time.monotonic()
         await pool.genesis()
     except AftermathError:

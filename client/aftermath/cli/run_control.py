@@ -137,7 +137,7 @@ async def tick(
                     # only a new member can advance the run, and members tick by themselves
                     note(f"no tick can change run {run_id} now: {line(status)}")
                     break
-                if not announced:  # once, not in each round
+                if not announced:  # print it once, not in each round
                     note(waiting_text(status))
                 announced = True
                 continue

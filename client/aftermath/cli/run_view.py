@@ -21,7 +21,7 @@ from aftermath.rules.state import RunState
 from aftermath.ui.terminal.screen import Screen, can_show
 from aftermath.ui.web.follower import RunFollower
 
-_REDRAW = 0.5  # seconds between two looks at the time that passes
+_REDRAW = 0.5  # seconds between two redraws of the elapsed time
 Facts = tuple[str, Mapping[str, str]]
 """Name and rows of the screen's tab that shows the connection to the run."""
 
@@ -90,7 +90,7 @@ def _showing(run_id: str, facts: Facts, *, as_json: bool) -> Iterator[Callable[[
 
         yield show
     if last_status is not None:
-        console.out(line(last_status))  # what is left on the terminal
+        console.out(line(last_status))  # remains on the terminal after the screen closes
 
 
 def _changes(tell: Callable[[RunStatus, str], None]) -> Callable[[RunStatus], None]:

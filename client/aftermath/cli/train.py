@@ -187,4 +187,4 @@ def take_part(
         code = ending.exit_code
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # a computation may still hold its thread; nobody needs its result
+    os._exit(code)  # a computation may still block its thread, and its result is not needed

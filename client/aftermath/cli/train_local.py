@@ -68,7 +68,7 @@ def train_local(
     current step and saves, and the same command continues.
     """
     if "torch" not in sys.modules:
-        from aftermath.events.text import LOADING  # with rich, which help does not wait for
+        from aftermath.events.text import LOADING  # imports rich, which help pages do not need
 
         note(LOADING)
     from aftermath.lab.recipe_hints import advice

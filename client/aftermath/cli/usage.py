@@ -18,8 +18,8 @@ from aftermath.base.errors import UsageError
 ParserError: type[Exception] = typer.BadParameter.__mro__[1]
 """Every mistake that the parser finds; typer exports no name for it."""
 
-_ALIKE = 0.75  # least ratio of difflib
-_TELLING = 3  # least number of letters that identify an option
+_ALIKE = 0.75  # minimum ratio of difflib
+_TELLING = 3  # minimum number of letters that identify an option
 _UNREADABLE = re.compile(r"'(.+)' is not readable")
 _SUPERFLUOUS = re.compile(r"unexpected extra arguments?(?:\(s\))? \((.+)\)")
 
@@ -87,7 +87,8 @@ def misplaced_option(
 
     `options` are those of the command.
     """
-    if not hasattr(error, "possibilities"):  # only what the parser says of an unknown option has it
+    # only the parser's error for an unknown option has this attribute
+    if not hasattr(error, "possibilities"):
         return None
     name = error.option_name
     option = next(

@@ -133,7 +133,8 @@ async def status(cluster: ClusterOptions, options: WalletOptions) -> Result:
         "seats": seats,
     }
     for withdraw in dict.fromkeys(row["withdraw"] for row in seats if row["withdraw"] is not None):
-        note(f"get back bond and rent: {withdraw}")  # not in the table, which would break the line
+        # not in the table, which would wrap the command
+        note(f"get back bond and rent: {withdraw}")
     wallet_rows = {
         "wallet": wallet.pubkey,
         "source": wallet.source,
@@ -178,7 +179,8 @@ def _seated(
     }
     bond = membership.bond if membership is not None else 0
     if members is not None and index is not None:
-        now = run.state_started_at  # the words about a member do not depend on the time
+        # any time will do, because the text about a member does not depend on it
+        now = run.state_started_at
         own_member = next(
             member for member in status_of(run, model, members, now).members if member.seat == index
         )
@@ -251,12 +253,12 @@ def _page(
 
 
 def _checked(run: str | None) -> str | None:
-    """Return a run's id or address as it is. Raise UsageError if it can be neither."""
+    """Return a run's id or address unchanged. Raise UsageError if it can be neither."""
     return run if run is not None and _address(run) is not None else checked_run_id(run)
 
 
 def _address(run: str) -> Pubkey | None:
-    """Return the address that this text is, or None. A run id is too short to be taken for one."""
+    """Parse an address. Return None if it is not one. A run id is too short to be an address."""
     from solders.pubkey import Pubkey
 
     if len(run) <= RUN_ID_BYTES:
@@ -309,7 +311,7 @@ async def withdraw(options: SigningOptions, run_id: RunOrAddress) -> Result:
                 "status",
             )
         balance_before = await chain.balance(wallet)
-        # one by one: a membership that is still bound must not hold up those that are not
+        # one by one, because a membership that is still bound must not block the others
         steps = [[chain.coordinator.ix.withdraw(membership, name)] for membership in memberships]
         signatures = [str(signature) for signature in await chain.sender.send_each(steps)]
         returned = await chain.balance(wallet) - balance_before

@@ -1,4 +1,4 @@
 """The interface between a member and the coordinator that keeps its run's state and clock.
 
-It has views, calls and refusals, and knows nothing of a blockchain, a server or torch.
+It defines views, calls and refusals. It does not depend on a blockchain, a server or torch.
 """

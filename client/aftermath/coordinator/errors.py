@@ -12,27 +12,27 @@ from aftermath.base.errors import AftermathError, code_of
 
 
 class Refusal(Enum):
-    """Why a coordinator refused, as far as it decides what a member does next."""
+    """The reason of a refusal, as far as it determines what a member does next."""
 
     ALREADY_DONE = auto()
     """This member did it before, or another member did."""
     TOO_LATE = auto()
-    """The run is no longer, or not yet, in the state that the call was meant for."""
+    """The run is no longer, or not yet, in the state that the call needs."""
     NOT_ELECTED = auto()
     """This member is not, or no longer, elected for it."""
     NOT_A_MEMBER = auto()
     HALTED = auto()
     """The run's owner has stopped it."""
     FULL = auto()
-    """All places are taken."""
+    """All seats are taken."""
     MAY_PASS = auto()
-    """The refusal has nothing to do with the run. Retry later."""
+    """The cause is temporary and not in the run. Retry later."""
     FINAL = auto()
     """Any other reason. Retrying does not help."""
 
 
 SETTLED = frozenset({Refusal.ALREADY_DONE, Refusal.TOO_LATE, Refusal.NOT_ELECTED})
-"""Refusals of work that is done or no longer this member's."""
+"""Refusals of work that is already done or no longer this member's task."""
 
 
 class CoordinatorError(AftermathError):

@@ -49,8 +49,8 @@ class Coordinator(Protocol):
         """The run's time in unix seconds."""
 
     def back(self) -> float:
-        """When the coordinator last came back after an outage, in the event loop's time; -inf for
-        never.
+        """When the last outage of the coordinator ended, in the event loop's time. -inf if there
+        was none.
         """
 
     def views(self) -> AsyncIterator[View]:
@@ -67,16 +67,16 @@ class Coordinator(Protocol):
     async def join(
         self, *, p2p: bytes, tier: int, weight: int, schema_hash: bytes, stateless: bool
     ) -> None:
-        """Ask for a place in the next epoch."""
+        """Ask for a seat in the next epoch."""
 
     async def leave(self) -> None:
-        """Give up the place in the run."""
+        """Give up the seat in the run."""
 
     async def tick(self) -> None:
         """Perform the transition that is due."""
 
     async def warmup_witness(self, seat: int, at: RoundId) -> None:
-        """Say that all have the model."""
+        """Report, as an elected member, that this member has the model."""
 
     async def witness(
         self,
@@ -90,7 +90,7 @@ class Coordinator(Protocol):
         tokens_per_sec: float,
         bytes_per_sec: float,
     ) -> None:
-        """Attest, in the round `at`, the results of the round that it judges."""
+        """Attest, as a witness of the round `at`, the results of the round that it judges."""
 
     async def attest(self, seat: int, at: RoundId, hashes: Mapping[int, bytes]) -> None:
         """State the hashes of levels at the end of an epoch."""
@@ -99,9 +99,11 @@ class Coordinator(Protocol):
         """Report the members (bit mask) whose results no quorum saw."""
 
     async def prove_equivocation(self, first: bytes, second: bytes) -> None:
-        """Show two announcements of one member that contradict each other, which ejects it."""
+        """Submit two announcements of one member that contradict each other. This ejects the
+        member.
+        """
 
     async def checkpoint(
         self, kind: int, repo: str, revision: str, hashes: Sequence[bytes]
     ) -> None:
-        """Name a durable checkpoint."""
+        """Record a durable checkpoint."""

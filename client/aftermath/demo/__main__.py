@@ -39,7 +39,7 @@ from aftermath.testnet.workdir import claimed_workdir
 
 LIMIT_SECONDS = 900.0
 KILL_AT_STEP = 5
-DEAD_SECONDS = 6.0  # how long the killed member stays away
+DEAD_SECONDS = 6.0  # seconds until the killed member is restarted
 
 
 class Demo:
@@ -63,7 +63,7 @@ class Demo:
 
     def perform(self) -> int:
         """Run everything. Return 0 on success."""
-        # What waits for nothing runs at once, to use all cores: the network starts while files are
+        # Independent steps run in parallel to use all cores: the network starts while the files are
         # made, and members load PyTorch while the owner resumes the run.
         self.processes["localnet"], self.commands = launch(self.places, self.engine, self.device)
         self.console.print(
@@ -120,7 +120,7 @@ class Demo:
             self.read()
             screen.show(self.story, "the run is finished", self.elapsed())
         if killed_at is None:
-            raise DemoFailed("the run ended before half of it was seen")
+            raise DemoFailed("the run ended before the demo saw half of it")
 
     def read(self) -> None:
         self.story.read(self.elapsed())
@@ -177,12 +177,12 @@ def _chosen() -> argparse.Namespace:
         "--engine", choices=("embedded", "validator"), default="embedded", help="which local chain"
     )
     parser.add_argument(
-        "--model", choices=MODELS, default="llama", help="of which architecture the model is"
+        "--model", choices=MODELS, default="llama", help="architecture of the model"
     )
     parser.add_argument(
         "--device",
         default="cpu",
-        help="of the member of tier 0, as for train; the others train on the CPU",
+        help="device of the tier-0 member, as for train; the others train on the CPU",
     )
     parser.add_argument(
         "--dir",

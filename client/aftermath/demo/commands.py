@@ -21,7 +21,7 @@ TIERS = (0, 1, 2)
 RUN_ID = "demo"
 FILES = recipe_of(SHIPPED / "demo" / "config.toml")
 CORPUS_BYTES: int = FILES["tokens"]["budget-bytes"]
-# and what a run's config calls them
+# and their names in a run's config
 MODELS = {"llama": "HfLlama", "deepseek": "HfDeepseek", "nanogpt": "HfNanoGPT"}
 MODEL: dict[str, int] = FILES["model"]
 KILLED = 1  # the member that is killed in the first epoch
@@ -49,7 +49,7 @@ class DemoFailed(ProcessError):
 DEMO_NAMES = (
     r"config\.toml|checkpoints|data|demo-report\.json|events|keys|ledger|logs|loss\.png|model|peers"
 )
-"""What the demo makes in its directory."""
+"""Names of the entries that the demo makes in its directory."""
 
 
 @dataclass(frozen=True)

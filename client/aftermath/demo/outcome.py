@@ -35,9 +35,9 @@ SAMPLE_TOKENS = 120
 TEMPERATURE = 0.5
 HELD_OUT_SEQUENCES = 128
 OFTEN = 10
-"""How many times the data has what counts as a word of it."""
+"""How often a word must be in the data to count as known."""
 _WORD = re.compile(r"[a-z]{3,}")
-QUESTIONS = 50  # a second's work
+QUESTIONS = 50  # takes about a second
 
 
 @dataclass(frozen=True)
@@ -51,9 +51,9 @@ class TierOutcome:
     """Nats per token."""
     text: str
     words: tuple[int, int] = (0, 0)
-    """How many words of the text the data has too, and how many it has in all."""
+    """Number of the text's words that are known from the data, and number of all its words."""
     answered: float | None = None
-    """The part of `QUESTIONS` that were answered rightly, if it was asked."""
+    """The fraction of `QUESTIONS` that the tier answered correctly. None if it was not asked."""
 
 
 def outcomes(places: Places) -> Iterator[TierOutcome]:
@@ -115,7 +115,7 @@ def held_out(places: Places, vocab_size: int) -> torch.Tensor:
     first = data.sequences - HELD_OUT_SEQUENCES
     if (
         first < 2 * run["config"]["global_batch_size_end"] * run["config"]["total_steps"]
-    ):  # lost results: trained again
+    ):  # room for sequences that are trained again after a lost result
         raise DemoFailed(f"{data.sequences} sequences are too few to hold {HELD_OUT_SEQUENCES} out")
     return torch.from_numpy(data.read(range(first, data.sequences)))
 

@@ -27,7 +27,7 @@ _LAMPORTS_PER_SOL = 1_000_000_000
 
 
 def closing(report: Mapping[str, Any], places: Places, killed: MemberProgress) -> list[str]:
-    """Return the closing lines. `shortcomings` reports failed steps."""
+    """Return the last lines that the demo prints. `shortcomings` lists what failed."""
     held_out = ", ".join(
         f"tier {tier} {loss:.2f}" for tier, loss in report["held_out_by_tier"].items()
     )
@@ -94,14 +94,16 @@ def costs_of(rpc: str, account: str) -> RunCosts:
 
 LOSS_MUST_FALL = 1.0  # nats
 ROUNDS_AT_LEAST = 40
-LAST_ROUNDS = 10  # one round is a few dozen sequences, too few to say how good the model is
+LAST_ROUNDS = 10  # one round has a few dozen sequences, too few to judge the model
 
 
 def write_report(
     story: RunProgress, commands: Commands, engine: str, seconds: float, console: Console
 ) -> int:
-    """Write the report and print its essentials. Return 0 if the run kept its promises, else 1."""
-    # torch takes seconds to load: not while members start
+    """Write the report and print its summary. Return 0 if the run did all that the demo promises,
+    else 1.
+    """
+    # imported here, because torch takes seconds to load and would slow the start of members
     from aftermath.demo.outcome import PROMPT, outcomes
 
     places = commands.places
@@ -172,7 +174,7 @@ def findings(
 
 
 def shortcomings(story: RunProgress, report: dict[str, Any]) -> list[str]:
-    """Return what the demo promises and did not do."""
+    """Return the promises of the demo that this run did not keep."""
     wrong = list(story.replica_checks()[1])
     if not report["replicas_identical"] and not wrong:
         wrong.append(

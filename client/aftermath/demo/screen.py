@@ -1,6 +1,6 @@
 """The demo's live display: a row per member, the run's progress, its loss, and what is happening.
 
-Where the terminal cannot be redrawn (a pipe, a dumb terminal), it prints a line from time to time.
+If the terminal cannot be redrawn (a pipe, a dumb terminal), it prints a line from time to time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from aftermath.events.plot import loss_line
 from aftermath.events.printable import printable
 from aftermath.testnet.member_progress import RunProgress
 
-LINE_EVERY = 10.0  # seconds between two lines where there is no picture
+LINE_EVERY = 10.0  # seconds between two lines, if the terminal cannot be redrawn
 _FRAME = 4  # columns of the panel's border and padding
 
 
@@ -60,7 +60,7 @@ class DemoScreen:
             )
 
     def _warn(self, story: RunProgress) -> None:
-        """Print each warning once, although several members may give it."""
+        """Print each warning once, even if several members report it."""
         for member in story.members:
             for message in member.warnings:
                 if message not in self._warned:
@@ -81,14 +81,14 @@ def line(story: RunProgress, now: str, elapsed: float) -> str:
 
 
 def picture(story: RunProgress, title: str, now: str, elapsed: float, width: int) -> RenderableType:
-    """Return what to draw, in `width` columns."""
+    """Draw the display in `width` columns."""
     table = Table(expand=True, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for column in ("member", "tier", "round state", "step", "loss", "tok/s", "sent", "model from"):
         right = column in ("tier", "step", "loss", "tok/s", "sent")
         table.add_column(
             column, justify="right" if right else "left", no_wrap=column != "round state"
         )
-    table.columns[2].min_width = 15  # the longest state in two lines
+    table.columns[2].min_width = 15  # fits the longest state in two lines
     for member in story.members:
         table.add_row(
             member.name,
@@ -107,5 +107,5 @@ def picture(story: RunProgress, title: str, now: str, elapsed: float, width: int
         Text(now, style="bold"),
     )
     panel = Panel(Group(table, *lines), title=f"{title}   {elapsed:5.1f} s")
-    # the terminal echoes ^C on the last line; at the picture's end it would shift it
+    # the terminal echoes ^C on the last line, which would shift the display without this empty line
     return Group(panel, Text())

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from aftermath.base.errors import UsageError
 
 SOURCE_CHOICE = "source-choice"
-"""The task of our own."""
+"""The name of our own task."""
 DOCS = 100
 
 
@@ -20,7 +20,7 @@ class EvalRequest:
     """Examples before each question."""
     seed: int = 0
     docs: int = DOCS
-    """Questions of each task at most."""
+    """Maximum number of questions per task."""
 
 
 def eval_request(

@@ -120,7 +120,7 @@ def _manager(names: Sequence[str]) -> Any:
         ) from None
     from tqdm import tqdm
 
-    # members and commands have screens of their own
+    # members and commands draw their own screens
     tqdm.__init__ = partialmethod(tqdm.__init__, disable=True)
     for loud in ("lm_eval", "datasets", "huggingface_hub", "fsspec"):
         logging.getLogger(loud).setLevel(logging.ERROR)
@@ -139,7 +139,7 @@ def _model(ask: Ask, tokenizer: Tokenizer, window: int) -> Any:
         def eot_token_id(self) -> int:
             return _end_token(ask, tokenizer)
 
-        # As lm_eval's model for Hugging Face (HFLM): the token that begins a text, else the one
+        # Same as lm_eval's Hugging Face model (HFLM): the token that begins a text, else the one
         # that ends it.
         @property
         def prefix_token_id(self) -> int:

@@ -1,7 +1,7 @@
 """Score and generate text with a model, one forward pass at a time through `Ask`.
 
-At rest, `Ask` is a call. In a run, the member answers between its rounds. Shapes in comments: T
-tokens, V vocabulary.
+Outside a run, `Ask` is a plain call. In a run, the member executes it between its rounds. Shapes in
+comments: T tokens, V vocabulary.
 """
 
 from __future__ import annotations

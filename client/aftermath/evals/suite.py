@@ -57,7 +57,7 @@ def is_right(ask: Ask, tokenizer: Tokenizer, question: SourceQuestion) -> bool:
     scores = []
     for answer in question.answers:
         tokens = tokenizer.encode(question.context + answer)
-        # a token across the border
+        # a token may span the border
         split = len(context) if tokens[: len(context)] == context else len(context) - 1
         nats, _ = ask(
             functools.partial(likelihood, context=tokens[:split], continuation=tokens[split:])

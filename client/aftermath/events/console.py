@@ -1,7 +1,7 @@
-"""Print a member's events, and what modules log, as lines of text.
+"""Print a member's events, and log records of modules, as lines of text.
 
-A terminal shows seconds since the start, with the date in the first line. Everything else is a log:
-each line has the time in UTC and a level, so that a log of weeks can be searched.
+On a terminal each line has the seconds since the start, and the first line has the date. In a file
+or pipe each line has the time in UTC and a level, so that logs of weeks can be searched.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ def redraws(console: Console) -> bool:
 
 
 class ConsoleLines:
-    """Print one line for each event of interest, or if `quiet` for each warning and error.
+    """Print one line for each event of interest, or only for warnings and errors if `quiet`.
 
-    An error ends the process, which prints it on standard error. So it is printed here only if the
-    output is a log that does not also get standard error.
+    An error ends the process, which also prints it on standard error. So this prints an error only
+    if the output is a log that does not receive standard error.
     """
 
     def __init__(
@@ -94,8 +94,8 @@ def show_logs() -> None:
 
 
 def show_debug_logs(logger: logging.Logger) -> None:
-    """With -v, print records of `logger` below warnings, which events show. They propagate no
-    further.
+    """With -v, print records of `logger` below warnings. Events show warnings, so records do not
+    propagate.
     """
     if VERBOSITY.get() is Verbosity.DEBUG:
         lines = LogLines()

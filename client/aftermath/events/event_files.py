@@ -84,14 +84,14 @@ class EpochFiles:
                 msgspec.structs.replace(self._about, t=event.t, part=self._part, lost=self._lost)
             )
         except OSError:
-            path.unlink(missing_ok=True)  # a file without its head is useless
+            path.unlink(missing_ok=True)  # remove it: a file without its first line is useless
             raise
         self._lost = 0
 
     def _append(self, event: Event) -> None:
         assert self._descriptor is not None
         unwritten = line_of(event, self._wall()).encode()
-        while unwritten:  # a disk that fills up takes a part
+        while unwritten:  # a disk that fills up may store only a part
             unwritten = unwritten[os.write(self._descriptor, unwritten) :]
 
     def _open(self, suffix: str) -> Path:

@@ -42,7 +42,7 @@ class MemberStarted(Event, frozen=True, kw_only=True, tag="started"):
     part: int = 0
     lost: int = 0
     key: Literal["wallet", "identity"] = "wallet"
-    """What `wallet` is to a person: a member of a server has an identity there."""
+    """What people call `wallet`. For a member of a server it is its identity."""
     owner: str = ""
     created: int = 0
     identity: str = ""
@@ -57,8 +57,8 @@ class MemberStarted(Event, frozen=True, kw_only=True, tag="started"):
 class RunFound(Event, frozen=True, kw_only=True):
     """The run exists and would admit the member.
 
-    `owner` is its owner's public key, `created` the slot of its creation. `identity` has 16 hex
-    digits and tells it from other runs of the same id.
+    `owner` is its owner's public key, `created` the slot of its creation. `identity` (16 hex
+    digits) distinguishes it from other runs with the same id.
     """
 
     owner: str
@@ -75,8 +75,8 @@ class Compiling(Event, frozen=True, kw_only=True):
 
 
 class Kernels(Event, frozen=True, kw_only=True):
-    """Results are encoded and applied on a CPU by compiled kernels, or by torch because of what is
-    `missing`.
+    """Results are encoded and applied on a CPU by compiled kernels. If something is `missing` for
+    that, torch does it.
     """
 
     missing: str | None
@@ -107,8 +107,8 @@ class Joined(Event, frozen=True, kw_only=True):
 
 
 class Waiting(Event, frozen=True, kw_only=True):
-    """An epoch runs without the member, which waits for `epoch`. With `leaves`, no epoch follows
-    and it leaves.
+    """The member waits for `epoch` while an epoch runs without it. With `leaves`, no epoch follows
+    and the member leaves.
     """
 
     epoch: int
@@ -350,9 +350,9 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     number: int
     memory_used: int | None = None
     memory_total: int | None = None
-    """Bytes, as above."""
+    """In bytes, as `memory_used`."""
     utilization: float | None = None
-    """Percent of the time in which it computed."""
+    """Percent of the time in which the GPU computed."""
     temperature: float | None = None
     """Degrees Celsius."""
     power: float | None = None

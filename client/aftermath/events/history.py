@@ -1,6 +1,6 @@
 """Collect a run's history from its members' events: losses, epochs, bytes, joins and exits.
 
-With the files of more members, more shares of each step are known.
+The more members' files it reads, the more shares of each step it knows.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class EventHistory:
         self._lifecycle = Lifecycle(name)
         self._sent: dict[int, dict[int, int]] = defaultdict(lambda: defaultdict(int))
         self._counted: dict[str, int] = defaultdict(int)
-        """Bytes sent, as a member's process last counted."""
+        """Bytes sent, as last reported by each process of a member."""
 
     @property
     def marks(self) -> list[tuple[int, str]]:
-        """What happened to members, and at which step."""
+        """What happened to members, by step."""
         return self._lifecycle.marks
 
     def take(self, record: EventRecord) -> None:
@@ -110,10 +110,11 @@ class _Member:
 
 
 class Lifecycle:
-    """Marks at steps for members that came, went, were dropped and came back.
+    """Marks at steps where members joined, left, were dropped or came back.
 
-    A member that joins again without having left has died: nobody else can know why. Several
-    members' reports of one incident become one mark. `name` returns how marks call a member.
+    A member that joins again without having left counts as having died, because no other member
+    knows the reason. Several members' reports of one incident become one mark. `name` returns a
+    member's name in marks.
     """
 
     def __init__(self, name: Callable[[EventRecord], str] = lambda told: short(told.about)) -> None:
@@ -122,11 +123,11 @@ class Lifecycle:
         self._members: dict[str, _Member] = defaultdict(_Member)
         self._names: dict[str, str] = {}
         self._holders: dict[int, str] = {}
-        """The wallet that joined last with each seat, also before its process ended."""
+        """The wallet that last joined with each seat, even if its process has ended."""
         self._name = name
 
     def step_of(self, wallet: str) -> int:
-        """Return the last step of which a member trained its share."""
+        """Return the last step in which a member trained its share."""
         return self._members[wallet].step
 
     def take(self, record: EventRecord) -> None:
@@ -140,7 +141,7 @@ class Lifecycle:
                 self._starts(wallet, member)
                 member.just_started = True
             case event_types.RunFound():
-                if not member.just_started:  # only what is about this run was read
+                if not member.just_started:  # only events of this run were read
                     self._starts(wallet, member)
                 member.just_started = False
             case event_types.Joined():
@@ -185,19 +186,20 @@ class Lifecycle:
         member.ended = True
 
     def _lost(self, seat: int, outcome: str) -> None:
-        """Mark the loss of another member, whose own events may not be here."""
+        """Mark the loss of another member, whose own events may be missing."""
         wallet = self._holders.get(seat)
         if wallet is None:
             self._mark(self.newest_step, f"seat {seat} {outcome}")
             return
         member = self._members[wallet]
-        # A member that is away has a mark already: its process died or ended before the report.
+        # A member that is away already has a mark, because its process died or ended before the
+        # report.
         if outcome != "dropped" or not (member.ended or member.away):
             self._mark(member.step, f"{self._names[wallet]} {outcome}")
         member.ended = member.away = True
 
     def _forget_former_seats(self, wallet: str, seat: int | None) -> None:
-        """Forget a member's seats but the newest: others may take them."""
+        """Forget all seats of a member except the newest, because others may take them."""
         self._holders = {
             occupied: holder
             for occupied, holder in self._holders.items()

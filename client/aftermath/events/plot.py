@@ -26,8 +26,8 @@ _METADATA = {
 }
 _EPOCHS_NAMED = 12
 _GAP = 4
-"""Times the usual distance between two points, beyond which no line joins them."""
-_MARKS_NAMED = 24  # more could not be read
+"""Multiple of the usual distance between two points beyond which no line connects them."""
+_MARKS_NAMED = 24  # more labels would overlap
 
 
 def step_plot(
@@ -56,7 +56,7 @@ def run_plot(
 ) -> None:
     """Draw a run's history to `path`: the loss of each tier above, the bytes it sent below.
 
-    A run that sent nothing gets no lower panel. `epochs` maps epoch numbers to first steps. `marks`
+    Without bytes sent, there is no lower panel. `epochs` maps epoch numbers to first steps. `marks`
     are as in `step_plot`.
     """
     megabytes = {
@@ -108,12 +108,12 @@ def _figure(rows: int) -> tuple[Any, Sequence[Any]]:
         height_ratios=heights,
     )
     for row in axes[:, 0]:
-        row.xaxis.get_major_locator().set_params(integer=True)  # there is no step 1.25
+        row.xaxis.get_major_locator().set_params(integer=True)  # steps are whole numbers
     return figure, list(axes[:, 0])
 
 
 def _pieces(curve: Curve) -> list[Curve]:
-    """Split the curve where no point follows for much longer than usual."""
+    """Split the curve at gaps that are much longer than usual."""
     steps = [step for step, _ in curve]
     usual = (
         median(following - previous for previous, following in pairwise(steps))
@@ -151,8 +151,7 @@ def _mark(axes: Any, marks: Sequence[tuple[int, str]]) -> None:
         axes.axvline(step, color="grey", linestyle=":", linewidth=1)
         if len(marks) > _MARKS_NAMED:
             continue
-        # On both sides of their lines and at both ends by turns, so that four close marks stay
-        # readable.
+        # Alternate both sides of the lines and both ends, so that four close marks stay readable.
         side = ("right", "left")[number % 2]
         (height, end) = ((1.0, "top"), (0.0, "bottom"))[number // 2 % 2]
         axes.annotate(
@@ -174,7 +173,7 @@ def _write(figure: Any, path: Path) -> None:
     kind = path.suffix.removeprefix(".") or "png"
     try:
         with warnings.catch_warnings(), output_file(path, _is_our_plot) as stream:
-            # names may have characters that the font does not
+            # names may have characters that the font lacks
             warnings.filterwarnings("ignore", "Glyph")
             figure.tight_layout()
             figure.savefig(stream, format=kind, metadata=_METADATA.get(kind))

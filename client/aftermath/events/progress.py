@@ -13,7 +13,7 @@ import msgspec
 from aftermath.events import event_types
 from aftermath.rules.state import RunState
 
-_WINDOW = 100  # steps whose pace counts
+_WINDOW = 100  # steps from which the pace is computed
 _LEAST = 3  # minimum steps for an estimate
 
 
@@ -32,7 +32,7 @@ class Progress:
             self._reach(event.step, paused=event.state == "PAUSED")
             self.total = event.total_steps
         elif isinstance(event, event_types.RoundStarted):
-            step = event.step - 1  # a round is about the step that it trains
+            step = event.step - 1  # a round's step is the one that it trains
             self._reach(step, paused=False)
             if not self._seen or step > self._seen[-1][1]:
                 self._seen.append((event.since, step))
@@ -41,7 +41,7 @@ class Progress:
 
     def _reach(self, step: int, *, paused: bool) -> None:
         if paused or step < self.step:
-            self._seen.clear()  # the time before says nothing about later steps
+            self._seen.clear()  # times before this do not predict later steps
         self.step = step
 
     @property
@@ -105,7 +105,7 @@ def phase(event: event_types.Event) -> str | None:
     words = _PHASES.get(type(event))
     if words is None or (
         isinstance(event, event_types.Left) and event.finished
-    ):  # that run's end has been seen
+    ):  # the member has seen the end of that run
         return None
     fields = msgspec.structs.asdict(event)
     return words.format_map(fields | {"state": state_words(str(fields.get("state", "")))})

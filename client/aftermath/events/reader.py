@@ -29,8 +29,8 @@ from aftermath.events.printable import printable
 from aftermath.events.stream import plain
 
 MOST_LINE = 1 << 20
-"""Bytes of a line; the longest that a member writes have some tens of thousands."""
-# bytes read of a file at once: few, as long as they are for one look at it
+"""Maximum bytes of a line. The longest lines that a member writes have tens of thousands."""
+# bytes to read from a file at once, which limits the memory per file
 _FIRST_READ = 4096
 _MOST_READ = 1 << 18
 
@@ -59,7 +59,7 @@ class EventOrigin(msgspec.Struct, frozen=True):
     version: str
     """The client's version."""
     owner: str = ""
-    """The run's owner. Empty, as the next two are, before the process has found the run."""
+    """The run's owner. Like the next two fields, empty before the process has found the run."""
     created: int = 0
     identity: str = ""
 
@@ -133,7 +133,7 @@ def flat(record: EventRecord) -> dict[str, object]:
 
 
 class EventFile:
-    """One event file, read on from the last position."""
+    """One event file, read incrementally."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -141,7 +141,7 @@ class EventFile:
         self._about: EventOrigin | None = None
         self._skipping = False
         self._local = False
-        """Whether it is of train-local, whose events are others."""
+        """Whether train-local wrote the file; its events are of other types."""
         self.failure: OSError | None = None
 
     def read(self) -> Iterator[EventRecord]:
@@ -159,7 +159,7 @@ class EventFile:
             self._offset += complete
             for line in chunk[:complete].split(b"\n")[:-1]:
                 self._line += 1
-                if self._skipping:  # the end of a line that is none
+                if self._skipping:  # the end of a line that was too long
                     self._skipping = False
                 elif (record := self._parse(line)) is not None:
                     yield record
@@ -194,7 +194,7 @@ class EventFile:
 
     def _chunk(self, room: int) -> bytes:
         with self.path.open("rb") as file:
-            if file.seek(0, 2) < self._offset:  # another file has the name now
+            if file.seek(0, 2) < self._offset:  # the name now belongs to another file
                 self._offset = self._line = 0
             file.seek(self._offset)
             return file.read(room)
@@ -211,7 +211,7 @@ class EventFile:
         if isinstance(event, MemberStarted):
             origin = origin or _origin_of(event)
             self._about = origin
-            if event.part:  # the head of a file, and no event of its own
+            if event.part:  # the first line of a file is not an event by itself
                 self._lost += event.lost
                 return None
         elif isinstance(event, RunFound) and origin is None and self._about is not None:
@@ -245,9 +245,9 @@ class EventReader:
     """The events in files and directories. Raises NoEvents for a missing path unless it may come
     `later`.
 
-    A directory holds `*.jsonl` files, directly or one level down. One process's events keep the
-    order in which they were written, even if its clock was set back. Those of different processes
-    are merged by date. Only what merging needs is in memory.
+    A directory holds `*.jsonl` files, directly or one level down. Events of one process keep the
+    order in which they were written, even if its clock was set back. Events of different processes
+    are merged by date. Only events that are needed for merging are in memory.
     """
 
     def __init__(self, places: Sequence[Path], *, later: bool = False) -> None:
@@ -282,13 +282,13 @@ class EventReader:
                 next(iter(os.scandir(place)), None)
             except (NotADirectoryError, FileNotFoundError):
                 continue
-            except OSError as error:  # a search below it finds nothing, and does not say so
+            except OSError as error:  # a search below it would silently find nothing
                 failures[place] = error
         for path, failure in failures.items():
             raise unreadable(path, failure)
 
     def _paths(self) -> list[Path]:
-        """Return each file once, those of a process in the order of writing."""
+        """Return each file once, and the files of a process in the order of writing."""
         paths: dict[Path, Path] = {}
         for root in self._places:
             candidates = (
@@ -305,7 +305,7 @@ def _in_turn(files: Sequence[EventFile]) -> Iterator[EventRecord]:
 
 @dataclass(frozen=True, slots=True)
 class RunName:
-    """A run as its members' events name it. `identity` is empty where they do not know it."""
+    """A run as its members' events name it. `identity` is empty if they do not know it."""
 
     run_id: str
     owner: str
@@ -344,7 +344,7 @@ class RunFilter:
         """Return the runs that share their run id with another one, if any."""
         by_id: dict[str, list[RunName]] = defaultdict(list)
         for run in sorted(self.seen, key=lambda run: (run.run_id, run.created, run.owner)):
-            if run.identity:  # events from before a process found its run have none
+            if run.identity:  # events from before a process found its run have no identity
                 by_id[run.run_id].append(run)
         return [run for runs in by_id.values() if len(runs) > 1 for run in runs]
 

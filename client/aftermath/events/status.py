@@ -22,8 +22,8 @@ from aftermath.rules.run import STORED_ROUNDS, Run, steps_before
 from aftermath.rules.state import ExitReason, MemberState, RunState
 from aftermath.rules.unsaved import unsaved_steps
 
-_LEAST = 3  # steps of an epoch before its pace says anything
-_OVERDUE = 15  # seconds after a deadline, when nobody seems to tick
+_LEAST = 3  # minimum steps of an epoch to measure its pace
+_OVERDUE = 15  # seconds after a deadline without a tick until a warning
 _TAKES_PART = "takes part"
 _ENDINGS = {
     ExitReason.QUORUM_MISSING: "no quorum of its witnesses answered",
@@ -35,8 +35,8 @@ _ENDINGS = {
     ExitReason.NO_ATTESTATION: "no witness attested its rounds",
 }
 _UNATTESTED = (ExitReason.QUORUM_MISSING, ExitReason.NO_ATTESTATION)
-"""Exit reasons of an epoch that all its members have left: a present one has asked for a place
-again.
+"""Exit reasons of an epoch that all its members have left. A member that is still there has asked
+for a seat again.
 """
 
 
@@ -44,8 +44,8 @@ again.
 class MemberStatus:
     """One member as the chain knows it.
 
-    It was last seen in the newest round that it attested or whose quorum has its result. If the
-    chain holds no such round any more, in its last epoch.
+    It was last seen in the newest round in which it attested or in which a quorum recorded its
+    result. If the chain no longer stores such a round, it was last seen in its last epoch.
     """
 
     seat: int
@@ -57,7 +57,7 @@ class MemberStatus:
     slashed: int
     seen: str
     witness: bool
-    """Elected to attest the running round, or that the model is there."""
+    """Whether it is elected to attest the current round, or the warm-up."""
 
     @property
     def takes_part(self) -> bool:
@@ -76,12 +76,14 @@ class LevelStatus:
     level: int
     holders: tuple[int, ...]
     shown: tuple[int, ...]
-    """Seats that showed the level in an earlier epoch. If there are none, every seat that declares
-    it counts.
+    """Seats that delivered the level in an earlier epoch. If there are none, every seat that
+    declares it counts.
     """
     attested: bool
     lost: bool
-    """Nobody in the epoch has it as the run had it: it goes back to an older one."""
+    """Whether nobody in the epoch has the run's version of it, so that it goes back to an older
+    one.
+    """
 
 
 @dataclass(frozen=True)
@@ -97,13 +99,13 @@ class RunStatus:
     description: str
     state: RunState
     since: int | None
-    """How long it is in that state; None before its owner has begun it for the first time."""
+    """Seconds in that state. None before the owner first started the run."""
     epoch: int
     round: int | None
     step: int
     total_steps: int
     left: int | None
-    """Until all steps are trained, at this epoch's pace; None if that cannot be told."""
+    """Seconds until all steps are trained, at this epoch's pace. None if unknown."""
     deadline: int | None
     """Seconds until the run may move on without missing members. Negative once past; None if no
     time runs.
@@ -121,11 +123,9 @@ class RunStatus:
     unsaved: int
     """Trained steps that the checkpoint lacks."""
     silent: int = 0
-    """Seconds for which nothing was heard of the run. 0 while there are answers."""
+    """Seconds without an answer about the run. 0 while there are answers."""
     rounds_left: int | None = None
-    """How many rounds of the running epoch are left at most. None if the epoch is not limited in
-    rounds.
-    """
+    """Maximum rounds left in the current epoch. None if the epoch has no limit of rounds."""
     spec_error: str = ""
     """Why this client cannot read the run's training spec. Empty if it can."""
 
@@ -133,10 +133,10 @@ class RunStatus:
 def status_of(
     run: Run, model: Model, members: Members, now: int, *, silent: int = 0, has_tick: bool = True
 ) -> RunStatus:
-    """Return the run's standing by its accounts at the chain's time `now`.
+    """Return the run's status from its accounts at the chain's time `now`.
 
-    `silent`: seconds since the accounts were read, if there is no answer since; the standing is
-    that of then. `has_tick`: whether a person can move the run on with a command.
+    `silent`: seconds since the accounts were read, if nothing has answered since; the status is as
+    of then. `has_tick`: whether a person can advance the run with a command.
     """
     now -= silent
     until = next_deadline(run, members, model)
@@ -204,11 +204,11 @@ def _levels(run: Run, members: Members) -> Iterator[LevelStatus]:
         yield LevelStatus(level, holders, proven, attested, bool(run.levels_lost >> level & 1))
 
 
-# --- what it waits for ---
+# --- what the run waits for ---
 
 
 def owner_owes(run: Run, model: Model) -> str:
-    """Return what the owner of a new or paused run must do for it to continue, as a sentence."""
+    """Return a sentence about what the owner of a new or paused run must do for it to continue."""
     if run.state is RunState.PAUSED:
         return "its owner has paused it (set-paused resume)"
     if model.configured:
@@ -251,7 +251,7 @@ def _waits(
             yield from _waits_for_the_model(run, model, members)
     if run.pending_pause and not run.state.halted:
         yield "the end of this epoch, after which the owner's pause begins"
-    # without an answer nobody knows whether it is overdue, and no tick would arrive
+    # without an answer it is unknown whether the run is overdue, and no tick would arrive
     if deadline is not None and deadline <= -_OVERDUE and not silent:
         command = f": aftermath-solana tick --run-id {shlex.quote(run.run_id)}"
         yield (f"a tick to advance it{command}" if has_tick else "a connected member to advance it")
@@ -315,7 +315,7 @@ def _votes(run: Run) -> str:
     return f"{now.attestations} of {counted(now.elected, 'witness', 'witnesses')} ({needed} must)"
 
 
-# --- who is in it ---
+# --- members ---
 
 
 def _members(run: Run, members: Members) -> Iterator[MemberStatus]:
@@ -391,7 +391,7 @@ def facts_of(status: RunStatus) -> dict[str, str | list[str]]:
 
 
 def no_answer(status: RunStatus) -> str:
-    """Return for how long there has been no answer."""
+    """Return for how long there was no answer."""
     return f"no answer for {span(status.silent)}"
 
 
@@ -410,9 +410,8 @@ def checkpoint_of(status: RunStatus) -> str:
 
 
 def not_recorded(steps: int) -> str:
-    """Return that no checkpoint on chain has the newest steps, as a sentence without its end."""
-    # A member that is stopped saves its model in a directory of its own, of which the chain learns
-    # nothing.
+    """Return the beginning of a sentence: no checkpoint on chain has the newest steps."""
+    # A member that is stopped saves its model in its own directory, which is not recorded on chain.
     last = counted(steps, "step")
     return (
         f"no checkpoint on chain has the last {last}, but a member's --checkpoint-dir may have one"
@@ -464,7 +463,7 @@ def line(status: RunStatus) -> str:
         and (status.epoch or status.state is RunState.FINISHED)
     ):
         clauses.append(checkpoint_of(status))
-    # what its owner has or has not done, a sentence
+    # a sentence about what its owner did or must do
     waits_for_owner = status.state in (RunState.UNINITIALIZED, RunState.PAUSED)
     return printable(
         "; ".join(

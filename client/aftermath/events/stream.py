@@ -1,6 +1,7 @@
-"""The stream of a member's events, from which every view of it is drawn.
+"""The stream of a member's events, which every display of the member uses.
 
-Sinks add the date: nothing that decides knows it, so virtual time stays exact. No sink blocks.
+Only sinks know the date, so that no decision depends on it and virtual time stays exact. Sinks do
+not block.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class Events:
     """Stamps events and passes them to sinks.
 
     A failing sink (full disk, closed pipe) is dropped with one warning and never stops training,
-    even if standard error fails too: often both are one file.
+    even if standard error fails too. Often both are the same file.
     """
 
     def __init__(self, clock: Callable[[], float], sinks: Sequence[Sink]) -> None:
@@ -57,11 +58,13 @@ class Events:
 
     @property
     def looked_at(self) -> bool:
-        """Whether a sink shows the run's status."""
+        """Whether any sink shows the run's status."""
         return any(isinstance(sink, StatusSink) for sink in self._sinks)
 
     def look(self, look: Callable[[], RunStatus]) -> None:
-        """Tell such sinks how to read the current status. They call it on their own thread."""
+        """Give these sinks the function that reads the current status. They call it on their own
+        thread.
+        """
         for sink in self._sinks:
             if isinstance(sink, StatusSink):
                 sink.look(look)
@@ -75,7 +78,7 @@ class Events:
             except SinkPaused as error:
                 _warn(str(error))
             except OSError as error:
-                with contextlib.suppress(ValueError):  # another thread's event found it out too
+                with contextlib.suppress(ValueError):  # another thread's event failed too
                     self._sinks.remove(sink)
                 _warn(f"a log could not be written and is closed: {_reason(error)}")
 
@@ -101,7 +104,7 @@ class LogWarnings(logging.Handler):
         self._events = events
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Emit one `warning` event. Of an exception it has type and text."""
+        """Emit one `warning` event, with the type and text of an exception if there is one."""
         error = record.exc_info[1] if record.exc_info else None
         why = f": {type(error).__name__}: {error}" if error else ""
         self._events.emit(Warning(message=f"{record.getMessage()}{why}"))

@@ -56,7 +56,7 @@ class Sentences:
         self._progress = Progress()
 
     def of(self, event: event_types.Event) -> str | None:
-        """Return an event's sentence, or None for the many events that only logs need."""
+        """Return an event's sentence, or None for events that only logs need."""
         self._progress.take(event)
         sentence = _SENTENCES.get(type(event))
         if sentence is None or (
@@ -105,13 +105,13 @@ class Sentences:
         elif isinstance(event, event_types.Kicked):
             fields["kicked"] = "barred" if event.barred else "removed"
         elif isinstance(event, event_types.SpeedMeasured):
-            # A machine of unknown speed declares the least weight too, so do not claim a speed.
+            # A machine of unknown speed also declares the minimum weight, so do not show a speed.
             least = event.weight <= 1
             fields["trains"] = (
                 f"{'declares' if least else 'trains about'} {counted(event.weight, 'sequence')}"
             )
         elif isinstance(event, event_types.Warning | event_types.Error):
-            # a fix, which has a line of its own
+            # a fix has its own line
             fields["message"] = fields["message"].replace("\n", "\n    ")
         elif isinstance(event, event_types.Leaving):
             fields["how"] = ", saving the model first" if event.saves else ""

@@ -1,7 +1,7 @@
 """Send a member's events to the experiment trackers Weights & Biases and trackio.
 
-Each tracker is an extra, imported when asked for, and takes its key from its own login. It gets the
-series and who the member is, and nothing about the machine. It cannot stop a member.
+Each tracker is an extra, imported when asked for, and takes its key from its own login. It receives
+the series and the member's name, and nothing about the machine. It cannot stop a member.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from aftermath.base.concurrency import within
 from aftermath.base.errors import Unsuitable, UsageError
 from aftermath.events import event_types
 
-_LOOK_SECONDS = 20.0  # for finding out whether there is a key, which needs no network
+_LOOK_SECONDS = 20.0  # seconds to check for a key, which needs no network
 _BARRED = "/\\#?%:"
 _MOST_NAME = 128
 
@@ -46,7 +46,7 @@ class TrackerOptions:
         return self.wandb_project is not None or self.trackio_project is not None
 
     def check(self) -> None:
-        """Raises UsageError for names that cannot be, Unsuitable without the extra or the tracker's
+        """Raise UsageError for invalid names, and Unsuitable without the extra or the tracker's
         key.
         """
         for name, given in vars(self).items():
@@ -109,7 +109,7 @@ class TrackerOptions:
         run = trackio.init(
             project=self.trackio_project,
             group=started.run_id,
-            # by which trackio knows what to resume
+            # trackio uses this name to resume
             name=f"{_name(started)}-{started.identity[:8]}",
             resume="allow",
             config=_told(started),
@@ -143,7 +143,7 @@ def _told(started: event_types.MemberStarted) -> dict[str, Any]:
 
 
 def _check_name(option: str, given: str | None) -> None:
-    """Raises UsageError for a name that the trackers would refuse later."""
+    """Raise UsageError for a name that the trackers would refuse later."""
     if given is None:
         return
     if (
@@ -158,7 +158,7 @@ def _check_name(option: str, given: str | None) -> None:
 
 
 def _check_wandb() -> None:
-    """Raises Unsuitable without the package, or without a key where figures are to be sent."""
+    """Raise Unsuitable without the package, or without a key if it would send data."""
     wandb = _imported("wandb", "login")
 
     def ready() -> bool:
@@ -170,20 +170,22 @@ def _check_wandb() -> None:
     try:
         found = within(_LOOK_SECONDS, ready, TimeoutError())
     except TimeoutError:
-        return  # what hangs here must not keep a member from its run; its thread will warn
-    except Exception as error:  # a variable or a file of settings that it cannot use
+        return  # a call that hangs here must not delay the member; the tracker's thread will warn
+    except Exception as error:  # an environment variable or settings file that wandb cannot use
         first = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise Unsuitable(f"--wandb-project: wandb refuses its settings: {first}", _KEY) from None
     if not found:
-        raise Unsuitable("--wandb-project: there is no key of Weights & Biases", _KEY)
+        raise Unsuitable("--wandb-project: no API key of Weights & Biases was found", _KEY)
 
 
-_KEY = "Run wandb login, or set WANDB_API_KEY; with WANDB_MODE=offline figures stay on this machine"
+_KEY = (
+    "Run wandb login, or set WANDB_API_KEY; with WANDB_MODE=offline, metrics stay on this machine"
+)
 
 
 def _imported(name: str, needed: str) -> ModuleType:
-    """Import the tracker's package. Raises Unsuitable without it. A directory of its name does not
-    count.
+    """Import the tracker's package. Raises Unsuitable without it. A directory with its name does
+    not count.
     """
     try:
         module = __import__(name)
@@ -204,10 +206,10 @@ def _silence(*names: str) -> None:
         vars(importlib.import_module(name))["print"] = lambda *_, **__: None
 
 
-MOST_ROWS = 2000  # that wait: hours of a slow run's
-STUCK_SECONDS = 60.0  # for one answer of the tracker, after which a person is told
-END_SECONDS = 20.0  # for the tracker to send what it has
-LEAVING_SECONDS = 1.5  # the same, from when the member was told to stop
+MOST_ROWS = 2000  # rows in the queue: hours of a slow run
+STUCK_SECONDS = 60.0  # time for one answer of the tracker, after which the user is warned
+END_SECONDS = 20.0  # time for the tracker to send the rest
+LEAVING_SECONDS = 1.5  # the same, after the member was told to stop
 
 _log = logging.getLogger(__name__)
 
@@ -227,8 +229,8 @@ class Tracking:
 
     `begin` opens the tracker's run once the member has found its run. The tracker has its own
     thread, and a bounded queue that drops rows when full. It warns once. A failed start is final; a
-    failed row is retried with the next. A member that is told to stop has two seconds for
-    everything, so the tracker ends at once then.
+    failed row is retried with the next one. A member that was told to stop has two seconds for
+    everything, so its tracker then ends at once.
     """
 
     def __init__(
@@ -251,7 +253,7 @@ class Tracking:
         self._started: event_types.MemberStarted | None = None
         self._thread: threading.Thread | None = None
         self._asked: float | None = None
-        """Since when the tracker has not answered."""
+        """Time since which the tracker has not answered."""
         self._closing = self._warned = self._over = False
         self._leaving: float | None = None
 
@@ -330,7 +332,7 @@ class Tracking:
         self._ask(tracker.finish)
 
     def _next(self) -> Row | None:
-        """Return the next row once there is one, or None once there will be none."""
+        """Wait for the next row. Return None when no more rows will come."""
         with self._changed:
             self._asked = None
             while not (self._rows or self._closing):
@@ -384,7 +386,7 @@ class Series:
         self._counted: dict[str, float] = dict.fromkeys(_COUNTED, 0)
 
     def take(self, event: event_types.Event) -> Row | None:
-        """Return what an event adds to the series, or None."""
+        """Return the numbers that an event adds to the series, or None."""
         step = self._step
         numbers = self._numbers(event)
         if isinstance(

@@ -27,7 +27,7 @@ examples:
   python -m aftermath.localnet --rpc-port 0
       a network at any free port, which it prints, forgotten when it ends
   python -m aftermath.localnet --ledger runs/ledger --slot-ms 100
-      one that continues where it was, with slots of a tenth of a second
+      a network that keeps its state, with slots of 0.1 s
 """
 
 
@@ -57,7 +57,7 @@ def _key(text: str) -> Pubkey:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m aftermath.localnet",
-        description="A Solana network on this machine, until it is interrupted.",
+        description="Run a Solana network on this machine until it is interrupted.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -77,7 +77,7 @@ def _parser() -> argparse.ArgumentParser:
         "--ledger",
         type=Path,
         metavar="DIR",
-        help="directory that survives restarts (default: none)",
+        help="directory for the state, which then survives restarts (default: none)",
     )
     parser.add_argument(
         "--program",
@@ -85,7 +85,7 @@ def _parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="ID=FILE",
-        help="a compiled program and its address; may be repeated",
+        help="a compiled program and its address; can be repeated",
     )
     parser.add_argument(
         "--airdrop",
@@ -93,20 +93,20 @@ def _parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="ADDRESS=LAMPORTS",
-        help="what a wallet has in the first slot; may be repeated",
+        help="lamports of a wallet in the first slot; can be repeated",
     )
     parser.add_argument(
         "--slot-ms",
         type=int,
         default=400,
         metavar="MS",
-        help="milliseconds of a slot (default: %(default)d)",
+        help="length of a slot in milliseconds (default: %(default)d)",
     )
     parser.add_argument(
         "--engine",
         choices=sorted(ENGINES),
         default="embedded",
-        help="the programs alone, or the real validator (default: %(default)s)",
+        help="the embedded network, or the real validator (default: %(default)s)",
     )
     return parser
 

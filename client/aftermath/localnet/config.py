@@ -35,7 +35,7 @@ class LocalnetConfig:
     def __post_init__(self) -> None:
         if self.slot_ms < 1:
             raise LocalnetError(
-                f"a slot of {self.slot_ms} ms is not possible", "Give at least 1 (400 on mainnet)"
+                f"a slot of {self.slot_ms} ms is not possible", "Use at least 1 (mainnet has 400)"
             )
         if not 0 <= self.rpc_port < MAX_PORT:
             raise LocalnetError(

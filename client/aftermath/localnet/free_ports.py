@@ -29,7 +29,7 @@ def is_free(host: str, port: int) -> bool:
             if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
                 raise LocalnetError(
                     f"{host} is not an address of this machine",
-                    "Give one of its addresses, for example --host 127.0.0.1",
+                    "Use one of its addresses, for example --host 127.0.0.1",
                 ) from None
             return False
     return True
@@ -43,5 +43,5 @@ def free_ports(host: str, count: int) -> int:
         if all(is_free(host, port) for port in range(first, first + count)):
             return first
     raise LocalnetError(
-        f"no {count} free ports in a row were found on {host}", "Check the host, or give --rpc-port"
+        f"no {count} free ports in a row were found on {host}", "Check the host, or pass --rpc-port"
     )

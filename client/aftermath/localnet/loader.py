@@ -38,11 +38,11 @@ def read_program(path: Path) -> bytes:
         elf = path.read_bytes()
     except OSError as error:
         raise LocalnetError(
-            f"the program {path} cannot be read: {error.strerror}", "Give ID=FILE of a built .so"
+            f"the program {path} cannot be read: {error.strerror}", "Pass ID=FILE with a built .so"
         ) from None
     if elf[:4] != b"\x7fELF":
         raise LocalnetError(
-            f"{path} is not a compiled program (no ELF header)", "Give the .so that the build wrote"
+            f"{path} is not a compiled program (no ELF header)", "Pass the .so that the build wrote"
         )
     return elf
 

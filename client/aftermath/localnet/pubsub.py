@@ -24,8 +24,8 @@ from aftermath.localnet.subscriptions import Outbox, Subscriptions
 log = logging.getLogger(__name__)
 
 MAX_MESSAGE_BYTES = 64 * 1024
-# A connection beyond these limits is aborted: a subscriber that misses notifications unnoticed is
-# worse off than one that reconnects. The server does not wait until it has read its queue.
+# A connection beyond these limits is aborted. A subscriber that silently misses notifications is
+# worse off than one that reconnects. The server does not wait until the client has read its queue.
 MAX_BACKLOG = 10_000
 MAX_BACKLOG_BYTES = 32 * 1024 * 1024
 MAX_SUBSCRIPTIONS = 1_000

@@ -143,7 +143,7 @@ def minimum_balance(data_bytes: int) -> int:
 
 
 class Runtime:
-    """Accounts and execution. Not aware of slots beyond the sysvars it is told, nor of history."""
+    """Accounts and execution. Knows slots only from the sysvars it gets, and keeps no history."""
 
     def __init__(self) -> None:
         # Without this feature, programs can be deployed by transactions.
@@ -208,7 +208,7 @@ class Runtime:
         self.store(outcome.before)
 
     def simulate(self, tx: VersionedTransaction) -> ExecutionOutcome:
-        """Run `tx` and keep nothing; `after` is what the accounts it may write would have been."""
+        """Run `tx` and keep nothing. `after` has the accounts it may write, as they would be."""
         message = tx.message
         fee = fee_of(message)
         try:

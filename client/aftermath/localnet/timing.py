@@ -26,7 +26,7 @@ class RealTime:
     """The monotonic clock from the wall clock at the start, which is read once."""
 
     def __init__(self, wall: Callable[[], float] = time.time) -> None:
-        # Later changes of the wall clock do not reach a running network.
+        # Later changes of the wall clock do not affect a running network.
         self._origin = wall() - time.monotonic()
 
     def now(self) -> float:

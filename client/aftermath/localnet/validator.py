@@ -204,7 +204,7 @@ class RunningValidator:
                 await process.wait()
         if self._scratch is not None:
             self._scratch.cleanup()
-            if self._opened:  # an error before that has named the log
+            if self._opened:  # earlier errors have already named the log
                 self._log_path.unlink(missing_ok=True)
 
 

@@ -88,7 +88,7 @@ def warning_about_tokenizer(config: RunConfig) -> str:
         model_file = Path(model.path).expanduser() / TOKENIZER_FILE
         if same_tokens(tokens_file.read_bytes(), model_file.read_bytes()):
             return ""
-    except (OSError, RuntimeError, ValueError):  # one of them has none here
+    except (OSError, RuntimeError, ValueError):  # one of them has no tokenizer on this machine
         return ""
     return (
         f"the tokens in {data.path} and the model in {model.path} have different tokenizers. Run "

@@ -147,7 +147,7 @@ class Change:
                 break
             data_index += batch_size(rules, data_index)
         if self.restart_from_step <= run.step:
-            # earlier batches may have been smaller than today's: skip no sequence
+            # earlier batches may have been smaller than the current one, so do not skip sequences
             data_index = min(data_index, run.data_index)
         return {"epoch": run.epoch, "step": self.restart_from_step, "data_index": data_index}
 

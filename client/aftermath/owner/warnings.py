@@ -24,7 +24,8 @@ WARNINGS = {
     "data-here": "this machine cannot train on the data",
 }
 """Stable codes of the warnings, and what they mean."""
-# warn if a result has more bytes per step than the model's bytes over this: one bit per parameter
+# warn if a result has more bytes per step than the model's bytes divided by this: one bit per
+# parameter
 LARGE_RESULT = 32
 HIGH_RATE = 0.1
 """The shipped configs have 0.0004 to 0.02."""

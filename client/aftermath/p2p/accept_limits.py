@@ -47,22 +47,23 @@ class AcceptLimits:
 
     At most LOOKED_AT_RATE connections per second get an answer. The rest are dropped, which is
     cheaper, and QUIC retries by itself, while a refusal would end an honest dial. Beyond LEFT_RATE
-    they wait in QUIC, which keeps tens of thousands.
+    they wait in QUIC, which can hold tens of thousands.
 
     From half of MAX_HANDSHAKES on, an address must first prove that it receives our packets.
     Otherwise packets with forged source addresses would lock everyone out.
 
-    When all slots are taken, the oldest handshake of the address with most gives way to an address
-    with fewer. Otherwise a few silent addresses could hold all slots. One fewer counts only if that
-    handshake is late, so that members that start together do not evict each other.
+    When all slots are taken, the oldest handshake of the address with the most handshakes is
+    evicted for an address with fewer. Otherwise a few silent addresses could hold all slots. If the
+    difference is one, only a late handshake is evicted, so that members that start together do not
+    evict each other.
 
-    The port from which a member was last connected has a slot of its own, and strangers' handshakes
-    give way to it at once. It is used only when there is no other slot, and is proven first,
-    because anyone may claim it. Otherwise a peer that shares the member's address could lock it out
-    after a lost connection.
+    The port from which a member was last connected has its own slot, and evicts strangers'
+    handshakes at once. Otherwise a peer that shares the member's address could lock the member out
+    after a lost connection. The slot is used only when there is no other one, and the port must be
+    proven first, because anyone may claim it.
 
-    Peers on a relay are known by a key that costs nothing. So all that are not members share one
-    slot.
+    Peers on a relay are identified by keys, which are free. So all relayed peers that are not
+    members share one slot.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -97,7 +98,7 @@ class AcceptLimits:
         return port in self._members and not self._members[port].next_in()
 
     def lets_in(self, where: str) -> bool:
-        """Return whether an unproven handshake from this address would be accepted."""
+        """Return whether an unproven handshake from this address would be accepted now."""
         room = not self.busy and len(self._inside.get(where, ())) < MAX_HANDSHAKES_OF_ADDRESS
         return room and not self.looks.next_in() and not self._rate(where).next_in()
 
@@ -120,9 +121,7 @@ class AcceptLimits:
         return handshake
 
     def _gives_way(self, where: str, active: int) -> Handshake | None:
-        """Return the handshake that ends for another one of this place, which has `active` of
-        them.
-        """
+        """Return the handshake to evict for a new one from `where`, or None."""
         strangers = [of for place, of in self._inside.items() if place not in self._members]
         at_once = where in self._members and bool(strangers)
         among = strangers if at_once else self._inside.values()

@@ -90,8 +90,8 @@ class BlobStore:
     async def _send_range(
         self, blob: Blob, request: BlobRequest, stream: iroh.SendStream, pace: PeerMeasurements
     ) -> None:
-        """Send the reply and the range; a blob that cannot deliver, or a reader that stalls, resets
-        the stream.
+        """Send the reply and the range. Reset the stream if the blob cannot deliver or the reader
+        stalls.
         """
         async with asyncio.timeout(PIECE_S):
             await stream.write_all(frame_of(Reply(ReplyStatus.OK, blob.size)))

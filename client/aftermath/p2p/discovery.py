@@ -114,7 +114,7 @@ class LocalDirectory:
             self.path.mkdir(mode=0o700, exist_ok=True)
             with replacing(
                 target, shared=True
-            ) as file:  # two members may share one key, on two clusters
+            ) as file:  # two members on two clusters may share one key
                 Path(file.name).chmod(0o600)
                 file.write(msgspec.json.encode(whereabouts))
         except OSError as error:

@@ -72,9 +72,9 @@ class Fetch:
     """One call of `Transport.fetch`.
 
     If every active holder is silent or too slow for the deadline, one more is asked. Waiting is
-    counted in ticks, so that a pause of this process is nobody's fault. The digest is checked at
-    the end. If it is wrong and one holder gave everything, that holder lied. Otherwise holders are
-    asked one at a time, and the one whose bytes differ from the verified blob is blamed.
+    counted in ticks, so that no holder is blamed for a pause of this process. The digest is checked
+    at the end. If it is wrong and one holder gave everything, that holder lied. Otherwise holders
+    are asked one at a time, and the one whose bytes differ from the verified blob is blamed.
     """
 
     def __init__(
@@ -198,7 +198,7 @@ class Fetch:
         return 0 < hopeless == len(self._waited)
 
     def _too_slow(self, pull: Pull) -> bool:
-        """Return whether the range would take more than its part of the time left."""
+        """Return whether the range would take more than its part of the remaining time."""
         now = self._pace.clock()
         spent = now - pull.started
         received = pull.position - pull.start
@@ -243,7 +243,8 @@ class Fetch:
             raise  # the transport is closed
         except (
             Exception
-        ) as error:  # whatever is wrong with what a holder sends costs that holder, not this member
+            # any error in a holder's data is the holder's fault and must not end this member
+        ) as error:
             _complaints.failure("fetching from", holder, error)
             self._fault(holder, f"caused a {type(error).__name__} in this client", strike=True)
         self._waited.pop(holder, None)
@@ -328,7 +329,7 @@ class Fetch:
         """Stop asking a holder that lied. Further lies add nothing."""
         if holder in self._liars:
             return
-        # else a peer could fill our log with the lies it tells
+        # otherwise a peer could fill our log with lies
         news = not self._pace.is_blamed(holder)
         log.log(
             logging.WARNING if news else logging.DEBUG,

@@ -84,7 +84,8 @@ class IncomingConnections:
                 ) is not None:
                     handshake.give_up = self._spawn(self._welcome(incoming, handshake, port)).cancel
                 else:
-                    await self._turn_away(incoming.refuse)  # a member dials again sooner than QUIC
+                    # a member that is refused dials again sooner than QUIC would
+                    await self._turn_away(incoming.refuse)
             except Exception as error:  # a stranger's error must not keep others out
                 log.debug("accepting a connection failed: %s", cause(error))
                 await asyncio.sleep(SHORTEST_PAUSE_S)
@@ -105,7 +106,7 @@ class IncomingConnections:
             if connection is not None:
                 close_connection(connection, Code.STALLED, "others wait")
             raise
-        except Exception as error:  # costs this connection only
+        except Exception as error:  # it ends only this connection
             expected = isinstance(error, (iroh.IrohError, ProtocolViolation, TimeoutError))
             log.debug("an incoming connection failed: %s", cause(error))
             if not expected:

@@ -160,8 +160,8 @@ class PeerMeasurements:
         Callers rotate their holders to spread load, so that order stands except against evidence: a
         recent failure (asked last for FAILURE_S), several in a row (excluded while others are
         left), or a measured bandwidth that is noticeably slower for this size. Slower holders
-        follow fastest first. A holder not measured for STALE_S keeps its position. Not holding a
-        blob is no evidence.
+        follow fastest first. A holder not measured for STALE_S keeps its position. A missing blob
+        does not count as evidence.
         """
         now = self.clock()
         unique = list(dict.fromkeys(holders))

@@ -24,7 +24,7 @@ def relay_named(option: object) -> str:
         whole = (
             url.scheme in ("https", "http") and url.hostname and (url.port is None or url.port > 0)
         )
-    except ValueError:  # of a port
+    except ValueError:  # invalid port
         whole = None
     if not whole or any(letter.isspace() for letter in text):
         raise UsageError(

@@ -166,7 +166,7 @@ class Requests:
                 body = await _body_of(request, stream.recv())
                 with contextlib.suppress(
                     iroh.IrohError
-                ):  # nothing follows: the peer has finished it
+                ):  # the peer has finished the stream, so nothing follows
                     await stream.recv().stop(int(Code.DONE))
             link.count_request(len(body))
             self._pace.received["request"] += len(body)

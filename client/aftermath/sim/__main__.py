@@ -1,5 +1,6 @@
-"""`python -m aftermath.sim`: play runs from seeds, print a digest of each, and say how to replay
-what breaks a law.
+"""`python -m aftermath.sim`: simulate runs from seeds and print a digest of each.
+
+If a seed breaks an invariant, it prints how to replay that seed.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ SECONDS = 240.0
 _EXAMPLES = """\
 examples:
   python -m aftermath.sim --seed 7
-      play seed 7 and print its scenario, its faults, and the digest of its events; the same seed has the same digest
+      print the scenario, faults and event digest of seed 7; the same seed always has the same digest
   python -m aftermath.sim --seed 7 --seconds 300 --events seven.jsonl
-      with 300 virtual seconds of faults, and what every member told in a file
+      with 300 virtual seconds of faults, and the events of all members in a file
   python -m aftermath.sim --seeds 0..99 --jobs 2
-      a campaign; the exit status is 1 if any seed breaks a law, and each that does is printed with how to replay it
+      a campaign; prints how to replay each seed that breaks an invariant, and exits with 1 if there is one
 """
 
 
@@ -48,33 +49,33 @@ def main() -> int:
             f"{counted(len(verdicts), 'seed')}, {virtual:.0f} virtual minutes in {minutes:.1f} min; ",
             end="",
         )
-        print(f"broken: {' '.join(map(str, sorted(broken)))}" if broken else "all laws hold")
+        print(f"broken: {' '.join(map(str, sorted(broken)))}" if broken else "all invariants hold")
     return 1 if broken else 0
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m aftermath.sim",
-        description="Play whole runs on virtual time with faults at the borders of their states, drawn from a seed, "
-        "and judge them by the laws of a run.",
+        description="Simulate whole runs on virtual time, with faults at state changes that are drawn from a seed, "
+        "and check the invariants of a run.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     which = parser.add_mutually_exclusive_group(required=True)
-    which.add_argument("--seed", type=int, metavar="N", help="play this seed")
-    which.add_argument("--seeds", type=_span, metavar="A..B", help="play the seeds from A to B")
+    which.add_argument("--seed", type=int, metavar="N", help="simulate this seed")
+    which.add_argument("--seeds", type=_span, metavar="A..B", help="simulate the seeds from A to B")
     parser.add_argument(
         "--seconds",
         type=float,
         default=SECONDS,
         metavar="S",
-        help="virtual seconds in which faults are made; peace follows (default: %(default)g)",
+        help="virtual seconds with faults, before the run may recover (default: %(default)g)",
     )
     parser.add_argument(
         "--overlap",
         type=int,
         choices=(0, 1),
-        help="of all runs (default: each seed draws its own, as all else)",
+        help="overlap of all runs (default: each seed draws its own)",
     )
     parser.add_argument(
         "--jobs",
@@ -87,7 +88,7 @@ def _parser() -> argparse.ArgumentParser:
         "--events",
         type=Path,
         metavar="FILE",
-        help="write what every member of --seed told, as JSON lines",
+        help="write the events of all members of --seed as JSON lines",
     )
     return parser
 

@@ -1,7 +1,7 @@
-"""Record of what happened on chain after every transaction, and the invariants of every run.
+"""Record what happens on chain, and check the invariants of every run.
 
-It uses the accounts and the rules alone: the sequences that each round settled, and who was
-dropped.
+Uses only the accounts and the rules. Records the sequences that each round settled, and the dropped
+members.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ class InvariantBroken(AssertionError):
 
 
 def state_of(event: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return which replica state an event's hashes describe.
+    """Return a label of the replica state that an event's hashes describe.
 
-    A round that was no step has the label of a later one.
+    A round that made no step has the label of a later round.
     """
     return event["kind"], event["step"], event["epoch"], event.get("height")
 
 
 @dataclass
 class ChainRecord:
-    """The run so far, updated after every transaction."""
+    """The history of the run, updated after every transaction."""
 
     settled: dict[tuple[int, int], Ranges] = field(default_factory=dict)
     """(epoch, height): the sequences whose results were attested, as [start, stop), in seat
@@ -49,8 +49,8 @@ class ChainRecord:
     dropped: list[tuple[int, int]] = field(default_factory=list)
     """(epoch, seat) of every member that was dropped or ejected."""
     again: dict[tuple[int, int], int] = field(default_factory=dict)
-    """(epoch, height): the first sequence that is assigned again, since the run went back after
-    that round.
+    """(epoch, height) of a round after which the run went back: the first sequence that is assigned
+    again.
     """
     _before: tuple[Run, Members] | None = None
 
@@ -64,9 +64,7 @@ class ChainRecord:
                 self._close(run, old.current.height, old_members)
             for seat in bitmap.seats(_pushed_out(members) & ~_pushed_out(old_members)):
                 self.dropped.append((run.epoch, seat))
-            if (
-                run.step < old.step
-            ):  # an epoch that did not stand is undone, or the owner took the run back
+            if run.step < old.step:  # The chain undid an epoch, or the owner rewound the run.
                 index = run.data_index
                 self.again = {key: min(index, self.again.get(key, index)) for key in self.settled}
         self._before = run, members
@@ -90,10 +88,9 @@ class ChainRecord:
         self.steps[key] = round_.step
 
     def check_coverage(self, backlog: Iterable[Interval]) -> None:
-        """Check between epochs that every assigned sequence was trained once or waits in the
-        backlog.
+        """Check between epochs that every assigned sequence was trained once or is in the backlog.
 
-        Training of sequences that are assigned again after a rewind does not count.
+        After a rewind, earlier training of reassigned sequences does not count.
         """
         assert self._before is not None
         run, _ = self._before
@@ -119,8 +116,8 @@ class ChainRecord:
     def check_member(
         self, name: str, applied: Iterable[tuple[int, int, int, Ranges]], ended: Iterable[int]
     ) -> None:
-        """What a member applied, as (epoch, height, step, sequences), in order; `ended`: epochs it
-        went through.
+        """Check what a member applied. `applied` has (epoch, height, step, sequences) in order, and
+        `ended` the epochs whose rounds the member finished.
         """
         heights: dict[int, list[int]] = {}
         for epoch, height, step, ranges in applied:

@@ -1,7 +1,8 @@
-"""Schedule faults just before and just after the run's state changes, where bugs are likeliest.
+"""Schedule faults just before and just after state changes of the run, where bugs are likeliest.
 
-A change is one of the run's state, of what is attested, or of the checkpoint on chain. Changes that
-a clock makes can be anticipated. Epoch changes count more than those of rounds, which are frequent.
+A change of the run's state, of the attested hashes or of the checkpoint on chain counts. Changes at
+a deadline are predictable, so faults can precede them. Round changes are frequent, so epoch changes
+have a higher weight.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from aftermath.sim.sim_node import START
 from aftermath.sim.simulation import SimulatedRun
 
 _AT_ONCE = 3  # faults
-_MINOR = 0.15  # how much a round's border counts of an epoch's
+_MINOR = 0.15  # weight of a round change, relative to an epoch change
 
 Place = tuple[RunState, int, int, bool]
 
@@ -54,7 +55,7 @@ class FaultScheduler:
             self._minor.fire()
 
     async def _border(self, count: int | None) -> None:
-        """Wait for `count` changes of state. None: until the next or running warm-up is over."""
+        """Wait for `count` state changes. None waits for the end of the current or next warm-up."""
         if count is None:
             while self._position[0] is not RunState.WARMUP:
                 await self._major.wait()
@@ -106,7 +107,7 @@ class FaultScheduler:
                 await asyncio.sleep(1)
 
     def _maybe(self, chance: float, after: float) -> None:
-        """Draw whether a fault follows, and which."""
+        """Draw whether to cause a fault, and which one."""
         drawn = self._lot.random()
         fault = self.faults.choose(self._position[0])
         if drawn < chance and len(self._under_way) < _AT_ONCE:

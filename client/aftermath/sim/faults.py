@@ -1,7 +1,8 @@
-"""The faults of a simulated run, one method each. Each lasts a while and records whom it touched.
+"""The faults of a simulated run, one method each.
 
-Victims are mostly members that matter at that moment: one that just sent a transaction, the only
-holder of a tier, an elected witness. A fault excuses what follows from it for `EXCUSED` seconds.
+Each lasts a while and records its victims. Victims are mostly members that matter at that moment:
+one that just sent a transaction, the only holder of a tier, or an elected witness. Failures of a
+victim are excused for `EXCUSED` seconds after the fault.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from aftermath.sim.sim_member import SimMember
 from aftermath.sim.simulation import SimulatedRun
 
 EXCUSED = 90.0
-_LONGEST = 90.0  # virtual seconds a fault lasts at most
+_LONGEST = 90.0  # maximum virtual seconds of a fault
 _OUTAGE = 20.0  # and one for all
 _SPOILT = (
     NodeFault.HTML,
@@ -51,8 +52,8 @@ class Window:
 
 
 class Faults:
-    """All faults of one run. `border` waits for N state changes, or with None for a warm-up's
-    end.
+    """All faults of one run. `border(N)` waits for N state changes; `border(None)` waits for the
+    end of a warm-up.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class Faults:
         }
 
     def choose(self, state: RunState) -> Fault:
-        """Return a fault for this state. ROUND_TRAIN stands for both states of a round."""
+        """Draw a fault for this state. ROUND_TRAIN stands for both states of a round."""
         return self._lot.choice(
             self._lot.choice([self._everywhere, self._aimed.get(state, self._everywhere)])
         )
@@ -93,7 +94,7 @@ class Faults:
             name in one.names and one.start <= when <= one.end + EXCUSED for one in self.windows
         )
 
-    # --- whom, and for how long ---
+    # --- victims and durations ---
 
     def _victim(self) -> SimMember:
         alive = [player for player in self._sim.players if player.alive]
@@ -219,7 +220,7 @@ class Faults:
         try:
             self._sim.pause(True)
         except Refused:
-            self._end(window)  # paused already, or finished
+            self._end(window)  # already paused, or finished
             return
         await self._last()
         self.resume()

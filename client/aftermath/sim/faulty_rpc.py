@@ -1,8 +1,8 @@
 """A member's simulated connection to the chain's nodes (`chain.wire.Wire`), with faults.
 
-Every message takes `latency` seconds each way. A node that refuses, limits or fails has done
-nothing; one whose answer is damaged on the way has done what was asked. Damage is drawn from the
-connection's own seed.
+Every message takes `latency` seconds each way. A node that refuses, limits or fails has not
+executed the request. A node whose answer is damaged on the way has executed it. The connection's
+own seed determines the damage.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from aftermath.chain.endpoints import Endpoint, endpoint
 from aftermath.localnet.pubsub import Calls
 from aftermath.sim.sim_node import SimNode
 
-_NEVER = 3600.0  # seconds for which a silent node says nothing; everybody gives up earlier
-_PINGED = 10.0  # seconds after which a websocket without an answer to its ping ends
+_NEVER = 3600.0  # seconds of silence of a silent node; longer than any timeout
+_PINGED = 10.0  # seconds after which a websocket whose ping got no answer ends
 _SENDS = b'"sendTransaction"'
 _ASKS_GENESIS = b'"getGenesisHash"'
 _HTML = b"<html><head><title>502 Bad Gateway</title></head><body>cloudflare</body></html>"
@@ -38,7 +38,7 @@ class NodeFault(StrEnum):
     REFUSES = "refuses"
     """No connection."""
     SILENT = "silent"
-    """Takes everything and answers nothing."""
+    """Accepts requests and never answers."""
     LIMITS = "limits"
     """429."""
     FAILS = "fails"
@@ -47,13 +47,13 @@ class NodeFault(StrEnum):
     CUT = "cut"
     """Half of the JSON."""
     TYPES = "types"
-    """Something in the JSON has another type."""
+    """One value in the JSON has another type."""
     IDS = "ids"
-    """The id, and what it says, are those of another call."""
+    """The id and the result are those of another call."""
     GENESIS = "genesis"
-    """Something else than a hash for the genesis hash."""
+    """The genesis hash is not a valid hash."""
     BEHIND = "behind"
-    """Answers as of ten seconds ago."""
+    """Answers with the state of ten seconds ago."""
     MUTE = "mute"
     """The websocket stays open and silent."""
 
@@ -77,9 +77,7 @@ class FaultyRpc(httpx.AsyncBaseTransport):
     def __init__(self, cluster: RpcCluster, seed: int, nodes: int = 1) -> None:
         self.moods = [NodeFault.GOOD] * nodes
         self.replies_lost = 0
-        """How many of the next transactions land although the connection breaks before the
-        reply.
-        """
+        """Number of next transactions that land although the connection breaks before the reply."""
         self._cluster = cluster
         self._random = random.Random(seed)
         self._before: dict[int, bytes] = {}
@@ -157,7 +155,7 @@ class FaultyRpc(httpx.AsyncBaseTransport):
         return self._retyped(data) if mood is NodeFault.TYPES else data
 
     def _retyped(self, data: bytes) -> bytes:
-        """Return the JSON with one present value replaced by one of another type."""
+        """Return the JSON with one value that is not null replaced by a value of another type."""
         tree = msgspec.json.decode(data)
         places = list(
             _places({key: tree[key] for key in ("result", "params") if key in tree}, tree)
@@ -190,13 +188,13 @@ class FaultyRpc(httpx.AsyncBaseTransport):
         return Calls(self._cluster.node.subscriptions, socket)
 
     async def delay(self, since: float) -> None:
-        """Wait until what was sent at `since` arrives."""
+        """Wait until a message that was sent at `since` arrives."""
         left = since + self._cluster.latency - asyncio.get_running_loop().time()
         if left > 0:
             await asyncio.sleep(left)
 
     def passed(self, index: int, text: str) -> str | None:
-        """Return what arrives of a websocket message, or None."""
+        """Return the part of a websocket message that arrives, or None."""
         mood = self.mood(index)
         if mood in (NodeFault.MUTE, NodeFault.SILENT, NodeFault.REFUSES):
             return None
@@ -249,7 +247,7 @@ def _index(host: str) -> int:
 
 
 def _places(tree: Any, holder: Any) -> list[tuple[Any, Any]]:
-    """Yield (container, key) of every present value below `tree`."""
+    """Yield (container, key) of every value below `tree` that is not null."""
     found: list[tuple[Any, Any]] = []
     items = (
         tree.items()

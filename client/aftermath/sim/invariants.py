@@ -22,13 +22,12 @@ PACE = 0.5
 class Invariants:
     """Watches one run.
 
-    Safety: all replicas are equal after every step. A member ends only because its chain was
-    unreachable. Members that no fault touched are not dropped, and their results are not missed by
-    witnesses that no fault touched. The checkpoint on chain can be loaded and has the hashes on
-    chain.
+    Safety: all replicas are equal after every step. A member ends only if its chain was
+    unreachable. Members without a fault are not dropped, and witnesses without a fault do not miss
+    their results. The checkpoint on chain can be loaded and has the hashes on chain.
 
-    Liveness: left in peace for its patience, the run makes at least `PACE` of its undisturbed pace,
-    and every member takes part.
+    Liveness: after `patience` seconds without faults, the run makes at least `PACE` of its
+    undisturbed pace, and every member takes part.
     """
 
     def __init__(self, sim: SimulatedRun, faults: Faults) -> None:
@@ -50,7 +49,7 @@ class Invariants:
         self._dropped = len(self._sim.record.dropped)
 
     def check_now(self) -> None:
-        """Check what must always hold. Raises InvariantBroken."""
+        """Check the invariants that hold at any time. Raises InvariantBroken."""
         if self._unjust:
             raise InvariantBroken(self._unjust[0])
         for player in self._sim.players:
@@ -62,7 +61,7 @@ class Invariants:
         self._check_checkpoint()
 
     def _check_closed_on(self, player: SimMember) -> None:
-        """Check the results that were too late for a member since the last call."""
+        """Check the results that arrived too late for a member since the last call."""
         for event in player.events[self._compared[player.name] :]:
             if (
                 event["kind"] != "refused"
@@ -91,7 +90,7 @@ class Invariants:
 
     def _check_end(self, player: SimMember, error: BaseException | None) -> None:
         if error is None and self._sim.run.state is not RunState.FINISHED:
-            raise InvariantBroken(f"{player.name} went home before the run was finished")
+            raise InvariantBroken(f"{player.name} ended before the run was finished")
         excused = isinstance(error, Unavailable) and self._faults.absences(
             player.name, self._sim.now
         )
@@ -105,7 +104,7 @@ class Invariants:
         if model.checkpoint_step == 0 or model.checkpoint.kind is not CheckpointKind.LOCAL:
             return
         path = Path(model.checkpoint.repo)
-        description = f"the checkpoint of step {model.checkpoint_step} that the chain names"
+        description = f"the checkpoint of step {model.checkpoint_step} on chain"
         try:
             seen = (
                 str(path),
@@ -121,7 +120,7 @@ class Invariants:
         for level in range(state.levels):
             if level_hash(weights, state, level) != model.checkpoint_hashes[level]:
                 raise InvariantBroken(
-                    f"{description} has another level {level} than the chain names"
+                    f"{description} has another level {level} than the one on chain"
                 )
         self._loaded = seen
 
@@ -133,7 +132,7 @@ class Invariants:
             ):
                 seconds = self._sim.now - start
                 raise InvariantBroken(
-                    f"{player.name} has not taken part for {seconds:.0f} s, although nothing keeps it from it"
+                    f"{player.name} has not taken part for {seconds:.0f} s, although nothing prevents it"
                 )
 
 

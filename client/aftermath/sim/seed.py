@@ -1,7 +1,8 @@
-"""Play one seed: draw its scenario, disturb the run, leave it in peace, and check the invariants.
+"""Simulate one seed: draw its scenario, cause faults, let the run recover, and check the
+invariants.
 
-The scenario depends on the seed alone. Numbers are small, so an hour of a real run passes in
-minutes. The run's pace is compared with that of the undisturbed run of the same members.
+The scenario depends only on the seed. The settings are small, so an hour of a real run takes
+minutes. The run's pace is compared with an undisturbed run of the same members.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ from aftermath.sim.virtual_time import run_virtual
 
 WINDOW = 100.0
 """Virtual seconds over which a run's pace is measured."""
-_EDGE = 7  # of a block, as in the tiny run
+_EDGE = 7  # edge of a block, as in the tiny run
 _BLOCK = _EDGE * _EDGE
-_GRACE = 45.0  # for what has no setting: lost places are requested with a growing backoff
+_GRACE = 45.0  # seconds for retries without a setting: members request lost results with backoff
 
 
 @dataclass(frozen=True)
@@ -54,20 +55,20 @@ class Scenario:
 
     seed: int
     seconds: float
-    """For how long faults are made."""
+    """Virtual seconds during which faults are caused."""
     seats: tuple[MemberScenario, ...]
     rules: tuple[tuple[str, int], ...]
     quantize: bool
     sparseloco: tuple[tuple[str, str | float], ...]
-    """Settings of SparseLoCo; without any the run has DisTrO."""
+    """Settings of SparseLoCo. If empty, the run uses DisTrO."""
     keeps: bool
     """Whether the members of tier 0 keep checkpoints in a directory."""
     eager: float
-    """How often a border draws a fault."""
+    """Probability of a fault at a state change."""
 
     @property
     def patience(self) -> float:
-        """Virtual seconds in which a run left in peace recovers its pace."""
+        """Virtual seconds without faults after which the run has recovered its pace."""
         return (
             self.rule("warmup_time")
             + self.rule("cooldown_time")
@@ -94,7 +95,7 @@ def draw(seed: int, seconds: float, overlap: int | None = None) -> Scenario:
     """Return the scenario of a seed, with this `overlap` if given."""
     lot = random.Random(f"scenario {seed}")
     if overlap is None:
-        # not of `lot`: what else a seed stands for stays
+        # not drawn from `lot`, so that older seeds keep their scenarios
         overlap = random.Random(f"overlap {seed}").randint(0, 1)
     count = lot.randint(3, 6)
     scarce = lot.random() < 0.5  # one holder of tier 0 only
@@ -113,7 +114,7 @@ def draw(seed: int, seconds: float, overlap: int | None = None) -> Scenario:
         "warmup_time": warmup,
         "cooldown_time": cooldown,
         "rounds_per_epoch": rounds,
-        # as late as with overlap a result may be
+        # as late as a result may arrive with overlap
         "max_round_train_time": lot.choice((8, 12, 15)) * (2 - overlap),
         "round_witness_time": lot.randint(1, 2),
         "min_clients": least,
@@ -132,7 +133,7 @@ def draw(seed: int, seconds: float, overlap: int | None = None) -> Scenario:
         seats=seats,
         rules=tuple(sorted(rules.items())),
         quantize=lot.random() < 0.7,
-        sparseloco=_sparseloco(random.Random(f"learning {seed}")),  # not of `lot` either
+        sparseloco=_sparseloco(random.Random(f"learning {seed}")),  # also not drawn from `lot`
         keeps=lot.random() < 0.85,
         eager=lot.choice((0.2, 0.4, 0.7)),
     )
@@ -154,8 +155,8 @@ def _sparseloco(lot: random.Random) -> tuple[tuple[str, str | float], ...]:
     )
 
 
-_LOOK = 1.0  # virtual seconds between two looks at what must always hold
-_BACK = 5.0  # virtual seconds after which a member whose chain was out of reach is started again
+_LOOK = 1.0  # virtual seconds between two checks of the invariants
+_BACK = 5.0  # virtual seconds after which a member whose chain was unreachable is restarted
 
 
 @dataclass(frozen=True)
@@ -171,18 +172,18 @@ class Verdict:
     steps: int
     faults: tuple[str, ...]
     events: tuple[Said, ...]
-    """What every member told, with its name as `member`."""
+    """The events of every member, with its name as `member`."""
     broken: str
 
 
 def try_seed(seed: int, seconds: float, overlap: int | None = None) -> Verdict:
-    """Play a seed in a temporary directory, with this `overlap` if one is given."""
+    """Simulate a seed in a temporary directory, with this `overlap` if it is given."""
     started = time.process_time()
     scenario = draw(seed, seconds, overlap)
     with _no_warnings(), tempfile.TemporaryDirectory(prefix="aftermath-sim-") as directory:
         trial = Trial(scenario)
         run_virtual(trial.play(Path(directory) / "storm"))
-        if trial.late is not None:  # else it was finished, or broken
+        if trial.late is not None:  # otherwise it had finished, or broken an invariant
             pace, peaceful = run_virtual(_pace(scenario, Path(directory) / "peace"))
             trial.judge(pace, peaceful)
     return Verdict(
@@ -200,7 +201,7 @@ def try_seed(seed: int, seconds: float, overlap: int | None = None) -> Verdict:
 
 @contextmanager
 def _no_warnings() -> Iterator[None]:
-    """Silence members' warnings, because faults are frequent here."""
+    """Silence the members' warnings, because faults are frequent here."""
     log = logging.getLogger("aftermath")
     level = log.level
     log.setLevel(logging.CRITICAL)
@@ -249,7 +250,7 @@ class Trial:
         self.virtual = 0.0
         self.steps = 0
         self.late: float | None = None
-        """Steps per second in peace, after the storm."""
+        """Steps per second after the faults ended."""
         self.faults: list[str] = []
         self.events: list[Said] = []
 
@@ -286,7 +287,7 @@ class Trial:
 
     async def _phases(self, sim: SimulatedRun, aim: FaultScheduler, laws: Invariants) -> None:
         await first_of(self._watch(sim, laws), self._course(sim, aim, laws))
-        sim.check(dropped=sim.players)  # who was dropped without a reason was judged at the time
+        sim.check(dropped=sim.players)  # drops without a reason were detected at the time
         laws.check_now()
 
     async def _course(self, sim: SimulatedRun, aim: FaultScheduler, laws: Invariants) -> None:
@@ -306,7 +307,7 @@ class Trial:
         self.late = late
 
     async def _watch(self, sim: SimulatedRun, laws: Invariants) -> None:
-        """Check all the time, and restart members whose chain was unreachable."""
+        """Check the invariants continuously, and restart members whose chain was unreachable."""
         gone_since: dict[str, float] = {}
         while True:
             await asyncio.sleep(_LOOK)

@@ -74,9 +74,9 @@ def set_up(
     optimizer: Mapping[str, Any] | None,
     stored: bool,
 ) -> RunConfig:
-    """Write model and tokens into `directory`, and return the config with these rules.
+    """Write the model and tokens into `directory`, and return the config with these rules.
 
-    The weights are left out unless they are `stored`.
+    Write the weights only if `stored`.
     """
     write_checkpoint(
         directory / "model",

@@ -1,8 +1,7 @@
-"""The chain under simulation: the real programs in LiteSVM behind real JSON-RPC, and each member's
-client of it.
+"""The simulated chain: the real programs in LiteSVM behind real JSON-RPC, and each member's client.
 
-A member's client is the real one (`chain.member`) on a simulated road (`road`). The owner, who only
-sets the stage, executes directly and at once.
+A member's client is the real one (`chain.member`) over a simulated connection (`faulty_rpc`). The
+owner's transactions, which only set up the run, execute directly and at once.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from aftermath.programs import AUTHORIZER_SO, COORDINATOR_SO
 from aftermath.sim.faulty_rpc import FaultyRpc
 from aftermath.sim.sim_node import SimNode
 
-PATIENCE = 20.0  # seconds, as `train` has it
+PATIENCE = 20.0  # seconds, as in `train`
 _MOST_UNITS = 1_400_000
 _RICH = 10**12  # lamports
 
@@ -74,11 +73,11 @@ class SimChain:
         self.node.bank.store([(key, Account(_RICH, b"", SYSTEM_ID, False))])
 
     def send(self, instructions: Sequence[Instruction], signer: Keypair) -> None:
-        """Execute at once. Raises Refused with the program's error name."""
+        """Execute instructions at once. Raises Refused with the program's error name."""
         bank = self.node.bank
         bank.tick()
         self._sent += 1
-        # two equal ones are two
+        # make two equal transactions different
         limited = [set_compute_unit_limit(_MOST_UNITS - self._sent), *instructions]
         message = Message.new_with_blockhash(limited, signer.pubkey(), bank.slots.latest)
         transaction = VersionedTransaction(message, [signer])
@@ -105,7 +104,7 @@ class SimChain:
         return bytes(account.data)
 
     def on_slot(self, slot: int, parent: int) -> None:
-        """A `localnet.bank.Listener`; slots are nothing to it."""
+        """Do nothing: slots do not matter to this `localnet.bank.Listener`."""
 
     def on_transaction(self, executed: Executed) -> None:
         changed = {key for key, _ in executed.outcome.after}
@@ -133,7 +132,7 @@ class SimMemberChain(SolanaMember):
 
     @property
     def down(self) -> bool:
-        """Whether only this member cannot reach the chain."""
+        """Whether this member cannot reach the chain, although the chain is up."""
         return self.road.down
 
     @down.setter
@@ -142,7 +141,7 @@ class SimMemberChain(SolanaMember):
 
     @property
     def replies_lost(self) -> int:
-        """How many of the next transactions land without this member being told."""
+        """Number of next transactions that land although this member gets no reply."""
         return self.road.replies_lost
 
     @replies_lost.setter

@@ -1,6 +1,4 @@
-"""One member of a simulation, with everything it left behind: what it told, how its nodes treat
-it.
-"""
+"""One member of a simulation, with its events and the faults of its RPC nodes."""
 
 from __future__ import annotations
 
@@ -21,12 +19,12 @@ from aftermath.sim.sim_transport import SimTransport
 from aftermath.sim.virtual_time import InlineWorker
 
 Said = dict[str, Any]
-"""An event of a member, as the flat object that its JSON is."""
+"""An event of a member, as the flat object of its JSON."""
 
 
 @dataclass
 class SimMember:
-    """One member with everything it left behind."""
+    """One member. It keeps its keys and events across restarts."""
 
     name: str
     tier: int
@@ -41,7 +39,7 @@ class SimMember:
     compute: InlineWorker | None = None
     events: list[Said] = field(default_factory=list)
     lost: str = ""
-    """The error with which it ended because trained steps were in no checkpoint."""
+    """The error with which it ended, if trained steps were in no checkpoint."""
 
     @property
     def id(self) -> bytes:
@@ -56,7 +54,7 @@ class SimMember:
 
     @property
     def moods(self) -> list[NodeFault]:
-        """How its nodes treat it."""
+        """The fault of each of its RPC nodes."""
         return self.chain.road.moods if self.chain is not None else [NodeFault.GOOD] * self.nodes
 
     def set_moods(self, moods: Sequence[NodeFault]) -> None:
@@ -78,7 +76,7 @@ class SimMember:
 class Undisturbed(StallDetector):
     """A stall detector that never fires.
 
-    Its timer would shift all others, and a seed would lose its meaning.
+    A real one has a timer, which would shift all other timers and change what a seed does.
     """
 
     def woke(self) -> float:

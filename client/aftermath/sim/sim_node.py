@@ -31,7 +31,7 @@ from aftermath.localnet.transaction_methods import TransactionMethods
 
 START = 1_800_000_000  # unix time at virtual second 0
 SLOT_MS = 400
-BEHIND = 25  # slots by which a node that lags stays behind
+BEHIND = 25  # slots by which a lagging node is behind
 _GENESIS = Hash(hashlib.sha256(b"aftermath simulated cluster").digest())
 
 
@@ -46,7 +46,7 @@ class LoopTime:
 
 
 class _Past:
-    """A bank as it was some slots ago, for readers."""
+    """A read-only view of a bank as it was some slots ago."""
 
     def __init__(self, bank: Bank, slots: int) -> None:
         self._bank = bank

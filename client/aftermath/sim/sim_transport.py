@@ -38,7 +38,7 @@ class SimNetwork:
     def __init__(self, latency: float = 0.02) -> None:
         self.latency = latency
         self.loses: Callable[[bytes, bytes], bool] = lambda sender, receiver: False
-        """Asked for every announcement: whether the network loses this one."""
+        """Called for every announcement. Returns whether the network loses it."""
         self._cut: set[frozenset[bytes]] = set()
         self._nodes: dict[bytes, SimTransport] = {}
 
@@ -66,7 +66,7 @@ class SimNetwork:
                     node.replay(other)
 
     def link(self, one: SimTransport, other: bytes) -> SimTransport | None:
-        """Return the other node if both are up and each allows the other."""
+        """Return the other node if both are up and each has the other in its member list."""
         node = self._nodes.get(other)
         if (
             node is None
@@ -105,8 +105,8 @@ class SimTransport:
         return node_id in self._members and not (self.barred and self._bars.seconds_left(node_id))
 
     def bar(self, peer: bytes, why: str) -> None:
-        """Ban a peer. Afterwards it reconnects and gets the last announcements, as over the
-        wire.
+        """Ban a peer. After the ban it reconnects and gets the last announcements, as with the real
+        transport.
         """
         seconds = self._bars.offended(peer)
         self.barred.append((peer, why))
@@ -170,7 +170,7 @@ class SimTransport:
         return digest
 
     def forge(self, digest: bytes, data: bytes) -> None:
-        """Serve other bytes than the digest names."""
+        """Serve bytes that do not match the digest."""
         self._blobs[digest] = data
 
     def publish_source(self, digest: bytes, size: int, read: ReadRange) -> None:
@@ -228,7 +228,8 @@ class SimTransport:
             ) from None
         except RequestRefused:
             raise RequestRefused(f"peer {short(peer)} refused the request: {topic!r}") from None
-        except Exception as error:  # a handler's failure is the peer's business, as over the wire
+        # a handler's failure is reported to the peer, as by the real transport
+        except Exception as error:
             other._log_limits.failure(f"answering {topic!r} to", self.node_id, error)
             raise RequestFailed(f"peer {short(peer)} failed to answer: {topic!r}") from None
         if reply is None or len(reply) > max_reply:

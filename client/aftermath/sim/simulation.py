@@ -71,8 +71,9 @@ class SimulatedRun:
         stored: bool = True,
         **rules: int,
     ) -> None:
-        """`optimizer`, `config`: the table of another one than the tiny run's, and another model of
-        as many tokens; `stored`: whether the run begins with weights that are kept somewhere.
+        """Create the run on chain. `optimizer` and `config` replace the tiny run's optimizer table
+        and model; the model must have as many tokens. `stored`: whether the initial weights are on
+        disk.
         """
         torch.set_num_threads(1)
         directory.mkdir(exist_ok=True)
@@ -87,24 +88,24 @@ class SimulatedRun:
         self.upload_seconds = 30.0
         """Virtual time of an upload: longer than a cooldown."""
         self.read_hub: Callable[[Checkpoint], None] = lambda _: None
-        """Called with each place on the Hub that a member reads. Raises the error that the Hub
-        would cause.
+        """Called with each Hub location that a member reads. Raises the error that the Hub would
+        cause.
         """
         self.keeps = True
         self.keep_steps = 3
         self.held_up = False
-        """Whether members look out for having been held up, as by `sim.clock.hold_up`."""
+        """Whether members detect stalls, such as those of `virtual_time.hold_up`."""
         self.writes_gradients = False
         """Whether members write the results they apply, each into a directory `gradients/NAME`."""
         self.optim_stats_steps = 0
         self.remembers = False
-        """Whether members keep what their optimizers know, in one directory `private`."""
+        """Whether members store their optimizer states, in one directory `private`."""
         self.confirms_loss = False
-        """Whether the users of members are asked for a second Ctrl-C."""
+        """Whether members ask their users for a second Ctrl-C."""
         self.share_delay = 0.0
         """Seconds that members wait before each share."""
         self.prompt: Prompt | None = None
-        """What members continue while the run does not need them."""
+        """The prompt that members continue while the run does not need them."""
         self.now_at_end = 0.0
         self._at = run_addresses(self.chain.coordinator.id, RUN_ID)
         owners = set_up(
@@ -143,7 +144,7 @@ class SimulatedRun:
 
     @property
     def backlog(self) -> tuple[Interval, ...]:
-        """Return the sequences that wait to be trained again."""
+        """Return the sequences in the backlog."""
         offset, length = witnesses_backlog_range()
         return parse_backlog(self.chain.data(self._at.witnesses)[offset : offset + length])
 
@@ -163,7 +164,7 @@ class SimulatedRun:
         self._send(self.ix.set_paused(RUN_ID, paused))
 
     def write_spec(self, spec: bytes, **changes: Any) -> None:
-        """Replace the training spec of the halted run; `changes`: further values of the model."""
+        """Replace the halted run's training spec. `changes` are further values of the model."""
         model_on_chain = parse_model(self.chain.data(self._at.model), any_spec=True)
         model = {
             "max_seq_len": model_on_chain.max_seq_len,
@@ -193,8 +194,8 @@ class SimulatedRun:
     # --- members ---
 
     def add(self, tier: int, seconds: float = 1.0, nodes: int = 1) -> SimMember:
-        """A new member; `seconds`: virtual time of one piece of work on its replica (its share
-        takes two); `nodes`: how many RPC nodes it is given.
+        """Add and start a member. `seconds`: virtual time of one piece of work on its replica; a
+        share takes two. `nodes`: its number of RPC nodes.
         """
         name = f"m{len(self.players)}"
         player = SimMember(name, tier, _key(name), _key(name + " p2p"), seconds, nodes)
@@ -203,7 +204,7 @@ class SimulatedRun:
         return player
 
     def start(self, player: SimMember) -> None:
-        """Start a member with nothing in memory."""
+        """Start a member that has no state in memory."""
         clock = VirtualClock()
         player.transport = self.network.open(player.id)
         player.chain = SimMemberChain(self.chain, player.key, RUN_ID, player.nodes)
@@ -265,7 +266,7 @@ class SimulatedRun:
     async def stop(
         self, player: SimMember, again: Callable[[bool], bool] = lambda saved: False
     ) -> None:
-        """Ctrl-C: the member says on chain that it goes. `again`: see `Member.stops`."""
+        """Stop a member as Ctrl-C does: it leaves the run on chain. `again`: see `Member.stops`."""
         assert player.member is not None
         player.member.stops(again)
         await self._end(player)
@@ -281,12 +282,16 @@ class SimulatedRun:
             player.task.result()
 
     async def until(self, condition: Callable[[Run], bool], limit: float = 2000.0) -> Run:
-        """Wait (virtually) for a state of the run; a member that fails meanwhile fails the test."""
+        """Wait in virtual time until the run meets a condition. Raise the error of a member that
+        fails meanwhile.
+        """
         end = self.now + limit
         while not condition(self.run):
             self.look_after()
             if self.now > end:
-                raise InvariantBroken(f"what was waited for never came; the run is {self.run}")
+                raise InvariantBroken(
+                    f"timed out waiting for a state of the run, which is now {self.run}"
+                )
             await asyncio.sleep(0.1)
         return self.run
 
@@ -300,14 +305,14 @@ class SimulatedRun:
         )
 
     async def until_finished(self) -> None:
-        """Wait for the end of the run, and for every member to see it and go home."""
+        """Wait until the run is finished and every member has seen it and ended."""
         await self.until(lambda run: run.state is RunState.FINISHED)
         await asyncio.wait_for(
             asyncio.gather(*(p.task for p in self.players if p.task is not None and p.alive)), 60
         )
 
     def look_after(self) -> None:
-        """Raise what a member died of."""
+        """Raise the error that ended a member, if any."""
         for player in self.players:
             if player.task is not None and player.task.done() and not player.task.cancelled():
                 player.task.result()
@@ -317,8 +322,8 @@ class SimulatedRun:
     def check(
         self, *, hostile: Collection[SimMember] = (), dropped: Collection[SimMember] = ()
     ) -> int:
-        """Every law of a run, `hostile` members apart; only the `dropped` may have been.
-        Comparisons of replicas.
+        """Check every invariant, except for `hostile` members, and return the number of replica
+        comparisons. Only members in `dropped` may have been dropped.
         """
         self.record.check_coverage(self.backlog)
         honest = [player for player in self.players if player not in hostile]
@@ -338,8 +343,8 @@ class SimulatedRun:
         return self.compare(honest)
 
     def compare(self, players: Collection[SimMember]) -> int:
-        """All members of a level have the same hash after every step; how many comparisons that
-        were.
+        """Check that all members of a level have the same hash after every step. Return the number
+        of comparisons.
         """
         hashes_by_key: dict[tuple[Any, ...], dict[str, str]] = defaultdict(dict)
         for player in players:
@@ -358,11 +363,11 @@ class SimulatedRun:
 
 
 async def _live(player: SimMember, chain: SimMemberChain, member: Member) -> None:
-    """Do what `train` does between opening its ports and closing them."""
+    """Run a member as `train` does after it opened its connections."""
     async with chain:
         try:
             await member.live()
-        except ModelLost as lost:  # an end that a run without checkpoints may have
+        except ModelLost as lost:  # a run without checkpoints may end like this
             player.lost = lost.message
 
 
@@ -373,7 +378,7 @@ def _key(name: str) -> Keypair:
 def play(
     directory: Path, story: Callable[[SimulatedRun], Awaitable[None]], **rules: Any
 ) -> SimulatedRun:
-    """Play a story on virtual time, from a fresh simulation to the end of all members."""
+    """Run a scenario in a new simulation on virtual time, until all members have ended."""
 
     async def told() -> SimulatedRun:
         sim = SimulatedRun(directory, **rules)

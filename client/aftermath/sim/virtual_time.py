@@ -1,8 +1,7 @@
-"""Virtual time: an event loop whose clock jumps to the next timer as soon as nothing else is left
-to do.
+"""Virtual time: an event loop whose clock jumps to the next timer when it has nothing else to do.
 
 Hours of timers pass in milliseconds, and two runs of the same program see the same times in the
-same order. Threads must not be used under it: the loop cannot know that one is still working.
+same order. Do not use threads with it: the loop cannot know that a thread is still working.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 def hold_up(seconds: float) -> None:
-    """Let time pass in which nobody on the virtual loop does anything."""
+    """Let time pass without running anything on the virtual loop, as if the process was stopped."""
     loop = asyncio.get_running_loop()
     assert isinstance(loop, VirtualLoop)
     loop._pass(seconds)
@@ -65,7 +64,7 @@ class VirtualClock:
 
 
 class InlineWorker:
-    """Does slow work at once, and lets the time it stands for pass."""
+    """Runs slow work at once, and lets its virtual duration pass."""
 
     def __init__(self, seconds: float = 0.0) -> None:
         self._seconds = seconds

@@ -1,6 +1,6 @@
-"""What a local testnet runs on: a local network with the real programs, or a centralized server.
+"""The backends of a local testnet: a local network with the real programs, or a centralized server.
 
-Both are set up by the commands that an owner types.
+Both are set up with the commands that an owner types.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from aftermath.testnet.processes import Process, ProcessError, Running, at_once,
 SERVER_SECONDS = 60
 HERE = "127.0.0.1"
 Open = Callable[[str, list[str]], Running]
-"""Starts a command under a name where its output is seen."""
+"""Starts a command under a name, with its output in a pane or log."""
 
 
 class Backend(Protocol):
-    """A network or server that keeps the run. `keeper` names its process."""
+    """A network or server that hosts the run. `keeper` names its process."""
 
     keeper: str
 

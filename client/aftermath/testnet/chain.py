@@ -13,9 +13,7 @@ from aftermath.localnet.free_ports import free_ports
 from aftermath.testnet.processes import Process, ProcessError, wait_for
 
 SLOT_MS = 50
-"""An eighth of mainnet's: a round lasts until the slot of the next one's seed is over, which is
-four slots later.
-"""
+"""An eighth of mainnet's, because each round waits about four slots for the next seed."""
 START_SECONDS = 90
 
 
@@ -31,7 +29,7 @@ class LocalNetwork:
 
     @property
     def ws_rpc(self) -> str:
-        return f"ws://127.0.0.1:{self.port + 1}"  # as Solana has it
+        return f"ws://127.0.0.1:{self.port + 1}"  # Solana puts the websocket on the next port
 
     def command(self, *words: str) -> list[str]:
         """Return an `aftermath-solana` command for this network."""
@@ -66,7 +64,7 @@ def await_chain(process: Process, chain: LocalNetwork) -> None:
 
 
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-"""The network is on this machine."""
+"""Uses no proxy, because the network is on this machine."""
 
 
 def ask(rpc: str, method: str, *params: object) -> object:

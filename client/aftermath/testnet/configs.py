@@ -27,13 +27,13 @@ from aftermath.testnet.chain import SOLANA
 from aftermath.testnet.processes import call
 
 NAMES = ("config.toml", "state.toml")
-"""What a directory calls its config."""
+"""File names of a config in a directory."""
 OF_A_SERVER = ("run_id", "run_state", "progress")
 _PACKAGE = Path(__file__).resolve().parents[1]
 SHIPPED = (
     _PACKAGE / "shipped" if (_PACKAGE / "shipped").is_dir() else _PACKAGE.parents[1] / "config"
 )
-"""Where the shipped configs are: in the package, or next to it in a checkout."""
+"""Directories of the shipped configs: in the package, or next to it in a checkout."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def chosen(name_or_path: Path, checkpoint: str | None = None) -> ChosenConfig:
         text = path.read_bytes().decode("utf-8-sig")
         tables = toml_value(text)
     except (OSError, ValueError, Malformed):
-        return ChosenConfig(path, "", load_config(path))  # which says what is wrong
+        return ChosenConfig(path, "", load_config(path))  # raises with the reason
     ours = {name: table for name, table in tables.items() if name not in OF_A_SERVER}
     if checkpoint is not None and isinstance(llm := ours.get("model", {}).get("LLM"), dict):
         llm["checkpoint"] = _config_path(checkpoint)
@@ -113,11 +113,11 @@ COMMANDS = {
     "tokens": ("data tokenize", "--output"),
     "fetch": ("data fetch", "--output"),
 }
-"""What a table has the options of, and which of these says where to."""
+"""The command whose options a table has, and the option for its output."""
 
 
 def log_of(path: Path) -> Path:
-    """Return where the commands write that make the files of a config."""
+    """Return the log of the commands that make the files of a config."""
     return Path("runs") / "logs" / f"{path.stem}-files.log"
 
 

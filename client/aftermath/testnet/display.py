@@ -1,6 +1,6 @@
 """Show a local testnet: in tmux panes, on a screen of its own, or as lines.
 
-Lines are built from events and not from what processes print, so they have one form, one order and
+Lines come from events instead of the output of processes, so they have one format, one order and
 levels. If a screen ends by itself, lines follow, so that nothing is lost.
 """
 
@@ -47,7 +47,7 @@ class DisplayLines:
         self._tell(OWN, escape(printable(sentence, keep="\n")))
 
     def told(self, events: Iterable[EventRecord]) -> None:
-        """Report clients' events, as far as the level goes."""
+        """Report clients' events of this level and above."""
         for record in events:
             name = member_of(record)
             sentence = self._sentences[name].of(record.event)
@@ -60,7 +60,7 @@ class DisplayLines:
                 self._tell(name, sentence)
 
     def stands(self, clients: Clients) -> None:
-        """Receive the clients' current state. Lines do not show it."""
+        """Ignore the clients' current state, which lines do not show."""
 
     def _tell(self, name: str, markup: str) -> None:
         self._console.print(
@@ -72,14 +72,14 @@ class DisplayLines:
 
 
 MOST_READ = 1 << 16
-"""Bytes of a log that are read at once."""
+"""Maximum bytes to read from a log at once."""
 
 
 class ProcessOutput:
     """Reads new lines from log files, each under its name.
 
-    Of a log that grows faster than it is read, only the end is read. A line counts once it has its
-    end. Of a progress bar, only the last state counts.
+    If a log grows faster than it is read, only its end is read. A line is returned once it is
+    complete. Of a progress bar, only the last state is returned.
     """
 
     def __init__(self, logs: Mapping[str, Path]) -> None:
@@ -99,7 +99,7 @@ class ProcessOutput:
                 begin = max(self._read[name], size - MOST_READ)
                 file.seek(begin)
                 chunk = file.read(MOST_READ)
-        except OSError:  # it has not begun, or cannot be read: its tab stays as it is
+        except OSError:  # the log does not exist yet, or cannot be read: its tab stays as it is
             return []
         whole = chunk.rfind(b"\n") + 1 or (len(chunk) if len(chunk) == MOST_READ else 0)
         self._read[name] = begin + whole
@@ -128,7 +128,7 @@ def display_mode(pictures: DisplayOption, *, terminal: bool, tmux: bool) -> Disp
 def shown(
     showing: DisplayMode, plan: LocalTestnetPlan, keeper: str, console: Console, level: Verbosity
 ) -> Iterator[DisplayLines]:
-    """Show the testnet during the block. `keeper` names the process that keeps the run."""
+    """Show the testnet during the block. `keeper` names the process that hosts the run."""
     names = [client.name for client in plan.clients]
     if showing is not DisplayMode.SCREEN:
         yield DisplayLines(console, level, max(map(len, names)))
@@ -143,7 +143,7 @@ def shown(
 
 
 class _OnScreen(DisplayLines):
-    """Reports to a screen as long as it is open, and as lines afterwards."""
+    """Reports to a screen while it is open, and as lines afterwards."""
 
     def __init__(
         self, console: Console, level: Verbosity, screen: Screen, printed: ProcessOutput

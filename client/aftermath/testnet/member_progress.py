@@ -1,4 +1,4 @@
-"""What members have reported so far: how far each is, and whether their replicas are equal."""
+"""What members have reported so far: the progress of each, and whether their replicas are equal."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class MemberProgress:
     state: str = "starting"
     step: int = 0
     finished: bool = False
-    """Whether it has seen the run's end."""
+    """Whether the member has seen the run's end."""
     loss: float | None = None
     trained: bool = False
-    """Whether its newest process has told a loss."""
+    """Whether its newest process has reported a loss."""
     tokens_per_sec: float = 0.0
     seat: int | None = None
     sources: list[str] = field(default_factory=list)
@@ -33,9 +33,9 @@ class MemberProgress:
     """The last traffic report of every process of this member."""
     rounds: set[int] = field(default_factory=set)
     returned: int | None = None
-    """The first step that a later process of this member trained."""
+    """The first step that this member trained after its process was restarted."""
     came_back_with: str | None = None
-    """Where that process had the model from, at first."""
+    """Where that process first got the model from."""
     warnings: list[str] = field(default_factory=list)
     progress: Progress = field(default_factory=Progress)
 
@@ -55,7 +55,7 @@ class RunProgress:
         self.first_loss_at: float | None = None
         self._reader: EventReader | None = None
         self.state = "being started"
-        """What the run does, as the member says that told of it last."""
+        """The run's state in the newest report of any member."""
 
     def follow(self, directory: Path) -> None:
         """Read events from this directory, with a subdirectory per member."""
@@ -116,7 +116,7 @@ class RunProgress:
         if self.first_loss_at is None:
             self.first_loss_at = now
 
-    # --- findings ---
+    # --- results ---
 
     @property
     def steps(self) -> int:

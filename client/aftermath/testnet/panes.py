@@ -1,8 +1,8 @@
 """Run a testnet's processes in the panes of a private tmux.
 
-tmux is a child in the foreground and ends with us. Each command watches a named pipe and ends with
-it. A pane stays when its command ends, and takes the next one of its name. tmux exists on Unix
-only.
+tmux is a child in the foreground and ends with us. Each command watches a named pipe and ends when
+the pipe closes. A pane stays when its command ends, and shows the next command of its name. tmux
+exists on Unix only.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from aftermath.testnet.processes import (
 )
 
 SESSION = "testnet"
-_LOOK_SECONDS = 0.3  # how old what is known of the panes may be
+_LOOK_SECONDS = 0.3  # maximum age in seconds of the known states of panes
 _OPTIONS = (
     ("-g", "remain-on-exit", "on"),
     ("-g", "mouse", "on"),
@@ -59,7 +59,7 @@ class Pane:
         self._signal(watchdog.interrupt)
 
     def last_words(self) -> str:
-        """Return what its pane shows."""
+        """Return the text in its pane."""
         return self._panes.screen(self.name)
 
     def _signal(self, send: Callable[[int], None]) -> None:
@@ -69,7 +69,7 @@ class Pane:
 
 
 class Panes:
-    """The tmux. Call `open` once per process, then `attach`."""
+    """The tmux session. Call `open` once per process, then `attach`."""
 
     def __init__(self, directory: Path, environment: Mapping[str, str]) -> None:
         self._place = directory
@@ -146,9 +146,7 @@ class Panes:
         ]
         self._states = {row[0]: int(row[2]) if len(row) > 2 else None for row in rows}
         self._looked = time.monotonic()
-        if any(
-            row[1:] == ["1"] for row in rows
-        ):  # tmux has missed the signal that tells it the status
+        if any(row[1:] == ["1"] for row in rows):  # tmux missed the signal with the exit status
             with suppress(ProcessLookupError):
                 os.kill(self._server.pid, signal.SIGCHLD)
 
@@ -157,7 +155,7 @@ class Panes:
         return self._tmux("capture-pane", "-p", "-t", self._ids[name]).stdout.strip()[-1500:]
 
     def close(self) -> None:
-        """End tmux and whatever runs in it."""
+        """End tmux and everything that runs in it."""
         self._tmux("kill-server")
         self._server.stop()
         for fifo in self._held.values():
@@ -165,7 +163,7 @@ class Panes:
         self._held = {}
 
     def _pipe(self, name: str) -> Path:
-        """Return the named pipe of this name, whose other end we hold."""
+        """Return the named pipe of this name. This process holds its other end."""
         path = self._place / "pipes" / name
         if name not in self._held:
             path.parent.mkdir(exist_ok=True)

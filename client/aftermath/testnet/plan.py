@@ -1,4 +1,4 @@
-"""What a local testnet runs: its clients and their commands, and which of them to kill when."""
+"""The plan of a local testnet: its clients, their commands, and the schedule of kills."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from aftermath.events.trackers import TrackerOptions
 from aftermath.testnet.configs import ChosenConfig
 
 BACK_SECONDS = 3.0
-"""How long a killed client stays away."""
+"""Seconds until a killed client is restarted."""
 
 
 @dataclass
@@ -23,8 +23,8 @@ class ChaosSchedule:
     """Kills N of the allowed clients every few seconds, from the first trained step on.
 
     The order is drawn from a seed, so the same plan kills the same clients. A client is killed only
-    after it has trained since its start. On a slow machine a restarting client would otherwise
-    never return.
+    if it has trained since its last start. Otherwise, on a slow machine, a restarting client would
+    never get to train.
     """
 
     number: int
@@ -36,8 +36,8 @@ class ChaosSchedule:
     _draw: random.Random = field(default_factory=lambda: random.Random(0))
 
     def now(self, at: float, training: Sequence[int]) -> list[int]:
-        """Return the clients to kill at `at` seconds, of those that have trained since their
-        start.
+        """Return the clients to kill at `at` seconds, among those that have trained since their
+        last start.
         """
         if not self.number:
             return []
@@ -56,7 +56,7 @@ RUN_ID = "local-testnet"
 _NUMBERS = re.compile(r"[0-9]{1,6}(,[0-9]{1,6})*")
 
 TESTNET_NAMES = r"config\.toml|state\.toml|checkpoints|events|keys|ledger|logs|peers|pipes|server"
-"""What a local test network makes in its directory."""
+"""Names of the entries that a local testnet makes in its directory."""
 
 
 @dataclass(frozen=True)
@@ -92,13 +92,15 @@ class LocalTestnetPlan:
     chosen: ChosenConfig
     clients: tuple[LocalTestnetClient, ...]
     place: Path
-    """The directory of everything that is written."""
+    """The directory for all output."""
     port: int
     wishes: ClientExtras
     panes: bool = False
-    """Whether each process has a terminal of its own; else clients tell lines."""
+    """Whether each process has its own terminal. Otherwise the testnet prints lines about the
+    clients.
+    """
     tui: bool = False
-    """Whether processes draw pictures there."""
+    """Whether the processes show screens in these terminals."""
 
     def keys(self, name: str) -> Path:
         return self.place / "keys" / f"{name}.json"
@@ -181,7 +183,7 @@ def clients_of(count: int, tiers: str, chosen: ChosenConfig) -> tuple[LocalTestn
     if len(client_tiers) > count:
         raise UsageError(
             f"--client-matformer-tiers {tiers} are more than --num-clients {count}",
-            "Give each client one, in order",
+            "List one tier per client, in order",
         )
     if strange := [tier for tier in client_tiers if tier >= tier_count]:
         raise UsageError(
@@ -192,7 +194,7 @@ def clients_of(count: int, tiers: str, chosen: ChosenConfig) -> tuple[LocalTestn
     if count < (least := max(rules.min_clients, rules.init_min_clients)):
         raise UsageError(
             f"--num-clients {count}: the run of {chosen.path} waits for {least}",
-            f"Say --num-clients {least}, or write another init_min_clients",
+            f"Pass --num-clients {least}, or write another init_min_clients",
         )
     return tuple(
         LocalTestnetClient(number, client_tiers[(number - 1) % len(client_tiers)])

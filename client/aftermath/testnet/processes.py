@@ -23,7 +23,7 @@ class ProcessError(AftermathError):
     code = "testnet"
 
 
-CALL_SECONDS = 300  # for a command that only sets the stage
+CALL_SECONDS = 300  # seconds for a setup command
 STOP_SECONDS = 5.0
 _ERROR = re.compile(r"^error: (.+)\nfix: (.+)$", re.MULTILINE)
 """An error as commands print it."""
@@ -139,7 +139,7 @@ def wait_for(awaited: str, ready: Callable[[], bool], seconds: float, process: R
         if time.monotonic() > until:
             output = process.last_words()
             raise ProcessError(
-                f"{awaited} did not come up within {seconds:.0f} s; its last words:\n{output}"
+                f"{awaited} did not start within {seconds:.0f} s; its last words:\n{output}"
             )
         time.sleep(0.05)
 

@@ -20,7 +20,7 @@ from aftermath.testnet.plan import BACK_SECONDS, ChaosSchedule, LocalTestnetClie
 from aftermath.testnet.processes import ProcessError, Running, stop_all
 from aftermath.ui.terminal.messages import ClientRow, Clients
 
-_LAST = 10  # steps whose mean is the last loss
+_LAST = 10  # steps whose mean loss is reported as the last loss
 
 
 class Ending(StrEnum):
@@ -48,7 +48,7 @@ class Summary:
     loss_last: float | None
     comparisons: int
     differing: list[str]
-    """Where two replicas differed, which must not be."""
+    """Where two replicas differed. This is always a bug."""
     seconds: float
     directory: str
 
@@ -131,7 +131,7 @@ class Testnet:
         self._lines = lines
         self._running: dict[LocalTestnetClient, Running] = {}
         self._back: dict[LocalTestnetClient, float] = {}
-        """When killed clients are started again."""
+        """When killed clients are to be restarted."""
         self._failed: list[str] = []
         self._killed = Counter[LocalTestnetClient]()
         self._returned = Counter[LocalTestnetClient]()
@@ -169,7 +169,7 @@ class Testnet:
             ending = self._follow(
                 keeper, until, lambda: viewer is not None and viewer.poll() is not None
             )
-        self._read()  # what they told while they were ended
+        self._read()  # events that clients wrote while they were stopped
         took = time.monotonic() - started
         return summary_of(plan, self.story, ending, self._kills.done, self._failed, took)
 
@@ -179,7 +179,9 @@ class Testnet:
         self._running[client] = self._open(client.name, command)
 
     def _follow(self, keeper: Running, until: float | None, left: Callable[[], bool]) -> Ending:
-        """Watch, kill and restart until nobody runs or time is up. Return why it ended."""
+        """Watch, kill and restart clients until none runs or time is up. Return the reason for the
+        end.
+        """
         try:
             while self._running or self._back:
                 self._read()

@@ -1,4 +1,4 @@
-"""Claim a working directory: one process at a time, emptied only if the same tool made it."""
+"""Claim a working directory for one process, and empty it if the same tool made it."""
 
 from __future__ import annotations
 

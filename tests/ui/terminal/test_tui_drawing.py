@@ -45,7 +45,7 @@ async def test_unchanged_board_draws_nothing(updates: list[str]) -> None:
             updates.append("drawn before")
 
 
-async def test_new_values_are_drawn_in_place_and_once(updates: list[str]) -> None:
+async def test_new_value_redraws_only_its_widget_once(updates: list[str]) -> None:
     app = screen_of(busy_member())
     async with app.run_test(size=(80, 24)) as pilot:
         await drawn(pilot)

@@ -68,8 +68,7 @@ async def until(pilot: Pilot[None], true: Callable[[], bool]) -> None:
             await pilot.pause(0.02)
 
 
-# `test_rows_keep_order_from_start` and `test_text_of_strangers_is_escaped_on_every_tab` draw
-# the others' tabs.
+# The tests of row order and of strangers' text draw the tabs of the other states.
 FAST_STATES = {("server", (80, 24)), ("watch", (40, 12))}
 WIDE = (120, 40)  # nightly: more room hides nothing
 
@@ -100,7 +99,9 @@ async def test_every_tab_is_drawn_in_every_state(state: str, size: tuple[int, in
 
 
 @pytest.mark.parametrize("messages", [list, busy_member, failing_member])
-async def test_rows_keep_order_from_start(messages: Callable[[], list[MESSAGES]]) -> None:
+async def test_rows_keep_their_order_when_values_appear(
+    messages: Callable[[], list[MESSAGES]],
+) -> None:
     async with screen_of(messages()).run_test(size=(80, 24)) as pilot:
         for tab, rows in ROWS.items():
             shown = (await on(pilot, tab)).splitlines()

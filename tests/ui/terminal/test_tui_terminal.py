@@ -56,7 +56,7 @@ def test_interrupt_before_screen_starts_leaves(state: dict[str, str]) -> None:
 
 
 @pytest.mark.slow
-def test_finished_run_closes_undrawn_screen(state: dict[str, str]) -> None:
+def test_finished_run_closes_screen_before_first_draw(state: dict[str, str]) -> None:
     with Terminal([*PROCESS, "ends"], state) as terminal:
         assert terminal.ended() == 0
         assert "run demo: step 120 of 120" in terminal.after

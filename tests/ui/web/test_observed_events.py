@@ -128,7 +128,7 @@ async def test_observed_events_of_same_id_show_last_created_run(
     assert all("twice of 0wner, created in slot 100" in other for other in others)
 
 
-def test_observed_records_of_invented_runs_are_bounded() -> None:
+def test_observed_records_of_forged_runs_are_bounded() -> None:
     records = RunRecords("twice")
     for created in range(1, 50):
         records.told(RunName("twice", "0wner", created, f"{created:016x}"))
@@ -160,7 +160,7 @@ def test_observed_events_of_several_members_merge() -> None:
     assert (small.standing, small.takes_part, small.figures.sent) == ("dropped", False, 4000)
 
 
-def test_observed_invented_members_are_limited_and_names_cut() -> None:
+def test_observed_forged_members_are_limited_and_names_cut() -> None:
     found = EventSnapshots("told", Losses())
     for member in range(3000):
         about = EventOrigin("told", f"{member}".ljust(100_000, "x"), 1 << 200, "")
@@ -192,7 +192,7 @@ def test_observed_curves_are_bounded_and_keep_their_means() -> None:
     assert total[-1] == (20_000, 100_000.0)
 
 
-def test_observed_event_losses_precede_chain_losses() -> None:
+def test_observed_event_losses_take_precedence_over_chain() -> None:
     losses = Losses()
     losses.stated(0, 1, 9.0)
     losses.stated(1, 1, 8.0)

@@ -89,7 +89,7 @@ async def test_observer_page_loads_only_its_own_files(scripted: ScriptedMembers)
             assert reply.status == 405
 
 
-def test_observer_files_build_no_markup_or_foreign_requests() -> None:
+def test_observer_page_has_no_inline_markup_or_foreign_urls() -> None:
     for path in PAGE.iterdir():
         text = path.read_text()
         assert not re.search(
@@ -135,7 +135,7 @@ async def test_observer_run_equals_chain_state(scripted: ScriptedMembers) -> Non
     assert now["costs"]["lamports"] >= 5000 * now["costs"]["transactions"]
 
 
-async def test_losses_without_events_come_from_witnesses(scripted: ScriptedMembers) -> None:
+async def test_losses_without_events_come_from_attestations(scripted: ScriptedMembers) -> None:
     async with observed_there(scripted) as viewer:
         await scripted.join()
         async with viewer.live(f"/live/{AT}") as socket:
@@ -370,7 +370,7 @@ async def test_observer_taken_port_is_refused(scripted: ScriptedMembers) -> None
 
 
 @pytest.mark.slow
-async def test_command_serves_until_ctrl_c_despite_visitors(
+async def test_observe_with_open_viewers_ends_on_ctrl_c(
     real_time: None, scripted: ScriptedMembers, tmp_path: Path
 ) -> None:
     """The command also ends if SIGINT was ignored when it started, as by a script's `&`."""

@@ -1,1 +1,1 @@
-"""The terminal screens, each drawn by a process of its own."""
+"""The terminal screens. Each runs in its own process."""

@@ -1,8 +1,9 @@
-"""The screen process: `python -m aftermath.ui.terminal FD`. Messages arrive at that descriptor.
+"""The screen process:
 
-`screen` starts it. It ends when it is told to or when its parent process ends, and restores the
-terminal. If the parent died silently, it prints the parent's last lines. Quit keys send the parent
-what Ctrl-C would.
+`python -m aftermath.ui.terminal FD`. It reads messages from that file descriptor. `screen` starts
+the process. It ends on request or when its parent process ends, and restores the terminal. If the
+parent died silently, it prints the parent's last lines. The quit key sends the parent the signal of
+Ctrl-C.
 """
 
 from __future__ import annotations
@@ -32,17 +33,17 @@ class ToldScreen(Tabbed):
     """A screen that receives messages from the parent process."""
 
     learns: Board | LocalTestnetBoard
-    """What it is told goes there."""
+    """The board that receives the messages."""
     told: int
-    """The descriptor of what it is told."""
+    """The file descriptor of the messages."""
     deserted = False
-    """Whether the process went without saying so."""
+    """Whether the parent process ended without a message."""
     left = False
-    """Whether a key told the process to leave. One that is still loading ends at once then."""
+    """Whether the user pressed the quit key. A screen that is still loading then ends at once."""
 
     @property
     def last_words(self) -> str:
-        """Return the parent's last lines, or that it was interrupted before it could leave."""
+        """Return the parent's last lines, or "interrupted" if it ended before it could leave."""
         leaving = isinstance(self.learns, Board) and self.learns.leaving
         return "interrupted" if self.left and not leaving else self.learns.last_words()
 
@@ -111,7 +112,7 @@ def main() -> None:
         print(app.last_words, file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
-    # nothing of it is wanted any more, least of all the time that tidying up takes
+    # exit without the interpreter's cleanup, which takes time
     os._exit(app.return_code or 0)
 
 

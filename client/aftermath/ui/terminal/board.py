@@ -1,7 +1,6 @@
-"""What a screen knows of its run: newest events, losses, warnings and a log.
+"""The state behind a screen: newest events, losses, warnings and a log.
 
-Memory is bounded however long a run lasts. The caller passes the time, so that the display depends
-on nothing else.
+Its memory is bounded. The caller passes the time, so that the display depends on nothing else.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from aftermath.events.text import Sentences
 from aftermath.ui.terminal import messages
 
 STALE = 300.0
-"""Seconds after which a warning that nothing else outdates is taken down."""
+"""Seconds after which a warning disappears, if no later event resolves it."""
 _MOST = 20  # kept
 
 
@@ -74,7 +73,7 @@ class Alerts:
 
 
 MOST = 1000
-"""Lines that are kept."""
+"""Number of lines to keep."""
 
 
 @dataclass
@@ -82,9 +81,9 @@ class KeptLines:
     """The newest MOST lines of a log."""
 
     lines: deque[tuple[float | None, Text]] = field(default_factory=lambda: deque(maxlen=MOST))
-    """When each was told, in seconds since the start, where that is shown."""
+    """Seconds since the start and text of each line. None if the time is not shown."""
     said: int = 0
-    """Lines in all, with those that are not kept."""
+    """Number of all lines, including those that were dropped."""
 
     def say(self, t: float | None, text: Text) -> None:
         """Add a line."""
@@ -95,7 +94,7 @@ class KeptLines:
 Role = Literal["member", "server", "watch", "testnet"]
 E = TypeVar("E", bound=event_types.Event)
 _LOSSES = 2000
-_LAST = 5  # lines that are said again when the process dies
+_LAST = 5  # lines that are printed again when the process dies
 _FIRST = "starting"
 
 
@@ -110,12 +109,12 @@ class Counts:
     refused: int = 0
     attested: int = 0
     trouble: str = "none"
-    """The newest with a result or a peer."""
+    """The newest problem with a result or a peer."""
 
 
 @dataclass
 class Board:
-    """Everything that the tabs draw. `run_id` and `tier` are what the user asked for."""
+    """Everything that the tabs draw. `run_id` and `tier` are the user's options."""
 
     role: Role
     run_id: str
@@ -194,6 +193,6 @@ class Board:
 
 
 def last_words(log: KeptLines) -> str:
-    """Return the last lines of a process that is gone."""
+    """Return the last lines of a process that has ended."""
     lines = [text.plain for _, text in log.lines][-_LAST:]
     return "\n".join(["the process has ended without a word; it said last:", *lines])

@@ -24,7 +24,7 @@ class Told(Message, frozen=True):
 
 
 class Stands(Message, frozen=True):
-    """The run's status. `here`: the connected identities, if known."""
+    """The run's status. `here`: the identities that are connected, if known."""
 
     standing: RunStatus
     here: frozenset[bytes] | None = None
@@ -52,9 +52,9 @@ class ClientRow(msgspec.Struct, frozen=True):
     state: str
     loss: float | None
     killed: int
-    """How often a signal has ended it."""
+    """How often a signal ended it."""
     back: int
-    """How often it was started again."""
+    """How often it was restarted."""
     pid: int | None
 
 

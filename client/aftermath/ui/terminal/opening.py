@@ -1,4 +1,4 @@
-"""What a screen process is started with, and where it leaves its errors."""
+"""The arguments of a screen process, and the file for its errors."""
 
 from __future__ import annotations
 
@@ -25,5 +25,5 @@ class ScreenOptions(msgspec.Struct, frozen=True):
 
 
 def errors_of(process: int) -> Path:
-    """Return the file in which a screen process leaves the error that ended it."""
+    """Return the file to which a screen process writes the error that ended it."""
     return state_directory() / f"screen-{process}.log"

@@ -23,9 +23,9 @@ from aftermath.ui.terminal.board import Board
 Facts = dict[str, str | Text | Sequence[str]]
 UNKNOWN = "-"
 NAMES = 11
-"""Columns of the rows' names, with what is between."""
+"""Columns of the rows' names and the gap after them."""
 _CHART = 9  # lines
-_TALL = 32  # lines of a terminal that has room for more than 24 have
+_TALL = 32  # terminal height from which the pages show more than on 24 lines
 
 
 def progress_words(board: Board) -> str:
@@ -37,8 +37,7 @@ def progress_words(board: Board) -> str:
 def _further(board: Board) -> RunStatus | None:
     """Return the run's status if it is ahead of the member's events.
 
-    While the member waits for the next epoch, its events say nothing of the rounds that others
-    train.
+    While the member waits for the next epoch, it has no events about the rounds of the others.
     """
     progress = board.progress
     status = board.standing
@@ -50,7 +49,7 @@ def _further(board: Board) -> RunStatus | None:
 
 
 def run_page(board: Board, now: float, width: int, height: int) -> RenderableType:
-    """Draw the run's status, what the member does, and current warnings."""
+    """Draw the run's status, the member's activity, and current warnings."""
     rows: Facts = {"run": board.run_id, "name": UNKNOWN}
     if board.role == "member":
         rows["now"] = _waits_for_epoch(board) or board.now
@@ -139,7 +138,7 @@ def training_page(board: Board, now: float, width: int, height: int) -> Renderab
 def _training_from_outside(board: Board) -> RenderableType:
     rows: Facts = dict.fromkeys(("steps", "pace", "tiers", "losses"), UNKNOWN)
     rows["steps"] = progress_words(board)
-    rows["losses"] = "members tell them: train --logs tui, or plot of what train --events-dir keeps"
+    rows["losses"] = "only members report these: train --logs tui, or plot with --events-dir"
     if (status := board.standing) is not None:
         if status.left is not None and status.total_steps > status.step:
             rows["pace"] = (
@@ -184,7 +183,7 @@ def network_page(board: Board, now: float, width: int, height: int) -> Renderabl
         rows["refused"] = counted(counts.refused, "time")
         rows["trouble"] = counts.trouble
     elif board.role == "watch":
-        rows["peers"] = "members know whom they reach: train --logs tui"
+        rows["peers"] = "only members know their peers: train --logs tui"
     if (status := board.standing) is not None and board.role != "member":
         rows["members"] = (
             f"{taking_part(status)} of {counted(len(status.members), 'member')} take part"
@@ -193,7 +192,7 @@ def network_page(board: Board, now: float, width: int, height: int) -> Renderabl
 
 
 def chain_page(board: Board, now: float, width: int, height: int) -> RenderableType:
-    """Return what the coordinator says of the run, and what it has cost."""
+    """Draw the coordinator's view of the run, and the costs so far."""
     rows: Facts = dict.fromkeys(("epoch", "round", "state", "deadline", "witnesses"), UNKNOWN)
     if (status := board.standing) is not None:
         fact_rows = facts_of(status)
@@ -280,7 +279,7 @@ def _bytes(count: float) -> str:
 
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
 LABEL = 8
-"""Columns of the scale."""
+"""Columns of the chart's scale."""
 
 
 def chart(curve: Sequence[tuple[int, float]], width: int, height: int) -> list[str]:
@@ -293,7 +292,7 @@ def chart(curve: Sequence[tuple[int, float]], width: int, height: int) -> list[s
     room = width - LABEL
     if not curve or room < 8 or height < 3:
         return []
-    wide = max(1, room // len(curve))  # columns of a point
+    wide = max(1, room // len(curve))  # columns per point
     values = [curve[index][1] for index in evenly(len(curve), room) for _ in range(wide)]
     low = min(values)
     high = max(values)

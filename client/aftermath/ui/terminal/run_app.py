@@ -19,7 +19,7 @@ from aftermath.ui.terminal.tabbed import Tabbed
 from aftermath.ui.terminal.widgets import DrawnText, KeyedTable, Log
 
 _SCROLLBAR = 2  # columns of the terminal
-_AROUND = 5  # lines that are no member's: title, tabs, the columns' names and keys
+_AROUND = 5  # lines without members: title, tabs, column names and keys
 
 
 class RunApp(Tabbed):
@@ -74,7 +74,7 @@ class RunApp(Tabbed):
         self.bottom.query_one(KeyedTable).show(*shown)
 
 
-_WALLET = 8  # characters of one that is cut
+_WALLET = 8  # characters of a shortened wallet
 _CELL_PADDING = 2  # columns of the terminal around each cell
 _FEWER = {"takes part, witness": "witness", "joins the next epoch": "joins next"}
 _FORMS: tuple[tuple[int, frozenset[str]], ...] = (
@@ -84,11 +84,11 @@ _FORMS: tuple[tuple[int, frozenset[str]], ...] = (
     (2, frozenset({"points"})),
     (2, frozenset({"points", "weight"})),
 )
-"""How much is cut (1: wallets, 2: words too), and which columns are left out: the first that fits
-is taken.
+"""Layouts from widest to narrowest: how much is shortened (1: wallets, 2: words too), and the
+columns to omit. The first one that fits is used.
 """
 Table = tuple[tuple[str, ...], dict[str, list[str]]]
-"""The columns, and by seat a cell for each."""
+"""The columns, and the cells of each seat."""
 
 
 def table(
@@ -97,8 +97,8 @@ def table(
     """Return the members' columns and rows for `room` terminal columns.
 
     `here`: the connected wallets, if known. `own_wallet`: this member's wallet. The right column
-    shows who is gone, so it is never cut. If the table is too wide, wallets are cut first, then
-    words. At last, columns that do not show who is there are left out.
+    shows which members have left, so it is never cut. If the table is too wide, wallets are
+    shortened first, then words. Last, columns that do not show presence are omitted.
     """
     columns = COLUMNS if here is None else (*COLUMNS[:-1], "here", COLUMNS[-1])
     rows: dict[str, Mapping[str, str]] = {}

@@ -42,24 +42,24 @@ from aftermath.ui.terminal.messages import (
 )
 from aftermath.ui.terminal.opening import ScreenOptions, errors_of
 
-_LOOK = 1.0  # seconds between two looks at where the run stands
+_LOOK = 1.0  # seconds between two reads of the run's status
 _CLOSE = 0.6  # seconds that the screen has to close
-_MOST = 5000  # messages that wait for a screen that is slow
-_LAST = 20  # events that are said once more when it is closed
+_MOST = 5000  # messages to queue for a slow screen
+_LAST = 20  # events that are printed again when the screen closes
 _ORDINARY = (
     b"\x1b[<u\x1b[?1049l\x1b[?25h\x1b[?1000l\x1b[?1003l\x1b[?1006l\x1b[?1004l\x1b[?2004l\x1b[?7h"
 )
-"""A terminal's usual modes: no other screen, keys, mouse or cursor."""
+"""Escape codes that restore a terminal: main screen, normal keys, no mouse, visible cursor."""
 
 
 def can_show(console: Console) -> bool:
-    """Return whether there is a terminal to draw on and read keys from, and it is ours now.
+    """Return whether this process has a terminal to draw on and read keys from.
 
-    A pipe, a dumb terminal, and that of a background process do not count.
+    A pipe, a dumb terminal, and the terminal of a background process do not count.
     """
     try:
         return redraws(console) and sys.stdin.isatty() and terminal.is_ours(sys.stdin.fileno())
-    except (OSError, ValueError, AttributeError):  # it is closed, or not there
+    except (OSError, ValueError, AttributeError):  # closed or missing
         return False
 
 
@@ -95,7 +95,7 @@ class Screen:
         """Seconds since the start."""
         return time.monotonic() - self._opening.started
 
-    # --- what it is told ---
+    # --- messages ---
 
     def __call__(self, event: event_types.Event) -> None:
         self._progress.take(event)
@@ -110,7 +110,7 @@ class Screen:
             self._lines(event)
 
     def look(self, look: Callable[[], RunStatus]) -> None:
-        """Poll this function for the run's status, on another thread."""
+        """Poll this function for the run's status on another thread."""
         self._look = look
 
     def stands(self, standing: RunStatus, here: frozenset[bytes] | None = None) -> None:
@@ -130,7 +130,7 @@ class Screen:
         self._put(Output(name, tuple(lines)))
 
     def facts(self, tab: str, rows: Mapping[str, str]) -> None:
-        """Show rows of a tab that only this process knows."""
+        """Show rows of a tab with values that only this process knows."""
         self._put(Facts(tab, dict(rows)))
 
     def line(self, text: str) -> None:
@@ -150,10 +150,10 @@ class Screen:
 
     @property
     def open(self) -> bool:
-        """Whether the screen is shown. False once it has ended by itself."""
+        """Whether the screen is shown. False once it ended by itself."""
         return self._open
 
-    # --- its process ---
+    # --- the screen process ---
 
     def __enter__(self) -> Self:
         sys.stdout.flush()

@@ -21,7 +21,7 @@ from aftermath.ui.terminal.board import Role
 from aftermath.ui.terminal.widgets import DrawnText
 
 SECONDS = 0.5
-"""Between two looks at what has changed."""
+"""Seconds between two checks for changes."""
 LEAVE: dict[Role, str] = {
     "member": "Leave",
     "server": "Stop the server",
@@ -30,15 +30,15 @@ LEAVE: dict[Role, str] = {
 }
 LEAVING: dict[Role, str] = {
     "member": "Leaving: the run is being told that this member goes.",
-    "server": "Stopping: members are let go.",
+    "server": "Stopping: members are disconnected.",
     "watch": "Closing.",
-    "testnet": "Ending: clients leave, and all that was started is stopped.",
+    "testnet": "Ending: clients leave, and all processes are stopped.",
 }
 HELP: dict[Role, str] = {
     "member": "q, Ctrl-C    leave the run, and end within two seconds",
     "server": "q, Ctrl-C    stop the server; started again, it resumes",
     "watch": "q, Ctrl-C    close; the run continues",
-    "testnet": "Enter        the log of the client that is marked\nq, Ctrl-C    end it, and all that it started",
+    "testnet": "Enter        the log of the selected client\nq, Ctrl-C    end the testnet and its processes",
 }
 KEYS = """\
 Tab, Right   next tab
@@ -105,7 +105,7 @@ class Tabbed(App[None]):
             self.bind(str(number), f"tab('{name}')", show=False)
         self.bind("q", "leave", description=LEAVE[role])
 
-    # --- what stands on them ---
+    # --- content, for subclasses ---
 
     @abstractmethod
     def compose_tab(self, name: str) -> ComposeResult:
@@ -152,7 +152,7 @@ class Tabbed(App[None]):
 
     def draw(self) -> None:
         """Update what is visible."""
-        if not self.bottom.query("#title"):  # it is being closed
+        if not self.bottom.query("#title"):  # the screen is closing
             return
         self.bottom.query_one("#title", DrawnText).show(self.title_text())
         if self.leaving:

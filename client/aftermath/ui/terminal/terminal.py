@@ -1,7 +1,7 @@
 """Terminal access on Unix: ownership, modes, and signals to ignore.
 
-This is the screen's only file for Unix alone. On other systems no terminal is ever ours, and lines
-are printed.
+Other files of the screen work on every system. Where this one does not, no terminal counts as ours
+and lines are printed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if sys.platform != "win32":
 
 
 def is_ours(descriptor: int) -> bool:
-    """Return whether this process may use the terminal. Raises OSError where there is none."""
+    """Return whether this process may use the terminal. Raises OSError if there is none."""
     if sys.platform == "win32":
         return False
     return os.tcgetpgrp(descriptor) == os.getpgrp()
@@ -39,10 +39,10 @@ def restore_modes(descriptor: int, attributes: Any) -> None:
 
 @contextmanager
 def signals_blocked() -> Iterator[None]:
-    """Start processes in this block deaf to Ctrl-C and to their terminal's end.
+    """Make processes that start in this block ignore Ctrl-C and the end of their terminal.
 
-    Before the screen reads keys, Ctrl-C is meant for its parent only. If the parent dies, the
-    screen must live long enough to restore the terminal.
+    Until the screen reads keys, Ctrl-C is meant only for its parent. If the parent dies, the screen
+    must live long enough to restore the terminal.
     """
     old_mask = signal.pthread_sigmask(
         signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP, signal.SIGTTOU}

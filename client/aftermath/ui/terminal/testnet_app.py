@@ -25,7 +25,7 @@ COLUMNS = ("client", "tier", "loss", "killed", "back", "pid", "state")
 class LocalTestnetApp(Tabbed):
     """Shows a testnet's board.
 
-    The state of a client is the last column, so a narrow terminal cuts that one off.
+    The client's state is the last column, so a narrow terminal cuts it off first.
     """
 
     CSS = f"""
@@ -114,18 +114,18 @@ _LATELY = 4
 
 @dataclass
 class LocalTestnetBoard:
-    """Everything that the tabs draw. `names` are the processes with a tab, first the one that keeps
-    the run.
+    """Everything that the tabs draw. `names` are the processes with a tab; the first is the network
+    or server.
     """
 
     run_id: str
     names: tuple[str, ...]
     stands: messages.Clients | None = None
     log: KeptLines = field(default_factory=KeptLines)
-    """What the testnet did and clients told."""
+    """Actions of the testnet and reports of clients."""
     printed: dict[str, KeptLines] = field(default_factory=dict)
     lately: deque[tuple[float, str]] = field(default_factory=lambda: deque(maxlen=_LATELY))
-    """What the testnet did last, a line of each."""
+    """The testnet's last actions, one line each."""
 
     def __post_init__(self) -> None:
         self.printed = {name: KeptLines() for name in self.names}

@@ -47,8 +47,8 @@ class KeyedTable(DataTable[Text]):
         at = self.cursor_row
         self.clear(columns=True)
         for number, name in enumerate(columns):
-            # The table measures its cells only after it was drawn once, with columns as wide as
-            # their names.
+            # The table measures its cells only after its first draw, for which columns are as wide
+            # as their names.
             column = self.columns[self.add_column(name, key=name)]
             column.content_width = max(
                 map(cell_len, (name, *(cells[number] for cells in rows.values())))
@@ -62,7 +62,7 @@ _PAPER = Console(color_system="standard", force_terminal=True, legacy_windows=Fa
 
 
 class DrawnText(Static):
-    """A text or a grid, drawn again only if a terminal would be sent something else."""
+    """A text or a grid. It is redrawn only if its output changed."""
 
     def __init__(self, name: str) -> None:
         super().__init__(id=name)

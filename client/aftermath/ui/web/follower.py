@@ -32,12 +32,12 @@ class RunFollower:
     async def now(self) -> RunStatus:
         """Read and return the status. Raises NoSuchRun."""
         await self._read()
-        await self._watcher.refresh()  # which reads the chain's clock
+        await self._watcher.refresh()  # also reads the chain's clock
         return self.standing()
 
     @property
     def newest_step(self) -> int:
-        """The highest step that anyone can report by now."""
+        """The highest step that anyone can have reported by now."""
         return self._watcher.latest.step + STORED_ROUNDS
 
     @property
@@ -48,11 +48,11 @@ class RunFollower:
 
     @property
     def silent(self) -> float:
-        """Seconds since anything was heard of the run."""
+        """Seconds since the last news of the run."""
         return self._watcher.silent
 
     def standing(self) -> RunStatus:
-        """Return the status by what was last read, at the chain's current time."""
+        """Return the status from the last read accounts, at the chain's current time."""
         assert self._view is not None
         silent = self._watcher.silent
         return status_of(

@@ -1,6 +1,6 @@
-"""A run from its members' events: snapshots, curves, marks and members, in bounded memory.
+"""Rebuild a run from its members' events: snapshots, curves, marks and members.
 
-Files come from strangers: members, epochs and marks are limited, and texts cut.
+Files may come from strangers, so members, epochs and marks are limited, and texts are cut.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from aftermath.ui.web.snapshot import Figures, MemberSnapshot, RunSnapshot
 
 MOST_EPOCHS = 400
 MOST_MARKS = 200
-_MOST_MEMBERS = 4 * MAX_MEMBERS  # of all times; a run has fewer at once
+_MOST_MEMBERS = 4 * MAX_MEMBERS  # over the whole run; fewer are in it at once
 _MOST_TEXT = 64
 _TAKES_PART = (
     event_types.RoundStarted,
@@ -41,8 +41,8 @@ _STANDINGS: dict[type[event_types.Event], str] = {
 class EventSnapshots:
     """Collects the events of one run in reading order.
 
-    A snapshot begins with every state and round, at the first member's report of it. Members are
-    shown by their last report.
+    Each state and each round begins a snapshot, when the first member reports it. Members are shown
+    as they last reported.
     """
 
     def __init__(self, run_id: str, losses: Losses) -> None:
@@ -50,11 +50,11 @@ class EventSnapshots:
         self._losses = losses
         self.sent = Sent()
         self.epochs: dict[int, int] = {}
-        """The first step of each epoch that was told of, of the newest MOST_EPOCHS."""
+        """The first step of each reported epoch, for the newest MOST_EPOCHS."""
         self.members: dict[str, MemberSnapshot] = {}
         """Members by wallet, as they last reported."""
         self.told = 0
-        """How many events."""
+        """Number of events."""
         self._comings = Lifecycle()
         self._total_steps = 0
         self._since = 0
@@ -178,15 +178,15 @@ class EventSnapshots:
 MOST_PLACES = 2048
 MOST_POINTS = 400
 _MOST_STEP = 1 << 40
-_MOST_STATED = 100.0  # nats per token; one that guesses among a million tokens has 14
+_MOST_STATED = 100.0  # nats per token; random guesses among a million tokens give 14
 
 Points = list[tuple[int, float]]
 
 
 class _Curve:
-    """Sums of values and weights by step. Each place covers `1 << shift` steps.
+    """Sums of values and weights by step. Each bin covers `1 << shift` steps.
 
-    Once there are too many places, pairs are merged into their weighted mean.
+    When there are too many bins, pairs are merged into their weighted mean.
     """
 
     def __init__(self) -> None:
@@ -217,9 +217,9 @@ class _Curve:
 
 
 class Losses:
-    """Losses by tier: from events, or for tiers without events as stated on chain.
+    """Losses by tier: from events, or from attestations for tiers without events.
 
-    Statements on chain are rounded to a thousandth and not proven. Impossible tiers, steps and
+    Losses in attestations are rounded to a thousandth and not proven. Impossible tiers, steps and
     losses are ignored, because one of them would flatten all curves.
     """
 

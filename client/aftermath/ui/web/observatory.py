@@ -23,7 +23,7 @@ from aftermath.ui.web.observed_run import ObservedRun
 log = logging.getLogger(__name__)
 
 MOST_RUNS = 32
-"""Followed at once."""
+"""Maximum number of runs that are followed at once."""
 MOST_LISTED = 500
 LIST_SECONDS = 5.0
 _EVENT_SECONDS = 0.5
@@ -56,9 +56,10 @@ class Runs(msgspec.Struct, frozen=True):
 class Observatory:
     """Everything that pages show. `named`: the run that is always followed.
 
-    Other runs are followed from the first visit on. When there is no room, the one that nobody has
-    viewed for longest is dropped, which bounds what strangers can ask of nodes. The list is
-    refreshed only while someone views it. One thread reads files, some events at a time.
+    Other runs are followed from their first visit on. When there is no room, the run that nobody
+    viewed for longest is dropped. This limits the load that strangers can cause on RPC nodes. The
+    list is refreshed only while someone views it. One thread reads the files, some events at a
+    time.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class Observatory:
         events: Sequence[Path] = (),
     ) -> None:
         self.changed = Pulse()
-        """When the list of runs has changed."""
+        """Fires when the list of runs changed."""
         self.list_viewers = 0
         self._coordinator = coordinator
         self._named = named
@@ -144,7 +145,8 @@ class Observatory:
         return self._listed
 
     async def _keep_the_list(self) -> None:
-        await self.runs()  # so that a node that does not answer is warned of before anybody looks
+        # so that a warning about a silent node appears before anyone opens the page
+        await self.runs()
         while True:
             await asyncio.sleep(LIST_SECONDS)
             if self.list_viewers:
@@ -172,9 +174,7 @@ class Observatory:
             self._trouble = error.message
         except Exception:
             log.exception("the runs could not be listed")
-            self._trouble = (
-                "something unexpected went wrong while runs were listed: the server's log says what"
-            )
+            self._trouble = "the runs could not be listed because of an unexpected error; see the observer's log"
         self._list_read = time.monotonic()
         ids_on_chain = {one.run_id for one in self._on_chain}
         runs_from_events = [
@@ -207,7 +207,7 @@ class Observatory:
             await asyncio.sleep(_EVENT_SECONDS)
 
     def _take(self, part: Sequence[EventRecord]) -> Iterator[ObservedRun]:
-        """Pass events to their runs. Return the runs that got some."""
+        """Pass events to their runs. Return the runs that received events."""
         touched: dict[str, ObservedRun] = {}
         for record in part:
             run = self._told_of(record.about.run_id)

@@ -1,4 +1,6 @@
-"""One observed run: followed on chain, rebuilt from events, remembered, and sent to viewers."""
+"""One observed run: follow it on chain, rebuild it from events, keep its history, and send it to
+viewers.
+"""
 
 from __future__ import annotations
 
@@ -26,19 +28,19 @@ from aftermath.ui.web.snapshot import Figures, RunSnapshot, snapshot_of
 log = logging.getLogger(__name__)
 
 AGAIN_SECONDS = 3.0
-"""After a failure, and between two looks for transactions."""
-_LOOK_SECONDS = 0.5  # between two looks at whether the chain still answers
+"""Seconds to wait after a failure, and between two searches for transactions."""
+_LOOK_SECONDS = 0.5  # seconds between two checks whether the chain still answers
 # transactions read in a row, and the pause after them
 _AT_ONCE = 20
 _PAUSE_SECONDS = 1.0
 _MOST_SAID = 16  # warnings about other runs of the same id
-# how old may be what is sent; how often viewers hear, though nothing happens
+# maximum age of JSON that is sent, and seconds between messages when nothing changes
 _FRESH_SECONDS = 1.0
 _TELL_SECONDS = 5.0
 
 
 class ObservedCosts(msgspec.Struct, frozen=True):
-    """Transactions that named the run, as far as they were read. `complete`: all were read."""
+    """Costs of the transactions that named the run and were read. `complete`: all were read."""
 
     transactions: int
     lamports: int
@@ -71,8 +73,8 @@ class ObservedRun:
     not exist.
 
     All viewers share the same JSON. Times are relative to sending, so no page depends on a correct
-    clock. While the chain does not answer, its last state stays, with its age. The past is the
-    chain's since this process started, and otherwise that of events.
+    clock. While the chain does not answer, its last state is shown with its age. The history comes
+    from the chain since this process started, and before that from events.
     """
 
     def __init__(
@@ -82,7 +84,7 @@ class ObservedRun:
         self._steady = steady
         self.changed = Pulse()
         self.asked = asyncio.Event()
-        """Set once the chain has answered for the first time, or a node has failed to."""
+        """Set once the chain has answered for the first time, or a node has failed."""
         self.missing = False
         """Whether the chain has answered that there is no such run."""
         self.viewers = 0
@@ -90,7 +92,7 @@ class ObservedRun:
         self._coordinator = coordinator
         self._records = RunRecords(run_id)
         self._said: set[RunName] = set()
-        """The runs of the same id that a person was told of."""
+        """The runs of the same id that were logged."""
         self._follower: RunFollower | None = None
         self._trouble = ""
         self._silent = False
@@ -101,7 +103,7 @@ class ObservedRun:
         self._now: bytes | None = None
         self._made = 0.0
 
-    # --- what is known ---
+    # --- state ---
 
     def now(self) -> bytes:
         """Return `Now` as JSON."""
@@ -134,7 +136,7 @@ class ObservedRun:
 
     @property
     def known(self) -> bool:
-        """Whether there is anything to show, from the chain or from events."""
+        """Whether the chain or events gave anything to show."""
         return self._follower is not None or self._records.shown.moment is not None or self.told > 0
 
     @property
@@ -144,7 +146,7 @@ class ObservedRun:
 
     @property
     def past(self) -> SnapshotHistory:
-        """The remembered snapshots of the run that is shown."""
+        """The stored snapshots of the run that is shown."""
         return self._records.shown.past
 
     # --- events ---
@@ -195,7 +197,9 @@ class ObservedRun:
                 self.missing = isinstance(error, NoSuchRun)
             except Exception:
                 log.exception("run %s could not be followed", self.run_id)
-                self._trouble = "something unexpected went wrong while it was followed: the server's log says what"
+                self._trouble = (
+                    "an unexpected error ended the updates for a moment; see the observer's log"
+                )
             self._follower = None
             self._silent = self._records.shown.live_since is not None
             self.asked.set()
@@ -223,7 +227,7 @@ class ObservedRun:
                 await cancel(tasks)
 
     def _see(self, follower: RunFollower) -> None:
-        """Take in the current status."""
+        """Store the current status."""
         self._show(follower.run)
         snapshot = self._chain_moment(follower)
         record = self._records.shown
@@ -285,13 +289,14 @@ class ObservedRun:
     def _count(self, transaction: Transaction, newest_step: int) -> None:
         record = self._records.shown
         if transaction.slot < record.run.created:
-            return  # of an earlier run at the same address
+            return  # it belongs to an earlier run at the same address
         record.transactions += 1
         record.lamports += transaction.fee
         wallet = str(transaction.payer)
         for stated in transaction.stated:
             if stated.step > newest_step:
-                # nobody has been there, and of a chart such a point would be all that is seen
+                # no member can have reached this step, and one such point would distort the whole
+                # chart
                 continue
             record.epochs[stated.epoch] = min(
                 stated.step, record.epochs.get(stated.epoch, stated.step)
@@ -299,7 +304,7 @@ class ObservedRun:
             if len(record.epochs) > MOST_EPOCHS:
                 del record.epochs[min(record.epochs)]
             tier = self._tiers.get(wallet)
-            if tier is None:  # it has left, or its loss was stated before it had one
+            if tier is None:  # it has left, or attested before its tier was known
                 continue
             if wallet not in record.stated or stated.step >= record.stated[wallet].step:
                 speed = float(stated.tokens_per_second)

@@ -1,4 +1,4 @@
-"""What an observer remembers of a run: snapshots by time, and a record for each run of one id."""
+"""The observer's memory of a run: snapshots by time, and a record for each run of one id."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ MOST_BYTES = 8 << 20
 class SnapshotHistory:
     """Snapshots of one run in bounded memory, as compressed JSON.
 
-    When there are too many, every second one of the older half goes. So recent times stay exact,
-    older ones become coarse, and the first one stays.
+    When there are too many, every second snapshot of the older half is removed. So recent times
+    stay exact and older ones become coarse. The first snapshot is always kept.
     """
 
     def __init__(self, most: int = MOST_MOMENTS, most_bytes: int = MOST_BYTES) -> None:
@@ -72,7 +72,7 @@ MOST_RECORDS = 4
 
 
 class RunRecord:
-    """What is known of one run. `run.identity` is empty for events that do not name their run."""
+    """The data about one run. `run.identity` is empty for events that do not name their run."""
 
     def __init__(self, run: RunName) -> None:
         self.run = run
@@ -81,17 +81,17 @@ class RunRecord:
         self.past = SnapshotHistory()
         self.moment: RunSnapshot | None = None
         self.live_since: int | None = None
-        """When the chain first showed it, in milliseconds."""
+        """Unix time in milliseconds when it was first read from the chain."""
         self.stated: dict[str, Figures] = {}
-        """What each member's witness stated last on chain, by wallet."""
+        """The last loss and speed that each wallet attested on chain."""
         self.epochs: dict[int, int] = {}
-        """The first step of each epoch, by what witnesses stated."""
+        """The first step of each epoch, from attestations."""
         self.transactions = 0
         self.lamports = 0
 
 
 class RunRecords:
-    """The records of one run id. The one on chain is shown, or until that is known the newest."""
+    """The records of one run id. The run on chain is shown; until that is known, the newest one."""
 
     def __init__(self, run_id: str) -> None:
         self.shown = RunRecord(RunName(run_id, "", 0, ""))

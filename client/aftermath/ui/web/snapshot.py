@@ -1,7 +1,7 @@
-"""A run at one moment as the page receives it, whether read from the chain or rebuilt from events.
+"""A run at one moment as the page receives it, read from the chain or rebuilt from events.
 
-Unknown values are absent: events do not say what a run waits for, and the chain does not say what a
-member sent. Words come from `events`, as everywhere. The page only counts seconds.
+Unknown values are absent: events do not contain what a run waits for, and the chain does not
+contain a member's traffic. `events` makes the texts, as everywhere. The page only counts seconds.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from aftermath.events.status import MemberStatus, RunStatus
 from aftermath.rules.state import RunState
 
 STATES = {state.name.lower(): state_words(state.name) for state in RunState}
-"""The states of a run, and what people call them."""
+"""The states of a run, and their names for people."""
 
 
 class Figures(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -28,7 +28,7 @@ class Figures(msgspec.Struct, frozen=True, omit_defaults=True):
     sent: int | None = None
     received: int | None = None
     bytes_per_second: int | None = None
-    """Sent to peers, as it states on chain; of members without events."""
+    """Bytes sent to peers per second, as attested on chain. Only for members without events."""
 
 
 class MemberSnapshot(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 MOST_VIEWERS = 256
 MOST_OTHERS = 128
-"""Connections that are pushed to, and those that ask, have asked, or say nothing."""
+"""Maximum viewers, which receive pushes, and maximum other connections."""
 _PAGE = Path(__file__).parent / "page"
 _KINDS = {
     ".html": "text/html",
@@ -40,11 +40,13 @@ _KINDS = {
 _LEAST_SECONDS = 0.25
 _STALLED_SECONDS = 15.0
 _PING_SECONDS = 20.0
-"""Between two messages to a viewer; for one to be taken; between pings."""
-_ANSWER_SECONDS = 5.0  # for which a first look at a run waits for the chain
-# for which a connection stays on which nothing is asked: each holds a file of this process
+"""Minimum seconds between two messages to a viewer, seconds for it to accept one, and seconds
+between pings.
+"""
+_ANSWER_SECONDS = 5.0  # seconds that the first request for a run waits for the chain
+# seconds that an idle connection may stay open; each takes a file descriptor
 _IDLE_SECONDS = 20.0
-_MOST_HEARD = 1024  # bytes of a viewer's message, of which none is expected
+_MOST_HEARD = 1024  # bytes of a viewer's message; none is expected
 _SAFE = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -62,8 +64,8 @@ class ObserveError(AftermathError):
 
 
 class _Entrance:
-    """Accepts connections up to a limit. The oldest gives way, because each holds a file
-    descriptor.
+    """Accepts connections up to a limit, because each takes a file descriptor. Beyond it, the
+    oldest is closed.
     """
 
     def __init__(self, server: web.Server) -> None:
@@ -75,7 +77,7 @@ class _Entrance:
             oldest = next(iter(self._others))
             del self._others[oldest]
             if oldest.transport is not None:
-                oldest.transport.abort()  # `close` would wait for who takes nothing
+                oldest.transport.abort()  # `close` would wait for a client that does not read
         made = self._server()
         self._others[made] = None
         return made
@@ -159,15 +161,15 @@ class ObserverServer:
         """Reject a request for a host name that is not ours.
 
         Any site can have its own name resolve to this machine (DNS rebinding). A browser then takes
-        the observer's answers for that site's. An IP address in the header is no name, so it is
-        safe.
+        the observer's answers for that site's. An IP address in the header is safe, because it is
+        not a name.
         """
         header = request.headers.get("Host")
         if header is not None:
             name = host_of(header)
             if name not in self._names and not is_address(name):
                 raise web.HTTPForbidden(
-                    text="the observer has another name; observe --name NAME adds one\n"
+                    text="the observer does not accept this host name; add it with observe --name NAME\n"
                 )
         return await handler(request)
 
@@ -200,7 +202,7 @@ class ObserverServer:
     async def _then(self, request: web.Request) -> web.Response:
         moment = self._asked(request).past.before(int(request.match_info["at"]))
         if moment is None:
-            raise web.HTTPNotFound(text="nothing is known of that time\n")
+            raise web.HTTPNotFound(text="there is no data for that time\n")
         return _json(moment)
 
     def _asked(self, request: web.Request) -> ObservedRun:
@@ -210,7 +212,7 @@ class ObserverServer:
             raise web.HTTPNotFound(text=f"{error.message}\n") from None
         if run is None:
             raise web.HTTPServiceUnavailable(
-                text="as many runs are looked at as this observer follows\n"
+                text="this observer already follows as many runs as it can\n"
             )
         return run
 
@@ -283,7 +285,8 @@ class ObserverServer:
         try:
             await socket.prepare(request)
             pushing.append(asyncio.create_task(push()))
-            await socket.receive()  # a page says nothing: whatever comes, the viewer goes
+            # the page never sends anything, so any message means that the viewer leaves
+            await socket.receive()
         except ConnectionError:
             pass
         finally:
@@ -298,8 +301,8 @@ class ObserverServer:
 
 
 def host_of(header: str) -> str:
-    """Return the host of a `Host` header, without its port and brackets; empty for what is not
-    one.
+    """Return the host of a `Host` header, without port and brackets. Empty if the header is not
+    valid.
     """
     try:
         return (urlsplit(f"//{header}").hostname or "").lower()
