@@ -1,6 +1,4 @@
-"""Members whose tiers keep layers and heads of their own train one model; one is killed and comes
-back.
-"""
+"""Tiers with their own layers and heads train one model. One member is killed and returns."""
 
 from __future__ import annotations
 

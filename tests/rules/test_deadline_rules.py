@@ -1,4 +1,4 @@
-"""When a tick is due and who sends it."""
+"""Test when a tick is due and who sends it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run id means the run that a member joined first."""
+"""Test that a run id means the run that a member joined first."""
 
 from __future__ import annotations
 
