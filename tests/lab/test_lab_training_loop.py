@@ -248,7 +248,7 @@ def test_finished_training_is_reported_and_not_repeated(place: Path) -> None:
 
 
 def test_partial_checkpoint_of_killed_process_is_removed(place: Path) -> None:
-    left = place / "out" / f".partial-{2**22 + 1}-x"  # no process has a number so high
+    left = place / "out" / f".partial-{2**22 + 1}-x"  # higher than any process id
     left.mkdir(parents=True)
     (left / "model.safetensors").write_bytes(b"half")
     train(place, out=place / "out")

@@ -60,7 +60,7 @@ def test_upload_continues_during_next_epoch(tmp_path: Path, repository: Reposito
     assert sim.check() == 24
     assert len(sim.players[0].saw("applied")) == 6
     assert not _warned(sim.players[0])
-    # although the run is over
+    # although the run has finished
     assert (sim.model.checkpoint_step, sim.model.checkpoint.revision) == (7, "sim-step-6")
     weights = load(repository.place / "sim-step-6", 0)
     assert [level_hash(weights, sim.schema.state, level) for level in range(3)] == list(
@@ -177,7 +177,7 @@ def test_directory_does_not_replace_hub_checkpoint(tmp_path: Path, repository: R
         )
         sim.hub = None
         sim.add(0)
-        # it has shown its level 0
+        # the member has shown level 0
         await sim.until(lambda run: run.epoch == 3 and run.state is RunState.ROUND_TRAIN)
         await sim.kill(players[0])
         await sim.until_finished()

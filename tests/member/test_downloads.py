@@ -105,7 +105,7 @@ def test_cancelled_download_releases_its_slot() -> None:
         tasks[0].cancel()  # it holds the turn, which goes to the third
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        tasks[2].cancel()  # it has been given the turn
+        tasks[2].cancel()  # it has the slot already
         await asyncio.wait(tasks)
         async with asyncio.timeout(1), turns.turn(b"b"):
             pass

@@ -40,7 +40,7 @@ def seat_of(player: SimMember) -> int:
     return seat
 
 
-# --- who copies -----------------------------------------------------------------------------------
+# --- copying --------------------------------------------------------------------------------------
 
 
 def copies(
@@ -192,7 +192,7 @@ def test_copied_result_with_lying_witness_is_not_credited(tmp_path: Path) -> Non
     assert sim.run.lost_sequences == 0
 
 
-# --- who abuses it --------------------------------------------------------------------------------
+# --- abusing the defence --------------------------------------------------------------------------
 
 
 def _closes_early_and_continues(player: SimMember) -> None:
@@ -286,7 +286,7 @@ def test_witness_never_closing_delays_nobody(tmp_path: Path, overlap: int) -> No
     assert max(later - now for now, later in pairwise(rounds)) < 0.8 * ROUND_SECONDS
 
 
-# --- who restarts, and small runs -----------------------------------------------------------------
+# --- restarts and small runs ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("overlap", EITHER_OVERLAP)
@@ -315,7 +315,7 @@ def test_restarted_member_reveals_earlier_commitment(tmp_path: Path) -> None:
         await asyncio.sleep(0.1)
         await sim.kill(players[3])
         sim.start(players[3])
-        header = (await sim.until_round(3)).round(2)  # whose witnesses judged round 1
+        header = (await sim.until_round(3)).round(2)  # its witnesses judged round 1
         assert header is not None
         credited.append(bitmap.contains(header.attested, seat_of(players[3])))
         await sim.until(lambda run: run.state is RunState.COOLDOWN)
@@ -326,7 +326,7 @@ def test_restarted_member_reveals_earlier_commitment(tmp_path: Path) -> None:
     sim.check(dropped=[sim.players[3]])
 
 
-# --- the law --------------------------------------------------------------------------------------
+# --- the invariant --------------------------------------------------------------------------------
 
 
 def test_closing_on_timely_member_violates_invariant(tmp_path: Path) -> None:

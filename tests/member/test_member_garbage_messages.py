@@ -22,14 +22,14 @@ from fuzz.mutations import mutations, nested
 from member.dishonest_members import sign
 from member.short_runs import SHORT
 
-READY = b"\x02"  # the head of what is no commitment
+READY = b"\x02"  # the head of an announcement that is not a commitment
 
 
 def noise(player: SimMember, said: bytes) -> Iterator[bytes]:
     """Yield announcements that no member sends: too deeply nested, signed or not, and changed real
     ones.
     """
-    unknown = b"\x81\xa1x"  # a map whose one field nobody knows
+    unknown = b"\x81\xa1x"  # a map with one unknown field
     for body in (nested(1000), unknown + nested(1000), nested(MAX_ANNOUNCEMENT_BYTES - 100)):
         yield body
         yield msgspec.msgpack.encode([body, bytes(64)])

@@ -318,5 +318,5 @@ def test_members_fast_enough_for_one_second_rounds_learn(tmp_path: Path, overlap
 
     sim = play(tmp_path, story, overlap=overlap, max_round_train_time=1, **SHORT)
     applied = sum(event["results"] for event in sim.players[0].saw("applied"))
-    # the chain counts whole seconds, so a round may end before anybody has announced
+    # the chain counts whole seconds, so a round may end before any announcement
     assert applied > 6 * 3 / 2

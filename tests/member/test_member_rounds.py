@@ -200,7 +200,7 @@ def test_measured_speed_includes_all_round_work(tmp_path: Path, seconds: float, 
 
     async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]
-        await sim.until_round(2)  # the first whose work is both
+        await sim.until_round(2)  # the first round with both kinds of work
         _slow_down(players[2], seconds)
         await sim.until(lambda run: run.epoch == 1)
 

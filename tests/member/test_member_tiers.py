@@ -44,7 +44,7 @@ DEEPSEEK = HEADS | {
     "q_lora_rank": 6,
     "kv_lora_rank": 4,
     "qk_nope_head_dim": 4,
-    "head_dim": 2,  # as everybody computes it, whatever a Llama says
+    "head_dim": 2,  # equals qk_rope_head_dim and overrides HEADS
     "qk_rope_head_dim": 2,
     "v_head_dim": 4,
     "n_routed_experts": 4,

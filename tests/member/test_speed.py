@@ -131,10 +131,10 @@ def test_slow_measurement_is_reported_and_abandoned(
             2,
             48,
             "48 sequences and take 48 s",
-        ),  # the two that are there are as fast, and who is to come is thought so
+        ),  # the two present members are as fast, and the missing ones are assumed to be
         (60, 0, 32, "32 sequences and take 32 s"),
         (60, 8, 12, ""),
-        (1, 8, 1, "1 sequence and take 60 s or more"),  # nobody has less
+        (1, 8, 1, "1 sequence and take 60 s or more"),  # the smallest share
     ],
 )
 def test_too_slow_machine_is_warned_before_join(

@@ -200,7 +200,7 @@ def test_level_committee_holds_level_and_has_delivered(
     cooldown = run(
         RunState.COOLDOWN, rounds=(header(bitmap.from_seats(present), seed=seed),), levels=levels
     )
-    # Nobody speaks of a level whose established holder was dropped, if three or more are
+    # No member attests a level whose established holder was dropped, if three or more are
     # established.
     withheld = levels
     if len(before) >= committee.ENOUGH:

@@ -114,7 +114,7 @@ def test_result_is_applied_iff_quorum_recorded_the_same(
     true, forged = ({seat: rng.randbytes(32) for seat in range(clients)} for _ in range(2))
     watched = data.draw(st.integers(0, clients - 1))
     seen, other = (consensus.fingerprint(of[watched], roster, SEED) for of in (true, forged))
-    assume(seen != other)  # of many members it has ten bits only
+    assume(seen != other)  # in a large roster, a fingerprint has only ten bits
     honest = data.draw(st.integers(0, elected))
     witnesses = [
         attest(w, {watched: true[watched] if w < honest else forged[watched]}, roster)

@@ -385,7 +385,9 @@ def test_level_judges_match_program(chain: Onchain, seed: int, overlap: int) -> 
         before = chain.members
         assert closed is not None
         chain.at(chain.now + 1)
-        _attest(chain, rng, 0, everybody)  # the first of the next round has the one before counted
+        _attest(
+            chain, rng, 0, everybody
+        )  # the first attestation of the next round counts the previous round
         held = {one.seat: consensus.unpack_fingerprints(one, everybody) for one in attestations}
         accepted = consensus.consensus(closed, attestations, everybody)
         for seat in range(size):

@@ -126,7 +126,7 @@ def test_simulated_member_events_have_no_date(tmp_path: Path) -> None:
     for place in (tmp_path / "one", tmp_path / "two"):
         sim = play(place, story, total_steps=3, rounds_per_epoch=3)
         assert sim.check() > 0
-        # The directory of checkpoints is another one each time.
+        # The checkpoint directory differs each time.
         kept = [
             [event for event in player.events if event["kind"] != "checkpoint"]
             for player in sim.players

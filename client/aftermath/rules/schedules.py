@@ -1,9 +1,9 @@
 """The learning rate of a step.
 
-Every replica must get the same bits, so only correctly rounded operations are used. These are + - *
-/ on IEEE doubles in a fixed order, and a cosine from decimal arithmetic, because `cos` differs
-between C libraries. Schedules follow upstream Psyche, except that the cosine stays at its final
-rate after `total_steps`.
+Every replica must get the same bits, so all operations are correctly rounded: basic arithmetic on
+IEEE doubles in a fixed order, and a cosine from decimal arithmetic. `cos` differs between C
+libraries. Schedules follow upstream Psyche, except that the cosine stays at its final rate after
+`total_steps`.
 """
 
 from __future__ import annotations
