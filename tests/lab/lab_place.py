@@ -1,4 +1,4 @@
-"""A tiny model and token files on disk, and a training of them in this process."""
+"""A tiny model and token files on disk, and their training in this process."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ INNER = DISTRO | {"optimizer": "sparseloco", "inner_steps": 2}
 
 
 def prepare(root: Path) -> Path:
-    """`model`, `tokens` and `held-out` below a directory: text with a pattern that can be
+    """Write `model`, `tokens` and `held-out` to a directory. The text has a pattern that can be
     learnt.
     """
     write_checkpoint(root / "model", init_weights(CONFIG, 0), CONFIG, tier=0, companions={})
@@ -39,7 +39,7 @@ def prepare(root: Path) -> Path:
 
 
 def settings(root: Path, **given: Any) -> LabSettings:
-    """Settings for `prepare`'s files: quick ones unless something else is said."""
+    """Return settings for `prepare`'s files, small by default."""
     quick: dict[str, Any] = {
         "seq_len": 16,
         "steps": 8,
@@ -59,7 +59,7 @@ def settings(root: Path, **given: Any) -> LabSettings:
 def course(
     root: Path, screen: list[Event] | None = None, on: torch.device = CPU, **given: Any
 ) -> Course:
-    """A training as the command makes it."""
+    """Return a training as the command creates it."""
     torch.set_num_threads(1)
     said = settings(root, **given)
     recipe = recipe_of(said)
@@ -73,14 +73,14 @@ def course(
 
 
 def train(root: Path, **given: Any) -> list[Said]:
-    """Train, and return the events from start to end."""
+    """Train, and return all events."""
     events: list[Event] = []
     course(root, events, **given).run()
     return [plain(event) for event in events]
 
 
 def told(out: Path) -> list[Said]:
-    """The events in a directory, without what depends on the clock."""
+    """Return the events in a directory, without what depends on the clock."""
     events = [json.loads(line) for line in (out / EVENTS).read_text().splitlines()]
     return [
         {k: v for k, v in event.items() if k not in ("at", "t", "seconds", "done")}

@@ -1,4 +1,4 @@
-"""The laboratory on a simulated GPU ends with the CPU's bits, also after a resume."""
+"""Test that a training on a simulated GPU ends with the CPU's bits, also after a resume."""
 
 from __future__ import annotations
 

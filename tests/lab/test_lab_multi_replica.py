@@ -1,6 +1,4 @@
-"""The laboratory's replicas are a run's: what it computes is what members of a simulated run
-compute, bit by bit.
-"""
+"""Test that the lab's replicas compute what members of a simulated run compute, bit by bit."""
 
 from __future__ import annotations
 
@@ -67,8 +65,8 @@ def replica(tier: int, schema: Any = SCHEMA) -> Replica:
 def test_together_equals_members_of_simulated_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rules: dict[str, Any]
 ) -> None:
-    """Members of a simulated run say which sequences were whose; after every step all levels must
-    be the same.
+    """Train the sequences that members of a simulated run trained. All levels must be equal after
+    every step.
     """
     plans: dict[int, RoundPlan] = {}
 
@@ -114,7 +112,7 @@ def test_together_equals_members_of_simulated_run(
 
 @pytest.mark.parametrize("overlap", [0, 1])
 def test_results_wait_for_as_many_rounds_as_overlap(overlap: int) -> None:
-    """Against a chain of the optimizer's own calls."""
+    """Compare with a sequence of the optimizer's own calls."""
     together = Together([replica(0), replica(1)], lambda step: 0.01, overlap)
     plain = [replica(0), replica(1)]
     waiting = []
@@ -159,7 +157,7 @@ def test_results_wait_for_as_many_rounds_as_overlap(overlap: int) -> None:
 def test_inner_step_members_have_equal_levels_after_each_step(
     changed: dict[str, Any], overlap: int
 ) -> None:
-    """The members have unequal tiers and shares, and one result in five is not accepted."""
+    """The members have different tiers and shares, and one result in five is rejected."""
     schema = Schema(
         SCHEMA.state, SparseLoCo(inner_steps=2, topk=4, topk_embeddings=9, chunk=8, **changed)
     )

@@ -1,4 +1,4 @@
-"""The recipe of a training: a run's config, overriding options, defaults, and errors."""
+"""Test the recipe of a training: a run's config, overriding options, defaults, and errors."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_recipe_of_run_config_is_complete() -> None:
 
 @pytest.fixture
 def on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A Hub on this machine with the repository team/tiny."""
+    """Return a Hub on this machine with the repository team/tiny."""
     hub = Hub()
     write_checkpoint(tmp_path / "tiny", init_weights(CONFIG, 0), CONFIG, tier=0, companions={})
     hub.repos["team/tiny"] = {
@@ -450,7 +450,7 @@ def test_invalid_config_error_has_its_line(tmp_path: Path) -> None:
 
 
 def test_sparseloco_defaults_are_warned() -> None:
-    """A share takes as many inner steps as it has sequences at most, and results that travel are
+    """A share makes at most as many inner steps as it has sequences, and delayed results are
     applied too late.
     """
     plenty = bare(optimizer="sparseloco", members=3, total_batch=12)

@@ -1,5 +1,5 @@
-"""The course of a training on real tokens: it learns, says so, can be stopped anywhere, and ends
-with the same bits.
+"""Test a training on real tokens: it learns, reports, resumes anywhere, and ends with the same
+bits.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def place(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("arm", ["adamw", "distro"])
 @pytest.mark.parametrize("steps", [8, 3])
 def test_diverging_training_ends_with_error(place: Path, arm: str, steps: int) -> None:
-    """`steps`: so that it is found in mid-course, or only at its end."""
+    """With `steps`, it diverges in mid-course, or is detected only at the end."""
     huge = {
         name: tensor * 1e30
         for name, tensor in load_file(place / "model" / "model.safetensors").items()
@@ -79,11 +79,11 @@ def test_diverging_training_ends_with_error(place: Path, arm: str, steps: int) -
 
 
 class Killed(Exception):
-    """Stands for kill -9: nothing after it is done."""
+    """Stands for kill -9: the process does nothing afterwards."""
 
 
 def killed_after(training: Course, steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run, and die after `steps` steps of this process, before anything else is done."""
+    """Run, and die after `steps` steps of this process, before it does anything else."""
     whole = Course._step
     count = itertools.count(1)
 
@@ -168,9 +168,7 @@ def test_killed_training_resumes_to_same_end(
 def test_training_resumed_without_state_gets_other_weights(
     place: Path, monkeypatch: pytest.MonkeyPatch, arm: str
 ) -> None:
-    """A training that resumes with weights alone ends elsewhere: the rest of the state is
-    needed.
-    """
+    """Resuming with weights alone gives other results, so the rest of the state is needed."""
     options = ARMS[arm] | {"save_every": 2}
     train(place, **options, out=place / "whole")
     training = course(place, **options, out=place / "cut")
@@ -250,7 +248,7 @@ def test_finished_training_is_reported_and_not_repeated(place: Path) -> None:
 
 
 def test_partial_checkpoint_of_killed_process_is_removed(place: Path) -> None:
-    left = place / "out" / f".partial-{2**22 + 1}-x"  # no process has a number so high
+    left = place / "out" / f".partial-{2**22 + 1}-x"  # higher than any process id
     left.mkdir(parents=True)
     (left / "model.safetensors").write_bytes(b"half")
     train(place, out=place / "out")
@@ -371,7 +369,7 @@ def test_training_directory_is_exclusive(place: Path) -> None:
 
 @contextlib.contextmanager
 def largest_file(limit: int) -> Iterator[None]:
-    """Have the system refuse to write beyond `limit` bytes of any file, as on a full disk."""
+    """Let the system refuse to write beyond `limit` bytes of any file, as on a full disk."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
     try:

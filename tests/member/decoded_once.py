@@ -1,8 +1,8 @@
-"""A fixture for simulated runs: it decodes each result once for all members, which are in one
-process.
+"""A fixture for simulated runs that decodes each result once for all members.
 
-Decoding is a pure function, and takes a fifth of a simulated run's time. A member that changed
-votes in place would change them for the others, and their replicas would differ.
+All members are in one process, and decoding is a pure function that takes a fifth of a simulated
+run's time. If a member changed votes in place, it would change them for the others, and the
+replicas would differ.
 """
 
 from __future__ import annotations

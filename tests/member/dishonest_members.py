@@ -1,5 +1,5 @@
-"""Members that lie: real members whose announcements, payloads or tensors are exchanged for others
-on the way out.
+"""Dishonest members: real members whose outgoing announcements, payloads or tensors are
+replaced.
 """
 
 from __future__ import annotations
@@ -28,9 +28,7 @@ Lie = Callable[[Commitment, SimTransport], Awaitable[None]]
 
 
 def falsify_results(player: SimMember, lie: Lie) -> None:
-    """From now on `lie` announces what this member has to announce of a round, and it answers no
-    questions.
-    """
+    """Replace all later announcements of results by `lie`, and answer no questions."""
     transport = player.transport
     assert transport is not None
     honest = transport.announce
@@ -59,7 +57,7 @@ def tell_all(transport: SimTransport, raw: bytes) -> None:
 
 
 def payload_of(player: SimMember, said: Commitment, transport: SimTransport, level: int) -> bytes:
-    """What it encoded, which it serves masked."""
+    """Return the encoded payload, which the member serves masked."""
     return masked(
         transport._blobs[said.levels[level].blake3],
         key_of(player.identity.secret(), said.place),
@@ -70,16 +68,14 @@ def payload_of(player: SimMember, said: Commitment, transport: SimTransport, lev
 def with_payload(
     player: SimMember, said: Commitment, transport: SimTransport, level: int, data: bytes
 ) -> Commitment:
-    """Return the commitment with these bytes, masked, in place of its own."""
+    """Return the commitment to these bytes, masked, instead of the member's own."""
     sealed = masked(data, key_of(player.identity.secret(), said.place), level)
     levels = {**said.levels, level: LevelPayload(transport.publish(sealed), len(data))}
     return msgspec.structs.replace(said, levels=levels)
 
 
 def garbage_in(player: SimMember, levels: range) -> Lie:
-    """Commits to bytes of the right size that are no encoding (no set of places has this number),
-    for these levels.
-    """
+    """Commit, at these levels, to bytes of the right size that are not a valid encoding."""
 
     async def lie(said: Commitment, transport: SimTransport) -> None:
         for level in levels:
@@ -91,7 +87,7 @@ def garbage_in(player: SimMember, levels: range) -> Lie:
 
 
 def hides(player: SimMember, level: int) -> Lie:
-    """Commits to a right result and serves all of it but one level."""
+    """Commit to a correct result and serve all levels except one."""
 
     async def lie(said: Commitment, transport: SimTransport) -> None:
         transport.retract(said.levels[level].blake3)
@@ -101,7 +97,7 @@ def hides(player: SimMember, level: int) -> Lie:
 
 
 def serves_late(player: SimMember, level: int, seconds: float) -> Lie:
-    """Commits to a right result and serves one level of it so much later."""
+    """Commit to a correct result and serve one level with a delay."""
 
     async def lie(said: Commitment, transport: SimTransport) -> None:
         digest = said.levels[level].blake3
@@ -113,7 +109,7 @@ def serves_late(player: SimMember, level: int, seconds: float) -> Lie:
 
 
 def hides_from(player: SimMember, level: int, victims: Sequence[SimMember]) -> Lie:
-    """Commits to a right result and serves one level of it to everybody but these."""
+    """Commit to a correct result and serve one level to all members except these."""
     hidden: set[bytes] = set()
     for victim in victims:
         assert victim.transport is not None
@@ -127,7 +123,7 @@ def hides_from(player: SimMember, level: int, victims: Sequence[SimMember]) -> L
 
 
 def never_fetch_from(transport: SimTransport, shunning: bytes, hidden: set[bytes]) -> None:
-    """What is `hidden` is served by that one to everybody but this one."""
+    """Let the peer `shunning` refuse the `hidden` payloads to this transport."""
     fetch = transport.fetch
 
     async def found(
@@ -140,9 +136,7 @@ def never_fetch_from(transport: SimTransport, shunning: bytes, hidden: set[bytes
 
 
 def conspire(players: Sequence[SimMember], level: int) -> None:
-    """From now on these members serve that level of their results to one another and to nobody
-    else.
-    """
+    """Let these members serve a level of their results only to each other."""
     shared: dict[bytes, bytes] = {}
     for player in players:
         transport = player.transport
@@ -173,7 +167,7 @@ def _shares_with_few(player: SimMember, level: int, shared: dict[bytes, bytes]) 
 
 
 def nan_in(sim: SimulatedRun, player: SimMember) -> Lie:
-    """Commits to float votes that are NaN."""
+    """Commit to float votes that are NaN."""
 
     async def lie(said: Commitment, transport: SimTransport) -> None:
         for level in said.levels:
@@ -187,7 +181,7 @@ def nan_in(sim: SimulatedRun, player: SimMember) -> Lie:
 
 
 def other_result(sim: SimulatedRun, said: Commitment, transport: SimTransport) -> Commitment:
-    """Another valid result of the same share: one vote of the common level has the other sign."""
+    """Return another valid result of the share: one vote of the common level has the other sign."""
     level, player = (
         max(said.levels),
         next(player for player in sim.players if player.id == said.sender),
@@ -198,7 +192,7 @@ def other_result(sim: SimulatedRun, said: Commitment, transport: SimTransport) -
 
 
 def offer_garbage(sim: SimulatedRun, player: SimMember, fill: float) -> None:
-    """Answer every joiner with a well-formed manifest of tensors full of one number."""
+    """Answer every joiner with a valid manifest of tensors that are full of one number."""
     transport = player.transport
     assert transport is not None
 
@@ -217,9 +211,7 @@ def offer_garbage(sim: SimulatedRun, player: SimMember, fill: float) -> None:
 
 
 def offer_inconsistently(player: SimMember, friends: Collection[bytes]) -> None:
-    """From now on it offers the model as it is to `friends`, and one that it makes up to everybody
-    else.
-    """
+    """Offer the real model to `friends` and a made-up one to all others."""
     transport = player.transport
     member = player.member
     assert transport is not None

@@ -13,7 +13,7 @@ from aftermath.model import store
 
 
 class Disk:
-    """Makes the writing of a checkpoint's weights fail while it is full, or the next `failures`
+    """Lets writing a checkpoint's weights fail while the disk is full, or for the next `failures`
     times.
     """
 

@@ -1,4 +1,4 @@
-"""A place that takes uploads, instead of the Hub."""
+"""A local replacement for the Hub that takes uploads."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from aftermath.member.checkpoint_writer import Hub
 
 
 class Repository:
-    """Copies what is uploaded to a directory per commit, which is named after the message."""
+    """Copies each upload to a directory per commit, named by the commit message."""
 
     def __init__(self, place: Path) -> None:
         self.place = place
@@ -36,7 +36,7 @@ class Repository:
 
 
 def raising(error: Exception) -> Callable[[], None]:
-    """A function that raises this."""
+    """Return a function that raises this error."""
 
     def fail() -> None:
         raise error

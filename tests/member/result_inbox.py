@@ -1,6 +1,4 @@
-"""A small round as its members see it: three members of tiers 0, 1 and 2, and the results of member
-0.
-"""
+"""A small round of three members of tiers 0, 1 and 2, with the results that member 0 received."""
 
 from __future__ import annotations
 
@@ -66,7 +64,7 @@ def plan_of(height: int = 4) -> RoundPlan:
 
 
 def empty_payload(level: int) -> bytes:
-    """A valid result that votes for nothing."""
+    """Return a valid payload without votes."""
     entries = SCHEMA.results.entries(level)
     return encode_level(
         SCHEMA.results, level, np.full(entries, 0xFFFF, np.uint16), np.zeros(entries, np.float32)
@@ -76,7 +74,7 @@ def empty_payload(level: int) -> bytes:
 def commitment_of(
     transport: SimTransport | None, seat: int, height: int = 4, **changed: Any
 ) -> Commitment:
-    """What member `seat` has to announce; its payloads are published on `transport`."""
+    """Return the commitment of member `seat`. Its payloads are published on `transport`."""
     levels = {}
     place = plan_of(height).place(seat)
     key = key_of(SECRETS[seat], place)
@@ -105,7 +103,7 @@ def commitment_of(
 
 
 def key_to(said: Commitment, **changed: Any) -> Key:
-    """What opens the result of a member."""
+    """Return the key to a member's result."""
     good = Key(
         sender=said.sender,
         signer=said.signer,
@@ -116,7 +114,7 @@ def key_to(said: Commitment, **changed: Any) -> Key:
 
 
 class ResultInbox:
-    """The results of member 0, and the transports of all three."""
+    """The results of member 0, and the transports of all three members."""
 
     def __init__(self, epoch: int = 2) -> None:
         network = SimNetwork()
@@ -145,7 +143,7 @@ class ResultInbox:
         return said
 
     def hear_sealed(self, seat: int, height: int = 4, **changed: Any) -> Commitment:
-        """Announce a result like `announce`, without its key."""
+        """Announce a result like `announce`, but without its key."""
         said = commitment_of(self.transports[seat], seat, height, **changed)
         self.results.hear(said, encode_announcement(said, SECRETS[seat]))
         return said

@@ -1,4 +1,4 @@
-"""Rules of a simulated run that is as short as most tests need."""
+"""The rules of a simulated run that is as short as most tests allow."""
 
 from __future__ import annotations
 

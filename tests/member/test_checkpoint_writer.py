@@ -1,6 +1,4 @@
-"""Checkpoints on the Hub: uploading takes longer than a cooldown, and costs the member that does it
-nothing.
-"""
+"""Uploads of checkpoints to the Hub outlast a cooldown and do not delay their member."""
 
 from __future__ import annotations
 
@@ -31,7 +29,7 @@ def repository(tmp_path: Path) -> Repository:
 def _start(
     sim: SimulatedRun, repository: Repository, *tiers: int, seconds: float = 20.0
 ) -> list[SimMember]:
-    """Add a member of tier 0 and others of these tiers. Each upload takes it `seconds`, more than a
+    """Add a tier-0 member and others of these tiers. Each upload takes `seconds`, more than a
     cooldown.
     """
     sim.hub = repository.hub
@@ -62,7 +60,7 @@ def test_upload_continues_during_next_epoch(tmp_path: Path, repository: Reposito
     assert sim.check() == 24
     assert len(sim.players[0].saw("applied")) == 6
     assert not _warned(sim.players[0])
-    # although the run is over
+    # although the run has finished
     assert (sim.model.checkpoint_step, sim.model.checkpoint.revision) == (7, "sim-step-6")
     weights = load(repository.place / "sim-step-6", 0)
     assert [level_hash(weights, sim.schema.state, level) for level in range(3)] == list(
@@ -71,7 +69,7 @@ def test_upload_continues_during_next_epoch(tmp_path: Path, repository: Reposito
 
 
 def test_newest_waiting_checkpoint_is_uploaded_next(tmp_path: Path, repository: Repository) -> None:
-    """Steps 3, 6, 9 and 12 are saved; the upload of step 3 outlasts the next two epochs."""
+    """Steps 3, 6, 9 and 12 are saved. The upload of step 3 outlasts the next two epochs."""
 
     async def story(sim: SimulatedRun) -> None:
         _start(sim, repository, seconds=60.0)
@@ -144,7 +142,9 @@ def test_refusing_hub_costs_only_the_upload(tmp_path: Path, repository: Reposito
 def test_upload_after_recorded_directory_is_a_warning(
     tmp_path: Path, repository: Repository
 ) -> None:
-    """The directory is there first, and stays where its member's turn is before the other's."""
+    """The directory is recorded first and stays if its member's turn comes before the
+    uploader's.
+    """
 
     async def story(sim: SimulatedRun) -> None:
         _start(sim, repository, 1, 2, seconds=12.0)
@@ -168,9 +168,7 @@ def test_upload_after_recorded_directory_is_a_warning(
 
 @pytest.mark.slow
 def test_directory_does_not_replace_hub_checkpoint(tmp_path: Path, repository: Repository) -> None:
-    """Once the run's checkpoint is on the Hub, a member that only writes to a directory leaves it
-    there.
-    """
+    """If the run's checkpoint is on the Hub, a member that only writes to a directory keeps it."""
 
     async def story(sim: SimulatedRun) -> None:
         players = _start(sim, repository, 1, 2)
@@ -179,7 +177,7 @@ def test_directory_does_not_replace_hub_checkpoint(tmp_path: Path, repository: R
         )
         sim.hub = None
         sim.add(0)
-        # it has shown its level 0
+        # the member has shown level 0
         await sim.until(lambda run: run.epoch == 3 and run.state is RunState.ROUND_TRAIN)
         await sim.kill(players[0])
         await sim.until_finished()
@@ -228,8 +226,8 @@ def test_background_error_of_archive_is_a_warning(tmp_path: Path, repository: Re
 def test_upload_without_name_leaves_directory_on_chain(
     tmp_path: Path, repository: Repository
 ) -> None:
-    """The first copy fails, the second arrives; the run's checkpoint is the directory of each
-    epoch.
+    """The first upload fails, the second succeeds. The run's checkpoint is each epoch's
+    directory.
     """
 
     def refuse() -> None:

@@ -1,6 +1,4 @@
-"""What checkpoints leave on the disk: what is still needed stays, everything else goes, whatever
-happens.
-"""
+"""Files that checkpoints leave on the disk: needed ones stay, and all others are removed."""
 
 from __future__ import annotations
 
@@ -26,7 +24,7 @@ def repository(tmp_path: Path) -> Repository:
 
 @pytest.fixture
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The system's temporary folder, empty."""
+    """Return an empty directory that replaces the system's temporary one."""
     place = tmp_path / "tmp"
     place.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(place))
@@ -41,8 +39,8 @@ def _in(place: Path) -> list[str]:
 def test_archive_without_directory_leaves_no_files(
     tmp_path: Path, repository: Repository, temporary: Path, fails: bool
 ) -> None:
-    """Not even of a killed process. A member whose uploads fail holds the last model until one
-    works.
+    """A killed process leaves none either. After failed uploads, a member keeps the last model
+    until one works.
     """
     dead = subprocess.Popen(["true"])
     dead.wait()
@@ -121,8 +119,8 @@ def test_save_with_unexpected_error_is_a_warning(
 def test_old_steps_are_deleted_except_the_uploading_one(
     tmp_path: Path, repository: Repository
 ) -> None:
-    """Step 3 is being uploaded all the time and 18 waits; the chain has recorded the directories of
-    the four newest.
+    """Step 3 is uploading all the time and 18 waits. The chain has recorded the four newest
+    directories.
     """
 
     async def story(sim: SimulatedRun) -> None:
@@ -143,9 +141,7 @@ def test_old_steps_are_deleted_except_the_uploading_one(
 def test_old_steps_are_deleted_except_the_recorded_one(
     tmp_path: Path, keep_steps: int, newest: tuple[int, ...]
 ) -> None:
-    """From step 6 on the chain cannot be told of checkpoints. The two newest attested ones stay in
-    any case.
-    """
+    """From step 6 on, no checkpoint can be recorded. The two newest attested ones stay."""
 
     async def story(sim: SimulatedRun) -> None:
         sim.keep_steps = keep_steps
@@ -169,9 +165,7 @@ def test_old_steps_are_deleted_except_the_recorded_one(
 
 
 async def _epoch_from_the_start(sim: SimulatedRun) -> None:
-    """The owner pauses, and makes step 1 the one that comes next; returns when an epoch has been
-    gone through.
-    """
+    """Let the owner pause and set the next step to 1. Return after the next epoch."""
     sim.pause(True)
     run = await sim.until(lambda run: run.state is RunState.PAUSED)
     progress = {"epoch": run.epoch, "step": 1, "data_index": 0}
@@ -182,7 +176,7 @@ async def _epoch_from_the_start(sim: SimulatedRun) -> None:
 
 @pytest.mark.slow
 def test_step_of_rewound_past_is_deleted(tmp_path: Path) -> None:
-    """Steps 3 and 6 are saved, and then again, with what the model has learnt meanwhile."""
+    """Steps 3 and 6 are saved twice, the second time with what the model has learnt meanwhile."""
 
     async def story(sim: SimulatedRun) -> None:
         sim.add(0)

@@ -1,4 +1,4 @@
-"""A member whose training has diverged ends with an error."""
+"""A member ends with an error when its training has diverged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of which results a member fetches next, if it fetches few at once."""
+"""The order in which a member fetches results if it fetches only a few at once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STALLED = 100.0
     ],
 )
 def test_stalling_author_leaves_turns_to_others(most: int | None, ends: list[float]) -> None:
-    """50 downloads of a stalling author begin. Then six other authors' downloads take a second
+    """50 downloads from a stalled author start. Then six other authors' downloads take a second
     each.
     """
 
@@ -58,7 +58,7 @@ def test_stalling_author_leaves_turns_to_others(most: int | None, ends: list[flo
 
 
 def test_two_stalling_authors_share_half_of_the_slots() -> None:
-    """Both have failed once when four other authors' downloads begin, which take a second each."""
+    """Both have failed once when four other authors' downloads start, which take a second each."""
 
     async def story() -> None:
         turns = Downloads(4)
@@ -105,7 +105,7 @@ def test_cancelled_download_releases_its_slot() -> None:
         tasks[0].cancel()  # it holds the turn, which goes to the third
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        tasks[2].cancel()  # it has been given the turn
+        tasks[2].cancel()  # it has the slot already
         await asyncio.wait(tasks)
         async with asyncio.timeout(1), turns.turn(b"b"):
             pass
@@ -119,7 +119,7 @@ def test_cancelled_download_releases_its_slot() -> None:
 def test_success_makes_up_for_one_failed_download(
     failures: int, successes: int, order: str
 ) -> None:
-    """`x` has asked before `a`, which never failed, while another download holds the only turn."""
+    """`x` asks before `a`, which never failed, while another download holds the only slot."""
 
     async def story() -> None:
         turns = Downloads(1)

@@ -1,4 +1,4 @@
-"""Two signed results of one share are kept as evidence that convinces anybody."""
+"""Two signed results of one share are kept as evidence that anyone can check."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def signed(**changed: object) -> bytes:
 
 
 def another(said: Commitment) -> dict[str, object]:
-    """Levels of another result."""
+    """Return the levels of another result."""
     return {
         "levels": {
             level: payload._replace(blake3=b"x" * 32) for level, payload in said.levels.items()
@@ -77,8 +77,8 @@ def test_evidence_is_bounded_and_one_pair_per_share() -> None:
 
 
 def test_partial_equivocation_is_proven_by_all_members(tmp_path: Path) -> None:
-    """Nobody hears both: the witnesses' fingerprints differ, so the others' announcements are asked
-    for.
+    """No member receives both results. The witnesses' fingerprints differ, so members ask for the
+    missing ones.
     """
 
     async def story(sim: SimulatedRun) -> None:
@@ -120,7 +120,7 @@ def test_open_equivocation_is_proven_by_all_members(tmp_path: Path) -> None:
 
 
 def check_evidence(liar: SimMember, honest: list[SimMember]) -> None:
-    """Every honest member wrote down a proof against the liar, and none against anybody else."""
+    """Check that every honest member recorded a proof against the liar and none against others."""
     for player in honest:
         told = player.saw("equivocated")
         assert told, player.name
@@ -131,9 +131,7 @@ def check_evidence(liar: SimMember, honest: list[SimMember]) -> None:
 
 
 def check_ejected(sim: SimulatedRun, liar: SimMember, honest: list[SimMember]) -> None:
-    """One member showed it to the program, which ejected the liar: it counts for next to nothing
-    from then on.
-    """
+    """Check that one member submitted the proof and that the program ejected the liar."""
     told = [event for player in honest for event in player.saw("ejected")]
     assert [event["seat"] for event in told] == [seat_of(liar)]
     weights = {

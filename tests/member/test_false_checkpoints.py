@@ -1,4 +1,4 @@
-"""False places on the Hub: any tier-0 member that finished an epoch may name one, with the right
+"""False Hub checkpoints: a tier-0 member that finished an epoch may name any, with the right
 hashes.
 """
 
@@ -23,7 +23,7 @@ def _warned(player: SimMember) -> list[str]:
 
 
 def _name_falsely(sim: SimulatedRun, repo: str) -> None:
-    """Have the chain name a place on the Hub for the model that the members attested last."""
+    """Record a Hub location on chain for the model that the members attested last."""
     hashes = sim.run.level_hashes
     sim.chain.send(
         [sim.ix.checkpoint(RUN_ID, kind=CheckpointKind.HUB, repo=repo, revision="", hashes=hashes)],
@@ -33,7 +33,9 @@ def _name_falsely(sim: SimulatedRun, repo: str) -> None:
 
 @pytest.mark.slow
 def test_next_directory_replaces_false_place_and_feeds_restart(tmp_path: Path) -> None:
-    """The chain records the honest member's later directories, which stay, and it starts again."""
+    """The chain records the honest member's later directories. They stay, and the run restarts from
+    them.
+    """
 
     async def story(sim: SimulatedRun) -> None:
         honest = sim.add(0)
@@ -56,8 +58,8 @@ def test_next_directory_replaces_false_place_and_feeds_restart(tmp_path: Path) -
 
 
 def test_falsely_named_step_is_taken_from_members(tmp_path: Path) -> None:
-    """All members die. The one that kept the step begins with its own directory, and gives it to
-    the other.
+    """All members die. The one that kept the step starts from its directory and serves it to the
+    other.
     """
 
     async def story(sim: SimulatedRun) -> None:
@@ -103,7 +105,7 @@ def test_falsely_named_step_is_taken_from_members(tmp_path: Path) -> None:
 def test_directory_replaces_only_false_place(
     tmp_path: Path, repo: str, answer: Exception | None, directory: bool
 ) -> None:
-    """The member has the owner's wallet, from which the program accepts a directory at any time."""
+    """The member has the owner's wallet, from which the program always accepts a directory."""
 
     reads = list[Checkpoint]()
 

@@ -1,4 +1,4 @@
-"""Tests of which members are reported for not delivering, and which offers of the model are
+"""Test which members are reported for not delivering, and which offers of the model are
 accepted.
 """
 

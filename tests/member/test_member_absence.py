@@ -1,6 +1,4 @@
-"""Members that leave at the wrong moment: a round's witness, a holder in cooldown. The others
-continue.
-"""
+"""Members that leave at a bad moment, such as a round's witness or a holder in cooldown."""
 
 from __future__ import annotations
 
@@ -25,7 +23,7 @@ from member.short_runs import EITHER_OVERLAP
 
 
 def _witness(sim: SimulatedRun) -> SimMember:
-    """The only witness of the running round."""
+    """Return the only witness of the running round."""
     (seat,) = witnesses(sim.run.current, sim.members)
     wallet = sim.members.seats[seat].signer
     return next(player for player in sim.players if bytes(player.key.pubkey()) == wallet)
@@ -33,7 +31,7 @@ def _witness(sim: SimulatedRun) -> SimMember:
 
 @pytest.mark.parametrize("leavers", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_leaving_witness_does_not_delay_round(tmp_path: Path, leavers: int) -> None:
-    """The next in line attests as soon as it can, not when the round's time is up."""
+    """The next in line attests at once, not when the round's time is up."""
 
     async def story(sim: SimulatedRun) -> None:
         for tier in (0, 0, 1, 2):
@@ -74,7 +72,7 @@ def test_leaving_witness_in_warm_up_delays_nobody(tmp_path: Path) -> None:
 
 
 def test_death_in_warm_up_drops_member_after_first_round(tmp_path: Path) -> None:
-    """The chain learns of it from the first round, whose sequences the others train again."""
+    """The first round shows it on chain. The other members train its sequences again."""
 
     async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 0, 1, 2)]
@@ -93,7 +91,7 @@ def test_death_in_warm_up_drops_member_after_first_round(tmp_path: Path) -> None
 
 
 def test_refused_attestation_is_retried_with_backoff(tmp_path: Path) -> None:
-    """A round that its wallet cannot pay for lasts 20 seconds, and a warm-up 60."""
+    """The wallet cannot pay. A round takes 20 seconds and a warm-up 60."""
 
     async def refused(*_: object, **__: object) -> None:
         raise refusal("InsufficientFunds", "the wallet is empty")
@@ -124,9 +122,7 @@ def test_refused_attestation_is_retried_with_backoff(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_holder_dying_in_cooldown_leaves_model_attested(tmp_path: Path) -> None:
-    """The remaining one of two holders of level 0 attests it. Nothing starts again from the
-    checkpoint.
-    """
+    """The other holder of level 0 attests it, so no level returns to the checkpoint."""
 
     async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 0, 1, 2)]
@@ -154,8 +150,8 @@ def test_holder_dying_in_cooldown_leaves_model_attested(tmp_path: Path) -> None:
 def test_level_lost_before_checkpoint_does_not_block_run(
     tmp_path: Path,
 ) -> None:
-    """A new holder begins with the durable copy: the newest hash of level 0 is of weights that
-    nobody has.
+    """A new holder starts from the checkpoint, because no member has the newest weights of
+    level 0.
     """
 
     async def story(sim: SimulatedRun) -> None:
@@ -174,8 +170,8 @@ def test_level_lost_before_checkpoint_does_not_block_run(
 
 @pytest.mark.slow
 def test_stall_of_all_members_drops_nobody(tmp_path: Path) -> None:
-    """A member that had nothing to train is no judge of those who had: it would be left alone,
-    without the model.
+    """A member without a share must not have the others dropped: it would be alone, without the
+    model.
     """
 
     async def story(sim: SimulatedRun) -> None:
@@ -215,8 +211,8 @@ def test_stall_of_all_members_drops_nobody(tmp_path: Path) -> None:
 def test_member_attesting_its_withheld_share_is_dropped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a round of one sequence nobody else owes a result: that looks like a stall of all,
-    once.
+    """Only this member owes a result in a round of one sequence. The first time, that looks like a
+    stall of all.
     """
     announce = Announcing.announce
     withheld: list[int] = []
@@ -252,8 +248,8 @@ def test_member_attesting_its_withheld_share_is_dropped(
 
 @pytest.mark.parametrize("overlap", EITHER_OVERLAP)
 def test_round_finishes_when_all_suspended_members_resume(tmp_path: Path, overlap: int) -> None:
-    """Some results are there and that of the only holder of level 0 is not: it gets its time, and
-    is not dropped.
+    """Only the sole holder of level 0 has not delivered yet. It gets its time and is not
+    dropped.
     """
 
     async def story(sim: SimulatedRun) -> None:
@@ -283,7 +279,7 @@ def test_round_finishes_when_all_suspended_members_resume(tmp_path: Path, overla
 
 
 def _waits_for(run: Run, slow: SimMember, quick: Sequence[SimMember]) -> bool:
-    """Return whether the round lasts until `slow` has trained its share, and the `quick` have."""
+    """Return whether the round waits only for `slow`, because the `quick` have trained."""
     assert slow.member is not None
     height = run.current.height
     plan = slow.member._results.plan(height) if run.state is RunState.ROUND_TRAIN else None
@@ -292,7 +288,7 @@ def _waits_for(run: Run, slow: SimMember, quick: Sequence[SimMember]) -> bool:
 
 
 def _all_take(players: Sequence[SimMember], seconds: float) -> None:
-    """From now on, for each piece of work."""
+    """Set the time that each job of a member takes."""
     for player in players:
         assert player.compute is not None
         player.compute._seconds = seconds

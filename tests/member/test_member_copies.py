@@ -1,6 +1,4 @@
-"""A member that announces a copy of another's work gets no credit, and abusing the defence gains
-nothing.
-"""
+"""A member that copies another's result gets no credit, and abusing the defence gains nothing."""
 
 from __future__ import annotations
 
@@ -42,15 +40,13 @@ def seat_of(player: SimMember) -> int:
     return seat
 
 
-# --- who copies -----------------------------------------------------------------------------------
+# --- copying --------------------------------------------------------------------------------------
 
 
 def copies(
     sim: SimulatedRun, copier: SimMember, victim: SimMember, copied: Copied, *, opened: bool = False
 ) -> Lie:
-    """Waits for what the victim announces of a round, or for its key, and announces the same work
-    as its own.
-    """
+    """Wait for the victim's announcement or its key, and announce the same result as one's own."""
     tasks: list[asyncio.Task[None]] = []
 
     async def wait(said: Commitment, transport: SimTransport) -> None:
@@ -91,7 +87,7 @@ def the_bytes_and_the_seal(
 def the_work(
     said: Commitment, theirs: Commitment, key: bytes, transport: SimTransport
 ) -> Commitment:
-    """A result unmasked and masked again under the copier's own seal: a valid commitment."""
+    """Return a result masked under the copier's own seal: a valid commitment."""
     own = key_of(_SECRETS[said.sender], said.place)
     levels = {}
     for level, payload in theirs.levels.items():
@@ -103,9 +99,7 @@ def the_work(
 def _an_epoch(
     place: Path, hostile: Callable[[SimulatedRun, list[SimMember]], None], **rules: int
 ) -> SimulatedRun:
-    """Members of tiers 0, 1, 2 and 0, of whom the first does its worst from round 1 on; the first
-    epoch to its end.
-    """
+    """Run one epoch of tiers 0, 1, 2 and 0. The first member attacks from round 1 on."""
 
     async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2, 0)]
@@ -118,7 +112,7 @@ def _an_epoch(
 
 
 def _honest_are_whole(sim: SimulatedRun) -> None:
-    """All others went through the whole epoch with equal replicas, and lost nothing."""
+    """Check that all other members finished the epoch with equal replicas."""
     hostile, *honest = sim.players
     assert sim.check(hostile=[hostile]) > 0
     for player in honest:
@@ -145,8 +139,8 @@ def _dropped(sim: SimulatedRun) -> set[bytes]:
 def test_copied_result_is_not_credited_and_member_drops_out(
     tmp_path: Path, copied: Copied, overlap: int
 ) -> None:
-    """`the_bytes` is the attack on payloads that are not sealed: there the copier is credited in
-    every round.
+    """`the_bytes` attacks payloads that are not sealed: there, the copier is credited in every
+    round.
     """
 
     def hostile(sim: SimulatedRun, players: list[SimMember]) -> None:
@@ -164,9 +158,7 @@ def test_copied_result_is_not_credited_and_member_drops_out(
 
 @pytest.mark.slow
 def test_copied_result_with_lying_witness_is_not_credited(tmp_path: Path) -> None:
-    """Two of five, of whom one copies and both say at once that they are closed and attest the copy
-    all the same.
-    """
+    """Two of five collude: one copies. Both close at once and still attest the copy."""
 
     rounds: set[int] = set()
     credited: set[int] = set()
@@ -200,11 +192,11 @@ def test_copied_result_with_lying_witness_is_not_credited(tmp_path: Path) -> Non
     assert sim.run.lost_sequences == 0
 
 
-# --- who abuses it --------------------------------------------------------------------------------
+# --- abusing the defence --------------------------------------------------------------------------
 
 
 def _closes_early_and_continues(player: SimMember) -> None:
-    """Says that it is closed as soon as a round begins, and attests what comes later."""
+    """Close each round as soon as it begins, and attest later results anyway."""
     member = player.member
     assert member is not None
     results = member._results
@@ -270,7 +262,7 @@ def test_member_never_revealing_delivers_nothing(tmp_path: Path, overlap: int) -
 
 @pytest.mark.parametrize("overlap", EITHER_OVERLAP)
 def test_reveal_to_one_peer_reaches_all(tmp_path: Path, overlap: int) -> None:
-    """Any member that has a key passes it on."""
+    """Every member relays the keys that it has."""
 
     def hostile(sim: SimulatedRun, players: list[SimMember]) -> None:
         _intercept(players[0], Key, lambda data, transport: transport.tell(players[1].id, data))
@@ -294,7 +286,7 @@ def test_witness_never_closing_delays_nobody(tmp_path: Path, overlap: int) -> No
     assert max(later - now for now, later in pairwise(rounds)) < 0.8 * ROUND_SECONDS
 
 
-# --- who restarts, and small runs -----------------------------------------------------------------
+# --- restarts and small runs ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("overlap", EITHER_OVERLAP)
@@ -314,7 +306,7 @@ def test_small_runs_reveal_their_results(tmp_path: Path, count: int, overlap: in
 
 @pytest.mark.slow
 def test_restarted_member_reveals_earlier_commitment(tmp_path: Path) -> None:
-    """It holds nothing any more but its secret; the result counts all the same."""
+    """It has only its secret left. The result still counts."""
 
     async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2, 0)]
@@ -323,7 +315,7 @@ def test_restarted_member_reveals_earlier_commitment(tmp_path: Path) -> None:
         await asyncio.sleep(0.1)
         await sim.kill(players[3])
         sim.start(players[3])
-        header = (await sim.until_round(3)).round(2)  # whose witnesses judged round 1
+        header = (await sim.until_round(3)).round(2)  # its witnesses judged round 1
         assert header is not None
         credited.append(bitmap.contains(header.attested, seat_of(players[3])))
         await sim.until(lambda run: run.state is RunState.COOLDOWN)
@@ -334,7 +326,7 @@ def test_restarted_member_reveals_earlier_commitment(tmp_path: Path) -> None:
     sim.check(dropped=[sim.players[3]])
 
 
-# --- the law --------------------------------------------------------------------------------------
+# --- the invariant --------------------------------------------------------------------------------
 
 
 def test_closing_on_timely_member_violates_invariant(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Tests of dropped members: they still fetch its results, and a last holder saves a copy."""
+"""Dropped members still fetch the last results, and a last holder saves a copy."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_dropped_last_holder_of_level_saves_copy(
 
 
 def test_dropped_member_still_receives_last_results(tmp_path: Path) -> None:
-    """The others drop it in the epoch's last round, and it can connect again after that."""
+    """The others drop it in the epoch's last round. It can connect again afterwards."""
 
     async def story(sim: SimulatedRun) -> None:
         for tier in (0, 0, 1):

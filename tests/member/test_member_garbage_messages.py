@@ -1,6 +1,4 @@
-"""A member that sends its peers what no member sends: nobody stops, and nobody's replica
-notices.
-"""
+"""Garbage from one peer neither ends a member nor changes a replica."""
 
 from __future__ import annotations
 
@@ -24,14 +22,14 @@ from fuzz.mutations import mutations, nested
 from member.dishonest_members import sign
 from member.short_runs import SHORT
 
-READY = b"\x02"  # the head of what is no commitment
+READY = b"\x02"  # the head of an announcement that is not a commitment
 
 
 def noise(player: SimMember, said: bytes) -> Iterator[bytes]:
-    """Announcements that no member makes: nested beyond every parser, signed or not, and real ones,
-    changed.
+    """Yield announcements that no member sends: too deeply nested, signed or not, and changed real
+    ones.
     """
-    unknown = b"\x81\xa1x"  # a map whose one field nobody knows
+    unknown = b"\x81\xa1x"  # a map with one unknown field
     for body in (nested(1000), unknown + nested(1000), nested(MAX_ANNOUNCEMENT_BYTES - 100)):
         yield body
         yield msgspec.msgpack.encode([body, bytes(64)])
@@ -41,13 +39,13 @@ def noise(player: SimMember, said: bytes) -> Iterator[bytes]:
 
 
 async def junk(peer: bytes, body: bytes) -> bytes:
-    """An answer that is deep where bytes are expected."""
+    """Return an answer with deep nesting where bytes are expected."""
     del peer, body
     return nested(5000)
 
 
 async def pester(player: SimMember, transport: SimTransport) -> None:
-    """Send and answer nonsense until cancelled."""
+    """Send and answer garbage until cancelled."""
     for topic in (COMMITMENTS, MODEL):
         transport.handle(topic, junk)
     said = sign(
@@ -95,9 +93,7 @@ def test_garbage_messages_change_no_replica(tmp_path: Path) -> None:
 def test_message_handler_error_costs_only_that_message(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whatever the parser overlooks: here the handler fails at every announcement of one member, in
-    every way.
-    """
+    """Stands for parser bugs: the handler fails at every announcement of one member."""
     errors = (RecursionError, MemoryError, KeyError, AssertionError)
     heard = 0
 

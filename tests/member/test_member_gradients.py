@@ -1,4 +1,4 @@
-"""What members write of the results they apply, and what they say of their optimizer on request."""
+"""Files of applied results, and optimizer metrics, both on request."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ STEPS = range(1, SHORT["total_steps"] + 1)
 
 
 def files_of(sim: SimulatedRun, player: SimMember) -> dict[str, bytes]:
-    """What a member has written, by name; nothing else lies there."""
+    """Return all files in a member's directory, by name."""
     place = sim.place / "gradients" / player.name
     return {path.name: path.read_bytes() for path in sorted(place.iterdir())}
 
@@ -75,7 +75,7 @@ def test_gradient_files_of_one_tier_are_equal(tmp_path: Path) -> None:
 def test_gradient_files_contain_applied_votes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overlap: int
 ) -> None:
-    """Check every level that a member holds, in the order of seats, whatever the others' tiers."""
+    """Check every level that a member holds, in the order of seats, for any tiers of the others."""
     applied: dict[int, list[tuple[Mapping[int, Sequence[Votes]], float]]] = defaultdict(list)
     apply = Replica.apply
 
@@ -143,7 +143,7 @@ def test_full_disk_is_one_warning_each_time_it_fills(
 
 @pytest.mark.slow
 def test_removed_gradient_directory_is_recreated_or_warned(tmp_path: Path) -> None:
-    """One member's file is replaced; the other's is only removed."""
+    """A file replaces one member's directory. The other's directory is only removed."""
 
     async def story(sim: SimulatedRun) -> None:
         sim.writes_gradients = True

@@ -1,6 +1,7 @@
-"""One of a level's holders that gives it to no other one neither pushes these out nor has each
-round last its longest: where few of them are witnesses all witnesses have it, and else a quorum of
-those drawn must.
+"""A holder that hides a level from the other holders neither pushes them out nor stretches rounds.
+
+If few holders are witnesses, all witnesses fetch the level. Otherwise a quorum of the drawn holders
+must have it.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ WITNESSES = 4
 
 
 def _epoch(place: Path, lie: str, overlap: int) -> SimulatedRun:
-    """Member 0 lies from round 1 on; member 1 holds level 0 too, and is a witness in some
-    rounds.
+    """Run one epoch. Member 0 lies from round 1 on; member 1 also holds level 0 and sometimes
+    witnesses.
     """
 
     async def story(sim: SimulatedRun) -> None:
@@ -89,7 +90,7 @@ def _holder_went_through(sim: SimulatedRun) -> bool:
 
 @pytest.mark.slow
 def test_holder_after_missed_round_fetches_from_attesters(tmp_path: Path) -> None:
-    """It was in no duty of that round, and learns of who has what when it applies it."""
+    """It had no duty in that round. When it applies the round, it learns who has the level."""
 
     async def story(sim: SimulatedRun) -> None:
         liar, holder, *_ = [sim.add(tier) for tier in TIERS]
@@ -114,7 +115,7 @@ def test_holder_after_missed_round_fetches_from_attesters(tmp_path: Path) -> Non
 
 @pytest.mark.slow
 def test_replacement_witness_serves_fetched_levels(tmp_path: Path) -> None:
-    """The drawn witnesses leave before they attest. Their replacements are asked as well."""
+    """The drawn witnesses leave before they attest. Members ask the replacements too."""
     replaced: list[int] = []
 
     async def story(sim: SimulatedRun) -> None:
@@ -140,8 +141,8 @@ def test_replacement_witness_serves_fetched_levels(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_late_apply_uses_epoch_start_rules(tmp_path: Path) -> None:
-    """One of two holders says that it lacks what the other delivered, in a round in which it alone
-    judges a level.
+    """In a round in which one of two holders is the only judge, it claims to lack the other's
+    level.
     """
 
     async def story(sim: SimulatedRun) -> None:
@@ -176,8 +177,9 @@ def test_late_apply_uses_epoch_start_rules(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("lie", ["silent", "attests"])
 def test_early_closed_round_drops_no_other_holder(tmp_path: Path, lie: str) -> None:
-    """It tells of its result just before the chain's next second, in which it ticks: those who hold
-    the level wait for its own then, and all others have attested.
+    """The liar announces just before the next second, in which it ticks.
+
+    Holders of the level still wait for their own share then, and all other members have attested.
     """
 
     async def story(sim: SimulatedRun) -> None:
@@ -225,8 +227,8 @@ def test_early_closed_round_drops_no_other_holder(tmp_path: Path, lie: str) -> N
 
 @pytest.mark.parametrize("overlap", EITHER_OVERLAP)
 def test_hidden_level_of_few_witnesses_stretches_two_rounds(tmp_path: Path, overlap: int) -> None:
-    """Three of eleven witness, others in each round: whom these waited for in vain the next ones
-    know.
+    """Three of eleven members witness each round. The next witnesses know whom the last ones
+    missed.
     """
     took: list[float] = []
 
@@ -255,8 +257,8 @@ def test_hidden_level_of_few_witnesses_stretches_two_rounds(tmp_path: Path, over
 
 @pytest.mark.parametrize("overlap", EITHER_OVERLAP)
 def test_holder_dying_before_attesting_leaves_no_liar_alone(tmp_path: Path, overlap: int) -> None:
-    """One of three has opened a result that another one has not got yet; the third says that it has
-    it, and hands on nothing.
+    """One of three holders has decoded a result that another lacks. The third claims to have it and
+    serves nothing.
     """
 
     async def story(sim: SimulatedRun) -> None:
@@ -310,8 +312,8 @@ def test_holder_dying_before_attesting_leaves_no_liar_alone(tmp_path: Path, over
 
 @pytest.mark.parametrize("overlap", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_level_with_one_slow_holder_delays_nobody(tmp_path: Path, overlap: int) -> None:
-    """The slow line of the only holder keeps it from serving the level. The witnesses attest
-    without its results.
+    """The only holder's slow connection cannot serve the level. Witnesses attest without its
+    results.
     """
 
     async def story(sim: SimulatedRun) -> None:

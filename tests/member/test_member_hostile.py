@@ -1,6 +1,4 @@
-"""Members that lie cost themselves their share, and never the others their replicas, their place or
-their time.
-"""
+"""Lying members lose their share. Honest ones keep their replicas, seats and pace."""
 
 from __future__ import annotations
 
@@ -43,7 +41,7 @@ def _epoch_with_a_liar(
     rounds: int = 3,
     **rules: object,
 ) -> SimulatedRun:
-    """Member 0 lies from round 1 on; the first epoch to its end."""
+    """Run the first epoch to its end. Member 0 lies from round 1 on."""
 
     async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in tiers]
@@ -56,13 +54,13 @@ def _epoch_with_a_liar(
 
 
 def seat_of(player: SimMember) -> int:
-    """Return its place in the run, which depends on the order in which members join."""
+    """Return a member's seat, which depends on the order of joins."""
     seat: int = player.saw("joined")[-1]["seat"]
     return seat
 
 
 def _undisturbed(sim: SimulatedRun) -> None:
-    """All honest members went through the whole epoch with equal replicas, and only the liar was
+    """Check that honest members finished the epoch with equal replicas and only the liar was
     dropped.
     """
     liar, *honest = sim.players
@@ -87,8 +85,8 @@ def test_garbage_payloads_are_left_out_without_delay(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_garbage_on_upper_levels_costs_large_tiers_nothing(tmp_path: Path) -> None:
-    """Four witnesses of tier 2 accept what they hold of the result; tier 0 leaves its garbage strip
-    out.
+    """Four witnesses of tier 2 attest their valid levels. Tier 0 leaves out the level with
+    garbage.
     """
     sim = _epoch_with_a_liar(
         tmp_path,
@@ -106,7 +104,7 @@ def test_garbage_on_upper_levels_costs_large_tiers_nothing(tmp_path: Path) -> No
 
 
 def _runs_without_level_0(sim: SimulatedRun, *, waits: int = 1) -> None:
-    """Nobody is dropped or falls out, and level 0 of the liar's results is in nobody's replica."""
+    """Check that no member is dropped and no replica has level 0 of the liar's results."""
     honest = sim.players[1:]
     assert sim.compare(honest) > 0
     assert not sim.record.dropped
@@ -123,9 +121,7 @@ def _runs_without_level_0(sim: SimulatedRun, *, waits: int = 1) -> None:
 
 @pytest.mark.slow
 def test_level_hidden_from_other_holder_is_left_out(tmp_path: Path) -> None:
-    """The others hold no level 0 and vouch for the rest; by their votes the holder would have to
-    have it, or go.
-    """
+    """The other witnesses do not hold level 0. Their votes must not force the holder to have it."""
     sim = _epoch_with_a_liar(
         tmp_path, lambda sim, liar: hides(liar, 0), rounds=6, tiers=(0, 0, 1, 2)
     )
@@ -134,8 +130,8 @@ def test_level_hidden_from_other_holder_is_left_out(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("overlap", EITHER_OVERLAP)
 def test_two_colluding_newcomers_do_not_drop_holder(tmp_path: Path, overlap: int) -> None:
-    """They are two of three that declare tier 0 and show level 0 to each other only; the third has
-    shown it before.
+    """Two of three members that declare tier 0 show level 0 only to each other. The third is
+    established.
     """
 
     async def story(sim: SimulatedRun) -> None:
@@ -244,7 +240,9 @@ def test_unassigned_result_is_reported_once_with_sender(tmp_path: Path) -> None:
 
 
 def test_sender_of_invalid_announcement_is_banned_once(tmp_path: Path) -> None:
-    """Undecodable bytes, other members' words and those of another run, for a whole epoch."""
+    """It sends undecodable bytes, other members' announcements and those of another run, all
+    epoch.
+    """
 
     def babble(sim: SimulatedRun, liar: SimMember) -> Lie:
         async def lie(said: Commitment, transport: SimTransport) -> None:
@@ -313,7 +311,7 @@ def test_equivocating_member_does_not_fork_replicas(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_hidden_accepted_result_is_fetched_from_other_peers(tmp_path: Path) -> None:
-    """Everybody but member 1 hears the result; member 1 has heard two others, and still gets the
+    """All except member 1 receive the result. Member 1 receives two others, and still gets the
     right one.
     """
 
@@ -357,7 +355,7 @@ def test_flood_of_early_announcements_displaces_nobody(tmp_path: Path) -> None:
 
 
 def test_readiness_counts_only_for_its_own_key(tmp_path: Path) -> None:
-    """Member 0 says that everybody is ready; rounds begin only when the slow one is."""
+    """Member 0 reports all members as ready. Rounds begin only when the slow one is ready."""
 
     async def story(sim: SimulatedRun) -> None:
         liar = sim.add(0)
@@ -378,7 +376,7 @@ def test_readiness_counts_only_for_its_own_key(tmp_path: Path) -> None:
 
 
 def test_readiness_of_key_counts_for_last_named_wallet() -> None:
-    """Whatever wallets it makes up, no more of it is kept, and who else is ready stays so."""
+    """One key claims many wallets. Only one entry is stored, and other members' readiness stays."""
     readiness = Readiness()
     cheat = bytes([1]) * 32
     honest = bytes([2]) * 32
@@ -412,9 +410,7 @@ def test_nonfinite_gradient_is_left_out(tmp_path: Path) -> None:
 
 
 def test_witness_record_names_held_results(tmp_path: Path) -> None:
-    """The bytes on chain are fingerprints of the commitments announced, under the attesting round's
-    seed.
-    """
+    """The chain stores fingerprints of the announced commitments, salted by the attesting round."""
 
     async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]

@@ -1,6 +1,4 @@
-"""A member reports only an epoch that it went through to its end, whatever the run has begun and
-given up since.
-"""
+"""A member reports only epochs that it finished, whatever the run has begun or abandoned since."""
 
 from __future__ import annotations
 
@@ -29,7 +27,7 @@ def _awake(player: SimMember) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("end", ["abandoned", "paused", "paused and resumed"])
 def test_rounds_cleared_by_new_warm_up_do_not_count(tmp_path: Path, end: str) -> None:
-    """The last rounds of epoch 0 are gone from the chain, which waits in epoch 1 as if it had just
+    """The chain has lost the last rounds of epoch 0 and waits in epoch 1 as if it had just
     ended.
     """
 
@@ -68,8 +66,8 @@ def test_rounds_cleared_by_new_warm_up_do_not_count(tmp_path: Path, end: str) ->
 
 
 def test_rewind_during_pause_ends_no_epoch(tmp_path: Path) -> None:
-    """A member finds the run paused right after its epoch, and at another step: it has no model of
-    that step.
+    """A member finds the run paused right after its epoch and rewound to a step that it has no
+    model of.
     """
 
     async def story(sim: SimulatedRun) -> None:

@@ -1,4 +1,4 @@
-"""The last holder of a level dies: the level returns to the durable copy, and the run continues."""
+"""A level's last holder dies: the level returns to the checkpoint, and the run continues."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ WARNING = "level 0 of the model goes back to the checkpoint of step "
 
 
 async def _dies_after_attesting(sim: SimulatedRun, player: SimMember, epoch: int) -> None:
-    """All levels are attested, and no checkpoint of that step was named."""
+    """Let the last holder die when all levels are attested and no checkpoint of that step is
+    recorded.
+    """
     await sim.until(
         lambda run: (
             run.epoch == epoch and run.state is RunState.COOLDOWN and run.levels_attested == 0b111
@@ -62,7 +64,7 @@ def test_newcomer_loads_lost_level_from_checkpoint(tmp_path: Path, epoch: int, k
 
 @pytest.mark.nightly
 def test_run_after_lost_level_keeps_its_pace(tmp_path: Path) -> None:
-    """Ten minutes give more than four fifths of the steps of ten undisturbed ones."""
+    """Ten minutes give more than four fifths of the steps of ten undisturbed minutes."""
 
     async def steps(sim: SimulatedRun, story: bool) -> int:
         players = [sim.add(tier) for tier in (0, 1, 2)]
@@ -86,7 +88,7 @@ def test_run_after_lost_level_keeps_its_pace(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_member_without_model_source_leaves_epoch(tmp_path: Path) -> None:
-    """The disk of the member lacks the rewound checkpoint. The others wait half a warm-up, not
+    """The member's disk lacks the rewound checkpoint. The others wait half a warm-up once, not
     every epoch.
     """
 
@@ -109,8 +111,8 @@ def test_member_without_model_source_leaves_epoch(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_run_waits_for_dead_level_holders(tmp_path: Path) -> None:
-    """What they trained is in no checkpoint. Only their word, or the owner's rewind, lets the run
-    do without it.
+    """No checkpoint has the dead members' steps. The run continues only if they return or it is
+    rewound.
     """
 
     async def story(sim: SimulatedRun) -> None:

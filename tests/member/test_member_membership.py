@@ -1,4 +1,4 @@
-"""A member's place on chain under a virtual clock: no ghost stays behind, and no storm of joins."""
+"""A member's seat on chain in virtual time: no abandoned seats, and no floods of joins."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ LATENCY = 0.5  # virtual seconds to the chain, and as many back
     "after", [2.25, 2.75], ids=["before it lands", "before its confirmation is seen"]
 )
 def test_ctrl_c_during_join_leaves_no_seat(tmp_path: Path, after: float) -> None:
-    """The time from the call to Ctrl-C: the authorization is looked up, the transaction simulated,
-    sent, and lands.
+    """Parametrised by the delay to Ctrl-C: while the join is looked up, simulated, sent or
+    landing.
     """
 
     async def story(sim: SimulatedRun) -> None:
@@ -63,7 +63,7 @@ def test_leave_without_seat_is_not_an_error(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_two_processes_with_one_wallet_limit_their_requests(tmp_path: Path) -> None:
-    """Each finds that the other has declared another tier, and corrects it: ever more rarely."""
+    """Each corrects the tier that the other declares, with growing delays."""
     seconds = 600
 
     async def story(sim: SimulatedRun) -> None:
@@ -85,14 +85,14 @@ def test_two_processes_with_one_wallet_limit_their_requests(tmp_path: Path) -> N
 
 
 async def _end_at_once(sim: SimulatedRun, player: SimMember) -> None:
-    """Before it has said anything to the chain."""
+    """Stop a member before it sends anything to the chain."""
     await sim.kill(player)
     assert sim.members.pending == 0
 
 
 @pytest.mark.slow
 def test_member_that_lost_its_seat_rejoins_soon(tmp_path: Path) -> None:
-    """Pauses are for those who lose it again and again."""
+    """Only members that lose their seat repeatedly wait before they rejoin."""
 
     async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]
@@ -111,7 +111,7 @@ def test_member_that_lost_its_seat_rejoins_soon(tmp_path: Path) -> None:
 
 
 def test_repeated_pauses_do_not_slow_joins(tmp_path: Path) -> None:
-    """A pause while members wait takes their places; no other machine has to do with it."""
+    """A pause frees the seats of waiting members, so a lost seat does not mean another process."""
 
     async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 1)]  # one too few to begin
@@ -134,9 +134,7 @@ def test_repeated_pauses_do_not_slow_joins(tmp_path: Path) -> None:
 
 
 def test_removed_and_banned_members_get_reason(tmp_path: Path) -> None:
-    """A removed member asks again. A barred one ends, with a sentence that says who can lift the
-    bar.
-    """
+    """A removed member rejoins. A barred one ends with an error that says who can lift the bar."""
     told: list[str] = []
 
     async def story(sim: SimulatedRun) -> None:
@@ -163,9 +161,7 @@ def test_removed_and_banned_members_get_reason(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_members_continue_from_rewound_checkpoint(tmp_path: Path) -> None:
-    """Two epochs are trained; the owner goes back to the end of the first, while the members run
-    on.
-    """
+    """After two epochs the owner rewinds to the end of the first while members stay connected."""
 
     async def story(sim: SimulatedRun) -> None:
         for tier in (0, 1, 2):
@@ -209,9 +205,7 @@ def test_late_member_reports_waiting_once(tmp_path: Path) -> None:
 
 
 def test_member_giving_up_seat_rejoins_with_backoff(tmp_path: Path) -> None:
-    """A member that nothing gives the model leaves every epoch, and asks for the next ever more
-    rarely.
-    """
+    """A member without a source of the model leaves every epoch and rejoins with growing delays."""
 
     async def story(sim: SimulatedRun) -> None:
         player = sim.add(0)

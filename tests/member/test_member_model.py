@@ -1,4 +1,4 @@
-"""Whole members that take the model from peers who lie about it, or from a disk that does."""
+"""Members that load the model from lying peers or from an altered file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from member.short_runs import SHORT
 
 @pytest.mark.parametrize("fill", [0.25, pytest.param(float("nan"), marks=pytest.mark.slow)])
 def test_joiner_rejects_garbage_of_dishonest_majority(tmp_path: Path, fill: float) -> None:
-    """Two of three offer the same garbage as the run's own step; its root is not the hash on
+    """Two of three peers offer the same garbage for the run's step. Its hash is not the one on
     chain.
     """
 
@@ -49,8 +49,8 @@ def _steps_aside(player: SimMember) -> list[str]:
 
 @pytest.mark.slow
 def test_altered_checkpoint_is_refused_until_restored(tmp_path: Path) -> None:
-    """All have died, so the run goes back to the file whose content the members attested; one bit
-    of it differs.
+    """All members have died, so the run returns to the attested checkpoint. One of its bits is
+    flipped.
     """
 
     async def story(sim: SimulatedRun) -> None:

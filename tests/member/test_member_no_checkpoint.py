@@ -1,6 +1,4 @@
-"""Members warn while the chain knows of no checkpoint, and name the checkpoint of a finished
-run.
-"""
+"""Members warn while the chain has no checkpoint, and name the checkpoint of a finished run."""
 
 from __future__ import annotations
 
@@ -75,7 +73,7 @@ def test_finished_members_name_checkpoint_of_chain(tmp_path: Path) -> None:
 def test_finished_run_keeps_model_until_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asks: bool
 ) -> None:
-    """The disk is full from step 6 on, and has room again long after the run's end."""
+    """The disk is full from step 6 until long after the run's end."""
     disk = Disk(monkeypatch)
 
     async def story(sim: SimulatedRun) -> None:
@@ -105,7 +103,7 @@ def test_finished_run_keeps_model_until_saved(
 def test_restarted_sole_member_of_finished_run_reports_loss(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The member was killed while its disk was full. The disk has room when the member is back."""
+    """The member was killed while its disk was full. The disk has space when it returns."""
     disk = Disk(monkeypatch)
 
     async def story(sim: SimulatedRun) -> None:

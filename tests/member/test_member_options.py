@@ -1,6 +1,4 @@
-"""What options of one member do to its rounds: a delay of its shares, and how many results it
-fetches at once.
-"""
+"""Options of one member that affect its rounds: the share delay and the limit of downloads."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Outages under a virtual clock: of the chain for one or for all, of connections, of members too
-slow or too silent.
-"""
+"""Outages in virtual time: of the chain, of connections, and of slow or silent members."""
 
 from __future__ import annotations
 
@@ -37,9 +35,7 @@ def test_member_without_rpc_for_20_s_returns_next_epoch(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_rpc_down_for_all_in_round_and_cooldowns_loses_nothing(tmp_path: Path) -> None:
-    """In cooldowns it may be longer than they are. In a round an outage of 14 seconds may already
-    drop a member.
-    """
+    """Outages may outlast cooldowns. In a round, one of 14 seconds may already drop a member."""
 
     async def story(sim: SimulatedRun) -> None:
         for tier in (0, 1, 2):
@@ -80,7 +76,9 @@ async def _outage(sim: SimulatedRun, seconds: float = 20) -> None:
 def test_rpc_outage_at_cooldown_end_leaves_model_attested(
     tmp_path: Path, outages: tuple[tuple[int, int], ...]
 ) -> None:
-    """The first member to reach the chain does not end the cooldown before the others attest."""
+    """The first member that reaches the chain must not end the cooldown before the others
+    attest.
+    """
 
     async def story(sim: SimulatedRun) -> None:
         for tier in (0, 1, 2):
@@ -103,8 +101,8 @@ def test_rpc_outage_at_cooldown_end_leaves_model_attested(
 def test_node_write_outage_costs_little_more_than_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They answer all else, when a warm-up waits for dead members. There is no outage after which
-    to be patient.
+    """Nodes still answer reads while a warm-up waits for dead members, so members see no outage to
+    wait out.
     """
     deaf = [False]
     answer = FaultyRpc.handle_async_request
@@ -144,8 +142,8 @@ def test_node_write_outage_costs_little_more_than_itself(
 
 @pytest.mark.slow
 def test_grace_after_outage_ends_with_its_state(tmp_path: Path) -> None:
-    """The next epoch waits for its members no longer than ever, though the cooldown before waited
-    for all.
+    """The next epoch waits no longer than usual, although the cooldown before waited for all
+    members.
     """
     took = []
 
@@ -263,9 +261,7 @@ def test_member_that_never_trains_is_dropped(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_lost_announcements_are_requested_again(tmp_path: Path) -> None:
-    """Every other announcement never arrives: nobody is dropped for it and nothing is done
-    twice.
-    """
+    """Every second announcement is lost. No member is dropped, and no work is done twice."""
 
     async def story(sim: SimulatedRun) -> None:
         for tier in (0, 1, 2):
@@ -301,9 +297,7 @@ def test_cut_between_two_members_is_bridged_by_third(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_witnesses_reduced_to_quorum_still_decide(tmp_path: Path) -> None:
-    """Two of three witnesses are exactly the quorum: all that they attest counts and no round is
-    lost.
-    """
+    """Two of three witnesses are exactly a quorum. All that they attest counts."""
 
     async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 0, 1, 1, 2, 2)]
@@ -330,7 +324,7 @@ def test_witnesses_reduced_to_quorum_still_decide(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_too_few_witnesses_end_epoch_without_drops(tmp_path: Path) -> None:
-    """Witnesses that could not reach the chain are no evidence against those who delivered."""
+    """Witnesses that cannot reach the chain are not evidence against other members."""
 
     async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]
@@ -368,9 +362,7 @@ def test_late_tier_0_member_takes_over_unheld_level(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_member_absent_at_epoch_end_still_finishes_it(tmp_path: Path) -> None:
-    """When it is back, the others have declared other weights: its rounds are those of the members
-    as they were.
-    """
+    """When it returns, the others have declared new weights. Its rounds must use the old ones."""
 
     async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]
@@ -395,7 +387,7 @@ def test_member_absent_at_epoch_end_still_finishes_it(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_lost_results_are_not_awaited_after_epoch(tmp_path: Path) -> None:
-    """The run cannot begin another epoch without the waiting member, so it must stop waiting."""
+    """The next epoch needs the waiting member, so it must stop waiting."""
 
     async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]

@@ -1,5 +1,5 @@
-"""Members of a run without overlap: a round's results are applied when the next begins, and no
-drain round comes.
+"""Runs without overlap: a round's results are applied when the next begins, without a drain
+round.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def test_slow_member_without_overlap_is_awaited(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_too_slow_member_without_overlap_is_warned(tmp_path: Path) -> None:
-    """Witnesses wait until shortly before the round's time is up, so a member's work may take that
+    """Witnesses wait until shortly before the round's limit, so a member may work almost that
     long.
     """
 
@@ -194,8 +194,9 @@ def test_equivocating_member_delivers_nothing(tmp_path: Path) -> None:
     [pytest.param(5, marks=pytest.mark.nightly), pytest.param(20, marks=pytest.mark.slow)],
 )
 def test_outage_for_all_members_loses_no_step(tmp_path: Path, seconds: float) -> None:
-    """A round that it outlasts is no step, and its data waits; the run has all of its steps all the
-    same. It begins with the round, before anybody can read what the one before came to.
+    """Outlasted rounds make no step, and their data is trained later. The run still gets all steps.
+
+    The outage begins with the round, before any member can read the result of the previous one.
     """
 
     async def story(sim: SimulatedRun) -> None:
@@ -268,7 +269,7 @@ def test_lost_announcements_without_overlap_are_requested(tmp_path: Path) -> Non
 @pytest.mark.slow
 @pytest.mark.parametrize("changed", [False, True])
 def test_absent_member_without_overlap_finishes_epoch(tmp_path: Path, changed: bool) -> None:
-    """The rules are those with which the epoch began, whatever its owner has set since."""
+    """The rules of the epoch's start apply, whatever the owner has set since."""
 
     async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]
@@ -295,7 +296,7 @@ def test_absent_member_without_overlap_finishes_epoch(tmp_path: Path, changed: b
 
 @pytest.mark.slow
 def test_nonwitnesses_apply_attested_results(tmp_path: Path) -> None:
-    """The others hear on chain whose results count, and fetch what they lack."""
+    """They read on chain which results count, and fetch what they lack."""
 
     async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 0, 1, 2)]
@@ -317,5 +318,5 @@ def test_members_fast_enough_for_one_second_rounds_learn(tmp_path: Path, overlap
 
     sim = play(tmp_path, story, overlap=overlap, max_round_train_time=1, **SHORT)
     applied = sum(event["results"] for event in sim.players[0].saw("applied"))
-    # the chain counts whole seconds, so a round may end before anybody has announced
+    # the chain counts whole seconds, so a round may end before any announcement
     assert applied > 6 * 3 / 2

@@ -1,4 +1,4 @@
-"""What a member's optimizer knows outlives a restart between two epochs, and nothing else."""
+"""The optimizer state survives a restart between two epochs, but no other change."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def known(player: SimMember) -> dict[str, Tensor]:
 
 
 async def restart(sim: SimulatedRun, tiers: Sequence[int] = (0, 1, 2)) -> list[dict[str, Tensor]]:
-    """All train an epoch; all but the first stop after it, and start again. What these knew."""
+    """Train one epoch with all members, restart all but the first, and return their states."""
     for tier in tiers:
         sim.add(tier)
     await sim.until(lambda run: run.epoch == 1 and run.state is RunState.WAITING_FOR_MEMBERS)
@@ -118,9 +118,7 @@ def test_member_absent_for_epoch_begins_without_state(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_damaged_state_file_is_reported_and_kept(tmp_path: Path) -> None:
-    """An empty one, one that is not of this format, and one without a state; the first member does
-    not restart.
-    """
+    """Files are empty, of another format, or without a state. The first member does not restart."""
     damages = (b"", b"\xff" * 64, b"\x02\0\0\0\0\0\0\0{}")
 
     async def story(sim: SimulatedRun) -> None:
@@ -169,7 +167,7 @@ def test_full_disk_for_state_file_is_a_warning(
 
 
 def test_later_run_with_same_id_has_its_own_state_file(tmp_path: Path) -> None:
-    """The first run's file stays, and its state is never offered to the second."""
+    """The first run's file stays, and the second run does not use its state."""
     files = set()
     for created in (1, 2):
         inbox = ResultInbox()

@@ -1,6 +1,4 @@
-"""Text that members write while they train: it comes, it changes nothing, and nobody waits for
-it.
-"""
+"""Sample text during training: it arrives, changes no weights and delays no round."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ WORDS = [f"w{number}" for number in range(CONFIG.vocab_size)]
 
 
 def words() -> Tokenizer:
-    """A tokenizer whose ids are words."""
+    """Return a tokenizer whose ids are words."""
     tokenizer = tokenizers.Tokenizer(
         models.WordLevel({word: at for at, word in enumerate(WORDS)}, unk_token="w0")
     )

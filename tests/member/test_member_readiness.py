@@ -1,6 +1,4 @@
-"""A warm-up does not wait for a member that never reports ready, but for one that still fetches the
-model.
-"""
+"""A warm-up waits for members that still fetch the model, but not for members that never report."""
 
 from __future__ import annotations
 
@@ -37,7 +35,7 @@ def _never_ready(player: SimMember) -> None:
 
 
 def _warmup(sim: SimulatedRun, player: SimMember) -> float:
-    """How long that of the second epoch lasted."""
+    """Return how long the second epoch's warm-up lasted."""
     began = player.saw("state", epoch=1, state=RunState.WARMUP.name)[-1]["t"]
     return float(player.saw("round", epoch=1)[0]["t"] - began)
 
@@ -61,7 +59,7 @@ def test_never_ready_member_costs_half_a_warm_up(tmp_path: Path, silent: bool) -
 
 @pytest.mark.slow
 def test_newcomer_fetching_model_is_awaited(tmp_path: Path) -> None:
-    """A newcomer needs more than half of the warm-up's time for it."""
+    """The newcomer needs more than half of the warm-up's time."""
 
     async def story(sim: SimulatedRun) -> None:
         for tier in (0, 1, 2):

@@ -1,6 +1,4 @@
-"""What a member does in its rounds when something is out of the ordinary, and what each epoch
-begins with.
-"""
+"""Unusual rounds, and what each epoch starts with."""
 
 from __future__ import annotations
 
@@ -25,14 +23,14 @@ def _replica(player: SimMember) -> Replica:
 
 
 def _momentum(player: SimMember) -> float:
-    """How much a member has learnt that it has not sent yet."""
+    """Return how much a member has learnt but not sent yet."""
     kept = _replica(player).optimizer.state()
     return sum(float(tensor.abs().sum()) for name, tensor in kept.items() if "residual" in name)
 
 
 @pytest.mark.slow
 def test_members_after_pause_learn_without_momentum(tmp_path: Path) -> None:
-    """A cold start: delta is zero, the rate is not, so the first round that is applied changes the
+    """After a cold start, the residual is zero but the rate is not, so the first round changes the
     model.
     """
 
@@ -96,13 +94,13 @@ def test_result_with_nonfinite_loss_is_not_announced(tmp_path: Path) -> None:
 
 
 def _slow_down(player: SimMember, seconds: float) -> None:
-    """From now on a piece of work takes so long, whatever the member has declared."""
+    """Set the time of each job, whatever speed the member has declared."""
     player.compute._seconds = seconds  # type: ignore[union-attr]
 
 
 @pytest.mark.slow
 def test_measured_speed_is_declared_for_next_epoch(tmp_path: Path) -> None:
-    """All declare 60 sequences a minute; 10 take two of them 2 seconds and the third 6."""
+    """All declare 60 sequences a minute. Ten take 2 seconds for two of them and 6 for the third."""
 
     async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]
@@ -132,8 +130,8 @@ def test_measured_speed_is_declared_for_next_epoch(tmp_path: Path) -> None:
 
 
 def test_training_too_late_for_round_is_abandoned(tmp_path: Path) -> None:
-    """A share takes 16 seconds and a round 5: nobody can use the result, and the epoch continues
-    without the member.
+    """A share takes 16 seconds and a round 5, so the result is useless. The epoch continues without
+    the member.
     """
 
     async def story(sim: SimulatedRun) -> None:
@@ -157,8 +155,8 @@ def test_training_too_late_for_round_is_abandoned(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("witnesses", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_lone_too_slow_member_is_warned_once_per_epoch(tmp_path: Path, witnesses: int) -> None:
-    """A share takes 40 seconds and a round 15 at most: nothing it trains counts, and nobody is
-    there to drop it.
+    """A share takes 40 seconds and a round at most 15. No result counts, and no other member can
+    drop it.
     """
 
     async def story(sim: SimulatedRun) -> None:
@@ -196,13 +194,13 @@ def test_lone_too_slow_member_is_warned_once_per_epoch(tmp_path: Path, witnesses
     ("seconds", "told"), [pytest.param(3.0, False, marks=pytest.mark.slow), (7.0, True)]
 )
 def test_measured_speed_includes_all_round_work(tmp_path: Path, seconds: float, told: bool) -> None:
-    """Two pieces of work are the share's, two the apply's with its hashes; a round lasts 15 seconds
-    at most.
+    """Two jobs belong to the share, and two to the apply and its hashes. A round lasts at most 15
+    seconds.
     """
 
     async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]
-        await sim.until_round(2)  # the first whose work is both
+        await sim.until_round(2)  # the first round with both kinds of work
         _slow_down(players[2], seconds)
         await sim.until(lambda run: run.epoch == 1)
 
@@ -244,7 +242,7 @@ def test_snapshot_is_withdrawn_at_next_epochs_first_apply(tmp_path: Path) -> Non
 
 
 def _offered(player: SimMember) -> set[bytes]:
-    """Digests of the tensors that a member offers to joiners, all of which it serves."""
+    """Return digests of the tensors that a member offers. Fail if it does not serve one."""
     manifest = player.member._share.manifest  # type: ignore[union-attr]
     digests = (
         {digest for level in manifest.levels.values() for digest in level}

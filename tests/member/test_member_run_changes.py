@@ -1,4 +1,4 @@
-"""The owner of a paused run changes what it trains, while members stay connected."""
+"""The owner of a paused run changes what it trains while members stay connected."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def _paused_in_epoch_1(sim: SimulatedRun) -> None:
 
 
 async def _end_of(player: SimMember) -> BaseException | None:
-    """Return the error with which a member ends."""
+    """Return the error that ends a member."""
     assert player.task is not None
     await asyncio.wait([player.task], timeout=300)
     error = player.task.exception()

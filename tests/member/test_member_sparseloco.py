@@ -1,4 +1,4 @@
-"""Members of unequal tiers that train with SparseLoCo through the real program."""
+"""Members of different tiers train with SparseLoCo through the real program."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _table(**changes: Any) -> dict[str, Any]:
 
 
 def _taken(player: SimMember) -> set[int]:
-    """How many steps the inner optimizer of a member remembers, by what it says of every
+    """Return how many steps a member's inner optimizer has counted, from its state of every
     parameter.
     """
     assert player.member is not None

@@ -1,6 +1,4 @@
-"""The chain of roots: what each member's optimizer knew before a result is what it knew after the
-one before.
-"""
+"""The chain of state roots: the state before each result is the state after the last one."""
 
 from __future__ import annotations
 
@@ -87,7 +85,7 @@ def test_state_chain_faults_discontinuous_state(wrong: Commitment) -> None:
 
 
 def test_state_chain_ignores_missing_commitment() -> None:
-    """The member's own announcement of round 1 was lost, or reached only others."""
+    """The member's announcement of round 1 was lost, or reached only other members."""
     assert heard(said(0, 0, 1, None)).fault(said(2, 7, 8, (2, 1))) is None
 
 
@@ -173,7 +171,7 @@ def test_state_chain_compares_late_earlier_result() -> None:
 
 
 def told(sim: SimulatedRun) -> dict[str, list[Commitment]]:
-    """Every commitment of every member, in order, of all its lives."""
+    """Return every commitment of every member in order, over restarts."""
     found: dict[str, list[Commitment]] = {player.name: [] for player in sim.players}
     for player in sim.players:
         _listen(player, found[player.name])
@@ -305,8 +303,8 @@ def test_saved_state_with_another_root_is_damaged(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_member_exchanging_its_state_delivers_nothing(tmp_path: Path) -> None:
-    """The roots are of another state than announced. No member attests that, and the share is
-    trained again.
+    """The roots are of another state. No member attests the result, and the share is trained
+    again.
     """
 
     async def story(sim: SimulatedRun) -> None:
@@ -343,8 +341,8 @@ def exchanges(player: SimMember) -> Lie:
 
 @pytest.mark.slow
 def test_checker_receives_states_around_judged_round(tmp_path: Path) -> None:
-    """While the next round trains, of every member; the state after is the one that its optimizer
-    then has.
+    """All members serve both states while the next round trains. The later one equals the
+    optimizer's state.
     """
     compared = 0
 
@@ -380,7 +378,7 @@ def test_checker_receives_states_around_judged_round(tmp_path: Path) -> None:
 
 
 def test_state_is_not_served_before_reveal(tmp_path: Path) -> None:
-    """What was sent can be read from it."""
+    """The state would reveal the result."""
     refused = 0
 
     async def story(sim: SimulatedRun) -> None:

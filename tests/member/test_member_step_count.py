@@ -1,4 +1,4 @@
-"""A saved model states how many steps are in it, whatever the chain counts at that moment."""
+"""A saved model states the steps that it contains, whatever the chain counts at that moment."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _steps(player: SimMember) -> int:
 def test_round_without_result_is_not_counted_in_saved_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, applied: Counter[int]
 ) -> None:
-    """With overlap, the round after it has a number that is one too high."""
+    """With overlap, the number of the next round is one too high."""
     announce = Announcing.announce
 
     async def withheld(announcing: Announcing, plan: RoundPlan, trained: Trained) -> None:
@@ -79,7 +79,7 @@ def test_round_without_result_is_not_counted_in_saved_model(
 def test_apply_under_way_is_counted_once_in_saved_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, applied: Counter[int]
 ) -> None:
-    """A thread finishes what it has begun, although the member that waits for it is stopped."""
+    """A thread finishes its apply although the waiting member is stopped."""
     call = InlineWorker.__call__
 
     async def finishes(worker: InlineWorker, function: Callable[[], object]) -> object:
@@ -98,7 +98,9 @@ def test_apply_under_way_is_counted_once_in_saved_model(
 
 @pytest.mark.slow
 def test_undone_steps_are_named_in_saved_model(tmp_path: Path, applied: Counter[int]) -> None:
-    """The judge of epoch 1 dies and the epoch is undone. Its steps stay in the newcomer's model."""
+    """The judge of epoch 1 dies, and the epoch is undone. Its steps stay in the newcomer's
+    model.
+    """
 
     async def story(sim: SimulatedRun) -> None:
         sim.keeps = False

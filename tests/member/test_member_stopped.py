@@ -1,5 +1,5 @@
-"""The last member of a run is stopped in mid-epoch: it saves the model, and the run resumes from
-that.
+"""The last member of a run is stopped in mid-epoch. It saves the model, and the run resumes
+from it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from member.short_runs import ALONE
 def test_lone_member_stopped_in_mid_epoch_loses_no_step(
     tmp_path: Path, overlap: int, later: float
 ) -> None:
-    """`later` seconds after a round began: before and after the member attested in it."""
+    """`later` is the seconds after a round began: before and after the member attested in it."""
 
     async def story(sim: SimulatedRun) -> None:
         player = sim.add(0)

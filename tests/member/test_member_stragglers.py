@@ -1,6 +1,4 @@
-"""One member that is always late costs an epoch about one round's whole time; an honest one that is
-slow, nothing.
-"""
+"""An always late member costs an epoch about one round's time. An honest slow one costs nothing."""
 
 from __future__ import annotations
 
@@ -30,7 +28,7 @@ ROUNDS = 8
 
 
 def _late(player: SimMember, seconds: float) -> None:
-    """From now on it announces every result so much after it has it."""
+    """Delay every announcement of a result by this time."""
 
     async def lie(said: object, transport: object) -> None:
         asyncio.get_running_loop().call_later(seconds, tell_all, transport, sign(player, said))  # type: ignore[arg-type]
@@ -39,14 +37,14 @@ def _late(player: SimMember, seconds: float) -> None:
 
 
 def _rounds(player: SimMember) -> list[float]:
-    """How long the rounds of the first epoch lasted."""
+    """Return how long the rounds of the first epoch lasted."""
     begun = [e["t"] for e in player.saw("round", epoch=0) + player.saw("cooldown", epoch=0)]
     return [later - now for now, later in pairwise(begun)]
 
 
 @pytest.mark.parametrize("overlap", EITHER_OVERLAP)
 def test_always_late_member_costs_one_round_per_epoch(tmp_path: Path, overlap: int) -> None:
-    """It announces when 78 % of the limit are over, as long as it is in the run."""
+    """It always announces after 78 % of the limit."""
 
     async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2, 0)]
@@ -79,8 +77,8 @@ def test_always_late_member_costs_one_round_per_epoch(tmp_path: Path, overlap: i
 
 
 def _late_by_level(sim: SimulatedRun, player: SimMember, seconds: float) -> None:
-    """From now on it serves one level of its results so much later, another every four rounds, and
-    is no witness.
+    """Delay one level of each result, another level every four rounds. The member never
+    witnesses.
     """
     transport = player.transport
     chain = player.chain
@@ -105,8 +103,8 @@ def _late_by_level(sim: SimulatedRun, player: SimMember, seconds: float) -> None
 
 @pytest.mark.slow
 def test_member_late_on_each_level_costs_one_round(tmp_path: Path) -> None:
-    """A member that does not hold a level cannot see that it is late, but sees that a quorum missed
-    it.
+    """Members that do not hold the level cannot see the delay, but they see that a quorum
+    missed it.
     """
 
     async def story(sim: SimulatedRun) -> None:
@@ -155,7 +153,7 @@ def test_honest_member_slow_for_some_rounds_loses_nothing(
 
 @pytest.mark.slow
 def test_overdeclared_speed_is_reported_and_costs_one_epoch(tmp_path: Path) -> None:
-    """The next epoch goes by the speed that was seen."""
+    """The next epoch uses the measured speed."""
 
     async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2, 0)]
@@ -191,7 +189,7 @@ def _plan(weights: tuple[int, ...] = (3, 3, 3), batch: int = 9) -> RoundPlan:
 
 
 def _waits(late: StragglerTracker, missing: set[int], *times: float) -> list[bool]:
-    """At each time, whether all that are missing are waited for."""
+    """Return, for each time, whether the witness waits for all missing members."""
     due = frozenset(range(3))
     out = frozenset(missing)
     return [late.waited_for(due, due - out, out, time) == out for time in times]

@@ -1,6 +1,4 @@
-"""Members whose tiers keep layers and heads of their own train one model; one is killed and comes
-back.
-"""
+"""Tiers with their own layers and heads train one model. One member is killed and returns."""
 
 from __future__ import annotations
 
@@ -46,7 +44,7 @@ DEEPSEEK = HEADS | {
     "q_lora_rank": 6,
     "kv_lora_rank": 4,
     "qk_nope_head_dim": 4,
-    "head_dim": 2,  # as everybody computes it, whatever a Llama says
+    "head_dim": 2,  # equals qk_rope_head_dim and overrides HEADS
     "qk_rope_head_dim": 2,
     "v_head_dim": 4,
     "n_routed_experts": 4,

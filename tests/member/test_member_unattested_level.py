@@ -1,6 +1,4 @@
-"""A level that nobody attested is the durable checkpoint's for all, whatever a member of the last
-epoch tells each.
-"""
+"""A level without attestation comes from the checkpoint for all members, whatever peers offer."""
 
 from __future__ import annotations
 
@@ -55,7 +53,7 @@ def _told(player: SimMember) -> list[str]:
     ["a newcomer", "a holder, with another one whose attestation is late"],
 )
 def test_inconsistent_offers_do_not_fork_replicas(tmp_path: Path, parted: str) -> None:
-    """Two holders of a level attest different hashes, or one of three attests any hash."""
+    """Two holders of a level attest different hashes, or one of three attests a wrong hash."""
 
     async def story(sim: SimulatedRun) -> None:
         tiers = (0, 1, 2, 0) if parted == "a newcomer" else (0, 0, 1, 0)

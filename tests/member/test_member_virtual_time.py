@@ -1,6 +1,4 @@
-"""A member's life under a virtual clock: joining, rounds, leaving, pausing; replicas always
-equal.
-"""
+"""Members in virtual time join, train, leave and pause. Replicas stay equal."""
 
 from __future__ import annotations
 
@@ -89,7 +87,7 @@ def test_pause_and_resume_keeps_replicas(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_pause_in_warm_up_keeps_replicas(tmp_path: Path) -> None:
-    """The second epoch's warm-up is paused and tried again: the run must not fall back to the
+    """The second epoch's warm-up is paused and repeated. The run must not return to the
     checkpoint.
     """
 

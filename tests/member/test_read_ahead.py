@@ -1,4 +1,4 @@
-"""A share is read as soon as it is known, and a source that is away is asked until it is back."""
+"""A share is read as soon as it is known, and an unavailable source is retried."""
 
 import asyncio
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from member.result_inbox import ResultInbox
 
 
 class Faulty(DummyTokens):
-    """Fails as told, once for each read."""
+    """A source that raises the given errors, one per read."""
 
     def __init__(self, *faults: DataError) -> None:
         super().__init__(4, 50)

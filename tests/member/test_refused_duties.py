@@ -1,6 +1,4 @@
-"""Duties that the chain refuses: what was refused for good is not asked for again, an empty wallet
-ever more rarely.
-"""
+"""Duties that the chain refuses: final refusals are not retried, and an empty wallet backs off."""
 
 from __future__ import annotations
 
@@ -24,8 +22,8 @@ from member.short_runs import SHORT
 def _tries(
     sim: SimulatedRun, player: SimMember, duty: str, name: str | None = None
 ) -> list[tuple[object, float]]:
-    """When a member tries a duty, and for which height or seat; refused by that name, if one is
-    given.
+    """Return the times of a member's attempts at a duty, with height or seat, filtered by the
+    refusal.
     """
     assert player.chain is not None
     call = getattr(player.chain, duty)
@@ -54,7 +52,7 @@ def _purse(sim: SimulatedRun, player: SimMember, lamports: int) -> None:
 
 
 def test_permanently_refused_attestation_is_tried_once_a_round(tmp_path: Path) -> None:
-    """The others wait for it until the round's time is up, and do without."""
+    """The others wait for it until the round's time is up, and continue without it."""
 
     async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]
@@ -70,7 +68,9 @@ def test_permanently_refused_attestation_is_tried_once_a_round(tmp_path: Path) -
 
 
 def test_attestation_is_retried_often_when_next_in_line(tmp_path: Path) -> None:
-    """A member that this one took to have left has attested, and may leave all the same."""
+    """The member believes that an earlier witness left, but that one has attested. It may still
+    leave.
+    """
 
     async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]

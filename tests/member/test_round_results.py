@@ -1,4 +1,4 @@
-"""What a member takes for a valid announcement, what it keeps of it, and what it forgets."""
+"""Test which announcements a member accepts, what it stores of them, and what it forgets."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_repeated_announcement_changes_nothing() -> None:
 
 
 def test_member_without_share_is_not_banned_for_strangers() -> None:
-    """Anybody can make as many keys as they like, and peers pass on what was signed with them."""
+    """Anyone can create many keys, and peers relay what those sign."""
 
     async def story() -> None:
         inbox = ResultInbox()
@@ -199,7 +199,7 @@ def test_applied_round_frees_votes_and_serves_payloads() -> None:
 
 
 def test_payload_named_by_newer_round_stays_served() -> None:
-    """No two results have the same bytes, but anybody may name what it likes."""
+    """Real results never have equal bytes, but anyone may name another's digest."""
 
     async def story() -> None:
         inbox = ResultInbox()
@@ -218,7 +218,7 @@ def test_payload_named_by_newer_round_stays_served() -> None:
 
 
 def test_unfetched_payload_is_not_withdrawn() -> None:
-    """A liar that names the digest of something else we serve must not make us stop serving it."""
+    """A liar that names another payload's digest must not stop us from serving that payload."""
 
     async def story() -> None:
         inbox = ResultInbox()
@@ -270,8 +270,8 @@ class _HasForOthers(ResultInbox):
         self.results.fetch_for_others(4)
 
     async def hear_without(self, level: int) -> bytes:
-        """Member 1's result is announced, and this level of it not to be had; the bytes of that, to
-        be served later.
+        """Announce member 1's result without serving this level. Return the level's bytes to serve
+        later.
         """
         digest = self.hear(1).levels[level].blake3
         data = self.transports[1]._blobs[digest]
@@ -397,9 +397,7 @@ def test_answer_counts_only_for_requested_round_and_seats() -> None:
 
 @pytest.mark.parametrize(("values", "barred"), [(8, False), (9, True), (65_530, True)])
 def test_oversized_answer_bans_the_peer(values: int, barred: bool) -> None:
-    """The question is about one seat. The member reads no more of an answer than one seat can
-    need.
-    """
+    """The question is about one seat. The member reads no more than one seat can need."""
 
     async def story() -> None:
         inbox = ResultInbox()
@@ -426,8 +424,8 @@ def test_oversized_answer_bans_the_peer(values: int, barred: bool) -> None:
 
 @pytest.mark.parametrize(("relay", "barred"), [(1, False), (2, True)])
 def test_signer_is_liable_only_for_what_it_sends(relay: int, barred: bool) -> None:
-    """Member 2 signed announcements in other attempts at the round. Member 1 passes them on, or 2
-    sends them itself.
+    """Member 2 signed announcements in other attempts at the round. Member 1 relays them, or 2
+    sends them.
     """
 
     async def story() -> None:

@@ -1,4 +1,4 @@
-"""What a member makes of sealed results, of their keys, and of who says that it is closed."""
+"""Sealed results, their keys, and closing messages."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""A member signs one result of each place in the run, whatever it is shown: two cost it its seat
-and its bond.
-"""
+"""A member signs one result per place in the run, because two cost its seat and its bond."""
 
 from __future__ import annotations
 
@@ -52,7 +50,7 @@ def _trained(loss: float) -> Any:
 
 
 def test_repeated_round_is_not_signed_twice() -> None:
-    """A trusted node shows the same round, with the same seed, and another share."""
+    """A lying node shows the same round with the same seed and another share."""
 
     async def story() -> None:
         inbox = ResultInbox()
@@ -79,7 +77,7 @@ def test_repeated_round_is_not_signed_twice() -> None:
 def test_round_signed_before_restart_is_not_signed_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What it signed is on disk before anyone hears of it."""
+    """A signature is on disk before any peer can see it."""
     on_disk: list[bool] = []
 
     def look() -> None:

@@ -1,4 +1,4 @@
-"""Results that a member has signed are known after a restart."""
+"""Signed results are remembered after a restart."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measuring a machine: how fast it trains, in a time that does not grow with how slow it is."""
+"""Measuring a machine's speed takes a bounded time on slow machines too."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def origin(micro: int = MICRO, config: LlamaConfig = LONG) -> Origin:
 
 
 def machine(seconds_per_token: float) -> tuple[Replica, list[tuple[int, ...]]]:
-    """A replica on a machine of that speed, and the shapes of what it trains on."""
+    """Return a replica on a machine of this speed, and the shapes that it trains on."""
     made = origin()
     replica = made.stand_in()
     seen: list[tuple[int, ...]] = []
@@ -51,7 +51,7 @@ def machine(seconds_per_token: float) -> tuple[Replica, list[tuple[int, ...]]]:
     "seconds_per_token", [pytest.param(1e-5, marks=pytest.mark.slow), 1e-3, 0.02, 0.05]
 )
 def test_measuring_ends_in_time_on_fast_and_slow_machines(seconds_per_token: float) -> None:
-    """A micro-batch of these takes from 0.2 seconds to 14 minutes."""
+    """A micro-batch takes from 0.2 seconds to 14 minutes on these machines."""
     replica, seen = machine(seconds_per_token)
     began = CLOCK["now"]
     weight = replica.measure_weight(SEQ_LEN, 8.0)
@@ -97,10 +97,9 @@ def test_stand_in_weights_have_right_shapes_and_train() -> None:
 def test_slow_measurement_is_reported_and_abandoned(
     seconds: float, weight: int, took: float
 ) -> None:
-    """Something slows it (memory, another process): after ten seconds the member continues without
-    a measurement.
+    """Something slows the measurement down. After ten seconds, the member continues without it.
 
-    Making the measured model takes as long here, and has a longer limit.
+    Building the measured model takes as long, but has a longer limit.
     """
 
     async def measure() -> tuple[int, list[dict[str, object]]]:
@@ -132,10 +131,10 @@ def test_slow_measurement_is_reported_and_abandoned(
             2,
             48,
             "48 sequences and take 48 s",
-        ),  # the two that are there are as fast, and who is to come is thought so
+        ),  # the two present members are as fast, and the missing ones are assumed to be
         (60, 0, 32, "32 sequences and take 32 s"),
         (60, 8, 12, ""),
-        (1, 8, 1, "1 sequence and take 60 s or more"),  # nobody has less
+        (1, 8, 1, "1 sequence and take 60 s or more"),  # the smallest share
     ],
 )
 def test_too_slow_machine_is_warned_before_join(

@@ -1,4 +1,4 @@
-"""Tests of which members report that a finished run's model is lost."""
+"""Test which members report that a finished run's model is lost."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LAST_STEP = 16
 
 @dataclass(frozen=True)
 class Case:
-    """A run of up to three members that finished at step 16, to which seat 0 comes back."""
+    """A run of up to three members that finished at step 16. Seat 0 returns to it."""
 
     tiers: tuple[int, ...] = (0,)
     finishers: int = 0b1

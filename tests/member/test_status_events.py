@@ -1,4 +1,4 @@
-"""What a member tells of its run, each once."""
+"""Events about the run that a member emits once."""
 
 from __future__ import annotations
 

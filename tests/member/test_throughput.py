@@ -1,4 +1,4 @@
-"""What a member's shares show of its speed."""
+"""The speed that a member's shares show."""
 
 from __future__ import annotations
 
@@ -19,9 +19,7 @@ def test_trained_share_sets_speed() -> None:
 
 
 def test_share_abandoned_at_once_does_not_raise_speed() -> None:
-    """A member that waited for results until the run was ahead gives its share up as soon as it
-    begins.
-    """
+    """If the run moved on while a member waited for results, it abandons its share at once."""
     time = Throughput(ResultInbox().ports.events, 15.0, DECLARED)
     time.took(3, 0.001, done=False)
     assert time.weight == DECLARED
@@ -30,7 +28,7 @@ def test_share_abandoned_at_once_does_not_raise_speed() -> None:
 
 
 def test_consecutive_abandoned_shares_repeat_warning() -> None:
-    """In rounds of a second, a share that is given up at once takes no time."""
+    """In rounds of one second, shares are abandoned at once and take no time."""
     seen: list[event_types.Event] = []
     time = Throughput(Events(lambda: 0.0, [seen.append]), 15.0, DECLARED)
     for _ in range(12):

@@ -1,6 +1,4 @@
-"""The order of ticks: members try in the order of the ranking, one step apart, and none too
-early.
-"""
+"""Members tick in the order of the ranking, one step apart and never too early."""
 
 from __future__ import annotations
 
@@ -17,8 +15,8 @@ _COARSE = 1.0  # seconds: chain time is whole ones
 
 
 def _refuse_ticks(sim: SimulatedRun, player: SimMember, tries: dict[int, float]) -> None:
-    """From now on none of this member's ticks lands; `tries`: the chain's time of its first try, by
-    its seat.
+    """Let all ticks of this member fail. `tries` gets the chain time of its first attempt, by
+    seat.
     """
     chain = player.chain
     assert chain is not None
@@ -33,7 +31,7 @@ def _refuse_ticks(sim: SimulatedRun, player: SimMember, tries: dict[int, float])
 
 
 def test_members_tick_in_ranking_order(tmp_path: Path) -> None:
-    """While nobody's tick lands, each finds that those before it did nothing."""
+    """No tick lands, so each member finds that those before it did not tick."""
 
     async def story(sim: SimulatedRun) -> None:
         for tier in (0, 0, 1, 2):

@@ -1,4 +1,4 @@
-"""The small parts everything waits on: pulse, first_of, feed, persist, worker threads, virtual
+"""The parts that tasks wait on: Pulse, first_of, RunFeed, persist, worker threads and virtual
 time.
 """
 
@@ -123,7 +123,7 @@ async def test_follow_ends_with_error_of_chain() -> None:
 
 
 class Calls:
-    """A call that meets one outcome after the other, and notes when it was made."""
+    """A call with scripted outcomes that records when it was made."""
 
     def __init__(self, *outcomes: Exception | None) -> None:
         self._outcomes = list(outcomes)

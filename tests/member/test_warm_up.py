@@ -1,6 +1,4 @@
-"""Where a member takes the model from: what peers offer and what the disk holds counts only under
-the chain's hash.
-"""
+"""Sources of the model in warm-up: offers and files count only if they match the hash on chain."""
 
 from __future__ import annotations
 
@@ -50,7 +48,7 @@ def _hash(weights: Mapping[str, Tensor] | int, level: int) -> bytes:
 
 
 class Joiner:
-    """A member of tier 1 in the warm-up after an epoch that two others, of tiers 1 and 2, have
+    """A tier-1 member in the warm-up after an epoch that two others, of tiers 1 and 2, have
     finished.
     """
 
@@ -62,8 +60,8 @@ class Joiner:
         source: ModelSource = ModelSource.PEERS,
         finished: bool = False,
     ) -> None:
-        """`attested`: bitmap of the levels whose hash in ATTESTED is on chain; `finished`: so did
-        this member.
+        """`attested`: bitmap of the levels with hashes on chain. `finished`: whether this member
+        finished the epoch.
         """
         write_checkpoint(
             place / "model", init_weights(CONFIG, DURABLE), CONFIG, tier=0, companions={}
@@ -93,8 +91,9 @@ class Joiner:
         return builders.view(run, three_members(), self._model)
 
     def recorded(self, place: Path, before: Path, seed: int | None = None) -> None:
-        """The chain names `place`, and has recorded another one of the same step before it, with
-        the hashes of these weights or else the run's.
+        """Record `place` as the checkpoint, and before it another of the same step.
+
+        Hashes are of these weights, or else of the run's model.
         """
         hashes = (
             self.run.level_hashes
@@ -118,8 +117,8 @@ class Joiner:
         )
 
     def falsely_named(self, step: int) -> None:
-        """Let the chain name a false place for the checkpoint of a step, with the hashes of the
-        run's model.
+        """Record a false location for the checkpoint of a step, with the hashes of the run's
+        model.
         """
         place = Checkpoint(CheckpointKind.HUB, "/etc", "")
         hashes = tuple(_hash(ATTESTED, level) for level in range(3))
@@ -129,8 +128,8 @@ class Joiner:
         self.feed.view = builders.view(self.run, three_members(), model)
 
     async def obtain(self, seed: int | None = None, kept: Path | None = None) -> Replica:
-        """Go through the warm-up, with a replica of these weights and a directory of own
-        checkpoints, if any.
+        """Run the warm-up with a replica of these weights and a directory of own checkpoints, if
+        any.
         """
         origin = Origin(SCHEMA, 1, "auto", torch.device("cpu"), PassSize(4, "off"), lambda: 0.0)
         began = replace(self.feed.view, run=self.run)
@@ -152,13 +151,13 @@ class Joiner:
         return [event[what] for event in self.inbox.events if event["kind"] == kind]
 
     def sent(self, seat: int) -> int:
-        """Bytes of tensors that member `seat` has sent."""
+        """Return the bytes of tensors that member `seat` has sent."""
         return self.inbox.transports[seat].stats().sent["blob"]
 
 
 @pytest.mark.parametrize("there", ["nothing", "another model", "other weights"])
 def test_source_without_model_is_skipped_for_another(tmp_path: Path, there: str) -> None:
-    """What the chain holds is believed; where it says that it is, not."""
+    """The hashes on chain are trusted, but the recorded location is not."""
 
     async def story() -> None:
         joiner = Joiner(tmp_path, attested=0b111, source=ModelSource.CHECKPOINT)
@@ -237,7 +236,7 @@ def test_missing_peers_with_valid_own_copy_are_not_warned(tmp_path: Path, own: i
 def test_unexpected_source_error_skips_only_that_source(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever nobody has thought of; but too little memory is nobody's fault."""
+    """Any error counts, except running out of memory."""
     durable = Origin.durable
     troubles = list[Exception]()
 
@@ -265,7 +264,7 @@ def test_unexpected_source_error_skips_only_that_source(
 
 
 def test_level_differing_from_attested_hash_is_discarded(tmp_path: Path) -> None:
-    """The two differ, and the chain decides, in any order of asking."""
+    """The sources differ. The chain decides, in any order of asking."""
 
     async def story(wrong: int, right: int) -> None:
         joiner = Joiner(tmp_path / str(wrong), attested=0b100)
@@ -309,7 +308,7 @@ def test_replica_with_another_hash_is_dropped(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("source", list(ModelSource))
 def test_unattested_checkpoint_is_never_used(tmp_path: Path, source: ModelSource) -> None:
-    """Level 2 on the disk is not what the chain says; no peer has it. The warm-up ends without a
+    """Level 2 on disk is not the one on chain, and no peer has it. The warm-up ends without a
     replica.
     """
 
@@ -337,7 +336,7 @@ def test_unattested_checkpoint_is_never_used(tmp_path: Path, source: ModelSource
 
 @pytest.mark.parametrize("source", list(ModelSource))
 def test_member_without_model_source_gives_up_halfway(tmp_path: Path, source: ModelSource) -> None:
-    """So that those who have it need not wait for the whole time of the warm-up."""
+    """Otherwise the other members would wait for the whole warm-up."""
 
     async def story() -> None:
         joiner = Joiner(tmp_path, attested=0b100, source=source)
@@ -384,8 +383,8 @@ def test_endless_source_is_abandoned_when_too_late(tmp_path: Path) -> None:
 def test_unattested_level_comes_from_checkpoint(
     tmp_path: Path, own: int | None, offered: tuple[int, ...], lost: int
 ) -> None:
-    """Even if all agree: another member may be told something else. It waits for nobody and fetches
-    no byte.
+    """Even if all peers agree, because they may tell another member something else. No byte is
+    fetched.
     """
 
     async def story() -> None:
@@ -410,7 +409,7 @@ def test_unattested_level_comes_from_checkpoint(
 
 @pytest.mark.parametrize("own", [DURABLE, OTHER])
 def test_unattested_level_is_checked_against_chain(tmp_path: Path, own: int) -> None:
-    """A replica that has it is kept; a place that has something else is passed over."""
+    """A matching replica is kept, and a location with other contents is skipped."""
 
     async def story() -> None:
         joiner = Joiner(tmp_path, attested=0b010, finished=True)
@@ -429,8 +428,8 @@ def test_unattested_level_is_checked_against_chain(tmp_path: Path, own: int) -> 
 
 
 def test_level_without_hash_comes_from_current_source(tmp_path: Path) -> None:
-    """A first checkpoint that its owner has put in another one's place: who cannot load it must not
-    take the other.
+    """The owner has replaced the first checkpoint. A member that cannot load it must not use the
+    old one.
     """
 
     async def story() -> None:
@@ -453,7 +452,7 @@ def test_level_without_hash_comes_from_current_source(tmp_path: Path) -> None:
     ],
 )
 def test_silent_hub_blames_network_only_for_owners_place(step: int, fix: str) -> None:
-    """Before its first step a run has the place that its owner gave."""
+    """Before its first step, a run has the location that its owner set."""
     away = HubAway(
         "the Hub cannot be reached for nobody/none", "Check this machine's internet connection"
     )

@@ -1,4 +1,4 @@
-"""What every test of the optimizer finds."""
+"""Set what all optimizer tests rely on."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
-    """One thread of torch's, whatever tests before have set."""
+    """Let torch use one thread, whatever earlier tests have set."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

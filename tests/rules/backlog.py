@@ -1,8 +1,8 @@
 """The program's backlog as pure functions, to compare with the compiled program.
 
 The chain keeps untrained intervals in ascending order, joined where they touch. A round takes the
-first few of them before any fresh sequence. A round whose gaps do not fit counts for nothing and
-comes back whole.
+first few of them before any fresh sequence. If a round's gaps do not fit, it does not count and
+returns as a whole.
 """
 
 from __future__ import annotations
@@ -58,14 +58,14 @@ class Backlog:
         return tuple(taken), Backlog(tuple(left))
 
     def batch(self, wanted: int) -> int:
-        """Return the sequences of a round that wants `wanted`, taken from this backlog."""
+        """Return the sequences of a round of `wanted` sequences, taken from this backlog."""
         taken, left = self.take(wanted)
         return wanted if left.has_room(0) else sum(interval.len for interval in taken)
 
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """What becomes of a round: who counts, whether it was a step, and the backlog then."""
+    """The outcome of a round: who counts, whether it made a step, and the new backlog."""
 
     attested: int
     worked: bool
@@ -75,9 +75,7 @@ class Settled:
 def settle(
     backlog: Backlog, header: Round, shares: Mapping[int, PositionInterval], agreed: int
 ) -> Settled:
-    """Settle round `header`: the shares (in position order) of members on whom no quorum agreed
-    come back.
-    """
+    """Settle round `header`. The shares (in position order) of members without a quorum return."""
     idle = bitmap.from_seats(seat for seat, share in shares.items() if share.len == 0)
     missing = _merged(
         share for seat, share in shares.items() if share.len and not bitmap.contains(agreed, seat)
@@ -90,7 +88,7 @@ def settle(
 
 
 def put_back(backlog: Backlog, header: Round) -> Backlog:
-    """The backlog after a round that nobody attests: all of its data comes back."""
+    """Return the backlog after a round without attestations: all of its data returns."""
     return backlog.put(header.pieces)
 
 

@@ -1,4 +1,4 @@
-"""Account views for tests: everything zero or empty unless the test says otherwise."""
+"""Build account views for tests: everything is zero or empty unless the test sets it."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def schedule(kind: ScheduleKind, **given: Any) -> LrSchedule:
 
 
 def model(**given: Any) -> Model:
-    """A model of three tiers whose checkpoint is a directory; of the rest nothing is said."""
+    """Return a model of three tiers whose checkpoint is a directory. All other fields are empty."""
     values: dict[str, Any] = {
         "metadata": Metadata("", "", 0, 0),
         "client_version": "",
@@ -141,7 +141,7 @@ def model(**given: Any) -> Model:
 
 
 def view(run: Run, members_: Members | None = None, model_: Model | None = None) -> View:
-    """A run with members (nobody) and a model (any)."""
+    """Return a run, by default without members and with an empty model."""
     return View(
         run,
         members_ if members_ is not None else members({}),

@@ -1,4 +1,4 @@
-"""Views that several files of this folder need."""
+"""Views that several test files use."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rules.builders import schedule
 
 @pytest.fixture
 def configured_model() -> Model:
-    """A model of three tiers with a constant rate and ten steps of cold start."""
+    """Return a model of three tiers with a constant rate and ten steps of cold start."""
     return Model(
         metadata=Metadata("test", "", 0, 0),
         client_version="",

@@ -1,6 +1,4 @@
-"""What committees have stated at cooldown, which members never read: as the Witnesses account has
-it.
-"""
+"""The cooldown statements in the Witnesses account, which members never read."""
 
 from __future__ import annotations
 
@@ -12,9 +10,7 @@ _HASH_BYTES = 32
 
 
 def stated_in(witnesses: bytes) -> tuple[dict[int, bytes], ...]:
-    """What the committee of each level has stated, by the place in it
-    (`committee.cooldown_electees`).
-    """
+    """Return each level committee's statements, by position (`committee.cooldown_electees`)."""
     start = views.witnesses_account().offset("cooldown")
     hashes = [
         witnesses[at : at + _HASH_BYTES]

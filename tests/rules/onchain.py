@@ -1,5 +1,5 @@
-"""The compiled coordinator in an in-process chain, driven instruction by instruction with a clock
-the test sets.
+"""The compiled coordinator on an in-process chain, driven by single instructions and a settable
+clock.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SCHEMA_HASH = b"\x05" * 32
 
 
 class Refused(Exception):
-    """The program refused an instruction; `name` is its error's variant."""
+    """The program refused an instruction. `name` is the error's variant."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -41,7 +41,7 @@ class Refused(Exception):
 
 
 class Onchain:
-    """One run in one world. Wallets come from their number, so everything but nothing is
+    """One run on its own chain. Wallets are derived from their numbers, so everything is
     reproducible.
     """
 
@@ -58,17 +58,17 @@ class Onchain:
         return self.world.now
 
     def wallet(self, number: int) -> Keypair:
-        """The wallet of this number, with funds."""
+        """Return the wallet of this number, with funds."""
         keypair = _keypair(number)
         self.world.fund(keypair.pubkey())
         return keypair
 
     def at(self, unix_timestamp: int) -> None:
-        """Set the chain's clock; some slots pass, more than a seed is drawn after."""
+        """Set the chain's clock. Enough slots pass to draw a seed."""
         self.world.advance(unix_timestamp - self.now)
 
     def ix(self, signer: Keypair) -> CoordinatorInstructions:
-        """Instruction builders for a wallet."""
+        """Return the instruction builders of a wallet."""
         return CoordinatorInstructions(self.coordinator, signer.pubkey())
 
     def send(self, signer: Keypair, *instructions: Instruction) -> Outcome:
@@ -79,7 +79,7 @@ class Onchain:
         return outcome
 
     def create(self) -> None:
-        """Create the run with all its accounts at full size, open for everybody."""
+        """Create the run with all accounts at full size, open to everyone."""
         ix = self.ix(self.owner)
         sizes = {0: views.members_account().size, 1: views.witnesses_account().size}
         grows = [
@@ -101,8 +101,8 @@ class Onchain:
             self.send(self.owner, part)
 
     def configure(self, text: str, **config: int) -> None:
-        """Set config, model and a schema of three tiers from a config file's text, some config
-        values replaced.
+        """Set config, model and a schema of three tiers from a config file, with some values
+        replaced.
         """
         config_file = parse_as(text, "config.toml", RunConfig)
         parts = config_file.to_chain()
@@ -124,7 +124,7 @@ class Onchain:
         self.tick()
 
     def begin(self, members: Mapping[int, tuple[int, int]]) -> None:
-        """Let wallets join as {number: (tier, weight)} and go to the first round; seat i is the
+        """Let wallets join as {number: (tier, weight)} and start the first round. Seat i is the
         i-th of them.
         """
         for number, (tier, weight) in members.items():
@@ -133,8 +133,8 @@ class Onchain:
             self.tick_at_deadline()
 
     def witness(self, seat: int, results: Mapping[int, bytes]) -> None:
-        """Let the member of a seat attest {seat: commitment} of the judged round; its wallet's
-        number is seat + 1.
+        """Let a seat attest {seat: commitment} of the judged round. Its wallet has the number seat
+        + 1.
         """
         run = self.run
         wallet = self.wallet(seat + 1)
@@ -180,7 +180,7 @@ class Onchain:
         self.send(wallet, *first, instruction)
 
     def data(self, address: Pubkey) -> bytes:
-        """The bytes of an account."""
+        """Return the bytes of an account."""
         account = self.svm.get_account(address)
         assert account is not None
         return bytes(account.data)
@@ -211,7 +211,7 @@ class Onchain:
         return stated_in(self.data(self.addresses.witnesses))
 
     def inspect(self, which: int, ring: int) -> bytes:
-        """What the program's `inspect` returns."""
+        """Return what the program's `inspect` returns."""
         return self.send(self.owner, self.ix(self.owner).inspect(RUN_ID, which, ring)).returned
 
 

@@ -1,4 +1,4 @@
-"""Rules that the program alone follows, stated once more to compare it with; members need none of
+"""Rules that only the program follows, reimplemented to compare with it. Members do not need
 them.
 """
 
@@ -17,24 +17,24 @@ Result = TypeVar("Result")
 
 
 def elected_count(witness_nodes: int, clients: int) -> int:
-    """How many witnesses a round elects among `clients` members; 0 witness nodes means as many as
-    fit.
-    """
+    """Return how many of `clients` members witness. 0 witness nodes: as many as possible."""
     return min(witness_nodes or clients, clients, MAX_WITNESSES)
 
 
 def witness_positions(header: Round) -> list[int]:
-    """The place in the order of the witnesses of each of those who began the epoch, by rank."""
+    """Return the position in the order of the witnesses of each member that began the epoch, by
+    rank.
+    """
     return positions(header.seed, WITNESS, header.began.bit_count())
 
 
 def attested_mask(
     attesting: Round, attestations: Iterable[Attestation], judged: Round, idle: int
 ) -> int:
-    """What the program writes to `attesting.attested` when that round closes.
+    """Return what the program writes to `attesting.attested` when that round closes.
 
-    `judged` is the round that it judges and `idle` the bitmap of its members whose share was empty:
-    they owe nothing and always count.
+    `judged` is the round that it judges. `idle` is the bitmap of members with an empty share: they
+    owe nothing and always count.
     """
     everything = replace(attesting, attested=judged.roster)
     return (
@@ -43,8 +43,9 @@ def attested_mask(
 
 
 def leading(results: Iterable[Result | None]) -> Result | None:
-    """What the majority vote over a round's attestations names, in their order (Boyer and Moore):
-    what most of them are, if anything is; else what is left by the order. None stands for no
+    """Return the leader of the majority vote (Boyer and Moore) over attestations in this order.
+
+    If most attestations agree, it is their result. Otherwise it depends on the order. None means no
     result.
     """
     leads: Result | None = None

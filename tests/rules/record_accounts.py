@@ -1,8 +1,8 @@
-"""Records the frozen account fixtures from the compiled program.
+"""Record the account fixtures from the compiled program.
 
-Run it by `cd tests && ../.venv/bin/python -m rules.record_accounts`. The recorded run is in the
-cooldown of its second epoch, so that every part holds something: a backlog, four rounds,
-attestations, level hashes, points.
+Run it with `cd tests && ../.venv/bin/python -m rules.record_accounts`. The recorded run is in the
+cooldown of its second epoch, so that every part has values: a backlog, four rounds, attestations,
+level hashes, points.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ weight_decay = 0.125
 
 
 def plain(value: Any) -> Any:
-    """A view as JSON values: bytes in hex, enums and masks as numbers."""
+    """Return a view as JSON values: bytes in hex, enums and masks as numbers."""
     if isinstance(value, DataSource):
         return value.model_dump(exclude_none=True)
     if isinstance(value, Optimizer):
@@ -58,12 +58,12 @@ def plain(value: Any) -> Any:
 
 
 def healthy(chain: Onchain) -> list[int]:
-    """The seats that are healthy now."""
+    """Return the seats that are healthy now."""
     return list(bitmap.seats(chain.members.mask(MemberState.HEALTHY)))
 
 
 def witness_round(chain: Onchain, missing: int) -> None:
-    """One round in which every member attests all results but those of one slot."""
+    """Play a round in which every member attests all results except those of one slot."""
     run = chain.run
     before = run.round(run.current.height - 1)
     delivered = [seat for seat in bitmap.seats(before.roster) if seat != missing] if before else []
@@ -77,7 +77,7 @@ def witness_round(chain: Onchain, missing: int) -> None:
 
 
 def epoch(chain: Onchain) -> None:
-    """Six rounds with failures, then the level hashes that the members report."""
+    """Play six rounds with failures, then attest the level hashes."""
     while chain.run.state is not RunState.COOLDOWN:
         witness_round(chain, missing=(chain.run.current.height + 1) % 5)
     for seat in healthy(chain):
@@ -88,7 +88,7 @@ def epoch(chain: Onchain) -> None:
 
 
 def record() -> dict[str, bytes]:
-    """The accounts of the recorded run, and that of the member that left."""
+    """Return the accounts of the recorded run, and that of the member that left."""
     chain = Onchain()
     chain.create()
     text = changed((DISTRO, SPARSELOCO + OPTIMIZER))
@@ -139,7 +139,7 @@ def record() -> dict[str, bytes]:
 
 
 def expected(data: dict[str, bytes]) -> dict[str, Any]:
-    """What the views make of the recorded accounts, as JSON."""
+    """Return the views of the recorded accounts as JSON."""
     run = views.parse_run(data["run"])
     members = views.parse_members(data["members"])
     counts = [round_.attestations for round_ in run.rounds]
@@ -163,7 +163,7 @@ def expected(data: dict[str, bytes]) -> dict[str, Any]:
 
 
 def cut(data: bytes, span: tuple[int, int]) -> bytes:
-    """What an RPC returns for a data slice (offset, length)."""
+    """Return what an RPC node returns for a data slice (offset, length)."""
     offset, length = span
     return data[offset : offset + length]
 

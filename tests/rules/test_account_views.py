@@ -1,9 +1,9 @@
-"""The accounts of the compiled program read as recorded, and nothing else is read.
+"""Test that the program's accounts are read as recorded, and that other bytes are refused.
 
-The fixtures in `accounts/` are bytes that the program wrote. When a test here fails because the
-program's structs or the IDL changed, runs that exist on chain can no longer be read: such a change
-needs a new layout version (`VERSION` in the program and in `views`) and a new program id. Only then
-record the fixtures again: `cd tests && ../.venv/bin/python -m rules.record_accounts`.
+The fixtures in `accounts/` are bytes that the program wrote. If a test fails because the program's
+structs or its IDL changed, existing runs cannot be read any more. Such a change needs a new layout
+version (`VERSION` in the program and in `views`) and a new program id. Then record them again: `cd
+tests && ../.venv/bin/python -m rules.record_accounts`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ PARSERS: dict[str, Callable[[bytes], Any]] = {
 
 
 def patched(name: str, field: str, value: bytes) -> bytes:
-    """A recorded account with the bytes of one field replaced."""
+    """Return a recorded account with the bytes of one field replaced."""
     data = bytearray(DATA[name])
     offset = ACCOUNTS[name]().offset(field)
     data[offset : offset + len(value)] = value
@@ -58,7 +58,7 @@ def test_recorded_accounts_read_as_recorded(part: str) -> None:
 
 
 def test_recorded_accounts_have_values_in_every_part() -> None:
-    """A fixture of zeros would guard nothing."""
+    """A fixture of zeros would prove nothing."""
     run = views.parse_run(DATA["run"])
     assert run.backlog
     assert all(round_.clients and round_.attestations for round_ in run.rounds)
@@ -154,7 +154,7 @@ def test_parse_model_refuses_spec_without_its_hash(field: str, value: bytes, sai
 
 @pytest.mark.parametrize(("name", "milliseconds"), [("run", 1.0), ("members", 5.0)])
 def test_account_parse_is_fast(name: str, milliseconds: float) -> None:
-    """The best of many, since other processes share the machine."""
+    """Take the best of many times, because other processes share the machine."""
     times = []
     for _ in range(50):
         started = time.perf_counter()

@@ -1,5 +1,5 @@
-"""What a peer may send us: only canonical, signed, in-range announcements pass, and any changed
-byte is noticed.
+"""Test that only canonical, signed, in-range announcements are accepted, and that any changed byte
+is detected.
 """
 
 from __future__ import annotations
@@ -63,9 +63,7 @@ KEY = Key(
 
 
 def signed(body: bytes) -> bytes:
-    """Any bytes in the place of a body, signed as an announcement is: what a hostile member could
-    send.
-    """
+    """Return any bytes as a signed body, as a hostile member could send them."""
     head = announcements.head_of(Commitment(**GOOD))
     return (
         SENDER
@@ -76,7 +74,7 @@ def signed(body: bytes) -> bytes:
 
 
 def raw(**changed: Any) -> bytes:
-    """The body of a good commitment with some fields replaced by any value, and `extra` ones at its
+    """Return the body of a valid commitment with some fields replaced, and `extra` ones at its
     end.
     """
     tag, *values = msgspec.msgpack.decode(msgspec.msgpack.encode(Commitment(**GOOD)), strict=False)
@@ -85,7 +83,7 @@ def raw(**changed: Any) -> bytes:
 
 
 def nested(depth: int) -> bytes:
-    """Arrays in arrays: a short document that a recursive parser does not come back from."""
+    """Return arrays in arrays: a short document that exhausts a recursive parser."""
     return b"\x91" * depth + b"\xc0"
 
 
@@ -144,7 +142,7 @@ def test_commitment_digest_ignores_loss_and_speed() -> None:
 
 
 def test_commitment_digest_keeps_golden_value() -> None:
-    """Members of different versions must agree on it; a change here needs a new domain prefix."""
+    """Members of different versions must agree on it. A change needs a new domain prefix."""
     assert (
         Commitment(**GOOD).digest.hex()
         == "fa1f97027ad7e05dbda5c4bd865ffa187a66dd62266a9e97fc58898c5ec2a278"
@@ -242,7 +240,7 @@ def test_unsigned_body_is_never_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_announcement_head_must_match_body() -> None:
-    """The chain believes the head, and members the body."""
+    """The chain reads the head, and members read the body."""
     body = encode_announcement(Commitment(**GOOD), SECRET)[96 + 82 :]
     for changed in (
         {"epoch": 3},

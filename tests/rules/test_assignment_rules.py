@@ -1,6 +1,4 @@
-"""Every position of a batch goes to exactly one trainer, in fair shares, and every position is one
-sequence.
-"""
+"""Test that every position of a batch has exactly one trainer and one sequence, in fair shares."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Levels whose bytes every witness must fetch: those with few holders among the drawn."""
+"""Test which levels every witness must fetch: those with few drawn holders."""
 
 from __future__ import annotations
 

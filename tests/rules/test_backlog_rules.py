@@ -1,4 +1,4 @@
-"""No sequence disappears: it is trained once, or waits in the backlog."""
+"""Test that every sequence is trained once or waits in the backlog."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TABLE = members({index: seat(index, weight=index + 1) for index in range(CLIENTS
     st.lists(st.tuples(st.integers(1, 90), st.integers(0, ROSTER)), min_size=1, max_size=40),
 )
 def test_sequences_are_trained_once_or_waiting(seed: int, rounds: list[tuple[int, int]]) -> None:
-    """Rounds of any size, in which any members fail: what was handed out is accounted for at the
+    """In rounds of any size, any members fail. All assigned sequences are accounted for at the
     end.
     """
     backlog = Backlog()

@@ -1,5 +1,5 @@
-"""The seeded shuffle and what follows from it: permutations, quorums, witnesses, verifiers,
-cooldown reporters.
+"""Test the seeded shuffle and what depends on it: quorums, witnesses, verifiers and level
+committees.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def test_positions_invert_order(seed: int, n: int) -> None:
 
 
 def test_shuffle_follows_written_recurrence() -> None:
-    """Three swaps done by hand with the MMIX constants, from state 42."""
+    """Three swaps computed by hand with the MMIX constants, from state 42."""
     a = 6364136223846793005
     c = 1442695040888963407
     state = 42
@@ -91,8 +91,8 @@ def test_witnesses_are_distinct_and_as_many_as_elected(
 def test_next_member_replaces_leaving_witness_without_vote(
     seed: int, roster: int, witness_nodes: int, data: st.DataObject
 ) -> None:
-    """Members attest and leave in any order: there are never more votes than seats, and no seat is
-    empty in vain.
+    """Members attest and leave in any order. Votes never exceed seats, and no seat stays empty
+    needlessly.
     """
     healthy = roster
     attested = 0
@@ -115,7 +115,7 @@ def test_next_member_replaces_leaving_witness_without_vote(
 def test_leaving_member_does_not_change_order_of_others(
     seed: int, began: int, stayed: int, percent: int
 ) -> None:
-    """Among those who stay, each order is the one of those who began."""
+    """Remaining members keep their relative order in every purpose."""
     whole = header(began, seed=seed)
     left = header(began & stayed, began=began, seed=seed)
     before = [seat for seat in committee.roles(whole, percent) if bitmap.contains(stayed, seat)]
@@ -141,7 +141,7 @@ def test_member_outside_roster_is_not_a_witness() -> None:
 def test_newcomers_never_witness_established_round(
     seed: int, roster: int, known: int, healthy: int, alone: bool
 ) -> None:
-    """Only established members witness an established round, also when none is left."""
+    """Only established members witness an established round, even if none is left."""
     judges = roster & known
     round_ = header(roster, seed=seed, elected=32, established=Alone(alone))
     table = members({}, healthy=healthy, judges=judges)
@@ -173,7 +173,7 @@ def test_verifier_count_leaves_one_training_member(
 def test_level_committee_holds_level_and_has_delivered(
     seed: int, present: set[int], levels: int, data: st.DataObject
 ) -> None:
-    """Every reporter delivered in this epoch or before.
+    """Every committee member delivered in this epoch or before.
 
     Newcomers have no place if an established member delivered and stayed.
     """
@@ -200,7 +200,7 @@ def test_level_committee_holds_level_and_has_delivered(
     cooldown = run(
         RunState.COOLDOWN, rounds=(header(bitmap.from_seats(present), seed=seed),), levels=levels
     )
-    # Nobody speaks of a level whose established holder was dropped, if three or more are
+    # No member attests a level whose established holder was dropped, if three or more are
     # established.
     withheld = levels
     if len(before) >= committee.ENOUGH:

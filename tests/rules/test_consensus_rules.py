@@ -1,5 +1,5 @@
-"""What witnesses record fits its place exactly, and what a quorum records is applied, in whatever
-order it came.
+"""Test that fingerprints round-trip, and that a quorum's results are applied in any order of
+attestations.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ def test_fingerprint_of_another_commitment_does_not_match() -> None:
 
 
 def test_equal_fingerprints_differ_in_another_round() -> None:
-    """Two commitments ground to one fingerprint are of no use once the attesting round's seed is
-    another.
+    """Two commitments with a forced equal fingerprint differ under the next attesting round's
+    salt.
     """
     first = (0).to_bytes(32, "big")
     seen = consensus.fingerprint(first, FULL, SEED)
@@ -114,7 +114,7 @@ def test_result_is_applied_iff_quorum_recorded_the_same(
     true, forged = ({seat: rng.randbytes(32) for seat in range(clients)} for _ in range(2))
     watched = data.draw(st.integers(0, clients - 1))
     seen, other = (consensus.fingerprint(of[watched], roster, SEED) for of in (true, forged))
-    assume(seen != other)  # of many members it has ten bits only
+    assume(seen != other)  # in a large roster, a fingerprint has only ten bits
     honest = data.draw(st.integers(0, elected))
     witnesses = [
         attest(w, {watched: true[watched] if w < honest else forged[watched]}, roster)
@@ -169,8 +169,9 @@ def vouched_by(
     judges: int = 0,
     known: int = 0,
 ) -> dict[int, frozenset[int]]:
-    """What is applied of each level, where these witnesses recorded the true results of these
-    members; of the levels `known`, the `judges` say who delivers them.
+    """Return what is applied at each level if these witnesses recorded these members' true results.
+
+    For the levels `known`, the `judges` decide who delivered them.
     """
     roster = (1 << len(tiers)) - 1
     attestations = [

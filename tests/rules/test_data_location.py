@@ -1,4 +1,4 @@
-"""The mark of a data location: the hash of its files after the folder."""
+"""Test the mark of a data location: the hash of its files after the folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a tick is due and who sends it."""
+"""Test when a tick is due and who sends it."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_deadline_with_too_few_members_is_none() -> None:
         (0b0111, (), 5),
         (0b0111, (1,), 5),  # seat 1 holds that
         (0b1111, (0,), 5),  # seat 3 does
-        (0b0110, (0,), 5),  # nobody did
+        (0b0110, (0,), 5),  # no finisher holds it
         (0b0001, (2,), None),  # no finisher waits: only a finisher or the owner can continue
     ],
 )

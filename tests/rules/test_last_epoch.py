@@ -1,4 +1,4 @@
-"""Tests of the rule for a run's last epoch."""
+"""Test the rule for a run's last epoch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rules in Python and the rules in the compiled program agree, case by case."""
+"""Test that the rules in Python and in the compiled program agree, case by case."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ def chain() -> Onchain:
 
 @pytest.fixture(scope="module")
 def unchanged_chain() -> Iterator[Onchain]:
-    """One run for all tests of refusals: they write training specs, and every update is refused."""
+    """Return one run for all tests of refusals: they write training specs, and every update is
+    refused.
+    """
 
     def run_without_counters() -> Run:
         run = views.parse_run(chain.data(chain.addresses.run))
@@ -50,7 +52,7 @@ def unchanged_chain() -> Iterator[Onchain]:
 
 
 def overwrite(chain: Onchain, account: views.layout.Account, address: Any, **fields: Any) -> None:
-    """Replace fields of an account in place, as no instruction could."""
+    """Replace fields of an account in place, which no instruction could do."""
     data = bytearray(chain.data(address))
     record = np.frombuffer(data, account.dtype, count=1, offset=8)[0]
     for name, value in fields.items():
@@ -65,8 +67,8 @@ SLOW_SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(
 
 @pytest.mark.parametrize("cases", [120, pytest.param(600, marks=pytest.mark.slow)])
 def test_shuffles_committees_and_shares_match_program(chain: Onchain, cases: int) -> None:
-    """Random rounds: any roster, seed, weights, batch and share of verifiers, as `inspect` computes
-    them.
+    """Compare random rounds with `inspect`: any roster, seed, weights, batch and share of
+    verifiers.
     """
     rng = random.Random(cases)
     run_layout = views.run_account()
@@ -120,8 +122,8 @@ def test_shuffles_committees_and_shares_match_program(chain: Onchain, cases: int
 
 @pytest.mark.parametrize("cases", [120, pytest.param(600, marks=pytest.mark.slow)])
 def test_witnesses_match_program_when_members_leave(chain: Onchain, cases: int) -> None:
-    """Random rounds: who attested, who has left, which established holders began the epoch, and
-    whom the program takes for a witness then.
+    """Compare the program's witnesses in random rounds: any votes, leavers and established
+    holders.
     """
     rng = random.Random(cases)
     run_layout = views.run_account()
@@ -178,8 +180,8 @@ def _round_record(record: Any, round_: Any) -> Any:
 @pytest.mark.parametrize("overlap", [0, 1])
 @pytest.mark.parametrize("seed", SLOW_SEEDS)
 def test_failed_epoch_leaves_predicted_backlog(chain: Onchain, seed: int, overlap: int) -> None:
-    """Members fail at random, witnesses stay away at random; every round's outcome is predicted
-    before it closes.
+    """Members and witnesses fail at random. The test predicts each round's outcome before it
+    closes.
     """
     rng = random.Random(seed)
     members = {number: (number % 3, rng.randint(1, 9)) for number in range(1, 7)}
@@ -237,9 +239,7 @@ def test_failed_epoch_leaves_predicted_backlog(chain: Onchain, seed: int, overla
 
 
 def _attest(chain: Onchain, rng: random.Random, witness: int, roster: int) -> Any:
-    """Most results as everybody has them, some that are missing, some of which this witness was
-    shown another one.
-    """
+    """Return an attestation with most results, some missing, and some of another fingerprint."""
     results = {
         seat: bytes([seat, 0 if rng.random() < 0.9 else rng.randint(1, 2)]) * 16
         for seat in bitmap.seats(roster)
@@ -254,8 +254,8 @@ def _attest(chain: Onchain, rng: random.Random, witness: int, roster: int) -> An
 @pytest.mark.parametrize("overlap", [0, 1])
 @pytest.mark.parametrize("seed", SLOW_SEEDS)
 def test_program_drops_members_that_left_out_names(chain: Onchain, seed: int, overlap: int) -> None:
-    """Random attestations by any number of the elected, of whom some have gone since:
-    `health_check` takes a member if and only if the client would name it.
+    """After random attestations by any witnesses, `health_check` drops a member iff the client
+    names it.
     """
     rng = random.Random(seed)
     members = 6
@@ -290,9 +290,10 @@ def test_program_drops_members_that_left_out_names(chain: Onchain, seed: int, ov
 
 @pytest.mark.parametrize("seed", SLOW_SEEDS)
 def test_program_drops_members_that_incomplete_names(chain: Onchain, seed: int) -> None:
-    """Random attestations of three tiers, of which some have shown before what they hold: a member
-    that a quorum of all has a result of is taken by a `health_check` if and only if the client
-    would name it.
+    """Attestations of three tiers are random, and some members have shown their levels before.
+
+    If a quorum of all witnesses has a member's result, `health_check` drops the member iff the
+    client names it.
     """
     rng = random.Random(seed)
     size = 8
@@ -333,7 +334,7 @@ def test_program_drops_members_that_incomplete_names(chain: Onchain, seed: int) 
 
 
 def _appoint(chain: Onchain, judges: int) -> None:
-    """The epoch began with these as established holders."""
+    """Set the established holders with which the epoch began."""
     smallest = min((chain.members.seats[seat].tier for seat in bitmap.seats(judges)), default=3)
     held = 0b111 & ~((1 << smallest) - 1)
     who = bitmap.to_bytes(judges)
@@ -344,11 +345,12 @@ def _appoint(chain: Onchain, judges: int) -> None:
 @pytest.mark.parametrize("overlap", [0, 1])
 @pytest.mark.parametrize("seed", SLOW_SEEDS)
 def test_level_judges_match_program(chain: Onchain, seed: int, overlap: int) -> None:
-    """Random attestations of three tiers, some of whom judged from the epoch's beginning: a member
-    has shown its levels in a round if a quorum of those whom the client asks recorded each, and has
-    not if a quorum did without one, or most witnesses without anything of it. Of levels without
-    established holders, more than half are enough for either. All are witnesses, so what no
-    majority of them says counts for nothing.
+    """Attestations of three tiers are random, and some members judged since the epoch began.
+
+    A member has shown its levels in a round if a quorum of the client's judges recorded each. It
+    has not if a quorum missed one, or if most witnesses have no result of it. For levels without
+    established holders, more than half are enough for either. All members are witnesses, so what no
+    majority of them states does not count.
     """
     rng = random.Random(seed)
     size = 8
@@ -383,7 +385,9 @@ def test_level_judges_match_program(chain: Onchain, seed: int, overlap: int) -> 
         before = chain.members
         assert closed is not None
         chain.at(chain.now + 1)
-        _attest(chain, rng, 0, everybody)  # the first of the next round has the one before counted
+        _attest(
+            chain, rng, 0, everybody
+        )  # the first attestation of the next round counts the previous round
         held = {one.seat: consensus.unpack_fingerprints(one, everybody) for one in attestations}
         accepted = consensus.consensus(closed, attestations, everybody)
         for seat in range(size):
@@ -418,9 +422,7 @@ def test_level_judges_match_program(chain: Onchain, seed: int, overlap: int) -> 
 
 
 def _write_attestations(chain: Onchain, given: list[int], attested: int) -> None:
-    """The round that closed last as if these participations, and no others, had been attested in
-    it.
-    """
+    """Write these participations, and no others, as the attestations of the last closed round."""
     ring = chain.run.ring(chain.run.current.height - 1)
     for layout, address, change in (
         (
@@ -442,7 +444,7 @@ def _write_attestations(chain: Onchain, given: list[int], attested: int) -> None
 
 
 def _have_gone(chain: Onchain, gone: set[int]) -> None:
-    """All others are healthy."""
+    """Mark these members as gone and all others as healthy."""
     record = np.frombuffer(
         chain.data(chain.addresses.members), views.members_account().dtype, count=1, offset=8
     )[0]
@@ -456,7 +458,9 @@ def _have_gone(chain: Onchain, gone: set[int]) -> None:
 
 
 def _takes(chain: Onchain, dropped: int) -> bool:
-    """Whether a health check that names these seats is accepted; the chain is left as it was."""
+    """Return whether a health check that names these seats is accepted. The chain stays
+    unchanged.
+    """
     accounts = (chain.addresses.run, chain.addresses.members)
     before = {address: chain.svm.get_account(address) for address in accounts}
     wallet = chain.wallet(1)
@@ -497,8 +501,9 @@ def test_tick_is_refused_before_deadline_and_works_at_it(chain: Onchain) -> None
 
 
 def test_level_committees_match_program(chain: Onchain) -> None:
-    """Members deliver or not, as it comes, and some leave; everybody claims every level, and the
-    program stores each claim in the place that it has in the committee of the level, if it has one.
+    """Members deliver at random, and some leave. All of them claim every level.
+
+    The program stores each claim at the member's position in the level's committee, if it has one.
     """
     rng = random.Random(7)
     chain.configure(SEED, min_clients=1, init_min_clients=40, witness_nodes=1, rounds_per_epoch=9)

@@ -1,4 +1,4 @@
-"""Learning rates: known values, no jumps at borders, the same bits everywhere."""
+"""Test learning rates: known values, no jumps at phase ends, and equal bits everywhere."""
 
 from __future__ import annotations
 
@@ -81,8 +81,8 @@ def test_cosine_equals_platform_to_last_bits(total: int, data: st.DataObject) ->
 
 
 def test_cosine_has_golden_bits() -> None:
-    """Correctly rounded, so a fixed constant: a change here would fork the replicas of running
-    runs.
+    """The cosine is correctly rounded, so it is a constant. A change would fork the replicas of
+    running runs.
     """
     assert schedules.learning_rate(COSINE, 777).hex() == "0x1.a3021dacf5ad5p-12"
 

@@ -1,4 +1,4 @@
-"""What is sealed is read with its key alone, and opened by nobody under another name."""
+"""Test that only its key unmasks a payload, and that nobody else can reveal that key as its own."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_seal_binds_key_and_signer(key: bytes, other: bytes, signer: bytes, seco
 
 
 def test_keys_seals_and_streams_keep_golden_values() -> None:
-    """Members of different versions must agree on them; a change here needs another number in its
+    """Members of different versions must agree on them. A change needs another number in the
     context.
     """
     key = key_of(SECRET, PLACE)

@@ -1,4 +1,4 @@
-"""What a member is told that a run reads on its machine and contacts."""
+"""Test the report of the local files and the addresses that a run uses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is asked of a member that shall keep checkpoints, before it joins anything."""
+"""Test the checks of checkpoint options before a member joins."""
 
 from __future__ import annotations
 
@@ -157,8 +157,8 @@ def test_tier_0_without_checkpoints_is_warned() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("keeps", [True, False])
 def test_members_report_steps_missing_in_older_checkpoint(tmp_path: Path, keeps: bool) -> None:
-    """Everybody dies after the first epoch: what was trained is in the checkpoint, or it is lost
-    and that is said.
+    """All members die after the first epoch. Its steps are in the checkpoint, or members report
+    their loss.
     """
 
     async def story(sim: SimulatedRun) -> None:

@@ -1,4 +1,4 @@
-"""What a member is told of data that is missing or not the run's."""
+"""Test the errors for data that is missing or is not the run's."""
 
 from __future__ import annotations
 

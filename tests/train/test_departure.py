@@ -1,4 +1,4 @@
-"""What the first signal to a member does, by what would be lost."""
+"""Test what the first signal to a member does, depending on what would be lost."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from aftermath.train.departure import Departure, ask_on_stderr, is_a_person_ther
 
 @dataclass
 class AtStake:
-    """A member with so much to lose."""
+    """A member whose leaving would lose this stake."""
 
     at_stake: Stake | None
     stopped: Callable[[bool], bool] | None = None
@@ -116,7 +116,10 @@ def test_departure_question_needs_terminal(
     asks: bool,
     on_stderr: bool,
 ) -> None:
-    """The question of `train ... | tee log` goes to standard error."""
+    """With `train ...
+
+    tee log`, the question goes to standard error.
+    """
     monkeypatch.setattr("sys.stdin", Terminal() if stdin else io.StringIO())
     monkeypatch.setattr("sys.stdout", Terminal() if stdout else io.StringIO())
     departure = Departure(Events(lambda: 0.0, []), can_ask=is_a_person_there(), ask=ask_on_stderr)
@@ -126,7 +129,7 @@ def test_departure_question_needs_terminal(
 
 
 class Terminal(io.StringIO):
-    """A stream that says that it is a terminal."""
+    """A stream that claims to be a terminal."""
 
     def isatty(self) -> bool:
         return True

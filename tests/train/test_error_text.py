@@ -1,4 +1,4 @@
-"""A member's end is a sentence, also where torch has no good one."""
+"""Test the error that ends a member, also where torch has no good message."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Signals to a session: the first ends the work, the second does not disturb the leaving, the third
-ends everything.
+"""Test signals to a session: the first ends the work, the second does nothing, the third ends the
+process.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ FOREVER = 3600.0
 
 
 class Session:
-    """Works until cancelled, then leaves in `seconds`."""
+    """Works until cancelled, then takes `seconds` to leave."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -46,7 +46,7 @@ class Session:
             self.left = True
 
     async def interrupted(self, *signals: signal.Signals) -> None:
-        """Live, and receive the first signal at work and the others while leaving."""
+        """Run a session that gets the first signal at work and the others while it leaves."""
         running = asyncio.create_task(self.interrupts.run(self.live()))
         await self.working.wait()
         for number in signals:
@@ -110,9 +110,7 @@ async def test_save_has_its_own_time_before_leave(monkeypatch: pytest.MonkeyPatc
 async def test_interrupts_next_signal_ends_work_that_stayed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """After the first signal the work finds that it must stay, which takes longer than
-    leaving may.
-    """
+    """After the first signal, the work decides to stay. That takes longer than leaving may."""
     monkeypatch.setattr(interrupts, "EXIT_SECONDS", 0.3)
     stays = asyncio.Event()
     ended = asyncio.Event()

@@ -1,4 +1,4 @@
-"""A run id means the run that a member joined first."""
+"""Test that a run id means the run that a member joined first."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_known_run_id_with_another_run_is_refused(
 def test_known_run_when_unchanged_keeps_its_file(tmp_path: Path) -> None:
     _known(tmp_path).remember(_run())
     (file,) = tmp_path.iterdir()
-    before = file.stat().st_ino  # a file that is replaced is another one
+    before = file.stat().st_ino  # a replaced file has another inode
     _known(tmp_path).remember(_run())
     assert file.stat().st_ino == before
     _known(tmp_path).remember(_run(created=200))

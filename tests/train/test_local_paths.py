@@ -1,4 +1,4 @@
-"""Paths that a run names are labels: which of them a member opens."""
+"""Test which of the paths that a run names a member opens."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ OWN = "train 0123456789abcdef"
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A home directory with a key, and with directories that this software made: data, and another
-    run's model.
-    """
+    """Return a home directory with a key, data, and another run's model."""
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in (".ssh", "tokens", "private-model", "own-model"):
         (tmp_path / name).mkdir()
@@ -32,7 +30,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def opens(access: RunAccess, label: str | Path) -> Path | None:
-    """What is opened for a label, None if it is refused."""
+    """Return the path that is opened for a label, or None if it is refused."""
     try:
         return access.data_place(str(label))
     except Unsuitable:

@@ -1,4 +1,4 @@
-"""One process per wallet, run, program and cluster."""
+"""Test the lock: one process per wallet, run, program and cluster."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""What a member tells of its machine: real figures, NVML where there is one, and neither a wait nor
-an end with it.
-"""
+"""Test the machine's figures, with and without NVML. Reporting neither blocks nor ends a member."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Tests of the recorded place that describes a run's model: the first that fits. A bad one costs a
-warning.
+"""Test the search for the model's outline: the first usable location wins, and bad ones cause
+warnings.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def place(name: str) -> Checkpoint:
 
 
 def recorded(*names: str) -> Model:
-    """A model whose checkpoint is at the first of these places, and which has recorded the others
-    before it.
+    """Return a model whose checkpoint is at the first of these locations. The others were recorded
+    before.
     """
     optimizer = parse_as(RULES, "tiny", RunConfig).llm.optimizer.settings
     digest = agreed_schema(CONFIG.to_hf(), 3, optimizer).hash()
@@ -44,7 +44,7 @@ def recorded(*names: str) -> Model:
 
 @pytest.fixture
 def troubled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[BaseException]:
-    """What reading a place raises whose name is `bad`."""
+    """Return the error that reading a location named `bad` raises."""
     read = requirements.read_outline
     raised = list[BaseException]()
 

@@ -1,6 +1,4 @@
-"""Copies of checkpoints by signed links, against a server that checks them as object
-storage does.
-"""
+"""Test uploads by signed links to a server that checks them like object storage."""
 
 from __future__ import annotations
 
@@ -31,7 +29,7 @@ SECRET = "f00dcafe"
 
 
 class Bucket:
-    """Takes a PUT with a length and a valid signature. `/links/NAME` signs links that last for two
+    """Accepts a PUT with a length and a valid signature. `/links/NAME` signs links for two
     requests.
     """
 
@@ -97,7 +95,7 @@ def checkpoint(tmp_path: Path) -> Path:
 
 
 class Links:
-    """A file of links."""
+    """Writes a file of links."""
 
     def __init__(self, place: Path) -> None:
         self.place = place
@@ -116,7 +114,7 @@ STORED = {f"demo-step6/{name}": data for name, data in FILES.items() if name != 
 
 
 async def put(source: str, directory: Path) -> tuple[str, list[float]]:
-    """Return what `put` says, and how long it paused before further tries."""
+    """Return the result of `put`, and the pauses before its retries."""
     pauses: list[float] = []
     return await asyncio.to_thread(PutLinks(source, pauses.append).put, directory), pauses
 

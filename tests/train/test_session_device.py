@@ -1,4 +1,4 @@
-"""What a session makes sure of on its device before it opens anything."""
+"""Test what a session checks on its device before it opens any connection."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_grad_accumulation_below_fp32_is_refused() -> None:
 
 
 def there() -> MemberBackend:
-    """A way to a run that nobody goes."""
+    """Return a backend for a run that cannot be reached."""
     return MemberBackend(
         RpcPool([endpoint("http://127.0.0.1:9")]), None, None, Wallet(Keypair()), b"secret"
     )

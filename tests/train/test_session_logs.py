@@ -1,5 +1,5 @@
-"""What a session leaves behind for later: event files that say what they are about, dated, and how
-a member goes.
+"""Test the event files of a session: their first event, their dates, and the lines about
+leaving.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def test_unwritable_log_error_names_option(tmp_path: Path, option: str, field: s
 def test_error_is_not_logged_if_stderr_is_same_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, together: bool
 ) -> None:
-    """The process says it on standard error, with its fix, when it ends."""
+    """The process prints the error with its fix on standard error when it ends."""
     log = tmp_path / "log"
     with log.open("w") as out, (log if together else tmp_path / "errors").open("w") as errors:
         monkeypatch.setattr(sys, "stdout", out)
@@ -115,7 +115,7 @@ def test_error_is_not_logged_if_stderr_is_same_file(
 
 @pytest.mark.slow
 def test_simulated_member_events_have_no_date(tmp_path: Path) -> None:
-    """The date is the sinks' alone: what a member says is the same in every run on virtual time."""
+    """Only sinks add dates, so a member's events are equal in every run in virtual time."""
 
     async def story(sim: SimulatedRun) -> None:
         for tier in (0, 1, 2):
@@ -126,7 +126,7 @@ def test_simulated_member_events_have_no_date(tmp_path: Path) -> None:
     for place in (tmp_path / "one", tmp_path / "two"):
         sim = play(place, story, total_steps=3, rounds_per_epoch=3)
         assert sim.check() > 0
-        # The directory of checkpoints is another one each time.
+        # The checkpoint directory differs each time.
         kept = [
             [event for event in player.events if event["kind"] != "checkpoint"]
             for player in sim.players

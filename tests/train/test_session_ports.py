@@ -1,5 +1,6 @@
-"""What a session opens: peers are looked for on this machine when the chain is on it, unless told
-otherwise; and the views of its progress.
+"""Test what a session opens: peer discovery and views of its progress.
+
+If the chain is on this machine, peers are looked for there too, unless an option says otherwise.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ async def test_peers_of_local_chain_are_found_in_directory(
 
 
 def found(directory: Path) -> int:
-    """How many peers have announced themselves in the directory."""
+    """Return how many peers have announced themselves in the directory."""
     return len(list(directory.glob("*.json")))
 
 

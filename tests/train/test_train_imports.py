@@ -1,4 +1,4 @@
-"""What commands do not import, since people wait for their start."""
+"""Test which modules commands do not import, to start fast."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ for kind in ("adamw", "muon"):
 
 
 def imported(modules: str, absent: tuple[str, ...], program: str = "") -> str:
-    """The names among `absent` that a process has imported with these modules and by this
+    """Return which of the `absent` modules a process imports with these modules and this
     program.
     """
     program = f"import sys, {modules}\n{program}\nprint(*(name for name in {absent!r} if name in sys.modules))"
@@ -43,9 +43,7 @@ def test_session_announces_torch_import_first() -> None:
 
 @pytest.mark.slow
 def test_owner_commands_create_schema_without_torch() -> None:
-    """`update-config` and `config validate` check the model's shape, for which they need
-    no tensor.
-    """
+    """`update-config` and `config validate` check the model's shape without any tensor."""
     assert (
         imported(
             "aftermath.owner.schema, aftermath.owner.warnings, aftermath.owner.agreed_data",
@@ -57,8 +55,6 @@ def test_owner_commands_create_schema_without_torch() -> None:
 
 @pytest.mark.slow
 def test_session_imports_no_rarely_needed_modules() -> None:
-    """With all that a member trains with, torch among it, and with the first step of either inner
-    optimizer.
-    """
+    """Import all that training needs, torch included, and make a step of each inner optimizer."""
     modules = "aftermath.train.session, aftermath.train.device_options, aftermath.train.assembly"
     assert imported(modules, SELDOM, INNER_STEPS) == ""

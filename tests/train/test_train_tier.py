@@ -1,4 +1,4 @@
-"""The tier of a member that leaves it to its machine."""
+"""Test the choice of the tier by this machine's memory and speed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ RULES = builders.config(
 
 
 def a_view(*tiers: int) -> View:
-    """A run with members of these tiers, the first of them with our wallet."""
+    """Return a run with members of these tiers. The first one has our wallet."""
     seats = {
         place: builders.seat(
             place, p2p=bytes([place]) * 32, signer=bytes([place]) * 32, declared=60, tier=tier
@@ -105,7 +105,7 @@ def test_auto_tier_on_several_devices_is_refused() -> None:
 
 
 def leave_free(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    """Have the system report `size` free bytes."""
+    """Let the system report `size` free bytes."""
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=size))
 
 

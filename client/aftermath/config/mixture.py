@@ -58,9 +58,9 @@ def read_mixture(url: str, access: RunAccess) -> Mixture:
     try:
         sources, weights, seed = _parsed(json_value(raw))
     except (Malformed, ValidationError, TypeError, ValueError, KeyError) as error:
-        said = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+        reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
         raise DataError(
-            f"{redacted_url(url)} describes no mixture: {said}",
+            f"{redacted_url(url)} describes no mixture: {reason}",
             "docs/models.md#mixtures has an example",
         ) from None
     if any(source.has_labels or source.is_mixture for source in sources):

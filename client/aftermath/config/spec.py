@@ -71,8 +71,8 @@ class Spec(Table):
             sentences = [mistake.sentence for mistake in config_errors.sentences(error, cls)]
             raise _refused(sentences) from None
         except (Malformed, ValueError) as error:
-            said = f"the run's training spec is not JSON: {error}"
-            raise Unsuitable(said[:_SHOWN], UNREADABLE_FIX) from None
+            message = f"the run's training spec is not JSON: {error}"
+            raise Unsuitable(message[:_SHOWN], UNREADABLE_FIX) from None
         if broken := rules.broken_spec(spec.values()):
             raise _refused([mistake.sentence for mistake in broken])
         return spec
@@ -118,5 +118,5 @@ def _refused(sentences: list[str]) -> Unsuitable:
     listed = "; ".join(sentences)
     if len(listed) > _SHOWN:
         listed = listed[:_SHOWN] + "..."
-    said = f"this client cannot train by the run's training spec: {listed}"
-    return Unsuitable(said, UNREADABLE_FIX)
+    message = f"this client cannot train by the run's training spec: {listed}"
+    return Unsuitable(message, UNREADABLE_FIX)

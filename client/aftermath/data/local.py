@@ -1,4 +1,4 @@
-"""Token files on this machine: one file, or those of a directory sorted by name.
+"""Token files on this machine: one file, or a directory's files sorted by name.
 
 All members of a run need the same files. A parquet file is unpacked first (`parquet`).
 """

@@ -11,13 +11,13 @@ def advice(recipe: Recipe) -> list[str]:
     settings = recipe.agreed
     if settings is None:
         return []
-    said = []
+    warnings = []
     smallest = min(share.len for share in cut(recipe.batch.start, list(recipe.shares)))
     if smallest < settings.inner_steps:
-        said.append(
+        warnings.append(
             f"the smallest share has {smallest} of the {recipe.batch.start} sequences of a step, and as many inner "
             f"steps, not {settings.inner_steps}: raise --total-batch, or lower --inner-steps or --members"
         )
     if settings.LATE and recipe.overlap:
-        said.append(f"an overlap of {recipe.overlap}: {settings.LATE}; pass --overlap 0")
-    return said
+        warnings.append(f"an overlap of {recipe.overlap}: {settings.LATE}; pass --overlap 0")
+    return warnings

@@ -97,8 +97,8 @@ def _overlap(said: LabSettings, config: RunConfig | None, settings: Optimizer) -
         return 0
     if said.overlap is not None:
         return int(said.overlap)
-    own = config is not None and config.llm.optimizer.settings.TABLE == settings.TABLE
-    return config.config.overlap if config is not None and own else settings.OVERLAP
+    same_optimizer = config is not None and config.llm.optimizer.settings.TABLE == settings.TABLE
+    return config.config.overlap if config is not None and same_optimizer else settings.OVERLAP
 
 
 def _model(said: LabSettings, config: RunConfig | None) -> str:

@@ -184,6 +184,8 @@ OPTIMIZER_OPTIONS: Mapping[str, Any] = _optimizer_options()
 
 def with_options(**given: Any) -> LabSettings:
     """Return the settings of all options, those of optimizers too."""
-    own = {name: given.pop(name) for name in OPTIMIZER_OPTIONS if given.get(name) is not None}
+    optimizer_options = {
+        name: given.pop(name) for name in OPTIMIZER_OPTIONS if given.get(name) is not None
+    }
     others = {name: value for name, value in given.items() if name not in OPTIMIZER_OPTIONS}
-    return LabSettings(**others, options=own)
+    return LabSettings(**others, options=optimizer_options)

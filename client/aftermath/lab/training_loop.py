@@ -310,10 +310,10 @@ def _same(kept: dict[str, Any], ours: dict[str, Any], out: Path) -> None:
     if "seed" in differing:
         differing = [name for name in differing if name != "shuffle_seed"]
     settings = options_of(optimizers()[ours["optimizer"]])
-    own = {setting.name: "--" + name.replace("_", "-") for name, setting in settings.items()}
-    said = ", ".join(_option(name, kept.get(name), own) for name in differing)
+    flags = {setting.name: "--" + name.replace("_", "-") for name, setting in settings.items()}
+    differences = ", ".join(_option(name, kept.get(name), flags) for name in differing)
     raise CheckpointError(
-        f"{out} holds a training with other options ({said})",
+        f"{out} holds a training with other options ({differences})",
         "Give the same options as then, or name another --out",
     )
 

@@ -267,7 +267,7 @@ class CheckpointWriter:
     # --- the Hub ----------------------------------------------------------------------------------
 
     def _enqueue(self, hub: Hub, saved: _SavedModel) -> None:
-        """Queue a checkpoint for upload, next after the one under way."""
+        """Queue a checkpoint for upload, next after the running one."""
         if (skipped := self._next) is not None:
             step = skipped.run.trained_steps
             self._warn(

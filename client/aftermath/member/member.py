@@ -1,7 +1,7 @@
 """One member's life in a run: wait, join, warm up, train, cool down, until the run is finished.
 
 The run's state on chain is the only clock. Each state has one task, and no sequence of states is
-fatal: a member that falls out of an epoch says so on chain and joins the next one.
+fatal. A member that falls out of an epoch reports that on chain and joins the next one.
 """
 
 from __future__ import annotations

@@ -16,9 +16,7 @@ from aftermath.p2p.transport import Transport
 
 
 class Desync(Exception):
-    """This member missed something that it cannot recover. It gives up this epoch and joins the
-    next one.
-    """
+    """This member missed something that it cannot recover. It joins again in the next epoch."""
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """The private optimizer state on disk, for a restart.
 
-Each epoch replaces the file. It names its run, tier, epoch and weight hashes, and is restored only
-if all of them match: after a missed epoch or a cold start it belongs to other weights. Any failure
-is a warning, and the member begins without a state.
+Each epoch replaces the file. The file names its run, tier, epoch and weight hashes, and is restored
+only if all of these match. After a missed epoch or a cold start it belongs to other weights. Any
+failure is a warning, and the member begins without a state.
 """
 
 from __future__ import annotations
@@ -111,12 +111,12 @@ class PrivateState:
         )
 
     async def settle(self) -> None:
-        """Wait for the write under way."""
+        """Wait until the running write has ended."""
         if self._writing is not None:
             await asyncio.wait([self._writing])
 
     async def close(self) -> None:
-        """Cancel the write under way."""
+        """Cancel the running write."""
         if self._writing is not None:
             await cancel([self._writing])
 

@@ -1,8 +1,8 @@
 """Readiness: which members have the model in this warm-up, and the witness's report of it.
 
 A witness waits for all reachable members, and a few seconds for the others. If the whole model
-comes from peers, two thirds of the members by number and weight are enough after half of the
-warm-up, unless a peer still fetches the model from this witness.
+comes from peers, it waits only for two thirds by number and weight after half of the warm-up.
+It still waits longer while a peer fetches the model from it.
 """
 
 from __future__ import annotations

@@ -161,7 +161,7 @@ class Results:
             )
             if (
                 len(early_commitments) < _MAX_PER_MEMBER
-            ):  # so nobody can displace others' announcements
+            ):  # so that one peer cannot displace other members' announcements
                 early_commitments[raw] = commitment
 
     def admit(
@@ -263,7 +263,7 @@ class Results:
     def _refuse(self, commitment: Commitment, raw: bytes, plan: RoundPlan) -> None:
         """Report a member's first unassigned announcement of a round. Ban a peer that continues.
 
-        The reported seat is the one with the sender's key and wallet, not the named one: anyone can
+        The reported seat is the one with the sender's key and wallet, not the named one. Anyone can
         register another member's key on chain, but cannot sign with it.
         """
         sender = (commitment.sender, commitment.signer)

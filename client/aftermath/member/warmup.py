@@ -189,7 +189,7 @@ class WarmUp:
             level: attested_hashes[level] for level in self._missing & attested_hashes.keys()
         }:
             reasons = await self._fetch(attested, self._run.finishers)
-        # These failures are harmless if this member can load a checkpoint of its own.
+        # These failures are harmless if this member has its own checkpoint.
         own_copies = self._own_copy(steps_before(self._ports.feed.model.checkpoint_step))
         if not own_copies:
             self._warn(reasons)

@@ -80,14 +80,14 @@ def find(directory: Path, tier: int, strategy: Strategy = "auto") -> TierSource:
         return TierSource(config, stored, weight_files(directory), form)
     if not may_slice:
         return TierSource(config, 0, weight_files(directory, spared(config, tier, form)), form)
-    own = _own_files(directory, sibling, tier, strategy)
-    if own is not None:
-        if own.config != config:
+    tier_source = _own_files(directory, sibling, tier, strategy)
+    if tier_source is not None:
+        if tier_source.config != config:
             raise CheckpointError(
                 f"tier {tier}'s files do not belong to {directory}: their config.json describes another model",
                 "Export the tiers again from the full checkpoint",
             )
-        return own
+        return tier_source
     if strategy == "sliced":
         raise CheckpointError(
             f"{directory} has no files of tier {tier}, which the strategy `sliced` needs",

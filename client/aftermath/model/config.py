@@ -297,26 +297,26 @@ def stored_tier(hf_config: Mapping[str, Any]) -> tuple[int, int]:
     size = _positive_int(hf_config, "intermediate_size")
     tier = hf_config.get("matformer_tier")
     base = _positive_int(hf_config, "matformer_base_intermediate_size")
-    said = bool(hf_config.get("matformer_tiers"))  # if so, a tier's width need not be a half
+    names_tiers = bool(hf_config.get("matformer_tiers"))  # if so, a tier's width need not be a half
     if size is None and tier in (None, 0) and base is None:
         return 0, 0  # a model that uses another key for the width
     if size is None:
         raise ModelConfigError("config.json: intermediate_size is missing")
     if tier is None:
-        if base is None or said:
+        if base is None or names_tiers:
             return 0, size
         tier = (base // size).bit_length() - 1
     if not isinstance(tier, int) or isinstance(tier, bool) or not 0 <= tier < MAX_TIERS:
         raise ModelConfigError(
             f"config.json: matformer_tier must be an integer from 0 to {MAX_TIERS - 1}, not {shown(tier)}"
         )
-    if base is None and (tier == 0 or not said):
+    if base is None and (tier == 0 or not names_tiers):
         base = size << tier
     if base is None:
         raise ModelConfigError(
             "config.json: matformer_base_intermediate_size is missing", "Export the tier again"
         )
-    if not said and size << tier != base:
+    if not names_tiers and size << tier != base:
         raise ModelConfigError(
             f"config.json: intermediate_size {size} is not matformer_base_intermediate_size {base} / 2^{tier}",
             "Correct the three keys, or export the tier again from the full checkpoint",
@@ -336,10 +336,10 @@ def _positive_int(hf_config: Mapping[str, Any], key: str) -> int | None:
 
 
 def _sentence(error: ValidationError) -> str:
-    said: dict[str, str] = {}
+    messages: dict[str, str] = {}
     for problem in error.errors():
         key = str(problem["loc"][0]) if problem["loc"] else ""
-        said.setdefault(
+        messages.setdefault(
             key, f"{key}: {problem['msg']}" if key else problem["msg"].removeprefix("Value error, ")
         )
-    return "; ".join(said.values())
+    return "; ".join(messages.values())

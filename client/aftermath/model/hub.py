@@ -190,12 +190,12 @@ def _client() -> Any:
 
 def _check_headers(response: Any) -> None:
     """Raise CheckpointError if a response has an invalid file version."""
-    said = (
+    versions = (
         (response.headers.get(name, "") for name in _MADE_PATHS)
         if response.request.method == "HEAD"
         else ()
     )
-    for value in said:
+    for value in versions:
         tag = value.removeprefix("W/").strip('"')
         if len(tag) > 200 or tag in (".", "..") or not set("/\\:\0").isdisjoint(tag):
             raise CheckpointError(

@@ -227,8 +227,8 @@ def state_of_inputs(given: StateInputs) -> StateSchema:
         for key, _ in fields
         if key not in _NOT_IN_SCHEMA and (key in given.model or key not in made.LATER)
     ]
-    said = given.model | {key: decimal(given.model.get(key), key) for key in reals}
-    return _cut(made.checked(said), len(given.widths))
+    document = given.model | {key: decimal(given.model.get(key), key) for key in reals}
+    return _cut(made.checked(document), len(given.widths))
 
 
 def same_model(one: ModelConfig, other: ModelConfig) -> bool:

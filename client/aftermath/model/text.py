@@ -62,7 +62,7 @@ class Prompt:
         """Raise UsageError for an empty prompt, CheckpointError for ids outside the vocabulary."""
         try:
             self.text.encode()
-        except UnicodeEncodeError:  # bytes of a terminal that are no text
+        except UnicodeEncodeError:  # bytes from a terminal that are not valid text
             raise UsageError("the prompt is not text", "Pass it in UTF-8") from None
         ids = self.ids
         if not ids:

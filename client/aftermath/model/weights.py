@@ -35,11 +35,11 @@ FP8_KIND = "F8_E4M3"
 _SCALE_KINDS = ("F32", "BF16")
 
 
-# Files are mapped, so a tier reads only the pages that it needs: its rows of a matrix cut by rows,
-# every page of a matrix cut by columns, nothing of a skipped layer. Shards with only skipped layers
-# may be absent. A single `model.safetensors` wins over an index, as in transformers. A stored copy
-# of a tied head must equal the embedding, because versions of transformers differ in which of the
-# two they load.
+# Files are mapped, so a tier reads only the pages that it needs. These are its rows of a matrix cut
+# by rows, all pages of a matrix cut by columns, and none of a skipped layer. Shards with only
+# skipped layers may be absent. A single `model.safetensors` wins over an index, as in transformers.
+# A stored copy of a tied head must equal the embedding, because versions of transformers differ in
+# which of the two they load.
 def read_scales(
     files: Sequence[Path], shapes: Mapping[str, tuple[int, ...]], block: tuple[int, int]
 ) -> dict[str, Tensor]:

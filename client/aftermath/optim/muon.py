@@ -118,15 +118,19 @@ class Muon(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            own = [(tensor, tensor.grad) for tensor in group["params"] if tensor.grad is not None]
-            if own and at_once(own[0][0].device):
+            stepped = [
+                (tensor, tensor.grad) for tensor in group["params"] if tensor.grad is not None
+            ]
+            if stepped and at_once(stepped[0][0].device):
                 together = self._orthogonal_together if group["orthogonal"] else self._adam_together
                 together(
-                    [tensor for tensor, _ in own], [gradient for _, gradient in own], group["lr"]
+                    [tensor for tensor, _ in stepped],
+                    [gradient for _, gradient in stepped],
+                    group["lr"],
                 )
                 continue
             change = self._orthogonal if group["orthogonal"] else self._adam
-            for tensor, gradient in own:
+            for tensor, gradient in stepped:
                 change(tensor, gradient, group["lr"])
         return loss
 

@@ -56,7 +56,7 @@ def follow(ranks: Ranks) -> NoReturn:
             )
             continue
         if isinstance(command, HoldState):
-            # free the old state first: there is no room for two
+            # free the old state first, because two do not fit into memory
             shard = None
             inner = None
             schema = Schema.from_json(command.schema)

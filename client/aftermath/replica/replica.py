@@ -150,7 +150,7 @@ class Replica:
         vocabulary = self.model.config.vocab_size
         batch = torch.arange(micro * seq_len).remainder_(vocabulary)
         began = self._stopwatch()
-        # tokens of the longest passes so far, and their best time
+        # number of tokens of the longest passes until now, and their best time
         done = 0
         best = float("inf")
         for number, (count, length) in enumerate(_passes(micro, seq_len)):

@@ -123,8 +123,8 @@ async def ask_block(
     """Return a block of the private state with that root.
 
     `state_outline` is the outline of the member's tier. Raises RequestRefused if the peer does not
-    have that state, other TransportErrors if it cannot be reached, FalseBlock for a false answer
-    (the peer is then banned), and IndexError if there is no such block.
+    have that state, and other TransportErrors if it cannot be reached. Raises FalseBlock for a
+    false answer, and bans the peer. Raises IndexError if there is no such block.
     """
     most = state_outline.place(index).size + DIGEST * proof_length(index, state_outline.count)
     reply = await transport.request(peer, TOPIC, question(root, index), most, deadline_s)

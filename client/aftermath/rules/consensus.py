@@ -152,8 +152,8 @@ def judging(
     """Return the attestations that count for the delivery of a level, as in the program.
 
     The judges of a level hold it. If the epoch began with established holders, only these judge.
-    Otherwise two newcomers that declare a tier could vouch for each other's results and hide them
-    from the only other holder, which would then drop out of the run.
+    Otherwise two newcomers that declare a tier could vouch for each other's results. If they hid
+    them from the only other holder, it would drop out of the run.
     """
     may = availability.may_judge(run, members, level)
     return [

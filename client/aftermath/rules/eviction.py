@@ -1,7 +1,7 @@
 """Eviction: whose seat a joining wallet takes when all 256 are used.
 
 The program decides. The client computes the same choice before it joins, because a join must name
-the membership of the member that loses its seat: the program records that member's earnings there.
+the membership of the evicted member. The program records that member's earnings there.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The learning rate of a step.
 
-Every replica must get the same bits. So only correctly rounded operations are used: + - * / on IEEE
-doubles in a fixed order, and a cosine from decimal arithmetic, since `cos` differs between C
+Every replica must get the same bits, so all operations are correctly rounded: basic arithmetic on
+IEEE doubles in a fixed order, and a cosine from decimal arithmetic. `cos` differs between C
 libraries. Schedules follow upstream Psyche, except that the cosine stays at its final rate after
 `total_steps`.
 """

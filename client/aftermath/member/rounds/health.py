@@ -1,8 +1,8 @@
 """Report members that did not deliver, so that the run stops waiting for them.
 
-A member is reported if a quorum of witnesses missed its result, or if it often missed a level and a
-quorum of that level's holders agrees (`rules.conviction`). Members report in a seeded order, so one
-report is enough. No member reports itself.
+A member is reported if a quorum of witnesses missed its result. It is also reported if it often
+missed a level and a quorum of that level's holders agrees (`rules.conviction`). Members report in a
+seeded order, so one report is enough. No member reports itself.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Decide which results of a judged round are applied, at which levels, and fetch them.
 
-A member gives up the epoch rather than apply fewer results than the others.
+A member abandons the epoch rather than apply fewer results than the others.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """One member's rounds of one epoch, from the first training round to cooldown.
 
-Round r: apply what a quorum attested in the last round; report members that did not deliver; train,
-encode and announce our share; witness round r, or with overlap r-1. A late member trains the newest
-round, not the ones it missed. It applies every round, in order, or gives up the epoch.
+In round r: apply what a quorum attested in the last round. Report members that did not deliver.
+Train, encode and announce our share. Witness round r, or with overlap r-1. A late member trains
+only the newest round. It applies every round, in order, or abandons the epoch.
 """
 
 from __future__ import annotations

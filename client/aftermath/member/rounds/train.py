@@ -100,10 +100,10 @@ class Training:
         return trained
 
     def _took(self, sequences: int, started: float, *, done: bool) -> None:
-        """Record how long a share took, unless the process stalled meanwhile.
+        """Record how long a share took, unless the process stalled during it.
 
-        A stall would lower the weight so far that this member gets no share. Without shares it
-        could never show its true speed.
+        A stall could lower the weight so far that this member gets no share. Then it could never
+        show its true speed.
         """
         if not self._ports.stall_detector.held_up_since(started):
             self._time.took(sequences, self._ports.clock.monotonic() - started, done=done)

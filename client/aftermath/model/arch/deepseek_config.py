@@ -323,9 +323,11 @@ class DeepseekConfig(DeepseekShape):
         name = self.MODEL_TYPE.replace("deepseek_v", "DeepseekV")
         rows = {self.hidden_size, self.expert_width(tier), *self.shape(tier).moe_intermediate_size}
         apart = {"experts_implementation": "eager"} if any(row % _AT_ONCE for row in rows) else {}
-        said = {key: value for key, value in self.common_hf(tier).items() if key not in POSITIONS}
+        document = {
+            key: value for key, value in self.common_hf(tier).items() if key not in POSITIONS
+        }
         return (
-            said
+            document
             | self.positions()
             | apart
             | dict(self.ONLY)

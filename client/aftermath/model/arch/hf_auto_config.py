@@ -103,14 +103,14 @@ class HfAutoConfig(ModelConfig):
         """Return the file of a tier: the document, the tokens, and the full model's width."""
         width = self.width(tier)
         tokens = self.model_dump(include={"bos_token_id", "eos_token_id"})
-        said: dict[str, Any] = json.loads(self.document_of(tier))
+        document: dict[str, Any] = json.loads(self.document_of(tier))
         if tier:
-            said |= {
+            document |= {
                 "matformer_tier": tier,
                 "matformer_base_intermediate_size": self.intermediate_size,
             }
-            said |= {"intermediate_size": width}  # whatever transformers calls it here
-        return said | tokens | {"torch_dtype": "float32"}
+            document |= {"intermediate_size": width}  # whatever transformers calls it here
+        return document | tokens | {"torch_dtype": "float32"}
 
     # Tiers halve the feed-forwards of models that allow it (`cuts_of`). Other models have only tier
     # 0.
@@ -218,9 +218,9 @@ def _whole(said: Mapping[str, Any], hf_config: Mapping[str, Any]) -> tuple[str, 
 
 def _of_text(document: str, asked: Callable[[Any], T]) -> T:
     """Return a value of a model's text config. Raises ModelConfigError if it has none."""
-    made = config_of_document(document)
+    config = config_of_document(document)
     try:
-        return asked(made.get_text_config())
+        return asked(config.get_text_config())
     except Exception as error:  # every model type has its own config code, which may raise anything
         raise ModelConfigError(
             f"config.json: transformers does not say what is wanted of it: {shown(str(error))}",

@@ -131,12 +131,12 @@ def is_known(model_type: str) -> bool:
 def network_of(document: str) -> Any:
     """Return an untrained network of transformers. Raises ModelConfigError if it brings code."""
     transformers = _transformers("it")
-    made = config_of_document(document)
+    config = config_of_document(document)
     # grouped matrix products do not exist in every precision on every device
-    made._experts_implementation = "eager"
+    config._experts_implementation = "eager"
     _forbid_hub_kernels()
     with _bounded_modules():
-        network = transformers.AutoModelForCausalLM.from_config(made, trust_remote_code=False)
+        network = transformers.AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     attention = getattr(network.config, "_attn_implementation", None)
     if not type(network).__module__.startswith("transformers.") or attention not in (
         None,
@@ -229,20 +229,20 @@ def _transformers(asked_for: str) -> Any:
 def config_of_document(document: str) -> Any:
     """Return transformers' config of a document. Raises ModelConfigError if it is refused."""
     try:
-        said = json_value(document)
+        parsed = json_value(document)
     except Malformed:
-        said = None
-    if not isinstance(said, dict):
+        parsed = None
+    if not isinstance(parsed, dict):
         raise ModelConfigError("config.json: it is not a JSON object", "Use the file as published")
-    check_document(said)
-    name = said.pop("model_type", "")
+    check_document(parsed)
+    name = parsed.pop("model_type", "")
     if not isinstance(name, str) or not is_known(name):
         raise ModelConfigError(
             f"config.json: model_type {shown(name)} is not a causal language model of transformers",
             "Use another model",
         )
     try:
-        return _transformers(name).AutoConfig.for_model(name, **said)
+        return _transformers(name).AutoConfig.for_model(name, **parsed)
     except Exception as error:  # transformers may raise anything for a bad document
         raise ModelConfigError(
             f"config.json: transformers rejects it: {shown(str(error))}", "Correct it"
@@ -365,11 +365,11 @@ def width_of(document: str) -> tuple[str, int] | None:
 
     Raises ModelConfigError.
     """
-    made = config_of_document(document)
-    key = _width_key(made.model_type)
-    width = getattr(made, key) if key else None
+    config = config_of_document(document)
+    key = _width_key(config.model_type)
+    width = getattr(config, key) if key else None
     if key == "n_inner" and width is None:
-        width = 4 * made.hidden_size
+        width = 4 * config.hidden_size
     return (key, width) if key and type(width) is int and width > 0 else None
 
 

@@ -97,19 +97,22 @@ class LlamaConfig(ScaledConfig):
 
     def to_hf(self, tier: int = 0) -> dict[str, Any]:
         """Return a `config.json` that any Hugging Face client loads."""
-        said = {
+        document = {
             key: value for key, value in self.common_hf(tier).items() if key not in _OWN | POSITIONS
         }
-        said |= {"model_type": self.family, "architectures": [_FAMILIES[self.family].architecture]}
-        said |= {"hidden_act": "silu"}
+        document |= {
+            "model_type": self.family,
+            "architectures": [_FAMILIES[self.family].architecture],
+        }
+        document |= {"hidden_act": "silu"}
         if self.family in ("llama", "qwen3"):
-            said["attention_bias"] = self.attention_bias
+            document["attention_bias"] = self.attention_bias
         if self.family == "llama":
-            said["mlp_bias"] = self.mlp_bias
+            document["mlp_bias"] = self.mlp_bias
         if self.family != "llama":
             window = _FAMILIES[self.family].window
-            said[window] = None if window == "sliding_window" else False
-        return said | self.positions()
+            document[window] = None if window == "sliding_window" else False
+        return document | self.positions()
 
     @property
     def key_heads(self) -> int:
@@ -179,10 +182,10 @@ class LlamaConfig(ScaledConfig):
 
 
 def _biases(hf_config: Mapping[str, Any], family: str) -> dict[str, Any]:
-    said = _flag(hf_config, "attention_bias") if family in ("llama", "qwen3") else False
+    has_bias = _flag(hf_config, "attention_bias") if family in ("llama", "qwen3") else False
     return {
-        "attention_bias": said or family == "qwen2",
-        "output_bias": said,
+        "attention_bias": has_bias or family == "qwen2",
+        "output_bias": has_bias,
         "mlp_bias": _flag(hf_config, "mlp_bias") if family == "llama" else False,
         "head_norm": family == "qwen3",
     }

@@ -85,14 +85,14 @@ def rope_parameters(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return the table of a config's fields, as transformers reads it."""
     kind = str(fields["rope_type"])
     keys = (*_NEEDS[kind], *_MAY.get(kind, ()))
-    said = {
+    parameters = {
         key: fields[ROPE_FIELDS[key]]
         for key in keys
         if key in _NEEDS[kind] or fields[ROPE_FIELDS[key]]
     }
     if kind == "yarn":
-        said["truncate"] = fields["rope_truncate"]
-    return {"rope_type": kind, "rope_theta": fields["rope_theta"]} | said
+        parameters["truncate"] = fields["rope_truncate"]
+    return {"rope_type": kind, "rope_theta": fields["rope_theta"]} | parameters
 
 
 def _plain(hf_config: Mapping[str, Any], key: str, longest: int) -> dict[str, Any]:
@@ -104,34 +104,34 @@ def _plain(hf_config: Mapping[str, Any], key: str, longest: int) -> dict[str, An
         raise ModelConfigError(
             f"config.json: {key} is not one table of numbers", "Set its rope_theta only"
         )
-    said = {name: value for name, value in table.items() if value is not None and name != "type"}
-    kind = said.setdefault("rope_type", table.get("type", "default"))
+    present = {name: value for name, value in table.items() if value is not None and name != "type"}
+    kind = present.setdefault("rope_type", table.get("type", "default"))
     if not isinstance(kind, str) or kind not in _NEEDS:
         raise ModelConfigError(
             f"config.json: {key} of type {shown(kind)} is not supported",
             f"This client supports positions of the types {', '.join(_NEEDS)}",
         )
-    if said.pop("partial_rotary_factor", 1) != 1:
+    if present.pop("partial_rotary_factor", 1) != 1:
         raise ModelConfigError(
             f"config.json: {key}.partial_rotary_factor {shown(table['partial_rotary_factor'])} is not supported",
             "This client rotates whole heads only",
         )
-    said.setdefault("rope_theta", hf_config.get("rope_theta", 10000.0))
+    present.setdefault("rope_theta", hf_config.get("rope_theta", 10000.0))
     if kind in ("llama3", "yarn"):
         if _LENGTH in hf_config:  # it takes precedence over the table's, even if it is null
-            said[_LENGTH] = hf_config[_LENGTH]
+            present[_LENGTH] = hf_config[_LENGTH]
         elif _LENGTH not in table:  # null in the table is refused, as in transformers
-            said[_LENGTH] = longest
+            present[_LENGTH] = longest
     if "truncate" in table and table["truncate"] is None:
-        said["truncate"] = False
+        present["truncate"] = False
     needed = _NEEDS[kind]
     for name in needed:
-        if said.get(name) is None:
+        if present.get(name) is None:
             raise ModelConfigError(
                 f"config.json: {key} of type {kind} has no {name}", "Use the file as published"
             )
     kept = {"rope_type", "rope_theta", *needed, *_MAY.get(kind, ())}
-    found = {name: value for name, value in said.items() if name in kept}
+    found = {name: value for name, value in present.items() if name in kept}
     for name, value in found.items():
         _require_number(key, name, value)
     return found

@@ -150,13 +150,13 @@ class TransformerConfig(ModelConfig):
         if not self.matformer_tiers:
             return super().kept(tier)
         shape = self.shape(tier)
-        said = (
+        parts = (
             ("layers", ", ".join(map(str, shape.layers))),
             ("FFN width", _span(shape.intermediate_size)),
             ("width of experts", _span(shape.moe_intermediate_size)),
             ("key heads", _span(shape.num_key_value_heads)),
         )
-        return "; ".join(f"{what} {which}" for what, which in said if which)
+        return "; ".join(f"{what} {which}" for what, which in parts if which)
 
     @property
     def heads_differ(self) -> bool:
@@ -190,12 +190,12 @@ class TransformerConfig(ModelConfig):
 
     def common_hf(self, tier: int) -> dict[str, Any]:
         """Return all fields of a tier, with the keys that describe the full model."""
-        said = super().common_hf(tier)
-        del said[KEY]
+        document = super().common_hf(tier)
+        del document[KEY]
         if not self.matformer_tiers:
-            return said
-        said[KEY] = [entry.model_dump(mode="json") for entry in self.matformer_tiers]
-        return said | ({_BASE: self._sizes(0)} | self._sizes(tier) if tier else {})
+            return document
+        document[KEY] = [entry.model_dump(mode="json") for entry in self.matformer_tiers]
+        return document | ({_BASE: self._sizes(0)} | self._sizes(tier) if tier else {})
 
     def agreed(self, hf_config: Mapping[str, Any]) -> Self:
         """Return this config if a tier's file agrees with it. Raises ModelConfigError."""
