@@ -19,7 +19,7 @@ from e2e.wheel_install import Installed, install
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Remove the timeouts of tests: each test has its own deadlines, and a busy machine must not
+    """Raise the timeout of these tests: each has its own deadlines, and a busy machine must not
     make it fail.
     """
     for item in items:
