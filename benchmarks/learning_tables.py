@@ -60,9 +60,10 @@ def table_of_worth(measured: Mapping[str, Any]) -> str:
                 )
             )
     note = (
-        "Eight members of the arm `outer-4-muon` against one machine with AdamW. *worth* is the time of\n"
-        "one machine over the time of eight to the same loss. *step for 4* is the length of a step from\n"
-        "which on eight are worth four, and in brackets if they are worth 10 % more or less."
+        "Eight members of the arm `outer-4-muon` compared with one machine with AdamW. *worth* is the\n"
+        "time that one machine needs to reach a loss, divided by the time that eight members need.\n"
+        "*step for 4* is the shortest step for which eight members are worth four. The brackets show\n"
+        "the range if worth is 10 % higher or lower."
     )
     return f"{note}\n\n{table(heads, rows)}"
 
@@ -95,7 +96,11 @@ def table_of_bars(measured: Mapping[str, Any]) -> str:
             continue
         cells = [_against_bar(found, key=key, bar=bar) for _, key, bar in BARS]
         rows.append((size, *cells, ", ".join(dict.fromkeys(_at_edge(found)))))
-    return f"Eight members in the longest run of each size. Bold misses the bar.\n\n{table(heads, rows)}"
+    note = (
+        "Eight members in the longest run of each size, compared with the targets (bars). Bold values\n"
+        "miss their target."
+    )
+    return f"{note}\n\n{table(heads, rows)}"
 
 
 def _against_bar(found: Mapping[str, Any], key: str, bar: float) -> str:
@@ -126,10 +131,11 @@ def tables_of_arms(measured: Mapping[str, Any]) -> str:
     """Return the longest training of every arm, size by size."""
     apart = {kind: f"{one['apart']:.3f}" for kind, one in measured["1M"]["noise"].items()}
     parts = [
-        "Held-out loss in nats per byte after the longest training of each arm. *bytes* is per\n"
-        "parameter and step, *worth* per CPU as in the table above. 95 % of pairs of trainings with one\n"
-        f"seed each differ by at most {apart['polar']} with Muon at the apply, {apart['machine']} for one\n"
-        f"machine, and {apart['mean']} with the mean or DisTrO. benchmarks/arms.toml describes each arm."
+        "*held out* is the held-out loss in nats per byte after the longest training of each arm. *bytes*\n"
+        "is per parameter and step. *worth* is per CPU, as in the table of worth. Two trainings with\n"
+        f"different seeds differ in 95 % of cases by at most {apart['polar']} with Muon at the apply,\n"
+        f"{apart['machine']} for one machine, and {apart['mean']} with the mean or DisTrO.\n"
+        "benchmarks/arms.toml describes each arm."
     ]
     for size, found in measured.items():
         rows = []
@@ -166,7 +172,7 @@ def has_curve(found: Mapping[str, Any]) -> bool:
 def _bytes_at_loss(size: str, lengths: Mapping[str, Any]) -> str:
     lines = [f"![loss by bytes](assets/experiments-{size}-bytes.svg)", ""]
     lines += [
-        f"- {int(steps):,} steps: bytes per parameter and step for AdamW's loss and 1 %: {bytes_needed(one)}."
+        f"- {int(steps):,} steps: bytes per parameter and step to reach AdamW's loss plus 1 %: {bytes_needed(one)}."
         for steps, one in lengths.items()
     ]
     return "\n".join(lines)
@@ -203,7 +209,8 @@ def tables_of_unequal(measured: Mapping[str, Any], strips: Mapping[str, Any]) ->
         share = next(iter(sizes.values()))["recovered_per_compute"]
         if share is not None:
             parts.append(
-                f"`{kind}`: per compute, two small members give {share:.2f} times as much as two large ones."
+                f"`{kind}`: for the same compute, two small members contribute {share:.2f} times as much\n"
+                "as two large ones."
             )
     labels = {
         "stays": "always the prefix",

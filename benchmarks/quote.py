@@ -22,11 +22,12 @@ MEASURED = Path(__file__).resolve().parent / "measured"
 
 INTRODUCTION = """# Measurements
 
-Every measured figure of this documentation is on this page. `make docs` writes it from
-[benchmarks/measured](../benchmarks/measured), which holds one JSON file for each benchmark: its
-command, machine, load and all figures. `make measure` runs the benchmarks again, and
-`python benchmarks/measure.py NAME` runs one. Speeds were measured on two shared CPU cores unless
-the section says otherwise, so treat them as lower bounds. A dash is not measured."""
+All measured numbers of this documentation are on this page. `make docs` writes it from
+[benchmarks/measured](../benchmarks/measured), which has one JSON file per benchmark with its
+command, machine, load and all numbers. `make measure` runs the benchmarks again, and
+`python benchmarks/measure.py NAME` runs one. Unless a section says otherwise, speeds were measured
+on two shared CPU cores, so treat them as lower bounds. A dash means that the value was not
+measured."""
 
 
 def kept(name: str) -> Any:
@@ -72,7 +73,7 @@ def memory() -> str:
     laptop = gigabytes(found["laptop"]["peak"])
     note = f"In bf16 with activation checkpointing, tier 2 of `test` needs {laptop} GB."
     heads = ("model", "tier", "parameters", "state", "peak", "peak with checkpointing")
-    intro = "GB of tensors in fp32 with `--micro-batch-size 1`, counted on a CPU."
+    intro = "Memory of tensors in GB, in fp32 with `--micro-batch-size 1`, counted on a CPU."
     return f"{intro}\n\n{table(heads, rows)}\n\n{note}"
 
 
@@ -166,7 +167,7 @@ def programs() -> str:
     few = fees["3"] / 1e9
     many = fees["32"] / 1e9
     note = (
-        f"A subscriber of `Run` gets at most {pushed['base64']:,} bytes per change. A thousand rounds\n"
+        f"A subscriber of `Run` receives at most {pushed['base64']:,} bytes per change. A thousand rounds\n"
         f"cost {few:.3f} SOL in all with 3 witnesses and at most {many:.2f} SOL with 32, without a\n"
         f"priority fee. Finding one committee position took {found['upstream_one_position_units']:,} units in Psyche;\n"
         f"all positions of 256 members take {found['all_positions_units']:,} here."
@@ -190,7 +191,7 @@ def gpu() -> str:
     held = ", ".join(gigabytes(count) for count in found["memory"]["test"]["bf16"])
     checks = found["demo"]["checks_of_replicas"]
     note = (
-        f"All {found['tests']['passed']} GPU tests passed. The demonstration with one GPU member ran to its end:\n"
+        f"All {found['tests']['passed']} GPU tests passed. The demo with one GPU member ran to its end:\n"
         f"{checks} of {checks} hash comparisons were equal. Tiers 0, 1 and 2 of `test` held {held} GB in bf16.\n"
         f"A plain PyTorch loop trains {found['large']['plain']['tokens_per_s']:,} tokens/s of 124 M parameters."
     )
@@ -252,9 +253,9 @@ def recomputing() -> str:
     ]
     roots = figures("roots")
     note = (
-        "Each cell is the norm of the difference over the norm of the pseudo-gradient (H200, 30 inner\n"
-        "steps, fp32). Hashing the private state takes at most "
-        f"{roots['cpu_of_round']:.2%} of the CPU time of a round, copies\n"
+        "Each cell is the norm of the difference divided by the norm of the pseudo-gradient (H200,\n"
+        "30 inner steps, fp32). Hashing the private state takes at most "
+        f"{roots['cpu_of_round']:.2%} of the CPU time of a round. Copying it takes\n"
         f"{roots['copy_cpu_of_round']:.2%} (8.5 M parameters, CPU)."
     )
     return f"{table(('what differs', 'AdamW inside', 'Muon inside'), rows)}\n\n{note}"
@@ -285,8 +286,9 @@ def drafts() -> str:
 
 
 ATTACKS = """One member of tier 0 attacks three honest members in an epoch of four rounds. *round time* is the
-median over that of an epoch without an attack, *trained* counts the due sequences (missing ones are
-trained in a later epoch), *honest* the members that stayed and applied all rounds."""
+median round time divided by that of an epoch without an attack. *trained* counts the trained and
+the due sequences; a later epoch trains the missing ones. *honest* counts the honest members that
+stayed and applied all rounds."""
 
 
 def attacks() -> str:

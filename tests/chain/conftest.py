@@ -1,6 +1,4 @@
-"""An embedded network for each file, and for each test on it a wallet with money and the id of a
-run.
-"""
+"""An embedded network for each file, and a funded wallet and a run id for each test on it."""
 
 from __future__ import annotations
 
@@ -19,8 +17,8 @@ from chain.jumping_loop import JumpingLoop, mark_for_module_loop
 def pytest_asyncio_loop_factories(
     item: pytest.Item,
 ) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """Let time pass only where all that a test waits for is in this process; slow tests reach
-    others.
+    """Skip waiting time only in tests whose peers are all in this process. Slow tests use other
+    processes.
     """
     is_slow = item.get_closest_marker("slow") is not None
     return {"loop": asyncio.SelectorEventLoop if is_slow else JumpingLoop}
@@ -46,14 +44,14 @@ async def network() -> AsyncIterator[RunningLocalnet]:
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def embedded(network: RunningLocalnet) -> AsyncIterator[FundedNetwork]:
-    """The file's network with a new wallet."""
+    """Return the file's network with a new wallet."""
     async with fund_network(network) as funded:
         yield funded
 
 
 @pytest.fixture
 def funded(embedded: FundedNetwork) -> FundedNetwork:
-    """A network of any engine: test_chain_validator.py runs some tests that use it on the real
-    validator.
+    """Return a network of any engine. test_chain_validator.py runs some tests with this fixture on
+    the real validator.
     """
     return embedded

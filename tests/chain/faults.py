@@ -19,8 +19,8 @@ from websockets.asyncio.server import ServerConnection, serve
 
 
 class Proxy:
-    """Forwards a port of ours to `target`. `open`, `close` (connections are cut, new ones refused),
-    `black_hole` (swallows).
+    """Forward a local port to `target`. `open` forwards, `close` cuts connections and refuses new
+    ones, and `black_hole` drops all bytes.
     """
 
     def __init__(self, target: int) -> None:
@@ -45,7 +45,7 @@ class Proxy:
             writer.transport.abort()
 
     def black_hole(self) -> None:
-        """Connections stay open, and nothing passes in either direction until `open`."""
+        """Keep connections open, and pass nothing in either direction until `open`."""
         self._flowing.clear()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -123,8 +123,8 @@ Hook = Callable[[dict[str, Any]], Awaitable[web.StreamResponse | None]]
 
 @asynccontextmanager
 async def meddling(target: str, before: Hook, after: Hook | None = None) -> AsyncIterator[str]:
-    """An RPC node in front of `target`: `before` may answer in its place, `after` may replace what
-    it answered.
+    """Yield an RPC node in front of `target`. `before` may answer in its place, `after` may replace
+    its answer.
     """
 
     async def handle(request: web.Request) -> web.StreamResponse:

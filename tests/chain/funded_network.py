@@ -1,4 +1,4 @@
-"""A network, a wallet with money on it, and runs that are created and configured."""
+"""A network with a funded wallet, and helpers to create and configure runs."""
 
 from __future__ import annotations
 
@@ -44,7 +44,9 @@ def _tls_context() -> ssl.SSLContext:
 
 
 def share_tls_context(patch: pytest.MonkeyPatch) -> None:
-    """Spare every client of a node the 25 ms in which it reads the machine's certificates."""
+    """Share one TLS context, because each client would take 25 ms to read the machine's
+    certificates.
+    """
 
     def http(_: wire.Internet) -> httpx.AsyncClient:
         return httpx.AsyncClient(timeout=wire.HTTP_SECONDS, verify=_tls_context())
@@ -88,7 +90,7 @@ def model_table() -> dict[str, Any]:
 
 @dataclass
 class FundedNetwork:
-    """A running network, a wallet that can pay on it, and the id of a run that is not there yet."""
+    """A running network, a funded wallet, and the id of a run that does not exist yet."""
 
     network: Network
     pool: RpcPool
@@ -148,7 +150,7 @@ class FundedNetwork:
 
 @asynccontextmanager
 async def fund_network(network: Network) -> AsyncIterator[FundedNetwork]:
-    """A new wallet with money on a running network."""
+    """Yield a new, funded wallet on a running network."""
     wallet = Wallet(Keypair())
     async with RpcPool([endpoint(network.rpc_url, network.ws_url)]) as pool:
         await ensure_funds(pool, wallet.pubkey, RICH)

@@ -1,5 +1,4 @@
-"""An event loop over real sockets whose clock jumps to the next timer while nobody has anything to
-do.
+"""An event loop over real sockets whose clock jumps to the next timer while nothing is left to do.
 
 Both ends of every connection must be in this process and on this loop: the loop waits `GRACE` real
 seconds for bytes before it jumps, which is far longer than the loopback device takes. While a
@@ -22,7 +21,7 @@ GRACE = 0.003  # seconds
 
 
 class _JumpingSelector(selectors.DefaultSelector):
-    """A selector that lets all but `GRACE` seconds of a wait pass at once."""
+    """A selector that skips all but `GRACE` seconds of a wait."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,8 +76,8 @@ class LoopTime:
 
 
 def mark_for_module_loop(name: str, obj: object, fixtures: Set[str]) -> None:
-    """Have an async test that uses one of these fixtures run on the loop of its file. Call it while
-    it is collected.
+    """Run an async test that uses one of these fixtures on the loop of its file. Call this at
+    collection.
     """
     is_async_test = name.startswith("test") and inspect.iscoroutinefunction(obj)
     if is_async_test and fixtures & set(inspect.signature(obj).parameters):  # type: ignore[arg-type]

@@ -18,7 +18,7 @@ Answer = Callable[[dict[str, Any]], Awaitable[web.Response]]
 
 
 def cluster(name: str) -> str:
-    """The genesis hash of a cluster that is told from others by its name."""
+    """Return a genesis hash that depends on the cluster's name."""
     return str(Hash.hash(name.encode()))
 
 
@@ -48,7 +48,7 @@ class Node:
 
 
 async def get_slot(node: NodeClient) -> int:
-    """What the tests ask a node; a scripted one answers 7."""
+    """Ask a node for its slot. A scripted node answers 7."""
     return (await node.get_slot()).value
 
 
@@ -60,7 +60,7 @@ def result(value: Any) -> Answer:
 
 
 def by_method(**results: Any) -> Answer:
-    """The result for the method of the request."""
+    """Answer with the result for the request's method."""
 
     async def reply(body: dict[str, Any]) -> web.Response:
         return answer(body, results[body["method"]])
@@ -76,7 +76,7 @@ def error(code: int, data: Any = None) -> Answer:
 
 
 def status(code: int, **headers: str) -> Answer:
-    """A status code; a header's name is written with `_` for `-`."""
+    """Answer with a status code. Header names have `_` in place of `-`."""
     named = {name.replace("_", "-"): value for name, value in headers.items()}
 
     async def reply(_: dict[str, Any]) -> web.Response:

@@ -1,5 +1,5 @@
-"""Runs on the real programs over real sockets: creation, changes, listing, and how
-refusals read.
+"""Tests of runs on the real programs over real sockets: creation, changes, listing, and
+refusals.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from programs.scenario import SPEC
 
 
 async def listed(funded: FundedNetwork) -> set[str]:
-    """The ids of this wallet's runs."""
+    """Return the ids of this wallet's runs."""
     runs = await funded.coordinator.list_runs()
     return {run.run_id for run, *_ in runs if run.main_authority == funded.wallet.public}
 

@@ -1,5 +1,5 @@
-"""That a run is finished, closed or far ahead, its program missing or its spec unreadable, is
-believed only if no other node contradicts.
+"""Tests that claims which would end a member are accepted only if no other node contradicts them: a
+finished, closed or far-ahead run, a missing program, an unreadable spec.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ AWAY = Endpoint("http://127.0.0.1:9", "ws://127.0.0.1:9")
 
 @asynccontextmanager
 async def forging(funded: FundedNetwork, forge: Forge) -> AsyncIterator[Endpoint]:
-    """A node with a mute websocket that answers as the network does, but for what `forge` makes of
-    every account.
+    """Yield a node with a mute websocket. It answers like the network, but passes every account
+    through `forge`.
     """
     async with aiohttp.ClientSession() as session, faulty_websocket() as mute:
 
@@ -66,7 +66,7 @@ def is_run(account: dict[str, Any]) -> bool:
 
 
 def finished(account: dict[str, Any]) -> dict[str, Any]:
-    """The run as finished, by a change that is newer than all others."""
+    """Return the run as finished, with a higher `seq` than any other state."""
     if not is_run(account):
         return account
     data = bytearray(base64.b64decode(account["data"][0]))
@@ -76,7 +76,7 @@ def finished(account: dict[str, Any]) -> dict[str, Any]:
 
 
 def far_ahead(account: dict[str, Any]) -> dict[str, Any]:
-    """The run in a state that it reaches after many more changes."""
+    """Return the run in a state after many more changes."""
     if not is_run(account):
         return account
     data = bytearray(base64.b64decode(account["data"][0]))
@@ -93,7 +93,7 @@ def nothing(_: dict[str, Any]) -> None:
 
 
 def with_spec(spec: bytes) -> Forge:
-    """Return what replaces the training spec of a run, with its hash."""
+    """Return a function that replaces the training spec of a run and its hash."""
 
     def forge(account: dict[str, Any]) -> dict[str, Any]:
         data = bytearray(base64.b64decode(account["data"][0]))
@@ -118,7 +118,7 @@ OTHER_DATA = with_spec(SPEC.replace(b'"data_hash":""', b'"data_hash":"%s"' % (b"
 
 
 class Switch:
-    """Forges once it is on."""
+    """Forges accounts once it is switched on."""
 
     def __init__(self, forge: Forge) -> None:
         self.on = False
@@ -132,7 +132,7 @@ class Switch:
 async def watched(
     funded: FundedNetwork, *nodes: Forge | Endpoint | None
 ) -> AsyncIterator[tuple[CoordinatorClient, RpcPool, RunWatcher]]:
-    """A run and its watcher by these nodes; None is an honest one."""
+    """Yield a run and a watcher that uses these nodes. None stands for an honest node."""
     coordinator = await funded.open_run()
     honest = Endpoint(funded.network.rpc_url, funded.network.ws_url)
     async with AsyncExitStack() as stack:

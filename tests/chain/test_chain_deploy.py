@@ -1,5 +1,5 @@
-"""Deployment through the RPC: new, again, upgraded, interrupted and resumed, and everything that
-stops it.
+"""Tests of deployment through the RPC: first, unchanged, upgraded, interrupted and resumed, and its
+errors.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ MEMO_ID = Pubkey.from_string("MemoSq4gqABAXKb96qnH8TysNcWxMyWCqXgDLGmfcHr")
 
 @pytest.fixture(scope="session")
 def larger_elf() -> bytes:
-    """A program half as large again as the authorizer: the memo program, which LiteSVM carries."""
+    """Return a program 1.5 times as large as the authorizer: the memo program, which comes with
+    LiteSVM.
+    """
     account = LiteSVM().get_account(MEMO_ID)
     assert account is not None
     return account.data
@@ -93,8 +95,8 @@ async def test_deploy_keeps_equal_and_upgrades_larger_program(
 async def test_deploy_cost_of_larger_program_is_known_before(
     funded: FundedNetwork, tmp_path: Path, larger_so: Path, larger_elf: bytes
 ) -> None:
-    """Whether the cluster knows the checked way to make a program larger is found out only when it
-    is upgraded.
+    """Only the upgrade itself shows whether the cluster has the checked instruction that extends a
+    program.
     """
     key = Keypair()
     await deploy_program(sender_of(funded), AUTHORIZER_SO, key, cache=tmp_path)

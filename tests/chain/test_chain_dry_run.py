@@ -1,6 +1,4 @@
-"""The sender of a dry run asks a node to simulate and nothing else, and believes no reply that
-cannot be read.
-"""
+"""Tests that the sender of a dry run only simulates, and rejects unreadable replies."""
 
 from __future__ import annotations
 
@@ -58,7 +56,7 @@ NONSENSE = [
 
 
 class Simulating(Node):
-    """A node whose simulations answer so, one after the other."""
+    """A node that gives these answers to consecutive simulations."""
 
     def __init__(self, *replies: Any) -> None:
         super().__init__()

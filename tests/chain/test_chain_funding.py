@@ -1,5 +1,5 @@
-"""Money: a drained wallet on a local network is refilled wherever it is needed; elsewhere the sum
-is asked for once, before anything is sent, and suffices.
+"""Tests of funding: a local network refills a drained wallet. On other clusters one error names a
+sufficient sum before anything is sent.
 """
 
 from __future__ import annotations
@@ -77,14 +77,14 @@ async def test_equal_transfers_of_two_processes_both_land(
 
 
 async def asked(sender: Sender, error: Refused) -> int:
-    """Lamports that the wallet was asked for, as the sentence says."""
+    """Return the lamports that the error requests."""
     assert error.name == "InsufficientFunds"
     assert str(sender.wallet.pubkey) in error.message
     return round(float(error.message.split("needs ")[1].split(" SOL")[0]) * 10**9)
 
 
 async def test_drained_member_is_refilled_by_local_network(funded: FundedNetwork) -> None:
-    """In `train`: the wallet could pay at the start, and cannot any more when it has to send."""
+    """The wallet can pay at the start of `train`, but not when it has to send."""
     await funded.open_run("drained")
     wallet = Wallet(Keypair())
     await give(funded, wallet, 1_000_000_000)
@@ -99,7 +99,7 @@ async def test_drained_member_is_refilled_by_local_network(funded: FundedNetwork
 
 
 async def test_airdrop_requests_never_repeat_a_sum() -> None:
-    """A faucet gives only once for equal requests, so each sum depends on the wallet's balance."""
+    """A faucet answers equal requests only once, so each sum depends on the wallet's balance."""
     asked_for: list[int] = []
     held = 3 * FEE
 
@@ -153,8 +153,8 @@ async def test_drained_wallet_error_names_sum_balance_and_address(
 async def test_requested_sum_pays_for_run(
     embedded: FundedNetwork, monkeypatch: pytest.MonkeyPatch, priority: int
 ) -> None:
-    """A lamport less and nothing is sent; with the sum everything is; and the sum is little more
-    than was spent.
+    """With one lamport less nothing is sent, and with the sum everything is. The sum is little more
+    than the costs.
     """
     monkeypatch.setattr(Endpoint, "is_loopback", False)
     poor = Wallet(Keypair())

@@ -1,5 +1,5 @@
-"""Nodes that lie, lag, lose replies or send nonsense: nothing is believed unchecked, nothing
-happens twice.
+"""Tests with nodes that lie, lag, lose replies or send garbage: everything is checked, and nothing
+is sent twice.
 """
 
 from __future__ import annotations
@@ -91,8 +91,8 @@ def test_chain_time_is_best_lower_bound() -> None:
 async def test_lost_replies_never_send_transaction_twice(
     funded: FundedNetwork, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A node that answers one call in three with 429 or 503, half of these after having done the
-    work.
+    """The node answers one call in three with 429 or 503. In half of these cases it has executed
+    the request.
     """
     # so that many failures in a row fit a call's patience
     monkeypatch.setattr(rpc, "BACKOFF_FIRST", 0.02)
@@ -158,8 +158,8 @@ async def test_transaction_that_never_lands_is_reported(embedded: FundedNetwork)
 
 
 async def test_lagging_node_is_ignored_and_fallback_is_used(funded: FundedNetwork) -> None:
-    """The node knows only an old slot: it refuses later minContextSlots as real nodes do, and else
-    answers the old state.
+    """The node is at an old slot. Like real nodes, it refuses a later minContextSlot and otherwise
+    answers with the old state.
     """
     coordinator = await funded.configured_run("lag")
     address = run_addresses(coordinator.program_id, "lag").run
@@ -186,7 +186,7 @@ async def test_lagging_node_is_ignored_and_fallback_is_used(funded: FundedNetwor
             watcher = RunWatcher(pool, address, coordinator.program_id, silence=0.1)
             await watcher.start()
             try:
-                # a later slot than the one the lagging node knows
+                # a later slot than that of the lagging node
                 async with asyncio.timeout(10):
                     while (await fetch(funded.pool, address))[0] == old_slot:
                         await asyncio.sleep(0.05)
@@ -261,7 +261,7 @@ TWO_ERRORS = '{"jsonrpc":"2.0","error":{"code":-32002,"message":"x"},"error":nul
 
 
 class OneMessage:
-    """A connection that brings one message."""
+    """A connection that delivers one message."""
 
     def __init__(self, message: str) -> None:
         self._message = message
@@ -291,7 +291,7 @@ async def test_genesis_reply_panicking_solders_is_node_failure() -> None:
 
 
 async def test_far_future_slot_is_forgotten_after_outage(embedded: FundedNetwork) -> None:
-    """Every node is behind such a slot, so the watcher drops it when no node could answer."""
+    """Every node is behind such a slot, so the watcher forgets it when no node could answer."""
     coordinator = await embedded.configured_run("far")
     async with RpcPool([endpoint(embedded.network.rpc_url)]) as pool:
         address = run_addresses(coordinator.program_id, "far").run

@@ -1,5 +1,5 @@
-"""The converted IDL encodes every instruction as an independent borsh encoder does, and says what
-is wrong with bad arguments.
+"""Tests that the converted IDL encodes every instruction like an independent borsh encoder, and
+that errors name bad arguments.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ INTEGERS = {
 
 
 def borsh(value: Any, kind: Any, types: dict[str, Any]) -> bytes:
-    """Borsh from the canonical IDL, sharing nothing with the code under test."""
+    """Encode with borsh by the canonical IDL. Shares no code with the code under test."""
     if isinstance(kind, str):
         if kind in INTEGERS:
             return struct.pack(INTEGERS[kind], value)
@@ -63,7 +63,7 @@ def borsh(value: Any, kind: Any, types: dict[str, Any]) -> bytes:
 
 
 def values(kind: Any, types: dict[str, Any]) -> st.SearchStrategy[Any]:
-    """Any value of a canonical IDL type."""
+    """Return a strategy for values of a canonical IDL type."""
     if isinstance(kind, str):
         if kind in INTEGERS:
             bits = 8 * struct.calcsize(INTEGERS[kind])

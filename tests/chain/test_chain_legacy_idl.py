@@ -1,6 +1,4 @@
-"""The IDLs in the legacy form are those of the programs, and stock anchorpy reads a run
-with them.
-"""
+"""Tests that the legacy IDLs match the programs, and that stock anchorpy reads a run with them."""
 
 from __future__ import annotations
 
@@ -30,7 +28,7 @@ LEGACY = Path(__file__).parents[2] / "idl" / "legacy"
 
 
 def stock(name: str, client: AsyncClient) -> Program:
-    """The program as a user of anchorpy loads it, with nothing of this package."""
+    """Load the program as a user of anchorpy would, without this package."""
     raw = (LEGACY / f"{name}.json").read_text(encoding="utf-8")
     address = Pubkey.from_string(json.loads(raw)["metadata"]["address"])
     return Program(Idl.from_json(raw), address, Provider(client, AnchorWallet(Keypair())))

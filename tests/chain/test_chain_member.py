@@ -1,4 +1,4 @@
-"""A member of a run on the real programs: it joins, warms up, witnesses, attests and leaves, also
+"""Tests of a member on the real programs: it joins, warms up, witnesses, attests and leaves, even
 after an outage.
 """
 
@@ -51,7 +51,7 @@ async def join(member: SolanaMember, **changes: object) -> None:
 async def until(
     member: SolanaMember, condition: Callable[[Run], bool], *, tick: bool = True
 ) -> Run:
-    """The first state that meets `condition`, ticking the run along meanwhile."""
+    """Tick the run until a state meets `condition`, and return that state."""
     async with asyncio.timeout(30):
         while True:
             run = (await member.view(fresh=True)).run
@@ -228,7 +228,7 @@ async def test_transactions_survive_outage(funded: FundedNetwork) -> None:
 
 
 async def test_other_client_version_is_named(funded: FundedNetwork) -> None:
-    """The error names it even if the owner asks for it while the member joins."""
+    """The error names the version even if the owner sets it while the member joins."""
     coordinator = await funded.configured_run()
     async with member_of(funded) as member:
         await member.view()
@@ -263,8 +263,8 @@ async def test_run_below_verification_quorum_is_not_joined(funded: FundedNetwork
 async def test_join_after_owner_changed_config_is_refused(
     embedded: FundedNetwork, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The transaction that asks for a place says nothing of the config, and may land after a change
-    of it.
+    """The transaction that asks for a seat does not contain the config, so it may land after a
+    change of the config.
     """
     coordinator = await embedded.open_run()
     async with member_of(embedded) as member:

@@ -25,7 +25,7 @@ DOUBLED = (20.0, 40.0, 60.0, 60.0)
 
 @pytest.fixture
 def nodes() -> Nodes:
-    """A primary and a fallback, both known to be of the cluster."""
+    """Return a primary and a fallback, both verified to be in the cluster."""
     places = ("http://127.0.0.1:1", "http://127.0.0.1:2")
     return Nodes(
         [Node(endpoint(place), UNASKED, verified=True) for place in places], "RPC endpoint"

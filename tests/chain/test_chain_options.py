@@ -1,4 +1,4 @@
-"""What options say about a cluster, for `train` and for every other command alike."""
+"""Tests of the cluster options, for `train` and for all other commands."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KEY = str(Keypair().pubkey())
 
 
 def choices(**options: str) -> list[ClusterChoice]:
-    """The options as `train` has them, and as the other commands do."""
+    """Return the options as `train` has them, and as other commands have them."""
     return [TrainSettings(run_id="r", **options), ClusterOptions(**options)]
 
 

@@ -1,4 +1,6 @@
-"""Tests of the outages that the log reports: few of many, and the last line is true."""
+"""Tests of outage reports in the log: only some outages are reported, and the last line is
+current.
+"""
 
 from __future__ import annotations
 
@@ -50,8 +52,8 @@ def test_outage_log_of_many_outages_is_short_and_complete(steps: list[tuple[floa
 def test_outage_log_of_flapping_endpoint_is_limited(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """An endpoint that fails and recovers all day costs few lines. The last line about one that
-    stays away says so.
+    """An endpoint that fails and recovers all day causes few lines. If it stays away, the last line
+    says so.
     """
     unasked: Any = None
     nodes = Nodes([Node(endpoint("http://127.0.0.1:1"), unasked)], "RPC endpoint")

@@ -22,13 +22,13 @@ COMMAND = re.compile(r"aftermath-solana ([^;:]+)")
 
 
 def refusal_of(name: str, run_id: str) -> Refused:
-    """What a user is told when the coordinator, or else the authorizer, answers with this error."""
+    """Return the user's error for this error of the coordinator, or else of the authorizer."""
     program = (
         COORDINATOR if name in {error.name for error in COORDINATOR.errors.values()} else AUTHORIZER
     )
     (code,) = [code for code, error in program.errors.items() if error.name == name]
     step = CoordinatorInstructions(COORDINATOR, Pubkey.new_unique()).tick(run_id)
-    # the authorizer's table too is looked up for the instruction at hand
+    # errors of the authorizer are also looked up by instruction
     errors = {COORDINATOR.id: program.errors}
     return refused(TransactionFailed({"InstructionError": [0, {"Custom": code}]}), [step], errors)
 
@@ -44,7 +44,7 @@ def test_refusal_names_run_and_existing_commands(name: str) -> None:
         assert command in INDEX
         if "--run-id" in words:
             parser = load(command)
-            # some only look
+            # some only read
             signed = ["-w", "x"] if any("-w" in option.opts for option in parser.params) else []
             assert parser.make_context(command, [*words, *signed]).params["run_id"] == "my run"
 

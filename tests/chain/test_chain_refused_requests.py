@@ -1,4 +1,4 @@
-"""What stands before an RPC node refuses a request: Retry-After is waited for, and the fix fits the
+"""Tests of requests that a gateway refuses: the client honours Retry-After, and the fix fits the
 refusal.
 """
 
@@ -18,7 +18,7 @@ from chain.scripted_node import Answer, Node, get_slot, serving, status
 
 
 def timed(answer: Answer, times: list[float]) -> Answer:
-    """The answer, and a note of when it was asked for."""
+    """Record the time of the request, and return the answer."""
 
     async def reply(body: dict[str, Any]) -> web.Response:
         times.append(asyncio.get_running_loop().time())

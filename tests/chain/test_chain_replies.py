@@ -1,5 +1,5 @@
-"""What an RPC node replies: taken only if it is the reply to our request and can be read, a genesis
-only if a hash.
+"""Tests that a reply of an RPC node is accepted only if it answers our request and can be read, and
+a genesis only if it is a hash.
 """
 
 from __future__ import annotations
@@ -52,9 +52,7 @@ NO_HASH = [None, 7, "", "cluster-one", "1" * 31, "1" * 65, [str(Hash.default())]
 
 @pytest.mark.parametrize("nonsense", NO_HASH)
 async def test_invalid_genesis_hash_is_requested_again(nonsense: Any) -> None:
-    """At the start, where it would become the cluster's, and later, where it would be another
-    cluster's.
-    """
+    """At the start it would become the cluster's hash. Later it would look like another cluster."""
     node = Node()
     truth = node.genesis
     async with serving(node) as where, RpcPool(where) as pool, asyncio.timeout(60):

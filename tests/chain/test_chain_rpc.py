@@ -1,4 +1,4 @@
-"""The RPC pool against nodes that fail in every way a node fails, over real sockets."""
+"""Tests of the RPC pool over real sockets, with nodes that fail in many ways."""
 
 from __future__ import annotations
 
@@ -82,8 +82,8 @@ async def test_malformed_requests_are_not_retried(code: int) -> None:
 
 @pytest.mark.parametrize("code", [-32602, -32600, -32601, -32700])
 async def test_malformed_error_of_known_request_is_retried(code: int) -> None:
-    """A gateway sends it for an exhausted quota, or after it cut off the request itself.
-    Both pass.
+    """A gateway sends it for an exhausted quota, or after it truncated the request. Both are
+    temporary.
     """
     node = Node()
     async with serving(node) as where, RpcPool(where) as pool:
@@ -96,7 +96,7 @@ async def test_malformed_error_of_known_request_is_retried(code: int) -> None:
 
 
 async def test_request_malformed_for_one_node_may_pass_at_next() -> None:
-    """Not every provider passes every method on."""
+    """Some providers do not support every method."""
     primary = Node()
     fallback = Node()
     primary.script = [error(-32601)] * 9
@@ -229,8 +229,8 @@ async def test_hanging_node_costs_one_attempt_not_the_call() -> None:
 
 
 async def test_first_call_past_two_hanging_nodes_reaches_third() -> None:
-    """Two of three nodes once hung and took all of the first call's patience. No call reached the
-    third.
+    """Two of three nodes once hung and used up the first call's patience, so no call reached the
+    third node.
     """
 
     async def swallow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -336,8 +336,8 @@ async def test_replies_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_replies_have_few_values() -> None:
-    """A million numbers, in some kilobytes on the wire, take ten seconds in which a member does
-    nothing else.
+    """Parsing a million numbers, which are some kilobytes on the wire, would block a member for ten
+    seconds.
     """
     fat = Node()
     honest = Node()
@@ -446,7 +446,7 @@ def test_too_many_endpoints_are_refused() -> None:
 
 
 async def test_cookies_of_node_do_not_accumulate() -> None:
-    """Each would be kept, and looked at before every request."""
+    """Otherwise all would be kept and checked before every request."""
     given = itertools.count()
 
     def answer(request: httpx.Request) -> httpx.Response:

@@ -1,4 +1,4 @@
-"""A node that is behind: its old answers are not used while another node is further."""
+"""Tests with a node that is behind: its old answers are not used while another node is ahead."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from chain.funded_network import FundedNetwork
 def standing_still(
     funded: FundedNetwork, *methods: str, refuses: bool = True
 ) -> Callable[[dict[str, Any]], Awaitable[web.StreamResponse | None]]:
-    """Answer these methods as at first; one that `refuses` has an error for a newer
+    """Answer these methods with their first answers. With `refuses`, return an error for a newer
     minContextSlot.
     """
     shown: dict[str, Any] = {}
@@ -49,7 +49,7 @@ def standing_still(
 
 
 async def test_client_reads_its_own_writes_past_lagging_node(embedded: FundedNetwork) -> None:
-    """The command said that a run which it had just paused was new."""
+    """Before, the command reported a run that it had just paused as new."""
     await embedded.open_run()
     async with meddling(
         embedded.network.rpc_url, standing_still(embedded, "getAccountInfo")

@@ -1,5 +1,5 @@
-"""Follow a run while nodes and sockets fail. No change is missed for long, none is undone, and the
-watch continues.
+"""Tests of following a run while nodes and sockets fail: no change is missed for long, and no state
+goes back.
 """
 
 from __future__ import annotations
@@ -228,7 +228,7 @@ async def _left_for_the_next(funded: FundedNetwork, faulty: FaultyNode, case: st
         watching(funded, pool, silence=60) as watcher,
         asyncio.timeout(20),
     ):
-        # until the second websocket is up: changes before that are not pushed
+        # until the second websocket is open, because changes before that are not pushed
         rate = (await funded.coordinator.run(funded.run_id)).future_earning_rate
         while watcher.push_bytes_max == 0:
             rate += 1
@@ -356,10 +356,10 @@ async def test_closed_run_ends_updates(funded: FundedNetwork) -> None:
 
 
 async def test_recreated_run_ends_updates(funded: FundedNetwork) -> None:
-    """It may be another owner's, which its members never agreed to."""
+    """It may belong to another owner, to which its members never agreed."""
     coordinator = await funded.configured_run()
     another = CoordinatorClient(funded.pool, Wallet(Keypair()))
-    await another.create_run("before")  # which brings the wallet its money
+    await another.create_run("before")  # which funds the wallet
     async with watching(funded) as watcher:
         first = watcher.latest
         await coordinator.close_run(funded.run_id)
@@ -388,14 +388,14 @@ async def test_older_state_never_replaces_newer(funded: FundedNetwork) -> None:
 
 
 def _notification(program: Pubkey, data: bytes, slot: int = 1) -> str:
-    """A push to the subscription that `faulty_websocket` confirms."""
+    """Return a push for the subscription that `faulty_websocket` confirms."""
     result = {"context": {"slot": slot}, "value": account_json(data, owner=str(program))}
     params = {"subscription": 3, "result": result}
     return json.dumps({"jsonrpc": "2.0", "method": "accountNotification", "params": params})
 
 
 async def _state(funded: FundedNetwork, run_id: str | None = None, **later: int) -> bytes:
-    """The run's account, with these later changes."""
+    """Return the run's account after this number of changes."""
     _, account = await fetch(
         funded.pool, run_addresses(funded.coordinator.program_id, run_id or funded.run_id).run
     )
@@ -408,7 +408,7 @@ async def _state(funded: FundedNetwork, run_id: str | None = None, **later: int)
 
 
 async def test_finish_reported_only_by_websocket_is_ignored(embedded: FundedNetwork) -> None:
-    """A member that believed it would end."""
+    """A member that accepted it would end."""
     coordinator = await embedded.configured_run()
     data = bytearray(await _state(embedded, changes=1))
     data[run_account().offset("state")] = RunState.FINISHED

@@ -1,4 +1,6 @@
-"""Accounts that arrive torn: read again, said once, and no reason to end."""
+"""Tests of accounts that arrive incomplete: the client reads them again, logs them once, and does
+not end.
+"""
 
 from __future__ import annotations
 
@@ -118,8 +120,8 @@ async def test_unreadable_clock_does_not_end_watch(
 def _tearing(
     funded: FundedNetwork, read: list[int]
 ) -> Callable[[], AbstractAsyncContextManager[Endpoint]]:
-    """Nodes that answer everything but attestations, of which they send a part; `read` counts for
-    each node.
+    """Return nodes that send only a part of the attestations and answer everything else. `read`
+    counts the reads per node.
     """
     at = run_addresses(funded.coordinator.program_id, funded.run_id)
 
@@ -143,7 +145,7 @@ def _tearing(
 
 
 def _with_attestations(member: SolanaMember) -> Round:
-    """A round that two members have attested, as far as this member knows."""
+    """Return a view in which two members have attested the round."""
     stored = replace(member._watcher.latest.rounds[0], attestations=2, clients=3)
     member._watcher.newest._run = replace(member._watcher.latest, head=0, rounds=(stored,) * 4)
     return stored
@@ -151,7 +153,7 @@ def _with_attestations(member: SolanaMember) -> Round:
 
 @pytest.mark.parametrize("nodes", [1, 3])
 async def test_unreadable_attestations_end_in_error(embedded: FundedNetwork, nodes: int) -> None:
-    """A few readings of every node, whatever slot it claims: a member then leaves the epoch, and
+    """After a few reads from every node, whatever slot it claims, a member leaves the epoch but
     does not end.
     """
     await embedded.configured_run()
@@ -195,7 +197,9 @@ async def test_partial_attestations_are_read_from_next_node(
 
 
 async def test_unreadable_clock_is_requested_again(embedded: FundedNetwork) -> None:
-    """A member also asks again when it reads the run before it acts, not only in its watch."""
+    """A member also asks again when it reads the run before it acts, not only while it follows the
+    run.
+    """
     await embedded.configured_run("clock-again")
     torn = 3
 

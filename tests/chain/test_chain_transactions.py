@@ -1,5 +1,5 @@
-"""The transactions of a run, read back from a node: their fees, what witnesses stated, the newest
-first, bounded.
+"""Tests of reading a run's transactions from a node: fees, figures of witnesses, order and
+limits.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ async def test_transactions_without_answer_are_an_outage() -> None:
 
 
 async def test_memos_of_strangers_do_not_hide_transactions() -> None:
-    """Anybody may name a run in a transaction whose memo is full of commas."""
+    """Anybody can name a run in a transaction with a memo full of commas."""
     node = Node()
     listed = [
         {"signature": str(Signature.new_unique()), "slot": 1, "memo": "[900] " + "," * 900}

@@ -1,6 +1,4 @@
-"""Tests of the other files in which the engine can make a difference, against the real
-validator.
-"""
+"""Run tests of the other files whose result may depend on the engine against the real validator."""
 
 from __future__ import annotations
 
@@ -44,7 +42,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def validator() -> Iterator[Urls]:
-    """One process for all of them; it ends with this file, since it keeps half a core busy."""
+    """Start one validator for all tests. It ends with this file, because it uses half a core."""
     if validator_binary() is None:
         pytest.skip("no solana-test-validator on this machine (set AFTERMATH_VALIDATOR to one)")
     programs = [part for key, path in PROGRAMS for part in ("--program", f"{key}={path}")]

@@ -1,4 +1,4 @@
-"""Keys: every source, file modes, and that no secret leaves through a message, a repr or a log."""
+"""Tests of keys: every source, file modes, and that no message, repr or log contains a secret."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A member without a trainer: takes a run on a real network through one epoch by its instructions
-alone.
+"""A member without a trainer. It takes a run on a real network through one epoch with instructions
+only.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ async def leave(shell: Shell, run_id: str) -> None:
 async def one_epoch(
     rpc: str, wallet_path: Path, run_id: str, level_hashes: Mapping[int, bytes]
 ) -> Run:
-    """Join, witness every round as its only member, and attest these level hashes; returns the run
+    """Join, witness every round as the only member, and attest these level hashes. Return the run
     in Cooldown.
     """
     wallet = load_wallet(wallet_path)
@@ -88,15 +88,15 @@ async def one_epoch(
 
 
 async def _act(chain: SolanaMember, run: Run) -> None:
-    """What the only member has to do in this state."""
+    """Do what the only member must do in this state."""
     if run.state is RunState.WAITING_FOR_MEMBERS:
         await chain.tick()
     elif run.state is RunState.WARMUP and not run.seed_is_drawn:
-        await chain.tick()  # as a member does: nobody is elected before
+        await chain.tick()  # as a member does, because nobody is elected earlier
     elif run.state is RunState.WARMUP:
         await chain.warmup_witness(0, run.round_id)
     elif run.current.attested:
-        await chain.tick()  # as soon as the round has lasted long enough
+        await chain.tick()  # once the round has lasted its minimum time
     else:
         now = run.current
         before = run.round(now.height - 1)

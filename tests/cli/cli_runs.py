@@ -1,4 +1,4 @@
-"""Runs the command line in this process, and holds what the tests of its commands share."""
+"""Run the command line in this process, and shared helpers for tests of its commands."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ LOCAL = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a command printed and how it ended."""
+    """The output and the exit code of a command."""
 
     code: int
     out: str
@@ -64,7 +64,7 @@ class Outcome:
 
     @property
     def error_json(self) -> dict[str, str]:
-        """The last line of stderr, which is what `--json` makes of an error."""
+        """The last line of stderr, which with `--json` is the error."""
         found: dict[str, str] = json.loads(self.err.strip().splitlines()[-1])
         assert set(found) - {"docs"} == {"error", "fix", "code"}
         assert found.get("docs", "a page")
@@ -74,7 +74,7 @@ class Outcome:
 
 
 class TerminalRunner(CliRunner):
-    """Runs a command as if its input and its errors were a terminal that knows no colours."""
+    """Runs a command as if stdin and stderr were a terminal without colours."""
 
     @contextmanager
     def isolation(self, *given: Any, **named: Any) -> Iterator[Any]:
@@ -110,10 +110,9 @@ def invoke_ending(*arguments: str | Path | int, script: Typer = app) -> Outcome:
 def invoke_during(
     act: Callable[[Callable[[str], None]], None], *arguments: str | Path | int, script: Typer = app
 ) -> Outcome:
-    """Run a command that runs until `act`, in a thread of its own, ends it: as by
-    `press_ctrl_c`.
+    """Run a command until `act` ends it from another thread, for example with `press_ctrl_c`.
 
-    `act` is given a function that waits until the command has printed a text.
+    `act` receives a function that waits until the command has printed a text.
     """
     ended = threading.Event()
 
@@ -139,7 +138,7 @@ def invoke_during(
 
 
 def _printed() -> str:
-    """What the command that a runner runs has printed so far."""
+    """Return the output so far of a runner's command."""
     buffer = getattr(sys.stdout, "buffer", None)
     return buffer.getvalue().decode() if isinstance(buffer, io.BytesIO) else ""
 
@@ -161,7 +160,7 @@ def _run(
 
 
 def unread(line: list[str | Path]) -> subprocess.CompletedProcess[str]:
-    """Run a process whose output nobody reads any more."""
+    """Run a process whose output is no longer read."""
     reader, writer = os.pipe()
     os.close(reader)
     try:
@@ -172,14 +171,14 @@ def unread(line: list[str | Path]) -> subprocess.CompletedProcess[str]:
 
 @dataclass(frozen=True)
 class Shell:
-    """A user with a wallet at a cluster."""
+    """A user with a wallet on a cluster."""
 
     rpc: str
     wallet: Path
 
     def __call__(self, command: str, *arguments: str | Path | int) -> Outcome:
-        """A command against the cluster, signed by the wallet where the command signs, with
-        `--json`.
+        """Run a command against the cluster with `--json`. Sign with the wallet if the command
+        signs.
         """
         signer = () if command in UNSIGNED else ("-w", self.wallet)
         return invoke(command, "--rpc", self.rpc, *signer, *arguments, "--json")
@@ -197,5 +196,5 @@ UNSIGNED = {
 
 
 def train(shell: Shell, *arguments: str | Path) -> Outcome:
-    """Run `train` until it ends, as a command that cannot take part does."""
+    """Run `train` until it ends, for commands that cannot take part."""
     return invoke_ending("train", "--rpc", shell.rpc, "-w", shell.wallet, *LOCAL, *arguments)

@@ -1,4 +1,4 @@
-"""Runs command lines in one process without torch. A command that imports it ends there, as by
+"""Run command lines in one process without torch. A command that imports torch ends there, as after
 Ctrl-C.
 """
 

@@ -54,7 +54,7 @@ def _no_variables_of_the_user() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _own_directories(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No wallet or cache of the person who runs the tests reaches a command."""
+    """Hide the wallet and caches of the person who runs the tests from commands."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
@@ -74,7 +74,7 @@ def _one_tls_context() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def rpc() -> Iterator[str]:
-    """The RPC address of `aftermath-solana localnet` on a port of the system's choice."""
+    """Return the RPC address of an `aftermath-solana localnet` on a free port."""
     process = subprocess.Popen(
         [CONSOLE, "localnet", "--port", "0", "--json"], stdout=subprocess.PIPE, text=True
     )
@@ -97,13 +97,13 @@ def new_user(rpc: str, place: Path) -> Shell:
 
 @pytest.fixture
 def owner(rpc: str, tmp_path: Path) -> Shell:
-    """A user with a new wallet, which the local network gives SOL when it needs some."""
+    """Return a user with a new wallet, which the local network funds when needed."""
     return new_user(rpc, tmp_path)
 
 
 @pytest.fixture
 def run_id() -> str:
-    """A run of the test's own on the shared network, another one if the test is run again."""
+    """Return a run id for this test on the shared network. It differs if the test runs again."""
     return new_run_id()
 
 
@@ -113,7 +113,7 @@ def new_run_id() -> str:
 
 @pytest.fixture(scope="session")
 def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with an untrained model, tokens, and a config.toml that names both."""
+    """Return a directory with an untrained model, tokens, and a config.toml that names both."""
     root = tmp_path_factory.mktemp("run_dir")
     assert invoke("model", "init", "--out", root / "model", *SHAPE).code == 0
     convert(Conversion(root / "tokens", budget_bytes=60_000))
@@ -127,8 +127,8 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def in_process_builds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`aftermath.testnet.configs` makes model and tokens by commands, each in a process of its own
-    otherwise.
+    """Make models and tokens in this process. `aftermath.testnet.configs` would start a process for
+    each command.
     """
 
     def call(line: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:

@@ -1,4 +1,6 @@
-"""`can-join` answers as `train` does, and `list-runs` counts who is there."""
+"""Tests that `can-join` gives the same answers as `train`, and that `list-runs` counts the
+members.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,7 @@ says where.
 
 @pytest.fixture
 def waiting(owner: Shell, run_id: str, run_dir: Path, tmp_path: Path) -> Shell:
-    """The owner of a run that waits for one member to start with, and continues with one."""
+    """Return the owner of a run that starts and continues with a single member."""
     text = (run_dir / "config.toml").read_text()
     for usual, quick in QUICK.items():
         text = text.replace(usual, quick, 1)
@@ -87,7 +89,8 @@ def test_can_join_wrong_client_version_is_refused_as_by_train(waiting: Shell, ru
     assert __version__ in reason
     refused = train(waiting, "--run-id", run_id, "--logs", "json")
     assert refused.code == 10
-    assert "measuring" not in refused.out  # it is said before the minutes that this takes
+    # the answer comes before the slow checks, which take minutes
+    assert "measuring" not in refused.out
     assert f"error: {reason}\n" in refused.err
     assert f"update-config --run-id {run_id} --client-version {__version__}" in refused.err
     assert waiting("set-paused", "--run-id", run_id, "pause").code == 0
@@ -167,7 +170,7 @@ def test_join_below_verification_quorum_is_refused(waiting: Shell, run_id: str) 
     from aftermath.cli.options import SigningOptions
 
     async def change(percent: int) -> None:
-        """Set the percentage as an owner with another client can. This client refuses to."""
+        """Set the percentage as an owner with another client can. This client refuses to do so."""
         async with sign_in(
             SigningOptions(rpc=waiting.rpc, wallet_private_key_path=waiting.wallet)
         ) as chain:
@@ -312,7 +315,7 @@ def test_can_join_unreachable_data_server_is_a_warning(
 def test_can_join_wallet_below_train_minimum_is_refused(
     waiting: Shell, run_id: str, tmp_path: Path, lamports: int
 ) -> None:
-    """On a cluster that gives nothing, as one node that is not of this machine makes it."""
+    """The cluster gives no funds, because one of its nodes is not on this machine."""
     poor = Shell(waiting.rpc, tmp_path / "poor.json")
     (tmp_path / "poor.json").write_text(Keypair().to_json())
     (tmp_path / "poor.json").chmod(0o600)
@@ -326,14 +329,14 @@ def test_can_join_wallet_below_train_minimum_is_refused(
         assert f"error: {reason}\n" in refused.err
         asyncio.run(airdrop(waiting.rpc, load_wallet(poor.wallet).pubkey, 10**6))
     else:
-        assert verdict(poor, run_id, poor.wallet) == []  # a local network gives it what is missing
+        assert verdict(poor, run_id, poor.wallet) == []  # a local network gives the missing amount
     assert verdict(poor, run_id, poor.wallet, *FAR) == []
 
 
 def test_can_join_silent_faucet_is_refused(
     waiting: Shell, run_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An RPC address of this machine need not be a local network's: it can lead to any node."""
+    """An RPC address of this machine may be a tunnel to any node, not only to a local network."""
     monkeypatch.setattr(funding, "ASK_PATIENCE", 0.1)
     poor = tmp_path / "poor.json"
     poor.write_text(Keypair().to_json())
@@ -359,9 +362,7 @@ def test_can_join_silent_faucet_is_refused(
 
 
 def test_create_run_requests_total_funds_once(owner: Shell, run_id: str, run_dir: Path) -> None:
-    """The authorization that lets everybody join and the owner's next commands included: the sum is
-    enough for them.
-    """
+    """The sum also pays for the authorization for everybody and for the owner's next commands."""
     own = load_wallet(owner.wallet).pubkey
     elsewhere = ("--run-id", run_id, *FAR[:2])
 
@@ -390,9 +391,7 @@ def test_create_run_requests_total_funds_once(owner: Shell, run_id: str, run_dir
 
 
 def test_list_runs_counts_waiting_and_active_members(waiting: Shell, run_id: str) -> None:
-    """The list counts wallets that wait to take part, and in an epoch those that have not
-    left it.
-    """
+    """The list counts wallets that wait for an epoch, and in an epoch those that have not left."""
 
     def listed() -> int:
         (row,) = [row for row in waiting("list-runs").data if row["run_id"] == run_id]
@@ -454,7 +453,7 @@ def test_can_join_auto_tier_names_fitting_tier(waiting: Shell, run_id: str) -> N
     found = waiting(*asked).data
     assert (found["can_join"], found["tier"]) == (True, 0)
     assert "it fits (" in found["why_tier"]
-    # not of this machine, which ends train once the tier is chosen
+    # not a device of this machine, so train ends once the tier is chosen
     elsewhere = ("--bind-p2p-interface", "192.0.2.1")
     ended = train(waiting, "--run-id", run_id, "--matformer-tier", "auto", *elsewhere)
     assert ended.code == 1

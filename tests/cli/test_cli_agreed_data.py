@@ -1,4 +1,4 @@
-"""The hash of a run's data: put on chain by its owner, compared by every member before it joins."""
+"""Tests of the data hash that the owner puts on chain and every member compares before it joins."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from cli.cli_runs import Shell, invoke, train
 
 @pytest.fixture
 def tokens(run_dir: Path, tmp_path: Path) -> Path:
-    """Tokens of this test's own."""
+    """Return tokens for this test only."""
     return Path(shutil.copytree(run_dir / "tokens", tmp_path / "tokens"))
 
 
 @pytest.fixture
 def config(run_dir: Path, tokens: Path) -> Path:
-    """A config file of a run on them."""
+    """Return a config file of a run on these tokens."""
     text = (run_dir / "config.toml").read_text()
     assert str(run_dir / "tokens") in text
     place = tokens.parent / "config.toml"
@@ -38,7 +38,7 @@ def created(owner: Shell, run_id: str) -> Shell:
 
 
 def other(tokens: Path) -> None:
-    """Other tokens under the same name, as many."""
+    """Return different tokens with the same name and size."""
     file = next(tokens.glob("*.bin"))
     np.flip(np.fromfile(file, "<u2")).tofile(file)
 

@@ -1,4 +1,4 @@
-"""Tests of authorizations: the permissionless default, and the permissioned way with its two shell
+"""Tests of authorizations: open runs, which are the default, and runs with permissions by two shell
 scripts.
 """
 
@@ -25,7 +25,7 @@ from cli.test_cli_bad_input import ELSEWHERE
 
 @pytest.fixture
 def people(tmp_path: Path) -> dict[str, Path]:
-    """Key files of a grantor, a grantee and two delegates."""
+    """Return key files of a grantor, a grantee and two delegates."""
     paths = {
         name: tmp_path / f"{name}.json"
         for name in ("grantor", "grantee", "delegate1", "delegate2", "stranger")
@@ -36,7 +36,7 @@ def people(tmp_path: Path) -> dict[str, Path]:
 
 
 def script(name: str, *arguments: str | Path, rpc: str, place: Path, **variables: str) -> None:
-    """Call one of the two scripts as in the seed's book, and run the command that it calls in this
+    """Call one of the two scripts as Psyche's book shows, and run the command that it calls in this
     process.
     """
     for file in (name, "cluster.sh"):
@@ -62,12 +62,13 @@ def public(path: Path) -> str:
 
 
 def verdict(shell: Shell, run_id: str, address: Path, *more: str) -> list[str]:
-    """The reasons why `address` may not join, as `can-join` gives them."""
+    """Return the reasons of `can-join` why `address` may not join."""
     outcome = invoke(
         "can-join", "--rpc", shell.rpc, "--run-id", run_id, "--address", address, *more, "--json"
     )
     found = json.loads(outcome.out)
-    assert len(found["codes"]) == len(found["reasons"])  # each has one, also those of the program
+    # every refusal has one, even those of the program
+    assert len(found["codes"]) == len(found["reasons"])
     assert outcome.code in ([0] if found["can_join"] else [1, 10, 11])
     return list(found["reasons"])
 
@@ -136,8 +137,8 @@ def test_can_join_refusal_names_the_reason_and_a_fix(
 def test_permissioned_run_by_seed_scripts_admits_delegates(
     owner: Shell, run_id: str, people: dict[str, Path], run_dir: Path, tmp_path: Path
 ) -> None:
-    """Grantor admits grantee by script, grantee names delegates by script; a delegate may join, a
-    stranger may not.
+    """The grantor admits a grantee with a script, and the grantee names delegates with a script. A
+    delegate may join, a stranger may not.
     """
     grantor = people["grantor"]
     grantee = people["grantee"]
@@ -359,7 +360,7 @@ def test_run_on_public_network_stays_closed_before_first_epoch(
     owner: Shell, run_id: str, run_dir: Path
 ) -> None:
     """The second node is on another machine, so strangers may be on that network."""
-    asyncio.run(fund(owner.rpc, public(Path(owner.wallet))))  # on another network it gets nothing
+    asyncio.run(fund(owner.rpc, public(Path(owner.wallet))))  # another network gives it no funds
     far = ("--run-id", run_id, "--rpc-2", ELSEWHERE)
     made = owner("create-run", *far)
     assert (made.code, made.data["permissionless"]) == (0, False)

@@ -1,4 +1,4 @@
-"""Whatever a user gets wrong is one sentence, a fix and an exit code; nothing is sent, and no
+"""Tests that each user mistake prints one sentence, a fix and an exit code. Nothing is sent, and no
 traceback is shown.
 """
 
@@ -36,14 +36,14 @@ def owner(rpc: str, tmp_path_factory: pytest.TempPathFactory) -> Shell:
 
 @pytest.fixture(scope="module")
 def run(owner: Shell) -> str:
-    """A run that no test here changes, since all that they send is refused."""
+    """Return a run that no test here changes, because everything that they send is refused."""
     run_id = new_run_id()
     assert owner("create-run", "--run-id", run_id).code == 0
     return run_id
 
 
 def refusal(name: str) -> str:
-    """The program's own sentence for an error."""
+    """Return the program's message for an error."""
     (found,) = [
         error["msg"]
         for error in json.loads(COORDINATOR_IDL.read_text())["errors"]
@@ -131,8 +131,8 @@ CONFIG_MISTAKES = [
 def test_invalid_config_is_refused(
     owner: Shell, run: str, run_dir: Path, tmp_path: Path, right: str, wrong: str, name: str | None
 ) -> None:
-    """The sentence is the program's own, with file and line, before anything is sent: the run does
-    not change.
+    """The error has the program's message with file and line. It comes before anything is sent, so
+    the run does not change.
     """
     text = (run_dir / "config.toml").read_text()
     assert right in text
@@ -285,7 +285,7 @@ def test_websocket_fallback_without_rpc_fallback_is_refused(owner: Shell) -> Non
 def test_unexpected_error_writes_private_traceback_file(tmp_path: Path) -> None:
     @command("broken", example="broken")
     def broken() -> Result:
-        """Fail in a way nobody foresaw."""
+        """Raise an unexpected error."""
         raise RuntimeError("secret detail")
 
     app = typer.Typer()
@@ -320,7 +320,7 @@ def test_ctrl_c_ends_with_130(owner: Shell, run_id: str, run_dir: Path, tmp_path
     assert owner("create-run", "--run-id", run_id).code == 0
     assert owner("update-config", "--run-id", run_id, "--config-path", config).code == 0
     assert owner("set-paused", "--run-id", run_id, "resume").code == 0
-    # from now on a deadline runs, so there is something to tick for
+    # a deadline runs from now on, so that tick has something to do
     asyncio.run(join(owner, run_id, 0))
     line = [
         CONSOLE,
@@ -340,9 +340,7 @@ def test_ctrl_c_ends_with_130(owner: Shell, run_id: str, run_dir: Path, tmp_path
     process.send_signal(signal.SIGINT)
     try:
         _, said = process.communicate(timeout=120)
-    except (
-        subprocess.TimeoutExpired
-    ):  # the first one can fall into a library that is being imported
+    except subprocess.TimeoutExpired:  # the first one can arrive during an import
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=120)
     assert process.returncode == 130, said

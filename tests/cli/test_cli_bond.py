@@ -1,4 +1,4 @@
-"""A run that asks for a bond: who is told of it, who pays it, and how it comes back."""
+"""Tests of a run with a bond: who is told about it, who pays it, and how it comes back."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FEE = 5_000
 
 @pytest.fixture
 def bonded(owner: Shell, run_id: str, run_dir: Path, tmp_path: Path) -> Shell:
-    """The owner of a run that asks for a bond and waits for two members."""
+    """Return the owner of a run that requires a bond and waits for two members."""
     text = (
         (run_dir / "config.toml")
         .read_text()
@@ -47,7 +47,8 @@ def test_join_with_bond_above_limit_is_refused(bonded: Shell, run_id: str) -> No
     assert refused.code == 11
     assert f"error: {reason}\n" in refused.err
     assert f"--max-bond {BOND}" in refused.err
-    assert "measuring" not in refused.out  # it is said before the minutes that this takes
+    # the answer comes before the slow checks, which take minutes
+    assert "measuring" not in refused.out
     assert len(verdict(bonded, run_id, bonded.wallet, "--max-bond", str(BOND - 1))) == 1
     assert verdict(bonded, run_id, bonded.wallet, "--max-bond", str(BOND)) == []
     with pytest.raises(Refused) as caught:

@@ -1,4 +1,4 @@
-"""The four commands that look at a run before joining draw their checks from one list."""
+"""Tests of the list of checks that four commands share."""
 
 from __future__ import annotations
 

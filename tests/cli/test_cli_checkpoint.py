@@ -1,4 +1,4 @@
-"""The commands that need an epoch behind them: a checkpoint of the attested model, and a member's
+"""Tests of commands that need a finished epoch: recording the attested model, and a member's
 record.
 """
 
@@ -20,7 +20,7 @@ from cli.conftest import SHAPE
 
 
 def calls(planned: Outcome) -> list[str]:
-    """The instructions of a dry run, which the simulation took."""
+    """Return the instructions of a dry run that the simulation accepted."""
     (one,) = planned.data["transactions"]
     assert one["outcome"] == "accepted"
     return list(one["instructions"])
@@ -30,7 +30,9 @@ def calls(planned: Outcome) -> list[str]:
 def test_finished_run_checkpoint_is_recorded_and_run_reopened(
     owner: Shell, run_id: str, run_dir: Path, tmp_path: Path
 ) -> None:
-    """One epoch of a run of two steps: what may be recorded after it, and how the run continues."""
+    """Run one epoch of two steps. Check which checkpoints may be recorded then, and how the run
+    continues.
+    """
     config = quick_config(
         run_dir,
         tmp_path,
@@ -134,7 +136,7 @@ def test_finished_run_checkpoint_is_recorded_and_run_reopened(
 def test_finished_run_without_checkpoint_warns(
     owner: Shell, run_id: str, run_dir: Path, tmp_path: Path
 ) -> None:
-    """A member that was stopped may have saved the model, which the chain does not know."""
+    """A member that was stopped may have saved the model without a record on chain."""
     config = quick_config(
         run_dir,
         tmp_path,
@@ -150,7 +152,7 @@ def test_finished_run_without_checkpoint_warns(
         )
     )
     signed = ("--rpc", owner.rpc, "-w", owner.wallet, *named)
-    # until the cooldown ends, and with it all deadlines
+    # until the cooldown and all deadlines have ended
     ticked = invoke("tick", *signed, "--ms-interval", 100)
     assert (ticked.code, "which is now finished" in ticked.out) == (0, True)
     unknown = (

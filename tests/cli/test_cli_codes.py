@@ -1,4 +1,4 @@
-"""The codes of errors: each is told, listed on the page, and leads to a section that exists."""
+"""Tests of error codes: each is printed, listed on the page, and leads to a section that exists."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""`config validate`, `explain` and `schema`, and the page of all keys: one truth about a file, told
-four ways.
-"""
+"""Tests that `config validate`, `explain`, `schema` and the config page agree about a file."""
 
 from __future__ import annotations
 
@@ -34,7 +32,7 @@ def validate(path: Path) -> Outcome:
 
 
 def refused(path: Path, text: str) -> list[dict[str, str | int]]:
-    """The mistakes of this file, which exits 1."""
+    """Return the mistakes in this file. Validation exits with 1."""
     path.write_text(text)
     found = validate(path)
     assert found.code == 1
@@ -49,7 +47,7 @@ def refused(path: Path, text: str) -> list[dict[str, str | int]]:
 
 @pytest.fixture
 def run_toml(run_dir: Path, tmp_path: Path) -> Path:
-    """A config whose model and tokens are here."""
+    """Return a config whose model and tokens exist."""
     path = tmp_path / "run.toml"
     path.write_text((run_dir / "config.toml").read_text())
     return path

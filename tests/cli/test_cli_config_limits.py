@@ -1,5 +1,5 @@
-"""What the program takes and members would not do is refused with the config's line, before
-anything is sent.
+"""Tests that settings that the program accepts but members cannot run are refused, with their line,
+before anything is sent.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from cli.cli_runs import Shell, invoke
 
 
 def configure(owner: Shell, config: Path, text: str) -> str:
-    """What `update-config` refuses in this config."""
+    """Return the mistakes that `update-config` finds in this config."""
     config.write_text(text)
     return owner("update-config", "--run-id", "nowhere", "--config-path", config).error["error"]
 

@@ -1,4 +1,4 @@
-"""`data tokenize`, `inspect`, `fetch` and `serve`, as people call them."""
+"""Tests of `data tokenize`, `inspect`, `fetch` and `serve` as users call them."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""`decode-gradients`: what files of results hold, as a table, as JSON, and as tensors of the
+"""Tests of `decode-gradients`: files of results as a table, as JSON, and as tensors of the
 parameters' shapes.
 """
 
@@ -27,7 +27,7 @@ LATTICE = Schema(SCHEMA.state, SparseLoCo(inner_steps=1, topk=4, topk_embeddings
 
 
 def result_of(schema: Schema, tier: int, seat: int = 3) -> GradientFile:
-    """The result of a member of that tier whose gradients are as chance has it."""
+    """Return the result of a member of that tier for random gradients."""
     generator = torch.Generator().manual_seed(seat)
     params = {
         name: torch.randn(s, generator=generator)
@@ -148,7 +148,7 @@ def test_decode_gradients_invalid_payload_is_refused(tmp_path: Path) -> None:
 def test_decode_gradients_too_large_model_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A payload that stands for tensors of a thousand times its size."""
+    """The payload describes tensors of a thousand times its size."""
     monkeypatch.setattr(command, "LARGEST_TENSOR", 1 << 26)
     huge = CONFIG.to_hf() | {"vocab_size": 1 << 18, "hidden_size": 1 << 7, "num_hidden_layers": 1}
     schema = build_schema(huge, 1, SparseLoCo(topk=1, topk_embeddings=1, chunk=255, bits=1))

@@ -1,5 +1,5 @@
-"""`update-config` says what changes, key by key, before it sends it, and sends nothing where
-nothing changes.
+"""Tests that `update-config` prints each changed key before it sends the change, and sends nothing
+if nothing changes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def configured(owner: Shell, run_id: str, run_dir: Path) -> Shell:
 
 
 def other(run_dir: Path, place: Path, **replaced: str) -> Path:
-    """The config with some keys' values replaced."""
+    """Return the config with the values of some keys replaced."""
     text = (run_dir / "config.toml").read_text()
     for key, value in replaced.items():
         lines = [
@@ -50,8 +50,8 @@ def flat(values: Any, path: str = "") -> dict[str, Any]:
 def test_printed_changes_equal_dump_differences(
     configured: Shell, run_id: str, run_dir: Path, tmp_path: Path
 ) -> None:
-    """The optimizer's kind and the rules change: every key of the dumps before and after that an
-    owner sets is told.
+    """Change the optimizer and the rules. The command prints every key set by owners that differs
+    between the two dumps.
     """
     before = flat(configured("json-dump-run", "--run-id", run_id).data)
     head = (

@@ -1,4 +1,4 @@
-"""`doctor` finds what is wrong, names the fix, and fixes what it may."""
+"""Tests that `doctor` finds problems, names their fixes, and repairs what it may."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_finding_that_is_ok_shows_its_advice_as_hint() -> None:
 
 
 def examined(*arguments: str | Path | int) -> tuple[int, dict[str, dict[str, Any]]]:
-    """The exit code, and every finding by the name of its check."""
+    """Return the exit code, and the findings by the names of their checks."""
     outcome = invoke("doctor", "--device", "cpu", *arguments, "--json")
     found = json.loads(outcome.out)
     checks = {one["check"]: one for one in found["checks"]}
@@ -107,7 +107,7 @@ def test_doctor_taken_metrics_port_is_a_failure(monkeypatch: pytest.MonkeyPatch)
         assert str(port) in checks["metrics-port"]["message"]
         assert "--metrics-port" in checks["metrics-port"]["fix"]
     assert examined("--metrics-port", port)[1]["metrics-port"]["status"] == "ok"
-    monkeypatch.setenv("METRICS_PORT", str(port))  # as train reads it
+    monkeypatch.setenv("METRICS_PORT", str(port))  # train reads the same variable
     assert "metrics-port" in examined()[1]
 
 
@@ -273,7 +273,7 @@ def test_doctor_unresponsive_cluster_is_a_failure(monkeypatch: pytest.MonkeyPatc
     code, checks = examined("--rpc", "http://127.0.0.1:9", "--run-id", "demo")
     assert code == 1
     assert checks["rpc"]["status"] == "failure"
-    # said once: whatever else would ask it waits as long, and says the same
+    # reported once, because further checks would wait as long for the same answer
     assert checks.keys() == ALONE | {"rpc"}
 
 
@@ -281,7 +281,7 @@ def test_doctor_unresponsive_cluster_is_a_failure(monkeypatch: pytest.MonkeyPatc
 def test_doctor_run_checks_name_each_missing_step(
     owner: Shell, run_id: str, run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From no run to one that the wallet may join: every check says what is missing."""
+    """From a missing run to one that the wallet may join, every check names what is missing."""
     line = ("--rpc", owner.rpc, "--run-id", run_id, "-w", owner.wallet)
     code, checks = examined(*line)
     assert code == 1

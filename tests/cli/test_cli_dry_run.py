@@ -1,5 +1,5 @@
-"""`--dry-run` of every command that signs, on a real local network: it says what would happen, and
-nothing does.
+"""Tests of `--dry-run` for every command that signs, on a real local network: it prints what would
+happen and changes nothing.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ Ready = Callable[[Shell, str, Path], tuple[Any, ...]]
 
 
 def names_in(index: Index, name: str) -> set[str]:
-    """Return what a command's function names, and the functions and classes of its module that it
-    uses.
+    """Return the names that a command's function uses, directly or through functions and classes of
+    its module.
     """
     identifier = name.replace("-", "_").replace(" ", "_")
     spec = find_spec(f"{index.package}.{index.entries[name].module or identifier}")
@@ -79,7 +79,7 @@ def has_dry_run(index: Index, name: str) -> bool:
 
 @pytest.mark.parametrize("index", [SOLANA, CENTRALIZED], ids=lambda index: index.name)
 def test_signing_commands_all_have_dry_run(index: Index) -> None:
-    """A new one has it with `SigningOptions`, and is asked for its line below."""
+    """A new command gets it with `SigningOptions`, and needs an entry in the table below."""
     for name in index.entries:
         wallet = SIGNING & names_in(index, name)
         if wallet and name not in SENDS_NOTHING | set(OTHERWISE):
@@ -107,7 +107,7 @@ def configured(shell: Shell, run_id: str, run_dir: Path) -> tuple[Any, ...]:
 
 
 def left(shell: Shell, run_id: str, run_dir: Path) -> tuple[Any, ...]:
-    """A wallet that has joined a run and left it."""
+    """Return a wallet that has joined a run and left it."""
     named = configured(shell, run_id, run_dir)
     assert shell("set-paused", *named, "resume").code == 0
     asyncio.run(join(shell, run_id, 0))
@@ -121,13 +121,13 @@ def stranger(shell: Shell) -> Path:
 
 
 def granted(shell: Shell) -> tuple[Any, ...]:
-    """A stranger whom the shell's wallet has authorized."""
+    """Return a stranger that the shell's wallet has authorized."""
     assert shell("join-authorization-create", "--authorizer", stranger(shell)).code == 0
     return ("--authorizer", stranger(shell))
 
 
 def authorized(shell: Shell) -> tuple[Any, ...]:
-    """The shell's wallet, whom a stranger has authorized."""
+    """Return the shell's wallet, which a stranger has authorized."""
     assert (
         Shell(shell.rpc, stranger(shell))(
             "join-authorization-create", "--authorizer", shell.wallet
@@ -175,7 +175,9 @@ def lamports(shell: Shell) -> int:
 
 
 async def airdrop(shell: Shell) -> None:
-    """Give the wallet money: a command that is refused for good reason asks for some first."""
+    """Fund the wallet, because a command that is refused for another reason first requests
+    funds.
+    """
     async with RpcPool([endpoint(shell.rpc)]) as pool:
         key = load_wallet(shell.wallet).pubkey
         await pool.call(lambda node: node.request_airdrop(key, 5 * 10**9))
@@ -231,7 +233,7 @@ def test_dry_run_names_instructions_and_accounts(owner: Shell, run_id: str) -> N
 
 
 def test_dry_run_of_empty_wallet_requests_no_funds(owner: Shell, run_id: str) -> None:
-    """On a local network it could be; elsewhere the dry run says what is missing."""
+    """A local network could give the funds. Elsewhere the dry run names the missing sum."""
     data = owner("create-run", "--run-id", run_id, "--dry-run").data
     assert (data["held_lamports"], lamports(owner)) == (0, 0)
     assert data["needed_lamports"] > data["total_lamports"] > 600_000_000
@@ -266,12 +268,12 @@ def test_dry_run_refusal_has_fix_and_exit_code(owner: Shell, run_id: str, run_di
 
 
 def person(shell: Shell, name: str, *line: Any) -> Outcome:
-    """The command as a person calls it, without --json."""
+    """Return the output of a command without --json."""
     return invoke(name, "--rpc", shell.rpc, "-w", shell.wallet, *line)
 
 
 def test_dry_run_of_early_tick_ends(owner: Shell, run_id: str, run_dir: Path) -> None:
-    """It is no loop."""
+    """The dry run of tick does not loop."""
     named = configured(owner, run_id, run_dir)
     assert owner("set-paused", *named, "resume").code == 0
     assert owner("tick", *named, "--dry-run").error["code"] == "nothing-to-tick"
@@ -284,7 +286,7 @@ def test_dry_run_without_transaction_sends_nothing(owner: Shell) -> None:
 
 
 def test_dry_run_close_of_authorization_with_delegates_matches(owner: Shell) -> None:
-    """What the dry run says of that is what happens."""
+    """The real command does what the dry run printed."""
     line = granted(owner)
     grantee = Shell(owner.rpc, stranger(owner))
     added = ("--join-authority", owner.wallet, "--delegates-added", owner.wallet)

@@ -1,5 +1,5 @@
-"""The pages of owners, providers and researchers: their own lines, in their order, lead where the
-pages say.
+"""Tests that the command lines of the owner, provider and researcher pages work in the order of the
+pages.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from cli.conftest import ROOT
 FENCE = re.compile(r"^```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SECTION = re.compile(r"^## (.+)$", re.MULTILINE)
 HERE_ALREADY = ("make env", ". .venv/bin/activate")
-LONG = 600  # seconds: for a machine that is busy with other tests
+LONG = 600  # seconds, for a machine that is busy with other tests
 
 
 def lines(page: str, *sections: str) -> Iterator[str]:
-    """The lines of a page's shell blocks in these sections, continuations joined."""
+    """Return the lines of a page's shell blocks in these sections, with continuations joined."""
     text = (ROOT / "docs" / f"{page}.md").read_text()
     _, *parts = SECTION.split(text)
     held = dict(zip(parts[::2], parts[1::2], strict=True))
@@ -38,7 +38,7 @@ def lines(page: str, *sections: str) -> Iterator[str]:
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A checkout without anything made in it yet, which is the current directory."""
+    """Make a clean checkout the current directory."""
     for name in ("scripts", "config"):
         shutil.copytree(ROOT / name, tmp_path / "project" / name)
     monkeypatch.chdir(tmp_path / "project")
@@ -46,8 +46,8 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def called(line: str) -> None:
-    """Do what a line does: commands in this process, since most would import torch again, and the
-    rest by a shell.
+    """Run a line of a page. Run commands in this process, because a new one would import torch
+    again, and other lines in a shell.
     """
     words = shlex.split(line)
     if words[0] == "aftermath-solana":
@@ -58,7 +58,7 @@ def called(line: str) -> None:
 
 
 def trained(line: str) -> None:
-    """Run a member by this line until it has trained, and then press Ctrl-C."""
+    """Run a member with this line until it has trained, then press Ctrl-C."""
     with subprocess.Popen(
         [CONSOLE, *shlex.split(line)[1:], "--logs", "json"], stdout=subprocess.PIPE, text=True
     ) as member:
@@ -82,7 +82,7 @@ def trained(line: str) -> None:
 def test_owner_and_provider_pages_commands_run(rpc: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RPC", rpc)
     for line in lines("owner", "Install", "The first time, on this machine alone"):
-        if line != "aftermath-solana localnet":  # which is there
+        if line != "aftermath-solana localnet":  # already installed
             called(line)
     for line in lines("provider", "Install", "Can I join?", "Take part"):
         if " train " in line:
@@ -90,7 +90,7 @@ def test_owner_and_provider_pages_commands_run(rpc: str, monkeypatch: pytest.Mon
         else:
             called(line)
     for line in lines("provider", "Stay"):
-        if "--follow" not in line:  # which does not end
+        if "--follow" not in line:  # runs until Ctrl-C
             called(line)
     for line in lines("owner", "The end"):
         called(line)
@@ -101,7 +101,7 @@ def test_owner_and_provider_pages_commands_run(rpc: str, monkeypatch: pytest.Mon
 @pytest.mark.nightly  # tests/lab and tests/evals cover these commands in the slow tests
 @pytest.mark.timeout(1800)
 def test_researcher_page_commands_run(project: Path) -> None:
-    """With a tenth of the steps and of the questions."""
+    """Use a tenth of the steps and of the questions."""
     for line in lines("researcher", "The first comparison"):
         called(line.replace("--steps 40", "--steps 4").replace("--max-docs 20", "--max-docs 2"))
     assert (project / "runs/lab/events.csv").stat().st_size

@@ -1,4 +1,4 @@
-"""`estimate` against what a run on the embedded chain takes."""
+"""Tests that compare `estimate` with the costs of a run on the embedded chain."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def estimated(path: Path, *more: str | int) -> dict[str, Any]:
 
 
 async def held(rpc: str, key: Pubkey, *, at_least: int = 0) -> int:
-    """What a wallet has, after an airdrop if that is asked for."""
+    """Return a wallet's balance, after an airdrop if requested."""
     async with RpcPool([endpoint(rpc)]) as pool, asyncio.timeout(20):
         if at_least:
             await pool.call(lambda node: node.request_airdrop(key, at_least))
@@ -60,7 +60,7 @@ async def join(rpc: str, wallet: Wallet, run_id: str) -> None:
 def test_estimate_equals_actual_costs(
     owner: Shell, run_id: str, run_dir: Path, tmp_path: Path
 ) -> None:
-    """On a cluster whose faucet gave both enough before, so that nothing is added meanwhile."""
+    """The faucet funded both wallets before, so that nothing is added during the test."""
     path = quick_config(run_dir, tmp_path)
     key = Pubkey.from_string(invoke("show-identity", "-w", owner.wallet, "--json").data["wallet"])
     member = create_wallet(tmp_path / "member.json")
@@ -74,7 +74,7 @@ def test_estimate_equals_actual_costs(
     spent = before - asyncio.run(held(owner.rpc, key))
     assert spent == pytest.approx(found["owner"]["lamports"], rel=0.1)
     assert spent <= found["owner"]["lamports"]
-    assert spent - found["owner"]["rent"] > 0  # rents are exact: what is left are fees
+    assert spent - found["owner"]["rent"] > 0  # rents are exact, so the difference is fees
 
     before = asyncio.run(held(owner.rpc, member.pubkey, at_least=10**9))
     asyncio.run(join(owner.rpc, member, run_id))
@@ -205,5 +205,5 @@ def test_estimate_with_device_contains_measured_speed(run_dir: Path) -> None:
 def test_round_pace_equals_its_slowest_limit() -> None:
     rules = builders.config(global_batch_size_end=10, min_round_time=2, total_steps=100)
     assert pace(rules, 3, 1000, 1, 60) == Pace(1, 60, 4.0, pytest.approx(1000 / 3))
-    # no round ends before its least time
+    # no round ends before its minimum time
     assert pace(rules, 10, 1000, 0, 120) == Pace(0, 120, 2.0, 200.0)

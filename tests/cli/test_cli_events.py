@@ -1,4 +1,4 @@
-"""`events` and `plot`: what members told, shown, followed, handed on and drawn."""
+"""Tests of `events` and `plot`: show, follow, export and draw members' events."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ EVIL = "=1+1\x1b[2J"
 
 
 class Writer:
-    """A member that writes its events at dates of the test's choice."""
+    """A member that writes its events with dates that the test chooses."""
 
     def __init__(self, directory: Path, tier: int, run: tuple[str, int, str] | None = None) -> None:
         self.at = NOON + timedelta(seconds=tier / 10)
@@ -58,7 +58,7 @@ class Writer:
 
 @pytest.fixture
 def kept(tmp_path: Path) -> Path:
-    """The events of two members, a directory for each."""
+    """Return the events of two members, in one directory each."""
     for tier in (0, 1):
         Writer(tmp_path / "events" / f"member-{tier}", tier).train(1, 7)
     return tmp_path / "events"
@@ -105,7 +105,7 @@ def test_events_replay_speed_scales_pauses(kept: Path, monkeypatch: pytest.Monke
     slept: list[float] = []
     monkeypatch.setattr("time.sleep", slept.append)
     assert invoke("events", kept, "--speed", "2").code == 0
-    # from the first event of the first to the last of the second
+    # from the first member's first event to the second member's last
     assert sum(slept) == pytest.approx(7.1 / 2)
 
 
@@ -133,7 +133,7 @@ def test_unreadable_events_error_has_fix(
     events.mkdir()
     if (
         os.geteuid() == 0
-    ):  # nothing is forbidden to root, but the system refuses to read this file from its beginning
+    ):  # root may read any file, but the system refuses to read this one from its beginning
         (events / "a.jsonl").symlink_to("/proc/self/mem")
         fix = "Name another file"
     else:
@@ -216,7 +216,7 @@ def test_events_with_closed_output_pipe_is_not_an_error(kept: Path) -> None:
 
 
 def test_events_follow_shows_last_and_new_events(kept: Path) -> None:
-    """Members that begin later too; Ctrl-C is its end."""
+    """Show members that start later, too. Ctrl-C ends the command."""
     command = [CONSOLE, "events", kept, "--follow", "--kind", "trained", "--lines", "3", "--json"]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -244,7 +244,7 @@ def test_plot_reports_drawn_losses(kept: Path, tmp_path: Path) -> None:
 
 
 def local_training(place: Path, losses: list[float | None]) -> Path:
-    """Events as train-local writes them."""
+    """Return events as train-local writes them."""
     place.mkdir(parents=True)
     events = Events(lambda: 1.0, [JsonLines(place / lab_events.EVENTS, lambda: NOON)])
     events.emit(
@@ -263,7 +263,7 @@ def test_plot_of_local_trainings_overlays_them_by_name(tmp_path: Path) -> None:
     one = local_training(tmp_path / "lab" / "adamw", [5.0, 4.0])
     other = local_training(tmp_path / "lab" / "sparseloco", [5.0, None, 3.0])
     with (other / lab_events.EVENTS).open("a") as file:
-        file.write('{"at":"2026-11')  # it still trains
+        file.write('{"at":"2026-11')  # the training is still running
     svg, table, numbers = (tmp_path / f"loss.{kind}" for kind in ("svg", "csv", "json"))
     drawn = invoke("plot", one, other, "--out", svg, "--json").data
     assert [(each["name"], each["steps"], each["loss"]) for each in drawn["trainings"]] == [
@@ -332,9 +332,12 @@ SECOND = ("0wnerB", 200, "b" * 16)
 
 @pytest.fixture
 def namesakes(tmp_path: Path) -> Path:
-    """What one member kept in one directory of two runs with the same id, one after the other."""
+    """Return the directory of one member with the events of two consecutive runs with the same
+    id.
+    """
     for number, run in enumerate((FIRST, SECOND)):
-        member = Writer(tmp_path / "events", number, run)  # the tier tells the runs apart below
+        # the assertions below distinguish the runs by tier
+        member = Writer(tmp_path / "events", number, run)
         member.train(1, 7 + number)
     return tmp_path / "events"
 

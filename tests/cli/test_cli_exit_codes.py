@@ -1,4 +1,4 @@
-"""Exit code 2 is for what cannot be meant, before anything is done. What files say or lack ends
+"""Tests that invalid command lines exit with 2 before anything is done, and problems of files exit
 with 1.
 """
 

@@ -1,4 +1,4 @@
-"""Files that may not be read, and standard output that could not be written whole."""
+"""Tests with unreadable files, and with standard output that cannot be written completely."""
 
 from __future__ import annotations
 
@@ -17,9 +17,7 @@ from cli.cli_runs import CONSOLE, invoke
 @pytest.mark.slow
 @pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "unbuffered"])
 def test_output_cut_by_full_disk_exits_1(tmp_path: Path, unbuffered: str) -> None:
-    """A limit on the file's size takes part of the first write, as a disk does that is
-    nearly full.
-    """
+    """A limit on the file's size cuts the first write, like a nearly full disk."""
 
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
@@ -48,7 +46,7 @@ def test_unreadable_file_is_permission_denied(
     real = os.access
 
     def access(path: Any, mode: int) -> bool:
-        """Root may read any file, so the system is asked as another user would be answered."""
+        """Root may read any file, so ask the system as if for another user."""
         return real(path, mode) and not (str(path) == str(wallet) and mode == os.R_OK)
 
     monkeypatch.setattr(os, "access", access)

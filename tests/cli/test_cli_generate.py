@@ -1,4 +1,4 @@
-"""`generate`: a text, the same one with a draft, and mistakes told."""
+"""Tests of `generate`: the text, the same text with a draft model, and errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Help is complete, quick, and the same as the documentation."""
+"""Tests that help is complete, fast, and equal to the documentation."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_help_of_every_command_has_example_and_json() -> None:
         shown = invoke(*name.split(), "--help")
         assert shown.code == 0, name
         text = "\n".join(line.rstrip() for line in shown.out.splitlines())
-        # not wrapped, so that it can be copied
+        # unwrapped, so that it can be copied
         assert f"  Example:\n    {SOLANA.find(name).example}" in text
         assert "--json" in shown.out, name
 
@@ -81,7 +81,7 @@ def test_shared_options_are_explained_once() -> None:
 
 @pytest.mark.parametrize("name", INDEX)
 def test_help_examples_parse(name: str) -> None:
-    """Every example is a command line that the command takes."""
+    """Every example is a valid command line of its command."""
     loaded = load(name)
     words = shlex.split(SOLANA.find(name).example)
     named = name.split()

@@ -1,6 +1,4 @@
-"""`init` writes a config that a run can have, every key with its comment, and nothing over what is
-there.
-"""
+"""Tests that `init` writes a valid, commented config and replaces no other file."""
 
 from __future__ import annotations
 
@@ -37,7 +35,9 @@ def _elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def written(*options: str | Path | int) -> RunConfig:
-    """What `init` writes with these options, which `config validate` takes."""
+    """Return the config that `init` writes with these options, after `config validate` accepted
+    it.
+    """
     said = invoke("init", "--out", "run.toml", *options, "--json").data
     assert said["file"] == "run.toml"
     found = invoke("config", "validate", "run.toml", "--json").data
@@ -47,7 +47,7 @@ def written(*options: str | Path | int) -> RunConfig:
 
 
 def commented(path: Path) -> None:
-    """Every key has above it what its class says."""
+    """Check that each key has its class's description above it."""
     table: tuple[str, ...] = ()
     lines = path.read_text().splitlines()
     for before, line in zip(["", *lines], lines, strict=False):
@@ -147,7 +147,7 @@ def test_init_with_data_path_uses_tokenizer_of_data(preset: str, tmp_path: Path)
     assert recipe_of(Path("run.toml"))["model"]["tokenizer"] == str(
         Path("tokens", "tokenizer.json")
     )
-    if preset == "llama-1m":  # whose vocabulary of 257 is widened
+    if preset == "llama-1m":  # the model's vocabulary of 257 grows
         assert (
             invoke(
                 "model", "init", *flags(recipe_of(Path("run.toml"))["model"]), "--out", "model"
@@ -231,18 +231,18 @@ def test_init_with_existing_wallet_does_not_create_one(tmp_path: Path) -> None:
     said = invoke("init", "--out", "run.toml", "--members", 3)
     assert "show-identity" not in said.out
     assert "run by 3 members, each with a wallet of its own" in said.out
-    for name in ("x" * 40, "a\tb"):  # no run ids
+    for name in ("x" * 40, "a\tb"):  # not run ids
         assert "--run-id RUN" in invoke("init", "--out", f"{name}.toml").out
 
 
 def test_init_warns_only_about_chosen_values() -> None:
-    """A recipe that sends all for each step does so on purpose; who looks at the file for the first
-    time warns.
+    """A recipe that sends all numbers in each step does so on purpose, so `init` does not warn
+    about it. `config validate` does.
     """
     Path("recipe.toml").write_text(
         re.sub("inner_steps = 4", "inner_steps = 1", (SHIPPED / RECIPE).read_text())
     )
-    # says how its model is made
+    # describes how to make its model
     shutil.copy((SHIPPED / RECIPE).with_suffix(".files.toml"), "recipe.files.toml")
     said = invoke("init", "--out", "run.toml", "--recipe", "recipe.toml")
     assert "warning" not in said.err
@@ -332,7 +332,7 @@ def test_init_asks_for_missing_options() -> None:
     assert "'huge' is not a valid choice" in err
     assert "'12' is not a whole number from 1 to 8" in err
     assert "one of consilience-match" in err
-    assert err.count("one of llama-1m, ") == 2  # once for what was none of them, once for ?
+    assert err.count("one of llama-1m, ") == 2  # once for the invalid answer, once for ?
     asked = re.findall(r"([A-Z][a-z ]+) \[", err)
     assert set(asked) == {
         "Recipe",
@@ -370,7 +370,7 @@ def test_init_with_all_options_or_script_does_not_ask() -> None:
         "", "init", "--out", "run.toml", *options, "--steps", 100, "--data-path", "tokens"
     )
     assert done.code == 0, done.err
-    assert "[" not in done.err  # the default of a question
+    assert "[" not in done.err  # the default answer
     assert "[" not in invoke("init", "--out", "x.toml").err
 
 

@@ -1,6 +1,4 @@
-"""Ctrl-C ends every command quietly from its first line on: also while modules are imported, and
-when it is done.
-"""
+"""Tests that Ctrl-C ends every command quietly at any time, even during imports and at exit."""
 
 from __future__ import annotations
 
@@ -48,7 +46,7 @@ CLIENT = ("client", "train", "--run-id", "x", "--server-addr", "127.0.0.1:1")
 
 
 def run(program: str, *line: str) -> tuple[int, str, str]:
-    """How a process ends, and what it says."""
+    """Return how a process ended, and its output."""
     ended = subprocess.run(
         [sys.executable, "-c", program, *line], capture_output=True, text=True, timeout=120
     )
@@ -108,7 +106,7 @@ def test_ignored_interrupt_stays_ignored() -> None:
 
 
 def test_interrupt_in_command_body_runs_cleanup(tmp_path: Path) -> None:
-    """It is a KeyboardInterrupt there, which its body sees."""
+    """The body receives a KeyboardInterrupt."""
     program = f"""
 import os, signal
 from aftermath.base.quiet_interrupts import QuietInterrupts

@@ -1,5 +1,5 @@
-"""`train --dry-run` on a real local network: what a join costs, to the lamport, and that nothing
-has happened.
+"""Tests of `train --dry-run` on a real local network: it predicts the cost of a join to the lamport
+and changes nothing.
 """
 
 from __future__ import annotations

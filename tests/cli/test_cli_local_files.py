@@ -1,4 +1,6 @@
-"""Commands read no local file that a run names, unless the user says where it is."""
+"""Tests that commands do not open local files that a run names, unless the user passes their
+location.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from cli.cli_runs import Shell
 
 @pytest.fixture
 def stolen(owner: Shell, run_id: str, run_dir: Path, tmp_path: Path) -> Path:
-    """A run whose owner names a directory of its members that this software did not make."""
+    """Return a run whose config names a directory on the member's machine that this software did
+    not make.
+    """
     secret = tmp_path / "secret"
     shutil.copytree(run_dir / "tokens", secret)
     (secret / MARK).unlink()

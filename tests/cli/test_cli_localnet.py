@@ -1,4 +1,4 @@
-"""The localnet command: its ledger, its port, its engines; and deploy against it."""
+"""Tests of the localnet command (ledger, port, engines) and of deploy on a local network."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ VALIDATOR = validator_binary()
 
 @contextmanager
 def localnet(*arguments: str | Path, end: signal.Signals = signal.SIGTERM) -> Iterator[str]:
-    """A network of its own; gives its RPC address."""
+    """Start a network for this test and return its RPC address."""
     line = [CONSOLE, "localnet", "--port", "0", "--json", *arguments]
     process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -62,7 +62,7 @@ def test_ledger_after_kill_keeps_runs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "names",
     [
-        ["lock", "ledger.sqlite3", "ledger.sqlite3-wal"],  # as a killed localnet leaves it
+        ["lock", "ledger.sqlite3", "ledger.sqlite3-wal"],  # as after a killed localnet
         ["lock", "snapshot-000003", "journal-000002", "journal-000003", ".snapshot-000004.partial"],
     ],
 )
@@ -109,8 +109,8 @@ def test_validator_engine_without_binary_is_refused(
 def test_deploy_on_bare_network_enables_create_run(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Say what deploying both programs costs, then deploy them; `create-run` fails before and works
-    afterwards.
+    """Estimate the cost of deploying both programs, then deploy them. `create-run` fails before and
+    works afterwards.
     """
     monkeypatch.chdir(ROOT)
     create_wallet(tmp_path / "w.json")
@@ -139,13 +139,14 @@ def test_deploy_on_bare_network_enables_create_run(
         assert [row["action"] for row in done["programs"]] == ["deployed", "deployed"]
         assert done["transactions"] == sum(one["times"] for one in planned["transactions"])
         assert done["fees_lamports"] <= planned["fees_lamports"] <= planned["needed_lamports"]
-        assert shell("deploy", "--dry-run").data["transactions"] == 0  # what is there is left alone
+        # existing programs are not changed
+        assert shell("deploy", "--dry-run").data["transactions"] == 0
         assert shell("create-run", "--run-id", "demo").code == 0
 
 
 @contextmanager
 def bare_network() -> Iterator[str]:
-    """The embedded network with no program on it."""
+    """Return an embedded network without programs."""
     line = [sys.executable, "-m", "aftermath.localnet", "--rpc-port", "0"]
     process = subprocess.Popen(line, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None

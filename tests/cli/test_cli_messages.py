@@ -1,6 +1,6 @@
-"""Each error in the sources is a sentence that continues `error: `, and a fix.
+"""Tests that each error in the sources has a sentence that continues `error:
 
-tests/docs/test_fixes.py checks how fixes begin.
+`, and a fix. tests/docs/test_fixes.py checks how fixes begin.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def kinds(base: type[AftermathError]) -> Iterator[type[AftermathError]]:
 
 
 def texts(node: ast.expr) -> Iterator[str]:
-    """The texts that an expression can be; what is put into them is `{}`."""
+    """Return the possible texts of an expression, with `{}` for inserted values."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         yield node.value
     elif isinstance(node, ast.JoinedStr):
@@ -39,9 +39,7 @@ def texts(node: ast.expr) -> Iterator[str]:
 
 
 def told() -> Iterator[tuple[str, str, bool]]:
-    """(place, text, whether it is a fix) of every sentence and every fix that an error is made
-    with.
-    """
+    """Return (location, text, whether it is a fix) of every message and fix of an error."""
     named = {kind.__name__: 1 if issubclass(kind, Refused) else 0 for kind in kinds(AftermathError)}
     for path in SOURCES:
         for node in ast.walk(ast.parse(path.read_text())):

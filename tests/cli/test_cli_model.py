@@ -1,6 +1,4 @@
-"""`model …`: presets are of the size they are named by, what is exported merges back, what is
-broken is told.
-"""
+"""Tests of the `model` commands: preset sizes, export and merge, and errors for damaged files."""
 
 from __future__ import annotations
 
@@ -26,7 +24,7 @@ SHAPE = ("--hidden", "32", "--layers", "2", "--heads", "2", "--intermediate", "6
 
 @pytest.fixture
 def made(tmp_path: Path) -> Path:
-    """A small checkpoint with two of its tiers exported."""
+    """Return a small checkpoint with two exported tiers."""
     place = tmp_path / "m"
     assert invoke("model", "init", "--out", str(place), *SHAPE).code == 0
     assert invoke("model", "export", "--src", str(place), "--tiers", "1,2").code == 0

@@ -1,6 +1,4 @@
-"""The line that says what usually follows: its commands exist, and people get it where scripts do
-not.
-"""
+"""Tests of the `next:` line: its commands exist, and only people get it, not scripts."""
 
 from __future__ import annotations
 
@@ -26,7 +24,7 @@ MADE = {"model export": {"checkpoint"}}
 
 @pytest.mark.parametrize(("name", "case"), NEXT)
 def test_next_step_commands_and_options_exist(name: str, case: str) -> None:
-    """So do the options of the command before that its words in braces stand for."""
+    """Check also that words in braces are options of the command before."""
     assert name in INDEX
     own = {str(option.name) for option in SOLANA.load(name).params} | MADE.get(name, set())
     assert set(re.findall(r"{(\w+)}", NEXT[name, case])) <= own

@@ -129,7 +129,7 @@ PLACES = [
 
 
 def everything_in(root: Path) -> dict[str, str]:
-    """Every path below a directory, with what a link names and what a file holds."""
+    """Return every path below a directory, with the targets of links and the contents of files."""
     found = {}
     for path in sorted(root.rglob("*")):
         what = (
@@ -283,7 +283,7 @@ def test_file_output_replaces_own_output(line: Line, home: Path) -> None:
 
 @contextmanager
 def room_for(size: int) -> Iterator[None]:
-    """Let this process write no file beyond `size` bytes, as a disk does that is nearly full."""
+    """Limit the files of this process to `size` bytes, like a nearly full disk."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "dont_write_bytecode", True)  # it would be cut, and fail to load later

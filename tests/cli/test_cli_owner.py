@@ -1,4 +1,4 @@
-"""An owner's way through a run, on a real local network: create, configure, start, change, pause,
+"""Tests of an owner's commands on a real local network: create, configure, start, change, pause,
 close.
 """
 
@@ -43,7 +43,7 @@ def configured(created: Shell, run_id: str, run_dir: Path) -> Shell:
 def unchanged(
     rpc: str, run_dir: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Shell, str]:
-    """The owner of a configured run that no test changes, and the run's id."""
+    """Return the owner and the id of a configured run that no test changes."""
     owner = new_user(rpc, tmp_path_factory.mktemp("unchanged"))
     run_id = new_run_id()
     assert owner("create-run", "--run-id", run_id, "--name", "Test").code == 0
@@ -59,8 +59,8 @@ def state_of(shell: Shell, run_id: str) -> str:
 
 
 def test_seed_command_lines_work(owner: Shell, run_id: str, run_dir: Path) -> None:
-    """The three command lines of the seed's book with our command's name, `resume` as a bare word
-    included.
+    """Run the three command lines of Psyche's book with our command's name, including `resume` as a
+    bare word.
     """
     where = ("--rpc", owner.rpc, "--ws-rpc", websocket(owner.rpc), "--run-id", run_id)
     signer = ("-w", owner.wallet)
@@ -145,7 +145,7 @@ def test_update_config_sets_schema_and_figures(unchanged: tuple[Shell, str], run
 def test_data_unreadable_here_is_a_warning(
     created: Shell, run_id: str, run_dir: Path, tmp_path: Path
 ) -> None:
-    """The owner need not hold the data, so it is no refusal."""
+    """The owner need not have the data, so this is only a warning."""
     config = tmp_path / "config.toml"
     text = (run_dir / "config.toml").read_text()
     for place, says in (
@@ -301,7 +301,7 @@ def test_list_runs_shows_step_0_before_training(configured: Shell, run_id: str) 
 
 
 def step_shown(shell: Shell, run_id: str) -> int:
-    """What `list-runs` says."""
+    """Return the step that `list-runs` shows."""
     [step] = [found["step"] for found in shell("list-runs").data if found["run_id"] == run_id]
     return int(step)
 
@@ -327,7 +327,7 @@ def test_restart_counts_batch_warm_up() -> None:
     run = _Run(replace(rules))
     found = Change({}, None, None, 21, False, None).progress(run)  # type: ignore[arg-type]
     assert found == {"epoch": 0, "step": 21, "data_index": data_index}
-    # Back, where batches were smaller before: no data is left out.
+    # Go back to steps with smaller batches: no data is skipped.
     back = Change({}, None, None, 18, False, None)
     assert back.progress(_Run(rules, step=21, data_index=9))["data_index"] == 9  # type: ignore[arg-type]
 
@@ -428,7 +428,7 @@ def test_list_runs_shows_run(unchanged: tuple[Shell, str]) -> None:
     configured, run_id = unchanged
     (row,) = [row for row in configured("list-runs").data if row["run_id"] == run_id]
     assert row["tiers"] == 3
-    assert row["state"] == "uninitialized"  # what a script reads; a person reads words
+    assert row["state"] == "uninitialized"  # the JSON for scripts; people see words
     listed = invoke("list-runs", "--rpc", configured.rpc).out
     assert [line.split()[2:4] for line in listed.splitlines() if run_id in line] == [["new", "0"]]
     asked = invoke(
@@ -541,7 +541,7 @@ def test_close_run_interrupted_at_question_exits_130(unchanged: tuple[Shell, str
 
 
 def test_close_run_on_terminal_asks(configured: Shell, run_id: str) -> None:
-    """An empty line, a no and the end of the input close nothing; a yes does."""
+    """An empty line, a no and the end of the input do not close the run. A yes does."""
     line = close_line(configured, run_id)
     for typed in ("\n", "no\n", ""):
         kept = invoke_typing(typed, *line)

@@ -1,5 +1,5 @@
-"""`preview-lr`: the rates that a config file means, as numbers and as a picture, and what is wrong
-with them.
+"""Tests of `preview-lr`: the rates of a config file as numbers and as a plot, and warnings about
+them.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""What is stored once for all commands: taken after options and variables, by those commands that
-take such options.
+"""Tests of the profile: commands use stored values if neither the option nor its variable is
+set.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def profile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def taken(command: str, *words: str, script: Index = SOLANA) -> dict[str, Any]:
-    """What a command line means."""
+    """Return the option values of a command line."""
     parameters: dict[str, Any] = script.load(command).make_context(command, list(words)).params
     return parameters
 
@@ -117,7 +117,7 @@ def test_option_precedence_is_flag_variable_profile_default(
 
 
 def test_profile_fills_options_of_every_command() -> None:
-    """An option that means all runs if no run is named is the exception."""
+    """The exception is an option whose absence means all runs."""
     for command in INDEX:
         options = {one.name: one for one in SOLANA.load(command).params}
         flags = {flag for option in options.values() for flag in option.opts}
@@ -275,7 +275,7 @@ def test_profile_rpc_is_validated_like_the_option(value: str, tmp_path: Path) ->
 
 @pytest.mark.parametrize("value", ["a/b c", "x" * 32, "x" * 33, "", "ä" * 17, "a\0b"])
 def test_profile_run_id_is_validated_like_the_option(value: str) -> None:
-    """A program's run may have any bytes for its id: a new one, that people can type."""
+    """The program accepts any bytes as a run id, so use a new id that people can type."""
     takes = invoke("show-identity", "--run-id", value, "-w", "none.json", "--json").error_json
     stores = invoke("config", "set", "run", value, "--json")
     if stores.code == 0:
@@ -320,7 +320,7 @@ def test_invalid_profile_file_is_reported_and_kept(profile: Path, text: str | by
         assert str(profile) in told["error"]
     assert profile.read_bytes() == raw
     assert invoke("tick", "--help").code == 0
-    # which takes nothing from it
+    # this command uses nothing from the profile
     assert invoke("model", "inspect", "nowhere", "--json").error_json["code"] != "profile"
 
 

@@ -1,4 +1,4 @@
-"""The recipes: a run set up and trained in by the two shell scripts, as `make` calls them."""
+"""Tests of the recipes: two shell scripts set up a run and train in it, as `make` calls them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BINARY = validator_binary()  # looked for before a test has another home
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """A checkout without anything made in it yet."""
+    """Return a clean checkout."""
     for name in ("scripts", "config", "keys"):
         shutil.copytree(ROOT / name, tmp_path / "project" / name)
     return tmp_path / "project"
@@ -43,7 +43,7 @@ SMALLER = {
 
 @pytest.fixture
 def small_project(project: Path) -> Path:
-    """The project with a small model and few tokens in its light run."""
+    """Return a checkout whose light run has a small model and few tokens."""
     for name, changes in SMALLER.items():
         path = project / "config" / "solana-test" / name
         text = path.read_text()
@@ -56,7 +56,7 @@ def small_project(project: Path) -> Path:
 
 @pytest.fixture
 def variables(rpc: str, run_id: str) -> dict[str, str]:
-    """The environment: our console script, the test's own network and run."""
+    """Return the environment with our console script and this test's network and run."""
     path = f"{CONSOLE.parent}{os.pathsep}{os.environ['PATH']}"
     return {**os.environ, "PATH": path, "RPC": rpc, "RUN_ID": run_id, "OMP_NUM_THREADS": "1"}
 
@@ -120,7 +120,7 @@ def test_light_recipe_trains(
 
 @pytest.fixture
 def validator() -> Iterator[str]:
-    """A real solana-test-validator that knows neither program."""
+    """Return a real solana-test-validator without our programs."""
     if BINARY is None:
         pytest.skip(
             "solana-test-validator not found (PATH, AFTERMATH_VALIDATOR or ~/.cache/aftermath/bin)"
@@ -204,8 +204,8 @@ def test_airdrop_without_wallet_names_variable_and_faucets(
 
 @pytest.fixture
 def stub(tmp_path: Path, variables: dict[str, str]) -> dict[str, str]:
-    """Put an `aftermath-solana` first in the path that prints its arguments, unless it is to show
-    an identity.
+    """Put a stub `aftermath-solana` first in the path. It prints its arguments, except for
+    show-identity.
     """
     command = tmp_path / "bin" / "aftermath-solana"
     command.parent.mkdir()

@@ -1,5 +1,5 @@
-"""`train --logs tui` and a server's screen as real processes on a terminal: what they show, and how
-q ends them.
+"""Tests of `train --logs tui` and a server's screen as real processes on a terminal, and of the q
+key.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`show-run` and `watch` of `aftermath-centralized`, against a server in a process of its own."""
+"""Tests of `show-run` and `watch` of `aftermath-centralized` against a server process."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ UNLISTED = bytes([8]) * 32
 
 @dataclass
 class Server:
-    """Where it listens, and the key file of whom it lets in."""
+    """The server's address, and the key file of an admitted identity."""
 
     address: str
     key: Path
@@ -65,7 +65,9 @@ def key_file(path: Path, secret: bytes) -> Path:
 def server_process(
     run_dir: Path, tmp_path: Path, *before: str
 ) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """A process that hosts the run, once it is ready, and its port. `before` starts its command."""
+    """Start a server process for the run, wait until it is ready, and return it with its port.
+    `before` precedes its command.
+    """
     config = quick_config(run_dir, tmp_path)
     config.write_text(f'run_id = "{RUN}"\n{config.read_text()}')
     (tmp_path / "listed").write_text(f"{Keypair.from_seed(LISTED).pubkey()}\n")
@@ -94,7 +96,7 @@ def server(run_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 
 async def join(address: str) -> None:
-    """A member of the run, who asks for a place and goes."""
+    """Join the run as a member, and leave."""
     wallet = Wallet(Keypair.from_seed(LISTED))
     link = ServerConnection(address, None, RUN, wallet, Keypair())
     async with (

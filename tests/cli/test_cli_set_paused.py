@@ -1,4 +1,4 @@
-"""`set-paused` on a run that trains: it says when the run will pause, and the run does."""
+"""Tests of `set-paused` on a run that trains: it predicts when the run pauses."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def shipped(request: pytest.FixtureRequest) -> Path:
 
 @pytest.fixture
 def elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """The Hub and the bucket that a config may name."""
+    """Provide stand-ins for the Hub and the bucket that a config may name."""
     monkeypatch.chdir(tmp_path)
     hub = Hub()
     with serving_hub(hub), serving() as web:
@@ -70,7 +70,9 @@ def shape(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_shipped_config_files_can_be_created(shipped: Path) -> None:
-    """The options next to a config are those of the commands that make its files."""
+    """The options in the recipe file next to a config are valid for the commands that make its
+    files.
+    """
     for table, options in recipe_of(shipped).items():
         words, option = COMMANDS[table]
         load(words).make_context(words, [option, "somewhere", *flags(options)])
@@ -81,7 +83,7 @@ def test_shipped_config_begins_with_purpose_comment(shipped: Path) -> None:
     assert text.startswith("# ")
     assert [line for line in text.splitlines() if line.startswith("#") and len(line) > 120] == []
     rules = tomllib.loads(text)["config"]
-    assert rules["witness_nodes"] == 0  # one that dies must not hold up a round
+    assert rules["witness_nodes"] == 0  # a member that dies must not delay a round
 
 
 @pytest.mark.usefixtures("elsewhere")

@@ -1,4 +1,4 @@
-"""`show-run` and `watch`: the state of a run on a real network, once and while it changes."""
+"""Tests of `show-run` and `watch` on a real network."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ EVIL = "a[/b]\x1b[2J\u202egpj.exe"
 
 
 def begin(owner: Shell, run_id: str, run_dir: Path, place: Path) -> None:
-    """Create a run that one member may begin, and that nobody has joined."""
+    """Create a run that starts with one member and that nobody has joined yet."""
     config = quick_config(run_dir, place)
     for command, *arguments in (
         ("create-run", "--name", EVIL, "--description", "for a test"),
@@ -59,7 +59,7 @@ def line_of(process: subprocess.Popen[str]) -> str:
 
 @dataclass(frozen=True)
 class Watched:
-    """What commands showed of a run before, during and after its first epoch."""
+    """The output of commands about a run before, during and after its first epoch."""
 
     wallet: str
     before: dict[str, Any]

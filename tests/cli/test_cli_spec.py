@@ -1,4 +1,6 @@
-"""An owner replaces a training spec that is incomplete or unknown, and joiners are told of it."""
+"""Tests that an owner can replace an incomplete or unknown training spec, and that joiners get an
+error about it.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ def config(run_dir: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def configured(owner: Shell, run_id: str, config: Path) -> Shell:
-    """The owner of a run that is configured and not started."""
+    """Return the owner of a run that is configured but not started."""
     assert owner("create-run", "--run-id", run_id).code == 0
     assert owner("update-config", "--run-id", run_id, "--config-path", config).code == 0
     return owner
@@ -47,7 +49,9 @@ def send(owner: Shell, steps: Steps) -> None:
 
 
 def write_later_spec(owner: Shell, run_id: str, config: Path, known: bytes, later: bytes) -> None:
-    """Configure the run as a later client version would, with a kind that this one lacks."""
+    """Configure the run as a later client version would, with a kind that this version does not
+    know.
+    """
     llm = load_config(config).llm
     spec = llm.spec.encode().replace(known, later)
     model = llm.to_chain() | {"spec": {"len": len(spec), "hash": spec_hash(spec)}}
@@ -57,7 +61,7 @@ def write_later_spec(owner: Shell, run_id: str, config: Path, known: bytes, late
 def test_update_config_after_interruption_writes_whole_spec(
     configured: Shell, run_id: str, config: Path
 ) -> None:
-    """The state that an update-config leaves if it ends after its first transaction."""
+    """Start from the state after an update-config that ended after its first transaction."""
     before = configured("json-dump-run", "--run-id", run_id).data["model"]
     send(configured, lambda ix: ix.write_spec(run_id, b'{"architecture":"HfNanoGPT"')[:1])
     refused = configured("set-paused", "--run-id", run_id, "resume").error

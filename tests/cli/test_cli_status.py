@@ -1,4 +1,4 @@
-"""`status`: a wallet's SOL, runs and seats on one page."""
+"""Tests of `status`, which shows a wallet's SOL, runs and seats."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_status_shows_runs_and_seats_of_wallet(
     assert seat["withdraw"] == f"aftermath-solana withdraw --run-id {seat['run_id']}"
     page = invoke("status", "--rpc", owner.rpc, "-w", owner.wallet)
     (command,) = re.findall(r"get back bond and rent: aftermath-solana (withdraw .*)", page.err)
-    # by its address, as nobody knows the name of a closed run
+    # by its address, because the chain has no name of a closed run
     done = invoke(*shlex.split(command), "--json")
     assert done.data["lamports_returned"] > BOND
     assert status(owner)["seats"] == []

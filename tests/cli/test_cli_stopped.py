@@ -1,5 +1,5 @@
-"""A run's only member is interrupted in mid-epoch, and started again: real processes on a local
-network.
+"""Tests with real processes: a run's only member is interrupted during an epoch and started
+again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Event = dict[str, Any]
 def events_until(
     process: subprocess.Popen[str], wanted: Callable[[Event], bool]
 ) -> Iterator[Event]:
-    """The events of a member, up to the one that is wanted."""
+    """Return the events of a member up to a given one."""
     assert process.stdout is not None
     for line in process.stdout:
         event = json.loads(line)
@@ -35,7 +35,7 @@ def events_until(
 
 @pytest.fixture
 def line(owner: Shell, run_id: str, run_dir: Path, tmp_path: Path) -> list[str]:
-    """The command line of the only member of a run with long epochs, which keeps checkpoints in
+    """Return the command line of the only member of a run with long epochs. It saves checkpoints in
     `kept`.
     """
     more = {
@@ -101,7 +101,7 @@ def test_interrupted_lone_member_resumes_from_saved_steps(
 
 @pytest.mark.slow
 def test_lone_member_unable_to_save_fails_with_lost_steps(line: list[str], tmp_path: Path) -> None:
-    """Nobody is there who could press Ctrl-C again."""
+    """Nobody can press Ctrl-C a second time, because the input is not a terminal."""
     with subprocess.Popen(
         line, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     ) as member:

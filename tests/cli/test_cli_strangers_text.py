@@ -1,6 +1,4 @@
-"""Text of strangers that a command prints: no control character, bidi mark or markup of it reaches
-a terminal.
-"""
+"""Tests that no control character, bidi mark or markup in strangers' text reaches a terminal."""
 
 from __future__ import annotations
 
@@ -54,7 +52,7 @@ def test_text_of_strangers_is_escaped_when_printed(
 
 @pytest.mark.parametrize("options", [[], ["--json"]])
 def test_events_of_strangers_are_escaped_when_replayed(tmp_path: Path, options: list[str]) -> None:
-    """Escape them in the sentences too, which have markup of our own."""
+    """Sentences with our own markup also escape strangers' text."""
     started = {
         "kind": "started",
         "t": 0.0,

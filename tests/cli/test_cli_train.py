@@ -1,4 +1,4 @@
-"""`train` from the outside: its settings, and what it says when it cannot take part."""
+"""Tests of the `train` command: its settings, and its errors if it cannot take part."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""`train-local` as a user types it: a run's config, its output, being killed and interrupted, and
-mistakes.
-"""
+"""Tests of `train-local`: a run's config, its output, kills and interrupts, and errors."""
 
 from __future__ import annotations
 
@@ -26,7 +24,7 @@ CHOSEN = ("--device", "cpu", "--threads", 1)
 
 
 def quick(run_dir: Path, *more: str | Path | int) -> list[str]:
-    """A command line of a training that takes a second."""
+    """Return a command line of a training that takes a second."""
     line = (
         "train-local",
         "--config-path",
@@ -80,15 +78,15 @@ def test_train_local_prints_readable_lines(run_dir: Path, tmp_path: Path, optimi
 
 
 class Killed(BaseException):
-    """Ends a training within a step, as `kill -9` does: nothing is saved."""
+    """End a training within a step without saving, as `kill -9` does."""
 
 
 @pytest.mark.slow
 def test_train_local_interrupted_ends_with_same_weights(
     run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ctrl-C in step 2 and SIGTERM in step 4 lose no step; the end in step 7 loses those since step
-    5.
+    """Ctrl-C in step 2 and SIGTERM in step 4 lose no step. The kill in step 7 loses the steps since
+    step 5.
     """
     monkeypatch.setattr(training_loop, "step_plot", lambda *_: None)
     options = ("--tiers", "0,1", "--steps", 8, "--save-every", 5, "--json")
@@ -129,7 +127,7 @@ def test_train_local_interrupted_ends_with_same_weights(
 
 @pytest.mark.slow
 def test_train_local_interrupted_resumes_to_same_end(run_dir: Path, tmp_path: Path) -> None:
-    """End it by Ctrl-C, which loses no step, then by kill -9."""
+    """End the training first with Ctrl-C, which loses no step, then with kill -9."""
     options = ("--tiers", "0,1,2", "--steps", 16, "--save-every", 7, "--json")
     whole, cut = (quick(run_dir, *options, "--out", tmp_path / name) for name in ("whole", "cut"))
     assert invoke(*whole).code == 0
@@ -141,7 +139,7 @@ def test_train_local_interrupted_resumes_to_same_end(run_dir: Path, tmp_path: Pa
         assert process.stdout is not None
         begun, *done = (json.loads(process.stdout.readline()) for _ in range(5))
         assert begun["done"] == reached
-        time.sleep(0.02 * number)  # somewhere in a step, or in what is saved after it
+        time.sleep(0.02 * number)  # somewhere in a step, or while saving after it
         process.send_signal(ending)
         out, said = process.communicate(timeout=240)
         reached = [event["step"] for event in done + events(out) if event["kind"] == "step"][-1]

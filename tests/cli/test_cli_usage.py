@@ -1,5 +1,5 @@
-"""A mistake in a command line reads like every other error, in words or as JSON, and ends with 2;
-others end with 1.
+"""Tests that mistakes in a command line look like other errors, as text and as JSON, and exit with
+2.
 """
 
 from __future__ import annotations
@@ -225,9 +225,7 @@ def test_invalid_variable_value_error_names_variable(
 def test_invalid_value_error_is_equal_in_all_commands(
     command: str, option: str, tmp_path: os.PathLike[str]
 ) -> None:
-    """`train` looks at its options before it looks for a network or a wallet, as all
-    commands do.
-    """
+    """Like all commands, `train` checks its options before it looks for a network or a wallet."""
     needed = {"can-join": ["--run-id", "x", "--address", "1" * 32], "train": ["--run-id", "x"]}
     line = [
         command,
@@ -244,7 +242,7 @@ def test_invalid_value_error_is_equal_in_all_commands(
 def test_module_equals_command() -> None:
     def output(*words: str) -> str:
         line = [sys.executable, "-m", "aftermath", *words]
-        # as wide as the runner's pages, which are 80 columns and no margin
+        # as wide as the runner's pages: 80 columns without a margin
         wide = os.environ | {"COLUMNS": "82"}
         return subprocess.run(line, capture_output=True, text=True, check=True, env=wide).stdout
 

@@ -1,6 +1,4 @@
-"""A variable of the environment that is missing, or says what cannot be meant, is called by its
-name in the error.
-"""
+"""Tests that errors about missing or invalid environment variables name the variable."""
 
 from __future__ import annotations
 
@@ -49,7 +47,7 @@ def test_invalid_variable_error_names_variable(
 def test_missing_required_options_are_named_with_variables(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """In the order in which they are asked for, until none is missing any more."""
+    """Set the options in the order in which errors request them, until none is missing."""
     for name in INDEX:
         required = [option for option in SOLANA.load(name).params if option.required]
         for option in required:

@@ -1,4 +1,4 @@
-"""`help COMMAND`, and -q and -v before or behind a command."""
+"""Tests of `help COMMAND`, and of -q and -v before or after a command."""
 
 from __future__ import annotations
 

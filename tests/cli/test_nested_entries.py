@@ -1,4 +1,4 @@
-"""A file of tiers that nests beyond reading is refused as any that is no JSON."""
+"""Tests that a tier file that nests too deeply is refused like one that is not JSON."""
 
 from __future__ import annotations
 

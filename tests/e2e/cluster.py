@@ -1,6 +1,4 @@
-"""A run with its members: made by the commands of an owner, trained by `aftermath-solana train`
-processes.
-"""
+"""A run that an owner's commands create and that `aftermath-solana train` processes train."""
 
 from __future__ import annotations
 
@@ -33,7 +31,7 @@ THREADS = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 @dataclass
 class ClusterMember:
-    """A wallet that takes part with a tier, in one process after the other."""
+    """A wallet that takes part with a tier, in consecutive processes."""
 
     name: str
     tier: int
@@ -64,7 +62,7 @@ class TrainingCluster:
     # --- the owner's commands
 
     def command(self, name: str, *words: str | Path, wallet: Path | None = None) -> Any:
-        """Run a command with `--json` in this process; its document."""
+        """Run a command with `--json` in this process, and return its document."""
         line = [name, *self.network.at, "-w", str(wallet or self.owner), *map(str, words), "--json"]
         result = CliRunner().invoke(app, line)
         assert result.exit_code == 0, result.output
@@ -76,7 +74,7 @@ class TrainingCluster:
         self.command("update-config", "--run-id", self.run_id, "--config-path", config)
 
     def set_paused(self, word: str) -> None:
-        """Pause or resume the run with the owner's command, in a process of its own."""
+        """Pause or resume the run with the owner's command in a new process."""
         line: list[str | Path] = [
             CONSOLE,
             "set-paused",
@@ -93,7 +91,7 @@ class TrainingCluster:
     # --- members
 
     def add_member(self, tier: int) -> ClusterMember:
-        """A new wallet."""
+        """Add a member with a new wallet."""
         name = f"member-{len(self.members)}"
         key = self.place / "keys" / f"{name}.json"
         wallet = create_wallet(key).pubkey
@@ -103,7 +101,7 @@ class TrainingCluster:
         return self.members[-1]
 
     def line(self, member: ClusterMember, *options: str | Path) -> list[str | Path]:
-        """The arguments of `train` for this member."""
+        """Return the arguments of `train` for this member."""
         archive: list[str | Path] = (
             ["--checkpoint-dir", self.place / "checkpoints"] if member.tier == 0 else []
         )
@@ -131,8 +129,8 @@ class TrainingCluster:
     def start(
         self, member: ClusterMember, *options: str | Path, on: Sequence[str] = (), **own: str
     ) -> Running:
-        """Start `aftermath-solana train` for it; `on` are the words before it, `own` what its
-        environment says more.
+        """Start `aftermath-solana train` for a member. `on` are words before the command, `own` are
+        additional environment variables.
         """
         if on or own or self.starts_commands or not fork_server.SUPPORTED:
             return self._launch(member, [*on, CONSOLE, *self.line(member, *options)], **own)
@@ -147,14 +145,14 @@ class TrainingCluster:
         return member.process
 
     def start_three(self) -> list[ClusterMember]:
-        """Members of tiers 0, 1 and 2, all starting at once; and the run begins."""
+        """Start members of tiers 0, 1 and 2 at once, and start the run."""
         three = [self.add_member(tier) for tier in (0, 1, 2)]
         for member in three:
             self.start(member)
         self.command("set-paused", "resume", "--run-id", self.run_id)
         return three
 
-    # --- looking
+    # --- state
 
     @property
     def run(self) -> Run:
@@ -169,13 +167,13 @@ class TrainingCluster:
         return self.network.members(self.run_id)
 
     def seat(self, member: ClusterMember) -> Seat | None:
-        """The member's place on chain."""
+        """Return the member's seat on chain."""
         members = self.chain_members
         index = members.find(bytes(member.wallet))
         return members.seats[index] if index is not None else None
 
     def until(self, wanted: Callable[[], Any], what: str, seconds: float = PATIENCE) -> Any:
-        """Wait for a condition; a member that ends with an error meanwhile fails the test."""
+        """Wait for a condition. Fail if a member ends with an error meanwhile."""
         try:
             return until(wanted, what, seconds, self.check)
         except AssertionError as error:
@@ -183,7 +181,7 @@ class TrainingCluster:
             raise
 
     def until_run(self, wanted: Callable[[Run], bool], what: str) -> Run:
-        """Wait for a state of the run; that state."""
+        """Wait until the run meets a condition, and return it."""
         state: Run = self.until(lambda: run if wanted(run := self.run) else None, what)
         return state
 
@@ -195,13 +193,13 @@ class TrainingCluster:
         )
 
     def until_early_in_an_epoch(self) -> Run:
-        """Wait for the beginning of an epoch's rounds, with most of them still to come."""
+        """Wait for the beginning of an epoch's rounds, when most of them are still to come."""
         return self.until_run(
             lambda run: run.state.training and 2 <= run.current.height <= 6, "an epoch begins"
         )
 
     def situation(self) -> str:
-        """The run and the last words of its members, for the report of a failure."""
+        """Return the run's state and its members' last output, for the report of a failure."""
         processes = {
             member.process.name: member.process for member in self.members if member.processes
         }
@@ -214,28 +212,28 @@ class TrainingCluster:
             for process in member.processes:
                 process.check()
 
-    # --- what must hold
+    # --- checks
 
     def compare_replicas(self) -> int:
-        """How many times two replicas were compared; fails if any two differed."""
+        """Return the number of replica comparisons. Fail if two replicas differed."""
         count = compare_replicas({member.name: member.event_log for member in self.members})
         assert count > 0
         return count
 
     def all_trained(self, witness: ClusterMember, up_to: int) -> bool:
-        """Whether every sequence below `up_to` was applied, exactly once, by a member that saw it
-        all.
+        """Return whether a member that was present all the time applied every sequence below
+        `up_to` exactly once.
         """
         done = applied_sequences(witness.event_log)
         return len(done) >= up_to and done[up_to - 1] == up_to - 1
 
     def in_epoch(self, member: ClusterMember) -> bool:
-        """Whether it is a healthy member of the running epoch."""
+        """Return whether the member is healthy and in the current epoch."""
         seat = self.seat(member)
         return seat is not None and seat.state is MemberState.HEALTHY
 
     def kill_all(self) -> None:
-        """kill -9 of everybody."""
+        """Kill all members with kill -9."""
         for member in self.members:
             for process in member.processes:
                 process.kill()

@@ -1,4 +1,4 @@
-"""Networks of both engines, a run of three members to disturb, and the processes behind them."""
+"""Fixtures: networks of both engines, a run of three members, and their processes."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from e2e.wheel_install import Installed, install
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Each case has its own deadlines; a machine that is busy with other things must not make them
-    fail.
+    """Raise the timeout of these tests: each has its own deadlines, and a busy machine must not
+    make it fail.
     """
     for item in items:
         if item.nodeid.startswith("tests/e2e/"):
@@ -29,7 +29,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True, scope="module")
 def _own_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """No variable, wallet or cache of the person who runs the tests reaches a command."""
+    """Hide the variables, wallet and caches of the person who runs the tests from commands."""
     with pytest.MonkeyPatch.context() as patch:
         for name in (
             "RPC",
@@ -41,7 +41,7 @@ def _own_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
         ):
             patch.delenv(name, raising=False)
         if binary := validator_binary():
-            # it may be in the home directory that is replaced here
+            # it may be in the home directory, which is replaced here
             patch.setenv("AFTERMATH_VALIDATOR", str(binary))
         patch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
         patch.setenv("OMP_NUM_THREADS", "1")
@@ -52,8 +52,8 @@ def _own_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
 def xprocess(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[XProcess]:
-    """pytest-xprocess with a directory of this session: no process id of an earlier one
-    is in it.
+    """Provide pytest-xprocess with a new directory for this session, without process ids of an
+    earlier one.
     """
     root = py.path.local(tmp_path_factory.mktemp("processes"))
     with XProcess(request.config, root) as processes:
@@ -91,7 +91,7 @@ def engine(request: pytest.FixtureRequest) -> str:
 def network(
     engine: str, xprocess: XProcess, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Network]:
-    """A running local network of either engine."""
+    """Return a running local network of either engine."""
     running = Network(xprocess, engine, tmp_path_factory.mktemp(f"network-{engine}"))
     yield running
     running.process.kill()
@@ -99,7 +99,7 @@ def network(
 
 @pytest.fixture
 def cluster(network: Network, xprocess: XProcess, tmp_path: Path) -> Iterator[TrainingCluster]:
-    """A run of the test's own, not configured yet."""
+    """Return a run for this test that is not configured yet."""
     cluster = TrainingCluster(network, xprocess, tmp_path)
     yield cluster
     cluster.kill_all()

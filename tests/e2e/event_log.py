@@ -1,4 +1,4 @@
-"""Read the event files of a run's members, and check what must hold in them."""
+"""Read and check the event files of a run's members."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class EventLog:
 
     @property
     def events(self) -> list[Event]:
-        """Everything written so far."""
+        """Return all events so far."""
         if self._reader is None and self._directory.exists():
             self._reader = EventReader([self._directory])
         self._events += [flat(event) for event in self._reader.read()] if self._reader else []
         return self._events
 
     def events_of(self, kind: str, since: int = 0, **fields: Any) -> list[Event]:
-        """The events of a kind with these fields, from number `since` on."""
+        """Return the events of a kind with these field values, from number `since` on."""
         return [
             event
             for event in self.events[since:]
@@ -37,7 +37,7 @@ class EventLog:
         ]
 
     def position(self) -> int:
-        """How many events there are; for `since`."""
+        """Return the number of events, for use as `since`."""
         return len(self.events)
 
 
@@ -56,7 +56,7 @@ def compare_replicas(event_logs: dict[str, EventLog]) -> int:
 
 
 def applied_sequences(event_log: EventLog) -> list[int]:
-    """The sequences whose results this member applied; each may be there once only."""
+    """Return the sequences whose results this member applied. Fail if one occurs twice."""
     counts: Counter[int] = Counter()
     for event in event_log.events_of("applied"):
         for start, stop in event["sequences"]:

@@ -1,8 +1,8 @@
-"""Members forked from a process that has imported all they need: a start takes milliseconds, not
-CPU seconds.
+"""Fork members from a process that has already imported everything: a start takes milliseconds
+instead of CPU seconds.
 
-For tests of what members do together. That the command starts from nothing is for the tests of the
-local testnet, the compose file, the wheel and the centralized server to show.
+Use it for tests of several members. The tests of the local testnet, the compose file, the wheel and
+the centralized server start the real command.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _LONGEST = 1 << 18  # bytes of a request
 
 
 class Forked:
-    """A child process that was forked elsewhere, with the part of subprocess.Popen that
-    tests use.
+    """A child process that the fork server started. It has the part of subprocess.Popen's interface
+    that tests use.
     """
 
     def __init__(self, pid: int) -> None:
@@ -52,13 +52,13 @@ class Forked:
         return code
 
     def send_signal(self, number: int) -> None:
-        """Signal it, if it runs."""
+        """Send a signal, if the process runs."""
         if self.poll() is None:
             os.kill(self.pid, number)
 
 
 class ForkServer:
-    """The process that members are forked from. It has one thread, and makes no other."""
+    """The process from which members are forked. It has only one thread."""
 
     def __init__(self) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -72,9 +72,9 @@ class ForkServer:
         """Start `aftermath-solana ARGUMENTS`; its output goes to `log`."""
         request = json.dumps([list(arguments), str(log), dict(environment), os.getcwd()]).encode()
         assert len(request) < _LONGEST
-        # The server's child ends at once, and its own child, the member, becomes one of this
-        # process: it can be waited for, its CPU seconds count for the test, and its parent is who
-        # started it.
+        # The server's child ends at once, and its own child, the member, becomes a child of this
+        # process. So this process can wait for the member, the member's CPU seconds count for the
+        # test, and its parent is the process that started it.
         _adopt_orphans(True)
         try:
             self._socket.send(request)
@@ -84,14 +84,14 @@ class ForkServer:
         return Forked(pid)
 
     def close(self) -> None:
-        """End the server. Members stay."""
+        """End the server. Members continue."""
         self._socket.close()
         self._process.wait(30)
 
 
 @cache
 def fork_server() -> ForkServer:
-    """Return this process's server, started when it is first needed."""
+    """Return this process's fork server. Start it at the first call."""
     return ForkServer()
 
 
@@ -118,7 +118,7 @@ def _serve(requests: socket.socket) -> None:
     import aftermath.train.session
 
     torch.set_num_threads(1)
-    aftermath.optim.proof.unfit()  # loads the compiled kernels, which members then share
+    aftermath.optim.proof.unfit()  # load the compiled kernels, which members then share
     threads = len(os.listdir("/proc/self/task"))
     assert threads == 1, f"{threads} threads: what is forked would lack all but one"
     while request := requests.recv(_LONGEST):
@@ -137,7 +137,7 @@ def _serve(requests: socket.socket) -> None:
 
 
 def _become(arguments: list[str], log: str, environment: dict[str, str], place: str) -> NoReturn:
-    """Be the command, as in a process of its own."""
+    """Run the command as in a new process."""
     code = 1
     try:
         os.setsid()
@@ -149,7 +149,7 @@ def _become(arguments: list[str], log: str, environment: dict[str, str], place: 
         os.environ.update(environment)
         sys.argv = ["aftermath-solana", *arguments]
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        # Modules that read the environment when they are imported read this member's.
+        # Modules that read the environment at import must read this member's.
         from aftermath.cli.main import main
 
         main()

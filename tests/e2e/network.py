@@ -43,7 +43,7 @@ class Network:
         self.rpc, self.ws_rpc = addresses.groups()
 
     def _start(self, port: str) -> Running:
-        # there the cases would mostly wait for slots
+        # there the tests would mostly wait for slots
         slot = "200" if self.engine == "validator" else "400"
         command: list[str | Path] = [
             CONSOLE,
@@ -60,14 +60,14 @@ class Network:
 
     @property
     def at(self) -> list[str]:
-        """The options that name it on a command line."""
+        """The options that select this network on a command line."""
         return ["--rpc", self.rpc, "--ws-rpc", self.ws_rpc]
 
     # --- faults
 
     def go_down(self) -> None:
-        """The embedded network is killed with -9; the validator (which loses its last slots then)
-        is frozen.
+        """Kill the embedded network with -9, or freeze the validator, which would lose its last
+        slots otherwise.
         """
         if self.engine == "embedded":
             self.process.kill()
@@ -98,7 +98,7 @@ class Network:
 
 
 def read(rpc: str, address: Pubkey, parse: Callable[[bytes], T]) -> T:
-    """An account as it is now, understood by `parse`."""
+    """Read an account and parse it with `parse`."""
     options = {"encoding": "base64", "commitment": "confirmed"}
     reply: Any = ask(rpc, "getAccountInfo", str(address), options)
     return parse(base64.b64decode(reply["value"]["data"][0]))

@@ -1,6 +1,4 @@
-"""A network of machines that share no network of their own: Linux namespaces on one bridge. It
-needs root.
-"""
+"""Simulated machines on a LAN: Linux network namespaces on one bridge. Needs root."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ def _ip(*words: str) -> None:
 
 
 def possible() -> bool:
-    """Whether this process may make one."""
+    """Return whether this process may create namespaces."""
     return (
         os.geteuid() == 0
         and subprocess.run(["ip", "netns", "list"], capture_output=True, check=False).returncode
@@ -29,7 +27,7 @@ def possible() -> bool:
 
 @contextmanager
 def lan(count: int) -> Iterator[list[list[str]]]:
-    """Yield `count` machines, each as the words before a command that runs on it."""
+    """Yield `count` machines, each as the command prefix that runs a command on it."""
     bridge = f"am{os.getpid()}"
     spaces = [f"am{os.getpid()}n{index}" for index in range(count)]
     try:

@@ -1,7 +1,7 @@
-"""Real processes under pytest-xprocess: started without waiting, watched, ended the hard or the
-polite way.
+"""Real processes under pytest-xprocess: start them without waiting, watch them, and kill or
+interrupt them.
 
-Every start has a name of its own, so that no stale process id is ever signalled.
+Every start has its own name, so that no stale process id is signalled.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from xprocess import ProcessStarter, XProcess
 from e2e.fork_server import Forked, fork_server
 
 CONSOLE = Path(sys.executable).with_name("aftermath-solana")
-PATIENCE = 400.0  # seconds: a deadline for broken runs, not an expectation
-POLL = 0.1  # seconds: each look at a run is a request to its network
+PATIENCE = 400.0  # seconds: a deadline for broken runs, not an expected duration
+POLL = 0.1  # seconds: each check of a run sends a request to its network
 _numbers = itertools.count(1)
 
 
@@ -38,7 +38,7 @@ class Running:
         environment: Mapping[str, str] | None = None,
         ready: str | None = None,
     ) -> None:
-        """Start it, and wait until its output matches `ready` if that is given."""
+        """Start the process, and wait until its output matches `ready` if given."""
         self.name = f"{next(_numbers)}-{name}"
         kind = _starter(
             [str(word) for word in command], {**os.environ, **(environment or {})}, ready
@@ -57,7 +57,7 @@ class Running:
 
     @property
     def code(self) -> int | None:
-        """Exit status, or None while it runs."""
+        """The exit status, or None while the process runs."""
         code: int | None = self._child.poll()
         return code
 
@@ -70,30 +70,30 @@ class Running:
         return f"{self.name} ({'running' if self.code is None else self.code}) said last:\n{self.output[-1000:]}"
 
     def kill(self) -> None:
-        """kill -9, of its children too."""
+        """Kill the process and its children with kill -9."""
         self.expected = False
         for process in self._tree():
             process.kill()
         self._child.wait(30)
 
     def signal_all(self, number: int) -> None:
-        """Signal it and its children."""
+        """Send a signal to the process and its children."""
         for process in self._tree():
             process.send_signal(number)
 
     def interrupt(self, seconds: float) -> None:
-        """Ctrl-C, and wait until it is gone. Fails after `seconds`."""
+        """Press Ctrl-C and wait until the process ends. Fail after `seconds`."""
         self._child.send_signal(signal.SIGINT)
         self._child.wait(seconds)
 
     def wait(self, seconds: float = PATIENCE) -> int:
-        """Exit status, once it has ended by itself."""
+        """Wait until the process ends by itself, and return its exit status."""
         until(lambda: self.code is not None, f"{self.name} ends", seconds)
         assert self.code is not None
         return self.code
 
     def check(self) -> None:
-        """Fail if it ended with an error that nobody asked for."""
+        """Fail if the process ended with an unexpected error."""
         if self.expected and self.code not in (None, 0):
             raise AssertionError(f"ended with an error: {self.last_words}")
 
@@ -105,7 +105,7 @@ class Running:
 
 
 class RunningMember(Running):
-    """A member of a test, forked from a process that has imported all it needs."""
+    """A member that is forked from a process with all imports."""
 
     def __init__(
         self, name: str, arguments: Sequence[str | Path], logs: Path, environment: Mapping[str, str]
@@ -147,7 +147,9 @@ def until(
     seconds: float = PATIENCE,
     watched: Callable[[], None] = lambda: None,
 ) -> Any:
-    """Wait for a condition and return its (true) value; `watched` may raise to give up earlier."""
+    """Wait until a condition is truthy and return its value. `watched` may raise to give up
+    earlier.
+    """
     end = time.monotonic() + seconds
     while not (found := wanted()):
         watched()

@@ -1,4 +1,4 @@
-"""What a run is made of: a tiny model, tokens, and the config.toml that names both."""
+"""The inputs of a run: a tiny model, tokens, and the config.toml that names both."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class RunInputs:
         return replace(self, **other)
 
     def config(self, place: Path, *, one_bit: bool = True, **rules: int) -> Path:
-        """Write the config of a run with these rules; returns the file."""
+        """Write the config of a run with these rules, and return the file."""
         place.mkdir(parents=True, exist_ok=True)
         path = place / "config.toml"
         path.write_text(_toml(self, RULES | rules, one_bit))
@@ -50,9 +50,7 @@ class RunInputs:
 
 
 def make_run_inputs(root: Path, architecture: str = "llama") -> RunInputs:
-    """Initialise the model and tokenise a little of the standard library, with the scripts a user
-    has.
-    """
+    """Initialise the model and tokenise some of the standard library, with the user's commands."""
     scripts: tuple[tuple[str | Path, ...], ...] = (
         (
             "init-model.py",

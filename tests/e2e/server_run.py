@@ -1,4 +1,4 @@
-"""A run of a centralized server as real processes: the server, which can be killed, and its
+"""A run on a centralized server as real processes: the server, which can be killed, and its
 members.
 """
 
@@ -25,8 +25,8 @@ RUN = "central"
 
 @dataclass(frozen=True)
 class ServerRunOptions:
-    """Where the server listens and what its and its members' commands say more; `on`: the words
-    before a member's.
+    """The server's address, and additional options for the server and its members. `on`: words
+    before a member's command.
     """
 
     host: str = "127.0.0.1"
@@ -36,8 +36,8 @@ class ServerRunOptions:
 
 
 class ServerRun:
-    """A server on one state, and its members of tiers 0, 1 and 2, who share no directory for
-    finding each other.
+    """A server with one state directory, and its members of tiers 0, 1 and 2, which share no
+    discovery directory.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class ServerRun:
         self.server = Running(self._xprocess, "server", [*SCRIPT, *words], ready="server ready")
 
     def start(self, tier: int) -> str:
-        """Start the member of this tier; its name."""
+        """Start the member of this tier and return its name."""
         name = f"member-{tier}"
         key = self._place / f"{name}.key"
         if not key.exists():
@@ -152,7 +152,7 @@ class ServerRun:
             process.check()
 
     def until(self, wanted: Callable[[], bool], what: str) -> None:
-        """Wait for a condition; who ends with an error meanwhile fails the test."""
+        """Wait for a condition. Fail if a process ends with an error meanwhile."""
         try:
             until(wanted, what, PATIENCE, self.check)
         except AssertionError as error:
@@ -162,10 +162,10 @@ class ServerRun:
             raise
 
     def applied(self, name: str) -> int:
-        """How many rounds a member has applied."""
+        """Return the number of rounds that a member has applied."""
         return len(self.event_logs[name].events_of("applied"))
 
     def kill_all(self) -> None:
-        """kill -9 of everybody."""
+        """Kill all members with kill -9."""
         for process in (self.server, *self.members.values()):
             process.kill()

@@ -1,5 +1,5 @@
-"""A run for which one needs leave: refused without, admitted as a delegate, with the scripts a run
-owner uses.
+"""Tests of a run that needs an authorization: refused without one, admitted as a delegate, with the
+run owner's scripts.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ STEPS = 4
 
 
 def script(cluster: TrainingCluster, name: str, *words: str | Path) -> str:
-    """Run a shell script of the repository against the network; what it printed."""
+    """Run a shell script of the repository against the network, and return its output."""
     line = ["sh", ROOT / "scripts" / name, cluster.network.rpc, *words]
     path = f"{CONSOLE.parent}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(
@@ -37,7 +37,7 @@ def script(cluster: TrainingCluster, name: str, *words: str | Path) -> str:
 
 
 def refusal(cluster: TrainingCluster, member: ClusterMember) -> str:
-    """What a member says that is not admitted."""
+    """Return the error of a member that is not admitted."""
     process = cluster.start(member)
     process.expected = False
     assert process.wait() == 11
@@ -45,7 +45,7 @@ def refusal(cluster: TrainingCluster, member: ClusterMember) -> str:
     return process.output
 
 
-@pytest.mark.parametrize("engine", ["embedded"], indirect=True)  # both run the same program
+@pytest.mark.parametrize("engine", ["embedded"], indirect=True)  # both engines run the same program
 def test_permissioned_run_admits_delegates_only(
     cluster: TrainingCluster, run_inputs: RunInputs
 ) -> None:
@@ -75,7 +75,7 @@ def test_permissioned_run_admits_delegates_only(
     )
     assert all(str(member.wallet) in output for member in delegates)
 
-    output = refusal(cluster, stranger)  # it is still nobody's delegate
+    output = refusal(cluster, stranger)  # it is not a delegate yet
     assert f"wallet {stranger.wallet} is not admitted to run" in output
     for member in delegates:
         cluster.start(member, "--authorizer", str(grantee_key))

@@ -1,4 +1,4 @@
-"""What `train` says to a user who got something wrong: a sentence and a fix, exit code 1, no
+"""Tests of user mistakes with `train`: it prints a sentence and a fix, exits with 1, and shows no
 traceback.
 """
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow
 
 @dataclass
 class Scene:
-    """Runs on one network, with mistakes in them."""
+    """Runs with mistakes on one network."""
 
     network: Network
     xprocess: XProcess
@@ -39,7 +39,7 @@ class Scene:
     """Ports that stay occupied."""
 
     def run(self, name: str, run_inputs: RunInputs | None = None) -> TrainingCluster:
-        """A configured run, made when it is first asked for."""
+        """Return a configured run. Create it at the first call."""
         if name not in self.clusters:
             cluster = TrainingCluster(self.network, self.xprocess, self.place / name)
             cluster.configure((run_inputs or self.run_inputs).config(cluster.place))
@@ -103,7 +103,7 @@ def truncated_data(scene: Scene) -> list[str | Path]:
     tokens = shutil.copytree(scene.run_inputs.tokens, scene.place / "truncated")
     run = scene.run("truncated-data", scene.run_inputs.replacing(tokens=tokens))
     file = sorted(tokens.glob("*.bin"))[0]
-    os.truncate(file, file.stat().st_size - 1)  # after its owner has seen it whole
+    os.truncate(file, file.stat().st_size - 1)  # after its owner has seen all its parts
     return scene.line(run)
 
 
@@ -138,7 +138,7 @@ def occupied_port(scene: Scene) -> list[str | Path]:
 
 
 MISTAKES: dict[Mistake, tuple[str, str]] = {
-    # first, because it waits
+    # first, because it takes longest
     rpc_down: ("no Solana RPC endpoint answered", "pass another node with --rpc"),
     unknown_run: ("there is no run 'nowhere'", "list-runs"),
     wrong_program: ("there is no run", "--coordinator-program-id"),
@@ -164,7 +164,7 @@ def outcomes(
     run_inputs: RunInputs,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[dict[Mistake, Running]]:
-    """`train` with each mistake asked for; all are at work while the tests look at the first."""
+    """Start `train` with each selected mistake, all at once, and return the outcomes."""
     place = tmp_path_factory.mktemp("mistakes")
     scene = Scene(network, xprocess, run_inputs, place)
     parameters = [getattr(item, "callspec", None) for item in request.session.items]

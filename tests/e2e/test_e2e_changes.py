@@ -1,5 +1,5 @@
-"""A run whose members come, go, die and return, while it trains on; its replicas stay equal through
-all of it.
+"""Tests of a run whose members join, leave, crash and return while it trains. Its replicas stay
+equal.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from e2e.cluster import ClusterMember, TrainingCluster
 from e2e.network import Network
 from e2e.run_inputs import RunInputs
 
-ROUNDS = 20  # in an epoch: enough for a member that starts early in it to be in the next
+ROUNDS = 20  # rounds in an epoch: enough for a member that starts early in it to join the next
 DOWN_SECONDS = 10.0
-SIGINT_SECONDS = 20.0  # from Ctrl-C to the end of the process at most, however busy the machine is
+# maximum seconds from Ctrl-C to the end of the process, even on a busy machine
+SIGINT_SECONDS = 20.0
 ON_EMBEDDED = pytest.param("embedded", marks=pytest.mark.slow)
-# The main job runs on the validator in the slow tests (test_e2e_training.py).
+# A whole training runs on the validator in the slow tests (test_e2e_training.py).
 ON_VALIDATOR = pytest.param("validator", marks=pytest.mark.nightly)
 ONE_ENGINE = pytest.mark.parametrize("engine", [ON_EMBEDDED], indirect=True)
 BOTH_ENGINES = pytest.mark.parametrize("engine", [ON_EMBEDDED, ON_VALIDATOR], indirect=True)
@@ -33,7 +34,9 @@ def started(
     run_inputs: RunInputs,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[TrainingCluster]:
-    """A run that never ends, with members of tiers 0, 1 and 2, shared by the tests of this file."""
+    """Return a run that never ends, with members of tiers 0, 1 and 2. The tests of this file share
+    it.
+    """
     cluster = TrainingCluster(network, xprocess, tmp_path_factory.mktemp("cluster"))
     cluster.configure(
         run_inputs.config(cluster.place, rounds_per_epoch=ROUNDS, total_steps=100_000)
@@ -45,8 +48,8 @@ def started(
 
 @pytest.fixture
 def cluster(started: TrainingCluster) -> Iterator[TrainingCluster]:
-    """That run, with its first three members healthy and training; afterwards all replicas are
-    compared.
+    """Return that run once its first three members are healthy and train. Compare all replicas
+    afterwards.
     """
     for member in started.members[:3]:
         if member.process.code is not None:
@@ -58,7 +61,7 @@ def cluster(started: TrainingCluster) -> Iterator[TrainingCluster]:
     started.compare_replicas()
 
 
-@BOTH_ENGINES  # the first one: it needs members that have seen everything
+@BOTH_ENGINES  # the first test, because it needs members that have seen everything
 def test_members_during_chain_outage_keep_running(cluster: TrainingCluster) -> None:
     members = cluster.members[:3]
     before = cluster.until_early_in_an_epoch()
@@ -110,7 +113,9 @@ def test_late_joiner_loads_model_and_leaves_on_two_ctrl_c(cluster: TrainingClust
 
 
 def leave(cluster: TrainingCluster, member: ClusterMember, *, twice: bool = False) -> None:
-    """Ctrl-C: it leaves the run on chain, quickly, and exits 0; the others continue."""
+    """Press Ctrl-C: the member leaves the run on chain quickly and exits with 0. The others
+    continue.
+    """
     cluster.until(lambda: cluster.in_epoch(member), "it is in an epoch")
     if twice:
         member.process.signal_all(signal.SIGINT)
@@ -122,14 +127,14 @@ def leave(cluster: TrainingCluster, member: ClusterMember, *, twice: bool = Fals
 
 
 def interrupt(member: ClusterMember) -> None:
-    """Ctrl-C: it ends by itself, and with 0."""
+    """Press Ctrl-C: the member ends by itself with 0."""
     member.process.interrupt(SIGINT_SECONDS)
     assert member.process.code == 0, member.process.output[-2000:]
 
 
 def has_left(cluster: TrainingCluster, member: ClusterMember) -> bool:
-    """Whether it is out of the running epoch (idle: that epoch has ended since) and does not want
-    the next.
+    """Return whether the member is not in the current epoch (idle: that epoch has ended since) and
+    not signed up for the next.
     """
     place = cluster.seat(member)
     assert place is not None
@@ -161,7 +166,7 @@ def test_second_process_with_same_wallet_is_refused(cluster: TrainingCluster) ->
     cluster.until_trains(member, mark, results=3)
 
 
-@ONE_ENGINE  # `make demo` shows it on both
+@ONE_ENGINE  # `make demo` tests it on both
 def test_killed_member_is_dropped_and_returns(cluster: TrainingCluster) -> None:
     """Other members train its share again."""
     victim = cluster.members[1]
@@ -217,7 +222,7 @@ def test_pause_and_resume_with_members_waiting(cluster: TrainingCluster) -> None
     assert run.current.roster.bit_count() >= 3
 
 
-@ONE_ENGINE  # the last one: the run drops this member only after a while
+@ONE_ENGINE  # the last test, because the run drops this member only after a while
 def test_ctrl_c_with_unresponsive_chain_ends_member(cluster: TrainingCluster) -> None:
     member = cluster.members[1]
     cluster.until(lambda: cluster.in_epoch(member), "it is in an epoch")

@@ -1,7 +1,7 @@
-"""The services of compose.yaml as processes of this machine, with its very commands, their health
-and their order.
+"""Tests that run the services of compose.yaml as processes of this machine, with the file's
+commands, health checks and order.
 
-What this cannot see is Docker's own part: the image, volumes, and what a container may not do.
+They do not cover Docker itself: the image, volumes, and restrictions of containers.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ IMAGE_HEALTH: list[str] = json.loads(
 
 
 class Machine:
-    """Stands for the containers: their volumes are directories here, and their ports others that
-    are free.
+    """Stands in for the containers: volumes are directories here, and ports are replaced by free
+    ones.
     """
 
     def __init__(self, xprocess: XProcess, place: Path) -> None:
@@ -75,14 +75,14 @@ class Machine:
         return Running(self._xprocess, service.name, line, self.environment(service))
 
     def well(self, service: Service) -> bool:
-        """What Docker would ask the service."""
+        """Return whether the service passes its health check."""
         line = [self._here(word) for word in service.health or IMAGE_HEALTH]
         own = os.environ | self.environment(service)
         return subprocess.run(line, env=own, capture_output=True, check=False).returncode == 0
 
 
 def shorter(config: Path) -> None:
-    """Change the run to fewer and smaller steps, on a smaller text."""
+    """Change the run to fewer and smaller steps on a smaller text."""
     text = config.read_text()
     changes = [("total_steps", 48, 24), ("rounds_per_epoch", 24, 8)]
     changes += [("global_batch_size_start", 48, 12), ("global_batch_size_end", 48, 12)]

@@ -1,4 +1,4 @@
-"""Members that tests fork are processes as commands are: children with an exit status, output and
+"""Tests that forked members behave like real processes: children with an exit status, output and
 signals.
 """
 

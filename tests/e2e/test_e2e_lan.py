@@ -1,6 +1,4 @@
-"""Members on machines of a network without the internet: they name each other, and nothing else
-tells them.
-"""
+"""Tests of members on a LAN without internet access. They find each other only with --peer."""
 
 from __future__ import annotations
 
@@ -24,19 +22,21 @@ PORT = 4800
 
 
 def p2p_key(cluster: TrainingCluster, member: ClusterMember) -> str:
-    """What `show-identity` calls p2p."""
+    """Return the p2p key that `show-identity` prints."""
     return identity_public(identity_secret(cluster.run_id, load_wallet(member.key), None)).hex()
 
 
 def fund(network: Network, wallet: Pubkey) -> None:
-    """Test SOL, which commands ask for by themselves on their own machine only."""
+    """Request test SOL. Commands do this by themselves only if the network is on their machine."""
     ask(network.rpc, "requestAirdrop", str(wallet), 2_000_000_000)
 
 
 def test_members_with_static_peers_train_to_end(
     xprocess: XProcess, run_inputs: RunInputs, tmp_path: Path
 ) -> None:
-    """The first names nobody, the second the first, the third both: of every two one is enough."""
+    """The first names nobody, the second names the first, and the third names both. For each pair,
+    one is enough.
+    """
     if not possible():
         pytest.skip("network namespaces need root and iproute2")
     with lan(3) as machines:
@@ -70,8 +70,8 @@ def test_members_with_static_peers_train_to_end(
                     "--discovery-dir",
                     home / "peers",
                 )
-                # No RPC of another machine has this one open local paths, so the options say where
-                # they are.
+                # With an RPC on another machine, a member opens no local paths of the run, so the
+                # options pass them.
                 files = ("--model-path", run_inputs.model, "--data-path", run_inputs.tokens)
                 cluster.start(
                     member, *way, *peer, *files, on=machine, HOME=str(home), TMPDIR=str(home)

@@ -1,4 +1,6 @@
-"""The local testnet, whole: on the embedded chain with a client that dies, and on a server."""
+"""Tests of whole local testnets: on the embedded chain with a client that is killed, and on a
+server.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,7 @@ def start(xprocess: XProcess, config: Path, place: Path, *words: str | Path | in
 
 
 def said(testnet: Running) -> dict[str, Any]:
-    """The document at the end of its output, which its lines come before."""
+    """Return the JSON document at the end of the output, after the lines."""
     document: dict[str, Any] = json.loads(testnet.output[testnet.output.index("\n{\n") :])
     return document
 
@@ -49,7 +51,7 @@ def event_logs(place: Path, count: int) -> dict[str, EventLog]:
 def test_embedded_testnet_with_killed_member_finishes(
     xprocess: XProcess, run_inputs: RunInputs, tmp_path: Path
 ) -> None:
-    # Two suffice while the third is away, and no round waits long for it.
+    # Two are enough while the third is away, and no round waits long for it.
     rules = SHORT | {"rounds_per_epoch": 12, "total_steps": 36, "max_round_train_time": 12}
     config = run_inputs.config(tmp_path / "config", **rules)
     place = tmp_path / "testnet"

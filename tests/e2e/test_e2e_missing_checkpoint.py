@@ -1,4 +1,4 @@
-"""A run whose named checkpoint is not there: a newcomer obtains the model all the same."""
+"""Tests of a run whose recorded checkpoint is missing: a newcomer still gets the model."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def trained(
     run_inputs: RunInputs,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[TrainingCluster]:
-    """A run that never ends, after its first epoch, for all tests; the model that it began with is
-    its own copy.
+    """Return a run that never ends, after its first epoch, for all tests. It has its own copy of
+    the initial model.
     """
     cluster = TrainingCluster(network, xprocess, tmp_path_factory.mktemp("cluster"))
     model = shutil.copytree(run_inputs.model, cluster.place / "first-model")
@@ -46,8 +46,8 @@ def trained(
 
 
 def name_place(cluster: TrainingCluster, place: Path) -> None:
-    """Name a directory with the right hashes, as any member of tier 0 can: nobody looks whether it
-    is there.
+    """Record a directory with the right hashes, as any tier-0 member can. Nobody checks that it
+    exists.
     """
 
     async def send() -> None:
@@ -105,7 +105,7 @@ def test_missing_checkpoint_falls_back_to_earlier_one(
     newcomer.process.interrupt(LEAVING_SECONDS)
 
 
-@pytest.mark.slow  # the last one, since it deletes the run's places
+@pytest.mark.slow  # the last test, because it deletes the run's checkpoints
 def test_newcomer_without_any_checkpoint_asks_members_for_model(
     trained: TrainingCluster,
 ) -> None:
@@ -120,4 +120,4 @@ def test_newcomer_without_any_checkpoint_asks_members_for_model(
     kept = trained.until(
         lambda: newcomer.event_log.events_of("checkpoint"), "it keeps a checkpoint"
     )[-1]
-    assert (Path(kept["path"]) / "tokenizer.json").is_file()  # which it has from the others
+    assert (Path(kept["path"]) / "tokenizer.json").is_file()  # which it has from the other members

@@ -1,9 +1,7 @@
-"""What the pages for owners, providers and researchers tell them to type, typed as it stands there,
-by the package.
+"""Tests that run the command lines of the owner, provider and researcher pages unchanged.
 
-Only where the network is, and that members stay on this machine, comes from the environment; a
-run's limits are made smaller in the file that `init` wrote, as its owner may, and a comparison has
-fewer steps.
+Only the network's address, and that members stay on this machine, comes from the environment. The
+config that `init` wrote gets smaller limits, and a comparison gets fewer steps.
 """
 
 from __future__ import annotations
@@ -40,7 +38,7 @@ SMALLER = {
 
 
 def page_commands(page: str, heading: str) -> Iterator[str]:
-    """The lines of the shell blocks under a heading of a page, continuations joined."""
+    """Return the lines of the shell blocks under a heading of a page, with continuations joined."""
     text = (ROOT / "docs" / page).read_text()
     _, found, rest = text.partition(f"\n## {heading}\n")
     assert found, f"{page} has no {heading!r}"
@@ -53,7 +51,7 @@ def page_commands(page: str, heading: str) -> Iterator[str]:
 
 @dataclass
 class ShellUser:
-    """A user at a shell of this machine, where the package is installed."""
+    """A user in a shell on this machine, with the package installed."""
 
     place: Path
     variables: dict[str, str]
@@ -61,7 +59,7 @@ class ShellUser:
     left: list[Running] = field(default_factory=list)
 
     def run(self, line: str) -> str:
-        """Run it to its end, which must be good; what it printed."""
+        """Run a command, which must succeed, and return its output."""
         done = subprocess.run(
             ["bash", "-c", line],
             cwd=self.place,
@@ -112,8 +110,8 @@ def user(installed: Installed, xprocess: XProcess, tmp_path: Path) -> Iterator[S
 
 
 def at_network(user: ShellUser, line: str) -> None:
-    """Start the network by the page's line, on free ports, and let every further command
-    find it.
+    """Start the network with the page's line on free ports, and let all further commands find
+    it.
     """
     network = user.start(f"{line} --port 0 --slot-ms 50", ready="localnet ready")
     found = re.search(r"rpc=(\S+) ws=(\S+)", network.output)
@@ -122,7 +120,7 @@ def at_network(user: ShellUser, line: str) -> None:
 
 
 def test_owner_and_provider_pages_complete_whole_run(user: ShellUser) -> None:
-    """An owner, a provider and a user who keeps the model, each by the page for them."""
+    """Follow the pages for an owner, for a provider and for a user of the model."""
     network, *lines = page_commands("owner.md", "The first time, on this machine alone")
     at_network(user, network)
     for line in lines:
@@ -191,7 +189,7 @@ def event_log(user: ShellUser, where: str) -> EventLog:
 
 
 def make_smaller(config: Path) -> None:
-    """A quarter of its batch, epoch and warm-up, so that a few minutes see it all."""
+    """Use a quarter of the batch, epoch and warm-up, so that the run takes a few minutes."""
     text = config.read_text()
     for key, value in SMALLER.items():
         text, count = re.subn(rf"(?m)^{key} = {value}$", f"{key} = {value // 4}", text)
@@ -200,7 +198,7 @@ def make_smaller(config: Path) -> None:
 
 
 def test_researcher_page_comparison_runs(user: ShellUser) -> None:
-    """In a checkout, which is what that page is about."""
+    """Run in a checkout, which that page assumes."""
     for name in ("scripts", "config", "client", "benchmarks"):
         (user.place / name).symlink_to(ROOT / name)
     assert list(page_commands("researcher.md", "Install")) == INSTALLING

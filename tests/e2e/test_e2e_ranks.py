@@ -1,5 +1,5 @@
-"""A member of two ranks in a run with members of one: the same replicas everywhere, and a rank that
-is killed.
+"""Tests of a member with two ranks in a run with members of one rank: equal replicas, and a killed
+rank.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ EMBEDDED = pytest.mark.parametrize("engine", ["embedded"], indirect=True)
 
 
 def ranks_of(member: ClusterMember) -> list[psutil.Process]:
-    """The processes of its other ranks."""
+    """Return the processes of the member's other ranks."""
     found = []
     for child in psutil.Process(member.process.pid).children():
-        with suppress(psutil.NoSuchProcess):  # others come and go
+        with suppress(psutil.NoSuchProcess):  # other processes come and go
             if "aftermath.parallel.worker" in child.cmdline():
                 found.append(child)
     return found
@@ -35,7 +35,7 @@ def ranks_of(member: ClusterMember) -> list[psutil.Process]:
 def test_two_ranks_equal_one_and_killed_rank_ends_member(
     cluster: TrainingCluster, run_inputs: RunInputs
 ) -> None:
-    # so that everybody has a share
+    # so that every member has a share
     batch = {"global_batch_size_start": 48, "global_batch_size_end": 48}
     cluster.configure(
         run_inputs.config(
@@ -77,7 +77,7 @@ def test_two_ranks_equal_one_and_killed_rank_ends_member(
 
     run = cluster.until_run(lambda run: run.state is RunState.FINISHED, "the run finishes")
     assert [member.process.wait() for member, _ in others] == [0, 0]
-    rank.wait(10)  # it ends with its member
+    rank.wait(10)  # the rank ends with its member
     assert cluster.compare_replicas() > 5 * (ROUNDS + 1)
     assert run.lost_sequences == 0
     for member, mark in others:

@@ -1,4 +1,4 @@
-"""What survives the death of all members at once."""
+"""Tests of a run whose members are all killed at once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ STEPS = 12
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ["embedded"], indirect=True)  # no engine knows of members
+# members do not depend on the engine
+@pytest.mark.parametrize("engine", ["embedded"], indirect=True)
 def test_run_with_all_members_killed_resumes_from_checkpoint(
     cluster: TrainingCluster, run_inputs: RunInputs
 ) -> None:
@@ -37,8 +38,8 @@ def test_run_with_all_members_killed_resumes_from_checkpoint(
     assert model.checkpoint_hashes == dead.level_hashes
     assert saved_steps(cluster.place / "checkpoints", cluster.run_id)
 
-    # The dead are signed up for the next epoch. It must not begin before all are back, however long
-    # they take to start.
+    # The killed members are signed up for the next epoch. It must not begin before all are back,
+    # however long they take to start.
     cluster.command("set-paused", "pause", "--run-id", cluster.run_id)
     marks = [member.event_log.position() for member in members]
     for member in members:

@@ -39,7 +39,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def hub(tmp_path: Path) -> Iterator[Hub]:
-    """The Hub with the repository that the file names, which holds a smaller Llama."""
+    """Provide a Hub with the repository that the file names. It has a smaller Llama."""
     write_checkpoint(tmp_path / "model", init_weights(CONFIG, 0), CONFIG, tier=0, companions={})
     hub = Hub()
     with serving_hub(hub):
@@ -51,7 +51,7 @@ def hub(tmp_path: Path) -> Iterator[Hub]:
 
 @pytest.fixture
 def bucket() -> Iterator[Web]:
-    """The bucket that the file names, with two files."""
+    """Provide the bucket that the file names, with two files."""
     draw = np.random.default_rng(4)
     with serving() as web:
         names = [f"{FOLDER}/{number}_00.ds" for number in (0, 1)]
@@ -65,8 +65,8 @@ def bucket() -> Iterator[Web]:
 
 
 def configured(cluster: TrainingCluster) -> dict[str, Any]:
-    """What `update-config` says, in a process of its own, because this one has looked already where
-    the Hub is.
+    """Run `update-config` in a new process, because this one has already read the Hub's address.
+    Return its output.
     """
     line = [
         "update-config",

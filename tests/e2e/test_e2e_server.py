@@ -1,8 +1,7 @@
-"""A run without a chain: a server and three members as real processes, and kill -9 of the one and
-of the others.
+"""Tests of a run on a server with three members as real processes, which are killed with kill -9.
 
-The members share nothing but the server's address: it tells them where their peers are, and serves
-their tokens.
+The members share only the server's address. The server sends them the addresses of their peers and
+serves their tokens.
 """
 
 from __future__ import annotations
@@ -22,15 +21,15 @@ from e2e.server_run import ServerRun, ServerRunOptions
 pytestmark = pytest.mark.slow
 STEPS = 24
 BATCH = 9
-LATE = 4  # rounds whose data may be done again after the run's end
+LATE = 4  # rounds whose data may still be in the backlog at the run's end
 
 
 def check_whole(server_run: ServerRun, name: str, steps: int) -> None:
-    """A member that was there all the time applied every step once, no sequence twice, and learnt
-    something.
+    """Check that a member that was present all the time applied every step once and no sequence
+    twice, and that its loss fell.
 
-    Shares of the last rounds that a killed or slow member left undone are in the run's backlog when
-    it ends.
+    Shares of the last rounds that a killed or slow member did not train are in the backlog when the
+    run ends.
     """
     event_log = server_run.event_logs[name]
     assert [event["step"] for event in event_log.events_of("applied")] == list(range(1, steps + 1))

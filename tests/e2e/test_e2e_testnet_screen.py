@@ -1,5 +1,5 @@
-"""The screen of a local testnet on a real terminal: left by a key, killed itself, and where there
-are lines.
+"""Tests of a local testnet's screen on a real terminal: quit by a key, killed, and replaced by
+lines.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def test_killed_testnet_ends_its_processes_and_resets_terminal(
         terminal.shows("2 of 2 run")
         deadline = time.monotonic() + PATIENCE
         while len(descendants := family(terminal)) < 7 and time.monotonic() < deadline:
-            time.sleep(0.1)  # the clients run, and what they start may not yet
+            time.sleep(0.1)  # the clients run, but their child processes may not run yet
         assert len(descendants) >= 7
         terminal.process.send_signal(signal.SIGKILL)
         terminal.shows("the process has ended without a word; it said last:")

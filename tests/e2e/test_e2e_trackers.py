@@ -1,4 +1,4 @@
-"""Experiment trackers of real members: their runs there have what each told in its events."""
+"""Tests of experiment trackers with real members: the tracked runs match the members' events."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The main job: three members of tiers 0, 1 and 2 train one model from the first to the
-last step.
+"""Tests of whole trainings: members of tiers 0, 1 and 2 train one model from the first to the last
+step.
 """
 
 from __future__ import annotations
@@ -66,10 +66,10 @@ def test_three_tiers_train_two_epochs(cluster: TrainingCluster, run_inputs: RunI
 def test_other_architectures_with_evaluated_member_train(
     cluster: TrainingCluster, tmp_path: Path, architecture: str
 ) -> None:
-    """NanoGPT, with all of its ideas, and DeepSeek, whose experts are cut into tiers, in rounds
-    that do not overlap.
+    """Train NanoGPT with all its features, and DeepSeek with experts cut into tiers, without
+    overlap.
 
-    The whole model is asked between rounds: it tells what it can do, and nobody waits for it.
+    A member evaluates the whole model between rounds, and nobody waits for it.
     """
     rules = {"rounds_per_epoch": STEPS // EPOCHS, "total_steps": STEPS, "overlap": 0}
     cluster.configure(make_run_inputs(tmp_path, architecture).config(cluster.place, **rules))
@@ -99,8 +99,8 @@ def test_other_architectures_with_evaluated_member_train(
         assert [event["step"] for event in member.event_log.events_of("applied")] == list(
             range(1, STEPS + 1)
         )
-        # Not every round: who was busy when its speed was measured gets few sequences, and in some
-        # rounds none.
+        # Not every round: a member that was busy during its speed measurement gets few sequences,
+        # and in some rounds none.
         losses = [event["loss"] for event in member.event_log.events_of("trained")]
         assert losses[-1] < losses[0] - 0.5
         assert not member.event_log.events_of("warning")

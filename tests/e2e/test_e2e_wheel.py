@@ -1,5 +1,5 @@
-"""What is built of a checkout serves without it: an sdist, and a wheel made of that, in a clean
-environment.
+"""Tests that an sdist, and a wheel built from it, work in a clean environment without the
+checkout.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""What is built of a checkout, in an environment of its own: an sdist, a wheel of that, and the
-wheel installed.
+"""Build an sdist of the checkout and a wheel from it, and install the wheel in a new
+environment.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ OURS = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
 
 @dataclass(frozen=True)
 class Installed:
-    """An environment with the package and, from the tests' own environment, what it needs."""
+    """An environment with the package, and with its dependencies from the tests' environment."""
 
     place: Path
     sdist: Path
@@ -40,12 +40,12 @@ class Installed:
 
 
 def without_us() -> dict[str, str]:
-    """The environment but for what leads to the checkout."""
+    """Return the environment variables without those that point to the checkout."""
     return {name: value for name, value in os.environ.items() if name not in OURS}
 
 
 def install(place: Path) -> Installed:
-    """Build and install both there; skips the test where hatchling cannot be had."""
+    """Build both and install the wheel there. Skip the test if hatchling is not available."""
     venv.create(place / "venv", with_pip=True)
     python = str(place / "venv" / "bin" / "python")
     pip = [python, "-m", "pip", "--disable-pip-version-check", "-q"]

@@ -7,7 +7,7 @@ from aftermath.server.accounts import MAX_ADDRESSES, NEW_IN_TOTAL, NEW_PER_ADDRE
 
 
 def accepted(new: NewIdentities, address: str, requested: int) -> int:
-    """Return how many of the requested new identities an address gets."""
+    """Return how many new identities an address gets of those that it requests."""
     for count in range(requested):
         try:
             new.count(address)

@@ -1,4 +1,4 @@
-"""How a server creates its run from the state file, and what a changed file does later."""
+"""Tests of how a server creates its run from the state file, and of changed files later."""
 
 from __future__ import annotations
 

@@ -210,9 +210,9 @@ class RpcPool:
         """Return the result of `ask` for a node that answers. Try for `patience` seconds, with
         `attempt` seconds per try.
 
-        Raises Unavailable when no node answered in time, RpcRejected when all nodes call the
-        request malformed and none has ever answered one of its kind, TransactionFailed when the
-        cluster refused a transaction, and WrongCluster when every node serves another cluster.
+        Raises Unavailable if no node answered in time, TransactionFailed if the cluster refused a
+        transaction, and WrongCluster if every node serves another cluster. Raises RpcRejected if
+        all nodes call the request malformed and none has ever answered one of its kind.
         """
         patience = self.patience if patience is None else patience
         attempt = attempt or min(self.attempt, patience / self._tries)

@@ -132,15 +132,15 @@ class RunTransactions:
         keys = message.account_keys
         for one in message.instructions:
             ours = one.program_id_index < len(keys) and keys[one.program_id_index] == self._program
-            said = _witness().read(one.data) if ours else None
-            if said is not None:
-                yield _witness_figures(said)
+            arguments = _witness().read(one.data) if ours else None
+            if arguments is not None:
+                yield _witness_figures(arguments)
 
 
-def _witness_figures(said: np.void) -> WitnessFigures:
-    step, loss, tokens, traffic = (int(said["metadata"][name]) for name in _METADATA)
+def _witness_figures(arguments: np.void) -> WitnessFigures:
+    step, loss, tokens, traffic = (int(arguments["metadata"][name]) for name in _METADATA)
     return WitnessFigures(
-        int(said["at"]["epoch"]),
+        int(arguments["at"]["epoch"]),
         step,
         None if loss in (0, U32_MAX) else loss / 1000,
         tokens,

@@ -41,12 +41,12 @@ PANELS = (
 def lab_options() -> list[inspect.Parameter]:
     """Return an option per field of `LabSettings` and per option of an optimizer."""
     panels = {name: panel for panel, names in PANELS for name in names}
-    found = []
+    options = []
     for setting in settings_of(LabSettings):
         own = [Setting(name, kind, None) for name, kind in OPTIMIZER_OPTIONS.items()]
         for one in own if setting.name == "options" else [setting]:
-            found.append(setting_option(one, panel=panels[setting.name]))
-    return found
+            options.append(setting_option(one, panel=panels[setting.name]))
+    return options
 
 
 @command(

@@ -168,7 +168,7 @@ def _model(ask: Ask, tokenizer: Tokenizer, window: int) -> Any:
 
         def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = False) -> list[float]:
             del disable_tqdm
-            found = []
+            likelihoods = []
             for request in requests:
                 windows = get_rolling_token_windows(
                     token_list=self.tok_encode(request.args[0]),
@@ -177,8 +177,8 @@ def _model(ask: Ask, tokenizer: Tokenizer, window: int) -> Any:
                     context_len=1,
                 )
                 parts = [(None, *make_disjoint_window(pair)) for pair in windows]
-                found.append(sum(nats for nats, _ in self._loglikelihood_tokens(parts)))
-            return found
+                likelihoods.append(sum(nats for nats, _ in self._loglikelihood_tokens(parts)))
+            return likelihoods
 
         def generate_until(self, requests: Any, disable_tqdm: bool = False) -> list[str]:
             del disable_tqdm

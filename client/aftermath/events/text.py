@@ -63,10 +63,10 @@ class Sentences:
             isinstance(event, event_types.RoundStarted) and event.height
         ):  # each has its own lines
             return None
-        said = msgspec.structs.asdict(event)
+        values = msgspec.structs.asdict(event)
         fields = {
             name: escape(printable(v, keep="\n")) if isinstance(v, str) else v
-            for name, v in said.items()
+            for name, v in values.items()
         }
         if isinstance(event, event_types.ShareTrained) and event.loss is None:
             fields["loss"] = math.nan
@@ -143,8 +143,8 @@ def _model_of(event: event_types.RunFinished, place: object) -> str:
 
 def in_full(event: event_types.Event) -> str:
     """Return an event without a sentence in full: its kind and all its fields."""
-    said = {name: value for name, value in plain(event).items() if name not in ("kind", "t")}
-    shown = ", ".join(f"{name} {value}" for name, value in said.items())
+    fields = {name: value for name, value in plain(event).items() if name not in ("kind", "t")}
+    shown = ", ".join(f"{name} {value}" for name, value in fields.items())
     return escape(printable(f"{type(event).__struct_config__.tag}: {shown}"))
 
 

@@ -66,12 +66,12 @@ class TrackerOptions:
 
     def sinks(self) -> list[Tracking]:
         """Return one sink per tracker. Nothing is opened yet."""
-        found = []
+        trackers = []
         if self.wandb_project is not None:
-            found.append(Tracking("wandb", self._wandb))
+            trackers.append(Tracking("wandb", self._wandb))
         if self.trackio_project is not None:
-            found.append(Tracking("trackio", self._trackio))
-        return found
+            trackers.append(Tracking("trackio", self._trackio))
+        return trackers
 
     def _wandb(self, started: event_types.MemberStarted) -> Tracker:
         wandb = _imported("wandb", "init")
@@ -162,19 +162,19 @@ def _check_wandb() -> None:
     wandb = _imported("wandb", "login")
 
     def ready() -> bool:
-        told = wandb.setup(wandb.Settings(silent=True)).settings.mode
-        return told in ("offline", "dryrun", "disabled") or bool(
+        mode = wandb.setup(wandb.Settings(silent=True)).settings.mode
+        return mode in ("offline", "dryrun", "disabled") or bool(
             wandb.login(prompt=False, verify=False)
         )
 
     try:
-        found = within(_LOOK_SECONDS, ready, TimeoutError())
+        is_usable = within(_LOOK_SECONDS, ready, TimeoutError())
     except TimeoutError:
         return  # a call that hangs here must not delay the member; the tracker's thread will warn
     except Exception as error:  # an environment variable or settings file that wandb cannot use
         first = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise Unsuitable(f"--wandb-project: wandb refuses its settings: {first}", _KEY) from None
-    if not found:
+    if not is_usable:
         raise Unsuitable("--wandb-project: no API key of Weights & Biases was found", _KEY)
 
 

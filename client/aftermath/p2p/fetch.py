@@ -71,10 +71,11 @@ class HolderLacks(Exception):
 class Fetch:
     """One call of `Transport.fetch`.
 
-    If every active holder is silent or too slow for the deadline, one more is asked. Waiting is
-    counted in ticks, so that no holder is blamed for a pause of this process. The digest is checked
-    at the end. If it is wrong and one holder gave everything, that holder lied. Otherwise holders
-    are asked one at a time, and the one whose bytes differ from the verified blob is blamed.
+    If every active holder is silent or too slow for the deadline, the fetch asks one more. Waiting
+    is counted in ticks, so that no holder is blamed for a pause of this process. The digest is
+    checked at the end. If it is wrong and one holder gave everything, that holder lied. Otherwise
+    holders are asked one at a time, and the one whose bytes differ from the verified blob is
+    blamed.
     """
 
     def __init__(

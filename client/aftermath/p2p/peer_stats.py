@@ -157,11 +157,11 @@ class PeerMeasurements:
     ) -> list[bytes]:
         """Return holders in the order to ask them for `size` bytes.
 
-        Callers rotate their holders to spread load, so that order stands except against evidence: a
-        recent failure (asked last for FAILURE_S), several in a row (excluded while others are
-        left), or a measured bandwidth that is noticeably slower for this size. Slower holders
-        follow fastest first. A holder not measured for STALE_S keeps its position. A missing blob
-        does not count as evidence.
+        Callers rotate their holders to spread load, so this keeps their order except for three
+        reasons. A holder with a recent failure is asked last for FAILURE_S. A holder with several
+        failures in a row is excluded while others are left. A holder with a noticeably slower
+        measured bandwidth for this size comes later. Slower holders follow fastest first. A holder
+        not measured for STALE_S keeps its position. A missing blob is not a reason.
         """
         now = self.clock()
         unique = list(dict.fromkeys(holders))

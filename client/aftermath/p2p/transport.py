@@ -171,8 +171,8 @@ class Transport(Protocol):
         """Get the blob of exactly `size` bytes from any of `holders`, verified against its BLAKE3
         `digest`.
 
-        Those that deliver are asked in the order given, so rotate it to spread load; who failed
-        lately is asked last. With `keep` it is served onwards. Raises BlobUnavailable (nobody
+        Holders are asked in the given order, so rotate it to spread load. Holders that failed
+        recently are asked last. With `keep` it is served onwards. Raises BlobUnavailable (nobody
         delivered within `deadline_s`) or BlobRejected (all that answered lied).
         """
 

@@ -1,4 +1,4 @@
-"""Screens under test do not wait for real time."""
+"""Fixtures that keep screens under test from waiting for real time."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from textual import app, pilot
 
 
 async def yielded(*_given: float) -> None:
-    """Let every other task of the loop run some times."""
+    """Let every other task of the loop run several times."""
     for _ in range(5):
         await asyncio.sleep(0)
 
 
 @pytest.fixture(autouse=True)
 def _no_waiting_for_idle(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Textual waits until this process uses little of a processor: 20 ms or more after every key and
-    # pause. `drawn` looks at the screen instead, until it does not change any more.
+    # After every key and pause, Textual waits 20 ms or more, until this process uses little CPU
+    # time. `drawn` waits until the screen no longer changes instead.
     for module in (app, pilot):
         monkeypatch.setattr(module, "wait_for_idle", yielded)

@@ -1,5 +1,5 @@
-"""What a screen makes of what it is told: phases, warnings that go, bounds, the chart, and the
-words of messages.
+"""Tests of a screen's board: phases, warnings that expire, bounds, the chart, and texts of
+messages.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def test_run_page_without_answer_is_red() -> None:
     ("rounds_per_epoch", "epoch", "expected"),
     [
         (50, 2, "waits: it joins at the next epoch, in about 10 rounds"),
-        (0, 2, "waits: it joins at the next epoch "),  # its epochs end by the clock
+        (0, 2, "waits: it joins at the next epoch "),  # its epochs end at a time limit
         (50, 3, "joining"),
     ],
 )
@@ -107,8 +107,8 @@ def test_board_phase_follows_events() -> None:
 
 
 def test_waiting_member_sees_steps_of_others() -> None:
-    """No event tells a waiting member of the others' rounds. One that trains shows its own events,
-    even if the chain is a step ahead.
+    """A waiting member has no events about the others' rounds, so it shows the chain's state. A
+    member that trains shows its own events, even if the chain is a step ahead.
     """
     board = Board("member", "demo", 1)
     board.take(
@@ -160,7 +160,7 @@ def test_error_alert_stays_and_newest_come_first() -> None:
     assert len(shown(alerts, 1010.0)) <= 20
 
 
-# --- what is kept ---
+# --- memory ---
 
 
 def test_board_memory_is_bounded() -> None:

@@ -1,4 +1,4 @@
-"""What shows the same at the next look is not drawn again, on every tab of every screen."""
+"""Tests that unchanged content is not redrawn, on every tab of every screen."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LOOKS = 5
 
 @pytest.fixture
 def updates(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The widget of every drawing that was laid out again, in order."""
+    """Return the names of the widgets that were redrawn, in order."""
     seen: list[str] = []
     update = Static.update
 
@@ -41,7 +41,7 @@ async def test_unchanged_board_draws_nothing(updates: list[str]) -> None:
             for _ in range(LOOKS):
                 app.draw()
             assert updates == [], tab
-            # a tab without a `Static` of its own draws none when it is turned to
+            # a tab without its own `Static` draws none when it is selected
             updates.append("drawn before")
 
 

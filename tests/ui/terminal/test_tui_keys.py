@@ -1,4 +1,4 @@
-"""What keys do, what stays where it is, and that text of strangers is text."""
+"""Tests of keys, of stable positions, and that strangers' text is shown as plain text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of members keeps its last column, however little room a terminal has for the others."""
+"""Tests that the table of members keeps its last column on narrow terminals."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ALL = ("seat", "wallet", "tier", "standing", "weight", "points", "here", "last s
 
 
 def members(standing: str = "takes part", count: int = 5) -> RunStatus:
-    """Members of a run that is some way, one in three of them a witness."""
+    """Return members of a run in progress. Every third one is a witness."""
     found = where(count=count)
     seen = (replace(one, standing=standing, seen="epoch 2, round 39") for one in found.members)
     return replace(found, members=tuple(seen))
@@ -24,7 +24,7 @@ def members(standing: str = "takes part", count: int = 5) -> RunStatus:
 
 @pytest.mark.parametrize("count", [5, 40])
 async def test_server_screen_of_80_columns_shows_last_seen(count: int) -> None:
-    """The scroll bar of many members leaves it readable."""
+    """The scroll bar that many members need does not hide the column."""
     found = members(count=count)
     here = frozenset(one.signer for one in found.members[:2])
     app = screen_of([*server(), Stands(found, here)], "server")

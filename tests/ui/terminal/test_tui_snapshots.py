@@ -1,6 +1,6 @@
-"""Every tab as it is seen in a terminal of 80 by 24: empty, busy and in trouble.
+"""Snapshot tests of every tab on a terminal of 80 by 24: empty, busy and with failures.
 
-`pytest tests/ui/terminal/test_tui_snapshots.py --snapshot-update` draws them again; look at the
+`pytest tests/ui/terminal/test_tui_snapshots.py --snapshot-update` updates them. Look at the
 pictures before you commit them.
 """
 

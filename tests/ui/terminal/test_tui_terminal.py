@@ -1,5 +1,5 @@
-"""The screen as a process on a real terminal: how it ends, however the member does, and where it is
-not.
+"""Tests of the screen process on a real terminal: how it ends, and terminals that get lines
+instead.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def test_killed_screen_falls_back_to_lines(state: dict[str, str]) -> None:
 
 @pytest.mark.slow
 def test_blocked_terminal_delays_nobody(state: dict[str, str], tmp_path: Path) -> None:
-    """An ssh session whose network is gone does that: no one reads what is drawn."""
+    """An ssh session without a network blocks like this: nobody reads the output."""
     done = tmp_path / "done"
     with Terminal([*PROCESS, "floods"], {**state, "DONE": str(done)}) as terminal:
         deadline = time.monotonic() + 120
@@ -114,7 +114,7 @@ def test_blocked_terminal_delays_nobody(state: dict[str, str], tmp_path: Path) -
         assert terminal.modes() == terminal.usual
 
 
-# --- where there is nothing to draw on ---
+# --- without a usable terminal ---
 
 
 def lines_of(text: str) -> list[str]:
@@ -145,7 +145,7 @@ def test_dumb_terminal_or_one_without_keys_gets_lines(state: dict[str, str]) -> 
 
 
 def children(process: int) -> list[int]:
-    """The processes that a process has started."""
+    """Return the child processes of a process."""
     return [
         int(found) for found in Path(f"/proc/{process}/task/{process}/children").read_text().split()
     ]

@@ -1,5 +1,5 @@
-"""The screen of a local testnet: as it is drawn, its keys, and that what processes print is
-text.
+"""Tests of a local testnet's screen: its content, its keys, and that output of processes is shown
+as plain text.
 """
 
 from __future__ import annotations

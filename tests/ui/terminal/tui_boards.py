@@ -1,5 +1,5 @@
-"""Boards for tests: of a member, a server and a run that is watched; with nothing to show, busy,
-and in trouble.
+"""Messages for tests of a member's, a server's and a watched run's screen: empty, busy, and with
+failures.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def told(kind: str, **fields: Any) -> Told:
 
 
 def where(step: int = 41, *, count: int = 5, **given: Any) -> RunStatus:
-    """A run of 120 steps in the middle of an epoch, with members of three tiers, of whom one is
-    gone.
+    """Return the status of a run of 120 steps in the middle of an epoch, with members of three
+    tiers. One has left.
     """
     seats = {
         seat: builders.seat(
@@ -64,7 +64,7 @@ def where(step: int = 41, *, count: int = 5, **given: Any) -> RunStatus:
 
 
 def busy_member(steps: int = 41) -> list[MESSAGES]:
-    """What a member told that is in the middle of a run, up to the share of this step."""
+    """Return the messages of a member in the middle of a run, up to the share of this step."""
     messages: list[MESSAGES] = [
         told("started", t=0.0, run_id="demo", tier=1, wallet=WALLET, version="0.1.0"),
         told("kernels", t=1.0, missing=None),
@@ -147,7 +147,7 @@ def failing_member() -> list[MESSAGES]:
 
 
 def server() -> list[MESSAGES]:
-    """A server's messages: two of its members are connected."""
+    """Return a server's messages. Two of its members are connected."""
     found = where()
     here = frozenset(member.signer for member in found.members[:2])
     return [
@@ -161,7 +161,7 @@ def server() -> list[MESSAGES]:
 
 
 def screen_of(messages: list[MESSAGES], role: Role = "member", leave: Any = lambda: None) -> RunApp:
-    """A screen that shows what these messages say, at a moment that never changes."""
+    """Return a screen that shows these messages at a fixed time."""
     board = Board(role, "demo", 1 if role == "member" else None)
     for message in messages:
         board.take(message)

@@ -1,7 +1,7 @@
-"""A process with a screen for tests: a member whose events are recorded ones, told a few at a time.
+"""A process with a screen for tests: a member that replays recorded events.
 
-`python tui_process.py HOW`: `stays` waits for Ctrl-C and then for the file $GO, `ends` is a run
-that is finished, `floods` tells more than any terminal takes, `loads` ends at once at Ctrl-C.
+`python tui_process.py HOW`: `stays` waits for Ctrl-C and then for the file $GO, `ends` shows a
+finished run, `floods` sends more than a terminal can show, and `loads` ends at once on Ctrl-C.
 SIGUSR1 kills it.
 """
 

@@ -1,4 +1,4 @@
-"""When a screen under test has drawn all that it was to draw."""
+"""Wait until a screen under test has drawn everything."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ LOOKS = 3
 
 
 def seen(app: App[None]) -> str:
-    """The characters on the terminal, without what surrounds them."""
+    """Return the characters on the terminal, without styles."""
     lines = app.screen._compositor.render_strips()
     return "\n".join(strip.text.rstrip() for strip in lines)
 
 
 async def drawn(pilot: Pilot[None]) -> str:
-    """Return what is seen once nothing changes any more."""
+    """Return the characters once they no longer change."""
     shown = ""
     same = 0
     while same < LOOKS:

@@ -1,4 +1,4 @@
-"""A terminal for tests, with a process in its foreground as a shell would start it."""
+"""A terminal for tests with a process in the foreground, as a shell would start it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PATIENCE = 240.0
 
 
 class Terminal:
-    """What a process draws on a terminal of 80 by 24; use as a context manager."""
+    """A process on a terminal of 80 by 24, and its output. Use it as a context manager."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Terminal:
         os.close(self._theirs)
 
     def modes(self) -> list[Any]:
-        """How the terminal treats keys."""
+        """Return the terminal's input modes."""
         return termios.tcgetattr(self._theirs)
 
     def press(self, keys: str) -> None:
@@ -62,7 +62,7 @@ class Terminal:
         os.write(self._ours, keys.encode())
 
     def until(self, true: Callable[[], bool]) -> None:
-        """Read what is drawn until something holds."""
+        """Read output until a condition holds."""
         end = time.monotonic() + self._patience
         while not true():
             assert time.monotonic() < end, self.seen[-3000:]
@@ -70,11 +70,11 @@ class Terminal:
                 self.seen += os.read(self._ours, 1 << 16).decode(errors="replace")
 
     def shows(self, text: str) -> None:
-        """Read until this has been drawn."""
+        """Read output until it contains this text."""
         self.until(lambda: text in self.seen)
 
     def ended(self) -> int:
-        """The exit code; `seen` has all that was drawn."""
+        """Wait for the end and return the exit code. `seen` then has all output."""
         self.until(lambda: self.process.poll() is not None)
         while select.select([self._ours], [], [], 0.05)[0]:
             self.seen += os.read(self._ours, 1 << 16).decode(errors="replace")
@@ -82,5 +82,5 @@ class Terminal:
 
     @property
     def after(self) -> str:
-        """What stands on the terminal once the screen is closed."""
+        """The text on the terminal after the screen has closed."""
         return self.seen.rpartition("\x1b[?1049l")[2]

@@ -1,5 +1,5 @@
-"""Boards of a local testnet for tests: before anything is told, in the middle of a run, and with a
-client killed.
+"""Messages of a local testnet for tests: empty, in the middle of a run, and with a killed
+client.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def killed() -> list[MESSAGES]:
 def overview_of(
     messages: list[MESSAGES], names: tuple[str, ...] = NAMES, leave: Any = lambda: None
 ) -> LocalTestnetApp:
-    """A screen that shows what these messages say, at a moment that never changes."""
+    """Return a screen that shows these messages at a fixed time."""
     board = LocalTestnetBoard("local-testnet", names)
     for message in messages:
         board.take(message)

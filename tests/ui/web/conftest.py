@@ -1,5 +1,5 @@
-"""Time that passes at once while nobody in this process has anything to do, for observers and the
-runs they show.
+"""Fixtures that skip waiting time while nothing in this process has work, for observers and their
+runs.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ def pytest_asyncio_loop_factories(
 
 @pytest.fixture
 def real_time() -> None:
-    """Do not let time pass at once: another process takes part."""
+    """Use real time, because another process takes part."""
 
 
 @pytest.fixture(autouse=True)
 def loop_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have observers read the loop's clock."""
+    """Let observers read the loop's clock."""
     share_tls_context(monkeypatch)
     clock = SimpleNamespace(monotonic=lambda: asyncio.get_running_loop().time(), time=time.time)
     monkeypatch.setattr(observatory, "time", clock)

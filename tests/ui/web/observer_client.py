@@ -1,4 +1,4 @@
-"""An observer in this process, on a network of the test's own, and a viewer's way to it."""
+"""An observer in this process on the test's own network, and a client for it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PATIENCE = 1.0
 
 
 class Viewer:
-    """Asks an observer at this address."""
+    """A client of the observer at this address."""
 
     def __init__(self, url: str, session: ClientSession) -> None:
         self.url = url
@@ -33,7 +33,7 @@ class Viewer:
             return await reply.text()
 
     async def answer(self, path: str) -> tuple[int, Any]:
-        """The status and the document of an answer."""
+        """Return the status and the JSON of an answer."""
         async with self.session.get(self.url + path) as reply:
             return reply.status, await reply.json()
 
@@ -45,12 +45,12 @@ class Viewer:
             return reply.status
 
     def live(self, path: str, **headers: str) -> Any:
-        """A websocket, as a context."""
+        """Open a websocket for the block."""
         return self.session.ws_connect(self.url + path, headers=headers)
 
 
 async def until(socket: ClientWebSocketResponse, found: Callable[[Any], bool]) -> Any:
-    """The first message that is what the test waits for."""
+    """Return the first message that meets the condition."""
     while True:
         message = await socket.receive_json(timeout=30)
         if found(message):
@@ -58,7 +58,7 @@ async def until(socket: ClientWebSocketResponse, found: Callable[[Any], bool]) -
 
 
 def state_is(state: str) -> Callable[[Any], bool]:
-    """That a run is in this state."""
+    """Return the condition that a run is in this state."""
     return lambda message: bool(
         ((message.get("now") or {}).get("moment") or {}).get("state") == state
     )
@@ -74,7 +74,7 @@ async def observing(
     most_viewers: int = 8,
     names: Sequence[str] = (),
 ) -> AsyncIterator[Viewer]:
-    """An observer of this network until the block ends."""
+    """Run an observer of this network until the block ends."""
     async with AsyncExitStack() as stack:
         pool = await stack.enter_async_context(RpcPool([endpoint(rpc, ws)], patience=PATIENCE))
         observatory = Observatory(CoordinatorClient(pool), named=named, events=events)

@@ -1,8 +1,7 @@
-"""Members without trainers on a real embedded network: they take a run through its rounds by their
-instructions alone.
+"""Members without trainers on a real embedded network.
 
-`python -m ui.web.scripted_members` shows a live run for work on the page. It prints where its
-network is.
+They take a run through its rounds with instructions only. `python -m ui.web.scripted_members`
+starts a live run for development of the page, and prints its network's address.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ STEP_SECONDS = 0.05
 
 
 class ScriptedMembers:
-    """Members of these tiers in one run, by the seat that each gets."""
+    """Members of these tiers in one run, by seat."""
 
     def __init__(
         self, funded: FundedNetwork, run_id: str, members: Sequence[tuple[int, SolanaMember]]
@@ -45,11 +44,11 @@ class ScriptedMembers:
         self._members = list(members)
 
     async def run(self) -> Run:
-        """The run, read now."""
+        """Read the run now."""
         return await self.funded.coordinator.run(self.run_id)
 
     async def join(self, *, stateless: bool = True) -> None:
-        """All ask for a place, one after the other."""
+        """Let all members ask for a seat, one after the other."""
         for tier, member in self._members:
             weight = 30 // (tier + 1)
             await member.join(
@@ -69,7 +68,7 @@ class ScriptedMembers:
         return run
 
     async def act(self, run: Run) -> None:
-        """Do what this state needs, as the member that has to."""
+        """Do what this state needs, as the member whose task it is."""
         seats = (await self.funded.coordinator.members(self.run_id)).seats
         for tier, member in self._members:
             seat = next(
@@ -118,7 +117,7 @@ class ScriptedMembers:
 async def scripted_members(
     run_id: str, tiers: Sequence[int], *, name: str = "", slot_ms: int = 20, **config: int
 ) -> AsyncIterator[ScriptedMembers]:
-    """A network of its own, and a run on it that members of these tiers are to join."""
+    """Start a network and a run on it, which members of these tiers can join."""
     owner = Wallet(Keypair())
     wallets = [Wallet(Keypair()) for _ in tiers]
     network = await EmbeddedEngine().start(
@@ -152,7 +151,7 @@ async def _open(funded: FundedNetwork, run_id: str, name: str, config: dict[str,
 
 
 async def show() -> None:
-    """Show a run for as long as this process lives."""
+    """Run members for as long as this process lives."""
     rules = {"init_min_clients": 6, "rounds_per_epoch": 12, "cooldown_time": 6, "total_steps": 400}
     async with scripted_members(
         "demo", (0, 0, 1, 1, 1, 2, 2), name="Seven unequal computers", **rules

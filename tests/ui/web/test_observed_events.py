@@ -1,6 +1,4 @@
-"""What an observer makes of files of events: a run that no chain knows any more, moments, curves
-and marks of it.
-"""
+"""Tests of runs that an observer rebuilds from event files: snapshots, curves and marks."""
 
 from __future__ import annotations
 
@@ -30,7 +28,7 @@ WALLETS = ("Big1111111111", "Small22222222")
 
 
 class Story:
-    """Two members of tiers 0 and 1 tell of a run; one is dropped on the way."""
+    """The events of two members of tiers 0 and 1 about a run. One is dropped on the way."""
 
     def __init__(self) -> None:
         self.told: list[EventRecord] = []
@@ -102,8 +100,8 @@ async def test_observed_run_is_shown_from_events_without_chain(tmp_path: Path) -
 
 
 def of_run(created: int, loss: float) -> EventRecord:
-    """What a member of the run created in that slot tells of its first step; slot 0: it does not
-    say of which run.
+    """Return the events of a member about the first step of the run that was created in that slot.
+    For slot 0, they do not name the run.
     """
     identity = f"{created:016x}" if created else ""
     about = EventOrigin(

@@ -1,5 +1,5 @@
-"""The observer against a real network: what it serves and pushes, whom it refuses, a network that
-goes away.
+"""Tests of the observer with a real network: what it serves and pushes, requests that it refuses,
+and outages.
 """
 
 from __future__ import annotations
@@ -222,7 +222,7 @@ async def test_observer_idle_connections_block_nobody(
         for _, writer in ends:
             writer.write(asks)
         async with asyncio.timeout(10):
-            for reader, _ in ends[:3]:  # those who were there for longest have made room
+            for reader, _ in ends[:3]:  # the oldest connections have made room
                 with contextlib.suppress(ConnectionResetError):
                     while await reader.read(1 << 16):
                         pass
@@ -350,7 +350,7 @@ async def test_observer_recreated_run_hides_the_first(
         first = await until(
             socket, lambda message: "now" in message and message["now"]["costs"]["transactions"]
         )
-        assert first["now"]["events"] == 2  # after the run was found
+        assert first["now"]["events"] == 2  # after the observer found the run
         await coordinator.close_run("twice")
         await until(socket, lambda message: message.get("now", {}).get("trouble"))
         await coordinator.create_run("twice")

@@ -1,5 +1,5 @@
-"""The observer's page in a real Chromium: it renders, hears, is driven by keys, and has two sets of
-colours.
+"""Tests of the observer's page in a real Chromium: rendering, live updates, keys, and two colour
+schemes.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ PATIENCE = 30
 
 
 class Browser:
-    """A page, driven from another thread, so that network and observer keep running."""
+    """A page that another thread drives, so that network and observer keep running."""
 
     def __init__(self, driver: Chrome) -> None:
         self.driver = driver
@@ -63,7 +63,7 @@ class Browser:
         await asyncio.to_thread(lambda: self.driver.switch_to.active_element.send_keys(*keys))
 
     async def look(self, scheme: str, width: int) -> None:
-        """Colours and a window that a viewer may have."""
+        """A viewer's colour scheme and window size."""
         colours = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
         window = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": width < 600}
         await asyncio.to_thread(self.driver.execute_cdp_cmd, "Emulation.setEmulatedMedia", colours)
@@ -77,7 +77,7 @@ class Browser:
 
 
 def chromium(profile: Path) -> Options:
-    """How a browser is started; skips the test where there is none."""
+    """Return a function that starts a browser. Skip the test if there is none."""
     if CHROMIUM is None or DRIVER is None:
         pytest.skip(
             "no chromium and chromedriver on this machine (apt-get install chromium chromium-driver)"
@@ -105,7 +105,7 @@ def text(selector: str) -> str:
 
 
 async def shown(scripted: ScriptedMembers, browser: Browser, url: str) -> None:
-    """From the list to the run's page, which shows a stranger's words as words."""
+    """Go from the list to the run's page, which shows strangers' text as plain text."""
     await browser.open(url)
     await browser.until("document.querySelectorAll('.runs li').length === 1")
     assert EVIL in await browser.ask(text(".runs strong"))
@@ -132,7 +132,7 @@ async def test_observer_page_works_in_browser(browser: Browser) -> None:
         await browser.look("light", 1280)
         await shown(scripted, browser, f"{viewer.url}/")
 
-        # A live update: members come, rounds go by, and nobody loads the page again.
+        # Live updates: members join and rounds pass without a reload of the page.
         await scripted.join()
         await scripted.reach(RunState.ROUND_TRAIN, height=4)
         await browser.until("document.querySelectorAll('.members tbody tr').length === 3")
@@ -143,8 +143,8 @@ async def test_observer_page_works_in_browser(browser: Browser) -> None:
         await browser.until("document.querySelectorAll('.chip').length === 6")
         assert await browser.ask(text("#link")) == "live"
 
-        # By keys: the first stop skips to the content, the legend switches a tier, the chart says a
-        # step.
+        # Keys: the first tab stop skips to the content, the legend switches a tier, the chart names
+        # a step.
         await browser.ask("document.activeElement.blur()")
         await browser.press(Keys.TAB)
         assert await browser.ask("document.activeElement.className") == "skip"
@@ -173,7 +173,7 @@ async def test_observer_page_works_in_browser(browser: Browser) -> None:
         assert stops[-1] == "time"
         assert {"0", "1", "2"} <= set(stops)
 
-        # The slider goes back by its arrows, and its button leads to now.
+        # The slider goes back with the arrow keys, and its button returns to the present.
         await browser.press(Keys.HOME)
         await browser.until("document.querySelector('.machine .here').textContent === 'waiting'")
         await browser.until("document.querySelector('#link').dataset.kind === 'past'")
@@ -198,7 +198,7 @@ async def test_observer_page_works_in_browser(browser: Browser) -> None:
         assert edges
         assert min(edges) >= 0
 
-        # Light and dark, and a telephone's width.
+        # Light and dark, and the width of a phone.
         colours = []
         for scheme in ("light", "dark"):
             await browser.look(scheme, 390)

@@ -1,5 +1,5 @@
-"""Under which names the observer answers: a site whose own name leads to this machine reads
-nothing.
+"""Tests of the host names that the observer accepts: a site whose name resolves to this machine can
+read nothing.
 """
 
 from __future__ import annotations

@@ -138,7 +138,7 @@ def training_page(board: Board, now: float, width: int, height: int) -> Renderab
 def _training_from_outside(board: Board) -> RenderableType:
     rows: Facts = dict.fromkeys(("steps", "pace", "tiers", "losses"), UNKNOWN)
     rows["steps"] = progress_words(board)
-    rows["losses"] = "only members report these: train --logs tui, or plot with --events-dir"
+    rows["losses"] = "only members report these: train --logs tui, or plot their --events-dir"
     if (status := board.standing) is not None:
         if status.left is not None and status.total_steps > status.step:
             rows["pace"] = (

@@ -78,9 +78,9 @@ class _Entrance:
             del self._others[oldest]
             if oldest.transport is not None:
                 oldest.transport.abort()  # `close` would wait for a client that does not read
-        made = self._server()
-        self._others[made] = None
-        return made
+        connection = self._server()
+        self._others[connection] = None
+        return connection
 
     def is_viewer(self, connection: web.RequestHandler) -> None:
         """Stop counting a connection here: it is now counted as a viewer."""
