@@ -79,12 +79,12 @@ def test_texts_of_parquet_give_named_column(tmp_path: Path) -> None:
         (
             "a.jsonl",
             '{"a": ""}\n{"text": ""}\n7\n',
-            "has text in a, and 2 of the first 3 records have none",
+            "has text in a; 2 of the first 3 records have none",
         ),
         (
             "a.jsonl",
             '{"text": ""}\n' + '{"a": 1}\n' * 200 + "rubbish",
-            "and 102 of the first 103 records have none",
+            "102 of the first 103 records have none",
         ),
         ("a.txt.gz", "not packed", "is named as gzip, but it is text"),
         ("a.jsonl.gz", b"<!DOCTYPE html><p>Not found", "it is a web page"),

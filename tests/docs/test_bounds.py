@@ -94,8 +94,8 @@ def test_table_of_bounds_matches_code() -> None:
         name: [*bounds] for name, bounds in ROWS.items()
     }
     prose = re.sub(r"\s+", " ", after)
-    assert f"silent for {link.SILENT_PROBES * links.PROBE_S:.0f} seconds is closed" in prose
-    assert f"all {OTHERS} others together" in prose
+    assert f"silent for {link.SILENT_PROBES * links.PROBE_S:.0f} seconds and frees" in prose
+    assert f"all {OTHERS} peers together" in prose
 
 
 def test_quotas_outlast_replacement_of_all_members() -> None:

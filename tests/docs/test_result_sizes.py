@@ -91,7 +91,7 @@ def test_block_sizes_equal_results() -> None:
 
 @pytest.mark.parametrize("values", [Values.ONE_BIT, Values.TWO_BIT])
 def test_whole_block_size_equals_result(values: Values) -> None:
-    found = re.search(r"take ([\d,]+) bytes with two bits and ([\d,]+) with one", prose(PAGE))
+    found = re.search(r"takes ([\d,]+) bytes with two bits and ([\d,]+) with one", prose(PAGE))
     assert found
     square = Blocks(Segment("square", 0, None, 0, 64, (64, 64)), (64, 64), 4096)
     of_block = ResultFormat((square,) * 8, 1, Transform.NONE, values).payload_bytes(0) / 8
