@@ -88,7 +88,7 @@ def test_finished_run_checkpoint_is_recorded_and_run_reopened(
                 tier,
             )
             assert ended.code == 0, ended.err
-            finished = f"the run is finished: 2 steps; the model is in {run_dir / 'model'}"
+            finished = f"on its machine, in {run_dir / 'model'}: ask the run's owner for it"
             assert ended.out.splitlines()[-1].endswith(finished)
             assert "loading PyTorch" not in ended.out + ended.err
     assert "reopen" in owner("set-paused", *named, "resume").error["fix"]
@@ -97,7 +97,7 @@ def test_finished_run_checkpoint_is_recorded_and_run_reopened(
     )
 
     shown = " ".join(invoke("show-run", "--rpc", owner.rpc, *named).out.split())
-    assert f"checkpoint step 2 at {run_dir / 'model'}" in shown
+    assert f"checkpoint step 2 at {run_dir / 'model'}, on the machine that saved it" in shown
     assert [one["step"] for one in owner("rewind", *named).data] == [2, 0]
     listed = invoke("rewind", "--rpc", owner.rpc, "-w", owner.wallet, *named)
     assert "2 checkpoints of run" in listed.out

@@ -420,7 +420,7 @@ def test_tick_without_running_deadline_ends_and_says_why(
     assert (
         waits.err.count(f"no tick can change run {run_id} now: waiting for members (epoch 0)") == 1
     )
-    assert "members: 0 (needs 3)\n" in waits.err
+    assert "members: 0 of 3\n" in waits.err
     assert "0 of 1 tick changed" in waits.out
 
 

@@ -112,7 +112,7 @@ def test_watch_shows_run_from_start_to_epoch_end(watched: Watched) -> None:
         0,
         None,
     )
-    assert before["waits"] == ["members: 0 (needs 1)"]
+    assert before["waits"] == ["members: 0 of 1"]
     assert before["members"] == []
     assert (after["state"], after["name"]) == ("cooldown", EVIL)
     assert 0 < after["deadline"] <= 120
@@ -167,7 +167,7 @@ def test_watch_of_missing_run_is_refused(owner: Shell) -> None:
 def test_watch_on_terminal_has_tabs_and_q_closes(owner: Shell, run: str) -> None:
     command = [CONSOLE, "watch", "--rpc", owner.rpc, "--run-id", run]
     with Terminal(command, {}) as terminal:
-        terminal.shows("members: 0 (needs 1)")
+        terminal.shows("members: 0 of 1")
         terminal.shows("a[/b]�[2J�gpj.exe")
         terminal.press("5")
         terminal.shows(owner.rpc)
@@ -186,7 +186,7 @@ def test_watch_on_terminal_has_tabs_and_q_closes(owner: Shell, run: str) -> None
 def test_watch_on_dumb_terminal_prints_lines(owner: Shell, run: str) -> None:
     command = [CONSOLE, "watch", "--rpc", owner.rpc, "--run-id", run]
     with Terminal(command, {"TERM": "dumb"}) as terminal:
-        terminal.shows("waits for members: 0 (needs 1)")
+        terminal.shows("waits for members: 0 of 1")
         terminal.press("\x03")
         assert terminal.ended() == 0
     assert "\x1b" not in terminal.seen

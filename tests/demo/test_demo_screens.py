@@ -157,7 +157,7 @@ def test_demo_screen_prints_each_warning_once(
     monkeypatch.setenv("TERM", "xterm")
     out = io.StringIO()
     story = RunProgress([MemberProgress(f"member-{tier}", tier) for tier in TIERS])
-    lost = "9 steps of training are lost: no member has the model, and no checkpoint was saved"
+    lost = "9 steps of training are lost: no member has the model, and no checkpoint is recorded"
     with DemoScreen(
         Console(file=out, width=120, height=40, force_terminal=terminal), "title"
     ) as screen:

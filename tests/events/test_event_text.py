@@ -45,6 +45,48 @@ def test_finished_run_names_model_only_of_its_last_step(
     assert Sentences().of(finished) == f"the run is finished: 6 steps{end}"
 
 
+@pytest.mark.parametrize(
+    ("step", "end"),
+    [
+        (
+            6,
+            "another member saved the model on its machine, in /kept/a: ask the run's owner for it",
+        ),
+        (
+            5,
+            "the newest checkpoint is of step 5, in /kept/a on the machine of the member that saved it; "
+            "step 6 is in none",
+        ),
+    ],
+)
+def test_finished_run_says_checkpoint_is_elsewhere(step: int, end: str) -> None:
+    finished = event_types.RunFinished(
+        step=6, checkpoint="/kept/a", checkpoint_step=step, elsewhere=True
+    )
+    assert Sentences().of(finished) == f"the run is finished: 6 steps; {end}"
+
+
+def test_waiting_text_names_end_of_stopped_epoch() -> None:
+    waiting = event_types.Waiting(epoch=2, ends_in=31)
+    assert Sentences().of(waiting) == (
+        "waiting for epoch 2; epoch 1 makes no more steps and ends in 31 s at the latest"
+    )
+
+
+@pytest.mark.parametrize(
+    ("checkpoint_step", "source"),
+    [
+        (None, "the checkpoint"),
+        (9, "the checkpoint"),
+        (0, "the checkpoint of step 0"),
+        (4, "the checkpoint of step 4"),
+    ],
+)
+def test_model_text_names_older_checkpoint(checkpoint_step: int | None, source: str) -> None:
+    ready = event_types.ModelReady(source="the checkpoint", step=9, checkpoint_step=checkpoint_step)
+    assert Sentences().of(ready) == f"the model is here, from {source}; the run is at step 9"
+
+
 def test_warning_text_separates_fix() -> None:
     full = AftermathError("0 bytes are free", "Free some space")
     assert Sentences().of(event_types.Warning(message=f"no checkpoint was kept: {full}")) == (

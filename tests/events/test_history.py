@@ -64,7 +64,7 @@ def test_second_process_counts_once_as_return(starts: tuple[str, ...]) -> None:
         for kind in starts:
             run.say("a0", kind)
         run.step(step, a0=1.0)
-    assert run.history.marks == [(1, "a0 gone"), (2, "a0 back")]
+    assert run.history.marks == [(1, "a0 disappeared"), (2, "a0 rejoined")]
     assert run.history.sent_by_tier() == {0: [(1, 1000.0), (2, 3000.0)]}
 
 
@@ -102,7 +102,10 @@ def test_died_and_returned_member_is_marked(reported: bool) -> None:
     run.say("b1", "started")
     run.step(3, a0=1.0, b1=1.0)
     run.step(4, a0=1.0, b1=1.0)
-    assert run.history.marks == [(1, "b1 dropped" if reported else "b1 gone"), (3, "b1 back")]
+    assert run.history.marks == [
+        (1, "b1 dropped" if reported else "b1 disappeared"),
+        (3, "b1 rejoined"),
+    ]
 
 
 @pytest.mark.parametrize("seat", [None, 1, 2], ids=["not joined", "same seat", "other seat"])
@@ -116,7 +119,7 @@ def test_drop_reported_after_restart_adds_no_mark(seat: int | None) -> None:
         run.say("b1", "joined", seat=seat)
     run.say("a0", "dropped", seats=[1], height=1)
     run.step(3, a0=1.0, b1=1.0)
-    assert run.history.marks == [(1, "b1 gone"), (3, "b1 back")]
+    assert run.history.marks == [(1, "b1 disappeared"), (3, "b1 rejoined")]
 
 
 def test_loss_in_former_seat_is_not_of_moved_member() -> None:
@@ -128,8 +131,8 @@ def test_loss_in_former_seat_is_not_of_moved_member() -> None:
     run.step(2, a0=1.0, b1=1.0)
     run.say("a0", "dropped", seats=[1, 2], height=2)
     assert run.history.marks == [
-        (1, "b1 gone"),
-        (2, "b1 back"),
+        (1, "b1 disappeared"),
+        (2, "b1 rejoined"),
         (2, "seat 1 dropped"),
         (2, "b1 dropped"),
     ]
@@ -146,7 +149,7 @@ def test_member_leaving_by_itself_is_not_marked_dead() -> None:
     run.step(2, a0=1.0, b1=1.0)
     run.say("a0", "finished", step=2)
     run.say("a0", "left", finished=True)
-    assert run.history.marks == [(1, "b1 left"), (1, "c2 failed"), (2, "b1 back")]
+    assert run.history.marks == [(1, "b1 left"), (1, "c2 failed"), (2, "b1 rejoined")]
 
 
 def test_members_without_events_are_named_by_seat() -> None:

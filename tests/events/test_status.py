@@ -7,11 +7,18 @@ from typing import Any
 
 import pytest
 
-from aftermath.events.status import RunStatus, facts_of, line, shown_levels, status_of
+from aftermath.events.status import (
+    RunStatus,
+    checkpoint_of,
+    facts_of,
+    line,
+    shown_levels,
+    status_of,
+)
 from aftermath.rules.members import Members
 from aftermath.rules.model import Model
 from aftermath.rules.run import Run
-from aftermath.rules.state import ExitReason, MemberState, RunState
+from aftermath.rules.state import CheckpointKind, ExitReason, MemberState, RunState
 from rules import builders
 
 CONFIG = builders.config(
@@ -92,7 +99,7 @@ def test_status_of_waiting_run_counts_missing_members() -> None:
     few = at(
         RunState.WAITING_FOR_MEMBERS, members_=members(1, pending=True, state=MemberState.IDLE)
     )
-    assert few.waits == ("members: 1 (needs 3)",)
+    assert few.waits == ("members: 1 of 3",)
     assert few.deadline is None
     assert [member.standing for member in few.members] == ["joins the next epoch"]
     enough = at(RunState.WAITING_FOR_MEMBERS, now=BEGAN + 2, members_=members(3, pending=True))
@@ -108,7 +115,9 @@ def test_status_names_reason_of_last_epoch_end() -> None:
         for reason in reasons
     }
     assert len(told) == len(reasons)
-    assert all(" (the last epoch ended because " in sentence for sentence in told)
+    complete = {ExitReason.ROUNDS_PER_EPOCH, ExitReason.EPOCH_TIME}
+    assert sum("(the last epoch is complete" in sentence for sentence in told) == len(complete)
+    assert sum("(the last epoch ended: " in sentence for sentence in told) == 4
 
 
 @pytest.mark.parametrize("reason", [ExitReason.NO_ATTESTATION, ExitReason.QUORUM_MISSING])
@@ -124,7 +133,7 @@ def test_status_after_all_left_names_no_silent_witness(reason: ExitReason) -> No
         assert waits[0].endswith(" (all members of the last epoch have left)")
     stays = builders.members(seats | {0: replace(seats[0], pending=True)}, epoch=6)
     (waits,) = at(RunState.WAITING_FOR_MEMBERS, exit_reason=reason, members_=stays).waits
-    assert " (the last epoch ended because " in waits
+    assert " (the last epoch ended: " in waits
 
 
 @pytest.mark.parametrize(
@@ -328,3 +337,13 @@ def test_status_line_counts_active_members() -> None:
         assert words in line(
             at(RunState.ROUND_TRAIN, members_=members(count, state=MemberState.HEALTHY))
         )
+
+
+def test_status_says_directory_is_on_another_machine() -> None:
+    run = builders.run(RunState.FINISHED, step=7)
+    model = builders.model(checkpoint_step=7)
+    found = status_of(run, model, builders.members({}), now=0)
+    assert checkpoint_of(found).endswith(", on the machine that saved it")
+    on_hub = replace(model, checkpoint=replace(model.checkpoint, kind=CheckpointKind.HUB))
+    found = status_of(run, on_hub, builders.members({}), now=0)
+    assert "machine" not in checkpoint_of(found)

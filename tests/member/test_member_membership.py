@@ -11,7 +11,7 @@ from aftermath.coordinator.errors import Refused
 from aftermath.rules.state import RunState
 from aftermath.sim.sim_member import SimMember
 from aftermath.sim.simulation import SimulatedRun, play
-from member.short_runs import SHORT
+from member.short_runs import ALONE, SHORT
 
 LATENCY = 0.5  # virtual seconds to the chain, and as many back
 
@@ -79,9 +79,43 @@ def test_two_processes_with_one_wallet_limit_their_requests(tmp_path: Path) -> N
             joins = len(player.saw("joined"))
             assert 3 <= joins <= 20, joins
             assert player.chain.costs()["transactions"] <= joins + 5
-            assert any("another machine" in e["message"] for e in player.saw("warning"))
+            assert any(
+                "no other process uses this wallet" in e["message"] for e in player.saw("warning")
+            )
 
     play(tmp_path, story)
+
+
+def test_second_process_of_wallet_is_reported_once(tmp_path: Path) -> None:
+    async def story(sim: SimulatedRun) -> None:
+        first = sim.add(0)
+        await sim.until_round(2)
+        second = sim.add(0)
+        await _end_at_once(sim, second)
+        second.key = first.key
+        sim.start(second)
+        await sim.until(lambda _: bool(second.saw("joined")))
+        await sim.until(lambda run: run.epoch == 1)
+        for player in (first, second):
+            warnings = [event["message"] for event in player.saw("warning")]
+            about = [text for text in warnings if "another process signed up with this" in text]
+            assert len(about) == (player is first), warnings
+
+    play(tmp_path, story, **ALONE | {"rounds_per_epoch": 20})
+
+
+def test_member_alone_with_its_wallet_is_not_warned(tmp_path: Path) -> None:
+    async def story(sim: SimulatedRun) -> None:
+        player = sim.add(0)
+        await sim.until_round(2)
+        await sim.kill(player)
+        sim.start(player)
+        await sim.until(lambda run: run.epoch == 2)
+        assert not [
+            event for event in player.saw("warning") if "another process" in event["message"]
+        ]
+
+    play(tmp_path, story, **ALONE | {"rounds_per_epoch": 3, "total_steps": 60})
 
 
 async def _end_at_once(sim: SimulatedRun, player: SimMember) -> None:
@@ -127,7 +161,7 @@ def test_repeated_pauses_do_not_slow_joins(tmp_path: Path) -> None:
             e
             for player in players
             for e in player.saw("warning")
-            if "another machine" in e["message"]
+            if "no other process uses this wallet" in e["message"]
         ]
 
     play(tmp_path, story)

@@ -66,6 +66,8 @@ def test_finished_members_name_checkpoint_of_chain(tmp_path: Path) -> None:
     for player in sim.players:
         assert not player.saw("warning")
         assert [event["checkpoint"] for event in player.saw("finished")] == [kept]
+        saved_here = player.tier == 0
+        assert bool(player.saw("finished", elsewhere=True)) is not saved_here
 
 
 @pytest.mark.slow
@@ -88,7 +90,7 @@ def test_finished_run_keeps_model_until_saved(
         assert finished["checkpoint_step"] == 3
         first, held = [event["message"] for event in player.saw("warning")]
         assert first.startswith("no checkpoint of step 6 was saved: the disk of")
-        assert held.startswith("3 trained steps are in no checkpoint: this member holds the model")
+        assert held.startswith("3 trained steps are in no checkpoint: this member keeps the model")
         assert ("press Ctrl-C twice" in held) is asks
         assert ("The next Ctrl-C or SIGTERM loses these steps" in held) is not asks
         disk.full = False

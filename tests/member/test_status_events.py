@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
+
+from aftermath.base.outputs import write_mark
 from aftermath.events import event_types
 from aftermath.events.stream import Events
 from aftermath.member.status_events import StatusEvents
+from aftermath.model.saved_checkpoints import maker_name
 from aftermath.rules.state import RunState
 from rules import builders
 
@@ -34,3 +40,45 @@ def test_halt_warns_each_time_it_begins() -> None:
         event.message.partition(";")[0] for event in told if isinstance(event, event_types.Warning)
     ]
     assert said == ["the run has not begun", "the run is paused", "the run is paused"]
+
+
+def save_step(directory: Path, step: int) -> Path:
+    """Make the directory of a checkpoint of the run that `builders` makes."""
+    path = directory / f"test-step{step}"
+    path.mkdir(parents=True)
+    write_mark(path, maker_name(builders.run(RunState.WARMUP).identity))
+    return path
+
+
+def test_finished_names_copy_of_this_member_first(tmp_path: Path) -> None:
+    told: list[event_types.Event] = []
+    notices = StatusEvents(Events(lambda: 0.0, [told.append]))
+    run = builders.run(RunState.FINISHED, step=7)
+    model = builders.model(checkpoint_step=7)
+    for directory in (None, tmp_path):
+        notices.finished(run, model, directory)
+    copy = save_step(tmp_path, 6)
+    notices.finished(run, model, tmp_path)
+    said = [event for event in told if isinstance(event, event_types.RunFinished)]
+    elsewhere = (model.checkpoint.repo, True)
+    assert [(event.checkpoint, event.elsewhere) for event in said] == [
+        elsewhere,
+        elsewhere,
+        (str(copy), False),
+    ]
+
+
+@pytest.mark.parametrize(("saved", "named"), [([], None), ([3], 3), ([2, 4, 9], 4)])
+def test_lost_steps_name_copy_that_chain_does_not_know(
+    tmp_path: Path, saved: list[int], named: int | None
+) -> None:
+    told: list[event_types.Event] = []
+    notices = StatusEvents(Events(lambda: 0.0, [told.append]))
+    for step in saved:
+        save_step(tmp_path, step)
+    notices.lost(builders.run(RunState.WARMUP, step=5), builders.model(), tmp_path)
+    (warning,) = [event.message for event in told if isinstance(event, event_types.Warning)]
+    assert warning.startswith("4 steps of training are lost: no member has the model, and no ")
+    assert "was saved" not in warning
+    assert (f"{tmp_path / f'test-step{named}'} is a copy of step {named}" in warning) is bool(named)
+    assert ("start a new run from the copy" in warning) is bool(named)

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from aftermath.testnet.run import Ending, Summary
+from aftermath.events.reader import EventOrigin, EventRecord
+from aftermath.testnet.configs import SHIPPED, chosen
+from aftermath.testnet.member_progress import MemberProgress, RunProgress
+from aftermath.testnet.plan import ClientExtras, LocalTestnetClient, LocalTestnetPlan
+from aftermath.testnet.run import Ending, Summary, summary_of
+from events.sample_events import sample_event
 
 
 def summary(**given: Any) -> Summary:
@@ -46,3 +53,17 @@ def summary(**given: Any) -> Summary:
 )
 def test_summary_line_counts_members_and_steps(given: dict[str, Any], says: str) -> None:
     assert says in summary(**given).line()
+
+
+def test_summary_ends_with_loss_of_last_step(tmp_path: Path) -> None:
+    clients = (LocalTestnetClient(1, 0), LocalTestnetClient(2, 0))
+    plan = LocalTestnetPlan(chosen(SHIPPED / "demo"), clients, tmp_path, 0, ClientExtras())
+    story = RunProgress([MemberProgress(client.name, client.tier) for client in clients])
+    for step, losses in ((1, (5.0, 6.0)), (2, (4.0, 4.0)), (3, (2.5, 3.5))):
+        for client, loss in zip(clients, losses, strict=True):
+            about = EventOrigin("demo", f"wallet of {client.name}", client.tier, "0.1.0")
+            trained = sample_event("trained", step=step, loss=loss, tokens=100)
+            path = Path(client.name) / "events.jsonl"
+            story._take(EventRecord(datetime.now(UTC), about, trained, path), 1.0)
+    summary = summary_of(plan, story, Ending.FINISHED, kills=0, failed=[], seconds=1.0)
+    assert (summary.loss_first, summary.loss_last) == (5.5, 3.0)

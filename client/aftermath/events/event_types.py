@@ -108,11 +108,13 @@ class Joined(Event, frozen=True, kw_only=True):
 
 class Waiting(Event, frozen=True, kw_only=True):
     """The member waits for `epoch` while an epoch runs without it. With `leaves`, no epoch follows
-    and the member leaves.
+    and the member leaves. With `ends_in`, the running epoch makes no more steps and ends after at
+    most that number of seconds.
     """
 
     epoch: int
     leaves: bool = False
+    ends_in: int | None = None
 
 
 class Leaving(Event, frozen=True, kw_only=True):
@@ -141,13 +143,15 @@ class Stopped(Event, frozen=True, kw_only=True):
 class RunFinished(Event, frozen=True, kw_only=True, tag="finished"):
     """The run finished after `step` steps.
 
-    `checkpoint` is the newest checkpoint on chain, or None, and `checkpoint_step` its number of
-    steps.
+    `checkpoint` is the newest checkpoint on chain or this member's copy of it, or None, and
+    `checkpoint_step` its number of steps. With `elsewhere`, another member saved it to a directory
+    of its machine.
     """
 
     step: int
     checkpoint: str | None = None
     checkpoint_step: int | None = None
+    elsewhere: bool = False
 
 
 class Error(Event, frozen=True, kw_only=True):
@@ -180,10 +184,11 @@ class StateChanged(Event, frozen=True, kw_only=True, tag="state"):
 
 
 class ModelReady(Event, frozen=True, kw_only=True, tag="model"):
-    """The member has the model."""
+    """The member has the model. `checkpoint_step` is the step of the checkpoint that it read."""
 
     source: str
     step: int
+    checkpoint_step: int | None = None
 
 
 class OptimizerRestored(Event, frozen=True, kw_only=True, tag="remembered"):

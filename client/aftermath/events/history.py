@@ -164,14 +164,14 @@ class Lifecycle:
 
     def _starts(self, wallet: str, member: _Member) -> None:
         if not member.ended:
-            self._mark(member.step, f"{self._names[wallet]} gone")
+            self._mark(member.step, f"{self._names[wallet]} disappeared")
         member.away = member.processes > 0
         member.ended = False
         member.processes += 1
 
     def _trained(self, wallet: str, step: int, member: _Member, *, losing: bool) -> None:
         if member.away:
-            self._mark(step, f"{self._names[wallet]} back")
+            self._mark(step, f"{self._names[wallet]} rejoined")
             self._forget_former_seats(wallet, member.seat)
         member.away = False
         member.step = step

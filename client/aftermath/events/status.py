@@ -19,20 +19,20 @@ from aftermath.rules.deadlines import next_deadline, waits_a_day, waits_for_hold
 from aftermath.rules.members import Members, Seat
 from aftermath.rules.model import Model
 from aftermath.rules.run import STORED_ROUNDS, Run, steps_before
-from aftermath.rules.state import ExitReason, MemberState, RunState
+from aftermath.rules.state import CheckpointKind, ExitReason, MemberState, RunState
 from aftermath.rules.unsaved import unsaved_steps
 
 _LEAST = 3  # minimum steps of an epoch to measure its pace
 _OVERDUE = 15  # seconds after a deadline without a tick until a warning
 _TAKES_PART = "takes part"
 _ENDINGS = {
-    ExitReason.QUORUM_MISSING: "no quorum of its witnesses answered",
-    ExitReason.TOO_FEW_CLIENTS: "too few members were left",
+    ExitReason.QUORUM_MISSING: "the last epoch ended: no quorum of its witnesses answered",
+    ExitReason.TOO_FEW_CLIENTS: "the last epoch ended: too few members were left",
     ExitReason.TOTAL_STEPS: "all steps were trained",
-    ExitReason.ROUNDS_PER_EPOCH: "it had all its rounds",
-    ExitReason.EPOCH_TIME: "its time was over",
-    ExitReason.PAUSE: "the owner paused the run",
-    ExitReason.NO_ATTESTATION: "no witness attested its rounds",
+    ExitReason.ROUNDS_PER_EPOCH: "the last epoch is complete",
+    ExitReason.EPOCH_TIME: "the last epoch is complete: its time was over",
+    ExitReason.PAUSE: "the last epoch ended: the owner paused the run",
+    ExitReason.NO_ATTESTATION: "the last epoch ended: no witness attested its rounds",
 }
 _UNATTESTED = (ExitReason.QUORUM_MISSING, ExitReason.NO_ATTESTATION)
 """Exit reasons of an epoch that all its members have left. A member that is still there has asked
@@ -122,6 +122,8 @@ class RunStatus:
     """Steps trained in that checkpoint. 0 for the run's initial model."""
     unsaved: int
     """Trained steps that the checkpoint lacks."""
+    checkpoint_is_local: bool = False
+    """Whether the checkpoint is a directory on the machine that saved it."""
     silent: int = 0
     """Seconds without an answer about the run. 0 while there are answers."""
     rounds_left: int | None = None
@@ -160,6 +162,7 @@ def status_of(
         checkpoint=model.checkpoint.repo if model.recorded[0].exists else "",
         checkpoint_step=steps_before(model.checkpoint_step),
         unsaved=unsaved_steps(run, model),
+        checkpoint_is_local=model.checkpoint.kind is CheckpointKind.LOCAL,
         silent=silent,
         rounds_left=_rounds_left(run),
         spec_error=model.spec_error,
@@ -237,7 +240,7 @@ def _waits(
                     + (rewind if has_tick else "")
                 )
             elif waits_a_day(run, members, model):
-                yield "a member that delivered before and holds the model, or 24 hours to pass without one"
+                yield "a member that has the model (after 24 hours, any member)"
         case RunState.WARMUP:
             if run.seed_is_drawn:
                 yield f"its members to load the model: {_votes(run)} have it"
@@ -262,13 +265,13 @@ def _waits_for_members(run: Run, members: Members) -> Iterator[str]:
     least = run.config.init_min_clients
     candidate_count = f"{candidates} of at least {counted(least, 'member')}"
     if candidates < least:
-        text = f"members: {candidates} (needs {least})"
+        text = f"members: {candidates} of {least}"
     else:
         text = f"more members until the deadline: {candidate_count} have joined"
     if run.exit_reason in _UNATTESTED and not _of_last_epoch(members) & members.pending:
         text += " (all members of the last epoch have left)"
     elif ending := _ENDINGS.get(run.exit_reason):
-        text += f" (the last epoch ended because {ending})"
+        text += f" ({ending})"
     yield text
 
 
@@ -405,7 +408,8 @@ def checkpoint_of(status: RunStatus) -> str:
     none.
     """
     if status.checkpoint_step:
-        return f"step {status.checkpoint_step:,} at {status.checkpoint}"
+        machine = ", on the machine that saved it" if status.checkpoint_is_local else ""
+        return f"step {status.checkpoint_step:,} at {status.checkpoint}{machine}"
     return lost_with_members(status.unsaved)
 
 

@@ -12,7 +12,7 @@ from rich.markup import escape
 from aftermath.base.text import counted
 from aftermath.events import event_types
 from aftermath.events.printable import printable
-from aftermath.events.progress import Progress, state_words
+from aftermath.events.progress import Progress, span, state_words
 from aftermath.events.reader import EventOrigin, EventRecord
 from aftermath.events.stream import plain
 
@@ -81,6 +81,11 @@ class Sentences:
             fields["waits"] = (
                 f"waiting for epoch {event.epoch}; {running} has begun without this member"
             )
+            if event.ends_in is not None:
+                fields["waits"] = (
+                    f"waiting for epoch {event.epoch}; {running} makes no more steps and ends in {span(event.ends_in)} "
+                    "at the latest"
+                )
             if event.leaves:
                 fields["waits"] = (
                     f"this member leaves: {running} is the last and began without it (the owner adds steps with reopen)"
@@ -90,7 +95,10 @@ class Sentences:
         elif isinstance(event, event_types.Applied):
             fields["results"] = counted(event.results, "result")
             if not event.results:
-                return f"round {event.height}: no result counted, so it is not a step"
+                return f"round {event.height} did not count: too few results were confirmed in time"
+        elif isinstance(event, event_types.ModelReady):
+            if event.checkpoint_step not in (None, event.step):
+                fields["source"] = f"{fields['source']} of step {event.checkpoint_step:,}"
         elif isinstance(event, event_types.Kernels):
             fields["by"] = (
                 "compiled CPU kernels"
@@ -131,8 +139,12 @@ def _model_of(event: event_types.RunFinished, place: object) -> str:
     if not event.checkpoint:
         return ""
     kept = event.step if event.checkpoint_step is None else event.checkpoint_step
+    if kept >= event.step and event.elsewhere:
+        return f"; another member saved the model on its machine, in {place}: ask the run's owner for it"
     if kept >= event.step:
         return f"; the model is in {place}"
+    if event.elsewhere:
+        place = f"{place} on the machine of the member that saved it"
     others = (
         f"steps {kept + 1:,} to {event.step:,} are"
         if event.step > kept + 1

@@ -46,7 +46,7 @@ class StepLines:
         self._steps = event.steps
         members = counted(len(event.tiers), "member")
         tiers = ", ".join(map(str, event.tiers))
-        after = f", on from step {event.done:,}" if event.done else ""
+        after = f", resumed from step {event.done:,}" if event.done else ""
         return (
             f"{event.optimizer}, {members} (tier {tiers}), {event.parameters:,} parameters; "
             f"{counted(event.steps, 'step')}{after}"

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 
-from aftermath.base.concurrency import first_of
+from aftermath.base.concurrency import cancel, first_of
 from aftermath.base.errors import AftermathError
 from aftermath.coordinator.errors import Refused, Unavailable
 from aftermath.coordinator.ports import Coordinator
@@ -226,7 +226,9 @@ class Member:
             if unfinished is not None or self._takes_part(view):
                 try:
                     await (
-                        self._epoch(view) if unfinished is None else self._resume(unfinished, view)
+                        self._watched_epoch(view)
+                        if unfinished is None
+                        else self._resume(unfinished, view)
                     )
                 except Desync as reason:
                     self._ports.events.emit(
@@ -254,7 +256,9 @@ class Member:
 
     async def _finish(self, run: Run) -> None:
         """Report that the run is finished, and wait until its model is saved. Raises ModelLost."""
-        self._status_events.finished(run, await self._last.newest_model())
+        self._status_events.finished(
+            run, await self._last.newest_model(), self._checkpoints.directory
+        )
         await self._ports.clock.sleep(LINGER if self._replica is not None else 0.0)
         replica = (
             self._replica
@@ -299,6 +303,15 @@ class Member:
             and self._known_as_is(me)
         )
 
+    async def _watched_epoch(self, view: View) -> None:
+        """Live through one epoch. Warn if another process signs up with this wallet meanwhile."""
+        assert self.seat is not None
+        watching = asyncio.ensure_future(self._membership.watch_for_second_process(self.seat))
+        try:
+            await self._epoch(view)
+        finally:
+            await cancel([watching])
+
     async def _epoch(self, view: View) -> None:
         """Take part in one epoch, from warm-up to the end of cooldown."""
         assert self.seat is not None
@@ -307,7 +320,7 @@ class Member:
         require_unchanged(self._first, model)
         self._results.begin(run.epoch)
         self._readiness.forget_before(run.epoch)
-        self._status_events.lost(run, model)
+        self._status_events.lost(run, model, self._checkpoints.directory)
         warm = WarmUp(
             self._ports,
             self._role,

@@ -14,10 +14,12 @@ from aftermath.events import event_types
 from aftermath.member.ports import Ports, Role
 from aftermath.member.retry import persist
 from aftermath.rules.run import Run
+from aftermath.rules.state import MemberState
 
 _FULL_PAUSE = 10.0  # seconds between tries to join a full run
 _FIRST_PAUSE = 1.0  # seconds between two joins without an epoch in between
 _LONGEST_PAUSE = 64.0
+_OUT_OF_EPOCH = (MemberState.RESTARTED, MemberState.WITHDRAWN)
 _SUSPICIOUS = 4.0  # seconds of pause from which on the user is warned
 
 
@@ -66,6 +68,25 @@ class MembershipRequests:
                 "Check that no other process uses this wallet"
             )
         self._ports.events.emit(event_types.Warning(message=message, until="trained"))
+
+    async def watch_for_second_process(self, seat: int) -> None:
+        """Warn once another process signs up with this wallet while this member is in an epoch.
+
+        A process that starts declares that it has no model, which takes the seat out of the epoch.
+        """
+
+        def signed_up_again() -> bool:
+            me = self._ports.feed.members.seats[seat]
+            is_ours = me.signer == self._ports.coordinator.wallet
+            return is_ours and me.pending and me.state in _OUT_OF_EPOCH
+
+        await self._ports.feed.until(lambda _: signed_up_again())
+        self._ports.events.emit(
+            event_types.Warning(
+                message=f"another process signed up with this wallet, so seat {seat} is out of this epoch\n"
+                "Stop one of the two, which may be on different machines: they end each other's epochs",
+            )
+        )
 
     async def join(self, weight: int, *, stateless: bool) -> bool:
         """Join the next epoch. Return whether the join is on chain. Raises final refusals."""

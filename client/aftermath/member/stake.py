@@ -48,6 +48,12 @@ class Stake:
         steps = counted(self.steps, "trained step is", "trained steps are")
         return f"{steps} in no checkpoint, and no other member has {levels_named(self.levels)} of the model"
 
+    def loss(self) -> str:
+        """Return that the steps are lost now, as a sentence without its end."""
+        steps = counted(self.steps, "trained step is", "trained steps are")
+        why = "" if self.saves else " and no --checkpoint-dir"
+        return f"{steps} lost: this member had the only copy of {levels_named(self.levels)} of the model{why}"
+
     def lost(self) -> ModelLost:
         """Return the error of a member that leaves anyway."""
         return _model_lost(self.steps, _NEXT_TIME)

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from aftermath.base.text import counted
 from aftermath.events import event_types
 from aftermath.events.status import lost_with_members
 from aftermath.events.stream import Events
+from aftermath.model.saved_checkpoints import (
+    saved_steps,
+    stem_of_run,
+    step_directory,
+    step_of,
+)
 from aftermath.rules import contents
 from aftermath.rules.last_epoch import is_last_epoch
 from aftermath.rules.model import Model
 from aftermath.rules.run import Run, steps_before
-from aftermath.rules.state import ModelSource, RunState
+from aftermath.rules.state import CheckpointKind, ModelSource, RunState
 from aftermath.rules.unsaved import never_saved
 
 _HALTED = {
@@ -55,8 +63,12 @@ class StatusEvents:
             self._events.emit(event_types.Rewound(before=self._reached, step=run.trained_steps))
         self._reached = run.trained_steps
 
-    def lost(self, run: Run, model: Model) -> None:
-        """Warn that the epoch starts from older levels, because the newest ones are lost."""
+    def lost(self, run: Run, model: Model, directory: Path | None) -> None:
+        """Warn that the epoch starts from older levels, because the newest ones are lost.
+
+        `directory`: where this member writes checkpoints. A copy there that the chain does not name
+        is named in the warning.
+        """
         checkpoint_step = steps_before(model.checkpoint_step)
         reached = run.trained_steps
         if run.model_source is ModelSource.CHECKPOINT and checkpoint_step < reached:
@@ -66,11 +78,12 @@ class StatusEvents:
             newest = (
                 f"the newest checkpoint is of step {checkpoint_step}"
                 if checkpoint_step
-                else "no checkpoint was saved"
+                else "no checkpoint is recorded"
             )
+            copy = _newest_copy(directory, run, checkpoint_step)
             self._events.emit(
                 event_types.Warning(
-                    message=f"{lost} lost: no member has the model, and {newest}",
+                    message=f"{lost} lost: no member has the model, and {newest}{copy}",
                 )
             )
             return  # all levels are older, and that was reported
@@ -90,13 +103,24 @@ class StatusEvents:
                 )
             )
 
-    def finished(self, run: Run, model: Model) -> None:
-        """Report that the run is finished, and the step of the checkpoint that the chain names."""
+    def finished(self, run: Run, model: Model, directory: Path | None) -> None:
+        """Report that the run is finished, and where its newest checkpoint is.
+
+        `directory`: where this member writes checkpoints. Its own copy is preferred, because the
+        chain may name a directory of another machine.
+        """
         checkpoint_step = steps_before(model.checkpoint_step)
         repo = model.checkpoint.repo if checkpoint_step else None
         step = checkpoint_step if checkpoint_step else None
+        is_directory = repo is not None and model.checkpoint.kind is CheckpointKind.LOCAL
+        copy = _own_copy(directory, run, step) if is_directory else None
         self._events.emit(
-            event_types.RunFinished(step=run.trained_steps, checkpoint=repo, checkpoint_step=step)
+            event_types.RunFinished(
+                step=run.trained_steps,
+                checkpoint=repo if copy is None else str(copy),
+                checkpoint_step=step,
+                elsewhere=is_directory and copy is None,
+            )
         )
 
     def never_saved(self, run: Run, model: Model) -> None:
@@ -142,3 +166,33 @@ class StatusEvents:
             )
             self._events.emit(event_types.Warning(message=message, until="joined"))
         self._spec_error = model.spec_error
+
+
+def _newest_copy(directory: Path | None, run: Run, checkpoint_step: int) -> str:
+    """Return which newer model this member saved and the chain does not name, as lines to add.
+
+    Empty if there is none.
+    """
+    if directory is None:
+        return ""
+    stem = stem_of_run(directory, run.run_id, run.identity)
+    copies = [
+        path
+        for path in saved_steps(directory, stem)
+        if checkpoint_step < step_of(path) <= run.trained_steps
+    ]
+    if not copies:
+        return ""
+    return (
+        f"\n{copies[-1]} is a copy of step {step_of(copies[-1])} that the chain does not know: the run continues "
+        "without it. To keep that training, start a new run from the copy"
+    )
+
+
+def _own_copy(directory: Path | None, run: Run, step: int | None) -> Path | None:
+    """Return this member's checkpoint of a step, or None if it saved none."""
+    if directory is None or not step:
+        return None
+    stem = stem_of_run(directory, run.run_id, run.identity)
+    copy = step_directory(directory, stem, step).absolute()
+    return copy if copy.is_dir() else None

@@ -29,6 +29,7 @@ from aftermath.member.stake import SAVE_SECONDS, Stake, levels_named
 from aftermath.model.saved_checkpoints import stem_of_run
 from aftermath.replica.origin import Origin
 from aftermath.replica.replica import Replica
+from aftermath.rules.deadlines import next_deadline
 from aftermath.rules.members import Members
 from aftermath.rules.model import Checkpoint, Model
 from aftermath.rules.run import Run, steps_before
@@ -294,6 +295,7 @@ class LastMember:
         self._ports.events.emit(
             event_types.ModelReady(source=unfinished.directory, step=unfinished.step)
         )
+        self._report_wait()
         ended_run = await self._ports.feed.until(
             lambda run: not run.state.training or not unfinished.is_of(run)
         )
@@ -302,6 +304,18 @@ class LastMember:
                 f"the epoch did not end with the model in {unfinished.directory}, which is now only a copy"
             )
         return replica, ended_run
+
+    def _report_wait(self) -> None:
+        """Report that this member waits for the end of an epoch that makes no more steps."""
+        view = self._ports.feed.view
+        run = view.run
+        deadline = next_deadline(run, view.members, view.model)
+        if not run.state.training or deadline is None:
+            return
+        if run.state is RunState.ROUND_WITNESS:  # one more round begins, and nobody trains it
+            deadline += run.config.max_round_train_time
+        ends_in = max(0, round(deadline - self._ports.coordinator.now()))
+        self._ports.events.emit(event_types.Waiting(epoch=run.epoch + 1, ends_in=ends_in))
 
     def _warn(self, message: str, until: str | None = None) -> None:
         self._ports.events.emit(event_types.Warning(message=message, until=until))

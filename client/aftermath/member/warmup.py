@@ -75,6 +75,7 @@ class WarmUp:
         self._first_missing = frozenset(
             role.levels
         )  # without the levels of this member's own replica
+        self._durable_step: int | None = None  # of the checkpoint that levels came from
         self.used_own_replica = False
         """Whether the obtained model is this member's own replica."""
 
@@ -94,7 +95,13 @@ class WarmUp:
         source = await first_of(self._load(), self._give_up())
         if self._first_missing != set(self._role.levels):
             source = f"its own replica and {source}"
-        self._ports.events.emit(event_types.ModelReady(source=source, step=self._run.trained_steps))
+        self._ports.events.emit(
+            event_types.ModelReady(
+                source=source,
+                step=self._run.trained_steps,
+                checkpoint_step=self._durable_step,
+            )
+        )
         return await self._workers.compute(lambda: self._origin.replica(self._weights))
 
     async def _give_up(self) -> NoReturn:
@@ -120,6 +127,7 @@ class WarmUp:
         missing = len(self._missing)
         last_message = ""
         while True:
+            self._durable_step = None
             try:
                 if self._run.model_source is ModelSource.PEERS:
                     return await self._from_peers()
@@ -241,6 +249,7 @@ class WarmUp:
         and CheckpointError and others if no location can be read.
         """
         levels = set(self._missing)
+        self._durable_step = steps_before(self._ports.feed.model.checkpoint_step)
         try:
             durable = await self._durable(levels)
         except (

@@ -19,8 +19,8 @@ PRECISION = (
     "on a CPU."
 )
 COMPILE = (
-    "Compile the model with torch.compile, before the member joins; auto: on CUDA alone. If it fails, that is said, "
-    "and training continues without it."
+    "Compile the model with torch.compile, before the member joins; auto: on CUDA alone. If compilation fails, a "
+    "warning is printed and training continues without it."
 )
 
 

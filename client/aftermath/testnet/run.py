@@ -20,8 +20,6 @@ from aftermath.testnet.plan import BACK_SECONDS, ChaosSchedule, LocalTestnetClie
 from aftermath.testnet.processes import ProcessError, Running, stop_all
 from aftermath.ui.terminal.messages import ClientRow, Clients
 
-_LAST = 10  # steps whose mean loss is reported as the last loss
-
 
 class Ending(StrEnum):
     """Why the testnet ended."""
@@ -45,7 +43,9 @@ class Summary:
     failed: list[str]
     """Clients that ended with an error."""
     loss_first: float | None
+    """Loss of the first trained step, over all tokens of the step."""
     loss_last: float | None
+    """Loss of the last trained step."""
     comparisons: int
     differing: list[str]
     """Where two replicas differed. This is always a bug."""
@@ -91,7 +91,6 @@ def summary_of(
 ) -> Summary:
     """Return the summary from what the clients reported."""
     curve = story.history.loss_curve()
-    last = [loss for _, loss in curve[-_LAST:]]
     checks, differing = story.replica_checks()
     return Summary(
         ending=ending,
@@ -102,7 +101,7 @@ def summary_of(
         kills=kills,
         failed=failed,
         loss_first=round(curve[0][1], 4) if curve else None,
-        loss_last=round(sum(last) / len(last), 4) if last else None,
+        loss_last=round(curve[-1][1], 4) if curve else None,
         comparisons=checks,
         differing=differing,
         seconds=round(seconds, 1),

@@ -76,12 +76,10 @@ class Departure:
     def _warn(self, stake: Stake, extra: str) -> None:
         """Warn about the steps that are lost, and ask for another Ctrl-C if a person is there."""
         self._has_asked = self._may_ask
-        fix = (
-            "Press Ctrl-C again to leave and lose these steps."
-            if self._may_ask
-            else "These steps are lost now."
-        )
-        message = f"{stake.sentence()}\n{fix} {extra}".rstrip()
+        message = f"{stake.loss()}\n{extra}".rstrip()
+        if self._may_ask:
+            fix = "Press Ctrl-C again to leave and lose these steps."
+            message = f"{stake.sentence()}\n{fix} {extra}".rstrip()
         self._events.emit(event_types.Warning(message=message))
         if self._may_ask:
             self._ask(message)

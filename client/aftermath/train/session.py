@@ -120,7 +120,7 @@ def _emit_finished(view: View, events: Events, wallet: bytes, settings: TrainSet
     run = view.run
     model = view.model
     notices.state(run)
-    notices.finished(run, model)
+    notices.finished(run, model, settings.checkpoint_dir)
     if (lost := find_loss(view, wallet, settings.checkpoint_dir)) is not None:
         raise lost
     notices.never_saved(run, model)

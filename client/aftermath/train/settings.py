@@ -157,8 +157,8 @@ class TrainSettings:
     checkpoint_put_links: Annotated[
         str | None,
         Doc(
-            "JSON file, or https address that returns one, with a signed link (HTTP PUT) per file "
-            "of a checkpoint. Copies every checkpoint of --checkpoint-dir there. {checkpoint} in "
+            "JSON file, or https address that returns one, with a signed upload link (HTTP PUT) for "
+            "each file of a checkpoint. Copies every checkpoint of --checkpoint-dir there. {checkpoint} in "
             "an address becomes the name of its directory."
         ),
     ] = field(default=None, repr=False)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from aftermath.events.progress import span
 from aftermath.ui.terminal.board import Alerts, Board
 from aftermath.ui.terminal.messages import MESSAGES, End, Facts, Line, Stands, line_of, message_of
 from aftermath.ui.terminal.pages import LABEL, chart, progress_words, run_page
@@ -205,3 +206,17 @@ def test_member_messages_survive_transport() -> None:
         line = line_of(message)
         assert line.count(b"\n") == 1
         assert message_of(line) == message
+
+
+def test_run_page_of_restarted_member_shows_deadline() -> None:
+    """The epoch that it waits for makes no more rounds, so the rounds left say nothing."""
+    board = Board("member", "demo", 0)
+    rules = builders.config(rounds_per_epoch=50, max_round_train_time=40, init_min_clients=1)
+    board.take(told("waiting", epoch=3, ends_in=31))
+    board.take(Stands(where(config=rules, epoch=2)))
+    assert board.standing is not None
+    assert board.standing.deadline is not None
+    console = Console(file=io.StringIO(), width=80)
+    console.print(run_page(board, 0.0, 80, 24))
+    when = span(max(0, board.standing.deadline))
+    assert f"waits: it joins at the next epoch, in {when} at the latest" in console.file.getvalue()

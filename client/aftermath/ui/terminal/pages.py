@@ -17,6 +17,7 @@ from aftermath.base.text import counted
 from aftermath.events import event_types
 from aftermath.events.plot import evenly, loss_line
 from aftermath.events.printable import printable
+from aftermath.events.progress import span
 from aftermath.events.status import RunStatus, facts_of, no_answer, state_of, steps_of, taking_part
 from aftermath.ui.terminal.board import Board
 
@@ -91,6 +92,10 @@ def _waits_for_epoch(board: Board) -> str:
     when = (
         "" if status.rounds_left is None else f", in about {counted(status.rounds_left, 'round')}"
     )
+    if waiting.ends_in is not None:
+        when = (
+            "" if status.deadline is None else f", in {span(max(0, status.deadline))} at the latest"
+        )
     return f"waits: it joins at the next epoch{when}"
 
 
