@@ -252,6 +252,46 @@ def test_authorization_for_one_run_does_not_admit_to_others(
     assert refusal in reasons(owner, run_id, grantee)
 
 
+def test_open_run_shows_authorization_for_all_runs(
+    owner: Shell, run_id: str, people: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert owner("create-run", "--run-id", run_id).data["permissionless"] is True
+    read = owner("join-authorization-read", "--join-authority", owner.wallet, "--run-id", run_id)
+    assert (read.data["everybody"], read.data["active"], read.data["all_runs"]) == (True,) * 3
+    key = public(Path(owner.wallet))
+    missing = f"{key} has not authorized everybody for run {run_id} alone"
+    assert f"{missing}, but for all its runs" in read.err
+    monkeypatch.setenv("RUN_ID", run_id)
+    refused = owner("join-authorization-delete").error
+    assert refused["error"] == f"{missing}, but {key} authorized everybody for all its runs"
+    assert "delete" in refused["fix"]
+    assert refused["fix"].endswith(", without --run-id and the variable RUN_ID")
+    monkeypatch.delenv("RUN_ID")
+
+    still_open = f"everybody may join: {key} authorized everybody for all its runs"
+    one = ("--authorizer", people["grantee"], "--run-id", run_id)
+    assert still_open in owner("join-authorization-create", *one).err
+    assert still_open in owner("join-authorization-delete", *one).err
+    nobody = owner("join-authorization-read", "--join-authority", owner.wallet, *one)
+    assert nobody.code == 1
+    assert f"{key} authorized everybody for all its runs" in nobody.err
+    assert owner("join-authorization-delete").data["closed"]
+    gone = owner("join-authorization-read", "--join-authority", owner.wallet, "--run-id", run_id)
+    assert gone.error["error"] == missing
+
+
+def test_read_for_foreign_run_warns_about_join_authority(
+    owner: Shell, run_id: str, people: dict[str, Path]
+) -> None:
+    assert owner("create-run", "--run-id", run_id).code == 0
+    grantor = Shell(owner.rpc, people["grantor"])
+    assert grantor("join-authorization-create").code == 0
+    read = owner(
+        "join-authorization-read", "--join-authority", people["grantor"], "--run-id", run_id
+    )
+    assert f"admit nobody to run {run_id}" in read.err
+
+
 def test_authorization_after_withdrawal_is_inactive(owner: Shell, people: dict[str, Path]) -> None:
     grantor = Shell(owner.rpc, people["grantor"])
     assert grantor("join-authorization-create", "--authorizer", people["grantee"]).data["active"]
