@@ -114,23 +114,23 @@ def test_can_join_refusal_names_the_reason_and_a_fix(
         found = json.loads(outcome.out)
         return [found["reasons"][0], found["fixes"][0]]
 
-    new = "the run is new, and waits: its owner has not"
+    new = "the run is new, and waits for"
     assert asked() == [
-        f"{new} configured it yet (update-config)",
-        f"Wait until it does: aftermath-solana watch --run-id {run_id}",
+        f"{new} update-config by its owner",
+        f"Wait until it is configured: aftermath-solana watch --run-id {run_id}",
     ]
     assert (
         owner("update-config", "--run-id", run_id, "--config-path", run_dir / "config.toml").code
         == 0
     )
     assert asked() == [
-        f"{new} started it yet (set-paused resume)",
+        f"{new} set-paused resume by its owner",
         "You can start train now: it joins as soon as the run resumes",
     ]
     assert owner("set-paused", "--run-id", run_id, "resume").code == 0
     assert not verdict(owner, run_id, people["stranger"])
     assert owner("set-paused", "--run-id", run_id, "pause").code == 0
-    assert asked()[0] == "the run is paused, and waits: its owner has paused it (set-paused resume)"
+    assert asked()[0] == "the run is paused, and waits for set-paused resume by its owner"
 
 
 def test_permissioned_run_by_seed_scripts_admits_delegates(
@@ -404,7 +404,7 @@ def test_run_on_public_network_stays_closed_before_first_epoch(
     made = owner("create-run", *far)
     assert (made.code, made.data["permissionless"]) == (0, False)
     (reason,) = verdict(owner, run_id, Path(owner.wallet))
-    assert "not configured" in reason  # the owner itself may join
+    assert "update-config" in reason  # the owner itself may join
     refused = owner("join-authorization-create", *far)
     assert refused.code == 1
     assert "has not finished an epoch" in refused.err
