@@ -115,23 +115,23 @@ def test_can_join_refusal_names_the_reason_and_a_fix(
         found = json.loads(outcome.out)
         return [found["reasons"][0], found["fixes"][0]]
 
-    new = "the run is new, and waits: its owner has not"
+    new = "the run is new, and waits for"
     assert asked() == [
-        f"{new} configured it yet (update-config)",
-        f"Wait until it does: aftermath-solana watch --run-id {run_id}",
+        f"{new} update-config by its owner",
+        f"Wait until it is configured: aftermath-solana watch --run-id {run_id}",
     ]
     assert (
         owner("update-config", "--run-id", run_id, "--config-path", run_dir / "config.toml").code
         == 0
     )
     assert asked() == [
-        f"{new} started it yet (set-paused resume)",
+        f"{new} set-paused resume by its owner",
         "You can start train now: it joins as soon as the run resumes",
     ]
     assert owner("set-paused", "--run-id", run_id, "resume").code == 0
     assert not verdict(owner, run_id, people["stranger"])
     assert owner("set-paused", "--run-id", run_id, "pause").code == 0
-    assert asked()[0] == "the run is paused, and waits: its owner has paused it (set-paused resume)"
+    assert asked()[0] == "the run is paused, and waits for set-paused resume by its owner"
 
 
 def test_permissioned_run_by_seed_scripts_admits_delegates(
@@ -253,6 +253,46 @@ def test_authorization_for_one_run_does_not_admit_to_others(
     assert refusal in reasons(owner, run_id, grantee)
 
 
+def test_open_run_shows_authorization_for_all_runs(
+    owner: Shell, run_id: str, people: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert owner("create-run", "--run-id", run_id).data["permissionless"] is True
+    read = owner("join-authorization-read", "--join-authority", owner.wallet, "--run-id", run_id)
+    assert (read.data["everybody"], read.data["active"], read.data["all_runs"]) == (True,) * 3
+    key = public(Path(owner.wallet))
+    missing = f"{key} has not authorized everybody for run {run_id} alone"
+    assert f"{missing}, but for all its runs" in read.err
+    monkeypatch.setenv("RUN_ID", run_id)
+    refused = owner("join-authorization-delete").error
+    assert refused["error"] == f"{missing}, but {key} authorized everybody for all its runs"
+    assert "delete" in refused["fix"]
+    assert refused["fix"].endswith(", without --run-id and the variable RUN_ID")
+    monkeypatch.delenv("RUN_ID")
+
+    still_open = f"everybody may join: {key} authorized everybody for all its runs"
+    one = ("--authorizer", people["grantee"], "--run-id", run_id)
+    assert still_open in owner("join-authorization-create", *one).err
+    assert still_open in owner("join-authorization-delete", *one).err
+    nobody = owner("join-authorization-read", "--join-authority", owner.wallet, *one)
+    assert nobody.code == 1
+    assert f"{key} authorized everybody for all its runs" in nobody.err
+    assert owner("join-authorization-delete").data["closed"]
+    gone = owner("join-authorization-read", "--join-authority", owner.wallet, "--run-id", run_id)
+    assert gone.error["error"] == missing
+
+
+def test_read_for_foreign_run_warns_about_join_authority(
+    owner: Shell, run_id: str, people: dict[str, Path]
+) -> None:
+    assert owner("create-run", "--run-id", run_id).code == 0
+    grantor = Shell(owner.rpc, people["grantor"])
+    assert grantor("join-authorization-create").code == 0
+    read = owner(
+        "join-authorization-read", "--join-authority", people["grantor"], "--run-id", run_id
+    )
+    assert f"admit nobody to run {run_id}" in read.err
+
+
 def test_authorization_after_withdrawal_is_inactive(owner: Shell, people: dict[str, Path]) -> None:
     grantor = Shell(owner.rpc, people["grantor"])
     assert grantor("join-authorization-create", "--authorizer", people["grantee"]).data["active"]
@@ -365,7 +405,7 @@ def test_run_on_public_network_stays_closed_before_first_epoch(
     made = owner("create-run", *far)
     assert (made.code, made.data["permissionless"]) == (0, False)
     (reason,) = verdict(owner, run_id, Path(owner.wallet))
-    assert "not configured" in reason  # the owner itself may join
+    assert "update-config" in reason  # the owner itself may join
     refused = owner("join-authorization-create", *far)
     assert refused.code == 1
     assert "has not finished an epoch" in refused.err

@@ -107,7 +107,10 @@ def test_finished_run_checkpoint_is_recorded_and_run_reopened(
     assert calls(owner("rewind", *named, "--to-step", 0, "--dry-run")) == ["coordinator.rewind"]
     assert owner("json-dump-run", *named).data["run"]["step"] == 3
     for step in (0, 2):
-        assert owner("rewind", *named, "--to-step", step).data["step"] == step
+        rewound = owner("rewind", *named, "--to-step", step)
+        assert rewound.data["step"] == step
+        back = f"2 steps are set aside. To go back to step 2: aftermath-solana rewind --run-id {run_id} --to-step 2"
+        assert (back in rewound.err) is (step == 0)
         assert owner("json-dump-run", *named).data["run"]["step"] == step + 1
     assert owner(*checkpoint).data["step"] == 2  # the owner may name another place of the same step
     idle = owner("reopen", *named, "--total-steps", 80).error
@@ -117,6 +120,14 @@ def test_finished_run_checkpoint_is_recorded_and_run_reopened(
     prolonged.write_text(config.read_text().replace("total_steps = 2\n", "total_steps = 30\n", 1))
     # of a finished run
     assert calls(owner("update-config", *named, "--config-path", prolonged, "--dry-run"))
+    asked = invoke("can-join", "--rpc", owner.rpc, *named, "--address", owner.wallet)
+    assert asked.out.startswith("no: the run is finished\nfix: ")
+    assert "reads" not in asked.out
+    signed = ("--rpc", owner.rpc, "-w", owner.wallet, *named)
+    renamed = invoke("update-config", *signed, "--name", "Longer")
+    assert (
+        f"next: aftermath-solana reopen --run-id {run_id} --total-steps TOTAL_STEPS" in renamed.err
+    )
     reopening = calls(owner("reopen", *named, "--total-steps", 30, "--dry-run"))
     assert reopening == ["coordinator.update", "coordinator.set_paused"]
     assert owner("json-dump-run", *named).data["run"]["state"] == "finished"

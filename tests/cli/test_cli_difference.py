@@ -37,6 +37,18 @@ def other(run_dir: Path, place: Path, **replaced: str) -> Path:
     return path
 
 
+def test_every_printed_key_can_be_explained(owner: Shell, run_id: str, run_dir: Path) -> None:
+    assert owner("create-run", "--run-id", run_id, "--name", "Test").code == 0
+    config = ("--config-path", run_dir / "config.toml")
+    changes = owner("update-config", "--run-id", run_id, *config).data["changes"]
+    keys = {change["key"] for change in changes}
+    assert {"model.optimizer.kind", "model.tier_widths", "model.checkpoint.repo"} <= keys
+    unknown = [key for key in sorted(keys) if invoke("config", "explain", key).code]
+    assert unknown == []
+    assert "computes it from" in invoke("config", "explain", "model.tier_widths").out
+    assert invoke("config", "explain", "model.optimiser.kind").code == 2
+
+
 def flat(values: Any, path: str = "") -> dict[str, Any]:
     if not isinstance(values, dict):
         return {path: values}

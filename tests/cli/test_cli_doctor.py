@@ -83,9 +83,10 @@ def test_key_file_readable_by_others_is_fixed_on_request(tmp_path: Path) -> None
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-def test_missing_wallet_is_a_warning_unless_named(tmp_path: Path) -> None:
+def test_missing_wallet_is_skipped_unless_named(tmp_path: Path) -> None:
     code, checks = examined()
-    assert (code, checks["wallet"]["status"]) == (0, "warning")
+    assert (code, checks["wallet"]["status"]) == (0, "ok")
+    assert checks["wallet"]["message"] == "skipped, because no wallet was given"
     code, checks = examined("-w", tmp_path / "none.json")
     assert (code, checks["wallet"]["status"]) == (1, "failure")
 
@@ -292,7 +293,7 @@ def test_doctor_run_checks_name_each_missing_step(
     assert owner("create-run", "--run-id", run_id).code == 0
     code, checks = examined(*line)
     assert code == 1
-    assert "its owner has not configured it yet (update-config)" in checks["state"]["message"]
+    assert "waits for update-config by its owner" in checks["state"]["message"]
     assert (
         owner("update-config", "--run-id", run_id, "--config-path", run_dir / "config.toml").code
         == 0

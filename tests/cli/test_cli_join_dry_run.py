@@ -90,7 +90,7 @@ def test_join_dry_run_text_lists_costs_and_exclusions(bonded: Shell, run_id: str
         "nothing was sent",
         "of rent, 0.02 SOL of bond",
         "returns 0.02",
-        "on top fees of transactions",
+        "on top a fee for each transaction",
     ):
         assert words in told
     assert "next:" not in said.err

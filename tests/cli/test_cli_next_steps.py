@@ -18,8 +18,8 @@ from aftermath.train.tier import AUTO_TIER
 from cli.cli_runs import Shell, invoke
 from rules import builders
 
-MADE = {"model export": {"checkpoint"}}
-"""The fields of a command's result that name a made file (`Result.made`), by command."""
+MADE = {"model export": {"checkpoint"}, "update-config": {"total_steps"}}
+"""The values that a command adds to its options for its next step (`Result.made`), by command."""
 
 
 @pytest.mark.parametrize(("name", "case"), NEXT)

@@ -413,15 +413,17 @@ def test_tick_without_running_deadline_ends_and_says_why(
     new = invoke("tick", *named)
     assert new.code == 0
     assert new.err.count(f"no tick can change run {run_id} now: new (epoch 0)") == 1
-    assert "; waits: its owner has not started it yet (set-paused resume)\n" in new.err
-    assert "0 of 1 tick changed" in new.out
+    assert "; waits for set-paused resume by its owner\n" in new.err
+    assert new.out.startswith(f"no tick changed run {run_id}, which is now new")
+    stopped = "; stopped after 1 of 3 ticks" in new.out
+    assert stopped is bool(limit)
     assert configured("set-paused", "--run-id", run_id, "resume").code == 0
     waits = invoke("tick", *named)
     assert (
         waits.err.count(f"no tick can change run {run_id} now: waiting for members (epoch 0)") == 1
     )
     assert "members: 0 of 3\n" in waits.err
-    assert "0 of 1 tick changed" in waits.out
+    assert waits.out.startswith(f"no tick changed run {run_id}, which is now waiting")
 
 
 def test_list_runs_shows_run(unchanged: tuple[Shell, str]) -> None:
@@ -434,9 +436,7 @@ def test_list_runs_shows_run(unchanged: tuple[Shell, str]) -> None:
     asked = invoke(
         "can-join", "--rpc", configured.rpc, "--run-id", run_id, "--address", configured.wallet
     ).out
-    assert (
-        "the run is new, and waits: its owner has not started it yet (set-paused resume)" in asked
-    )
+    assert "not yet: the run is new, and waits for set-paused resume by its owner" in asked
 
 
 def test_run_description_equals_member_view(configured: Shell, run_id: str) -> None:
@@ -488,8 +488,13 @@ def test_kick_by_owner_or_join_authority_removes_and_bars(
     assert "only the owner of run" in Shell(owner.rpc, stranger)(*whom, "--bar").error["error"]
     found = Shell(owner.rpc, grantor)(*whom, "--bar").data
     assert (found["seat"], found["barred"]) == (None, True)
+    assert owner("set-paused", "--run-id", run_id, "pause").code == 0
     asked = invoke("can-join", "--rpc", owner.rpc, "--run-id", run_id, "--address", stranger)
     assert "this wallet is barred from run" in asked.out
+    assert "You can start train now" not in asked.out
+    lift = f"(kick without --bar): aftermath-solana kick --run-id {run_id} --wallet {key} --rpc"
+    assert lift in asked.out
+    assert owner("set-paused", "--run-id", run_id, "resume").code == 0
     assert owner(*whom).data["barred"] is False
     asked = invoke("can-join", "--rpc", owner.rpc, "--run-id", run_id, "--address", stranger)
     assert "barred" not in asked.out
@@ -611,5 +616,7 @@ def test_checkpoint_needs_an_attested_model(unchanged: tuple[Shell, str], run_di
 
 def test_json_dump_user_of_nonmember_is_refused(unchanged: tuple[Shell, str]) -> None:
     configured, run_id = unchanged
-    refused = configured("json-dump-user", "--run-id", run_id, "--address", configured.wallet).error
+    user = ("json-dump-user", "--run-id", run_id, "--address", configured.wallet)
+    refused = configured(*user).error
     assert "is not a member" in refused["error"]
+    assert invoke(*user, "--rpc", configured.rpc).error == refused

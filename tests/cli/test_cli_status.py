@@ -8,12 +8,16 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
 from solders.pubkey import Pubkey
 
 from aftermath.chain.addresses import run_addresses
+from aftermath.chain.dump import plain
 from aftermath.chain.endpoints import shown
 from aftermath.chain.wallet import create_wallet, load_wallet
+from aftermath.cli.wallet import _page
 from aftermath.programs import COORDINATOR_ID
+from aftermath.rules.state import RunState
 from cli.cli_lone_member import join, leave
 from cli.cli_runs import Shell, invoke
 from cli.test_cli_bond import BOND
@@ -87,13 +91,22 @@ def test_withdraw_by_address_of_existing_run_names_run_option(
     assert "is not a valid run id" in wrong["error"]
 
 
+def test_status_page_names_states_as_show_run_does() -> None:
+    run = {"run_id": "demo", "state": plain(RunState.ROUND_TRAIN), "roles": ["owner"]}
+    console = Console(width=100)
+    with console.capture() as page:
+        console.print(_page({}, [run], []))
+    assert "training" in page.get()
+    assert "round train" not in page.get()
+
+
 def test_status_of_new_wallet_says_empty(rpc: str, tmp_path: Path) -> None:
     create_wallet(tmp_path / "new.json")
     page = invoke("status", "--rpc", rpc, "-w", tmp_path / "new.json")
     assert page.code == 0
     assert "0 SOL" in page.out
-    assert "no runs of this wallet" in page.out
-    assert "no seats of this wallet" in page.out
+    assert "this wallet owns no runs" in page.out
+    assert "this wallet has no seats" in page.out
 
 
 def test_status_without_wallet_prints_fix(rpc: str) -> None:

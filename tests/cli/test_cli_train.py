@@ -110,6 +110,15 @@ def test_can_join_is_refused_before_torch_import(
     assert done.code == 1
     assert done.err.startswith(f"error: there is no run '{run_id}'")
     assert owner("create-run", "--run-id", run_id).code == 0
+    done = asked()
+    assert done.code == 1
+    assert done.out.startswith("not yet: the run is new, and waits for update-config")
+    assert "reads" not in done.out
+    assert "loading PyTorch" not in done.err
+    rehearsal = ("train", "--rpc", owner.rpc, "-w", owner.wallet, "--run-id", run_id, "--dry-run")
+    rehearsed = torchless(*rehearsal)
+    assert rehearsed.code == 1
+    assert rehearsed.err.startswith("error: the run is new, and waits for update-config")
     assert (
         owner("update-config", "--run-id", run_id, "--config-path", run_dir / "config.toml").code
         == 0

@@ -79,19 +79,15 @@ def test_status_of_halted_run_names_command_without_deadline() -> None:
 
 def test_new_run_waits_for_config_and_then_start() -> None:
     new = {"state_started_at": 0, "now": 1_795_000_000}
-    assert at(RunState.UNINITIALIZED, **new).waits == (
-        "its owner has not configured it yet (update-config)",
-    )
+    assert at(RunState.UNINITIALIZED, **new).waits == ("update-config by its owner",)
     configured = at(
         RunState.UNINITIALIZED, model=builders.model(schema_hash=bytes([1] * 32)), **new
     )
-    assert configured.waits == ("its owner has not started it yet (set-paused resume)",)
+    assert configured.waits == ("set-paused resume by its owner",)
     assert configured.since is None
     assert facts_of(configured)["state"] == "new (epoch 0)"
     assert facts_of(at(RunState.PAUSED, now=BEGAN + 7))["state"] == "paused (epoch 0), for 7 s"
-    assert line(at(RunState.PAUSED)).endswith(
-        "; waits: its owner has paused it (set-paused resume)"
-    )
+    assert line(at(RunState.PAUSED)).endswith("; waits for set-paused resume by its owner")
     assert line(at(RunState.FINISHED)).endswith("; waits for nothing: 100 steps are trained")
 
 

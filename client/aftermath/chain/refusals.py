@@ -82,7 +82,7 @@ _TEXTS = {
     ),
     "Barred": (
         "this wallet is barred from {run}",
-        "Ask the owner to lift the bar: aftermath-solana kick {flag} --wallet WALLET",
+        "Ask the owner to lift the bar (kick without --bar): aftermath-solana kick {flag} --wallet {wallet}",
     ),
     "NotEnrolled": (
         "this wallet is no longer a member of {run}: its membership was withdrawn",
@@ -94,7 +94,7 @@ _TEXTS = {
     ),
     "StillBound": (
         "this wallet is in the running epoch of {run}, or waits for the next one",
-        "Stop its train, and try again when the epoch has ended; until then others may still convict it. "
+        "Stop its train, and try again when the epoch has ended; until then its bond may still be taken. "
         "See what the epoch waits for: aftermath-solana show-run {flag}; if nobody is left, end it: aftermath-solana "
         "tick {flag}",
     ),
@@ -229,11 +229,12 @@ def refused(
     )
 
 
-def program_refusal(name: str, run_id: str | None) -> Refused:
-    """Return the program's refusal `name` without sending a transaction."""
+def program_refusal(name: str, run_id: str | None, wallet: Pubkey | None = None) -> Refused:
+    """Return the program's refusal `name` of a wallet without sending a transaction."""
     words = {
         "run": f"run {run_id}" if run_id else "the run",
         "flag": f"--run-id {shlex.quote(run_id or 'RUN')}",
+        "wallet": str(wallet or "WALLET"),
     }
     sentence, fix = _TEXTS[name]
     return refusal(name, sentence.format(**words), fix.format(**words))

@@ -29,6 +29,7 @@ WALLET_VARIABLE = "RAW_WALLET_PRIVATE_KEY"
 PATH_VARIABLE = "WALLET_PRIVATE_KEY_PATH"  # the option's variable; this module does not read it
 IDENTITY_VARIABLE = "RAW_IDENTITY_SECRET_KEY"
 DEFAULT_PATH = Path("~/.config/solana/id.json")
+NO_WALLET = "no wallet was given"
 MAX_KEY_FILE = 4096
 _SEED = 32
 _MOST_ADDRESS = 44
@@ -89,7 +90,7 @@ def load_wallet(path: Path | None = None, env: Mapping[str, str] | None = None) 
     if default.exists():
         return _from_file(default)
     raise WalletError(
-        "no wallet was given",
+        NO_WALLET,
         f"Pass a key file with -w FILE or the variable {PATH_VARIABLE}, or put the key into {WALLET_VARIABLE}; "
         "create one: aftermath-solana show-identity --create -w FILE",
     )

@@ -70,16 +70,52 @@ async def check_may_open(chain: SignedCluster, run_id: str | None) -> None:
     )
 
 
-async def warning_about_grantor(chain: SignedCluster, run_id: str) -> str:
-    """Return a warning if this wallet is not the run's join authority; "" if it is, or no run."""
+async def warning_about_grantor(chain: Cluster, run_id: str, grantor: Pubkey) -> str:
+    """Return a warning if `grantor` is not the run's join authority; "" if it is, or no run."""
     try:
         run = await chain.coordinator.run(run_id)
     except NoSuchRun:
         return ""
     authority = Pubkey(run.join_authority)
-    if authority == chain.wallet.pubkey:
+    if authority == grantor:
         return ""
-    return f"grants of {chain.wallet.pubkey} admit nobody to run {run_id}: its join authority is {authority}"
+    return f"grants of {grantor} admit nobody to run {run_id}: its join authority is {authority}"
+
+
+async def wider_authorization(
+    chain: Cluster, grantor: Pubkey, grantee: Pubkey, run_id: str | None
+) -> Authorization | None:
+    """Return another active authorization that admits `grantee` to the same run or runs, or None.
+
+    It covers all runs of `grantor`, or everybody, or both.
+    """
+    scopes = [JOIN_SCOPE] if run_id is None else [JOIN_SCOPE, scope_of(chain, run_id)]
+    own = (grantee, scope_of(chain, run_id))
+    pairs = [(key, scope) for key in dict.fromkeys((grantee, EVERYONE)) for scope in scopes]
+    for key, scope in pairs:
+        if (key, scope) == own:
+            continue
+        authorization = await chain.authorizer.fetch(grantor, key, scope)
+        if authorization is not None and authorization.active:
+            return authorization
+    return None
+
+
+def authorization_sentence(authorization: Authorization, run_id: str | None) -> str:
+    """Return who authorized whom, and for which runs. `run_id`: the run of a narrow scope."""
+    runs = "all its runs" if authorization.scope == JOIN_SCOPE else f"run {run_id}"
+    return f"{authorization.grantor} authorized {grantee_text(authorization.grantee)} for {runs}"
+
+
+def grantee_text(grantee: Pubkey) -> str:
+    """Return the grantee's key, or "everybody"."""
+    return "everybody" if grantee == EVERYONE else str(grantee)
+
+
+def missing_sentence(grantor: Pubkey, grantee: Pubkey, run_id: str | None) -> str:
+    """Return the sentence about an authorization that does not exist."""
+    alone = "" if run_id is None else f" for run {run_id} alone"
+    return f"{grantor} has not authorized {grantee_text(grantee)}{alone}"
 
 
 GRANT_FIX = "Ask the join authority to grant one: aftermath-solana join-authorization-create"
@@ -90,11 +126,7 @@ def require_authorization(
 ) -> Authorization:
     """Return the authorization. Raise CommandError if it is None."""
     if authorization is None:
-        grantee_text = "everybody" if grantee == EVERYONE else str(grantee)
-        raise CommandError(
-            f"{grantor} has not authorized {grantee_text}",
-            fix,
-        )
+        raise CommandError(missing_sentence(grantor, grantee, None), fix)
     return authorization
 
 

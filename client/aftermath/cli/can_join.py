@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 _FINAL_CODES = ("barred",)
 """Codes of refusals on every machine. `can-join` then skips the checks of this machine."""
+_HALTED = "run-halted"
 
 
 @command("can-join", example="aftermath-solana can-join --run-id demo --address wallet.json")
@@ -108,8 +109,9 @@ async def answer(subject: Subject, findings: list[tuple[str, Finding]]) -> Resul
     from aftermath.train.access_report import access_report
 
     assert subject.view is not None
-    if not any(refusal.code in _FINAL_CODES for refusal in refusals(findings)):
-        _print_refusals(refusals(findings))
+    final = _is_final(subject, refusals(findings))
+    if not final:
+        _print_refusals(subject, refusals(findings))
         findings = findings + await examine(
             subject, ("torch", *FIT), passing=(UsageError, Unavailable)
         )
@@ -125,12 +127,12 @@ async def answer(subject: Subject, findings: list[tuple[str, Finding]]) -> Resul
         **_run_facts(subject),
     }
     text = (
-        _refusal_text(reasons)
+        _refusal_text(reasons, _label(subject, reasons))
         if reasons
         else f"yes: {subject.wallet} may join run {subject.run_id}"
     )
     text += f"\ntier {subject.tier}: {subject.why_tier}" if subject.why_tier else ""
-    text += "".join(f"\n{line}" for line in access.lines())
+    text += "" if final else "".join(f"\n{line}" for line in access.lines())
     return Result(data, text, _exit_of(most_severe(reasons)) if reasons else 0)
 
 
@@ -154,19 +156,42 @@ def _exit_of(refusal: AftermathError) -> int:
     return EXITS.get(refusal.code, EXIT_KNOWN)
 
 
-def _print_refusals(refusals: list[AftermathError]) -> None:
+def _is_final(subject: Subject, refusals: list[AftermathError]) -> bool:
+    """Return whether no machine could join: the wallet is barred, or the run takes no members."""
+    from aftermath.rules.state import RunState
+
+    assert subject.view is not None
+    finished = subject.view.run.state is RunState.FINISHED
+    barred = any(refusal.code in _FINAL_CODES for refusal in refusals)
+    return finished or barred or not subject.view.model.configured
+
+
+def _label(subject: Subject, refusals: list[AftermathError]) -> str:
+    """Return "not yet" if the wallet could join once the run is resumed, else "no"."""
+    from aftermath.rules.state import RunState
+
+    assert subject.view is not None
+    only_halted = all(refusal.code == _HALTED for refusal in refusals)
+    return "not yet" if only_halted and subject.view.run.state is not RunState.FINISHED else "no"
+
+
+def _print_refusals(subject: Subject, refusals: list[AftermathError]) -> None:
     """Print refusals on stderr before PyTorch loads, unless stdout is the same stream."""
     from aftermath.events.text import LOADING
 
     for refusal in () if one_output() else refusals:
-        note(f"no: {refusal.message}")
+        note(f"{_label(subject, refusals)}: {refusal.message}")
     note(LOADING)
 
 
-def _refusal_text(refusals: list[AftermathError]) -> str:
-    """Return the reasons against a join, and the fix of each that has one."""
-    fixes = [f"fix: {refusal.fix}" for refusal in refusals if refusal.fix]
-    return "\n".join([f"no: {'; '.join(refusal.message for refusal in refusals)}", *fixes])
+def _refusal_text(refusals: list[AftermathError], label: str = "no") -> str:
+    """Return the reasons against a join, and the fix of each that has one.
+
+    A halted run has a fix only if nothing else keeps the wallet out.
+    """
+    lasting = [refusal for refusal in refusals if refusal.code != _HALTED]
+    fixes = [f"fix: {refusal.fix}" for refusal in lasting or refusals if refusal.fix]
+    return "\n".join([f"{label}: {'; '.join(refusal.message for refusal in refusals)}", *fixes])
 
 
 def _data(subject: Subject, refusals: list[AftermathError]) -> dict[str, Any]:

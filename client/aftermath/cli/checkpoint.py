@@ -148,9 +148,28 @@ async def rewind(
                 f"Pause it first: aftermath-solana set-paused --run-id {shlex.quote(run_id)} pause",
             )
         signature = await chain.coordinator.rewind(run_id, index, model.recorded[index].step)
+        if set_aside := _set_aside_text(run, model, to_step):
+            note(set_aside)
         run, model, _ = await chain.coordinator.snapshot(run_id, any_spec=True)
     data = {"run_id": run_id, **_recorded_data(model.recorded[0]), "signature": str(signature)}
     return Result(data, facts(data))
+
+
+def _set_aside_text(run: Run, model: Model, to_step: int) -> str:
+    """Return what a rewind from this state to a step sets aside, "" if no trained step."""
+    removed = run.trained_steps - to_step
+    if removed <= 0:
+        return ""
+    text = f"{counted(removed, 'step is', 'steps are')} set aside"
+    newest = model.recorded[0]
+    last_saved = steps_before(newest.step) if newest.exists else 0
+    unsaved = run.trained_steps - max(last_saved, to_step)
+    if unsaved:
+        text += f", of which {unsaved} in no recorded checkpoint"
+    if last_saved <= to_step:
+        return text
+    flags = f"--run-id {shlex.quote(run.run_id)} --to-step {last_saved}"
+    return f"{text}. To go back to step {last_saved}: aftermath-solana rewind {flags}"
 
 
 def _recorded_index(run_id: str, model: Model, step: int) -> int:

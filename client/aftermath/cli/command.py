@@ -89,22 +89,35 @@ def command(
     example: str,
     groups: Mapping[str, OptionGroup] | None = None,
     until_interrupt: bool = False,
+    json_errors: bool = False,
 ) -> Callable[[Body], Command]:
     """Turn a function that returns a `Result` into a command.
 
     `groups`: how to expand parameters that are not dataclasses. `until_interrupt`: set it for a
     command that runs until Ctrl-C, so that SIGINT ends it also in a script's background.
+    `json_errors`: set it for a command that always prints JSON.
     """
 
     def wrap(body: Body) -> Command:
-        entry = _entry(name, body, groups or {}, until_interrupt=until_interrupt)
+        entry = _entry(
+            name,
+            body,
+            groups or {},
+            until_interrupt=until_interrupt,
+            json_errors=json_errors,
+        )
         return Command(name, example, entry)
 
     return wrap
 
 
 def _entry(
-    name: str, body: Body, groups: Mapping[str, OptionGroup], *, until_interrupt: bool
+    name: str,
+    body: Body,
+    groups: Mapping[str, OptionGroup],
+    *,
+    until_interrupt: bool,
+    json_errors: bool,
 ) -> Callable[..., None]:
     built: dict[str, tuple[Callable[..., Any], list[str]]] = {}
     parameters: list[inspect.Parameter] = []
@@ -131,7 +144,7 @@ def _entry(
         for chosen_by_callback in ("quiet", "verbose"):  # typer passes only their defaults
             values.pop(chosen_by_callback, None)
         options_given = dict(values)
-        with reporting(as_json=as_json):
+        with reporting(as_json=as_json or json_errors):
             _show_logs()
             if until_interrupt:
                 hear_ignored_interrupts()

@@ -201,9 +201,7 @@ def _data(
         and not _is_here(location.Local.path)
         and recipe.keys() & {"tokens", "fetch"}
     ):
-        unchecked.append(
-            f"the data: {location.Local.path} does not exist yet; run-files will make it"
-        )
+        unchecked.append(f"the data: {location.Local.path}, which does not exist yet")
         return ""
     try:
         records = open_run_data(config, vocab_size).record()

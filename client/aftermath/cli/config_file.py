@@ -48,6 +48,11 @@ def config_validate(
     return Result(data, plain_text("\n".join(lines)), EXIT_KNOWN if checked.mistakes else 0)
 
 
+_OF_MODEL = "Not a key of the config file: update-config computes it from the model."
+_DERIVED = dict.fromkeys(("tier_widths", "num_parameters", "vocab_size", "schema_hash"), _OF_MODEL)
+_ROWS = ("key", "type", "unit", "required", "default", "limits", "what", "example", "keys")
+
+
 @command("config explain", example="aftermath-solana config explain config.global_batch_size_end")
 def config_explain(
     key: Annotated[
@@ -64,7 +69,15 @@ def config_explain(
     """
     from aftermath.config.keys import find, held_by, nearest
 
-    matches = find(key)
+    matches = find(key) or _settings_table(key)
+    if not matches and (text := _DERIVED.get(key.rpartition(".")[2])):
+        derived = dict.fromkeys(_ROWS, "") | {
+            "key": key,
+            "required": False,
+            "what": text,
+            "keys": [],
+        }
+        return Result([derived], f"{key}\n  {text}")
     if not matches:
         close = nearest(key)
         hint = f"Did you mean {', or '.join(close)}?" if close else "docs/config.md lists all keys"
@@ -76,6 +89,16 @@ def config_explain(
     return Result(
         data, plain_text("\n\n".join(_page(match, keys_inside[match.name]) for match in matches))
     )
+
+
+def _settings_table(name: str) -> list[ConfigKey]:
+    """Return the table that a key of `update-config`, such as model.optimizer.kind, comes from."""
+    from aftermath.config.keys import find
+
+    table, _, last = name.rpartition(".")
+    if table.count(".") != 1 or last in _DERIVED:
+        return []
+    return [match for match in find(table) if match.table is not None]
 
 
 def _data(key: ConfigKey, keys_inside: list[str]) -> dict[str, Any]:

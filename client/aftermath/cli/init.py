@@ -66,7 +66,9 @@ class InitOptions:
     members: Annotated[
         int | None,
         typer.Option(
-            min=1, max=MAX_MEMBERS, help="Members that start the run. By default the recipe's."
+            min=1,
+            max=MAX_MEMBERS,
+            help="How many members must be present before the run starts. By default the recipe's.",
         ),
     ] = None
     steps: Annotated[

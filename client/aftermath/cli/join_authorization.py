@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import shlex
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from aftermath.base.errors import UsageError
 from aftermath.cli.command import command
 from aftermath.cli.options import ClusterOptions, OneRun, SigningOptions
-from aftermath.cli.present import Result, facts, note, renamed
+from aftermath.cli.present import CommandError, Result, facts, note, renamed
+
+if TYPE_CHECKING:
+    from solders.pubkey import Pubkey
+
+    from aftermath.cli.connection import Cluster
 
 
 @command(
@@ -52,7 +58,7 @@ async def join_authorization_create(
         grantor = chain.wallet.pubkey
         scope = scope_of(chain, run_id)
         steps = await missing_grants(chain, grantee, scope)
-        if run_id is not None and (warning := await warning_about_grantor(chain, run_id)):
+        if run_id is not None and (warning := await warning_about_grantor(chain, run_id, grantor)):
             note(f"warning: {warning}")
         if steps:
             await chain.sender.afford(steps, chain.authorizer.size(grantor, grantee, scope=scope))
@@ -60,10 +66,23 @@ async def join_authorization_create(
         authorization = require_authorization(
             await chain.authorization(grantor, grantee, scope), grantor, grantee
         )
+        await _warn_about_others(chain, grantor, grantee, run_id)
     data = authorization_data(authorization, run_id) | {
         "signatures": [str(signature) for signature in signatures]
     }
     return Result(data, facts(data))
+
+
+async def _warn_about_others(
+    chain: Cluster, grantor: Pubkey, grantee: Pubkey, run_id: str | None
+) -> None:
+    """Print a warning if another authorization opens the run, or all runs, to everybody."""
+    from aftermath.chain.addresses import EVERYONE
+    from aftermath.cli.authorization import authorization_sentence, wider_authorization
+
+    wider = await wider_authorization(chain, grantor, grantee, run_id)
+    if wider is not None and wider.grantee == EVERYONE:
+        note(f"warning: everybody may join: {authorization_sentence(wider, run_id)}")
 
 
 @command(
@@ -83,17 +102,42 @@ async def join_authorization_read(
     ] = None,
     run_id: OneRun = None,
 ) -> Result:
-    """Show an authorization and its delegates."""
+    """Show an authorization and its delegates.
+
+    If the run has none of its own, shows the one for all runs of the join authority.
+    """
     from aftermath.chain.addresses import EVERYONE
     from aftermath.chain.options import public_key
-    from aftermath.cli.authorization import authorization_data, require_authorization, scope_of
+    from aftermath.cli.authorization import (
+        GRANT_FIX,
+        authorization_data,
+        authorization_sentence,
+        missing_sentence,
+        scope_of,
+        warning_about_grantor,
+        wider_authorization,
+    )
     from aftermath.cli.connection import connect
 
     grantor = public_key(join_authority)
     grantee = public_key(authorizer) if authorizer is not None else EVERYONE
     async with connect(options) as chain:
+        if run_id is not None and (warning := await warning_about_grantor(chain, run_id, grantor)):
+            note(f"warning: {warning}")
         authorization = await chain.authorizer.fetch(grantor, grantee, scope_of(chain, run_id))
-        data = authorization_data(require_authorization(authorization, grantor, grantee), run_id)
+        wider = None
+        if authorization is None or not authorization.active:
+            wider = await wider_authorization(chain, grantor, grantee, run_id)
+    missing = missing_sentence(grantor, grantee, run_id)
+    if authorization is None and wider is not None and wider.grantee == grantee:
+        note(f"{missing}, but for all its runs")
+        authorization = wider
+        run_id = None
+    elif wider is not None:
+        note(f"warning: another authorization is active: {authorization_sentence(wider, run_id)}")
+    if authorization is None:
+        raise CommandError(missing, GRANT_FIX)
+    data = authorization_data(authorization, run_id)
     return Result(data, facts(data))
 
 
@@ -161,6 +205,35 @@ async def join_authorization_delegate(
 _SIGN = "Sign with the key of the join authority that granted it, or name another with --authorizer"
 
 
+async def _nothing_to_delete(
+    chain: Cluster,
+    grantor: Pubkey,
+    grantee: Pubkey,
+    run_id: str | None,
+    authorizer: str | None,
+) -> CommandError:
+    """Return the error about a missing authorization. It names the one that is still active."""
+    from aftermath.chain.addresses import JOIN_SCOPE
+    from aftermath.cli.authorization import (
+        authorization_sentence,
+        missing_sentence,
+        wider_authorization,
+    )
+
+    missing = missing_sentence(grantor, grantee, run_id)
+    wider = await wider_authorization(chain, grantor, grantee, run_id)
+    if wider is None:
+        return CommandError(missing, _SIGN)
+    fix = "To withdraw that one: aftermath-solana join-authorization-delete"
+    if wider.grantee == grantee and authorizer is not None:
+        fix += f" --authorizer {shlex.quote(authorizer)}"
+    if wider.scope == JOIN_SCOPE:
+        fix += ", without --run-id and the variable RUN_ID"
+    else:
+        fix += f" --run-id {shlex.quote(run_id or '')}"
+    return CommandError(f"{missing}, but {authorization_sentence(wider, run_id)}", fix)
+
+
 @command(
     "join-authorization-delete",
     example="aftermath-solana join-authorization-delete -w grantor.json --authorizer GRANTEE_PUBKEY",
@@ -183,7 +256,7 @@ async def join_authorization_delete(
     from aftermath.chain.addresses import EVERYONE
     from aftermath.chain.options import public_key
     from aftermath.chain.refusals import CLOSED_TOO_EARLY, error_text, sol
-    from aftermath.cli.authorization import require_authorization, scope_of
+    from aftermath.cli.authorization import scope_of
     from aftermath.cli.connection import sign_in
     from aftermath.coordinator.errors import Refused
 
@@ -192,9 +265,9 @@ async def join_authorization_delete(
         grantor = chain.wallet.pubkey
         scope = scope_of(chain, run_id)
         ix = chain.authorizer.ix(grantor)
-        authorization = require_authorization(
-            await chain.authorization(grantor, grantee, scope), grantor, grantee, _SIGN
-        )
+        authorization = await chain.authorization(grantor, grantee, scope)
+        if authorization is None:
+            raise await _nothing_to_delete(chain, grantor, grantee, run_id, authorizer)
         withdrawn = [ix.grantor_update(grantee, False, scope)] if authorization.active else []
         balance_before = await chain.balance(grantor)
         # an authorization with delegates can be closed only later
@@ -211,6 +284,7 @@ async def join_authorization_delete(
         returned = await chain.balance(grantor) - balance_before
         if not closed:
             note(error_text(CLOSED_TOO_EARLY)[0])
+        await _warn_about_others(chain, grantor, grantee, run_id)
     data = {
         "address": str(authorization.address),
         "active": False,

@@ -28,7 +28,6 @@ async def dry_run_join(settings: TrainSettings) -> Ended:
     from aftermath.events.text import LOADING
     from aftermath.train.admission import check_words
     from aftermath.train.connection import on_solana
-    from aftermath.train.device_options import device_setup
 
     check_words(settings)
     backend = on_solana(settings)
@@ -36,6 +35,8 @@ async def dry_run_join(settings: TrainSettings) -> Ended:
         subject = _subject(settings, backend)
         _refuse(await admission(subject))
         note(LOADING)
+        from aftermath.train.device_options import device_setup  # which loads PyTorch
+
         device_setup(settings, backend)
         fits = await examine(subject, ("torch", *FIT))
         _refuse(fits)
@@ -152,7 +153,7 @@ def _ended(report: DryRunReport, tier: int, reason: str) -> Ended:
         rows["withdraw"] = (
             f"returns {sol(paid)} after you have left; an ejected member loses the bond"
         )
-    rows["on top"] = "fees of transactions while training, which depend on the other members"
+    rows["on top"] = "a fee for each transaction while training"
     return Ended(
         Result(end.result.data, Group(end.result.text or plain_text(""), facts(rows))),
         end.error,

@@ -84,7 +84,7 @@ def torch_and_device(subject: Subject) -> Finding:
             f"{text}: this machine has an NVIDIA driver, but this PyTorch does not use it",
             "Install a PyTorch built for CUDA (docs/operations.md#on-a-gpu), or pass --device cpu if you want the CPU",
         )
-    return fine(f"{text}: its matrix products are exact")
+    return fine(f"{text}: it passed the numerical check")
 
 
 def _has_nvidia_driver() -> bool:
@@ -118,13 +118,21 @@ def _free_at(path: Path) -> int:
 
 def wallet(subject: Subject) -> Finding:
     """Check that there is a key file, and that only its owner can read it."""
-    from aftermath.chain.wallet import DEFAULT_PATH, WALLET_VARIABLE, WalletError, load_wallet
+    from aftermath.chain.wallet import (
+        DEFAULT_PATH,
+        NO_WALLET,
+        WALLET_VARIABLE,
+        WalletError,
+        load_wallet,
+    )
 
     required = subject.wallet_path is not None or subject.run_id is not None
     try:
         loaded = load_wallet(subject.wallet_path)
     except WalletError as error:
-        return (broken if required else dubious)(error.message, error.fix)
+        if required or error.message != NO_WALLET:
+            return (broken if required else dubious)(error.message, error.fix)
+        return fine("skipped, because no wallet was given", "Pass a key file with -w FILE")
     key = loaded.pubkey
     subject.wallet = key
     if loaded.source == WALLET_VARIABLE:

@@ -82,7 +82,8 @@ async def udp(subject: Subject) -> Finding:
     )
     interface_text = f" of {subject.interface}" if subject.interface else ""
     return fine(
-        f"QUIC works on this machine, at {port_text}{interface_text}; only other machines know whether they reach it",
+        f"QUIC works on this machine, at {port_text}{interface_text}; "
+        "whether other machines reach it cannot be tested from here",
         "If they do not: forward a UDP port of the router and pass it as --bind-p2p-port, pass members of your own "
         "network as --peer KEY@HOST:PORT, or use a relay: --iroh-relay n0 or its URL",
     )

@@ -30,6 +30,7 @@ NEXT: Mapping[tuple[str, str], str] = {
         "update-config",
         "invited",
     ): "join-authorization-create --run-id {run_id} --authorizer KEY -w JOIN_AUTHORITY_FILE",
+    ("update-config", "finished"): "reopen --run-id {run_id} --total-steps {total_steps}",
     ("set-paused", ""): _WATCH,
     ("set-paused", "paused"): _CONFIGURE,
     ("checkpoint", ""): _LOOK,

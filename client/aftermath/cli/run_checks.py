@@ -212,7 +212,7 @@ def _halted(view: View) -> Refused:
             "the run is finished",
             "Ask its owner to continue it with more steps: reopen",
         )
-    text = f"the run is {state_words(run.state.name)}, and waits: {owner_owes(run, model)}"
+    text = f"the run is {state_words(run.state.name)}, and waits for {owner_owes(run, model)}"
     if model.configured:
         return Refused(
             "RunHalted", text, "You can start train now: it joins as soon as the run resumes"
@@ -221,7 +221,7 @@ def _halted(view: View) -> Refused:
     return Refused(
         "RunHalted",
         text,
-        f"Wait until it does: aftermath-solana watch --run-id {shlex.quote(run.run_id)}",
+        f"Wait until it is configured: aftermath-solana watch --run-id {shlex.quote(run.run_id)}",
     )
 
 
@@ -232,7 +232,7 @@ def ban(subject: Subject) -> Finding | None:
     from aftermath.chain.refusals import program_refusal
 
     if subject.membership is not None and subject.membership.barred:
-        raise program_refusal("Barred", subject.view.run.run_id)
+        raise program_refusal("Barred", subject.view.run.run_id, subject.wallet)
     return fine("the wallet is not barred")
 
 

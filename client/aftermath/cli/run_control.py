@@ -152,10 +152,11 @@ async def tick(
         "epoch": run.epoch,
         "step": run.trained_steps,
     }
-    return Result(
-        data,
-        f"{len(signatures)} of {counted(tried, 'tick')} changed run {run_id}, which is now {in_words(run.state)}",
-    )
+    changed = f"{len(signatures)} of {counted(tried, 'tick')}" if signatures else "no tick"
+    text = f"{changed} changed run {run_id}, which is now {in_words(run.state)}"
+    if count is not None and tried < count:
+        text += f"; stopped after {tried} of {count} ticks"
+    return Result(data, text)
 
 
 def waiting_text(status: RunStatus) -> str:
@@ -233,7 +234,7 @@ async def kick(
         str,
         typer.Option("--wallet", "--address", help="Wallet to remove: a public key or a key file."),
     ],
-    bar: Annotated[bool, typer.Option("--bar", help="Also refuse its later joins.")] = False,
+    bar: Annotated[bool, typer.Option("--bar", help="Also refuse it from now on.")] = False,
 ) -> Result:
     """Remove a wallet from the next epoch, or bar it from the run.
 

@@ -79,7 +79,7 @@ async def watch(options: ClusterOptions, run_id: RunId, json_output: JsonLines =
         )
 
 
-@command("json-dump-run", example="aftermath-solana json-dump-run --run-id demo")
+@command("json-dump-run", example="aftermath-solana json-dump-run --run-id demo", json_errors=True)
 async def json_dump_run(options: ClusterOptions, run_id: RunId) -> Result:
     """Print everything the chain has about a run, as JSON."""
     from aftermath.chain.dump import whole_run
@@ -91,7 +91,9 @@ async def json_dump_run(options: ClusterOptions, run_id: RunId) -> Result:
 
 
 @command(
-    "json-dump-user", example="aftermath-solana json-dump-user --run-id demo --address wallet.json"
+    "json-dump-user",
+    example="aftermath-solana json-dump-user --run-id demo --address wallet.json",
+    json_errors=True,
 )
 async def json_dump_user(
     options: ClusterOptions,

@@ -117,7 +117,27 @@ async def update_config(
         warnings.append(version_warning)
     _warn(kept_checkpoint, warnings)
     data = _data(run, model, shape) | {"warnings": warnings} | sent_data
-    return Result(data, _for_people(data, shape), case="" if open_to_everybody else "invited")
+    return Result(
+        data,
+        _for_people(data, shape),
+        case=_case(run, open_to_everybody=open_to_everybody),
+        made={"total_steps": _more_steps(run)},
+    )
+
+
+def _case(run: Run, *, open_to_everybody: bool) -> str:
+    """Return the case for `next_steps`. A finished run has to be reopened."""
+    from aftermath.rules.state import RunState
+
+    if run.state is RunState.FINISHED:
+        return "finished"
+    return "" if open_to_everybody else "invited"
+
+
+def _more_steps(run: Run) -> int | None:
+    """Return the run's total steps if some are left to train, else None."""
+    total = run.config.total_steps
+    return total if total > run.trained_steps else None
 
 
 def _check_open(change: Change, run_id: str, model: Model) -> None:

@@ -231,23 +231,27 @@ def _page(
 
     blocks: list[RenderableType] = [facts(wallet_rows)]
     rows = [
-        [*(row | {"state": state_words(row["state"]), "roles": ", ".join(row["roles"])}).values()]
+        [
+            *(
+                row | {"state": state_words(row["state"].upper()), "roles": ", ".join(row["roles"])}
+            ).values()
+        ]
         for row in runs
     ]
     blocks += [
         plain_text(""),
-        listing(RUNS, rows) if rows else plain_text("no runs of this wallet"),
+        listing(RUNS, rows) if rows else plain_text("this wallet owns no runs"),
     ]
     rows = []
     for row in seats:
         cells = row | {
-            "state": state_words(row["state"]),
+            "state": state_words(row["state"].upper()),
             "bond_lamports": sol(row["bond_lamports"]),
         }
         rows.append([cells[name] for name in _COLUMNS])
     blocks += [
         plain_text(""),
-        listing(SEATS, rows) if rows else plain_text("no seats of this wallet"),
+        listing(SEATS, rows) if rows else plain_text("this wallet has no seats"),
     ]
     return Group(*blocks)
 

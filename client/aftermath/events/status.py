@@ -211,12 +211,10 @@ def _levels(run: Run, members: Members) -> Iterator[LevelStatus]:
 
 
 def owner_owes(run: Run, model: Model) -> str:
-    """Return a sentence about what the owner of a new or paused run must do for it to continue."""
-    if run.state is RunState.PAUSED:
-        return "its owner has paused it (set-paused resume)"
-    if model.configured:
-        return "its owner has not started it yet (set-paused resume)"
-    return "its owner has not configured it yet (update-config)"
+    """Return the command of its owner that a new or paused run waits for."""
+    if run.state is RunState.PAUSED or model.configured:
+        return "set-paused resume by its owner"
+    return "update-config by its owner"
 
 
 def _waits(
@@ -467,13 +465,7 @@ def line(status: RunStatus) -> str:
         and (status.epoch or status.state is RunState.FINISHED)
     ):
         clauses.append(checkpoint_of(status))
-    # a sentence about what its owner did or must do
-    waits_for_owner = status.state in (RunState.UNINITIALIZED, RunState.PAUSED)
-    return printable(
-        "; ".join(
-            [*clauses, f"waits{':' if waits_for_owner else ' for'} {', and '.join(status.waits)}"]
-        )
-    )
+    return printable("; ".join([*clauses, f"waits for {', and '.join(status.waits)}"]))
 
 
 def taking_part(status: RunStatus) -> int:
