@@ -178,7 +178,7 @@ def test_tracker_without_key_is_refused_before_opening(tmp_path: Path) -> None:
         "HOME": str(tmp_path)
     }
     for extra, said in (
-        ({}, "there is no key"),
+        ({}, "no API key"),
         ({"WANDB_API_KEY": "short"}, "40"),
         ({"WANDB_MODE": "?"}, "settings"),
     ):

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from aftermath.lab import single_replica
 from aftermath.lab.training_loop import CHECKPOINT
 from aftermath.model.architectures import config_of
 from aftermath.model.initial import init_weights
@@ -33,9 +32,9 @@ ARMS: dict[str, dict[str, Any]] = {
 def test_lab_on_simulated_gpu_equals_cpu_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arm: str
 ) -> None:
-    monkeypatch.setattr(
-        single_replica, "may_fuse", lambda _: False
-    )  # torch's fused AdamW is the CPU's alone, and rounds otherwise
+    # torch's fused AdamW is the CPU's alone, and rounds otherwise
+    for module in ("inner_optimizer", "moments"):
+        monkeypatch.setattr(f"aftermath.optim.{module}.may_fuse", lambda _: False)
     root = prepare(tmp_path)
     # its heads share keys, which a GPU's own attention rounds otherwise
     shutil.rmtree(root / "model")

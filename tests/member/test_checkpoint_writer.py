@@ -158,7 +158,7 @@ def test_upload_after_recorded_directory_is_a_warning(
     chosen = {steps_before(one.step): one.checkpoint for one in reversed(sim.model.recorded)}
     assert _warned(sim.players[0]) == [
         f"the chain does not name team/model@sim-step-{step} of step {step}: "
-        f"it names {other / f'sim-step{step}'} of step {step} already"
+        f"it already names {other / f'sim-step{step}'} of step {step}"
         for step in (3, 6, 9)
         if chosen[step].kind is CheckpointKind.LOCAL
     ]

@@ -47,7 +47,7 @@ def test_rounds_cleared_by_new_warm_up_do_not_count(tmp_path: Path, end: str) ->
         await sim.until(lambda run: bool(players[0].saw("warning")), limit=60)
         told = [event["message"] for event in players[0].saw("warning")]
         assert any(
-            message.startswith("out of this epoch: the epoch continued") for message in told
+            message.startswith("fell out of this epoch: the epoch continued") for message in told
         ), told
         if end == "paused":
             sim.pause(False)

@@ -109,7 +109,7 @@ def test_member_absent_for_epoch_begins_without_state(tmp_path: Path) -> None:
         event["message"] for event in away.saw("warning") if "the optimizer" in event["message"]
     )
     assert "starts without its saved state" in told
-    assert "is of another epoch or other weights" in told
+    assert "belongs to another epoch or other weights" in told
     assert not any(player.saw("remembered") for player in sim.players)
     assert not any(
         "the optimizer" in event["message"] for player in others for event in player.saw("warning")

@@ -298,7 +298,7 @@ def test_saved_state_with_another_root_is_damaged(tmp_path: Path) -> None:
             for event in player.saw("warning")
             if "the optimizer" in event["message"]
         )
-        assert "it is not the state that this member told others of" in warned
+        assert "its hash is not the one that this member committed to" in warned
 
 
 @pytest.mark.slow

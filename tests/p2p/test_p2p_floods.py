@@ -76,7 +76,7 @@ class Victim:
     without any, and of saying what it takes.
     """
 
-    async def taken(self) -> Figures:
+    async def figures(self) -> Figures:
         """What it takes now."""
         assert self.process.stdin is not None
         self.process.stdin.write(b"\n")
@@ -96,24 +96,24 @@ class Victim:
 
     async def learn_costs(self) -> None:
         """Measure what honest members cost it."""
-        began = await self.bytes_read()
+        began = await self.figures()
         await asyncio.sleep(1)
-        idle = await self.bytes_read()
+        idle = await self.figures()
         for _ in range(50):
-            looked = await self.bytes_read()
+            looked = await self.figures()
         for _ in range(200):
             await self.ask()
-        asked = await self.bytes_read()
+        asked = await self.figures()
         told = int(limits.ANNOUNCEMENT_BURST)
         for number in range(told):
             await self.honest.announce(number.to_bytes(4, "big") + os.urandom(MAX_ANNOUNCEMENT - 4))
             await asyncio.sleep(0.01)
-        while (heard := await self.bytes_read())["heard"] < told:
+        while (heard := await self.figures())["heard"] < told:
             await asyncio.sleep(0.02)
         newcomer = await Rogue.open(NEWCOMER)
         for _ in range(5):
             await self.connect(newcomer)
-        met = await self.bytes_read()
+        met = await self.figures()
         await newcomer.close()
         self.cost = {
             "second": idle["cpu"] - began["cpu"],
@@ -154,7 +154,7 @@ class Victim:
         """Wait until nothing is left of a flood."""
         async with asyncio.timeout(30):
             while True:
-                now = await self.bytes_read()
+                now = await self.figures()
                 if now["links"] <= before["links"] and now["tasks"] <= before["tasks"] + 2:
                     return
                 await asyncio.sleep(0.5)
@@ -242,20 +242,20 @@ UNSTEADY = ("unread_blobs", "ungreeted")
 async def test_flood_is_bounded_and_others_are_answered(
     victim: Victim, how: str, seeds: tuple[int, ...]
 ) -> None:
-    before = await victim.taken()
+    before = await victim.figures()
     peaks = []
     asked = 0
     for lasts in (FLOOD_S, AGAIN_S):
         async with victim.flooded(how, seeds):
             began = time.monotonic()
-            start = await victim.taken()
+            start = await victim.figures()
             peak = 0.0
             asks = 0
             while time.monotonic() - began < lasts:
                 assert await victim.ask() <= TRIES
                 asks += 1
                 await asyncio.sleep(LOOK_S)
-                now = await victim.taken()
+                now = await victim.figures()
                 peak = max(peak, now["memory"])
             seconds = time.monotonic() - began
         _check_cost(
