@@ -32,7 +32,7 @@ from programs.scenario import Scenario, member
 from programs.transitions import Transitions
 
 SEATS = bitmap.MAX_MEMBERS
-EVENLY = 64
+BALANCED = 64
 STEP = 40
 EPOCH = 5
 DURABLE = tuple(bytes([0xD0 + level]) * 32 for level in range(MAX_LEVELS))
@@ -181,7 +181,7 @@ class Cooldowns:
         judged = rng.randint(1, last + 1) if rng.random() < 0.9 else 0
         seats = np.zeros(SEATS, self.blank["Members"].dtype["seats"].base)
         sets = Sets()
-        shown = [EVENLY] * SEATS
+        shown = [BALANCED] * SEATS
         chance = {name: rng.choice(values) for name, values in CHANCES.items()}
         tiers = rng.choice(
             [range(levels), [rng.randrange(levels)], [0, levels - 1], [0, *[levels - 1] * 9]]

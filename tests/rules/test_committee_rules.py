@@ -203,7 +203,7 @@ def test_level_committee_holds_level_and_has_delivered(
     # No member attests a level whose established holder was dropped, if three or more are
     # established.
     withheld = levels
-    if len(before) >= committee.ENOUGH:
+    if len(before) >= committee.MIN_ESTABLISHED:
         withheld = min((tiers[index] for index in judges & gone), default=levels)
     for level in range(levels):
         shown = proven | {index for index in before if exits.get(index, 1)}

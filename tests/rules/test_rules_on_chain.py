@@ -373,7 +373,9 @@ def test_level_judges_match_program(chain: Onchain, seed: int, overlap: int) -> 
     for _ in range(25):
         judges = rng.choice([0, rng.getrandbits(size), 1 << rng.randrange(size)])
         closing = chain.run.current.height
-        if judges.bit_count() >= committee.ENOUGH:  # holders of all levels would attest alone
+        if (
+            judges.bit_count() >= committee.MIN_ESTABLISHED
+        ):  # holders of all levels would attest alone
             judges &= ~bitmap.from_seats(
                 seat for seat in range(size) if not chain.members.seats[seat].tier
             )

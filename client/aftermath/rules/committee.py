@@ -21,7 +21,7 @@ COMMITTEE = b"committee"
 DATA = b"data"
 COOLDOWN = b"cooldown"
 
-ENOUGH = 3
+MIN_ESTABLISHED = 3
 """Minimum number of established witnesses, so that no single one decides alone."""
 
 _MULTIPLIER = 6364136223846793005
@@ -103,8 +103,8 @@ def electors(header: Round, members: Members) -> int:
     """Return the seats (a bitmap) that may be elected as witnesses of a round.
 
     A seat costs little, and a third of the witnesses can stop a run or deny every result. So
-    newcomers train for an epoch before they witness, if `ENOUGH` established members that hold all
-    levels begin the epoch. If fewer than two of them are left, the epoch ends.
+    newcomers train for an epoch before they witness, if `MIN_ESTABLISHED` established members that
+    hold all levels begin the epoch. If fewer than two of them are left, the epoch ends.
     """
     return members.judges if header.established else header.began
 
@@ -179,7 +179,7 @@ def _first_withheld(run: Run, members: Members) -> int:
     Missing: it was dropped, or was in the last epoch and is not in this one. Return the number of
     levels if none is missing, or if too few members are established to decide alone.
     """
-    if members.established.bit_count() < ENOUGH or not members.judges:
+    if members.established.bit_count() < MIN_ESTABLISHED or not members.judges:
         return run.levels
     gone = members.judges & (
         members.mask(MemberState.DROPPED) | members.mask(MemberState.RESTARTED)

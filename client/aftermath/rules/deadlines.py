@@ -107,7 +107,7 @@ def expected(run: Run, members: Members) -> int:
     here = members.established & members.pending
     if (
         run.state is not RunState.WAITING_FOR_MEMBERS
-        or here.bit_count() >= committee.ENOUGH
+        or here.bit_count() >= committee.MIN_ESTABLISHED
         or here & ~_undone(run, members)
     ):
         return 0

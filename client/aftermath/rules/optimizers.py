@@ -25,17 +25,17 @@ def optimizers() -> Mapping[str, type[Optimizer]]:
     # Read package metadata lazily, because help pages import this module and must be fast.
     from aftermath.base.extensions import BadExtension, extensions
 
-    found = {one.kind(): one for one in BUILT_IN}
+    registered = {optimizer.kind(): optimizer for optimizer in BUILT_IN}
     for name, optimizer in extensions(GROUP, Optimizer).items():
-        taken = optimizer.kind() in found
+        taken = optimizer.kind() in registered
         if taken or name != optimizer.TABLE:
             why = "the name of a built-in one" if taken else f"not its TABLE, {optimizer.TABLE}"
             raise BadExtension(
                 f"an installed package registers the optimizer {name}, which is {why}",
                 "Update the package that adds it, or uninstall it",
             )
-        found[optimizer.kind()] = optimizer
-    return found
+        registered[optimizer.kind()] = optimizer
+    return registered
 
 
 def configurable() -> Mapping[str, type[Optimizer]]:
@@ -50,7 +50,7 @@ def exchanged_shown() -> str:
 
 
 def exchanged_tables() -> str:
-    """Return the config tables of these optimizers."""
+    """Return the config tables of the optimizers with which members exchange results."""
     tables = (one.TABLE for one in optimizers().values() if one.EXCHANGED)
     return " or ".join(f"[model.LLM.optimizer.{table}]" for table in tables)
 
