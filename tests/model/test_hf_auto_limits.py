@@ -97,6 +97,21 @@ def test_oversized_number_is_refused_before_config_is_built(
         config_of(said)
 
 
+def test_masks_larger_than_their_bound_are_refused_unbuilt() -> None:
+    """`gpt_neo` allocates a mask of positions x positions in every layer."""
+    config = {
+        "model_type": "gpt_neo",
+        "max_position_embeddings": 1 << 17,
+        "num_layers": 1,
+        "attention_types": [[["local"], 1]],
+        "hidden_size": 16,
+        "num_heads": 2,
+        "vocab_size": 64,
+    }
+    with pytest.raises(ModelConfigError, match=r"need 16\.0 GiB, which exceeds 0\.25 GiB"):
+        hf_auto_document.shapes_of(json.dumps(config))
+
+
 @pytest.mark.parametrize("depth", [40, 900, 20_000])
 def test_deeply_nested_config_is_a_config_error(depth: int) -> None:
     nested = "[" * depth + "]" * depth

@@ -108,6 +108,8 @@ _MODULES = 1 << 14
 """Maximum modules of a network."""
 _PARAMETERS = 1 << 16
 """Maximum parameter tensors of a network."""
+_MAX_BUFFER_BYTES = 1 << 28
+"""Maximum bytes of a network's buffers. `gpt_neo` has a mask of positions x positions per layer."""
 _CUTS = 1 << 18
 """Maximum tensor operations of a conversion to the file's format."""
 # Feed-forwards can be cut if tensor names show independent hidden units and no other tensor has
@@ -260,6 +262,13 @@ def shapes_of(document: str) -> Mapping[str, tuple[int, ...]]:
         raise ModelConfigError(
             f"config.json: transformers cannot build it: {shown(str(error))}", "Correct it"
         ) from None
+    buffer_bytes = sum(buffer.numel() * buffer.element_size() for buffer in network.buffers())
+    if buffer_bytes > _MAX_BUFFER_BYTES:
+        raise ModelConfigError(
+            f"config.json: the masks and tables of the network need {buffer_bytes / 2**30:.1f} GiB, which exceeds "
+            f"{_MAX_BUFFER_BYTES / 2**30} GiB",
+            "Use a model with fewer positions",
+        )
     shapes = {name: tuple(parameter.shape) for name, parameter in network.named_parameters()}
     empty = next(
         (name for name, shape in shapes.items() if not shape or math.prod(shape) == 0), None
