@@ -89,3 +89,21 @@ async def test_unchanged_testnet_screen_draws_nothing(updates: list[str]) -> Non
         for _ in range(LOOKS):
             app.draw()
         assert updates == ["title", "facts"]
+
+
+async def test_screen_under_no_color_uses_terminal_colors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not text of one shade on a ground of the same."""
+    monkeypatch.setenv("NO_COLOR", "1")
+    app = screen_of(busy_member())
+    async with app.run_test(size=(80, 24)) as pilot:
+        await drawn(pilot)
+        ground = app.screen.background_colors[1]
+        strips = [
+            strip.apply_filter(line_filter, ground)
+            for strip in app.screen._compositor.render_strips()
+            for line_filter in app._filters[-1:]
+        ]
+    styles = [segment.style for strip in strips for segment in strip if segment.style]
+    colors = {color for style in styles for color in (style.color, style.bgcolor) if color}
+    assert strips
+    assert all(color.is_default for color in colors), colors

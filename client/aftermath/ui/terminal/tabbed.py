@@ -94,7 +94,8 @@ class Tabbed(App[None]):
     def __init__(
         self, role: Role, tabs: Sequence[str], clock: Callable[[], float], leave: Callable[[], None]
     ) -> None:
-        super().__init__()
+        # Otherwise textual's default theme decides how NO_COLOR is obeyed: black on black here.
+        super().__init__(ansi_color=True)
         self.theme = "ansi-dark"
         self.animation_level = "none"
         self._role = role
