@@ -18,7 +18,7 @@ import pytest
 
 from aftermath.chain.wallet import create_wallet
 from aftermath.cli.data import Conversion, convert
-from aftermath.testnet import configs
+from aftermath.testnet import files
 from aftermath.testnet.chain import SOLANA
 from cli.cli_runs import CONSOLE, Shell, invoke
 
@@ -127,7 +127,7 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def in_process_builds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make models and tokens in this process. `aftermath.testnet.configs` would start a process for
+    """Make models and tokens in this process. `aftermath.testnet.files` would start a process for
     each command.
     """
 
@@ -136,4 +136,4 @@ def in_process_builds(monkeypatch: pytest.MonkeyPatch) -> None:
         done = invoke(*line[len(SOLANA) :])
         assert done.code == 0, done.err
 
-    monkeypatch.setattr(configs, "call", call)
+    monkeypatch.setattr(files, "call", call)

@@ -24,7 +24,7 @@ from aftermath.model.initial import init_weights
 from aftermath.owner.schema import shape_of
 from aftermath.replica.pass_size import PassSize
 from aftermath.replica.replica import Replica
-from aftermath.testnet.configs import SHIPPED
+from aftermath.testnet.files import SHIPPED
 from cli.cli_lone_member import quick_config
 from cli.cli_runs import Shell, invoke
 from cli.conftest import ROOT

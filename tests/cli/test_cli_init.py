@@ -22,7 +22,7 @@ from aftermath.model.presets import PRESETS
 from aftermath.owner.warnings import warning_about_schedule
 from aftermath.rules.optimizers import WITH_RECIPE, optimizers
 from aftermath.rules.schedules import last_change
-from aftermath.testnet.configs import COMMANDS, SHIPPED, configs, flags
+from aftermath.testnet.files import COMMANDS, SHIPPED, configs, flags
 from cli.cli_runs import Shell, invoke, invoke_typing
 from config.config_cases import SEED, without
 

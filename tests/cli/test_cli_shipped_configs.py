@@ -23,7 +23,7 @@ from aftermath.config.document import load_config
 from aftermath.config.recipe import recipe_of
 from aftermath.model import hub as hub_module
 from aftermath.model.presets import PRESETS
-from aftermath.testnet.configs import COMMANDS, SHIPPED, configs, flags
+from aftermath.testnet.files import COMMANDS, SHIPPED, configs, flags
 from cli.cli_runs import Shell
 from faulty_web import serving
 from model.hub_server import Hub

@@ -15,7 +15,7 @@ import pytest
 from xprocess import XProcess
 
 from aftermath.programs import COORDINATOR_SO
-from aftermath.testnet.configs import configs
+from aftermath.testnet.files import configs
 from docs.test_docs import slugs
 from e2e.event_log import EventLog, compare_replicas
 from e2e.processes import Running, until

@@ -21,7 +21,7 @@ from aftermath.base.concurrency import ThreadWorker
 from aftermath.base.errors import Unsuitable, UsageError
 from aftermath.evals import suite
 from aftermath.evals.eval_options import SOURCE_CHOICE, EvalRequest, eval_request
-from aftermath.evals.likelihood import direct_ask, generate_greedily, likelihood
+from aftermath.evals.likelihood import asked_of, generate_greedily, likelihood
 from aftermath.evals.suite import check_known, evaluate
 from aftermath.events import event_types
 from aftermath.events.stream import Events
@@ -59,10 +59,10 @@ def test_likelihood_recognises_greedy_continuation(
     model: LanguageModel, tokenizer: Tokenizer
 ) -> None:
     ids = tokenizer.encode(TEXT)
-    made = generate_greedily(direct_ask(model), ids[:16], 8, lambda made: False)
+    made = generate_greedily(asked_of(model), ids[:16], 8, lambda made: False)
     assert likelihood(model, ids[:16], made)[1]
     assert not likelihood(model, ids[:16], [*made[:-1], (made[-1] + 1) % 256])[1]
-    assert len(generate_greedily(direct_ask(model), ids[:16], 8, lambda made: len(made) == 3)) == 3
+    assert len(generate_greedily(asked_of(model), ids[:16], 8, lambda made: len(made) == 3)) == 3
 
 
 # --- the task of our own ---
@@ -81,15 +81,15 @@ def test_model_of_known_text_answers_correctly(model: LanguageModel, tokenizer: 
     for right in range(4):
         turned = tuple(answers[(number - right) % 4] for number in range(4))
         question = suite.SourceQuestion("for i in range(3): ", turned, right)
-        assert suite.is_right(direct_ask(model), tokenizer, question)
+        assert suite.is_right(asked_of(model), tokenizer, question)
 
 
 def test_eval_figures_have_spread(model: LanguageModel, tokenizer: Tokenizer) -> None:
     wish = EvalRequest((SOURCE_CHOICE,), seed=5, docs=20)
-    (score,) = evaluate(direct_ask(model), tokenizer, 24, wish)
+    (score,) = evaluate(asked_of(model), tokenizer, 24, wish)
     assert (score.task, score.metric, score.docs) == (SOURCE_CHOICE, "acc", 20)
     assert score.error == pytest.approx(math.sqrt(score.value * (1 - score.value) / 20))
-    assert evaluate(direct_ask(model), tokenizer, 24, wish) == [score]
+    assert evaluate(asked_of(model), tokenizer, 24, wish) == [score]
 
 
 @pytest.mark.parametrize("fewshot", [None, 0])
@@ -188,7 +188,7 @@ async def test_member_is_evaluated_between_rounds(
     told = await member.rounds(600)
     found = [event for event in told if isinstance(event, event_types.Evaluated)]
     assert len(found) == len(told) == 2
-    (at_rest,) = evaluate(direct_ask(model), tokenizer, 24, EvalRequest((SOURCE_CHOICE,), docs=32))
+    (at_rest,) = evaluate(asked_of(model), tokenizer, 24, EvalRequest((SOURCE_CHOICE,), docs=32))
     for event in found:
         assert (event.task, event.metric, event.value, event.docs) == (
             SOURCE_CHOICE,
@@ -202,7 +202,7 @@ async def test_member_is_evaluated_between_rounds(
 async def test_evaluated_weights_are_of_reported_step(tokenizer: Tokenizer) -> None:
     """The weights are others after the first round."""
     trained = CONFIG.build(0, init_weights(CONFIG, 3))
-    at_first = evaluate(direct_ask(trained), tokenizer, 24, EvalRequest((SOURCE_CHOICE,), docs=32))[
+    at_first = evaluate(asked_of(trained), tokenizer, 24, EvalRequest((SOURCE_CHOICE,), docs=32))[
         0
     ].value
     member = Member(asking(32), trained)
@@ -216,9 +216,7 @@ async def test_evaluated_weights_are_of_reported_step(tokenizer: Tokenizer) -> N
     assert isinstance(event, event_types.Evaluated)
     assert (event.step, event.value) == (1, at_first)
     assert (
-        evaluate(direct_ask(trained), tokenizer, 24, EvalRequest((SOURCE_CHOICE,), docs=32))[
-            0
-        ].value
+        evaluate(asked_of(trained), tokenizer, 24, EvalRequest((SOURCE_CHOICE,), docs=32))[0].value
         != at_first
     )
 
@@ -249,7 +247,7 @@ async def test_starting_round_interrupts_evaluation_pass(
         resumed.set()
         held.remove()
     (event,) = await member.rounds(600, 1)
-    (at_rest,) = evaluate(direct_ask(model), tokenizer, 24, EvalRequest((SOURCE_CHOICE,), docs=20))
+    (at_rest,) = evaluate(asked_of(model), tokenizer, 24, EvalRequest((SOURCE_CHOICE,), docs=20))
     assert isinstance(event, event_types.Evaluated)
     assert (event.step, event.value) == (1, at_rest.value)
 

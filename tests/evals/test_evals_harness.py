@@ -18,7 +18,7 @@ from aftermath.base.errors import Unsuitable, UsageError
 from aftermath.data.bytelevel import byte_tokenizer
 from aftermath.evals.eval_options import eval_request
 from aftermath.evals.harness import _model
-from aftermath.evals.likelihood import direct_ask, generate_greedily, likelihood
+from aftermath.evals.likelihood import asked_of, generate_greedily, likelihood
 from aftermath.evals.suite import check_known, evaluate
 from aftermath.model.network import LanguageModel
 from aftermath.model.tokenizer import Tokenizer
@@ -71,7 +71,7 @@ def test_harness_choice_task_is_scored(
     model: LanguageModel, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     wish = eval_request(task(tmp_path, **CHOICE), 0, 0, 10)
-    (score,) = evaluate(direct_ask(model), tokenizer, 24, wish)
+    (score,) = evaluate(asked_of(model), tokenizer, 24, wish)
     assert (score.task, score.metric, score.value, score.docs) == ("of_ours", "acc", 1.0, 2)
 
 
@@ -84,9 +84,9 @@ def test_harness_generation_task_is_scored(
         "generation_kwargs": {"until": ["~"], "max_gen_toks": 6},
         "metric_list": [{"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}],
     }
-    ids = generate_greedily(direct_ask(model), tokenizer.encode(TEXT[:16]), 6, lambda made: False)
+    ids = generate_greedily(asked_of(model), tokenizer.encode(TEXT[:16]), 6, lambda made: False)
     named = task(tmp_path, answer=tokenizer.decode(ids), **said)
-    (score,) = evaluate(direct_ask(model), tokenizer, 24, eval_request(named, 0, 0, 1))
+    (score,) = evaluate(asked_of(model), tokenizer, 24, eval_request(named, 0, 0, 1))
     assert (score.metric, score.value) == ("exact_match", 1.0)
 
 
@@ -100,7 +100,7 @@ def test_harness_rolling_task_is_scored(
         "metric_list": [{"metric": "byte_perplexity"}],
     }
     (score,) = evaluate(
-        direct_ask(model), tokenizer, 24, eval_request(task(tmp_path, **said), 0, 0, 1)
+        asked_of(model), tokenizer, 24, eval_request(task(tmp_path, **said), 0, 0, 1)
     )
     nats, _ = likelihood(model, [tokenizer.end_id or 0], tokenizer.encode(TEXT[:16]))
     assert score.value == pytest.approx(math.exp(-nats / 16), rel=1e-5)
@@ -120,7 +120,7 @@ def test_prefix_token_is_first_or_last_of_text(
 ) -> None:
     companions = {"tokenizer_config.json": json.dumps(named).encode()}
     tokenizer = Tokenizer(byte_tokenizer().to_str().encode(), "tokenizer.json", companions)
-    assert _model(direct_ask(model), tokenizer, 24).prefix_token_id == prefix
+    assert _model(asked_of(model), tokenizer, 24).prefix_token_id == prefix
 
 
 def test_special_tokens_are_added_only_if_harness_asks(model: LanguageModel) -> None:
@@ -128,7 +128,7 @@ def test_special_tokens_are_added_only_if_harness_asks(model: LanguageModel) -> 
     begins.post_processor = processors.TemplateProcessing(single="! $A", special_tokens=[("!", 33)])
     companions = {"tokenizer_config.json": b'{"bos_token": "!"}'}
     asked = _model(
-        direct_ask(model), Tokenizer(begins.to_str().encode(), "tokenizer.json", companions), 24
+        asked_of(model), Tokenizer(begins.to_str().encode(), "tokenizer.json", companions), 24
     )
     assert asked.tok_encode("go") == [*b"!go"]
     assert asked.tok_encode("go", add_special_tokens=False) == [*b"go"]
@@ -141,4 +141,4 @@ def test_missing_harness_data_is_unsuitable(
     named = task(tmp_path, **CHOICE)
     (tmp_path / "data.jsonl").unlink()
     with pytest.raises(Unsuitable, match="cannot be had"):
-        evaluate(direct_ask(model), tokenizer, 24, eval_request(named, 0, 0, 1))
+        evaluate(asked_of(model), tokenizer, 24, eval_request(named, 0, 0, 1))

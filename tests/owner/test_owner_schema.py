@@ -13,7 +13,7 @@ from aftermath.config.recipe import recipe_file
 from aftermath.data.source import DataError
 from aftermath.owner.agreed_data import open_run_data, with_agreed_data
 from aftermath.owner.schema import shape_of
-from aftermath.testnet.configs import SHIPPED
+from aftermath.testnet.files import SHIPPED
 
 DEMO = SHIPPED / "demo" / "config.toml"
 

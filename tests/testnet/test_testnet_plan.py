@@ -18,7 +18,7 @@ from aftermath.cli.train import build_settings
 from aftermath.config.document import load_config
 from aftermath.config.recipe import recipe_of
 from aftermath.events.trackers import TrackerOptions
-from aftermath.testnet.configs import SHIPPED, chosen, configs, find, make_missing
+from aftermath.testnet.files import SHIPPED, chosen, configs, find, make_missing
 from aftermath.testnet.plan import ChaosSchedule, ClientExtras, LocalTestnetClient, LocalTestnetPlan
 from cli.cli_runs import Outcome, invoke
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from aftermath.events.reader import EventOrigin, EventRecord
-from aftermath.testnet.configs import SHIPPED, chosen
+from aftermath.testnet.files import SHIPPED, chosen
 from aftermath.testnet.member_progress import MemberProgress, RunProgress
 from aftermath.testnet.plan import ClientExtras, LocalTestnetClient, LocalTestnetPlan
 from aftermath.testnet.run import Ending, Summary, summary_of

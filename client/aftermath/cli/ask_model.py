@@ -43,7 +43,7 @@ def eval(  # the command's name
     from dataclasses import asdict
 
     from aftermath.evals.eval_options import eval_request
-    from aftermath.evals.likelihood import direct_ask
+    from aftermath.evals.likelihood import asked_of
     from aftermath.evals.suite import check_known, evaluate, lines
     from aftermath.model.checkpoint import load, load_config, tier_of
     from aftermath.model.text import check_vocabulary, load_tokenizer
@@ -58,7 +58,7 @@ def eval(  # the command's name
     check_vocabulary(tokenizer, config.vocab_size)
     chosen_tier = tier_of(directory, tier)
     model = config.build(chosen_tier, load(directory, chosen_tier)).to(torch_device)
-    scores = evaluate(direct_ask(model), tokenizer, config.max_position_embeddings, request)
+    scores = evaluate(asked_of(model), tokenizer, config.max_position_embeddings, request)
     return Result({"tier": chosen_tier, "scores": [asdict(one) for one in scores]}, lines(scores))
 
 

@@ -31,7 +31,7 @@ from aftermath.owner.schema import (
     shape_with,
     unsupported_settings,
 )
-from aftermath.testnet.configs import flags
+from aftermath.testnet.files import flags
 from aftermath.train.locations import check_place
 
 _LLM = ("model", "LLM")

@@ -235,7 +235,7 @@ def run_files(
     """
     import os
 
-    from aftermath.testnet.configs import chosen, log_of, make_missing
+    from aftermath.testnet.files import chosen, log_of, make_missing
 
     config_choice = chosen(file)
     log = log_of(config_choice.path)

@@ -208,7 +208,7 @@ def _summary(
 def ask_missing(options: InitOptions) -> InitOptions:
     """Ask for the options that were not given, and return all of them."""
     from aftermath.cli.new_config import RECIPE, begin, optimizer_name
-    from aftermath.testnet.configs import SHIPPED, configs
+    from aftermath.testnet.files import SHIPPED, configs
 
     note("Enter accepts the value in brackets; ? lists the valid answers")
     known_recipes = f"one of {', '.join(sorted(str(path.relative_to(SHIPPED)) for path in configs()))}, or a file"

@@ -290,8 +290,8 @@ def local_testnet_start(
     from aftermath.cli.variables import child_environment
     from aftermath.events.trackers import TrackerOptions
     from aftermath.testnet.backends import Centralized, Solana
-    from aftermath.testnet.configs import chosen
     from aftermath.testnet.display import DisplayMode, shown
+    from aftermath.testnet.files import chosen
     from aftermath.testnet.plan import (
         TESTNET_NAMES,
         LocalTestnetPlan,

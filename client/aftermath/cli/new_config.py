@@ -22,7 +22,7 @@ from aftermath.data.bytelevel import VOCAB_SIZE
 from aftermath.model.architectures import architecture_of, config_of
 from aftermath.model.tokenizer_files import TOKENIZER_FILE
 from aftermath.rules.optimizers import optimizers
-from aftermath.testnet.configs import chosen, find
+from aftermath.testnet.files import chosen, find
 
 FILES = dict[str, dict[str, Any]]
 """How to make a config's model and tokens: the tables of its NAME.files.toml."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from aftermath.cli.variables import child_environment
 from aftermath.config.recipe import recipe_of
 from aftermath.testnet.chain import SOLANA, LocalNetwork, launch_chain
-from aftermath.testnet.configs import SHIPPED
+from aftermath.testnet.files import SHIPPED
 from aftermath.testnet.processes import Process, ProcessError, at_once, call
 
 TIERS = (0, 1, 2)

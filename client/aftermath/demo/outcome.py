@@ -19,7 +19,7 @@ from aftermath.data.local import open_tokens
 from aftermath.data.tokens import TokenFiles
 from aftermath.demo.commands import RUN_ID, TIERS, DemoFailed, Places
 from aftermath.evals.eval_options import SOURCE_CHOICE, EvalRequest
-from aftermath.evals.likelihood import direct_ask
+from aftermath.evals.likelihood import asked_of
 from aftermath.evals.suite import evaluate
 from aftermath.lab.held_out import loss_on
 from aftermath.model.checkpoint import load
@@ -104,7 +104,7 @@ def words_of(data: TokenFiles, tokenizer: Tokenizer) -> set[str]:
 def part_answered(model: LanguageModel, tokenizer: Tokenizer) -> float:
     """Return the fraction of `QUESTIONS` that the model answers correctly."""
     wish = EvalRequest((SOURCE_CHOICE,), docs=QUESTIONS)
-    (score,) = evaluate(direct_ask(model), tokenizer, model.config.max_position_embeddings, wish)
+    (score,) = evaluate(asked_of(model), tokenizer, model.config.max_position_embeddings, wish)
     return score.value
 
 

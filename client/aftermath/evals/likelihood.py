@@ -23,7 +23,7 @@ class Ask(Protocol):
     def __call__(self, question: Callable[[LanguageModel], T], /) -> T: ...
 
 
-def direct_ask(model: LanguageModel) -> Ask:
+def asked_of(model: LanguageModel) -> Ask:
     """Return an `Ask` for a model that nothing else uses."""
 
     def ask(question: Callable[[LanguageModel], T]) -> T:

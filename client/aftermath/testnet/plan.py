@@ -12,7 +12,7 @@ from pathlib import Path
 from aftermath.base.errors import UsageError
 from aftermath.base.text import counted
 from aftermath.events.trackers import TrackerOptions
-from aftermath.testnet.configs import ChosenConfig
+from aftermath.testnet.files import ChosenConfig
 
 BACK_SECONDS = 3.0
 """Seconds until a killed client is restarted."""

@@ -12,8 +12,8 @@ from typing import Any
 
 from aftermath.base.text import counted
 from aftermath.testnet.backends import Backend, logged
-from aftermath.testnet.configs import make_missing
 from aftermath.testnet.display import DisplayLines
+from aftermath.testnet.files import make_missing
 from aftermath.testnet.member_progress import MemberProgress, RunProgress
 from aftermath.testnet.panes import Panes
 from aftermath.testnet.plan import BACK_SECONDS, ChaosSchedule, LocalTestnetClient, LocalTestnetPlan
