@@ -156,12 +156,25 @@ def tables_of_arms(measured: Mapping[str, Any]) -> str:
                 )
             )
         heads = ("arm", "members", "steps", "held out", "bytes", "worth")
-        parts.append(
-            f"### {size} parameters\n\n![loss by steps](assets/experiments-{size}.svg)\n\n{table(heads, rows)}"
-        )
+        parts.append(f"### {named(size)}")
+        if is_plotted(found):
+            parts.append(f"![loss by steps](assets/experiments-{size}.svg)")
+        parts.append(table(heads, rows))
         if has_curve(found):
             parts.append(_bytes_at_loss(size, found["bytes_at_loss"]))
     return "\n\n".join(parts)
+
+
+def named(size: str) -> str:
+    """Return a size in words: its parameters, and the sequences of a step if the size says them."""
+    parameters, _, batch = size.partition("-")
+    sequences = f", {batch} sequences a step" if batch else ""
+    return f"{parameters} parameters{sequences}"
+
+
+def is_plotted(found: Mapping[str, Any]) -> bool:
+    """Return whether a size has more than one point to draw."""
+    return sum(len(arm["ends"]) for arm in found["arms"].values()) > 1
 
 
 def has_curve(found: Mapping[str, Any]) -> bool:

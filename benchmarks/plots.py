@@ -17,16 +17,20 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from learning_tables import has_curve
+from learning_tables import has_curve, is_plotted, named
 from quote import figures
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 BYTES_BAR = 0.0009
-"""Bytes for each parameter and step that issue and field aim at: Covenant-72B (arXiv 2603.08163)
-has 0.00091.
-"""
+"""Target for the bytes per parameter and step: Covenant-72B (arXiv 2603.08163) sends 0.00091."""
+LABELLED = 5
+"""Arms of several members with a label, at each number of steps."""
+CURVE_POINTS = 4
+"""Fewer points than this are not joined by a line."""
+LABEL_GAP = 0.035
+"""Least distance between two labels, as a share of the height."""
 COMPANIES = {
     "alone": "(a) tier 0 alone",
     "mixed": "(b) tiers 0, 1, 2",
@@ -36,8 +40,8 @@ COMPANIES = {
 }
 """Arms of unequal members, and who trains in each."""
 TRAINED = {
-    "static": "few numbers, the mean (static)",
-    "static-muon": "all numbers, Muon within and at the apply (static-muon)",
+    "static": "top-k results, mean at the apply (static)",
+    "static-muon": "dense results, Muon inside and at the apply (static-muon)",
 }
 KINDS = "kinds"
 KIND = "0.2M-"
@@ -65,7 +69,11 @@ def picture(path: Path, found: Any, panels: int = 1) -> Iterator[Sequence[Axes]]
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(
-        1, panels, figsize=(9 if panels == 1 else 6.5 * panels, 5.5), squeeze=False
+        1,
+        panels,
+        figsize=(9 if panels == 1 else 6.5 * panels, 5.5),
+        squeeze=False,
+        sharey=True,
     )
     yield axes[0]
     for each in axes[0]:
@@ -76,34 +84,63 @@ def picture(path: Path, found: Any, panels: int = 1) -> Iterator[Sequence[Axes]]
 
 
 def draw(size: str, found: Mapping[str, Any], path: Path) -> None:
-    """Held-out loss by the steps of a machine: curves alone, and a mark for every arm of several
-    members.
+    """Draw the held-out loss by the steps of one machine.
+
+    Arms of one machine have a colour and a legend entry. Of the arms of several members, the best
+    ones at each number of steps have a label at the point; the others are grey.
     """
     with picture(path, found) as (axes,):
-        for name, arm in found["arms"].items():
-            points = [(end["steps"], end["held_out"]) for end in arm["ends"]]
-            alone = arm["members"] == 1
-            marker = "o" if arm["members"] == 1 else "x"
-            label = name if alone else f"{name}, {arm['members']} members"
-            axes.plot(
-                *zip(*points, strict=True),
-                marker=marker,
-                linestyle="-" if alone else ":",
-                label=label,
-            )
         axes.set(
             xscale="log",
-            xlabel="steps of a machine",
+            xlabel="steps of one machine",
             ylabel="held-out loss (nats per byte)",
-            title=f"{size} parameters",
+            title=f"{named(size)}: one machine (dots), several members (crosses)",
         )
-        axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
+        several: dict[int, list[tuple[float, str]]] = {}
+        for name, arm in found["arms"].items():
+            points = [(end["steps"], end["held_out"]) for end in arm["ends"]]
+            if arm["members"] == 1:
+                line = "-" if len(points) >= CURVE_POINTS else ""
+                axes.plot(*zip(*points, strict=True), marker="o", linestyle=line, label=name)
+                continue
+            for steps, loss in points:
+                several.setdefault(steps, []).append((loss, f"{name}, {arm['members']} members"))
+        for steps, losses in several.items():
+            losses.sort()
+            grey = losses[LABELLED:]
+            axes.plot([steps] * len(grey), [loss for loss, _ in grey], "x", color="lightgrey")
+            for loss, _ in losses[:LABELLED]:
+                axes.plot([steps], [loss], "x", color="black")
+        ticks = sorted({end["steps"] for arm in found["arms"].values() for end in arm["ends"]})
+        axes.set_xticks(ticks, [f"{steps:,}" for steps in ticks])
+        axes.minorticks_off()
+        if several:  # room for the labels to the left of the points
+            axes.set_xlim(left=ticks[0] * (ticks[0] / ticks[-1]) ** 0.35)
+        for steps, losses in several.items():
+            _label(axes, steps, losses[:LABELLED])
+        axes.legend(fontsize=8)
+
+
+def _label(axes: Axes, steps: int, losses: Sequence[tuple[float, str]]) -> None:
+    """Write the names of points to their left, from the lowest point up, without overlap."""
+    low, high = axes.get_ylim()
+    height = -math.inf
+    for loss, name in losses:
+        height = max((loss - low) / (high - low), height + LABEL_GAP)
+        axes.annotate(
+            name,
+            (steps, loss),
+            xytext=(steps * 0.9, height),
+            textcoords=("data", "axes fraction"),
+            fontsize=7,
+            ha="right",
+            va="center",
+            arrowprops={"arrowstyle": "-", "color": "grey", "linewidth": 0.5, "relpos": (1, 0.5)},
+        )
 
 
 def draw_bytes(size: str, found: Mapping[str, Any], path: Path) -> None:
-    """Held-out loss by the bytes that eight members send, for every length of a run, with the bars
-    they are held to.
-    """
+    """Draw the held-out loss by the bytes that eight members send, and the targets of both."""
     with picture(path, found) as (axes,):
         for steps, own in found["bytes_at_loss"].items():
             points = own["points"]
@@ -111,14 +148,15 @@ def draw_bytes(size: str, found: Mapping[str, Any], path: Path) -> None:
             (line,) = axes.plot(
                 *_of(curve),
                 marker="o",
-                label=f"{int(steps):,} steps: the least loss for its bytes",
+                linestyle="-" if len(curve) >= CURVE_POINTS else "",
+                label=f"{int(steps):,} steps: best loss at this size",
             )
             axes.plot(*_of(points), marker="x", linestyle="", color=line.get_color(), alpha=0.5)
             axes.axhline(
                 own["bar"],
                 linestyle=":",
                 color=line.get_color(),
-                label=f"{int(steps):,} steps: adamw-8x and 1 %",
+                label=f"{int(steps):,} steps: adamw-8x plus 1 %",
             )
             for point in curve:
                 axes.annotate(
@@ -128,13 +166,14 @@ def draw_bytes(size: str, found: Mapping[str, Any], path: Path) -> None:
                     xytext=(4, 4),
                     textcoords="offset points",
                 )
-        axes.axvline(BYTES_BAR, linestyle="--", color="grey", label="as few as Covenant-72B")
+        axes.axvline(BYTES_BAR, linestyle="--", color="grey", label="bytes of Covenant-72B")
         axes.set(
             xscale="log",
             xlabel="bytes for each parameter and step",
             ylabel="held-out loss (nats per byte)",
-            title=f"{size} parameters, eight members",
+            title=f"{named(size)}, eight members",
         )
+        axes.margins(x=0.15)  # room for the labels to the right of the points
         axes.legend(fontsize=7)
 
 
@@ -199,7 +238,8 @@ def main() -> None:
     folder = Path(sys.argv[1])
     unequal = figures("heterogeneity")
     for size, found in figures("worth").items():
-        draw(size, found, folder / f"experiments-{size}.svg")
+        if is_plotted(found):
+            draw(size, found, folder / f"experiments-{size}.svg")
         if has_curve(found):
             draw_bytes(size, found, folder / f"experiments-{size}-bytes.svg")
     draw_unequal(unequal, folder / "experiments-unequal.svg")

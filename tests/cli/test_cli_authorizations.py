@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -85,6 +86,10 @@ def test_run_without_join_authority_admits_everyone(
     everybody = owner("join-authorization-read", "--join-authority", owner.wallet).data
     assert everybody["everybody"]
     assert everybody["active"]
+    text = invoke(
+        "join-authorization-read", "--join-authority", owner.wallet, "--rpc", owner.rpc
+    ).out
+    assert re.search(r"granted or withdrawn +\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC\n", text)
 
 
 @pytest.mark.parametrize(

@@ -276,6 +276,20 @@ def test_validate_missing_file_is_a_file_error(tmp_path: Path) -> None:
     assert found.out == ""
 
 
+@pytest.mark.parametrize(
+    ("name", "fix"),
+    [("mine.files.toml", "Name the config: mine.toml"), ("owner.json", "Name the config, as")],
+)
+def test_validate_of_another_kind_of_file_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, fix: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path(name).write_text("[1, 2]")
+    found = validate(Path(name)).error
+    assert found["code"] == "config"
+    assert found["fix"].startswith(fix)
+
+
 def test_validate_escapes_terminal_codes_of_file(run_toml: Path) -> None:
     run_toml.write_text(run_toml.read_text().replace('"HfLlama"', '"[bold]\\u001b[2J"'))
     shown = invoke("config", "validate", run_toml)

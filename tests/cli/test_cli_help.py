@@ -66,6 +66,8 @@ def test_help_of_first_word_lists_its_commands() -> None:
         shown = invoke(*words).out
         assert "model merge" in shown
         assert "predownload" not in shown
+        assert "The commands of aftermath-solana that begin with model." in " ".join(shown.split())
+        assert "--install-completion" not in shown
 
 
 def test_shared_options_are_explained_once() -> None:

@@ -235,6 +235,16 @@ def test_init_with_existing_wallet_does_not_create_one(tmp_path: Path) -> None:
         assert "--run-id RUN" in invoke("init", "--out", f"{name}.toml").out
 
 
+def test_quiet_init_prints_no_next_steps() -> None:
+    assert invoke("init", "--out", "run.toml", "-q").out.startswith("wrote run.toml")
+    assert "next steps" not in invoke("init", "--out", "other.toml", "-q").out
+
+
+def test_init_names_server_command() -> None:
+    said = invoke("init", "--out", "mine.toml").out
+    assert "  aftermath-centralized server run --run-id mine --state mine.toml\n" in said
+
+
 def test_init_warns_only_about_chosen_values() -> None:
     """A recipe that sends all numbers in each step does so on purpose, so `init` does not warn
     about it. `config validate` does.

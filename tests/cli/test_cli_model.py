@@ -225,6 +225,7 @@ def test_export_to_another_directory_has_all_files_and_dtype(
         "model", "export", "--src", made, "--tiers", "1,2", "--out", out, "--dtype", dtype
     )
     assert done.code == 0, done.err
+    assert f"  {out / 'm'}, a copy of the whole model\n" in done.out
     wanted = torch.bfloat16 if dtype == "bf16" else torch.float32
     for tier, name in enumerate(("m", "m-tier1", "m-tier2")):
         assert {path.name for path in (out / name).iterdir()} >= {

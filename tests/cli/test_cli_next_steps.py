@@ -49,11 +49,11 @@ def test_next_step_line_is_quoted_for_shell(monkeypatch: pytest.MonkeyPatch) -> 
     assert line(NEXT["rewind", ""], given) == (
         "aftermath-solana set-paused --run-id 'a b' resume --rpc http://x:1 -w 'my wallet.json'"
     )
-    assert (
-        line(NEXT["reopen", ""], given) == "aftermath-solana watch --run-id 'a b' --rpc http://x:1"
+    assert line(NEXT["set-paused", ""], given) == (
+        "aftermath-solana watch --run-id 'a b' --rpc http://x:1"
     )
     monkeypatch.setenv("RPC", "http://x:1")
-    assert line(NEXT["reopen", ""], given) == "aftermath-solana watch --run-id 'a b'"
+    assert line(NEXT["set-paused", ""], given) == "aftermath-solana watch --run-id 'a b'"
     invited = line(NEXT["update-config", "invited"], given)
     assert invited.count(" -w ") == 1
     assert line(NEXT["join-authorization-create", ""], {"run_id": None}).endswith(
@@ -180,10 +180,20 @@ def test_next_step_with_join_authority_is_authorization(
     )
 
 
+def test_next_step_of_resumed_run_is_train() -> None:
+    given = {"run_id": "a b", "wallet_private_key_path": Path("owner.json")}
+    for command in (("set-paused", "resumed"), ("reopen", "")):
+        assert line(NEXT[command], given) == (
+            "aftermath-solana train --run-id 'a b' --matformer-tier 0"
+            " --checkpoint-dir runs/a_b/checkpoints -w owner.json"
+        )
+
+
 def test_next_step_of_pausing_run_is_watch() -> None:
     """Only a paused run can be changed."""
     assert "update-config" in NEXT["set-paused", case_of(builders.run(RunState.PAUSED))]
     for state in (RunState.WARMUP, RunState.ROUND_TRAIN, RunState.COOLDOWN):
+        assert "train" in NEXT["set-paused", case_of(builders.run(state))]
         assert "watch" in NEXT["set-paused", case_of(builders.run(state, pending_pause=True))]
 
 

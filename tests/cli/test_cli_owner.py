@@ -114,6 +114,14 @@ def test_interrupted_creation_is_finished_by_same_command(owner: Shell, run_id: 
     assert again["code"] == "run-exists"
 
 
+def test_run_id_that_needs_quotes_is_a_warning(owner: Shell, run_id: str) -> None:
+    spaced = f"{run_id} a/b"
+    assert f"every shell command needs quotes around this run id: '{spaced}'" in (
+        owner("create-run", "--run-id", spaced).err
+    )
+    assert "needs quotes" not in owner("create-run", "--run-id", run_id).err
+
+
 def test_foreign_client_version_is_a_warning(created: Shell, run_id: str) -> None:
     line = ("update-config", "--run-id", run_id, "--client-version")
     (warning,) = created(*line, "0.0.0-other").data["warnings"]

@@ -92,6 +92,13 @@ def test_quiet_update_prints_no_table_of_changes(
     assert ("base_lr" in capsys.readouterr().err) is (level is not Verbosity.WARNING)
 
 
+def test_no_color_writes_no_escape_codes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as on a terminal
+    assert "\x1b[1" in invoke("config", "explain", "nothing").err
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b" not in invoke("config", "explain", "nothing").err
+
+
 def test_quiet_with_verbose_is_refused() -> None:
     wrong = invoke("config", "show", "-q", "--verbose")
     assert wrong.code == 2

@@ -173,7 +173,7 @@ def test_console_lines_read_in_order() -> None:
         "this machine trains about 1,579 sequences a minute",
         "signed up for the next epoch (seat 0, tier 1)",
         "epoch 0: waiting for members; step 0 of 120",
-        "the model is here, from the checkpoint; the run is at step 0",
+        "loaded the model from the checkpoint; the run is at step 0",
         "epoch 0: training; step 0 of 120",
         "step 1  loss 5.7500  3,678 tokens/s",
         "step 2  loss nan  3,678 tokens/s",

@@ -84,7 +84,24 @@ def test_waiting_text_names_end_of_stopped_epoch() -> None:
 )
 def test_model_text_names_older_checkpoint(checkpoint_step: int | None, source: str) -> None:
     ready = event_types.ModelReady(source="the checkpoint", step=9, checkpoint_step=checkpoint_step)
-    assert Sentences().of(ready) == f"the model is here, from {source}; the run is at step 9"
+    assert Sentences().of(ready) == f"loaded the model from {source}; the run is at step 9"
+
+
+def state_change(state: str, epoch: int) -> event_types.StateChanged:
+    return event_types.StateChanged(epoch=epoch, state=state, step=60, total_steps=60, since=1000)
+
+
+def test_repeated_sign_up_is_printed_once_per_epoch() -> None:
+    sentences = Sentences()
+    joined = event_types.Joined(seat=0, tier=1, weight=5, epoch=0)
+    line = "signed up for the next epoch (seat 0, tier 1)"
+    assert [sentences.of(joined), sentences.of(joined)] == [line, None]
+    sentences.of(state_change("WARMUP", 1))
+    assert [sentences.of(joined), sentences.of(joined)] == [line, None]
+
+
+def test_finished_state_text_names_no_epoch() -> None:
+    assert Sentences().of(state_change("FINISHED", 4)) == "finished; step 60 of 60"
 
 
 def test_warning_text_separates_fix() -> None:

@@ -269,7 +269,9 @@ def test_checkpoint_of_training_can_be_trained_on(place: Path) -> None:
 def test_training_with_another_recipe_does_not_resume(place: Path) -> None:
     train(place, out=place / "out")
     cases: list[tuple[dict[str, Any], str]] = [
-        ({"lr": 0.5}, "--lr, --lr-schedule or --warmup-steps differed"),
+        ({"lr": 0.5}, r"--lr was 0\.\d+"),
+        ({"lr_schedule": "cosine"}, "--lr-schedule differed"),
+        ({"warmup_steps": 3}, r"--warmup-steps was \d+"),
         ({"optimizer": "muon"}, "--optimizer was adamw"),
         ({"seed": 3}, "--seed was 0"),
     ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 from solders.instruction import Instruction
@@ -10,7 +12,7 @@ from solders.pubkey import Pubkey
 from aftermath.chain.addresses import EVERYONE, JOIN_SCOPE, run_addresses
 from aftermath.chain.authorizer import Authorization
 from aftermath.cli.connection import Cluster, SignedCluster
-from aftermath.cli.present import CommandError
+from aftermath.cli.present import CommandError, renamed
 from aftermath.coordinator.errors import NoSuchRun
 from aftermath.owner.open_run import check_open_run, check_opening
 
@@ -128,6 +130,14 @@ def require_authorization(
     if authorization is None:
         raise CommandError(missing_sentence(grantor, grantee, None), fix)
     return authorization
+
+
+def authorization_rows(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the data of an authorization for people: with a date instead of unix seconds."""
+    changed = datetime.fromtimestamp(data["grantor_update_at"], UTC)
+    return renamed(
+        data, "grantor_update_at", "granted or withdrawn", f"{changed:%Y-%m-%d %H:%M:%S} UTC"
+    )
 
 
 def authorization_data(authorization: Authorization, run_id: str | None) -> dict[str, Any]:

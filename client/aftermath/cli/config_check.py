@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from aftermath.base.errors import AftermathError
+from aftermath.base.errors import AftermathError, ConfigError
 from aftermath.cli.main import SOLANA, load
 from aftermath.cli.model_init import SIZES, byte_tokens, document, tokens_of
 from aftermath.cli.usage import ParserError, usage_error
 from aftermath.config.document import RunConfig, load_config
 from aftermath.config.errors import LocatedMistake, Mistake, Mistaken
 from aftermath.config.read import location_of, rules_of, schedule_of
-from aftermath.config.recipe import recipe_of
+from aftermath.config.recipe import RECIPE_SUFFIX, recipe_of
 from aftermath.data.fingerprint import records_hash
 from aftermath.data.source import WrongTokens
 from aftermath.owner import warnings as owner_warnings
@@ -50,11 +50,26 @@ class Checked:
 
 def check(path: Path) -> Checked:
     """Check a file. Raise ConfigError only if it, or the file next to it, cannot be read."""
+    _refuse_other_kinds(path)
     try:
         config = load_config(path)
     except Mistaken as error:
         return Checked(error.found)
     return check_config(config, recipe_of(path))
+
+
+def _refuse_other_kinds(path: Path) -> None:
+    """Raise ConfigError for a recipe file or a wallet's key file."""
+    config = f"{path.name.removesuffix(RECIPE_SUFFIX)}.toml"
+    if path.name.endswith(RECIPE_SUFFIX):
+        raise ConfigError(
+            f"{path} is the recipe for run-files, not a run's config",
+            f"Name the config: {path.with_name(config)}",
+        )
+    if path.suffix == ".json":
+        raise ConfigError(
+            f"{path} is a JSON file, and a run's config is TOML", "Name the config, as run.toml"
+        )
 
 
 def check_config(config: RunConfig, recipe: Mapping[str, Any]) -> Checked:

@@ -7,6 +7,7 @@ and for the owner's next commands, before it sends anything.
 
 from __future__ import annotations
 
+import shlex
 import unicodedata
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -70,6 +71,8 @@ async def create_run(
     from aftermath.events.progress import in_words
 
     check_readable(run_id)
+    if (quoted := shlex.quote(run_id)) != run_id:
+        note(f"warning: every shell command needs quotes around this run id: {quoted}")
     if warning := warning_about_version(client_version, __version__):
         note(f"warning: {warning}")
     named_authority = public_key(join_authority) if join_authority is not None else None

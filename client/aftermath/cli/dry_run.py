@@ -112,9 +112,10 @@ def _text(report: DryRunReport) -> RenderableType:
     if returned := sum(item.returned for item in report.simulated):
         costs["comes back"] = sol(returned)
     lacks = _lacks(report)
-    costs["wallet"] = f"{report.wallet} holds {sol(report.held)} and needs {sol(report.needed)}"
+    costs["wallet"] = f"{report.wallet} holds {sol(report.held)}"
+    costs["required"] = f"{sol(report.needed)}, with the wallet's own rent and later fees"
     if lacks:
-        costs["wallet"] += f": it lacks {sol(lacks)}"
+        costs["required"] += f": it lacks {sol(lacks)}"
     if lacks and report.granted:
         costs["test money"] = "the local network gives the missing SOL"
     return Group(*blocks, facts(costs))

@@ -203,11 +203,29 @@ class _LazyCommands(TyperGroup):
         words = " ".join(args[:2]) if self.index.commands_with(args[0]) else args[0]
         raise unknown_command(self.index.name, words, self.index.entries)
 
+    def _first_word(self, ctx: Any) -> str:
+        """Return the word whose commands the page lists, "" for the page of the whole script."""
+        return (ctx.info_name or "").removeprefix(self.index.name).strip()
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the options. The page of a first word has only --help."""
+        options = super().get_params(ctx)
+        return [one for one in options if one.name == "help"] if self._first_word(ctx) else options
+
+    def format_help_text(self, ctx: Any, formatter: Any) -> None:
+        """Write what the page is about."""
+        if not (word := self._first_word(ctx)):
+            return super().format_help_text(ctx, formatter)
+        formatter.write_paragraph()
+        with formatter.indentation():
+            formatter.write_text(f"The commands of {self.index.name} that begin with {word}.")
+        return None
+
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the commands by panel, or those that begin with the first word if the page is about
         it.
         """
-        word = (ctx.info_name or "").removeprefix(self.index.name).strip()
+        word = self._first_word(ctx)
         entries = self.index.commands_with(word) if word else self.index.entries
         for panel, group in groupby(entries.items(), key=lambda item: item[1].panel):
             with formatter.section(panel):

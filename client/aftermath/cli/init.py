@@ -19,6 +19,7 @@ import typer
 
 from aftermath.base.errors import AftermathError, UsageError
 from aftermath.base.outputs import STANDARD_OUTPUT, check_file, output_file
+from aftermath.base.stdio import is_quiet
 from aftermath.cli.command import command
 from aftermath.cli.error_docs import with_local_pages
 from aftermath.cli.present import CommandError, Result, note, plain_text, writing
@@ -187,12 +188,17 @@ def _summary(
     """
     steps = _next_commands(out, needs_files=files_path is not None)
     at_once = f"aftermath-solana local-testnet start --num-clients {members} --config-path {shlex.quote(str(out))}"
+    file = shlex.quote(str(out))
+    run = shlex.quote(_suggested_run_id(out))
+    server = [making(out)] if files_path else []
+    server.append(f"aftermath-centralized server run --run-id {run} --state {file}")
     data = {
         "file": str(out),
         "files": str(files_path) if files_path else None,
         "warnings": [{"code": code, "message": sentence} for code, sentence in new_warnings],
         "next": steps,
         "at_once": at_once,
+        "server": server,
     }
     lines = [
         f"wrote {out}" + (f", and {files_path} for run-files" if files_path else ""),
@@ -201,8 +207,10 @@ def _summary(
         *([f"  (run by {members} members, each with a wallet of its own)"] if members > 1 else []),
         "or everything at once on this machine:",
         f"  {at_once}",
+        "or on a server, without a chain:",
+        *(f"  {line}" for line in server),
     ]
-    return Result(data, plain_text("\n".join(lines)))
+    return Result(data, plain_text("\n".join(lines[:1] if is_quiet() else lines)))
 
 
 def ask_missing(options: InitOptions) -> InitOptions:

@@ -43,6 +43,7 @@ async def join_authorization_create(
     from aftermath.chain.options import public_key
     from aftermath.cli.authorization import (
         authorization_data,
+        authorization_rows,
         check_may_open,
         missing_grants,
         require_authorization,
@@ -70,7 +71,7 @@ async def join_authorization_create(
     data = authorization_data(authorization, run_id) | {
         "signatures": [str(signature) for signature in signatures]
     }
-    return Result(data, facts(data))
+    return Result(data, facts(authorization_rows(data)))
 
 
 async def _warn_about_others(
@@ -111,6 +112,7 @@ async def join_authorization_read(
     from aftermath.cli.authorization import (
         GRANT_FIX,
         authorization_data,
+        authorization_rows,
         authorization_sentence,
         missing_sentence,
         scope_of,
@@ -138,7 +140,7 @@ async def join_authorization_read(
     if authorization is None:
         raise CommandError(missing, GRANT_FIX)
     data = authorization_data(authorization, run_id)
-    return Result(data, facts(data))
+    return Result(data, facts(authorization_rows(data)))
 
 
 @command(
@@ -171,7 +173,12 @@ async def join_authorization_delegate(
     The wallet is the authorized key (grantee).
     """
     from aftermath.chain.options import public_key
-    from aftermath.cli.authorization import authorization_data, require_authorization, scope_of
+    from aftermath.cli.authorization import (
+        authorization_data,
+        authorization_rows,
+        require_authorization,
+        scope_of,
+    )
     from aftermath.cli.connection import sign_in
 
     if not delegates_clear and not delegates_added:
@@ -199,7 +206,7 @@ async def join_authorization_delegate(
     data = authorization_data(authorization, run_id) | {
         "signatures": [str(signature) for signature in signatures]
     }
-    return Result(data, facts(data))
+    return Result(data, facts(authorization_rows(data)))
 
 
 _SIGN = "Sign with the key of the join authority that granted it, or name another with --authorizer"

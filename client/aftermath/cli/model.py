@@ -119,7 +119,10 @@ def model_export(
         )
     exported = export_tiers(directory, tier_numbers, out.expanduser() if out else None, rounded)
     data = {"tiers": [str(path) for path in exported.tiers], "manifest": str(exported.manifest)}
-    text = "\n".join(["Wrote", *(f"  {path}" for path in (*data["tiers"], data["manifest"]))])
+    lines = [f"  {path}" for path in (*data["tiers"], data["manifest"])]
+    if exported.manifest.parent != directory.absolute():
+        lines.append(f"  {exported.manifest.parent}, a copy of the whole model")
+    text = "\n".join(["Wrote", *lines])
     return Result(data, text, made={"checkpoint": exported.manifest.parent})
 
 

@@ -22,8 +22,13 @@ QUIET = "AFTERMATH_QUIET"
 _CONFIGURE = "update-config --run-id {run_id} --config-path FILE"
 _LOOK = "show-run --run-id {run_id}"
 _WATCH = "watch --run-id {run_id}"
+_TRAIN = "train --run-id {run_id} --matformer-tier 0"
+_CREATE = "create-run --run-id RUN --name NAME"
 _RESUME = "set-paused --run-id {run_id} resume"
 NEXT: Mapping[tuple[str, str], str] = {
+    ("config validate", ""): "estimate --config-path {file}",
+    ("estimate", ""): _CREATE,
+    ("run-files", ""): _CREATE,
     ("create-run", ""): _CONFIGURE,
     ("update-config", ""): _RESUME,
     (
@@ -32,11 +37,12 @@ NEXT: Mapping[tuple[str, str], str] = {
     ): "join-authorization-create --run-id {run_id} --authorizer KEY -w JOIN_AUTHORITY_FILE",
     ("update-config", "finished"): "reopen --run-id {run_id} --total-steps {total_steps}",
     ("set-paused", ""): _WATCH,
+    ("set-paused", "resumed"): _TRAIN,
     ("set-paused", "paused"): _CONFIGURE,
     ("checkpoint", ""): _LOOK,
     ("rewind", ""): _RESUME,
     ("rewind", "listed"): "rewind --run-id {run_id} --to-step STEP",
-    ("reopen", ""): _WATCH,
+    ("reopen", ""): _TRAIN,
     ("kick", ""): _LOOK,
     ("set-future-epoch-rates", ""): _LOOK,
     ("tick", ""): _LOOK,
@@ -46,7 +52,7 @@ NEXT: Mapping[tuple[str, str], str] = {
         "join-authorization-delegate",
         "",
     ): "join-authorization-read --join-authority {join_authority} --authorizer KEY",
-    ("deploy", ""): "create-run --run-id RUN --name NAME",
+    ("deploy", ""): _CREATE,
     ("show-identity", "created"): "config set wallet {wallet_private_key_path}",
     ("can-join", ""): "train --run-id {run_id} --matformer-tier {matformer_tier} -w FILE",
     ("can-join", "file"): "train --run-id {run_id} --matformer-tier {matformer_tier} -w {address}",
@@ -119,7 +125,7 @@ def _train_options(options: Mapping[str, Any]) -> list[str]:
 
     words = []
     # otherwise the model is lost with the last member
-    if options["matformer_tier"] in (0, AUTO_TIER):
+    if options.get("matformer_tier", 0) in (0, AUTO_TIER):
         words += [
             "--checkpoint-dir",
             f"runs/{file_name(options['run_id'] or 'RUN_ID')}/checkpoints",

@@ -152,7 +152,7 @@ MaxBond = Annotated[
     ),
 ]
 
-_TIER = "Tier that this member holds. Tier k keeps 1/2^k of every FFN."
+_TIER = "How much of the model to train. 0: all; 1: half of every feed-forward layer; 2: a quarter."
 Tier = Annotated[
     int, shared("--matformer-tier", text=_TIER, panel=TRAINING, least=0, most=MAX_LEVELS - 1)
 ]
@@ -172,7 +172,7 @@ MemberTier = Annotated[
     int,
     shared(
         "--matformer-tier",
-        text=f"{_TIER} 0 to {MAX_LEVELS - 1}, or auto: the largest that fits into memory and is fast enough.",
+        text=f"{_TIER} At most {MAX_LEVELS - 1}. auto: the largest tier that fits into memory and is fast enough.",
         panel=TRAINING,
         parser=tier_named,
     ),

@@ -117,13 +117,10 @@ def show(result: Result, *, as_json: bool) -> None:
         if as_json:
             print(json_text(result.data, indent=2))
         else:
-            from rich.console import Console
             from rich.text import Text
 
             # A pipe has no width to fit into; rich would wrap at 80.
-            console = Console(
-                highlight=False, emoji=False, width=None if sys.stdout.isatty() else PIPE_WIDTH
-            )
+            console = _console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
             renderable = (
                 plain_text(completed_text(result.text))
                 if isinstance(result.text, str)
@@ -188,12 +185,17 @@ def note(sentence: str, *, always: bool = False) -> None:
     """Print a sentence on stderr, so that stdout stays one document. -q leaves only warnings."""
     if is_quiet() and not always and not sentence.startswith("warning: "):
         return
+    text = printable(completed_text(sentence), keep="\n")
+    _console(stderr=True, soft_wrap=True).print(text, style="dim", markup=False)
+
+
+def _console(**options: Any) -> Console:
+    """Return a console for text. With NO_COLOR it writes no bold or dim text either."""
     from rich.console import Console
 
-    text = printable(completed_text(sentence), keep="\n")
-    Console(stderr=True, soft_wrap=True, highlight=False, emoji=False).print(
-        text, style="dim", markup=False
-    )
+    if os.environ.get("NO_COLOR"):
+        options["color_system"] = None
+    return Console(highlight=False, emoji=False, **options)
 
 
 def line_console(**options: Any) -> Console:
@@ -220,12 +222,8 @@ def aside(renderable: RenderableType) -> None:
     """Print a table on stderr, unless quiet."""
     if is_quiet():
         return
-    from rich.console import Console
-
-    console = Console(
-        stderr=True, highlight=False, emoji=False, width=None if sys.stderr.isatty() else PIPE_WIDTH
-    )
-    _draw(console, renderable)
+    width = None if sys.stderr.isatty() else PIPE_WIDTH
+    _draw(_console(stderr=True, width=width), renderable)
 
 
 def renamed(pairs: Mapping[str, object], name: str, shown: str, value: object) -> dict[str, object]:
@@ -373,10 +371,9 @@ def _fail(sentence: str, fix: str, code: str, *, as_json: bool) -> NoReturn:
         document = {"error": sentence, "fix": fix, "code": code} | ({"docs": docs} if docs else {})
         print(json_text(document), file=sys.stderr, flush=True)
     else:
-        from rich.console import Console
         from rich.markup import escape
 
-        console = Console(stderr=True, soft_wrap=True, highlight=False, emoji=False)
+        console = _console(stderr=True, soft_wrap=True)
         console.print("[bold red]error:[/] " + escape(printable(sentence, keep="\n")))
         if fix:
             console.print("[bold]fix:[/] " + escape(printable(fix, keep="\n")))

@@ -76,7 +76,9 @@ def case_of(run: Run) -> str:
     """Return the case for `next_steps`: a run that pauses later cannot be changed yet."""
     from aftermath.rules.state import RunState
 
-    return "paused" if run.state is RunState.PAUSED else ""
+    if run.state is RunState.PAUSED:
+        return "paused"
+    return "" if run.pending_pause else "resumed"
 
 
 def _pause_text(run: Run) -> str:

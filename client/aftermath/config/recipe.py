@@ -12,10 +12,12 @@ from typing import Any
 from aftermath.base.bounded import Malformed, toml_value
 from aftermath.base.errors import ConfigError
 
+RECIPE_SUFFIX = ".files.toml"
+
 
 def recipe_file(path: Path) -> Path:
     """Return the path of the recipe file for the config at `path`. It may not exist."""
-    return path.with_suffix(".files.toml")
+    return path.with_suffix(RECIPE_SUFFIX)
 
 
 def recipe_of(path: Path) -> dict[str, dict[str, Any]]:

@@ -28,7 +28,7 @@ _SENTENCES: dict[type[event_types.Event], str] = {
     event_types.Joined: "signed up for the next epoch (seat {seat}, tier {tier})",
     event_types.StateChanged: "epoch {epoch}{last}: {state}; {progress}",
     event_types.RoundStarted: "epoch {epoch}: training; {progress}",
-    event_types.ModelReady: "the model is here, from {source}; the run is at step {step}",
+    event_types.ModelReady: "loaded the model from {source}; the run is at step {step}",
     event_types.OptimizerRestored: "the optimizer continues from its state when this member was stopped",
     event_types.ShareTrained: "step {step}  loss {loss:.4f}  {tokens_per_sec:,.0f} tokens/s",
     event_types.Applied: "step {step}: applied {results}",
@@ -54,11 +54,15 @@ class Sentences:
 
     def __init__(self) -> None:
         self._progress = Progress()
+        self._signed_up: tuple[int | None, int] | None = None
+        """Seat and tier of the newest line about the next epoch, which is printed once."""
 
     def of(self, event: event_types.Event) -> str | None:
         """Return an event's sentence, or None for events that only logs need."""
         self._progress.take(event)
         sentence = _SENTENCES.get(type(event))
+        if self._is_repeated_sign_up(event):
+            return None
         if sentence is None or (
             isinstance(event, event_types.RoundStarted) and event.height
         ):  # each has its own lines
@@ -76,6 +80,8 @@ class Sentences:
                 "progress": self._progress.words(),
             }
             fields["last"] = " (the last)" if event.last else ""
+            if event.state == "FINISHED":
+                return f"{fields['state']}; {fields['progress']}"
         elif isinstance(event, event_types.Waiting):
             running = f"epoch {event.epoch - 1}" if event.epoch else "the epoch"
             fields["waits"] = (
@@ -132,6 +138,18 @@ class Sentences:
             fields["steps"] = counted(event.step, "step")
             fields["model"] = _model_of(event, fields["checkpoint"])
         return sentence.format_map(fields)
+
+    def _is_repeated_sign_up(self, event: event_types.Event) -> bool:
+        """Return whether the member signs up again, which it does to declare a new weight."""
+        if isinstance(event, event_types.Joined):
+            place = (event.seat, event.tier)
+            repeated = place == self._signed_up
+            self._signed_up = place
+            return repeated
+        begins = isinstance(event, event_types.StateChanged) and event.state == "WARMUP"
+        if begins or isinstance(event, event_types.Kicked):
+            self._signed_up = None
+        return False
 
 
 def _model_of(event: event_types.RunFinished, place: object) -> str:

@@ -309,6 +309,11 @@ def _same(kept: dict[str, Any], ours: dict[str, Any], out: Path) -> None:
         kept = kept | kept["settings"]
     if "seed" in differing:
         differing = [name for name in differing if name != "shuffle_seed"]
+    if "files" in differing and not {"data", "held_out", "model"}.isdisjoint(differing):
+        differing.remove("files")  # other paths have other files
+    if "schedule" in differing:
+        differing = _schedule_fields(differing, kept.get("schedule"), ours["schedule"])
+        kept = kept | (kept.get("schedule") or {}) | {"kind": None}  # a number, which no user types
     settings = options_of(optimizers()[ours["optimizer"]])
     flags = {setting.name: "--" + name.replace("_", "-") for name, setting in settings.items()}
     differences = ", ".join(_option(name, kept.get(name), flags) for name in differing)
@@ -322,7 +327,8 @@ _OPTIONS = {
     "batch": "--total-batch",
     "data": "--data-path",
     "held_out": "--held-out-path",
-    "schedule": "--lr, --lr-schedule or --warmup-steps",
+    "base_lr": "--lr",
+    "kind": "--lr-schedule",
     "shuffle_seed": "--seed",
     "files": "the files that it names",
     "clip": "the config file",
@@ -345,6 +351,20 @@ def _option(name: str, before: object, of_optimizer: dict[str, str]) -> str:
         and name != "shuffle_seed"
     )
     return f"{option} was {before}" if option.startswith("--") and plain else f"{option} differed"
+
+
+def _schedule_fields(
+    differing: list[str], kept: dict[str, Any] | None, ours: dict[str, Any]
+) -> list[str]:
+    """Replace "schedule" by its first field that differs and that an option sets.
+
+    Other fields follow from that one or from --steps, or a config file sets them.
+    """
+    before = kept or {}
+    by_option = ("kind", "base_lr", "warmup_steps")
+    fields = [name for name in by_option if before.get(name) != ours[name]][:1]
+    others = [name for name in differing if name != "schedule"]
+    return (others + fields) or ["kind"]
 
 
 def _differing(kept: dict[str, Any], ours: dict[str, Any]) -> list[str]:

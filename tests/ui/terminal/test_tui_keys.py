@@ -27,8 +27,17 @@ from ui.terminal.tui_screen import drawn, seen
 
 ROWS = {
     "Run": ["run", "name", "now", "state", "steps", "deadline", "members", "waits for"],
-    "Training": ["loss", "speed", "share", "applied", "model", "asked", "text"],
-    "Network": ["peers", "sent", "received", "fetched", "not had", "refused", "trouble", "sent as"],
+    "Training": ["loss", "speed", "share", "applied", "model", "last eval", "sample text"],
+    "Network": [
+        "peers",
+        "sent",
+        "received",
+        "fetched",
+        "failed fetches",
+        "refused",
+        "trouble",
+        "sent by type",
+    ],
     "Chain": [
         "epoch",
         "round",
@@ -37,7 +46,7 @@ ROWS = {
         "witnesses",
         "wallet",
         "seat",
-        "attested",
+        "attestations",
         "checkpoint",
         "costs",
     ],

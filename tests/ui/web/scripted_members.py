@@ -137,7 +137,7 @@ async def scripted_members(
 
 async def _open(funded: FundedNetwork, run_id: str, name: str, config: dict[str, int]) -> None:
     coordinator = await funded.configured_run(run_id, **config)
-    description = f"{name}: to look at" if name else ""
+    description = f"{name}: scripted members" if name else ""
     metadata = {
         "name": name or run_id,
         "description": description,

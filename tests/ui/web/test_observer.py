@@ -119,7 +119,7 @@ async def test_observer_run_equals_chain_state(scripted: ScriptedMembers) -> Non
     moment = now["moment"]
     assert (moment["name"], moment["description"], moment["total_steps"]) == (
         EVIL,
-        f"{EVIL}: to look at",
+        f"{EVIL}: scripted members",
         100,
     )
     assert moment["waits"]

@@ -107,7 +107,7 @@ def training_page(board: Board, now: float, width: int, height: int) -> Renderab
     trained = board.of(event_types.ShareTrained)
     applied = board.of(event_types.Applied)
     rows: Facts = dict.fromkeys(
-        ("loss", "speed", "share", "applied", "model", "asked", "text"), UNKNOWN
+        ("loss", "speed", "share", "applied", "model", "last eval", "sample text"), UNKNOWN
     )
     if board.losses:
         step, loss = board.losses[-1]
@@ -127,11 +127,11 @@ def training_page(board: Board, now: float, width: int, height: int) -> Renderab
     if (model := board.of(event_types.ModelReady)) is not None:
         rows["model"] = f"from {model.source}, of step {model.step:,}"
     if board.asked:
-        rows["asked"] = [
+        rows["last eval"] = [
             f"{name} {one.value:.4f} at step {one.step:,}" for name, one in board.asked.items()
         ]
     if (sample := board.of(event_types.Sample)) is not None:
-        rows["text"] = " ".join(f"{sample.prompt}{sample.text}".split())
+        rows["sample text"] = " ".join(f"{sample.prompt}{sample.text}".split())
     drawn = chart(board.losses, width, 2 * _CHART if height >= _TALL else _CHART)
     return Group(
         Text("\n".join(drawn) if drawn else loss_line(board.losses, width)),
@@ -170,7 +170,16 @@ def network_page(board: Board, now: float, width: int, height: int) -> Renderabl
     rows: Facts = {}
     if board.role == "member":
         rows = dict.fromkeys(
-            ("peers", "sent", "received", "fetched", "not had", "refused", "trouble", "sent as"),
+            (
+                "peers",
+                "sent",
+                "received",
+                "fetched",
+                "failed fetches",
+                "refused",
+                "trouble",
+                "sent by type",
+            ),
             UNKNOWN,
         )
         traffic = board.of(event_types.Traffic)
@@ -180,11 +189,11 @@ def network_page(board: Board, now: float, width: int, height: int) -> Renderabl
             rows["peers"] = f"{traffic.peers} in reach"
             rows["sent"] = f"{_bytes(traffic.sent)}{per}"
             rows["received"] = _bytes(traffic.received)
-            rows["sent as"] = [
+            rows["sent by type"] = [
                 f"{kind}: {_bytes(sent)}" for kind, sent in sorted(traffic.sent_by_kind.items())
             ]
         rows["fetched"] = counted(counts.fetched, "part of a result", "parts of results")
-        rows["not had"] = counted(counts.failed, "time")
+        rows["failed fetches"] = f"{counts.failed:,}"
         rows["refused"] = counted(counts.refused, "time")
         rows["trouble"] = counts.trouble
     elif board.role == "watch":
@@ -213,8 +222,8 @@ def chain_page(board: Board, now: float, width: int, height: int) -> RenderableT
         rows["wallet" if started is None else started.key] = (
             UNKNOWN if started is None else started.wallet
         )
-        rows |= dict.fromkeys(("seat", "attested", "checkpoint", "costs"), UNKNOWN)
-        rows["attested"] = counted(board.counts.attested, "time")
+        rows |= dict.fromkeys(("seat", "attestations", "checkpoint", "costs"), UNKNOWN)
+        rows["attestations"] = f"{board.counts.attested:,}"
         if joined is not None and joined.seat is not None:
             rows["seat"] = f"{joined.seat}, tier {joined.tier}, weight {joined.weight:,}"
         if (checkpoint := board.of(event_types.CheckpointWritten)) is not None:

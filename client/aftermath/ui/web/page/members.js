@@ -29,7 +29,7 @@ export function membersTable() {
   const heads = COLUMNS.map(([name, , align]) => h("th", { scope: "col", class: align }, name));
   const body = h("tbody");
   const table = h("table", { class: "members" }, h("thead", {}, h("tr", {}, heads)), body);
-  const nothing = h("p", { class: "nothing" }, "Nobody has joined yet.");
+  const nothing = h("p", { class: "nothing" }, "No member has joined yet.");
   const rows = new Map();
 
   function row() {
@@ -86,7 +86,7 @@ export function levelsList() {
       ...levels.map(({ level, holders, attested, lost }) => {
         const chips = holders.slice(0, 64).map((seat) => h("span", { class: `chip tier-${tiers.get(seat)}` }, String(seat)));
         if (holders.length > 64) chips.push(`and ${count(holders.length - 64)} more`);
-        const fact = lost ? "lost: it goes back to an older one" : attested ? "hash attested" : "";
+        const fact = lost ? "lost: the run falls back to an older one" : attested ? "hash attested" : "";
         const words = holders.length ? `${counted(holders.length, "member")}` : "nobody";
         return h("li", {}, h("b", {}, `level ${level}`), h("span", { class: "how-many" }, words), h("span", { class: "chips" }, chips), h("span", { class: lost ? "fact bad" : "fact" }, fact));
       }),

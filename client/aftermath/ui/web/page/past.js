@@ -1,4 +1,4 @@
-// The slider back through time: its places are the moments that the observer remembers, the last one is now.
+// The history slider. Its positions are the moments that the observer remembers; the last one is now.
 
 import { h, say } from "./build.js";
 import { date } from "./words.js";
@@ -10,7 +10,7 @@ export function past(choose) {
   const slider = h("input", { type: "range", id: "time", min: 0, max: 0, value: 0, step: 1 });
   const label = h("output", { for: "time" });
   const back = h("button", { type: "button", class: "now" }, "Now");
-  const element = h("div", { class: "past", role: "group", "aria-label": "Back through time" }, h("label", { for: "time" }, "Back through time"), slider, label, back);
+  const element = h("div", { class: "past", role: "group", "aria-label": "History" }, h("label", { for: "time" }, "History"), slider, label, back);
   let times = [];
   let chosen = null;
 

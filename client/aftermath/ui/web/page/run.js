@@ -32,8 +32,8 @@ export async function runPage(content, runId, status) {
   tiles.steps.element.append(bar);
   const waits = h("ul", { class: "waits" });
   const deadline = h("p", { class: "deadline" });
-  const loss = chart("Loss by tier", { height: 340, shown: (value, range) => value.toFixed(range > 0 && range < 0.05 ? 4 : range < 0.5 ? 3 : 2), nothing: "No loss is known yet: members state it as they attest rounds, and events tell it." });
-  const sent = chart("Bytes sent by tier", { shown: bytes, zero: true, nothing: "Nothing yet: a member that is alone sends nothing, and only members' events tell what others do (observe --events)." });
+  const loss = chart("Loss by tier", { height: 340, shown: (value, range) => value.toFixed(range > 0 && range < 0.05 ? 4 : range < 0.5 ? 3 : 2), nothing: "No loss yet. It comes from attestations and events." });
+  const sent = chart("Bytes sent by tier", { shown: bytes, zero: true, nothing: "No traffic yet. A lone member sends nothing. The bytes come from members' events (observe --events)." });
   const table = membersTable();
   const levels = levelsList();
   const levelsCard = card("Who holds which level", "levels-card", levels.element);
@@ -41,7 +41,7 @@ export async function runPage(content, runId, status) {
   let ring = null;
   let [now, heard, shown, curves, connected, reason] = [null, 0, null, null, false, ""];
   const slider = past((at) => look(at));
-  const stateCard = card("Where it stands", "state-card");
+  const stateCard = card("State", "state-card");
   const facts = h("div", { class: "facts nothing-known" }, h("h3", {}, "Waits for"), waits, deadline);
 
   content.append(
@@ -117,15 +117,15 @@ export async function runPage(content, runId, status) {
     say(tiles.steps.more, moment.left === undefined ? "" : `about ${span(moment.left)} left`);
     bar.value = moment.total_steps ? moment.step / moment.total_steps : 0;
     say(tiles.members.value, count(here));
-    say(tiles.members.more, `take part, of ${counted(members.length, "seat")}`);
+    say(tiles.members.more, `${counted(members.length, "seat")} in use`);
     const told = members.filter((member) => member.takes_part).map((member) => member.figures?.tokens_per_second ?? 0);
     say(tiles.speed.value, brief(moment.tokens_per_second));
-    say(tiles.speed.more, sum(told) ? `while they train: ${brief(sum(told))}` : "at this epoch's pace");
+    say(tiles.speed.more, sum(told) ? `${brief(sum(told))} tokens/s while training` : "at the pace of this epoch");
     const figures = (name) => members.map((member) => member.figures?.[name]).filter((one) => one !== undefined);
     const [traffic, rates] = [figures("sent"), figures("bytes_per_second")];
     if (traffic.length) say(tiles.bytes.value, bytes(sum(traffic)));
     else say(tiles.bytes.value, rates.length ? `${bytes(sum(rates))}/s` : "–");
-    say(tiles.bytes.more, traffic.length ? `by ${counted(traffic.length, "member")}, as they last counted` : "as they state on chain");
+    say(tiles.bytes.more, traffic.length ? `by ${counted(traffic.length, "member")} since their start` : "as attested on chain");
     if (now) {
       const { transactions, lamports, complete } = now.costs;
       say(tiles.costs.value, transactions ? count(transactions) + (complete ? "" : "+") : "–");
@@ -168,7 +168,7 @@ export async function runPage(content, runId, status) {
     if (!connected) status("lost", reason || "not connected to the observer");
     else if (shown !== null) status("past", `looking back at ${date(shown.at)}`);
     else if (now?.silent !== null && now?.silent !== undefined) status("stale", `the chain has not answered for ${span(now.silent + passed)}`);
-    else if (now?.trouble) status("stale", !now.moment ? "nothing is known yet" : now.moment.source === "events" ? "as members' events tell it" : "as last seen");
+    else if (now?.trouble) status("stale", !now.moment ? "nothing is known yet" : now.moment.source === "events" ? "from members' events" : "as last seen");
     else status("live", "live");
   }
 

@@ -53,7 +53,7 @@ export async function runsPage(content, status) {
     say(parts.state, run.on_chain ? states[run.state] ?? run.state : "from events");
     const steps = run.total_steps ? `step ${count(run.step)} of ${count(run.total_steps)}` : "not configured";
     const where = [`epoch ${count(run.epoch)}`, steps, counted(run.members, "member"), counted(run.tiers, "tier")];
-    say(parts.where, run.on_chain ? where.join(" · ") : "not on this cluster: members' events tell of it");
+    say(parts.where, run.on_chain ? where.join(" · ") : "not on this cluster; known from events");
     parts.bar.hidden = !run.on_chain;
     parts.bar.value = run.total_steps ? run.step / run.total_steps : 0;
   }
