@@ -27,7 +27,7 @@ from programs.oracle_records import (
     Vote,
     require,
 )
-from programs.transitions import Transitions
+from programs.transitions import DAY, Transitions
 
 _NO_TURN = 255
 
@@ -67,9 +67,12 @@ class Oracle(Transitions):
         if stateless:
             self._reelect()
         enough = self.waiting.bit_count() == self.config.init_min_clients
-        enough |= awaited_others and not self._newcomers_alone(self.waiting)
-        if added and enough and self.state is RunState.WAITING_FOR_MEMBERS:
-            self.since = self.now
+        first_awaited = awaited_others and not self._newcomers_alone(self.waiting)
+        if added and self.state is RunState.WAITING_FOR_MEMBERS:
+            if enough:
+                self._enter(RunState.WAITING_FOR_MEMBERS)
+            elif first_awaited and not self._passed(self.waiting_since, DAY):
+                self.since = self.now
         self._follow()
 
     def may_join(self, wallet: int) -> bool:
@@ -251,8 +254,9 @@ class Oracle(Transitions):
         seat = self.members[number]
         cooling = self.state is RunState.COOLDOWN and seat.state is MemberState.HEALTHY
         cooling = cooling and bitmap.contains(self.round.roster, number)
-        cooling = cooling and (seat.established or bitmap.contains(self.proven, number))
-        holds = seat.tier == 0 and (cooling or bitmap.contains(self.finishers, number))
+        trained = seat.established or bitmap.contains(self.proven, number)
+        holds = trained and (cooling or bitmap.contains(self.finishers, number))
+        holds = holds and seat.tier == 0
         require(holds, "NotAllowedToCheckpoint")
         require(
             self.known.attested == self.every and hashes == self.known.hashes, "CheckpointMismatch"
@@ -334,7 +338,7 @@ class Oracle(Transitions):
             raise Refusal("NoSuchCheckpoint")
         if place:
             self.earlier[place - 1] = self.durable
-        self.durable = replace(chosen, turn=self.durable.turn)
+        self.durable = replace(chosen, turn=0)
         self._move(max(step, 1), chosen.data_index)
         self.finishers = 0
         self.cold = True

@@ -4,9 +4,11 @@ when.
 
 from typing import Any
 
+import numpy as np
 import pytest
 from solders.keypair import Keypair
 
+from aftermath.rules import bitmap
 from aftermath.rules.state import MemberState, RunState
 from programs.harness import AUTHORIZER, World, address, authorization_address, build
 from programs.scenario import EVERYONE, SCHEMA, Scenario, member
@@ -213,6 +215,22 @@ def test_model_holders_keep_their_seats_while_run_waits(run: Scenario) -> None:
     run.join(0).refused("MembersFull")
     run.world.advance(1)  # 5 seconds for latecomers and 30 of warm-up
     run.join(0).ok()
+
+
+@pytest.mark.parametrize(("established", "taken"), [(3, 10), (4, 9)])
+def test_three_established_members_keep_their_seats(
+    run: Scenario, established: int, taken: int
+) -> None:
+    """With two left, no epoch could be undone. They keep their seats however long they are away."""
+    record = _fill(run, points=5, last_epoch=3)
+    record["seats"][0]["last_epoch"][9] = 1
+    record["seats"][0]["last_epoch"][10] = 2
+    seats = bitmap.from_seats([9, *range(20, 19 + established)])
+    record["established"][0] = np.frombuffer(seats.to_bytes(32, "little"), np.uint8)
+    run.world.store("Members", "test", record)
+    _finished(run, bytes(32), epoch=9)
+    run.join(0).ok()
+    assert run.seat_of(0) == taken
 
 
 def test_member_reuses_its_own_seat_first(run: Scenario) -> None:

@@ -332,3 +332,16 @@ def test_idle_wallets_do_not_lower_the_median(run: Scenario) -> None:
         again(run, declared | idle)
         assert weights(run) == declared | idle
         epoch(run, silent=dict.fromkeys(idle, 0))
+
+
+def test_one_of_two_established_does_not_lower_the_median(world: World) -> None:
+    """Epochs of one step establish nobody, so the others are only experienced."""
+    run = Scenario(world).start(rounds_per_epoch=1, init_min_clients=2)
+    founders = {0: 60, 1: 60}
+    declared = founders | dict.fromkeys(range(2, 6), 60)
+    for members in (founders, declared, declared):
+        again(run, members)
+        epoch(run)
+    assert run.members.established == 0b11
+    again(run, declared | {1: 1})
+    assert weights(run) == declared | {1: 1}

@@ -25,6 +25,7 @@ from aftermath.rules.run import (
 )
 from aftermath.rules.state import ExitReason, MemberState, ModelSource, RunState
 from programs.oracle_records import (
+    BARRED,
     NOBODY,
     REMOVED,
     ROOM,
@@ -75,6 +76,7 @@ class Transitions:
         self.every = (1 << levels) - 1
         self.state = RunState.WAITING_FOR_MEMBERS
         self.since = now
+        self.waiting_since = now
         self.epoch = 0
         self.step = 1
         self.start_step = 0
@@ -170,7 +172,9 @@ class Transitions:
 
     def _unsaved(self) -> int:
         pairs = enumerate(zip(self.known.hashes, self.durable.hashes, strict=True))
-        return sum(1 << level for level, (newest, durable) in pairs if newest != durable)
+        return sum(
+            1 << level for level, (newest, durable) in pairs if newest not in (durable, UNATTESTED)
+        )
 
     @property
     def first_untrained(self) -> int:
@@ -496,6 +500,7 @@ class Transitions:
     def _enter(self, state: RunState) -> None:
         self.state = state
         self.since = self.now
+        self.waiting_since = self.now
 
     def _follow(self) -> None:
         if self.state is not RunState.COOLDOWN:
@@ -534,40 +539,38 @@ class Transitions:
 
     def _tick_waiting(self) -> bool:
         extra = self.config.waiting_for_members_extra_time
+        awaits_a_day = False
         waiting = self.waiting
         if self.known.source is ModelSource.PEERS:
             finishers = self._trusted_finishers()
             here = self._held(finishers & waiting)
-            claimed = self._claimed(waiting)
             away = self._held(finishers) & ~here & self._unsaved()
             extra += self.config.warmup_time if away else 0
-            if away & claimed or (away and not here):
+            if away and not here:
                 if not waiting & (self._established() | self.finishers):
                     return False
-                extra = max(extra, DAY)
+                awaits_a_day = True
         if self._newcomers_alone(waiting):
             rewound = self.config.waiting_for_members_extra_time + self.config.warmup_time
-            extra = max(extra, DAY if self.epoch_since else rewound)
+            awaits_a_day |= bool(self.epoch_since)
+            extra = max(extra, 0 if self.epoch_since else rewound)
         if (
             not self._passed(self.since, extra)
+            or (awaits_a_day and not self._passed(self.waiting_since, DAY))
             or waiting.bit_count() < self.config.init_min_clients
         ):
             return False
         self._begin(waiting)
         return True
 
-    def _claimed(self, waiting: int) -> int:
-        """Unsaved levels that of those who wait only finishers hold that are not established, while
-        others are.
-        """
-        here = self._held(self._trusted_finishers() & waiting)
-        return self._held(self.finishers & waiting) & ~here & self._unsaved()
-
     def _newcomers_alone(self, waiting: int) -> bool:
-        """Return whether no established member waits, or only one or two whose epoch was undone."""
+        """Return whether no established member waits, or only one or two whose epoch was undone,
+        while another may come.
+        """
         known = self._established()
-        may_come = any(self.members[number].wish < REMOVED for number in bitmap.seats(known))
         here = waiting & known
+        absent = bitmap.seats(known & ~here)
+        may_come = any(self.members[number].wish < REMOVED for number in absent)
         return may_come and here.bit_count() < 3 and not here & ~self._undone()
 
     def _undone(self) -> int:
@@ -593,6 +596,7 @@ class Transitions:
         for number, seat in enumerate(self.members):
             seat.state = MemberState.IDLE
             seat.delivered = 0
+            seat.established &= seat.wish != BARRED
             if bitmap.contains(waiting, number):
                 seat.state = MemberState.HEALTHY
                 seat.wish = 0
@@ -610,7 +614,7 @@ class Transitions:
         if self._established().bit_count() >= 3 and self.judges:
             self.kept = (self.known, self.first_untrained)
         if self.known.source is ModelSource.PEERS:
-            held = self._held(self._trusted_finishers() & waiting) | self._claimed(waiting)
+            held = self._held(self._trusted_finishers() & waiting)
             lost = self._unsaved() & ~held
             if lost or not held:
                 self.kept = (self.known, self.first_untrained)
@@ -636,10 +640,14 @@ class Transitions:
 
     def _weigh(self, seats: list[Seat]) -> None:
         experienced = [seat for seat in seats if seat.weight]
-        compared = [seat for seat in experienced if seat.established] or experienced
-        weights = sorted(min(seat.declared, seat.weight) for seat in compared)
-        weights = weights or sorted(seat.declared for seat in seats)
-        median = weights[(len(weights) - 1) // 2]
+        established = [seat for seat in experienced if seat.established]
+        medians = [
+            sorted(min(seat.declared, seat.weight) for seat in compared)[(len(compared) - 1) // 2]
+            for compared in (experienced, established)
+            if compared
+        ]
+        declared = sorted(seat.declared for seat in seats)
+        median = max(medians, default=declared[(len(declared) - 1) // 2])
         for seat in seats:
             seat.weight = max(1, min(seat.declared, seat.weight or median, MEDIANS * median))
 

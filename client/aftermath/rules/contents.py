@@ -7,6 +7,7 @@ accepts no checkpoint, so the durable one stays the same until the epoch ends.
 
 from __future__ import annotations
 
+from aftermath.rules import bitmap
 from aftermath.rules.model import Model
 from aftermath.rules.run import Run
 from aftermath.rules.state import ModelSource
@@ -33,6 +34,18 @@ def expected(run: Run, model: Model, level: int) -> bytes | None:
     """
     durable = model.checkpoint_hashes[level]
     return attested(run).get(level, durable if durable != _NO_HASH else None)
+
+
+def beyond_checkpoint(run: Run, model: Model) -> int:
+    """Return the levels whose newest contents are not in the checkpoint, as a bitmap.
+
+    All members begin an unattested level from the checkpoint, so it has no newer contents.
+    """
+    return bitmap.from_seats(
+        level
+        for level in range(run.levels)
+        if run.level_hashes[level] not in (model.checkpoint_hashes[level], UNATTESTED)
+    )
 
 
 def unattested(run: Run) -> list[int]:

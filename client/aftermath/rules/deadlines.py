@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from aftermath.rules import bitmap, committee
+from aftermath.rules.contents import beyond_checkpoint
 from aftermath.rules.members import Members
 from aftermath.rules.model import Model
 from aftermath.rules.run import Round, Run
@@ -42,6 +43,7 @@ def next_deadline(
     if run.state not in waits:
         return None
     wait = waits[run.state]
+    day_ends = 0
     if run.state is RunState.WAITING_FOR_MEMBERS and members is not None:
         if members.pending.bit_count() < config.init_min_clients:
             return None
@@ -50,7 +52,7 @@ def next_deadline(
                 return None
             wait += config.warmup_time
         if waits_a_day(run, members, model):
-            wait = max(wait, HOLDERS_WAIT)
+            day_ends = run.waiting_since + HOLDERS_WAIT
         elif expected(run, members):  # after a rewind
             wait = max(wait, config.waiting_for_members_extra_time + config.warmup_time)
     if (
@@ -67,7 +69,7 @@ def next_deadline(
     # The program never performs two transitions in one second. A satisfied round waits only for its
     # seed's slot.
     least = 0 if satisfied else 1
-    return run.state_started_at + max(least, wait)
+    return max(run.state_started_at + max(least, wait), day_ends)
 
 
 def _has_quorum(round: Round) -> bool:
@@ -99,7 +101,7 @@ def trusted_finishers(run: Run, members: Members) -> int:
 
 
 def expected(run: Run, members: Members) -> int:
-    """Return the established members that newcomers wait for, as a bitmap of seats.
+    """Return the absent established members that the run waits for, as a bitmap of seats.
 
     Empty if an established member waits whose last epoch was not undone, or if enough of them wait
     to decide alone. Members that the owner removed do not count.
@@ -113,7 +115,7 @@ def expected(run: Run, members: Members) -> int:
         return 0
     seats = enumerate(members.seats)
     unwanted = bitmap.from_seats(number for number, seat in seats if seat.removed or seat.barred)
-    return members.established & ~unwanted
+    return members.established & ~unwanted & ~members.pending
 
 
 def _undone(run: Run, members: Members) -> int:
@@ -125,7 +127,7 @@ def _undone(run: Run, members: Members) -> int:
 def waits_a_day(run: Run, members: Members, model: Model | None = None) -> bool:
     """Return whether the run waits up to a day before the next epoch.
 
-    The epoch would replace levels that only absent members hold or can confirm.
+    The epoch would replace levels that only absent members hold.
     """
     if run.state is not RunState.WAITING_FOR_MEMBERS:
         return False
@@ -133,7 +135,7 @@ def waits_a_day(run: Run, members: Members, model: Model | None = None) -> bool:
         return True
     if model is None or not _unsaved_away(run, members, model):
         return False
-    return not trusted_finishers(run, members) & members.pending or _claimed(run, members, model)
+    return not trusted_finishers(run, members) & members.pending
 
 
 def waits_for_holder(run: Run, members: Members, model: Model) -> bool:
@@ -148,19 +150,9 @@ def waits_for_holder(run: Run, members: Members, model: Model) -> bool:
 
 
 def _unsaved_away(run: Run, members: Members, model: Model) -> bool:
-    """Return whether a level that no checkpoint has depends on absent trusted finishers.
-
-    They alone hold the level, or could confirm it.
-    """
+    """Return whether only absent trusted finishers hold a level that no checkpoint has."""
     first = _smallest(trusted_finishers(run, members), run, members)
     return run.model_source is ModelSource.PEERS and bool(_missing(run, members, model, first))
-
-
-def _claimed(run: Run, members: Members, model: Model) -> bool:
-    """Return whether other waiting finishers declare that they hold such a level."""
-    absent = _smallest(trusted_finishers(run, members), run, members)
-    claimed = _smallest(run.finishers & members.pending, run, members)
-    return bool(_missing(run, members, model, max(absent, claimed)))
 
 
 def _missing(run: Run, members: Members, model: Model, first: int) -> list[int]:
@@ -168,8 +160,5 @@ def _missing(run: Run, members: Members, model: Model, first: int) -> list[int]:
     a waiting trusted finisher.
     """
     here = _smallest(trusted_finishers(run, members) & members.pending, run, members)
-    return [
-        level
-        for level in range(first, here)
-        if run.level_hashes[level] != model.checkpoint_hashes[level]
-    ]
+    beyond = beyond_checkpoint(run, model)
+    return [level for level in range(first, here) if bitmap.contains(beyond, level)]

@@ -6,7 +6,8 @@ the membership of the evicted member. The program records that member's earnings
 
 from __future__ import annotations
 
-from aftermath.rules import bitmap
+from aftermath.rules import bitmap, committee
+from aftermath.rules.contents import beyond_checkpoint
 from aftermath.rules.deadlines import HOLDERS_WAIT, expected, trusted_finishers
 from aftermath.rules.members import Members, Seat
 from aftermath.rules.model import Model
@@ -53,14 +54,15 @@ def _awaited(run: Run, members: Members, model: Model, now: int) -> int:
         number for number, seat in enumerate(members.seats) if seat.last_epoch + 1 >= run.epoch
     )
     recent &= members.established
+    kept = _last_established(members)
     if run.state is not RunState.WAITING_FOR_MEMBERS:
-        return run.finishers | recent
-    in_day = now <= run.state_started_at or now < run.state_started_at + HOLDERS_WAIT
-    kept = expected(run, members) if in_day else 0
+        return run.finishers | recent | kept
+    in_day = now <= run.waiting_since or now < run.waiting_since + HOLDERS_WAIT
+    kept |= expected(run, members) if in_day else 0
     until = (
         run.state_started_at + run.config.waiting_for_members_extra_time + run.config.warmup_time
     )
-    unsaved = run.level_hashes[: run.levels] != model.checkpoint_hashes[: run.levels]
+    unsaved = beyond_checkpoint(run, model) != 0
     in_time = now <= run.state_started_at or now < until or (unsaved and in_day)
     if in_time:
         kept |= recent
@@ -68,3 +70,12 @@ def _awaited(run: Run, members: Members, model: Model, now: int) -> int:
     if run.model_source is ModelSource.PEERS and (in_time or holders_are_away):
         kept |= run.finishers
     return kept
+
+
+def _last_established(members: Members) -> int:
+    """Return the established members without which no epoch could be undone, as a bitmap."""
+    if members.established.bit_count() > committee.MIN_ESTABLISHED:
+        return 0
+    seats = enumerate(members.seats)
+    unwanted = bitmap.from_seats(number for number, seat in seats if seat.removed or seat.barred)
+    return members.established & ~unwanted

@@ -162,6 +162,7 @@ class Run:
     model_seq: int
     members_seq: int
     state_started_at: int
+    waiting_since: int
     config: Config
     epoch: int
     step: int

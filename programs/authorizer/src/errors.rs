@@ -16,6 +16,6 @@ pub enum AuthorizerError {
     StillActive,
     #[msg("The authorization has delegates: it can be closed 30 days after the grantor's last update.")]
     ClosedTooEarly,
-    #[msg("The rent goes back to the wallet that paid it: pass the sponsors that the authorization names, and clear the delegates of another sponsor, by themselves, before adding own ones.")]
+    #[msg("The rent is returned to the wallet that paid it: pass the sponsors that the authorization names. Clear another sponsor's delegates in a transaction of their own before you add yours.")]
     WrongSponsor,
 }

@@ -49,7 +49,7 @@ pub enum CoordinatorError {
     RoundTrainTimeZero,
     #[msg("max_round_train_time must be below epoch_time: shorten the round or lengthen the epoch.")]
     RoundTrainTimeTooLong,
-    #[msg("min_round_time must be at most max_round_train_time; 0 sets no least time.")]
+    #[msg("min_round_time must be at most max_round_train_time; 0 sets no minimum.")]
     MinRoundTimeInvalid,
     #[msg("round_witness_time must be above 0 seconds.")]
     RoundWitnessTimeZero,
@@ -127,7 +127,7 @@ pub enum CoordinatorError {
     MembersFull,
     #[msg("This wallet is not a member of the run: join first.")]
     NotAMember,
-    #[msg("This wallet is barred from the run: ask its main or join authority to lift that with `kick`.")]
+    #[msg("This wallet is barred from the run: ask its main or join authority to lift the bar with `kick`.")]
     Barred,
     #[msg("Only the run's main or join authority may do this: sign with one of these wallets.")]
     NotAllowedToKick,
@@ -139,30 +139,32 @@ pub enum CoordinatorError {
     BondAboveLimit,
     #[msg("The bond of this wallet is below what the run asks for now: pay the rest with `enroll`.")]
     BondTooLow,
-    #[msg("The seat that this wallet gets is another one's: pass as `evicted` the membership of its owner.")]
+    #[msg("Another wallet holds the seat that this wallet gets: pass that wallet's membership as `evicted`.")]
     WrongEvicted,
-    #[msg("The wallet is in the running epoch or wants the next one: leave, and withdraw once the epoch has ended.")]
+    #[msg(
+        "The wallet is in the running epoch or waits for the next one: leave, and withdraw after the epoch has ended."
+    )]
     StillBound,
-    #[msg("Only the wallet whose membership this is may withdraw it; a bar that a closed run left, who paid for it.")]
+    #[msg("Only the owner of this membership may withdraw it. After the run is closed, the wallet that paid for a bar may remove it.")]
     NotOwnMembership,
-    #[msg("The rent goes back to the wallet that paid it: pass the sponsor that the membership names.")]
+    #[msg("The rent is returned to the wallet that paid it: pass the sponsor that the membership names.")]
     WrongSponsor,
-    #[msg("Pass the address of the incinerator (1nc1nerator11111111111111111111111111111111).")]
+    #[msg("Pass the incinerator's address (1nc1nerator11111111111111111111111111111111).")]
     WrongIncinerator,
     #[msg("Bonds of ejected members are not settled yet: call `settle` for each of `Members::forfeited`.")]
     BondsUnsettled,
     // rounds
-    #[msg("This seat belongs to another wallet, or its member is not healthy: look up the own seat again.")]
+    #[msg("This seat belongs to another wallet, or its member is not healthy: look up your own seat again.")]
     SeatMismatch,
     #[msg("Epoch, height and seed are not those of a round that this instruction accepts now: fetch the run and name its current round.")]
     StaleHeight,
-    #[msg("This member is not elected for this: only elected members may attest.")]
+    #[msg("This member was not elected: only elected members may attest.")]
     NotElected,
     #[msg("This member has attested already in this phase.")]
     DuplicateWitness,
     #[msg("participation must be a subset of the roster of the round that is attested: this one, or with overlap the one before.")]
     BadParticipation,
-    #[msg("Each named member must be healthy, of the last roster whose results were attested, and missing from them.")]
+    #[msg("Name only healthy members of the last attested roster whose results are missing.")]
     NotUnhealthy,
     #[msg("This member is not a verifier of that round.")]
     NotAVerifier,
@@ -174,7 +176,7 @@ pub enum CoordinatorError {
     VerdictsFull,
     #[msg("Pass the instructions sysvar (Sysvar1nstructions1111111111111111111111111).")]
     WrongInstructions,
-    #[msg("The instruction before this one must be Ed25519's, with both statements and their key in its own data: one place, one key, two commitments.")]
+    #[msg("The instruction before this one must be an Ed25519 verification of two statements: one round, one key, two commitments, all in its own data.")]
     NoEquivocation,
     #[msg("This member is not in the running epoch, or is ejected already.")]
     AlreadyEjected,
@@ -185,9 +187,9 @@ pub enum CoordinatorError {
     NotAllowedToCheckpoint,
     #[msg("A checkpoint needs every level attested and the same hashes: wait for the cooldown's attestations.")]
     CheckpointMismatch,
-    #[msg("The run has a checkpoint of a later step, or of this one by a member whose turn was before.")]
+    #[msg("The run already has a checkpoint of a later step, or of this step from a member with an earlier turn.")]
     CheckpointNotNewer,
-    #[msg("Name a Hub repository; a directory only as the main authority or if a recorded checkpoint is one; never a dummy.")]
+    #[msg("Name a Hub repository. A directory is accepted from the main authority, or if a recorded checkpoint is one. A dummy is never accepted.")]
     CheckpointPlaceRefused,
     #[msg("There is no checkpoint of this step at this place: 0 is the present one, 1 to 3 the earlier ones.")]
     NoSuchCheckpoint,
@@ -198,8 +200,8 @@ pub enum CoordinatorError {
     UnknownInspection,
     #[msg("A counter would overflow: the run has reached the end of its number range.")]
     Overflow,
-    #[msg("The transaction would break what always holds of a run, and so changed nothing: please report it.")]
+    #[msg("The transaction would break an invariant of the run, so it changed nothing: please report this.")]
     InvariantBroken,
-    #[msg("The number of the epoch must not fall: give the run's own, or a higher one.")]
+    #[msg("The epoch number must not decrease: give the run's number, or a higher one.")]
     EpochGoesBack,
 }

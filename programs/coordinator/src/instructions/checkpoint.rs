@@ -56,8 +56,8 @@ pub fn checkpoint(ctx: &mut Context<PermissionlessModel>, params: CheckpointPara
     sequence::seal(run, &accounts.members, &accounts.witnesses)
 }
 
-/// Return the sender's turn to name a checkpoint. The owner's is before all others. In cooldown a member must be
-/// established or have delivered: idle wallets could otherwise name false places before all others.
+/// Return the sender's turn to name a checkpoint. The owner's is before all others. A member must be established or have
+/// delivered in the last epoch: idle wallets could otherwise name false places before all others.
 fn check_sender(run: &Run, members: &Members, sender: &Address) -> Result<u8> {
     if *sender == run.main_authority {
         return Ok(0);
@@ -66,8 +66,9 @@ fn check_sender(run: &Run, members: &Members, sender: &Address) -> Result<u8> {
     let seat = &members.seats[index];
     let cooling = run.state == run_state::COOLDOWN && seat.state == member_state::HEALTHY;
     let has_trained = bitmap::has(&bitmap::either(&members.proven, &members.established), index as u8);
-    let stayed = cooling && has_trained && bitmap::has(&run.current().roster, index as u8);
-    let holds = seat.tier == 0 && (stayed || bitmap::has(&run.finishers, index as u8));
+    let stayed = cooling && bitmap::has(&run.current().roster, index as u8);
+    let finished = bitmap::has(&run.finishers, index as u8);
+    let holds = seat.tier == 0 && has_trained && (stayed || finished);
     require!(holds, CoordinatorError::NotAllowedToCheckpoint);
     Ok(checkpoints::turn(run, index as u8))
 }

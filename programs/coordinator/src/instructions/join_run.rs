@@ -4,8 +4,8 @@ use crate::{
     constants::*,
     errors::CoordinatorError,
     rules::{
-        bitmap, committee, levels, members, members::JoinContext, membership, membership::MembershipId, sequence,
-        slot_hashes, text, Machine, Moment,
+        bitmap, committee, levels, members, members::JoinContext, membership, membership::MembershipId,
+        moment::elapsed, sequence, slot_hashes, text, Machine, Moment,
     },
     state::*,
 };
@@ -72,10 +72,14 @@ pub fn join_run(ctx: &mut Context<JoinRun>, params: &JoinParams) -> Result<()> {
     }
     if added && run.state == run_state::WAITING_FOR_MEMBERS {
         let waiting = bitmap::count(&members::pending(&accounts.members));
-        let first_awaited = awaited_others && !awaits_others(run, &accounts.members);
-        if waiting == u32::from(run.config.init_min_clients) || first_awaited {
-            // The time for latecomers starts now: after an outage all members come back, but not in the same second.
-            run.state_started_at = moment.now;
+        if waiting == u32::from(run.config.init_min_clients) {
+            run.enter(run_state::WAITING_FOR_MEMBERS, moment.now);
+        } else if awaited_others && !awaits_others(run, &accounts.members) {
+            // The time for latecomers starts again: after an outage all members come back, but not in the same second.
+            // It does so within a day only. Otherwise, one member that leaves and joins again could stop the run.
+            if !elapsed(moment.now, run.waiting_since, HOLDERS_WAIT) {
+                run.state_started_at = moment.now;
+            }
         }
     }
     sequence::bump(&mut run.members_seq)?;
@@ -85,7 +89,7 @@ pub fn join_run(ctx: &mut Context<JoinRun>, params: &JoinParams) -> Result<()> {
     sequence::seal(&mut accounts.run, &accounts.members, &accounts.witnesses)
 }
 
-/// Return whether newcomers wait for established members.
+/// Return whether the run waits for absent established members.
 fn awaits_others(run: &Run, members: &Members) -> bool {
     !bitmap::is_empty(&members::expected(run, members, &members::pending(members)))
 }

@@ -48,7 +48,6 @@ fn resume(run: &mut Run, model: &Model) -> Result<()> {
     require!(model.spec_len > 0, CoordinatorError::SpecMissing);
     validate_config::check_cold_start(&run.config, model.cold_start_warmup_steps)?;
     let finished = run.step > run.config.total_steps;
-    run.state = if finished { run_state::FINISHED } else { run_state::WAITING_FOR_MEMBERS };
-    run.state_started_at = now()?;
+    run.enter(if finished { run_state::FINISHED } else { run_state::WAITING_FOR_MEMBERS }, now()?);
     Ok(())
 }

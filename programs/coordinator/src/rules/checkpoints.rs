@@ -74,6 +74,7 @@ pub fn choose(model: &mut Model, place: u8, step: u32) -> Result<()> {
     let matches = chosen.checkpoint.kind != checkpoint_kind::NONE && chosen.step == step;
     require!(matches, CoordinatorError::NoSuchCheckpoint);
     set_current(model, &chosen);
+    model.checkpoint_turn = 0; // the owner's: no member may replace it
     Ok(())
 }
 

@@ -11,13 +11,17 @@ impl Machine<'_> {
     /// Start the warm-up with the `pending` members: all that wait.
     #[inline(never)]
     pub fn start_epoch(&mut self, pending: &Bitmap, moment: &Moment) -> Result<()> {
-        for seat in self.members.seats.iter_mut().take_while(|seat| seat.used == 1) {
+        let Members { seats, established, .. } = &mut *self.members;
+        for (index, seat) in seats.iter_mut().take_while(|seat| seat.used == 1).enumerate() {
             let begins = seat.pending == wish::WAITS;
             seat.state = if begins { member_state::HEALTHY } else { member_state::IDLE };
             if begins {
                 seat.pending = wish::NONE;
                 seat.exited_height = 0;
                 seat.last_epoch = self.run.epoch;
+            }
+            if seat.pending == wish::BARRED {
+                bitmap::clear(established, index as u8);
             }
         }
         provisional::demote(self.run, self.model, self.members, pending);
@@ -30,9 +34,7 @@ impl Machine<'_> {
             provisional::remember(run, self.members, &self.witnesses.backlog);
         }
         if run.model_source == model_source::PEERS {
-            let levels::Held { here, claimed, .. } = levels::held(run, self.model, self.members, pending);
-            // The trusted holders of claimed levels had a day to come, or do not exist.
-            let held = here | claimed;
+            let held = levels::held(run, self.model, self.members, pending).here;
             // Nobody holds these levels, so no retry could load them.
             let lost = levels::beyond_durable(run, self.model) & !held;
             if held == 0 || lost != 0 {
@@ -182,8 +184,7 @@ pub fn pause(run: &mut Run, members: &mut Members, backlog: &mut Backlog, now: u
     sequence::bump(&mut run.members_seq)?;
     run.pending_pause = 0;
     run.cold_start = 1;
-    run.state = run_state::PAUSED;
-    run.state_started_at = now;
+    run.enter(run_state::PAUSED, now);
     Ok(())
 }
 

@@ -36,15 +36,12 @@ pub fn trusted(run: &Run, members: &Members) -> Bitmap {
     }
 }
 
-/// Masks of the levels that an epoch of the waiting members would have. `away` and `claimed` contain only levels that
-/// are not in the durable checkpoint.
+/// Masks of the levels that an epoch of the waiting members would have.
 pub struct Held {
     /// Trusted finishers that wait hold them.
     pub here: u8,
-    /// Trusted finishers hold them, but none of these waits.
+    /// They are not in the durable checkpoint. Trusted finishers hold them, but none of these waits.
     pub away: u8,
-    /// Finishers that wait claim to hold them, but none of these is trusted.
-    pub claimed: u8,
 }
 
 /// Return which levels an epoch of the `pending` members would have.
@@ -54,12 +51,8 @@ pub fn held(run: &Run, model: &Model, members: &Members, pending: &Bitmap) -> He
     let by_tier = &level_holders::by_tier(members);
     let here = held_by_tiers(run, by_tier, &bitmap::both(&trusted, pending));
     let missing = beyond_durable(run, model) & !here;
-    if missing == 0 {
-        return Held { here, away: 0, claimed: 0 };
-    }
     let away = missing & held_by_tiers(run, by_tier, &trusted);
-    let claimed = missing & held_by_tiers(run, by_tier, &bitmap::both(&run.finishers, pending));
-    Held { here, away, claimed }
+    Held { here, away }
 }
 
 /// Return the mask of the levels that the running epoch may have changed, including those that only members that left
@@ -87,11 +80,14 @@ fn from_smallest<'a>(run: &Run, holders: impl Iterator<Item = &'a Seat>) -> u8 {
     all(run.levels) & !all(smallest)
 }
 
-/// Return the mask of the levels whose newest contents are not in the durable checkpoint.
+/// Return the mask of the levels whose newest contents are not in the durable checkpoint. All members begin an
+/// unattested level from that checkpoint, so it has no newer contents.
 #[inline(never)]
 pub fn beyond_durable(run: &Run, model: &Model) -> u8 {
-    let hashes = run.level_hashes.iter().zip(model.checkpoint_hashes.iter()).enumerate();
-    let beyond = hashes.fold(0, |mask, (level, (newest, durable))| mask | u8::from(newest != durable) << level);
+    let mut beyond = 0;
+    for (level, (newest, durable)) in run.level_hashes.iter().zip(model.checkpoint_hashes.iter()).enumerate() {
+        beyond |= u8::from(newest != durable && *newest != UNATTESTED) << level;
+    }
     beyond & all(run.levels)
 }
 

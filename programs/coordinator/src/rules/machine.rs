@@ -63,8 +63,7 @@ impl Machine<'_> {
 
     /// Enter `state` at this moment.
     pub fn enter(&mut self, state: u8, moment: &Moment) {
-        self.run.state = state;
-        self.run.state_started_at = moment.now;
+        self.run.enter(state, moment.now);
     }
 
     fn elapsed(&self, moment: &Moment, duration: u64) -> bool {
@@ -74,24 +73,28 @@ impl Machine<'_> {
     fn tick_waiting(&mut self, moment: &Moment) -> Result<bool> {
         let pending = members::pending(self.members);
         let extra = u64::from(self.run.config.waiting_for_members_extra_time);
+        let mut awaits_a_day = false;
         let mut wait = match self.away(&pending) {
             Away::Nobody => extra,
             Away::Some => extra.saturating_add(self.run.config.warmup_time),
             // The wait has a limit, or one holder could stop the run by leaving.
             Away::All if self.known_member_waits(&pending) => {
-                extra.saturating_add(self.run.config.warmup_time).max(HOLDERS_WAIT)
+                awaits_a_day = true;
+                extra.saturating_add(self.run.config.warmup_time)
             }
             Away::All => return Ok(false),
         };
         if !bitmap::is_empty(&members::expected(self.run, self.members, &pending)) {
             // After a `rewind`, the owner has chosen the model, so established members need only the time to join
             // again.
-            let rewound = self.run.epoch_started_at == 0;
-            let established_wait =
-                if rewound { extra.saturating_add(self.run.config.warmup_time) } else { HOLDERS_WAIT };
-            wait = wait.max(established_wait);
+            if self.run.epoch_started_at == 0 {
+                wait = wait.max(extra.saturating_add(self.run.config.warmup_time));
+            } else {
+                awaits_a_day = true;
+            }
         }
-        if !self.elapsed(moment, wait) {
+        let day_is_over = elapsed(moment.now, self.run.waiting_since, HOLDERS_WAIT);
+        if awaits_a_day && !day_is_over || !self.elapsed(moment, wait) {
             return Ok(false);
         }
         if bitmap::count(&pending) < u32::from(self.run.config.init_min_clients) {
@@ -102,16 +105,14 @@ impl Machine<'_> {
     }
 
     /// Return which of the trusted finishers that the next epoch needs are absent. Without them, a level would go back
-    /// to the durable checkpoint, or the epoch would rely on a finisher's unconfirmed claim to hold it.
+    /// to the durable checkpoint.
     #[inline(never)]
     fn away(&self, pending: &Bitmap) -> Away {
         if self.run.model_source != model_source::PEERS {
             return Away::Nobody;
         }
         let held = levels::held(self.run, self.model, self.members, pending);
-        if held.claimed & held.away != 0 {
-            Away::All
-        } else if held.away == 0 {
+        if held.away == 0 {
             Away::Nobody
         } else if held.here == 0 {
             Away::All

@@ -80,14 +80,15 @@ pub fn remove_unwanted_finishers(run: &mut Run, members: &Members) {
     run.finishers = bitmap::without(&run.finishers, &unwanted(members));
 }
 
-/// Return the established members that newcomers wait for: all that no authority removed, or none if those that already
-/// wait suffice (`provisional::ends_wait`).
+/// Return the absent established members that the run waits for: all that no authority removed, or none if those that
+/// already wait suffice (`provisional::ends_wait`).
 #[inline(never)]
 pub fn expected(run: &Run, members: &Members, pending: &Bitmap) -> Bitmap {
     if provisional::ends_wait(run, members, pending) {
         return [0; 32];
     }
-    bitmap::without(&members.established, &unwanted(members))
+    let wanted = bitmap::without(&members.established, &unwanted(members));
+    bitmap::without(&wanted, pending)
 }
 
 /// Return the used seats that match `condition`.
@@ -209,7 +210,7 @@ fn forget_replica(run: &mut Run, members: &mut Members, index: u8) {
 
 /// Which absent members keep their seats. Otherwise the run would forget who holds its model.
 struct ReservedSeats {
-    /// The established members that newcomers wait for.
+    /// The established members that the run waits for.
     expected: Bitmap,
     /// Finishers keep their seats: an epoch runs, or the time for which the next one waits for them is not over.
     finishers: bool,
@@ -217,15 +218,24 @@ struct ReservedSeats {
     finishers_until_trusted: bool,
     /// Established members that were in this epoch or in the last one keep their seats.
     recent: bool,
+    /// Established members keep their seats even if they are away longer. With one less, no epoch could be undone.
+    few_established: bool,
 }
 
 impl ReservedSeats {
     #[inline(never)]
     fn new(run: &Run, members: &Members, unsaved: bool, now: u64) -> Self {
+        let few_established = bitmap::count(&members.established) <= committee::MIN_ESTABLISHED;
         if run.state != run_state::WAITING_FOR_MEMBERS {
-            return Self { expected: [0; 32], finishers: true, finishers_until_trusted: false, recent: true };
+            return Self {
+                expected: [0; 32],
+                finishers: true,
+                finishers_until_trusted: false,
+                recent: true,
+                few_established,
+            };
         }
-        let in_day = !elapsed(now, run.state_started_at, HOLDERS_WAIT);
+        let in_day = !elapsed(now, run.waiting_since, HOLDERS_WAIT);
         let expected = if in_day { expected(run, members, &pending(members)) } else { [0; 32] };
         let time = u64::from(run.config.waiting_for_members_extra_time).saturating_add(run.config.warmup_time);
         let in_time = !elapsed(now, run.state_started_at, time) || unsaved && in_day;
@@ -235,6 +245,7 @@ impl ReservedSeats {
             finishers: from_peers && in_time,
             finishers_until_trusted: from_peers && unsaved,
             recent: in_time,
+            few_established,
         }
     }
 }
@@ -271,7 +282,8 @@ fn choose(run: &Run, members: &Members, signer: &Address, reserved: &ReservedSea
             continue;
         }
         let recent = seat.last_epoch.saturating_add(1) >= run.epoch;
-        let stays = reserved.recent && recent && bitmap::has(&members.established, index as u8);
+        let needed = reserved.few_established && seat.pending < wish::REMOVED || reserved.recent && recent;
+        let stays = needed && bitmap::has(&members.established, index as u8);
         if stays || bitmap::has(&reserved.expected, index as u8) {
             continue;
         }

@@ -6,6 +6,7 @@
 
 use super::{bitmap, level_holders, quorum};
 use crate::{constants::*, state::*};
+use alloc::vec::Vec;
 
 /// The delivered fraction of an epoch's rounds is rounded down to eighths.
 const EIGHTHS: u32 = 8;
@@ -80,8 +81,9 @@ pub fn reset_newcomers(members: &mut Members) {
     }
 }
 
-/// Return the lower median of the weights of established members, else of experienced ones, or of all declared weights
-/// if there are none. Any number of wallets that deliver nothing become experienced, with a weight of 1.
+/// Return the lower median of the weights of established members or of all experienced ones, whichever is higher, or
+/// of all declared weights if there are none. Neither one established member nor any number of wallets that deliver
+/// nothing, which become experienced with a weight of 1, can lower it alone.
 fn median(members: &Members) -> u16 {
     let healthy = || {
         let seats = members.seats.iter().take_while(|seat| seat.used == 1).enumerate();
@@ -90,15 +92,13 @@ fn median(members: &Members) -> u16 {
     let experienced = || healthy().filter(|(_, seat)| seat.weight > 0);
     let is_established = |index: usize| bitmap::has(&members.established, index as u8);
     let weight = |seat: &Seat| seat.declared.min(seat.weight);
-    let mut weights: alloc::vec::Vec<u16> =
+    let established: Vec<u16> =
         experienced().filter(|(index, _)| is_established(*index)).map(|(_, seat)| weight(seat)).collect();
-    if weights.is_empty() {
-        weights = experienced().map(|(_, seat)| weight(seat)).collect();
-    }
+    let mut weights: Vec<u16> = experienced().map(|(_, seat)| weight(seat)).collect();
     if weights.is_empty() {
         weights = healthy().map(|(_, seat)| seat.declared).collect();
     }
-    lower_median(&weights)
+    lower_median(&weights).max(lower_median(&established))
 }
 
 /// Return the lower median, found byte by byte: sorting 256 numbers would cost several times as much.
@@ -254,7 +254,7 @@ mod tests {
     fn lower_median_equals_sorting() {
         let mut state = 1u32;
         for len in 1..200usize {
-            let mut weights: alloc::vec::Vec<u16> = (0..len)
+            let mut weights: Vec<u16> = (0..len)
                 .map(|_| {
                     state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
                     (state >> 16) as u16 >> (state % 16)

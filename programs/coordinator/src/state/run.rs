@@ -106,6 +106,9 @@ pub struct Run {
     /// Rises by one at every change of any of the four accounts.
     pub seq: u64,
     pub state_started_at: u64,
+    /// When the state began or, while the run waits, when enough members waited. Absent members that the run needs have
+    /// a day from then.
+    pub waiting_since: u64,
     /// 0 before the first epoch, and after a rewind.
     pub epoch_started_at: u64,
     /// Next fresh sequence.
@@ -169,6 +172,12 @@ pub struct Run {
 }
 
 impl Run {
+    pub fn enter(&mut self, state: u8, now: u64) {
+        self.state = state;
+        self.state_started_at = now;
+        self.waiting_since = now;
+    }
+
     /// Return the run id without its zero padding: the variable seed of the four addresses.
     pub fn seed(&self) -> &[u8] {
         let length = self.run_id.iter().position(|byte| *byte == 0).unwrap_or(RUN_ID_BYTES);

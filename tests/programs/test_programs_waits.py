@@ -1,0 +1,84 @@
+"""How long a run waits for established members before its next epoch."""
+
+from __future__ import annotations
+
+from aftermath.rules.deadlines import HOLDERS_WAIT, next_deadline
+from aftermath.rules.state import RunState
+from programs.harness import World
+from programs.test_programs_undone_epochs import (
+    NEWCOMERS,
+    attest,
+    begin,
+    end,
+    founded,
+    join,
+    known,
+    train,
+)
+
+HALF_DAY = HOLDERS_WAIT // 2
+THREE = {0: 0, 1: 1, 2: 2}
+
+
+def test_member_that_joins_and_leaves_adds_no_second_day(world: World) -> None:
+    run = founded(world, THREE, saved=True)
+    join(run, dict.fromkeys(NEWCOMERS, 0))
+    waited = 0
+    while run.run.state is RunState.WAITING_FOR_MEMBERS and waited < 3 * HOLDERS_WAIT:
+        run.join(2, tier=2).ok()
+        run.by(2, "leave_run").ok()
+        world.advance(HALF_DAY)
+        waited += HALF_DAY
+        run.tick(20)
+    assert (run.run.state, waited) == (RunState.WARMUP, HOLDERS_WAIT)
+
+
+def test_first_returner_restarts_time_for_latecomers_in_a_day(world: World) -> None:
+    run = founded(world, THREE, saved=True)
+    join(run, dict.fromkeys(NEWCOMERS, 0))
+    world.advance(HALF_DAY)
+    run.join(2, tier=2).ok()
+    deadline = next_deadline(run.run, run.members, run.model)
+    assert deadline == world.now + run.run.config.waiting_for_members_extra_time
+    run.tick(20).refused("NothingToTick")
+    run.by(2, "leave_run").ok()
+    deadline = next_deadline(run.run, run.members, run.model)
+    assert deadline == run.run.waiting_since + HOLDERS_WAIT == world.now + HALF_DAY
+
+
+def test_only_established_member_back_waits_for_nobody(world: World) -> None:
+    """It was killed in the first round of an epoch. Nobody else can come."""
+    run = founded(world, {0: 0}, saved=True, init_min_clients=1, min_clients=1, witness_nodes=0)
+    before = known(run)
+    join(run, {0: 0})
+    world.advance(36)
+    run.tick(0).ok()
+    begin(run, 0)
+    train(run, 0, lambda index, height: None, drops=[0])
+    end(run, 0)
+    assert known(run) == before, "the epoch made no step"
+    join(run, {0: 0})
+    deadline = next_deadline(run.run, run.members, run.model)
+    assert deadline == world.now + run.run.config.waiting_for_members_extra_time
+    world.advance(run.run.config.waiting_for_members_extra_time)
+    run.tick(0).ok()
+    assert run.run.state is RunState.WARMUP
+
+
+def test_newcomers_wait_a_day_if_nobody_attested_last_epoch(world: World) -> None:
+    """A checkpoint has every level that they will load."""
+    run = founded(world, THREE, saved=True)
+    join(run, THREE)
+    world.advance(6)
+    run.tick(0).ok()
+    begin(run, 0)
+    train(run, 0, lambda index, height: ~0)
+    attest(run, [])
+    end(run, 0)
+    assert run.run.levels_attested == 0
+    join(run, dict.fromkeys(NEWCOMERS, 0))
+    world.advance(HOLDERS_WAIT - 1)
+    run.tick(20).refused("NothingToTick")
+    world.advance(1)
+    run.tick(20).ok()
+    assert run.run.state is RunState.WARMUP
