@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from aftermath.model.architectures import config_of
 from aftermath.model.config import TensorPlan
-from aftermath.parallel.collectives import AllGather, Collectives, OrderedSum
+from aftermath.parallel.collectives import Collectives, OrderedSum
 from aftermath.parallel.group import Ranks, Sharded, on_all_ranks
 from aftermath.parallel.sharded_inner import ShardedInner
 from aftermath.parallel.tensor_parallel import cut, is_partial
@@ -78,7 +78,7 @@ class ShardedModel(Sharded):
         sharded.set_gradient_divide_factor(1.0)
         sharded.set_force_sum_reduction_for_comms(True)
         ordered_sum: Any = OrderedSum(self._collectives)
-        gathering: Any = AllGather(self._collectives)
+        gathering: Any = self._collectives
         sharded.set_custom_reduce_scatter(ordered_sum)
         sharded.set_custom_all_gather(gathering)
         self._sums.append(ordered_sum)
@@ -91,7 +91,7 @@ class ShardedModel(Sharded):
     @property
     def width(self) -> int:
         """Number of micro-batches that are trained at the same time."""
-        return self._data.size()
+        return self.ranks.size // self.ranks.tensor
 
     @on_all_ranks
     @torch.no_grad()
@@ -139,15 +139,15 @@ class ShardedModel(Sharded):
     @on_all_ranks
     def step(self, first: int) -> None:
         """Train on one micro-batch per data-parallel rank, starting with number `first`."""
-        self._pass(self._sequences, self._micro_batch, first)
+        self._pass(first)
 
-    def _pass(self, sequences: Tensor, micro_batch: int, first: int) -> None:
+    def _pass(self, first: int) -> None:
         """Do the work of `step`. Set `_out_of_memory` if the pass does not fit on this rank."""
         if self._out_of_memory:
             self._collectives.begin()
             self._collectives.finish()
             return
-        batches = sequences.split(micro_batch)
+        batches = self._sequences.split(self._micro_batch)
         active = min(self._data.size(), len(batches) - first)
         number = self._data.get_local_rank()
         for ordered_sum in self._sums:
@@ -159,7 +159,7 @@ class ShardedModel(Sharded):
         batch = batches[first + number if has_batch else first]
         self._collectives.begin()
         try:
-            loss = share_loss(self._passes, self._passes.upload(batch), batch, sequences)
+            loss = share_loss(self._passes, self._passes.upload(batch), batch, self._sequences)
             loss.backward()
         except Exception as error:
             if not is_out_of_memory(error) or not self._can_drop_pass():
@@ -185,8 +185,8 @@ class ShardedModel(Sharded):
 
     @on_all_ranks
     def measure(self) -> tuple[list[float], list[float]]:
-        """Train on the share's first sequence. Return, for every rank, the bytes that this took and
-        the bytes free for passes.
+        """Train on the first micro-batch. Return, for every rank, the bytes that this took and the
+        bytes free for passes.
         """
         peaks, free = self.ranks.gather_figures(self._memory()).tolist()
         return peaks, free
@@ -196,7 +196,7 @@ class ShardedModel(Sharded):
         sharers = self._mesh.size() if device.type == "cpu" else 1  # ranks that share one memory
         free = free_bytes(device) // sharers
         with LiveBytes() as live:
-            self._pass(self._sequences[:1], 1, 0)
+            self._pass(0)
         if self._out_of_memory:
             return torch.tensor([1, 0], dtype=torch.float64)  # nothing fits
         # the gradient and its running sum
