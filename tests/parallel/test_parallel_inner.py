@@ -108,20 +108,20 @@ def test_inner_step_sends_one_command(
     expected = list[Tensor]()
     step = sharded.step
     send = ranks.send
-    irecv = ranks.irecv
+    irecv = dist.irecv
 
     def sending(tensors: Mapping[str, Tensor], rank: int) -> None:
         posted.append(tensors)
         send(tensors, rank)
 
-    def expecting(into: Tensor, rank: int) -> dist.Work:
+    def expecting(into: Tensor, rank: int) -> dist.Work | None:
         expected.append(into)
         return irecv(into, rank)
 
     def watched(lr: float, factors: Sequence[float]) -> None:
         with monkeypatch.context() as meanwhile:
             meanwhile.setattr(ranks, "send", sending)
-            meanwhile.setattr(ranks, "irecv", expecting)
+            meanwhile.setattr(dist, "irecv", expecting)
             step(lr, factors)
 
     monkeypatch.setattr(sharded, "step", watched)

@@ -6,16 +6,17 @@ on one machine and meet at a file. Their sockets listen on loopback only, becaus
 
 from __future__ import annotations
 
-import functools
 import os
 import sys
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any, Concatenate, NoReturn, ParamSpec, TypeVar
 
 import msgspec
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -27,6 +28,7 @@ from aftermath.base.concurrency import TurnLock
 # the process that started a rank notices its death.
 _PATIENCE = timedelta(days=365)
 _BUILD = "__init__"
+_broadcast = partial(dist.broadcast, src=0)
 S = TypeVar("S", bound="Sharded")
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -66,7 +68,7 @@ def on_all_ranks(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate
     ranks hold another object by now.
     """
 
-    @functools.wraps(method)
+    @wraps(method)
     def call(self: S, /, *arguments: P.args, **own: P.kwargs) -> T:
         if self.ranks.rank:
             return method(self, *arguments, **own)
@@ -117,7 +119,7 @@ class Ranks:
         It replaces the object of its class and all objects that were built after that one.
         """
         with self.turn:
-            self._send_message([kind.__name__, _BUILD, arguments])
+            _write_message([kind.__name__, _BUILD, arguments], _broadcast)
             return self._build(kind, arguments, own)
 
     def _build(self, kind: type[S], arguments: Sequence[Any], own: Mapping[str, Any]) -> S:
@@ -142,31 +144,17 @@ class Ranks:
         kind = type(target)
         if self.current(kind) is not target:
             raise StateReplaced("the ranks now hold the state of another replica")
-        self._send_message([kind.__name__, method, arguments])
+        _write_message([kind.__name__, method, arguments], _broadcast)
 
     def follow(self, kinds: Sequence[type[Sharded]]) -> NoReturn:
         """Run the methods that the first rank announces, of objects of these classes."""
         classes = {kind.__name__: kind for kind in kinds}
         while True:
-            name, method, arguments = self._receive_message()
+            name, method, arguments = _read_message(_broadcast)
             if method == _BUILD:
                 self._build(classes[name], arguments, {})
             else:
                 getattr(self.current(classes[name]), method)(*arguments)
-
-    # Messages are not pickled: another user of this machine who wins the race for a connection
-    # could then run code as the member.
-    def _send_message(self, message: Any) -> None:
-        data = as_byte_tensor(msgspec.msgpack.encode(message))
-        dist.broadcast(torch.tensor([len(data)]), 0)
-        dist.broadcast(data, 0)
-
-    def _receive_message(self) -> Any:
-        length = torch.zeros(1, dtype=torch.int64)
-        dist.broadcast(length, 0)
-        data = torch.empty(int(length), dtype=torch.uint8)
-        dist.broadcast(data, 0)
-        return msgspec.msgpack.decode(data.numpy().tobytes())
 
     def gather_figures(self, figures: Tensor) -> Tensor:
         """Gather float64 [n] of every rank on the CPU. Return [n, ranks]."""
@@ -196,44 +184,37 @@ class Ranks:
             (name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
             for name, tensor in tensors.items()
         ]
-        header = as_byte_tensor(msgspec.msgpack.encode(kinds))
-        dist.send(torch.tensor([len(header)]), rank)
-        dist.send(header, rank)
+        _write_message(kinds, partial(dist.send, dst=rank))
         for tensor in tensors.values():
             if tensor.numel():
                 dist.send(tensor.to("cpu").contiguous(), rank)
 
     def receive(self, rank: int) -> dict[str, Tensor]:
         """Return the tensors that a rank sends, on the CPU."""
-        length = torch.zeros(1, dtype=torch.int64)
-        dist.recv(length, rank)
-        header = torch.empty(int(length), dtype=torch.uint8)
-        dist.recv(header, rank)
         tensors: dict[str, Tensor] = {}
-        for name, shape, dtype in msgspec.msgpack.decode(header.numpy().tobytes()):
+        for name, shape, dtype in _read_message(partial(dist.recv, src=rank)):
             tensors[name] = torch.empty(shape, dtype=getattr(torch, dtype))
             if tensors[name].numel():
                 dist.recv(tensors[name], rank)
         return tensors
 
-    def isend(self, tensor: Tensor, rank: int) -> dist.Work:
-        """Begin to send a tensor to a rank. It must not change until the transfer is complete."""
-        return _begun(dist.isend(tensor.to("cpu").contiguous(), rank))
 
-    def irecv(self, into: Tensor, rank: int) -> dist.Work:
-        """Begin to receive a tensor from a rank into a contiguous tensor on the CPU."""
-        return _begun(dist.irecv(into, rank))
+# Messages are not pickled as torch's object collectives do: another user of this machine who wins
+# the race for a connection could then run code as the member.
+def _write_message(message: Any, transfer: Callable[[Tensor], object]) -> None:
+    data = as_byte_tensor(msgspec.msgpack.encode(message))
+    transfer(torch.tensor([len(data)]))
+    transfer(data)
 
 
-def _begun(work: dist.Work | None) -> dist.Work:
-    assert work is not None, "this process is not in the group"
-    return work
+def _read_message(transfer: Callable[[Tensor], object]) -> Any:
+    length = torch.zeros(1, dtype=torch.int64)
+    transfer(length)
+    data = torch.empty(int(length), dtype=torch.uint8)
+    transfer(data)
+    return msgspec.msgpack.decode(data.numpy().tobytes())
 
 
 def as_byte_tensor(data: bytes) -> Tensor:
     """Return bytes as a uint8 tensor."""
-    return (
-        torch.frombuffer(bytearray(data), dtype=torch.uint8)
-        if data
-        else torch.empty(0, dtype=torch.uint8)
-    )
+    return torch.from_numpy(np.frombuffer(bytearray(data), dtype=np.uint8))

@@ -34,20 +34,11 @@ class MomentPlan:
 
     def owner(self, path: str) -> int:
         """Return the rank that holds a moment."""
-        return self._owner[parameter_of(path)]
+        return self._owner[path.partition("/")[2]]
 
-    def of(self, rank: int, stepped: Collection[str]) -> dict[str, Kind]:
-        """Return a rank's moments after these parameters were stepped, ordered by name."""
-        return {
-            path: kind
-            for path, kind in sorted(self.kinds.items())
-            if parameter_of(path) in stepped and self.owner(path) == rank
-        }
-
-
-def parameter_of(path: str) -> str:
-    """Return the parameter that a moment belongs to."""
-    return path.partition("/")[2]
+    def of(self, rank: int) -> dict[str, Kind]:
+        """Return the moments of a rank after a step of all its parameters."""
+        return {path: kind for path, kind in self.kinds.items() if self.owner(path) == rank}
 
 
 def moments_of(schema: Schema, tier: int) -> tuple[dict[str, tuple[int, ...]], bool]:

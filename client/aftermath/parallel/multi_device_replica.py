@@ -7,9 +7,8 @@ feedback and of the inner moments. For each gradient, weights go out and gradien
 
 from __future__ import annotations
 
-import functools
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
@@ -27,24 +26,19 @@ from aftermath.replica.replica import Cancelled, Replica
 from aftermath.rules.optimizer import Optimizer
 
 
-def multi_device_replicas(network: ShardedModel) -> Callable[..., Replica]:
-    """Return a factory with the arguments of `Replica`, for replicas with this network."""
-    return functools.partial(MultiDeviceReplica, network)
-
-
 class MultiDeviceReplica(Replica):
     """A replica whose gradients all ranks compute."""
 
     def __init__(self, network: ShardedModel, schema: Schema, *given: Any, **named: Any) -> None:
         """Take the arguments of `Replica` after the network, which several replicas share."""
         _, tier = given[:2]
-        state = (schema.to_json(), tier)
+        schema_json = schema.to_json()
 
         def feedback(*_: Any) -> ShardedFeedback:
-            return network.ranks.build(ShardedFeedback, *state)
+            return network.ranks.build(ShardedFeedback, schema_json, tier)
 
         def inner(params: Mapping[str, Tensor], _: Optimizer) -> ShardedInner:
-            return network.ranks.build(ShardedInner, *state, params=params)
+            return network.ranks.build(ShardedInner, schema_json, tier, params=params)
 
         self._network = network
         super().__init__(schema, *given, **named, result=feedback, inner=inner)
@@ -92,7 +86,10 @@ class MultiDeviceReplica(Replica):
         return self._network.finish(len(steps), params=self.params)
 
     def _fit_on_all(self, sequence: Tensor) -> None:
-        """Set the pass size to what fits on the rank with the least memory per sequence."""
+        """Set the pass size to what fits on the rank with the least memory per sequence.
+
+        The unknown pass size counts as one sequence.
+        """
         self._begin(sequence)
         peaks, free = self._network.measure()
         self._pass_size.settle(

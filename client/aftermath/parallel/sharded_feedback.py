@@ -115,7 +115,7 @@ class ShardedFeedback(Sharded):
             values = np.empty(0, dtype=np.float32)
             if self._holds(level):
                 indices, values = self._part.entries(level)
-            # gloo does not send uint16
+            # sent as int16, because gloo does not send uint16
             entries[f"indices.{level}"] = torch.from_numpy(indices.view(np.int16))
             entries[f"values.{level}"] = torch.from_numpy(values)
         return self.ranks.gather(entries)
@@ -172,12 +172,12 @@ class ShardedFeedback(Sharded):
     @on_all_ranks
     def digests(self) -> list[bytes]:
         """Return the digests of the state's blocks. Each rank hashes the blocks that it holds."""
-        told: dict[str, Tensor] = {}
+        summaries: dict[str, Tensor] = {}
         for name, tensor in self._remembered_part().items():
             start, _, size = self._span(self.ranks.rank, name)
-            told[name] = as_byte_tensor(told_of(tensor, start, size))
+            summaries[name] = as_byte_tensor(told_of(tensor, start, size))
         runs: defaultdict[str, list[tuple[int, int, bytes]]] = defaultdict(list)
-        for rank, own in enumerate(self.ranks.gather(told)):
+        for rank, own in enumerate(self.ranks.gather(summaries)):
             for name, data in own.items():
                 start, stop, _ = self._span(rank, name)
                 runs[name].append((start, stop, data.numpy().tobytes()))
@@ -196,13 +196,16 @@ class ShardedFeedback(Sharded):
 
     @on_all_ranks
     def _read(self, name: str, start: int, stop: int) -> bytes:
-        own, end, _ = self._span(self.ranks.rank, name)
-        first = max(own, start)
-        last = max(first, min(end, stop))
-        place = BlockSpan(name, first - own, last - own)
-        part = block_of(self._remembered_part(), place) if first < last else b""
-        parts = self.ranks.gather({name: as_byte_tensor(part)})
-        return b"".join(bytes(own[name].numpy()) for own in parts)
+        """Return these bytes on the first rank. Each rank sends those that it holds, if any."""
+        own_start, own_stop, _ = self._span(self.ranks.rank, name)
+        first = max(start, own_start)
+        last = min(stop, own_stop)
+        data = b""
+        if first < last:
+            place = BlockSpan(name, first - own_start, last - own_start)
+            data = block_of(self._remembered_part(), place)
+        parts = self.ranks.gather({name: as_byte_tensor(data)})
+        return b"".join(part[name].numpy().tobytes() for part in parts)
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Send a result of `state` to the ranks. Raises BadState, and changes nothing, if it does

@@ -7,10 +7,12 @@ move only to be saved or copied.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from typing import ClassVar
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from aftermath.base.merkle import DIGEST
@@ -42,18 +44,15 @@ class ShardedInner(Sharded):
         self._plan = MomentPlan(Schema.from_json(schema_json), tier, ranks.size)
         self._own = self._plan.owned[ranks.rank]
         self._states: States = {}
-        self._before: States = {}
+        self._before: dict[str, Tensor] = {}
         """Moments at the start of the share, to undo it."""
-        self._stepped = frozenset[str]()
-        """Parameters of all ranks that have moments."""
-        self._stepped_before = self._stepped
         self._failed = False
         """Whether the last share must be undone. Set on the first rank only."""
         # Weights and gradients of the last pass that are not applied yet. The first rank has all
         # of them in its parameters, so it keeps none here.
         self._weights: dict[str, Tensor] = {}
         self._gradients: dict[str, Tensor] = {}
-        moments = self._plan.of(ranks.rank, self._own)
+        moments = self._plan.of(ranks.rank)
         kept = [(self._plan.shapes[name], torch.float32) for name in self._own if ranks.rank]
         ranks.reserved = 2 * sum(map(bytes_of, moments.values())) + sum(map(bytes_of, kept))
 
@@ -75,8 +74,7 @@ class ShardedInner(Sharded):
     @on_all_ranks
     def begin(self) -> None:
         """Copy the moments, so that the share can be undone."""
-        self._before = _copied(self._states)
-        self._stepped_before = self._stepped
+        self._before = {path: tensor.clone() for path, tensor in self.moments().items()}
 
     @on_all_ranks
     def end(self) -> None:
@@ -99,9 +97,8 @@ class ShardedInner(Sharded):
 
     def restore_before(self) -> None:
         """Restore this rank's moments from the start of the share."""
-        self._states = self._before
+        self._set_moments(self._before)
         self._before = {}
-        self._stepped = self._stepped_before
 
     def step(self, lr: float, factors: Sequence[float]) -> None:
         """Step all parameters that have a gradient.
@@ -120,36 +117,30 @@ class ShardedInner(Sharded):
         The new parameters are sent, not differences, because adding one to a weight can lose bits.
         """
         owned = [[name for name in own if name not in without] for own in self._plan.owned]
-        mine = owned[self.ranks.rank]
-        if self._params is None:
-            sent = [
-                self.ranks.isend(self._stepped_parameter(name, lr, factors), 0) for name in mine
-            ]
-            for transfer in sent:
-                transfer.wait()
-        else:
-            arriving = [
-                self.ranks.irecv(self._params[name].detach(), rank)
-                for rank, own in enumerate(owned)
-                for name in own
+        transfers: list[dist.Work | None] = []
+        if self._params is not None:
+            transfers += [
+                dist.irecv(self._params[name].detach(), rank)
+                for rank, names in enumerate(owned)
+                for name in names
                 if rank
             ]
-            try:
-                for name in mine:
-                    parameter = self._params[name]
-                    assert parameter.grad is not None
-                    weight = parameter.detach()
-                    weight.copy_(self._step_tensor(name, weight, parameter.grad, lr))
-            finally:  # no transfer may end after the parameters are restored
-                for transfer in arriving:
+        try:
+            for name in owned[self.ranks.rank]:
+                if self._params is not None:
+                    weight = self._params[name].detach()
+                    gradient = self._params[name].grad
+                    assert gradient is not None
+                    weight.copy_(self._step_tensor(name, weight, gradient, lr))
+                else:
+                    gradient = self._gradients.pop(name)
+                    scale([gradient], factors)
+                    stepped = self._step_tensor(name, self._weights.pop(name), gradient, lr)
+                    transfers.append(dist.isend(stepped.to("cpu").contiguous(), 0))
+        finally:  # no transfer may end after the parameters are restored
+            for transfer in transfers:
+                if transfer is not None:
                     transfer.wait()
-        self._stepped |= self._plan.shapes.keys() - set(without)
-
-    def _stepped_parameter(self, name: str, lr: float, factors: Iterable[float]) -> Tensor:
-        """Return a parameter after a step with the weight and gradient that were kept."""
-        gradient = self._gradients.pop(name)
-        scale([gradient], factors)
-        return self._step_tensor(name, self._weights.pop(name), gradient, lr)
 
     def _step_tensor(self, name: str, weight: Tensor, gradient: Tensor, lr: float) -> Tensor:
         """Return a weight after a step. It changes in place if it is on this rank's device."""
@@ -184,14 +175,15 @@ class ShardedInner(Sharded):
     @on_all_ranks
     def digests(self) -> list[bytes]:
         """Return the digests of the moments' blocks. Each rank hashes its own."""
-        own = as_byte_tensor(b"".join(digests_of(self.moments())))
-        digests: dict[str, list[bytes]] = {}
-        for rank, part in enumerate(self.ranks.gather({"digests": own})):
-            data = part["digests"].numpy().tobytes()
-            joined = iter([data[at : at + DIGEST] for at in range(0, len(data), DIGEST)])
-            for path, kind in self._plan.of(rank, self._stepped).items():
-                digests[path] = [next(joined) for _ in range(0, bytes_of(kind), BLOCK)]
-        return [digest for _, own_digests in sorted(digests.items()) for digest in own_digests]
+        moments = self.moments()
+        own_digests = iter(digests_of(moments))
+        digests: dict[str, Tensor] = {}
+        for path, tensor in moments.items():
+            of_tensor = islice(own_digests, -(-tensor.nbytes // BLOCK))
+            digests[path] = as_byte_tensor(b"".join(of_tensor))
+        gathered = {path: own for part in self.ranks.gather(digests) for path, own in part.items()}
+        data = b"".join(gathered[path].numpy().tobytes() for path in sorted(gathered))
+        return [data[at : at + DIGEST] for at in range(0, len(data), DIGEST)]
 
     def block(self, place: BlockSpan) -> bytes:
         """Return a block of a moment from the rank that holds it; empty if it is gone."""
@@ -202,6 +194,7 @@ class ShardedInner(Sharded):
 
     @on_all_ranks
     def _read(self, name: str, start: int, stop: int) -> bytes:
+        """Return these bytes on the first rank. Ranks without the moment send none."""
         own = as_byte_tensor(block_of(self.moments(), BlockSpan(name, start, stop)))
         return b"".join(part[name].numpy().tobytes() for part in self.ranks.gather({name: own}))
 
@@ -220,23 +213,18 @@ class ShardedInner(Sharded):
         parts = None
         if state is not None:
             parts = [
-                {path: state[path] for path in self._plan.of(rank, self._plan.shapes)}
+                {path: state[path] for path in self._plan.of(rank)}
                 for rank in range(self.ranks.size)
             ]
-        devices = dict.fromkeys(self._own, self.ranks.device)
-        self._states = states_of(self.ranks.scatter(parts), devices)
-        self._stepped = frozenset(self._plan.shapes)
+        self._set_moments(self.ranks.scatter(parts))
+
+    def _set_moments(self, moments: Mapping[str, Tensor]) -> None:
+        """Replace this rank's moments by copies of these."""
+        self._states = {}  # free memory first
+        self._states = states_of(moments, dict.fromkeys(self._own, self.ranks.device))
 
     @on_all_ranks
     def reset(self) -> None:
         """Reset the moments of all ranks."""
         self._states = {}
         self._before = {}
-        self._stepped = frozenset()
-
-
-def _copied(states: States) -> States:
-    def copy(value: Any) -> Any:
-        return value.clone() if isinstance(value, Tensor) else value
-
-    return {name: {key: copy(value) for key, value in own.items()} for name, own in states.items()}

@@ -177,14 +177,14 @@ async def _origin(
             access=access,
         )
     # torch's sharding takes a second to import, which few members need
-    from aftermath.parallel.multi_device_replica import multi_device_replicas
+    from aftermath.parallel.multi_device_replica import MultiDeviceReplica
     from aftermath.parallel.sharded import ShardedModel
 
     def network() -> ShardedModel:
         config = schema.state.config.to_hf()
         return ranks.join().build(ShardedModel, config, tier, setup.arithmetic.bf16)
 
-    make = multi_device_replicas(await compute(network))
+    make = partial(MultiDeviceReplica, await compute(network))
     device = torch.device("cpu")  # for tensors that the ranks do not hold
     return Origin(schema, tier, strategy, device, pass_size, time.monotonic, PLAIN, make, access)
 
