@@ -24,6 +24,7 @@ import json
 import statistics
 import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -34,10 +35,10 @@ from aftermath.model.initial import init_weights
 from aftermath.optim.inner import InnerSteps
 from aftermath.optim.inner_optimizer import InnerOptimizer
 from aftermath.optim.schema import build_schema
-from aftermath.parallel.commands import CopyMoments
 from aftermath.parallel.launch import launched
-from aftermath.parallel.leader import Leader, MultiDeviceReplica
 from aftermath.parallel.mesh import Mesh
+from aftermath.parallel.multi_device_replica import MultiDeviceReplica
+from aftermath.parallel.sharded import ShardedModel
 from aftermath.parallel.sharded_inner import ShardedInner
 from aftermath.replica.memory import LiveBytes
 from aftermath.replica.pass_size import PassSize
@@ -57,11 +58,11 @@ MEASURED = ("steps", "first_cpu", "share")
 class Member:
     """One that has its moments dealt out, or all on the first rank."""
 
-    def __init__(self, lead: Leader, kind: Kind, dealt: bool) -> None:
+    def __init__(self, network: ShardedModel, kind: Kind, dealt: bool) -> None:
         config = config_of(SIZES)
         settings = SparseLoCo(inner_steps=STEPS, inner_optimizer=kind)
         self.replica = MultiDeviceReplica(
-            lead,
+            network,
             build_schema(config.to_hf(), 3, settings),
             config,
             0,
@@ -98,34 +99,36 @@ class Member:
     def moments(self) -> list[int]:
         """Bytes of the moments of each rank."""
         assert isinstance(self.inner, ShardedInner)
-        told = self.inner._ask(CopyMoments(), lambda rank: self.inner._held(rank).values())  # type: ignore[attr-defined]
-        return [sum(tensor.nbytes for tensor in own) for own in told]
+        ranks: Counter[int] = Counter()
+        for path, tensor in self.inner.remembered().items():
+            ranks[self.inner._plan.owner(path)] += tensor.nbytes
+        return [size for _, size in sorted(ranks.items())]
 
 
-def most_bytes(lead: Leader, kind: Kind, dealt: bool) -> int:
+def most_bytes(network: ShardedModel, kind: Kind, dealt: bool) -> int:
     """Return the peak bytes of the first rank's tensors."""
     spent = Spent(time.perf_counter)
     with LiveBytes() as live:
-        member = Member(lead, kind, dealt)
+        member = Member(network, kind, dealt)
         for number in range(2):
             member.share(number, spent)
     peak: int = live.peak
     return peak
 
 
-def measure(lead: Leader, kind: Kind, repetitions: int) -> dict[str, Any]:
+def measure(network: ShardedModel, kind: Kind, repetitions: int) -> dict[str, Any]:
     """The figures of one inner optimizer."""
     spent = {dealt: Spent(time.perf_counter) for dealt in (False, True)}
     moments: list[int] = []
     for repetition in range(repetitions):
         for dealt in (False, True) if repetition % 2 else (True, False):
-            member = Member(lead, kind, dealt)
+            member = Member(network, kind, dealt)
             member.share(0, Spent(time.perf_counter))  # moments, and what is warmed, are made
             for number in range(1, 3):
                 member.share(number, spent[dealt])
             if dealt:
                 moments = member.moments()
-    peaks = {dealt: most_bytes(lead, kind, dealt) for dealt in spent}
+    peaks = {dealt: most_bytes(network, kind, dealt) for dealt in spent}
     middle = {
         dealt: {what: statistics.median(all_) for what, all_ in own.seconds.items()}
         for dealt, own in spent.items()
@@ -148,8 +151,8 @@ def report(ranks: int, repetitions: int) -> dict[str, Any]:
     """All figures, by inner optimizer."""
     torch.set_num_threads(1)
     with launched(Mesh((CPU,) * ranks, ranks, 1), 1) as processes:
-        lead = Leader(processes.join(), config_of(SIZES), 0, PassSize(1, "off"))
-        found: dict[str, Any] = {kind: measure(lead, kind, repetitions) for kind in KINDS}
+        network = processes.join().build(ShardedModel, config_of(SIZES).to_hf(), 0)
+        found: dict[str, Any] = {kind: measure(network, kind, repetitions) for kind in KINDS}
     parameters = build_schema(SIZES, 3, SparseLoCo()).state.parameters(0)
     return {"ranks": ranks, "parameters": parameters, **found}
 

@@ -24,8 +24,9 @@ from aftermath.optim.schema import build_schema
 from aftermath.optim.state_merkle import BlockSpan, block_of, tree_of
 from aftermath.parallel.group import Ranks
 from aftermath.parallel.launch import Launched, launched
-from aftermath.parallel.leader import Leader, MultiDeviceReplica
 from aftermath.parallel.mesh import Mesh
+from aftermath.parallel.multi_device_replica import MultiDeviceReplica
+from aftermath.parallel.sharded import ShardedModel
 from aftermath.parallel.sharded_inner import ShardedInner
 from aftermath.replica.pass_size import PassSize
 from aftermath.replica.replica import Replica
@@ -235,9 +236,9 @@ def two(
         device=ranks.device,
         **given,
     )
-    lead = Leader(ranks, config, tier, size)
+    network = ranks.build(ShardedModel, config.to_hf(), tier)
     return alone, MultiDeviceReplica(
-        lead, schema, config, tier, weights, device=torch.device("cpu"), **given
+        network, schema, config, tier, weights, device=torch.device("cpu"), **given
     )
 
 
@@ -245,7 +246,7 @@ def parts(ranks: Ranks, model: str, tier: int) -> tuple[int, int]:
     """How many parameters a tier has, and how many of them the first rank holds."""
     config = config_of(MODELS[model])
     whole = sum(torch.Size(shape).numel() for shape in config.parameter_shapes(tier).values())
-    return whole, Leader(ranks, config, tier, PassSize(1, "off")).held
+    return whole, ranks.build(ShardedModel, config.to_hf(), tier).held
 
 
 def gradients(replica: Replica, sequences: Tensor) -> tuple[float, dict[str, Tensor]]:

@@ -5,11 +5,12 @@ rank's, bit by bit.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
 
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -21,7 +22,7 @@ from aftermath.optim.clip import NonFiniteGradient
 from aftermath.optim.interfaces import BadState
 from aftermath.optim.schema import build_schema
 from aftermath.optim.state_merkle import BLOCK, BlockSpan, block_of
-from aftermath.parallel.group import Ranks, Wait
+from aftermath.parallel.group import Ranks
 from aftermath.parallel.moment_split import moments_of, split_moments
 from aftermath.replica.replica import Cancelled
 from parallel.rank_processes import (
@@ -103,24 +104,24 @@ def test_inner_step_sends_one_command(
     """
     _, led = two(ranks, "llama", 0, 1, inner_settings(inner))
     sharded = sharded_inner(led)
-    posted = list[Tensor]()
+    posted = list[Mapping[str, Tensor]]()
     expected = list[Tensor]()
     step = sharded.step
     send = ranks.send
-    irecv = ranks.irecv
+    irecv = dist.irecv
 
-    def sending(tensor: Tensor, rank: int) -> None:
-        posted.append(tensor)
-        send(tensor, rank)
+    def sending(tensors: Mapping[str, Tensor], rank: int) -> None:
+        posted.append(tensors)
+        send(tensors, rank)
 
-    def expecting(into: Tensor, rank: int) -> Wait:
+    def expecting(into: Tensor, rank: int) -> dist.Work | None:
         expected.append(into)
         return irecv(into, rank)
 
     def watched(lr: float, factors: Sequence[float]) -> None:
         with monkeypatch.context() as meanwhile:
             meanwhile.setattr(ranks, "send", sending)
-            meanwhile.setattr(ranks, "irecv", expecting)
+            meanwhile.setattr(dist, "irecv", expecting)
             step(lr, factors)
 
     monkeypatch.setattr(sharded, "step", watched)
@@ -229,7 +230,7 @@ def test_rank_holds_only_its_share_of_moments(
     _, led = two(ranks, "wide", 0, 1, inner_settings(inner))
     learnt(led, 0)
     whole = sum(size for name, size in led.optimizer.sizes().items() if name.startswith("private."))
-    held = sharded_inner(led)._shard
+    held = sharded_inner(led)
     first = sum(tensor.nbytes for tensor in held.moments().values())
     assert first * ranks.size == pytest.approx(whole, rel=0.1)
     assert not held._before, "the copies of a share that is trained are dropped"

@@ -19,7 +19,7 @@ import torch
 from aftermath.parallel.collectives import Collectives
 from aftermath.parallel.group import Ranks
 from aftermath.parallel.launch import Launched
-from aftermath.parallel.leader import MultiDeviceReplica
+from aftermath.parallel.multi_device_replica import MultiDeviceReplica
 from aftermath.replica.pass_size import OutOfMemory
 from aftermath.replica.replica import Replica
 from aftermath.rules.sparseloco import SparseLoCo

@@ -22,7 +22,7 @@ from aftermath.optim.state_checks import state_sizes
 from aftermath.optim.state_merkle import BlockSpan, block_of, outline, tree_of
 from aftermath.parallel.feedback_split import split_blocks
 from aftermath.parallel.group import Ranks
-from aftermath.parallel.leader import MultiDeviceReplica
+from aftermath.parallel.multi_device_replica import MultiDeviceReplica
 from aftermath.parallel.sharded_feedback import ShardedFeedback
 from aftermath.replica import stateshare
 from parallel.rank_processes import (
@@ -102,9 +102,9 @@ def test_gpu_shard_state_equals_cpu_state(ranks: Ranks, monkeypatch: pytest.Monk
         for number in range(2):
             assert learnt(led, number).payloads == learnt(alone, number).payloads
         assert isinstance(led.optimizer._result, ShardedFeedback)
-        held = led.optimizer._result._shard._feedback.remembered().values()
+        held = led.optimizer._result._part.remembered().values()
         assert {tensor.device for tensor in held} == {gpu}
-        of_moments = sharded_inner(led)._shard.moments()
+        of_moments = sharded_inner(led).moments()
         assert {tensor.device for tensor in of_moments.values() if tensor.dim()} == {gpu}
         tree = led.optimizer.tree()
         state = led.optimizer.state()
@@ -239,7 +239,7 @@ def test_rank_holds_only_its_share_of_state(ranks: Ranks, monkeypatch: pytest.Mo
     held = led.optimizer._result
     assert isinstance(held, ShardedFeedback)
     whole = sum(alone.optimizer.sizes().values())
-    first = sum(tensor.nbytes for tensor in held._shard._feedback.remembered().values())
+    first = sum(tensor.nbytes for tensor in held._part.remembered().values())
     assert first * ranks.size == pytest.approx(whole, rel=0.05)
 
 

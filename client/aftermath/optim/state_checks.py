@@ -17,6 +17,9 @@ from aftermath.optim.interfaces import BadState
 from aftermath.optim.lattice import digits_of, is_half_more
 from aftermath.optim.layout import LevelLayout
 
+STATE_KINDS = ("residual", "indices", "values")
+"""Kinds of state tensors. Those after the first are the last result sent."""
+
 
 def state_sizes(layouts: Mapping[int, LevelLayout]) -> dict[str, int]:
     """Return the bytes of every state tensor of such levels."""
@@ -36,7 +39,7 @@ def check_state(layouts: Mapping[int, LevelLayout], state: Mapping[str, Tensor],
     """
     places = [(level, group) for level in layouts for group in range(len(layouts[level].groups))]
     sent = any(not name.startswith("residual.") for name in state)
-    kinds = ("residual", "indices", "values") if sent else ("residual",)
+    kinds = STATE_KINDS if sent else STATE_KINDS[:1]
     names = {f"{kind}.{level}.{group}" for kind in kinds for level, group in places}
     if state.keys() != names:
         raise BadState(

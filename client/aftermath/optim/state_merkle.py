@@ -105,12 +105,6 @@ def told_of(tensor: Tensor, start: int, size: int) -> bytes:
     )
 
 
-def told_size(start: int, stop: int, size: int) -> int:
-    """Return the bytes of the summary of the run [start, stop)."""
-    first, last = _whole(start, stop, size)
-    return first - start + DIGEST * -(-(last - first) // BLOCK) + stop - last
-
-
 def digests_told(runs: Iterable[tuple[int, int, bytes]], size: int) -> list[bytes]:
     """Return the digests of a tensor's blocks from summaries of its bytes [start, stop).
 

@@ -2,7 +2,7 @@
 
 If a rank runs out of memory, the others wait for it inside a layer. So it drops its pass, which
 frees the memory, and takes part in the remaining collectives with zero buffers until the share ends
-(`parallel.leader`). It knows their order from an earlier complete pass.
+(`parallel.multi_device_replica`). It knows their order from an earlier complete pass.
 """
 
 from __future__ import annotations
@@ -28,7 +28,12 @@ class _Collective:
 
 
 class Collectives:
-    """Record the collectives of a network's passes, and finish a pass without computing it."""
+    """Record the collectives of a network's passes, and finish a pass without computing it.
+
+    FSDP2 calls it as its all-gather.
+    """
+
+    allocate = staticmethod(torch.empty)  # FSDP2 allocates its buffers with this
 
     def __init__(self) -> None:
         self._recorded: list[_Collective] | None = None
@@ -42,10 +47,14 @@ class Collectives:
         """Keep the record of a complete pass."""
         self._recorded = self._now
 
-    def gather(self, output: Tensor, tensor: Tensor, group: Any, async_op: bool = False) -> Any:
-        """Write all ranks' `tensor` to `output`, in the order of ranks."""
-        work = dist.all_gather_into_tensor(output, tensor, group=group, async_op=async_op)
-        self._record(True, output, tensor, group)
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: Any, async_op: bool = False
+    ) -> Any:
+        """Write all ranks' `input_tensor` to `output_tensor`, in the order of ranks."""
+        work = dist.all_gather_into_tensor(
+            output_tensor, input_tensor, group=group, async_op=async_op
+        )
+        self._record(True, output_tensor, input_tensor, group)
         return work
 
     def exchange(self, output: Tensor, tensor: Tensor, group: Any) -> None:
@@ -71,24 +80,7 @@ class Collectives:
                 torch.zeros(count, dtype=collective.dtype, device=collective.device)
                 for count in (collective.input_size, collective.output_size)
             )
-            (self.gather if collective.gathers else self.exchange)(output, tensor, collective.group)
-
-
-class AllGather:
-    """Implement the all-gather that FSDP2 calls."""
-
-    def __init__(self, collectives: Collectives) -> None:
-        self._collectives = collectives
-
-    def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Return an uninitialized buffer."""
-        return torch.empty(size, dtype=dtype, device=device)
-
-    def __call__(
-        self, output_tensor: Tensor, input_tensor: Tensor, group: Any, async_op: bool = False
-    ) -> Any:
-        """Write all ranks' `input_tensor` to `output_tensor`."""
-        return self._collectives.gather(output_tensor, input_tensor, group, async_op)
+            (self if collective.gathers else self.exchange)(output, tensor, collective.group)
 
 
 class OrderedSum:
@@ -99,6 +91,8 @@ class OrderedSum:
     # replaces FSDP2's reduce-scatter and sends as many bytes. Ranks synchronise after every
     # micro-batch.
 
+    allocate = staticmethod(torch.empty)  # FSDP2 allocates its buffers with this
+
     def __init__(self, collectives: Collectives) -> None:
         self._collectives = collectives
         self.active = 1
@@ -107,10 +101,6 @@ class OrderedSum:
     def forget(self) -> None:
         """Drop the sum."""
         self._sum = None
-
-    def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Return an uninitialized buffer. FSDP2 calls this."""
-        return torch.empty(size, dtype=dtype, device=device)
 
     def __call__(
         self,

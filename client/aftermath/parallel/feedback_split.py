@@ -19,6 +19,7 @@ from aftermath.optim.blocks import Blocks
 from aftermath.optim.format import ResultFormat
 from aftermath.optim.interfaces import PseudoGradient
 from aftermath.optim.layout import LevelLayout, Part, level_layout
+from aftermath.optim.state_checks import STATE_KINDS
 
 _NUMBERS_OF_AN_ENTRY = 3  # an int64 and an fp32, in fp32 numbers
 
@@ -68,6 +69,16 @@ class RankBlocks:
                 self.rows[level, piece.part.group] = Rows(
                     part.group, first, layout.groups[part.group].blocks
                 )
+
+    def state_names(self) -> dict[str, tuple[str, Rows]]:
+        """Return the name of each state tensor in this part, and its rows, by its name in the
+        whole state.
+        """
+        return {
+            f"{kind}.{level}.{group}": (f"{kind}.{level}.{rows.group}", rows)
+            for (level, group), rows in self.rows.items()
+            for kind in STATE_KINDS
+        }
 
     def layout(self, level: int) -> LevelLayout:
         """Return the layout of a level. It is empty if the rank holds nothing of the level."""

@@ -1,31 +1,83 @@
-"""One process in the group of a member's ranks: how they meet and what they exchange.
+"""One process in the group of a member's ranks: every rank runs the same methods in the same order.
 
-The ranks run on one machine and meet at a file. Their sockets listen on loopback only, because
-nothing is signed. Commands and sequences use gloo on every device: waiting for a command costs no
-GPU and never times out. The process that started a rank notices its death.
+The first rank announces each method and its arguments, because only it sees the run. The ranks run
+on one machine and meet at a file. Their sockets listen on loopback only, because nothing is signed.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
+from functools import partial, wraps
 from pathlib import Path
+from typing import Any, Concatenate, NoReturn, ParamSpec, TypeVar
 
 import msgspec
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from aftermath.base.concurrency import TurnLock
-from aftermath.optim.moments import Kind
-from aftermath.parallel.commands import Command, Join
 
+# Announcements use gloo on every device. Waiting for one then costs no GPU, and never times out:
+# the process that started a rank notices its death.
 _PATIENCE = timedelta(days=365)
-Wait = Callable[[], None]
-"""Wait until a transfer is complete. Raise RuntimeError if the other rank is gone."""
+_BUILD = "__init__"
+_broadcast = partial(dist.broadcast, src=0)
+S = TypeVar("S", bound="Sharded")
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Join(msgspec.Struct, frozen=True):
+    """Arguments with which a rank is started."""
+
+    rank: int
+    data: int
+    tensor: int
+    device: str
+    threads: int
+    store: str
+    """Path of the file through which the ranks find each other."""
+
+
+class StateReplaced(RuntimeError):
+    """The ranks now hold another object of this class."""
+
+
+class Sharded:
+    """An object with one part on every rank. `Ranks.build` builds it."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self.ranks = ranks
+
+    def settle(self) -> None:
+        """Do what a failure left to do. The first rank calls this before each method."""
+
+
+def on_all_ranks(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
+    """Run a method on every rank when the first one calls it. Return this rank's result.
+
+    All ranks get the positional arguments: numbers, strings, bytes, lists and dicts. Keyword
+    arguments are the first rank's own, so the others get the defaults. Raises StateReplaced if the
+    ranks hold another object by now.
+    """
+
+    @wraps(method)
+    def call(self: S, /, *arguments: P.args, **own: P.kwargs) -> T:
+        if self.ranks.rank:
+            return method(self, *arguments, **own)
+        with self.ranks.turn:
+            self.settle()
+            self.ranks.announce(self, method.__name__, *arguments)
+            return method(self, *arguments, **own)
+
+    return call
 
 
 class Ranks:
@@ -43,11 +95,11 @@ class Ranks:
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
             os.environ.setdefault(name, loopback)
         self.turn = TurnLock()
-        """Held by the thread that sends commands."""
-        self.holder: object = None
-        """The optimizer whose state the ranks hold."""
+        """Held by the thread of the first rank whose method runs on all ranks."""
         self.reserved = 0
-        """Bytes that this state will need on this rank's device, beyond what is allocated."""
+        """Bytes that the state will need on this rank's device, beyond what is allocated."""
+        self._objects: dict[str, Callable[[], Sharded | None]] = {}
+        """Objects by the names of their classes, in the order in which they were built."""
         self.device = device = torch.device(join.device)
         if device.type == "cuda":
             torch.cuda.init()
@@ -61,25 +113,48 @@ class Ranks:
             device.type, (join.data, join.tensor), mesh_dim_names=("data", "tensor")
         )
 
-    def send_command(self, command: Command) -> None:
-        """Send a command from the first rank to all others."""
-        data = torch.frombuffer(bytearray(msgspec.msgpack.encode(command)), dtype=torch.uint8)
-        dist.broadcast(torch.tensor([len(data)]), 0)
-        dist.broadcast(data, 0)
+    def build(self, kind: type[S], *arguments: Any, **own: Any) -> S:
+        """Build an object on every rank, with arguments as for `on_all_ranks`.
 
-    def receive_command(self) -> Command:
-        """Return the next command of the first rank."""
-        length = torch.zeros(1, dtype=torch.int64)
-        dist.broadcast(length, 0)
-        data = torch.empty(int(length), dtype=torch.uint8)
-        dist.broadcast(data, 0)
-        command: Command = msgspec.msgpack.decode(data.numpy().tobytes(), type=Command)
-        return command
+        It replaces the object of its class and all objects that were built after that one.
+        """
+        with self.turn:
+            _write_message([kind.__name__, _BUILD, arguments], _broadcast)
+            return self._build(kind, arguments, own)
 
-    def broadcast_sequences(self, sequences: Tensor) -> Tensor:
-        """Return the first rank's sequences, int64 on the CPU. Other ranks give only the shape."""
-        dist.broadcast(shared := sequences.to("cpu").contiguous(), 0)
-        return shared
+    def _build(self, kind: type[S], arguments: Sequence[Any], own: Mapping[str, Any]) -> S:
+        built = list(self._objects)
+        if kind.__name__ in built:  # free memory first, because two states do not fit
+            for name in built[built.index(kind.__name__) :]:
+                del self._objects[name]
+        new = kind(self, *arguments, **own)
+        # The replica on the first rank decides how long its objects live.
+        self._objects[kind.__name__] = (lambda: new) if self.rank else weakref.ref(new)
+        return new
+
+    def current(self, kind: type[S]) -> S | None:
+        """Return the object of a class that the ranks hold."""
+        found = self._objects.get(kind.__name__, lambda: None)()
+        return found if isinstance(found, kind) else None
+
+    def announce(self, target: Sharded, method: str, *arguments: Any) -> None:
+        """Have the other ranks run a method. Raises StateReplaced, and announces nothing, if they
+        hold another object.
+        """
+        kind = type(target)
+        if self.current(kind) is not target:
+            raise StateReplaced("the ranks now hold the state of another replica")
+        _write_message([kind.__name__, method, arguments], _broadcast)
+
+    def follow(self, kinds: Sequence[type[Sharded]]) -> NoReturn:
+        """Run the methods that the first rank announces, of objects of these classes."""
+        classes = {kind.__name__: kind for kind in kinds}
+        while True:
+            name, method, arguments = _read_message(_broadcast)
+            if method == _BUILD:
+                self._build(classes[name], arguments, {})
+            else:
+                getattr(self.current(classes[name]), method)(*arguments)
 
     def gather_figures(self, figures: Tensor) -> Tensor:
         """Gather float64 [n] of every rank on the CPU. Return [n, ranks]."""
@@ -87,56 +162,59 @@ class Ranks:
         dist.all_gather(gathered, figures)
         return torch.stack(gathered, 1)
 
-    def send(self, tensor: Tensor, rank: int) -> None:
-        """Send a tensor to a rank, which must receive it."""
-        if tensor.numel():
-            dist.send(tensor.to("cpu").contiguous(), rank)
+    def gather(self, tensors: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
+        """Gather each rank's own named tensors on the first rank's CPU. Other ranks return []."""
+        if self.rank:
+            self.send(tensors, 0)
+            return []
+        own = {name: tensor.to("cpu") for name, tensor in tensors.items()}
+        return [own, *(self.receive(rank) for rank in range(1, self.size))]
 
-    def receive(self, shape: tuple[int, ...], dtype: torch.dtype, rank: int) -> Tensor:
-        """Return a tensor of this shape from a rank, on the CPU."""
-        tensor = torch.empty(shape, dtype=dtype)
-        if tensor.numel():
-            dist.recv(tensor, rank)
-        return tensor
+    def scatter(self, tensors: Sequence[Mapping[str, Tensor]] | None) -> Mapping[str, Tensor]:
+        """Return this rank's named tensors. The first rank gives those of every rank."""
+        if tensors is None:
+            return self.receive(0)
+        for rank in range(1, self.size):
+            self.send(tensors[rank], rank)
+        return tensors[0]
 
-    def isend(self, tensor: Tensor, rank: int) -> Wait:
-        """Begin to send a tensor to a rank. It must not change until the transfer is complete."""
-        return _arrival(dist.isend(tensor.to("cpu").contiguous(), rank) if tensor.numel() else None)
+    def send(self, tensors: Mapping[str, Tensor], rank: int) -> None:
+        """Send named tensors to a rank, which must receive them."""
+        kinds = [
+            (name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
+            for name, tensor in tensors.items()
+        ]
+        _write_message(kinds, partial(dist.send, dst=rank))
+        for tensor in tensors.values():
+            if tensor.numel():
+                dist.send(tensor.to("cpu").contiguous(), rank)
 
-    def irecv(self, into: Tensor, rank: int) -> Wait:
-        """Begin to receive a tensor from a rank into a contiguous tensor on the CPU."""
-        return _arrival(dist.irecv(into, rank) if into.numel() else None)
-
-    def gather_replies(
-        self, replies: Iterable[Tensor], kinds: Callable[[int], Iterable[Kind]]
-    ) -> list[list[Tensor]]:
-        """Return the tensors of every rank on the CPU: `replies`, then those that the others send.
-
-        `kinds(rank)` gives the shapes and types that a rank sends.
-        """
-        from_others = (
-            [self.receive(*kind, rank) for kind in kinds(rank)] for rank in range(1, self.size)
-        )
-        return [[tensor.to("cpu") for tensor in replies], *from_others]
-
-    def require_holder(self, optimizer: object) -> None:
-        """Raise RuntimeError if the ranks hold another optimizer's state."""
-        if self.holder is not optimizer:
-            raise RuntimeError("the ranks now hold the state of another replica")
+    def receive(self, rank: int) -> dict[str, Tensor]:
+        """Return the tensors that a rank sends, on the CPU."""
+        tensors: dict[str, Tensor] = {}
+        for name, shape, dtype in _read_message(partial(dist.recv, src=rank)):
+            tensors[name] = torch.empty(shape, dtype=getattr(torch, dtype))
+            if tensors[name].numel():
+                dist.recv(tensors[name], rank)
+        return tensors
 
 
-def _arrival(work: dist.Work | None) -> Wait:
-    def wait() -> None:
-        if work is not None:
-            work.wait()
+# Messages are not pickled as torch's object collectives do: another user of this machine who wins
+# the race for a connection could then run code as the member.
+def _write_message(message: Any, transfer: Callable[[Tensor], object]) -> None:
+    data = as_byte_tensor(msgspec.msgpack.encode(message))
+    transfer(torch.tensor([len(data)]))
+    transfer(data)
 
-    return wait
+
+def _read_message(transfer: Callable[[Tensor], object]) -> Any:
+    length = torch.zeros(1, dtype=torch.int64)
+    transfer(length)
+    data = torch.empty(int(length), dtype=torch.uint8)
+    transfer(data)
+    return msgspec.msgpack.decode(data.numpy().tobytes())
 
 
 def as_byte_tensor(data: bytes) -> Tensor:
     """Return bytes as a uint8 tensor."""
-    return (
-        torch.frombuffer(bytearray(data), dtype=torch.uint8)
-        if data
-        else torch.empty(0, dtype=torch.uint8)
-    )
+    return torch.from_numpy(np.frombuffer(bytearray(data), dtype=np.uint8))

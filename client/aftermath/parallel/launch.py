@@ -23,8 +23,7 @@ import msgspec
 from aftermath.base.concurrency import first_of
 from aftermath.base.environment import environment_without_secrets
 from aftermath.base.errors import AftermathError
-from aftermath.parallel.commands import Join
-from aftermath.parallel.group import Ranks
+from aftermath.parallel.group import Join, Ranks
 from aftermath.parallel.mesh import Mesh
 
 T = TypeVar("T")

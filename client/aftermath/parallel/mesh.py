@@ -41,7 +41,7 @@ def mesh_of(name: str, data: int, tensor: int) -> Mesh:
     indices = indices_named(name)
     if len(indices) > 1:
         devices = tuple(pick_device(f"cuda:{index}") for index in indices)
-        return _mesh_of_devices(devices, name, data or _left(len(devices), tensor), tensor)
+        return _mesh_of_devices(devices, name, data or max(1, len(devices) // tensor), tensor)
     ranks = (data or 1) * tensor
     if ranks > MOST_RANKS:
         raise UsageError(f"{ranks} ranks are too many", f"Use at most {MOST_RANKS} ranks")
@@ -62,10 +62,6 @@ def mesh_of(name: str, data: int, tensor: int) -> Mesh:
             "Lower --data-parallelism",
         )
     return Mesh(tuple(torch.device("cuda", index) for index in range(ranks)), data or 1, tensor)
-
-
-def _left(devices: int, tensor: int) -> int:
-    return max(1, devices // tensor)
 
 
 def _mesh_of_devices(devices: tuple[torch.device, ...], name: str, data: int, tensor: int) -> Mesh:

@@ -10,10 +10,35 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from math import prod
 
+import torch
+
 from aftermath.model.schema import is_hidden_matrix
+from aftermath.optim.inner_optimizer import inner_optimizer
+from aftermath.optim.moments import Kind, moment_kinds
 from aftermath.optim.schema import Schema
 
 Shapes = Mapping[str, tuple[int, ...]]
+
+
+class MomentPlan:
+    """The parameters and moments of each rank."""
+
+    def __init__(self, schema: Schema, tier: int, ranks: int) -> None:
+        self.settings = schema.optimizer
+        self.shapes, orthogonal = moments_of(schema, tier)
+        self.owned = split_moments(self.shapes, orthogonal, ranks)
+        blank = {name: torch.empty(shape, device="meta") for name, shape in self.shapes.items()}
+        self.kinds = moment_kinds(inner_optimizer(blank, self.settings), blank)
+        """Shape and type of every moment, by the names of `optim.moments`."""
+        self._owner = {name: rank for rank, own in enumerate(self.owned) for name in own}
+
+    def owner(self, path: str) -> int:
+        """Return the rank that holds a moment."""
+        return self._owner[path.partition("/")[2]]
+
+    def of(self, rank: int) -> dict[str, Kind]:
+        """Return the moments of a rank after a step of all its parameters."""
+        return {path: kind for path, kind in self.kinds.items() if self.owner(path) == rank}
 
 
 def moments_of(schema: Schema, tier: int) -> tuple[dict[str, tuple[int, ...]], bool]:

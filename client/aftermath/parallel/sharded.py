@@ -1,56 +1,55 @@
-"""The network of a member on several devices: what every rank does with its part.
+"""The network of a member on several devices.
 
 FSDP2 shards parameters and gradients over data-parallel ranks, and DTensor cuts layers over
 tensor-parallel ones. A rank without a micro-batch repeats another rank's, because all must take
-part in gathering layers. Its gradient is not added. All methods but `held` and `losses` are
-collective.
+part in gathering layers. Its gradient is not added.
 """
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from aftermath.model.config import ModelConfig, TensorPlan
-from aftermath.parallel.collectives import AllGather, Collectives, OrderedSum
+from aftermath.model.architectures import config_of
+from aftermath.model.config import TensorPlan
+from aftermath.parallel.collectives import Collectives, OrderedSum
+from aftermath.parallel.group import Ranks, Sharded, on_all_ranks
+from aftermath.parallel.sharded_inner import ShardedInner
 from aftermath.parallel.tensor_parallel import cut, is_partial
 from aftermath.replica.memory import LiveBytes, free_bytes, give_back, is_out_of_memory
 from aftermath.replica.options import Arithmetic
 from aftermath.replica.passes import Passes
 from aftermath.replica.replica import share_loss
 
-Keep = Callable[[str, Tensor], None]
-"""Callback with a parameter's name and its whole weight or gradient."""
 
+class ShardedModel(Sharded):
+    """A tier's network on a mesh of (data, tensor) ranks."""
 
-def _keep_nothing(name: str, whole: Tensor) -> None:
-    del name, whole
+    def __init__(self, ranks: Ranks, config: dict[str, Any], tier: int, bf16: bool = False) -> None:
+        """Build the network of a config with the keys of `config.json`.
 
-
-class ShardedModel:
-    """One rank's part of a tier's network, on a mesh of (data, tensor) ranks."""
-
-    def __init__(
-        self, config: ModelConfig, tier: int, mesh: DeviceMesh, *, bf16: bool = False
-    ) -> None:
-        self._config = config
+        `bf16`: compute matrix products in bf16.
+        """
+        super().__init__(ranks)
+        self._config = config_of(config)
         self._tier = tier
         self._bf16 = bf16
-        self._mesh = mesh
-        self._data = mesh["data"]
-        self._tensor = mesh["tensor"]
+        self._mesh = ranks.mesh
+        self._data = ranks.mesh["data"]
+        self._tensor = ranks.mesh["tensor"]
         self._collectives = Collectives()
         self._plan: TensorPlan | None = None
+        self._sequences = torch.empty(0)
+        self._micro_batch = 1
         self._losses: list[Tensor] = []
-        self.out_of_memory = False
+        self._out_of_memory = False
         """Whether this rank ran out of memory in this share."""
         self._build()
 
@@ -79,7 +78,7 @@ class ShardedModel:
         sharded.set_gradient_divide_factor(1.0)
         sharded.set_force_sum_reduction_for_comms(True)
         ordered_sum: Any = OrderedSum(self._collectives)
-        gathering: Any = AllGather(self._collectives)
+        gathering: Any = self._collectives
         sharded.set_custom_reduce_scatter(ordered_sum)
         sharded.set_custom_all_gather(gathering)
         self._sums.append(ordered_sum)
@@ -89,21 +88,44 @@ class ShardedModel:
         """Number of parameters on this rank."""
         return sum(_local(parameter).numel() for parameter in self._model.parameters())
 
+    @property
+    def width(self) -> int:
+        """Number of micro-batches that are trained at the same time."""
+        return self.ranks.size // self.ranks.tensor
+
+    @on_all_ranks
     @torch.no_grad()
     def begin(
-        self, weights: Mapping[str, Tensor] | None, *, recompute: bool, keep: Keep = _keep_nothing
+        self,
+        shape: Sequence[int],
+        micro_batch: int,
+        recompute: bool,
+        *,
+        sequences: Tensor | None = None,
+        weights: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """Receive the first rank's weights (fp32, whole), and drop all gradients and losses.
+        """Receive the first rank's share, and its weights (fp32, whole) at which to train it.
 
-        `recompute`: compute layers again in the backward pass. `keep` is called with each weight.
+        `shape` is that of the share, as `Replica.train` takes it. `recompute`: compute layers again
+        in the backward pass.
         """
-        if self.out_of_memory:
+        self._sequences = (
+            torch.empty(tuple(shape), dtype=torch.int64)
+            if sequences is None
+            else sequences.to("cpu").contiguous()
+        )
+        dist.broadcast(self._sequences, 0)
+        self._micro_batch = micro_batch
+        if self._out_of_memory:
             self._build()
-            self.out_of_memory = False
+            self._out_of_memory = False
         self._model.recompute = recompute
         self._losses.clear()
         for ordered_sum in self._sums:
             ordered_sum.forget()
+        inner = self.ranks.current(ShardedInner)
+        if inner is not None:
+            inner.forget_pass()
         for name, parameter in self._model.named_parameters():
             parameter.grad = None
             whole = torch.empty(parameter.shape, device=self._mesh.device_type)
@@ -111,19 +133,21 @@ class ShardedModel:
                 whole.copy_(weights[name])
             dist.broadcast(whole, 0)
             _local(parameter).copy_(_part(whole, parameter))
-            keep(name, whole)
+            if inner is not None:
+                inner.keep_weight(name, whole)
 
-    def step(self, sequences: Tensor, micro_batch: int, first: int) -> None:
-        """Train on one micro-batch per data-parallel rank, starting with number `first` of a share.
+    @on_all_ranks
+    def step(self, first: int) -> None:
+        """Train on one micro-batch per data-parallel rank, starting with number `first`."""
+        self._pass(first)
 
-        `sequences` is the share, as `Replica.train` takes it. Sets `out_of_memory` if the pass does
-        not fit on this rank.
-        """
-        if self.out_of_memory:
+    def _pass(self, first: int) -> None:
+        """Do the work of `step`. Set `_out_of_memory` if the pass does not fit on this rank."""
+        if self._out_of_memory:
             self._collectives.begin()
             self._collectives.finish()
             return
-        batches = sequences.split(micro_batch)
+        batches = self._sequences.split(self._micro_batch)
         active = min(self._data.size(), len(batches) - first)
         number = self._data.get_local_rank()
         for ordered_sum in self._sums:
@@ -135,7 +159,7 @@ class ShardedModel:
         batch = batches[first + number if has_batch else first]
         self._collectives.begin()
         try:
-            loss = share_loss(self._passes, self._passes.upload(batch), batch, sequences)
+            loss = share_loss(self._passes, self._passes.upload(batch), batch, self._sequences)
             loss.backward()
         except Exception as error:
             if not is_out_of_memory(error) or not self._can_drop_pass():
@@ -151,7 +175,7 @@ class ShardedModel:
 
     def _drop_pass(self) -> None:
         """Delete the network, and take part in the rest of the pass without it."""
-        self.out_of_memory = True
+        self._out_of_memory = True
         self._losses.clear()
         self._sums.clear()
         del self._model, self._passes
@@ -159,36 +183,62 @@ class ShardedModel:
         give_back(torch.device(self._mesh.device_type))
         self._collectives.finish()
 
-    def measure(self, sequences: Tensor, reserved: int) -> Tensor:
-        """Return the bytes that a pass of one sequence takes, and the bytes free for passes.
-
-        `reserved` bytes are not free. Call `begin` before the next pass.
+    @on_all_ranks
+    def measure(self) -> tuple[list[float], list[float]]:
+        """Train on the first micro-batch. Return, for every rank, the bytes that this took and the
+        bytes free for passes.
         """
+        peaks, free = self.ranks.gather_figures(self._memory()).tolist()
+        return peaks, free
+
+    def _memory(self) -> Tensor:
         device = torch.device(self._mesh.device_type)
         sharers = self._mesh.size() if device.type == "cpu" else 1  # ranks that share one memory
         free = free_bytes(device) // sharers
         with LiveBytes() as live:
-            self.step(sequences[:1], 1, 0)
-        if self.out_of_memory:
+            self._pass(0)
+        if self._out_of_memory:
             return torch.tensor([1, 0], dtype=torch.float64)  # nothing fits
         # the gradient and its running sum
         kept = 2 * self.held * torch.float32.itemsize
-        return torch.tensor([live.peak, free - kept - reserved], dtype=torch.float64)
+        return torch.tensor([live.peak, free - kept - self.ranks.reserved], dtype=torch.float64)
 
-    def losses(self, steps: int) -> Tensor:
+    @on_all_ranks
+    def finish(self, steps: int, *, params: Mapping[str, Tensor] | None = None) -> float | None:
+        """Add the share's gradient to `grad` of the first rank's parameters. Return its mean loss.
+
+        If a rank ran out of memory in one of the `steps`, return None and add nothing.
+        """
+        losses = self.ranks.gather_figures(self._read_losses(steps))
+        if bool(losses[-1].any()):
+            return None
+        inner = self.ranks.current(ShardedInner)
+        for name, whole in self._gradients():
+            if inner is not None:
+                inner.keep_gradient(name, whole)
+            if params is not None:
+                parameter = params[name]
+                gradient = whole.to(parameter.device)
+                parameter.grad = (
+                    gradient if parameter.grad is None else parameter.grad.add_(gradient)
+                )
+        # in the order of the share
+        return float(sum(losses[:-1, :: self._tensor.size()].flatten().tolist()))
+
+    def _read_losses(self, steps: int) -> Tensor:
         """Return what this rank's micro-batch of every step adds to the share's mean loss.
 
         Float64 [steps + 1] on the CPU. A step without a micro-batch adds 0. The last number is 1 if
         the rank is out of memory. Reading waits for the device, so call it once per share.
         """
         losses = torch.zeros(steps + 1, dtype=torch.float64)
-        if self.out_of_memory:
+        if self._out_of_memory:
             losses[-1] = 1
         else:
             losses[:-1] = torch.stack(self._losses)
         return losses
 
-    def gradients(self) -> Iterator[tuple[str, Tensor]]:
+    def _gradients(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the name and the whole summed gradient of every parameter, on every rank.
 
         The caller owns the tensor. The model drops its own gradients.
@@ -204,11 +254,6 @@ class ShardedModel:
                 dist.all_reduce(whole, group=self._tensor.get_group())
             yield name, whole
             parameter.grad = None
-
-
-def any_out_of_memory(losses: Tensor) -> bool:
-    """Return whether a rank ran out of memory, from the `losses` [n, ranks] of all ranks."""
-    return bool(losses[-1].any())
 
 
 def _layers(model: nn.Module) -> list[nn.Module]:

@@ -1,13 +1,14 @@
 """The error feedback of a member, divided over its ranks (`optim.error_feedback` on one).
 
-Each rank adds the pseudo-gradient to its part and selects from it. The first rank collects the
-selected indices and values and encodes a payload that is bit-identical to a single rank's. The
-state itself moves only to be saved or copied. Ranks hold the state of one replica.
+Each rank holds the residual of its blocks on its device and selects from it. The first rank
+collects the selected indices and values and encodes a payload that is bit-identical to a single
+rank's. The state itself moves only to be saved or copied.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from itertools import chain
 
 import numpy as np
@@ -15,89 +16,64 @@ import torch
 from torch import Tensor
 
 from aftermath.optim.codec import encode_groups, encode_level
-from aftermath.optim.error_feedback import check_made, follow, measured
-from aftermath.optim.format import ResultFormat
+from aftermath.optim.error_feedback import ErrorFeedback, check_made, follow, measured
 from aftermath.optim.interfaces import Measured, PseudoGradient
 from aftermath.optim.layout import Part, level_layout
-from aftermath.optim.moe_bias import Balances
 from aftermath.optim.schema import Schema
 from aftermath.optim.state_checks import check_state, state_sizes
-from aftermath.optim.state_merkle import BlockSpan, digests_told, told_size
-from aftermath.parallel.commands import (
-    Compress,
-    CopyState,
-    Directions,
-    ForgetState,
-    HoldState,
-    MeasureEnergies,
-    ReadState,
-    RestoreState,
-    StateCommand,
-    StateDigests,
-)
-from aftermath.parallel.feedback_shard import FeedbackShard
-from aftermath.parallel.feedback_split import parts_of
-from aftermath.parallel.group import Ranks
+from aftermath.optim.state_merkle import BlockSpan, block_of, digests_told, told_of
+from aftermath.parallel.feedback_split import Rows, parts_of, split_blocks
+from aftermath.parallel.group import Ranks, Sharded, StateReplaced, as_byte_tensor, on_all_ranks
 
 
-class ShardedFeedback:
-    """Make the results of one replica on all ranks. The first rank uses it."""
+class ShardedFeedback(Sharded):
+    """Make the results of one replica on all ranks. Only the first rank has payloads."""
 
-    def __init__(
-        self,
-        ranks: Ranks,
-        schema: Schema,
-        results: ResultFormat,
-        tier: int,
-        params: Mapping[str, Tensor],
-        decay: float,
-        balances: Balances,
-    ) -> None:
-        """Allocate the state on all ranks. The others read their settings from `schema`."""
-        del decay
-        self._ranks = ranks
-        self._format = results
-        self._names = frozenset(params)
-        self._balances = balances
+    def __init__(self, ranks: Ranks, schema_json: bytes, tier: int) -> None:
+        """Allocate this rank's part of the state."""
+        super().__init__(ranks)
+        ranks.reserved = 0  # another replica's state is gone
+        schema = Schema.from_json(schema_json)
+        config = schema.state.config
+        self._format = schema.results
+        self._names = frozenset(config.parameter_shapes(tier))
+        self._balances = config.balances
         self._layouts = {
-            level: level_layout(results, level) for level in range(tier, results.levels)
+            level: level_layout(schema.results, level)
+            for level in range(tier, schema.results.levels)
         }
-        self._sent: dict[int, bytes] = {}
-        self._own = object()
-        with ranks.turn:
-            ranks.send_command(HoldState(schema.to_json(), tier))
-            ranks.holder = self._own
-        self._shard = FeedbackShard(ranks, schema, tier)
-        self._plan = self._shard.plan
-
-    def _ask(
-        self, command: StateCommand, given: Callable[[int], Sequence[Tensor]] = lambda rank: ()
-    ) -> list[list[Tensor]]:
-        """Send a command and each rank's `given` tensors. Return what every rank sends back."""
-        with self._ranks.turn:
-            self._ranks.require_holder(self._own)
-            return self._replies(command, given)
-
-    def _replies(
-        self, command: StateCommand, given: Callable[[int], Sequence[Tensor]] = lambda rank: ()
-    ) -> list[list[Tensor]]:
-        """Do the work of `_ask` while this thread holds the turn."""
-        ranks = self._ranks
-        ranks.send_command(command)
-        for rank in range(1, ranks.size):
-            for tensor in given(rank):
-                ranks.send(tensor, rank)
-        return ranks.gather_replies(
-            self._shard.perform(command, given(0)), lambda rank: self._plan.tells(command, rank)
+        self._sizes = state_sizes(self._layouts)
+        self._held = split_blocks(schema.results, tier, ranks.size)
+        """Blocks of every rank."""
+        own = self._held[ranks.rank]
+        blank = {
+            piece.blocks.segment.name: torch.empty(piece.blocks.segment.shape, device=ranks.device)
+            for piece in own.pieces
+        }
+        balanced = {
+            piece.blocks.segment.name
+            for piece in own.pieces
+            if self._balances(piece.part.segment.name)
+        }
+        self._part = ErrorFeedback(
+            own.results, tier, blank, schema.optimizer.decay, balanced.__contains__
         )
+        self._own_names = own.state_names()
+        self._sent: dict[int, bytes] = {}
 
     def directions(self) -> Iterator[tuple[Part, Tensor]]:
         """Yield the signs of the residual of all parts."""
-        pieces = chain.from_iterable(held.pieces for held in self._plan.held)
-        replies = chain.from_iterable(self._ask(Directions()))
+        pieces = chain.from_iterable(held.pieces for held in self._held)
+        signs = chain.from_iterable(own.values() for own in self._gather_directions())
         return (
-            (part, signs.to(torch.float32))
-            for part, signs in parts_of(zip(pieces, replies, strict=True))
+            (part, blocks.to(torch.float32))
+            for part, blocks in parts_of(zip(pieces, signs, strict=True))
+        )
+
+    @on_all_ranks
+    def _gather_directions(self) -> list[dict[str, Tensor]]:
+        return self.ranks.gather(
+            {part.segment.name: signs.to(torch.int8) for part, signs in self._part.directions()}
         )
 
     def go_ahead(self, params: Mapping[str, Tensor], rate: float) -> None:
@@ -108,17 +84,45 @@ class ShardedFeedback:
         """Add a pseudo-gradient to the residual. Return the payload of each level."""
         check_made(made, self._names, self._layouts)
         self._sent = {}
-        held = self._plan.held
-        replies = self._ask(
-            Compress(made.factor), lambda rank: [piece.of(made) for piece in held[rank].pieces]
-        )
-        for number, level in enumerate(self._plan.levels):
+        entries = self._choose(made.factor, made=made)
+        for level in self._layouts:
             indices, values = (
-                np.concatenate([own[2 * number + which].numpy() for own in replies])
-                for which in (0, 1)
+                np.concatenate([own[f"{kind}.{level}"].numpy() for own in entries])
+                for kind in ("indices", "values")
             )
             self._sent[level] = encode_level(self._format, level, indices.view(np.uint16), values)
         return self.sent()
+
+    @on_all_ranks
+    def _choose(
+        self, factor: float, *, made: PseudoGradient | None = None
+    ) -> list[dict[str, Tensor]]:
+        """Add `factor` times the pseudo-gradient to the residual. Return the selected entries."""
+        pieces = None
+        if made is not None:
+            pieces = [
+                {piece.blocks.segment.name: piece.of(made) for piece in held.pieces}
+                for held in self._held
+            ]
+        tensors = {
+            name: tensor.to(self.ranks.device)
+            for name, tensor in self.ranks.scatter(pieces).items()
+        }
+        self._part.choose(PseudoGradient(tensors, factor, 0.0))
+        entries: dict[str, Tensor] = {}
+        for level in self._layouts:
+            indices = np.empty(0, dtype=np.uint16)
+            values = np.empty(0, dtype=np.float32)
+            if self._holds(level):
+                indices, values = self._part.entries(level)
+            # sent as int16, because gloo does not send uint16
+            entries[f"indices.{level}"] = torch.from_numpy(indices.view(np.int16))
+            entries[f"values.{level}"] = torch.from_numpy(values)
+        return self.ranks.gather(entries)
+
+    def _holds(self, level: int) -> bool:
+        """Return whether this rank has blocks of a level."""
+        return bool(self._held[self.ranks.rank].results.of_level(level))
 
     def sent(self) -> dict[int, bytes]:
         """Return the last result's payload of each level."""
@@ -126,20 +130,36 @@ class ShardedFeedback:
 
     def measure(self, made: PseudoGradient) -> dict[int, Measured]:
         """Return the measurements of each level, from the sums over all ranks."""
-        energies = torch.stack([own for [own] in self._ask(MeasureEnergies())]).sum(0).tolist()
+        energies = torch.stack([own["energies"] for own in self._gather_energies()]).sum(0).tolist()
         return {
-            level: measured(self._layouts[level], made, whole, carried, self._balances)
-            for level, (whole, carried) in zip(self._plan.levels, energies, strict=True)
+            level: measured(layout, made, whole, carried, self._balances)
+            for (level, layout), (whole, carried) in zip(
+                self._layouts.items(), energies, strict=True
+            )
         }
 
+    @on_all_ranks
+    def _gather_energies(self) -> list[dict[str, Tensor]]:
+        """Gather the energies before and after selection, float64 [levels, 2]."""
+        energies = [
+            self._part.energies(level) if self._holds(level) else (0.0, 0.0)
+            for level in self._layouts
+        ]
+        return self.ranks.gather({"energies": torch.tensor(energies, dtype=torch.float64)})
+
+    @on_all_ranks
     def remembered(self) -> dict[str, Tensor]:
         """Return the whole state on the CPU."""
-        replies = self._ask(CopyState(bool(self._sent)))
-        found: dict[str, list[Tensor]] = {}
-        for rank, own in enumerate(replies):
-            for name, tensor in zip(self._plan.state(rank, bool(self._sent)), own, strict=True):
-                found.setdefault(name, []).append(tensor)
-        return {name: torch.cat(tensors) for name, tensors in found.items()}
+        parts: defaultdict[str, list[Tensor]] = defaultdict(list)
+        for own in self.ranks.gather(self._remembered_part()):
+            for name, tensor in own.items():
+                parts[name].append(tensor)
+        return {name: torch.cat(tensors) for name, tensors in parts.items()}
+
+    def _remembered_part(self) -> dict[str, Tensor]:
+        """Return this rank's part of the state under the names of the whole state."""
+        part = self._part.remembered()
+        return {name: part[own] for name, (own, _) in self._own_names.items() if own in part}
 
     def state(self) -> dict[str, Tensor]:
         """Return the whole state. It is a copy already."""
@@ -147,50 +167,82 @@ class ShardedFeedback:
 
     def sizes(self) -> dict[str, int]:
         """Return the size in bytes of each tensor of the state."""
-        return state_sizes(self._layouts)
+        return dict(self._sizes)
 
+    @on_all_ranks
     def digests(self) -> list[bytes]:
         """Return the digests of the state's blocks. Each rank hashes the blocks that it holds."""
-        replies = [bytes(own.numpy()) for [own] in self._ask(StateDigests(bool(self._sent)))]
-        runs: dict[str, list[tuple[int, int, bytes]]] = {}
-        sizes: dict[str, int] = {}
-        for rank, said in enumerate(replies):
-            at = 0
-            for name in self._plan.state(rank, bool(self._sent)):
-                start, stop, sizes[name] = self._plan.span(rank, name)
-                length = told_size(start, stop, sizes[name])
-                runs.setdefault(name, []).append((start, stop, said[at : at + length]))
-                at += length
-        return [digest for name in sorted(runs) for digest in digests_told(runs[name], sizes[name])]
+        summaries: dict[str, Tensor] = {}
+        for name, tensor in self._remembered_part().items():
+            start, _, size = self._span(self.ranks.rank, name)
+            summaries[name] = as_byte_tensor(told_of(tensor, start, size))
+        runs: defaultdict[str, list[tuple[int, int, bytes]]] = defaultdict(list)
+        for rank, own in enumerate(self.ranks.gather(summaries)):
+            for name, data in own.items():
+                start, stop, _ = self._span(rank, name)
+                runs[name].append((start, stop, data.numpy().tobytes()))
+        return [
+            digest
+            for name in sorted(runs)
+            for digest in digests_told(runs[name], self._sizes[name])
+        ]
 
     def block(self, place: BlockSpan) -> bytes:
-        """Return a block of the state from the rank that holds it; empty if it is gone."""
-        with self._ranks.turn:  # other threads change the state in their turns
-            if self._ranks.holder is not self._own or not self._shard.remembers(place.name):
-                return b""
-            replies = self._replies(ReadState(*place))
-        return b"".join(bytes(own.numpy()) for [own] in replies)
+        """Return a block of the state from the ranks that hold it; empty if it is gone."""
+        try:
+            return self._read(*place)
+        except StateReplaced:
+            return b""
+
+    @on_all_ranks
+    def _read(self, name: str, start: int, stop: int) -> bytes:
+        """Return these bytes on the first rank. Each rank sends those that it holds, if any."""
+        own_start, own_stop, _ = self._span(self.ranks.rank, name)
+        first = max(start, own_start)
+        last = min(stop, own_stop)
+        data = b""
+        if first < last:
+            place = BlockSpan(name, first - own_start, last - own_start)
+            data = block_of(self._remembered_part(), place)
+        parts = self.ranks.gather({name: as_byte_tensor(data)})
+        return b"".join(part[name].numpy().tobytes() for part in parts)
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Send a result of `state` to the ranks. Raises BadState, and changes nothing, if it does
         not fit this replica exactly.
         """
         sent = check_state(self._layouts, state, self._format.values.lattice_bits)
-
-        def part(rank: int) -> list[Tensor]:
-            rows = ((name, self._plan.rows(rank, name)) for name in self._plan.state(rank, sent))
-            return [
-                state[name].narrow(0, own.first, own.count) for name, own in rows if own is not None
-            ]
-
-        self._ask(RestoreState(sent), part)
+        self._restore(state=state)
         self._sent = {}
         for level, layout in self._layouts.items() if sent else ():
             names = [f"{level}.{group}" for group in range(len(layout.groups))]
             chosen = [(state[f"indices.{name}"], state[f"values.{name}"]) for name in names]
             self._sent[level] = encode_groups(self._format, level, chosen)
 
+    @on_all_ranks
+    def _restore(self, *, state: Mapping[str, Tensor] | None = None) -> None:
+        parts = None
+        if state is not None:
+            parts = [
+                {
+                    own: state[name].narrow(0, rows.first, rows.count)
+                    for name, (own, rows) in held.state_names().items()
+                    if name in state
+                }
+                for held in self._held
+            ]
+        self._part.restore(self.ranks.scatter(parts))
+
+    @on_all_ranks
     def reset(self) -> None:
         """Reset the state of all ranks."""
-        self._ask(ForgetState())
+        self._part.reset()
         self._sent = {}
+
+    def _span(self, rank: int, name: str) -> tuple[int, int, int]:
+        """Return the first and last byte of a tensor that a rank holds, and the tensor's size."""
+        _, level, group = name.split(".")
+        size = self._sizes[name]
+        row = size // self._layouts[int(level)].groups[int(group)].blocks
+        rows = self._held[rank].rows.get((int(level), int(group)), Rows(0, 0, 0))
+        return rows.first * row, (rows.first + rows.count) * row, size

@@ -1,150 +1,170 @@
 """The inner optimizer of a member, its moments divided over the ranks.
 
-The first rank computes the clipping factor from one norm and sends it with the learning rate, so a
-step has the bits of a single rank. The state moves only to be saved or copied. A failed share is
-undone before the next use of the moments, not at once, because a rank may be gone.
+Each rank steps its own parameters on its device, and the first rank collects them. The first rank
+computes the clipping factor from one norm, so a step has the bits of a single rank. The moments
+move only to be saved or copied.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import accumulate
+from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import ClassVar
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from aftermath.base.merkle import DIGEST
-from aftermath.optim.moments import Kind, bytes_of, check_moments
+from aftermath.optim.clip import scale
+from aftermath.optim.inner_optimizer import inner_optimizer, step_at
+from aftermath.optim.moments import States, bytes_of, check_moments, moments_in, states_of
 from aftermath.optim.schema import Schema
-from aftermath.optim.state_merkle import BLOCK, BlockSpan
-from aftermath.parallel.commands import (
-    CopyForUndo,
-    CopyMoments,
-    EndShare,
-    ForgetMoments,
-    MomentBlock,
-    MomentCommand,
-    MomentDigests,
-    RestoreMoments,
-    StepParameters,
-)
-from aftermath.parallel.group import Ranks
-from aftermath.parallel.inner_shard import InnerShard, parameter_of
-from aftermath.rules.optimizer import Optimizer
-
-_BYTES = torch.uint8
+from aftermath.optim.state_merkle import BLOCK, BlockSpan, block_of, digests_of
+from aftermath.parallel.group import Ranks, Sharded, StateReplaced, as_byte_tensor, on_all_ranks
+from aftermath.parallel.moment_split import MomentPlan
 
 
-class ShardedInner:
-    """Step one replica's parameters on all ranks. The first rank uses it."""
+class ShardedInner(Sharded):
+    """Step one replica's parameters on all ranks. Only the first rank has all parameters."""
 
     takes_gradients_as_they_are: ClassVar[bool] = False
 
     def __init__(
         self,
         ranks: Ranks,
-        schema: Schema,
+        schema_json: bytes,
         tier: int,
-        params: Mapping[str, Tensor],
-        settings: Optimizer,
+        *,
+        params: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """Use the replica whose state the ranks hold now (`parallel.sharded_feedback`)."""
-        del settings  # the schema has them
-        self._ranks = ranks
-        self._params = dict(params)
-        self._own = ranks.holder
-        self._shard = InnerShard(ranks, schema, tier)
-        self._plan = self._shard.plan
-        self._stepped = frozenset[str]()
-        """Parameters that have moments."""
-        self._before = self._stepped
-        """Parameters that had moments before the share."""
+        """Hold the moments of this rank's parameters. There are none before the first step."""
+        super().__init__(ranks)
+        self._params = None if params is None else dict(params)
+        self._plan = MomentPlan(Schema.from_json(schema_json), tier, ranks.size)
+        self._own = self._plan.owned[ranks.rank]
+        self._states: States = {}
+        self._before: dict[str, Tensor] = {}
+        """Moments at the start of the share, to undo it."""
         self._failed = False
+        """Whether the last share must be undone. Set on the first rank only."""
+        # Weights and gradients of the last pass that are not applied yet. The first rank has all
+        # of them in its parameters, so it keeps none here.
+        self._weights: dict[str, Tensor] = {}
+        self._gradients: dict[str, Tensor] = {}
+        moments = self._plan.of(ranks.rank)
+        kept = [(self._plan.shapes[name], torch.float32) for name in self._own if ranks.rank]
+        ranks.reserved = 2 * sum(map(bytes_of, moments.values())) + sum(map(bytes_of, kept))
 
-    def _send(self, command: MomentCommand) -> None:
-        """Send a command while this thread holds the turn."""
-        self._ranks.require_holder(self._own)
-        self._undo_what_failed()
-        self._ranks.send_command(command)
+    def forget_pass(self) -> None:
+        """Drop the weights and gradients of the last pass."""
+        self._weights = {}
+        self._gradients = {}
 
-    def _undo_what_failed(self) -> None:
+    def keep_weight(self, name: str, whole: Tensor) -> None:
+        """Keep a weight for the step if its parameter is this rank's."""
+        if self._params is None and name in self._own:
+            self._weights[name] = whole
+
+    def keep_gradient(self, name: str, whole: Tensor) -> None:
+        """Keep a gradient for the step if its parameter is this rank's."""
+        if self._params is None and name in self._own:
+            self._gradients[name] = whole
+
+    @on_all_ranks
+    def begin(self) -> None:
+        """Copy the moments, so that the share can be undone."""
+        self._before = {path: tensor.clone() for path, tensor in self.moments().items()}
+
+    @on_all_ranks
+    def end(self) -> None:
+        """Drop the copies of the moments."""
+        self._before = {}
+
+    def undo(self) -> None:
+        """Restore the moments before their next use, because the share failed.
+
+        Not at once, because a rank may be gone.
+        """
+        self._failed = True
+
+    def settle(self) -> None:
+        """Restore the moments of all ranks if a share failed."""
         if self._failed:
             self._failed = False
-            self._ranks.send_command(back := EndShare(undo=True))
-            self._shard.perform(back, {})
+            self.ranks.announce(self, "restore_before")
+            self.restore_before()
 
-    def _ask(
-        self, command: MomentCommand, tells: Callable[[int], Iterable[Kind]] = lambda rank: ()
-    ) -> list[list[Tensor]]:
-        """Send a command. Return each rank's tensors of the shapes and types `tells(rank)`."""
-        with self._ranks.turn:
-            self._send(command)
-            return self._replies(command, tells)
+    def restore_before(self) -> None:
+        """Restore this rank's moments from the start of the share."""
+        self._set_moments(self._before)
+        self._before = {}
 
-    def _replies(
-        self, command: MomentCommand, tells: Callable[[int], Iterable[Kind]]
-    ) -> list[list[Tensor]]:
-        """Return each rank's tensors for a command that was sent in the same turn."""
-        return self._ranks.gather_replies(self._shard.perform(command, {}), tells)
-
-    def begin(self) -> None:
-        """Copy the moments of all ranks, so that the share can be undone."""
-        self._ask(CopyForUndo())
-        self._before = self._stepped
-
-    @torch.no_grad()
     def step(self, lr: float, factors: Sequence[float]) -> None:
         """Step all parameters that have a gradient.
 
-        The gradients are those that the ranks hold of the last pass, times the factors.
+        The gradients are those that the ranks keep of the last pass, times the factors.
         """
-        without = tuple(name for name, tensor in self._params.items() if tensor.grad is None)
+        params = self._params or {}
+        without = [name for name, tensor in params.items() if tensor.grad is None]
+        self._step(lr, tuple(factors), without)
+
+    @on_all_ranks
+    @torch.no_grad()
+    def _step(self, lr: float, factors: Sequence[float], without: Sequence[str]) -> None:
+        """Step this rank's parameters, and collect all parameters on the first rank.
+
+        The new parameters are sent, not differences, because adding one to a weight can lose bits.
+        """
         owned = [[name for name in own if name not in without] for own in self._plan.owned]
-        with self._ranks.turn:
-            self._send(StepParameters(lr, tuple(factors), without))
-            under_way = [
-                self._ranks.irecv(self._params[name].detach(), rank)
-                for rank, own in enumerate(owned)
-                for name in own
+        transfers: list[dist.Work | None] = []
+        if self._params is not None:
+            transfers += [
+                dist.irecv(self._params[name].detach(), rank)
+                for rank, names in enumerate(owned)
+                for name in names
                 if rank
             ]
-            try:
-                for name in owned[0]:
-                    tensor = self._params[name].detach()
-                    tensor.copy_(self._shard.step(name, _gradient(self._params[name]), tensor, lr))
-            finally:  # no transfer may end after the parameters are restored
-                for arrived in under_way:
-                    arrived()
-        self._stepped |= self._params.keys() - set(without)
+        try:
+            for name in owned[self.ranks.rank]:
+                if self._params is not None:
+                    weight = self._params[name].detach()
+                    gradient = self._params[name].grad
+                    assert gradient is not None
+                    weight.copy_(self._step_tensor(name, weight, gradient, lr))
+                else:
+                    gradient = self._gradients.pop(name)
+                    scale([gradient], factors)
+                    stepped = self._step_tensor(name, self._weights.pop(name), gradient, lr)
+                    transfers.append(dist.isend(stepped.to("cpu").contiguous(), 0))
+        finally:  # no transfer may end after the parameters are restored
+            for transfer in transfers:
+                if transfer is not None:
+                    transfer.wait()
 
-    def end(self) -> None:
-        """Drop the copies of the moments."""
-        self._ask(EndShare(undo=False))
+    def _step_tensor(self, name: str, weight: Tensor, gradient: Tensor, lr: float) -> Tensor:
+        """Return a weight after a step. It changes in place if it is on this rank's device."""
+        here = weight.detach().to(self.ranks.device)
+        here.grad = gradient.to(self.ranks.device)
+        optimizer = inner_optimizer({name: here}, self._plan.settings)
+        optimizer.state[here] = self._states.setdefault(name, {})
+        step_at(optimizer, lr)
+        return here
 
-    def undo(self) -> None:
-        """Restore the moments before the next use, because the share failed."""
-        self._stepped = self._before
-        self._failed = True
+    def moments(self) -> dict[str, Tensor]:
+        """Return the moments that this rank holds, ordered by name."""
+        return dict(sorted(moments_in(self._states).items()))
 
+    @on_all_ranks
     def remembered(self) -> dict[str, Tensor]:
         """Return all moments on the CPU."""
-        replies = self._ask(CopyMoments(), lambda rank: self._held(rank).values())
-        return {
-            path: tensor
-            for rank, tensors in enumerate(replies)
-            for path, tensor in zip(self._held(rank), tensors, strict=True)
-        }
-
-    def _held(self, rank: int) -> dict[str, Kind]:
-        """Return the moments that a rank holds now."""
-        return self._plan.of(rank, self._stepped)
+        parts = self.ranks.gather(self.moments())
+        return {path: tensor for own in parts for path, tensor in own.items()}
 
     def state(self) -> dict[str, Tensor]:
         """Return a copy of all moments on the CPU."""
-        own = self._held(0)
         return {
-            path: tensor.clone() if path in own else tensor
+            path: tensor if self._plan.owner(path) else tensor.clone()
             for path, tensor in self.remembered().items()
         }
 
@@ -152,70 +172,59 @@ class ShardedInner:
         """Return the size in bytes of each moment."""
         return {path: bytes_of(kind) for path, kind in self._plan.kinds.items()}
 
+    @on_all_ranks
     def digests(self) -> list[bytes]:
         """Return the digests of the moments' blocks. Each rank hashes its own."""
-        replies = self._ask(
-            MomentDigests(),
-            lambda rank: [((DIGEST * sum(_blocks(self._held(rank)).values()),), _BYTES)],
-        )
-        found: dict[str, bytes] = {}
-        for rank, [own] in enumerate(replies):
-            counts = _blocks(self._held(rank))
-            data = own.numpy().tobytes()
-            ends = accumulate(DIGEST * count for count in counts.values())
-            found |= {
-                path: data[end - DIGEST * counts[path] : end]
-                for path, end in zip(counts, ends, strict=True)
-            }
-        return [
-            data[at : at + DIGEST]
-            for _, data in sorted(found.items())
-            for at in range(0, len(data), DIGEST)
-        ]
+        moments = self.moments()
+        own_digests = iter(digests_of(moments))
+        digests: dict[str, Tensor] = {}
+        for path, tensor in moments.items():
+            of_tensor = islice(own_digests, -(-tensor.nbytes // BLOCK))
+            digests[path] = as_byte_tensor(b"".join(of_tensor))
+        gathered = {path: own for part in self.ranks.gather(digests) for path, own in part.items()}
+        data = b"".join(gathered[path].numpy().tobytes() for path in sorted(gathered))
+        return [data[at : at + DIGEST] for at in range(0, len(data), DIGEST)]
 
     def block(self, place: BlockSpan) -> bytes:
         """Return a block of a moment from the rank that holds it; empty if it is gone."""
-        with self._ranks.turn:  # other threads change the moments in their turns
-            if self._ranks.holder is not self._own:
-                return b""
-            self._undo_what_failed()
-            if parameter_of(place.name) not in self._stepped:
-                return b""
-            self._ranks.send_command(command := MomentBlock(*place))
-            owner = self._plan.owner(place.name)
-            replies = self._replies(
-                command, lambda rank: [((place.size,), _BYTES)] if rank == owner else []
-            )
-        return b"".join(tensor.numpy().tobytes() for own in replies for tensor in own)
+        try:
+            return self._read(*place)
+        except StateReplaced:
+            return b""
+
+    @on_all_ranks
+    def _read(self, name: str, start: int, stop: int) -> bytes:
+        """Return these bytes on the first rank. Ranks without the moment send none."""
+        own = as_byte_tensor(block_of(self.moments(), BlockSpan(name, start, stop)))
+        return b"".join(part[name].numpy().tobytes() for part in self.ranks.gather({name: own}))
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Send a result of `state` to the ranks. Raises BadState, and changes nothing, if it is not
         of this optimizer.
         """
         check_moments(self._plan.kinds, state)
-        if not state:
+        if state:
+            self._restore(state=state)
+        else:
             self.reset()
-            return
-        whole = frozenset(self._params)
-        with self._ranks.turn:
-            self._send(command := RestoreMoments())
-            for rank in range(1, self._ranks.size):
-                for path in self._plan.of(rank, whole):
-                    self._ranks.send(state[path], rank)
-            self._shard.perform(command, {path: state[path] for path in self._plan.of(0, whole)})
-        self._stepped = whole
 
+    @on_all_ranks
+    def _restore(self, *, state: Mapping[str, Tensor] | None = None) -> None:
+        parts = None
+        if state is not None:
+            parts = [
+                {path: state[path] for path in self._plan.of(rank)}
+                for rank in range(self.ranks.size)
+            ]
+        self._set_moments(self.ranks.scatter(parts))
+
+    def _set_moments(self, moments: Mapping[str, Tensor]) -> None:
+        """Replace this rank's moments by copies of these."""
+        self._states = {}  # free memory first
+        self._states = states_of(moments, dict.fromkeys(self._own, self.ranks.device))
+
+    @on_all_ranks
     def reset(self) -> None:
         """Reset the moments of all ranks."""
-        self._stepped = frozenset()  # first, so that no other thread asks for them
-        self._ask(ForgetMoments())
-
-
-def _gradient(tensor: Tensor) -> Tensor:
-    assert tensor.grad is not None
-    return tensor.grad
-
-
-def _blocks(kinds: Mapping[str, Kind]) -> dict[str, int]:
-    """Return the number of blocks of each moment."""
-    return {path: -(-bytes_of(kind) // BLOCK) for path, kind in kinds.items()}
+        self._states = {}
+        self._before = {}

@@ -160,7 +160,7 @@ async def _origin(
     compute: Worker,
     access: RunAccess,
 ) -> Origin:
-    """Return a factory of replicas on one device, or on all `ranks` led by this process."""
+    """Return a factory of replicas on one device, or on all `ranks`."""
     tier = settings.matformer_tier
     strategy = settings.matformer_load_strategy
     pass_size = PassSize(settings.micro_batch_size, settings.activation_checkpointing)
@@ -177,13 +177,14 @@ async def _origin(
             access=access,
         )
     # torch's sharding takes a second to import, which few members need
-    from aftermath.parallel.leader import Leader, multi_device_replicas
+    from aftermath.parallel.multi_device_replica import MultiDeviceReplica
+    from aftermath.parallel.sharded import ShardedModel
 
-    make = multi_device_replicas(
-        await compute(
-            lambda: Leader(ranks.join(), schema.state.config, tier, pass_size, setup.arithmetic)
-        )
-    )
+    def network() -> ShardedModel:
+        config = schema.state.config.to_hf()
+        return ranks.join().build(ShardedModel, config, tier, setup.arithmetic.bf16)
+
+    make = partial(MultiDeviceReplica, await compute(network))
     device = torch.device("cpu")  # for tensors that the ranks do not hold
     return Origin(schema, tier, strategy, device, pass_size, time.monotonic, PLAIN, make, access)
 
