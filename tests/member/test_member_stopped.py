@@ -57,6 +57,32 @@ def test_lone_member_stopped_in_mid_epoch_loses_no_step(
     sim.record.check_coverage(sim.backlog)
 
 
+@pytest.mark.parametrize("how", ["stop", "kill"])
+def test_resumed_member_stopped_before_epoch_ends_loses_no_step(tmp_path: Path, how: str) -> None:
+    async def story(sim: SimulatedRun) -> None:
+        player = sim.add(0)
+        await sim.until_round(2)
+        await sim.stop(player)
+        for again in range(2):
+            sim.start(player)
+            await sim.until(lambda _, past=again: len(player.saw("waiting", epoch=1)) > past)
+            if how == "stop":
+                await sim.stop(player)
+            else:
+                await sim.kill(player)
+        sim.start(player)
+        await sim.until(lambda run: run.epoch == 1)
+        stops = player.saw("stopped")
+        assert len(stops) == (3 if how == "stop" else 1)
+        assert all(stopped["continues"] for stopped in stops)
+        assert sim.run.trained_steps == stops[0]["step"] == sim.model.checkpoint_step - 1
+        await sim.until_finished()
+
+    sim = play(tmp_path, story, **ALONE | {"rounds_per_epoch": 20, "total_steps": 5})
+    (player,) = sim.players
+    assert not [event for event in player.saw("warning") if "lost" in event["message"]]
+
+
 def test_last_level_holder_saves_copy_when_stopped(tmp_path: Path) -> None:
     async def story(sim: SimulatedRun) -> None:
         player = sim.add(0)

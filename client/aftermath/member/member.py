@@ -173,6 +173,10 @@ class Member:
     async def _save_stake(self, retry: Callable[[bool], bool]) -> None:
         """Save what would be lost, if there is anything."""
         stake = self.stake()
+        at_risk = stake is not None or self._replica is None
+        if at_risk and self._last.keeps_seat():
+            retry(True)
+            return
         if stake is None or self._replica is None or self.seat is None:
             retry(True)
         elif stake.saves:
@@ -379,11 +383,16 @@ class Member:
         """End the epoch in which this member was stopped as the last one. Raises Desync."""
         self.seat = view.members.find(self._ports.coordinator.wallet)
         me = None if self.seat is None else view.members.seats[self.seat]
-        if me is None or me.state is not MemberState.HEALTHY or not self._known_as_is(me):
-            raise Desync("this member no longer has its seat in the unfinished epoch")
-        self._replica, ended_run = await self._last.resume(unfinished, view)
-        self._start_step = unfinished.step
-        await self._cool_down(ended_run, self._replica)
+        try:
+            if me is None or me.state is not MemberState.HEALTHY or not self._known_as_is(me):
+                raise Desync("this member no longer has its seat in the unfinished epoch")
+            self._replica, ended_run = await self._last.resume(unfinished)
+            self._start_step = unfinished.step
+            await self._cool_down(ended_run, self._replica)
+        except Desync:
+            self._last.forget_mark()
+            raise
+        self._last.forget_mark()
 
     async def _cool_down(self, ended_run: Run, replica: Replica) -> None:
         """Join the next epoch, then attest and save the model of this one."""

@@ -99,6 +99,7 @@ class LastMember:
         self._confirms = confirms
         self.stays = False
         """Whether the member keeps its seat after its process ends."""
+        self._resumed: UnsavedWork | None = None
 
     def stake(
         self, seat: int | None, replica: Replica | None, model: Model | None = None
@@ -279,13 +280,13 @@ class LastMember:
             )
         return None
 
-    async def resume(self, unfinished: UnsavedWork, view: View) -> tuple[Replica, Run]:
+    async def resume(self, unfinished: UnsavedWork) -> tuple[Replica, Run]:
         """Load the saved model and wait for the epoch's end. Return the model and the run then.
 
-        Raises Desync if the model is damaged, or not the one that the epoch ended with.
+        The mark stays until `forget_mark`, so that a member that is stopped meanwhile can resume
+        again. Raises Desync if the model is damaged, or not the one that the epoch ended with.
         """
-        assert self._checkpoints.directory is not None, "the mark was read there"
-        mark_path(self._checkpoints.directory, view.run).unlink(missing_ok=True)
+        self._resumed = unfinished
         checkpoint = Checkpoint(CheckpointKind.LOCAL, unfinished.directory, "")
         try:
             weights = await self._workers.compute(lambda: self._origin.durable(checkpoint))
@@ -304,6 +305,26 @@ class LastMember:
                 f"the epoch did not end with the model in {unfinished.directory}, which is now only a copy"
             )
         return replica, ended_run
+
+    def keeps_seat(self) -> bool:
+        """Keep the seat of a member that is stopped before the epoch that it resumed has ended.
+
+        Return whether it did. The next start resumes again.
+        """
+        resumed = self._resumed
+        if resumed is None or not resumed.is_of(self._ports.feed.run):
+            return False
+        self.stays = True
+        self._ports.events.emit(
+            event_types.Stopped(step=resumed.step, path=resumed.directory, continues=True)
+        )
+        return True
+
+    def forget_mark(self) -> None:
+        """Remove the mark of the epoch that this member resumed: it is over, or lost."""
+        assert self._checkpoints.directory is not None, "the mark was read there"
+        mark_path(self._checkpoints.directory, self._ports.feed.run).unlink(missing_ok=True)
+        self._resumed = None
 
     def _report_wait(self) -> None:
         """Report that this member waits for the end of an epoch that makes no more steps."""
