@@ -80,6 +80,19 @@ def test_outline_with_another_schema_hash_is_rejected(liar: int) -> None:
     assert told({liar: Outline(OTHER, TOKENIZER)}) is None
 
 
+def test_schema_of_equal_configs_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may take seconds."""
+    layers: list[int] = []
+
+    def counted(config: Mapping[str, Any]) -> Schema:
+        layers.append(config["num_hidden_layers"])
+        return SCHEMA
+
+    monkeypatch.setattr(sys.modules[__name__], "of_the_run", counted)
+    told({1: Outline(RIGHT, {}), 2: Outline(RIGHT, {})})
+    assert layers == [RIGHT["num_hidden_layers"]]
+
+
 def test_unexpected_reply_error_drops_only_that_reply(monkeypatch: pytest.MonkeyPatch) -> None:
     def fragile(config: Mapping[str, Any]) -> Schema:
         if config["num_hidden_layers"] == OTHER["num_hidden_layers"]:

@@ -13,7 +13,7 @@ from aftermath.base.errors import UsageError
 from aftermath.coordinator.view import View
 from aftermath.model.schema import state_schema
 from aftermath.parallel.mesh import Mesh
-from aftermath.replica.fit import needs
+from aftermath.replica.fit import _layer_count, needs
 from aftermath.replica.pass_size import OutOfMemory
 from aftermath.rules.state import RunState
 from aftermath.train.tier import AUTO_TIER, ChosenTier, check_alone, check_memory, chosen
@@ -134,3 +134,10 @@ def test_model_of_billions_is_refused_without_its_weights() -> None:
     large = replace(SCHEMA, state=state_schema({"vocab_size": 128_256, **sizes}, 1))
     with pytest.raises(OutOfMemory, match=r"tier 0 takes at least [0-9,]+\.\d\d GB"):
         check_memory(a_view(), large, 0, [torch.device("cpu")])
+
+
+def test_layer_count_comes_from_parameter_names() -> None:
+    """A stranger's document may give a key for it that is not a number."""
+    names = ["wte.weight", "transformer.h.0.mlp.c_fc.weight", "transformer.h.11.experts.40.weight"]
+    assert _layer_count(names) == 12
+    assert _layer_count(["embed.weight"]) == 0

@@ -6,6 +6,9 @@ back to. A test compares the result with measured memory (docs/operations.md).
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
+
 from aftermath.optim.schema import Schema
 
 _STATE = 16  # bytes per parameter: weight, gradient, delta, look-ahead copy
@@ -52,10 +55,18 @@ def first_fitting(needed: list[int], free: int) -> int | None:
 def _pass_bytes(schema: Schema, tier: int, seq_len: int) -> int:
     config = schema.state.config
     hidden = config.parameter_shapes()[config.tables()[0]][1]
-    document = config.to_hf()
-    layers = int(document.get("num_hidden_layers") or document.get("n_layer") or 0)
+    layers = _layer_count(config.parameter_shapes())
     layer = _LAYER_HIDDEN * hidden + _LAYER_WIDTH * config.width(tier)
     return _FLOAT * seq_len * (layers * hidden + max(layer, _HEAD * config.vocab_size))
+
+
+def _layer_count(names: Iterable[str]) -> int:
+    """Return the number of layers of a model from its parameters' names.
+
+    The first number of a name is the layer's. Documents have many keys for the number of layers.
+    """
+    numbers = (re.search(r"(?:^|\.)(\d+)\.", name) for name in names)
+    return 1 + max((int(number[1]) for number in numbers if number), default=-1)
 
 
 def _result_bytes(schema: Schema, tier: int, members: int) -> int:

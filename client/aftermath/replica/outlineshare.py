@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -44,6 +45,10 @@ class CompanionFile(msgspec.Struct, frozen=True, array_like=True):
     blake3: bytes
 
 
+Answer = tuple[dict[str, Any], dict[str, CompanionFile]]
+"""A peer's config and the companion files that it names."""
+
+
 class OutlineReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A member's description of its model."""
 
@@ -69,7 +74,7 @@ class OutlineShare:
         return self._reply
 
 
-def checked(reply: bytes) -> tuple[dict[str, Any], dict[str, CompanionFile]] | None:
+def checked(reply: bytes) -> Answer | None:
     """Return the config and the files in a peer's reply, or None if it is malformed."""
     try:
         message: OutlineReply = msgpack_as(reply, OutlineReply)
@@ -100,27 +105,28 @@ async def ask_outline(
     for start in range(0, len(peers), ASKED_AT_ONCE):
         chosen = peers[start : start + ASKED_AT_ONCE]
         replies = await asyncio.gather(*(_ask(transport, peer) for peer in chosen))
-        right: dict[bytes, tuple[dict[str, Any], dict[str, CompanionFile], Schema]] = {}
+        # A schema may take seconds, so compute one for each config, the most frequent first.
+        by_config: dict[str, dict[bytes, Answer]] = {}
         for peer, answer in zip(chosen, replies, strict=True):
+            if answer is not None:
+                by_config.setdefault(json.dumps(answer[0], sort_keys=True), {})[peer] = answer
+        for answers in sorted(by_config.values(), key=len, reverse=True):
+            holders = list(answers)
+            config, files = answers[holders[0]]
             try:
-                if answer is not None:
-                    right[peer] = *answer, await compute(partial(schema_from, answer[0]))
+                schema = await compute(partial(schema_from, config))
             except AftermathError:
                 continue
             except Exception as error:  # an invalid answer must not end this member
-                _complaints.failure("reading the outline of", peer, error)
-        if right:
-            config, files, schema = next(iter(right.values()))
-            agreed = all(other_files == files for _, other_files, _ in right.values())
-            return Outline(
-                config, await _files(transport, files, list(right)) if agreed else {}
-            ), schema
+                _complaints.failure("reading the outline of", holders[0], error)
+                continue
+            agreed = all(other_files == files for _, other_files in answers.values())
+            contents = await _files(transport, files, holders) if agreed else {}
+            return Outline(config, contents), schema
     return None
 
 
-async def _ask(
-    transport: Transport, peer: bytes
-) -> tuple[dict[str, Any], dict[str, CompanionFile]] | None:
+async def _ask(transport: Transport, peer: bytes) -> Answer | None:
     try:
         return checked(await transport.request(peer, TOPIC, b"", _MAX_REPLY, _ANSWER))
     except TransportError:

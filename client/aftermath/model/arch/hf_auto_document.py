@@ -23,6 +23,8 @@ _BOUNDS: tuple[tuple[re.Pattern[str], int], ...] = tuple(
     (re.compile(words), most)
     for words, most in (
         (r"vocab", 1 << 22),
+        # `mpt` computes a table of this many positions per head in every pass
+        (r"^max_seq_len$", 1 << 18),
         (r"theta|_base$|_freq$|_id$|seed|_limit$|mask_value", 1 << 40),
         (r"position|length|seq|ctx|context|window", 1 << 24),
         (r"label", 1 << 16),
