@@ -188,13 +188,17 @@ MISTAKES = [
     ),
     (("--topk", 70_000), "--topk must be a whole number from 1 to 65535", "--help"),
     (("--overlap", 2), "--overlap must be one of 0, 1", "train-local --help"),
-    (("--lr", "nan"), "--lr nan is no learning rate", "above 0"),
+    (("--lr", "nan"), "--lr nan must be above 0", "--lr 1e-3"),
     (("--lr", "fast"), "--lr must be a number", "train-local --help"),
-    (("--optimizer", "adamw", "--members", 2), "2 members with adamw", "--total-batch"),
-    (("--tiers", "0,3"), "--tiers 0,3: the config cuts its model into tiers 0 to 2", "matformer"),
-    (("--shares", "1,2"), "is for 2 members, not 1", "one for each"),
+    (
+        ("--optimizer", "adamw", "--members", 2),
+        "--members 2 does not work with adamw",
+        "--total-batch",
+    ),
+    (("--tiers", "0,3"), "--tiers 0,3: the config has only tiers 0 to 2", "matformer"),
+    (("--shares", "1,2"), "2 shares for 1 member", "one share per member"),
     (("--device", "abacus"), "--device 'abacus' is not a device", "auto, cpu"),
-    (("--seq-len", 4096), "the model is made for 2048", "--seq-len 2048"),
+    (("--seq-len", 4096), "max_position_embeddings in its config.json is 2048", "--seq-len 2048"),
     (
         ("--held-out-path", ""),
         "the path for --held-out-path is empty",
@@ -229,7 +233,7 @@ def test_train_local_missing_file_exits_1(run_dir: Path, tmp_path: Path) -> None
 def test_train_local_with_other_options_does_not_resume(run_dir: Path, tmp_path: Path) -> None:
     assert invoke(*quick(run_dir, "--out", tmp_path / "out")).code == 0
     told = invoke(*quick(run_dir, "--out", tmp_path / "out", "--seed", 1), "--json").error
-    assert "holds a training with other options (--seed was " in told["error"]
+    assert "holds a training with other options: --seed was " in told["error"]
     assert "name another --out" in told["fix"]
 
 
