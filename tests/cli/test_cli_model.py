@@ -144,7 +144,7 @@ def _not_finite(weights: dict[str, torch.Tensor]) -> None:
 @pytest.mark.parametrize(
     ("file", "change", "says"),
     [
-        ("m/model.safetensors", _not_finite, "model.norm.weight holds a value that is not finite"),
+        ("m/model.safetensors", _not_finite, "model.norm.weight has a value that is not finite"),
         (
             "m-tier2/model.safetensors",
             lambda weights: weights["model.norm.weight"].add_(1),
@@ -322,7 +322,7 @@ def test_model_init_takes_vocabulary_and_end_of_tokenizer(
         ("object.json", (), 1, "object.json is not a tokenizer"),
         ("pointer.json", (), 1, "pointer.json is a git-lfs pointer"),
         ("missing.json", (), 1, "there is no such file"),
-        ("tokenizer.model", (), 1, "SentencePiece's format"),
+        ("tokenizer.model", (), 1, "is a SentencePiece model"),
     ],
 )
 def test_model_init_with_unfit_tokenizer_writes_nothing(

@@ -222,13 +222,7 @@ def test_rewound_step_named_by_chain_is_kept(tmp_path: Path) -> None:
         chain.checkpoint = checkpoint  # type: ignore[method-assign]
         await _epoch_from_the_start(sim)
         told = [event["message"] for event in sim.players[0].saw("warning")]
-        assert (
-            sum(
-                "holds another model of that name, so the new one is not saved there" in message
-                for message in told
-            )
-            == 1
-        )
+        assert sum("which holds another model" in message for message in told) == 1
         assert (place / "sim-step3" / "model.safetensors").read_bytes() == past
         assert sim.model.checkpoint == named
         assert _in(place) == ["sim-step3", "sim-step4"], "the pause ended the other epoch early"

@@ -71,14 +71,14 @@ def test_hub_cached_files_are_not_fetched_again(fetch: Fetch, server: Hub) -> No
 def test_fetch_without_manifest_takes_all_or_refuses_sliced(fetch: Fetch, server: Hub) -> None:
     del server.repos["me/model"][MANIFEST_FILE]
     assert right(fetch(tier=1), 1)
-    with pytest.raises(ManifestUnusable, match="0 files named"):
+    with pytest.raises(ManifestUnusable, match=r"one file named .* not 0"):
         fetch(tier=1, strategy="sliced")
 
 
 def test_hub_two_manifests_are_ambiguous(fetch: Fetch, server: Hub) -> None:
     server.repos["me/model"][f"sub/{MANIFEST_FILE}"] = b"{}"
     assert right(fetch(tier=1), 1)
-    with pytest.raises(ManifestUnusable, match="2 files named"):
+    with pytest.raises(ManifestUnusable, match=r"one file named .* not 2"):
         fetch(tier=1, strategy="sliced")
 
 

@@ -54,7 +54,7 @@ def test_model_without_recipe_or_free_directory_is_refused(copied: Path) -> None
     recipe_file(copied).unlink()
     told = refusal(config)
     assert told.fix == CORRECT
-    assert "aftermath-solana model init makes one" in told.found[0].sentence
+    assert "aftermath-solana model init creates one" in told.found[0].sentence
 
 
 def test_impossible_model_path_is_reported(copied: Path) -> None:
