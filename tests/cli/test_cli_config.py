@@ -159,11 +159,11 @@ def test_mistakes_are_listed_in_line_order(run_toml: Path, wrong: dict[str, str]
 
 PLACES = {
     'Server = "a:b:c"': "not a valid address of a data server",
-    'Http = { location = { SingleUrl = "ftp://example.org/x" } }': "not a valid http address",
-    'Http = { location = { SingleUrl = "tokens.bin" } }': "not a valid http address",
-    'Http = { location = { NumberedFiles = { url_template = "https://x/", num_files = 4000000000 } } }': "no single {}",
+    'Http = { location = { SingleUrl = "ftp://example.org/x" } }': "not a valid HTTP address",
+    'Http = { location = { SingleUrl = "tokens.bin" } }': "not a valid HTTP address",
+    'Http = { location = { NumberedFiles = { url_template = "https://x/", num_files = 4000000000 } } }': "exactly once",
     'Http = { location = { Gcp = { bucket_name = "A B" } } }': "not a valid bucket name",
-    'WeightedHttp = "https://"': "not a valid http address",
+    'WeightedHttp = "https://"': "not a valid HTTP address",
 }
 
 

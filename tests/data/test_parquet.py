@@ -117,13 +117,13 @@ def test_concurrent_processes_unpack_one_complete_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("columns", "sentence"),
     [
-        ({"text": ["a"]}, "has the columns text, and none for input_ids"),
-        ({"tokens": [1, 2]}, "has int64 in the column tokens instead of lists"),
-        ({"tokens": ["a"]}, "has string in the column tokens instead of lists"),
-        ({"tokens": [[1.5]]}, "has float64 in the lists"),
-        ({"tokens": [["a"]]}, "has object in the lists"),
-        ({"tokens": [[1], None]}, "rows or numbers that are missing"),
-        ({"tokens": [[1, None]]}, "rows or numbers that are missing"),
+        ({"text": ["a"]}, "no column for input_ids, only text"),
+        ({"tokens": [1, 2]}, "the column tokens of .* has int64 instead of lists"),
+        ({"tokens": ["a"]}, "the column tokens of .* has string instead of lists"),
+        ({"tokens": [[1.5]]}, "has lists of float64"),
+        ({"tokens": [["a"]]}, "has lists of object"),
+        ({"tokens": [[1], None]}, "missing rows or numbers"),
+        ({"tokens": [[1, None]]}, "missing rows or numbers"),
         ({"tokens": [[-1, 5]]}, "has numbers from -1 to 5 for tokens of 2 bytes"),
         ({"tokens": [[65536]]}, "for tokens of 2 bytes"),
         ({"tokens": [[2**63 - 1]]}, "for tokens of 2 bytes"),
@@ -142,14 +142,14 @@ def test_parquet_columns_of_other_types_are_refused(
 @pytest.mark.parametrize(
     ("inputs", "labels", "sentence"),
     [
-        (ROWS.tolist(), None, "has the columns inputs, and none for labels"),
+        (ROWS.tolist(), None, "no column for labels, only inputs"),
         (
             ROWS[:, :7].tolist(),
             WANTED[:, :7].tolist(),
-            "a row of 7 numbers, and rows of the run have 8",
+            "a row of 7 tokens, but the run expects 8",
         ),
-        ([[1] * 8, [1] * 9], [[1] * 8] * 2, "a row of 9 numbers"),
-        ((ROWS + 1).tolist(), WANTED.tolist(), "40 in a row is outside the vocabulary of 40"),
+        ([[1] * 8, [1] * 9], [[1] * 8] * 2, "a row of 9 tokens"),
+        ((ROWS + 1).tolist(), WANTED.tolist(), "token 40 is outside the vocabulary of 40"),
         ([[2**40] * 8], [[1] * 8], "numbers outside of int32"),
     ],
 )

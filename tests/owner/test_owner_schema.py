@@ -73,11 +73,9 @@ def test_missing_tokens_in_files_toml_name_run_files(copied: Path) -> None:
     recipe_file(copied).write_text("[model]\npreset = 'demo'\n")
     with pytest.raises(DataError) as told:
         open_run_data(config, 257)
-    assert told.value.fix.startswith(
-        "Make token files of text with: aftermath-solana data tokenize"
-    )
+    assert told.value.fix.startswith("Create token files from text: aftermath-solana data tokenize")
     shutil.copy(recipe_file(DEMO), recipe_file(copied))
     Path("runs/demo/tokens").mkdir(parents=True)  # which would be left as it is
-    with pytest.raises(DataError, match="holds no token files") as told:
+    with pytest.raises(DataError, match="has no token files") as told:
         open_run_data(config, 257)
     assert make not in told.value.fix
