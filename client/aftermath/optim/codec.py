@@ -168,7 +168,7 @@ def decode_level(
     """
     size = results.payload_bytes(level)
     if len(data) != size:
-        raise BadPayload(f"a result of level {level} takes {size} bytes, not {len(data)}")
+        raise BadPayload(f"a result of level {level} must have {size} bytes, not {len(data)}")
     layout = level_layout(results, level)
     gpu = device if device is not None and on_gpu.works_on(device) else None
     if results.whole(level):
@@ -395,9 +395,9 @@ class _Decoding:
         def sentence() -> str:
             entry = _first(wrong)
             fault = (
-                "a value that is zero, too small or not finite"
+                "the value is zero, too small or not finite"
                 if used[entry]
-                else "an unused entry with a value"
+                else "an unused entry has a value"
             )
             return f"{self._entry(entry)}: {fault}"
 
@@ -422,7 +422,7 @@ class _Decoding:
 
         def sentence() -> str:
             segment, block = self._layout.block_of(group, _first(wrong))
-            limits = f"not a set of at most {own.topk} of {own.block} places"
+            limits = f"the indices are not a set of at most {own.topk} of {own.block}"
             return f"level {self._level}, {segment.name}, block {block}: {limits}"
 
         self._checks.refuse(wrong, sentence)
@@ -451,9 +451,9 @@ def _shifts(
     def sentence() -> str:
         block = _first(wrong)
         fault = (
-            f"an exponent that is not from {LEAST} to {MOST}"
+            f"the exponent must be from {LEAST} to {MOST}"
             if has_votes[block]
-            else "an exponent without votes"
+            else "a block without votes has an exponent"
         )
         for part in layout.parts:
             if block < part.blocks.count:

@@ -121,8 +121,8 @@ class InnerSteps:
             finite(own)
             if not size <= _LARGEST_GRADIENT:
                 raise NonFiniteGradient(
-                    f"a gradient of inner step {number + 1} is not finite or beyond {_LARGEST_GRADIENT:.3g}",
-                    "This round's result is skipped; lower the learning rate if it happens again",
+                    f"a gradient of inner step {number + 1} is not finite or exceeds {_LARGEST_GRADIENT:.3g}",
+                    "Lower the learning rate if this happens again",
                 )
         return float(sum(own * len(part) for own, part in zip(read[0], parts, strict=True)))
 

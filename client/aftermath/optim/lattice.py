@@ -107,7 +107,7 @@ def digits_of(values: Tensor, bits: int) -> tuple[Tensor, Tensor]:
     within = (exponents >= LEAST) & (exponents <= MOST) | ~voted
     same = torch.equal(digits * torch.where(voted, _power(exponents), 0.0), values)
     if not (same and bool(within.all())) or (bits == 1 and bool(three.any())):
-        raise ValueError("a value is not on the lattice, or not its block's")
+        raise ValueError("a value is not on the lattice of its block")
     return digits, exponents
 
 

@@ -145,7 +145,7 @@ def works(device: torch.device) -> bool:
 
 @lru_cache(maxsize=8)
 def _moving(device: torch.device) -> bool:
-    return on_gpu.proven(device, _moves_alike, "move numbers differently from torch")
+    return on_gpu.proven(device, _moves_alike, "move values differently from torch")
 
 
 def proof_layout(chunks: Sequence[tuple[int, int]] = ((11, 120), (7, 50), (1, 30))) -> LevelLayout:

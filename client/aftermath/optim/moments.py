@@ -67,14 +67,14 @@ def check_moments(kinds: Mapping[str, Kind], kept: Mapping[str, Tensor]) -> None
     """Raise BadState unless `kept` has all moments of such an optimizer, or none."""
     if kept and kept.keys() != kinds.keys():
         raise BadState(
-            f"an optimizer's state has a missing or unexpected {sorted(kept.keys() ^ kinds.keys())[0]}"
+            f"the optimizer state has a missing or unexpected tensor {sorted(kept.keys() ^ kinds.keys())[0]}"
         )
     for path, tensor in kept.items():
         if (tuple(tensor.shape), tensor.dtype) != kinds[path] or not bool(
             torch.isfinite(tensor).all()
         ):
             raise BadState(
-                f"{path} of an optimizer's state has another shape or dtype, or is not finite"
+                f"{path} of the optimizer state has the wrong shape or dtype, or is not finite"
             )
 
 

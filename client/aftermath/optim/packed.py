@@ -364,4 +364,4 @@ def _spoilt(data: bytes, layout: LevelLayout) -> list[bytes]:
 
 
 def _never(data: bytes) -> WholeVotes:
-    raise AssertionError("a proof does not unpack")
+    raise AssertionError("unpacked an invalid payload")

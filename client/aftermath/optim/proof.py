@@ -67,17 +67,17 @@ def unfit() -> str | None:
 def differing() -> str | None:
     """Return the kernel that differs from torch, or None."""
     kinds: dict[str, Callable[[], bool]] = {
-        "signs are chosen": lambda: _chooses(_VOTES),
-        "values are chosen": lambda: _chooses(_SPARSE),
-        "signs are applied": _signs,
-        "values are applied": _means,
+        "they choose signs": lambda: _chooses(_VOTES),
+        "they choose values": lambda: _chooses(_SPARSE),
+        "they apply signs": _signs,
+        "they apply values": _means,
     }
     for what, same in kinds.items():
         try:
             if not same():
-                return f"compiled kernels differ from torch where {what}"
+                return f"compiled kernels differ from torch when {what}"
         except Exception as error:  # a kernel may raise anything; torch does the same work
-            return f"compiled kernels fail where {what}: {error!r}"
+            return f"compiled kernels fail when {what}: {error!r}"
     return None
 
 
