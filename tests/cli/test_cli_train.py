@@ -54,7 +54,7 @@ def test_train_option_errors_come_before_torch_import(
     below = tmp_path / "file" / "below"
     for arguments, sentence in (
         (("-w", tmp_path / "none.json"), "there is no key file"),
-        (("--device", "nonsense"), "--device 'nonsense' is not a device"),
+        (("--device", "nonsense"), "--device 'nonsense' is not a valid device"),
         (("--checkpoint-dir", below), "--checkpoint-dir"),
         (("--events-dir", below), "--events-dir"),
         (("--bind-p2p-port", port), f"UDP port {port} is already in use"),
@@ -105,7 +105,7 @@ def test_can_join_is_refused_before_torch_import(
 
     done = asked("--device", "nonsense")
     assert done.code == 2
-    assert done.err.startswith("error: --device 'nonsense' is not a device")
+    assert done.err.startswith("error: --device 'nonsense' is not a valid device")
     done = asked()
     assert done.code == 1
     assert done.err.startswith(f"error: there is no run '{run_id}'")

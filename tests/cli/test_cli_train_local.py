@@ -197,7 +197,7 @@ MISTAKES = [
     ),
     (("--tiers", "0,3"), "--tiers 0,3: the config has only tiers 0 to 2", "matformer"),
     (("--shares", "1,2"), "2 shares for 1 member", "one share per member"),
-    (("--device", "abacus"), "--device 'abacus' is not a device", "auto, cpu"),
+    (("--device", "abacus"), "--device 'abacus' is not a valid device", "auto, cpu"),
     (("--seq-len", 4096), "max_position_embeddings in its config.json is 2048", "--seq-len 2048"),
     (
         ("--held-out-path", ""),

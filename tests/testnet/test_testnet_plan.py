@@ -53,8 +53,8 @@ def start(*words: str | Path | int) -> Outcome:
         (["--log", "loud"], "--log"),
         (["--tui", "maybe"], "--tui"),
         (["--backend", "ethereum"], "--backend"),
-        (["--wandb-group", "lab"], "none is named"),
-        (["--trackio-project", "a/b"], "is no name that a tracker takes"),
+        (["--wandb-group", "lab"], "needs a project"),
+        (["--trackio-project", "a/b"], "is not a valid name"),
     ],
 )
 def test_testnet_mistake_is_reported_before_anything_is_made(

@@ -71,9 +71,9 @@ class Leader:
         while (loss := self._share(params, sequences, cancelled)) is None:
             if not self._pass_size.shrink():
                 raise OutOfMemory(
-                    "one of this member's devices has too little memory for its part of the model with one "
+                    "one of this member's devices has too little memory for its part of the model, even with one "
                     "sequence per pass",
-                    "Choose a smaller model (a higher --matformer-tier), or use more devices",
+                    "Choose a higher --matformer-tier, or use more devices",
                 )
         return loss
 

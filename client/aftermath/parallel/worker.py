@@ -64,7 +64,7 @@ def follow(ranks: Ranks) -> NoReturn:
             inner = InnerShard(ranks, schema, command.tier) if schema.optimizer.moments else None
             continue
         if isinstance(command, MomentCommand):
-            assert inner is not None, "a command about moments, but the optimizer has none"
+            assert inner is not None, "received a command about moments, but the optimizer has none"
             inner.follow(command)
             continue
         assert model is not None, "the first command must build the network"
@@ -86,7 +86,7 @@ def follow(ranks: Ranks) -> NoReturn:
                         if inner is not None:
                             inner.keep_gradient(name, gradient)
             case _:
-                assert shard is not None, "a command about a state that is not allocated"
+                assert shard is not None, "received a command about a state before it was allocated"
                 tensors = [ranks.receive(*of, 0) for of in shard.plan.takes(command, ranks.rank)]
                 for reply in shard.perform(command, tensors):
                     ranks.send(reply, 0)
