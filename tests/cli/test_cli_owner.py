@@ -150,7 +150,7 @@ def test_data_unreadable_here_is_a_warning(
     text = (run_dir / "config.toml").read_text()
     for place, says in (
         ('Local = "nowhere"', f"no token data at {Path.cwd() / 'nowhere'}"),
-        ('Server = "x:1"', "the data server x:1 cannot be reached"),
+        ('Server = "x:1"', "cannot reach the data server x:1"),
     ):
         config.write_text(text.replace(f'Local = "{run_dir / "tokens"}"', place))
         found = created("update-config", "--run-id", run_id, "--config-path", config)
