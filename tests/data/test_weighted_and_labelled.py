@@ -96,7 +96,7 @@ def test_mixture_is_described_by_json(tmp_path: Path) -> None:
             {"providers": 3},
         ):
             web.files["/m.json"] = json.dumps(wrong).encode()
-            with pytest.raises(DataError, match=r"describes no mixture|cannot be mixed"):
+            with pytest.raises(DataError, match=r"is not a valid mixture|a mixture cannot contain"):
                 open_source(location({"WeightedHttp": f"{web.url}/m.json"}), 4, 1 << 16)
 
 

@@ -53,7 +53,10 @@ def test_registered_source_refuses_what_its_class_refuses(
     [
         ("Counting = extending.missing:Data", "ModuleNotFoundError"),
         ("Counting = extending.toy_source:CountingTokens", "is not a subclass of DataSource"),
-        ("Local = extending.toy_source:CountingData", "the name of a built-in one"),
+        (
+            "Local = extending.toy_source:CountingData",
+            "the name Local, which a built-in variant has",
+        ),
     ],
 )
 def test_unusable_entry_point_is_refused_with_its_package(

@@ -38,7 +38,7 @@ def test_missing_model_in_files_toml_names_run_files(copied: Path) -> None:
     told = refusal(load_config(copied))
     assert (
         told.fix
-        == "Make it first, as my run.files.toml says: aftermath-solana run-files 'my run.toml'"
+        == "Create it first, as my run.files.toml describes: aftermath-solana run-files 'my run.toml'"
     )
     assert told.found[0].sentence.endswith("runs/demo/model (no config.json)")
     assert told.found[0].line > 1
@@ -68,7 +68,7 @@ def test_missing_tokens_in_files_toml_name_run_files(copied: Path) -> None:
     make = "aftermath-solana run-files 'my run.toml'"
     with pytest.raises(DataError, match="there is no token data at") as told:
         open_run_data(config, 257)
-    assert told.value.fix == f"Make it first, as my run.files.toml says: {make}"
+    assert told.value.fix == f"Create it first, as my run.files.toml describes: {make}"
     assert with_agreed_data(config, 257)[1].endswith(told.value.fix)
     recipe_file(copied).write_text("[model]\npreset = 'demo'\n")
     with pytest.raises(DataError) as told:
