@@ -41,8 +41,8 @@ def moments_in(states: Mapping[str, Mapping[str, Any]]) -> dict[str, Tensor]:
     """Return the moments in an optimizer's states by parameter, named like `moments`."""
     return {
         f"{key}/{name}": torch.as_tensor(value).detach()
-        for name, own in states.items()
-        for key, value in own.items()
+        for name, state in states.items()
+        for key, value in state.items()
     }
 
 
@@ -120,6 +120,9 @@ def _keys(optimizer: torch.optim.Optimizer, tensor: Tensor) -> set[str]:
     if not isinstance(optimizer, Muon):
         return _ADAMW
     matrices = (
-        own for group in optimizer.param_groups if group["orthogonal"] for own in group["params"]
+        matrix
+        for group in optimizer.param_groups
+        if group["orthogonal"]
+        for matrix in group["params"]
     )
-    return _MATRIX if any(own is tensor for own in matrices) else _REST
+    return _MATRIX if any(matrix is tensor for matrix in matrices) else _REST

@@ -84,8 +84,8 @@ def counts(device: torch.device, layouts: Iterable[LevelLayout]) -> bool:
     """Return whether kernels count votes on such levels on the device."""
     few = all(
         group.topk * _FEW <= group.block or group.block < _LANES
-        for own in layouts
-        for group in own.groups
+        for layout in layouts
+        for group in layout.groups
     )
     return few and works_on(device) and _counting(device)
 
@@ -107,11 +107,11 @@ def _counts_alike(device: torch.device) -> bool:
     lattice = []
     signs = []
     for member in range(members):
-        kept = [
+        places = [
             number * group.block + torch.randperm(group.block, generator=draws)[:70]
             for number in range(3)
         ]
-        positions = torch.cat(kept[: 3 - (member == 0)])
+        positions = torch.cat(places[: 3 - (member == 0)])
         values = torch.randint(0, 4, positions.shape, generator=draws, dtype=torch.int8) * 2 - 3
         shifts = torch.randint(
             0, MOST - LEAST + 1, positions.shape, generator=draws, dtype=torch.uint8
@@ -267,7 +267,7 @@ class OnGpu:
 
     def _base(self, group: int) -> int:
         """Return the number of a group's first block within the level."""
-        return sum(own.blocks for own in self._layout.groups[:group])
+        return sum(earlier.blocks for earlier in self._layout.groups[:group])
 
 
 def _tiles(size: int) -> int:
