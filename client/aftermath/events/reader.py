@@ -267,7 +267,7 @@ class EventReader:
         for path in self._paths():
             file = self._files.setdefault(path, EventFile(path))
             processes[path.parent, process_of(path)].append(file)
-        return heapq.merge(*map(_in_turn, processes.values()), key=lambda told: told.at)
+        return heapq.merge(*map(_in_turn, processes.values()), key=lambda record: record.at)
 
     def notes(self) -> list[str]:
         """Return sentences about what could not be read so far."""

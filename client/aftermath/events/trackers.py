@@ -96,7 +96,7 @@ class TrackerOptions:
             name=name,
             id=hashlib.sha256(same.encode()).hexdigest()[:16],
             resume="allow",
-            config=_told(started),
+            config=_config_of(started),
             settings=quiet,
         )
         run.define_metric("step")
@@ -112,7 +112,7 @@ class TrackerOptions:
             # trackio uses this name to resume
             name=f"{_name(started)}-{started.identity[:8]}",
             resume="allow",
-            config=_told(started),
+            config=_config_of(started),
             embed=False,
             auto_log_gpu=False,
             auto_log_cpu=False,
@@ -138,7 +138,7 @@ def _name(started: event_types.MemberStarted) -> str:
     return f"{started.run_id}-tier{started.tier}-{started.wallet[:8]}"
 
 
-def _told(started: event_types.MemberStarted) -> dict[str, Any]:
+def _config_of(started: event_types.MemberStarted) -> dict[str, Any]:
     return {name: getattr(started, name) for name in ("run_id", "tier", "wallet", "version")}
 
 
@@ -436,8 +436,8 @@ class Series:
                 levels = event.levels.items()
                 return {
                     f"optimizer/{level}/{name}": value
-                    for level, said in levels
-                    for name, value in said.items()
+                    for level, stats in levels
+                    for name, value in stats.items()
                 }
         return {}
 
