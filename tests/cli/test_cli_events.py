@@ -292,8 +292,8 @@ def test_plot_of_training_with_run_is_refused(kept: Path, tmp_path: Path) -> Non
     one = local_training(tmp_path / "adamw", [5.0])
     refused = invoke("plot", one, kept, "--json").mistake
     assert f"{kept} is not an --out directory of train-local" in refused["error"]
-    told = invoke("events", kept, one)
-    assert f"skipped {one / lab_events.EVENTS}, which train-local wrote" in told.err
+    result = invoke("events", kept, one)
+    assert f"skipped {one / lab_events.EVENTS}, which train-local wrote" in result.err
 
 
 def test_plot_to_csv_writes_numbers_of_run(kept: Path, tmp_path: Path) -> None:

@@ -194,9 +194,9 @@ def test_train_tui_into_pipe_prints_lines(owner: Shell, tmp_path: Path) -> None:
 def test_train_json_error_is_event_and_object(owner: Shell) -> None:
     done = train(owner, "--run-id", "nowhere", "--json")
     assert done.code == 1
-    told = json.loads(done.err.splitlines()[-1])
-    assert "there is no run 'nowhere'" in told["error"]
-    assert told["fix"]
+    error = json.loads(done.err.splitlines()[-1])
+    assert "there is no run 'nowhere'" in error["error"]
+    assert error["fix"]
     event = json.loads(done.out.splitlines()[-1])
     assert event["kind"] == "error"
-    assert told["error"] in event["message"]
+    assert error["error"] in event["message"]

@@ -367,6 +367,6 @@ def test_invalid_server_settings_name_the_key(
     place: Path, old: str, new: str, sentence: str
 ) -> None:
     (place / "data.toml").write_text(TOML.replace(old, new))
-    with pytest.raises(DataError, match=sentence) as told:
+    with pytest.raises(DataError, match=sentence) as caught:
         load_server_settings(place / "data.toml")
-    assert "seq_len" in told.value.fix
+    assert "seq_len" in caught.value.fix

@@ -129,9 +129,9 @@ def test_unavailable_server_is_read_after_its_return(web: Web) -> None:
 def test_changed_http_file_is_refused(web: Web) -> None:
     source = opened(web)
     web.etag = '"2"'
-    with pytest.raises(DataError, match=r"changed while in use.* to another ETag") as told:
+    with pytest.raises(DataError, match=r"changed while in use.* to another ETag") as caught:
         source.read([1])
-    assert not isinstance(told.value, SourceUnavailable)
+    assert not isinstance(caught.value, SourceUnavailable)
     web.etag = '"1"'
     web.files["/a.bin"] = TOKENS.tobytes()[:-2]
     with pytest.raises(DataError, match="from 12000 to 11998 bytes"):
@@ -150,9 +150,9 @@ def test_changed_http_file_is_refused(web: Web) -> None:
 )
 def test_permanent_failure_is_not_retried(web: Web, fault: str, sentence: str) -> None:
     web.faults = [fault]
-    with pytest.raises(DataError, match=sentence) as told:
+    with pytest.raises(DataError, match=sentence) as caught:
         opened(web)
-    assert not isinstance(told.value, SourceUnavailable)
+    assert not isinstance(caught.value, SourceUnavailable)
     assert len(web.asked) == 1
 
 
@@ -198,9 +198,9 @@ def test_address_secrets_are_not_shown(web: Web, caplog: pytest.LogCaptureFixtur
         == "https://host:1/f.bin"
     )
     address = f"{web.url}/none?token=secret".replace("//", "//ada:secret@")
-    with caplog.at_level(logging.WARNING), pytest.raises(DataError) as told:
+    with caplog.at_level(logging.WARNING), pytest.raises(DataError) as caught:
         HttpFiles([address], CLIENT)
-    assert "secret" not in str(told.value) + caplog.text
+    assert "secret" not in str(caught.value) + caplog.text
 
 
 def test_numbered_http_files_are_read_in_order() -> None:

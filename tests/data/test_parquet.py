@@ -133,10 +133,10 @@ def test_parquet_columns_of_other_types_are_refused(
     tmp_path: Path, columns: dict[str, Any], sentence: str
 ) -> None:
     path = write(tmp_path / "a.parquet", **columns)
-    with pytest.raises(DataError, match=sentence) as told:
+    with pytest.raises(DataError, match=sentence) as caught:
         open_tokens(path, 2, 16, vocab_size=256)
-    assert "a.parquet" in str(told.value)
-    assert told.value.fix
+    assert "a.parquet" in str(caught.value)
+    assert caught.value.fix
 
 
 @pytest.mark.parametrize(
@@ -184,14 +184,14 @@ def test_missing_pyarrow_is_named_in_fix(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(
         parquet, "find_spec", lambda name: None if name == "pyarrow" else known(name)
     )
-    with pytest.raises(DataError, match="pyarrow is not installed") as told:
+    with pytest.raises(DataError, match="pyarrow is not installed") as caught:
         open_tokens(path, 2, 16, vocab_size=256)
-    assert "aftermath[parquet]" in str(told.value.fix)
+    assert "aftermath[parquet]" in str(caught.value.fix)
 
 
 def test_unwritable_unpack_folder_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    with pytest.raises(DataError, match="cannot unpack") as told:
+    with pytest.raises(DataError, match="cannot unpack") as caught:
         open_tokens(write(tmp_path / "a.parquet", tokens=LISTS), 2, 16, vocab_size=256)
-    assert "XDG_CACHE_HOME" in str(told.value.fix)
+    assert "XDG_CACHE_HOME" in str(caught.value.fix)

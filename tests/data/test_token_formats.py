@@ -113,9 +113,9 @@ def test_file_of_other_format_is_refused(
     tmp_path: Path, name: str, data: bytes, width: int, sentence: str
 ) -> None:
     (tmp_path / name).write_bytes(data)
-    with pytest.raises(DataError, match=sentence) as told:
+    with pytest.raises(DataError, match=sentence) as caught:
         open_tokens(tmp_path / name, width, 16, vocab_size=256)
-    assert told.value.fix
+    assert caught.value.fix
 
 
 @given(

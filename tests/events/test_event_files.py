@@ -85,8 +85,8 @@ def test_every_epoch_has_own_event_file_with_header(tmp_path: Path) -> None:
         assert about.items() <= first.items()
         assert first.get("part", 0) == part
         assert datetime.fromisoformat(first["at"]) >= NOON
-    told = kept(tmp_path / "events")
-    names = [str(type(one.event).__struct_config__.tag) for one in told]
+    records = kept(tmp_path / "events")
+    names = [str(type(one.event).__struct_config__.tag) for one in records]
     assert names == [
         "started",
         "measured",
@@ -97,8 +97,8 @@ def test_every_epoch_has_own_event_file_with_header(tmp_path: Path) -> None:
         "state",
         "trained",
     ]
-    assert {one.about.wallet for one in told} == {"Wal1et"}
-    assert [one.at for one in told] == sorted(one.at for one in told)
+    assert {one.about.wallet for one in records} == {"Wal1et"}
+    assert [one.at for one in records] == sorted(one.at for one in records)
 
 
 def test_existing_event_file_is_never_opened(tmp_path: Path) -> None:
@@ -119,8 +119,8 @@ def test_events_of_killed_process_are_kept_except_torn_line(tmp_path: Path) -> N
         assert process.stdout.readline() == "two epochs are over\n"
         process.send_signal(signal.SIGKILL)
     reader = EventReader([tmp_path])
-    told = list(reader.read())
-    trained = [step for _, step in steps(told)]
+    records = list(reader.read())
+    trained = [step for _, step in steps(records)]
     assert trained == list(range(1, len(trained) + 1)), "nothing that was told is missing"
     assert len(trained) > 2 * EPOCH
     files = sorted(tmp_path.iterdir())
@@ -130,7 +130,7 @@ def test_events_of_killed_process_are_kept_except_torn_line(tmp_path: Path) -> N
     cut = newest[: newest.rfind(b"\n", 0, len(newest) - 1) + 20]
     files[-1].write_bytes(cut)
     reader = EventReader([tmp_path])
-    assert len(list(reader.read())) >= len(told) - 1
+    assert len(list(reader.read())) >= len(records) - 1
     assert reader.notes() == [f"skipped the incomplete last line of {files[-1]}"]
 
 
@@ -332,13 +332,13 @@ def test_event_objects_are_read_back_unchanged(tmp_path: Path) -> None:
         for kind in KINDS:
             if kind != "started":
                 member.say(kind, after=0.25)
-    told = kept(tmp_path / "events")
-    assert len(told) == 2 * len(KINDS)
+    records = kept(tmp_path / "events")
+    assert len(records) == 2 * len(KINDS)
     whole = tmp_path / "whole.jsonl"
-    whole.write_text("".join(json.dumps(flat(one)) + "\n" for one in told))
+    whole.write_text("".join(json.dumps(flat(one)) + "\n" for one in records))
     again = kept(whole)
     assert [(one.at, one.about, one.event) for one in again] == [
-        (one.at, one.about, one.event) for one in told
+        (one.at, one.about, one.event) for one in records
     ]
 
 

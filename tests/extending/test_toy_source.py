@@ -63,6 +63,6 @@ def test_unusable_entry_point_is_refused_with_its_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, entry: str, sentence: str
 ) -> None:
     monkeypatch.syspath_prepend(str(install(tmp_path, {GROUP: entry})))
-    with pytest.raises(BadExtension, match=sentence) as told:
+    with pytest.raises(BadExtension, match=sentence) as caught:
         extended(DataLocationChoice, extensions(GROUP, DataSource))  # type: ignore[type-abstract]
-    assert "ninstall" in told.value.fix
+    assert "ninstall" in caught.value.fix

@@ -216,9 +216,9 @@ def test_options_override_config_with_sparseloco(tmp_path: Path) -> None:
     assert recipe(config_path=given, optimizer="distro", lr=1e-3).agreed == Distro(clip=2.0)
     with pytest.raises(
         UsageError, match=r"--inner-optimizer muon: the learning rate in .* is for adamw"
-    ) as told:
+    ) as caught:
         recipe(config_path=given, inner_optimizer="muon")
-    assert told.value.fix == "Pass --lr as well, for example --lr 0.02"
+    assert caught.value.fix == "Pass --lr as well, for example --lr 0.02"
     assert recipe(config_path=given, inner_optimizer="muon", lr=0.01).agreed == replace(
         of_file, inner_optimizer="muon"
     )
@@ -414,16 +414,16 @@ def test_recipe_round_trips_json_and_repeats_tiers() -> None:
     ids=str,
 )
 def test_invalid_recipe_options_are_refused(given: dict[str, Any], sentence: str, fix: str) -> None:
-    with pytest.raises(UsageError) as told:
+    with pytest.raises(UsageError) as caught:
         bare(**given)
-    assert sentence in told.value.message
-    assert fix in told.value.fix
+    assert sentence in caught.value.message
+    assert fix in caught.value.fix
 
 
 def test_constant_batch_size_is_reported_as_one_number() -> None:
-    with pytest.raises(UsageError) as told:
+    with pytest.raises(UsageError) as caught:
         bare(members=2, shares="1,2")
-    assert told.value.message.endswith("a step has 32")
+    assert caught.value.message.endswith("a step has 32")
 
 
 def test_block_may_be_sent_whole() -> None:
@@ -444,18 +444,18 @@ def test_block_may_be_sent_whole() -> None:
     ],
 )
 def test_missing_recipe_files_are_named(tmp_path: Path, old: str, new: str, sentence: str) -> None:
-    with pytest.raises(Unsuitable, match=sentence) as told:
+    with pytest.raises(Unsuitable, match=sentence) as caught:
         recipe(config_path=file(tmp_path, (old, new)))
-    assert told.value.fix
+    assert caught.value.fix
     recipe(config_path=file(tmp_path, (old, new)), model=Path("m"), data_path=Path("d"))
 
 
 def test_rate_at_which_decay_flips_weights_is_refused(tmp_path: Path) -> None:
     given = file(tmp_path)  # its weight decay is 0.01
     assert recipe(config_path=given, lr=100.0).schedule.base_lr == 100
-    with pytest.raises(UsageError, match=r"rate of 100\.1 with .* of 0\.01 would flip") as told:
+    with pytest.raises(UsageError, match=r"rate of 100\.1 with .* of 0\.01 would flip") as caught:
         recipe(config_path=given, lr=100.1)
-    assert told.value.fix == "Pass --lr 100 or less"
+    assert caught.value.fix == "Pass --lr 100 or less"
 
 
 def test_invalid_config_error_has_its_line(tmp_path: Path) -> None:

@@ -174,9 +174,9 @@ def test_lone_too_slow_member_is_warned_once_per_epoch(tmp_path: Path, witnesses
         total_steps=60,
     )
     [alone] = sim.players
-    told = [event for event in alone.saw("warning") if "sequences took" in event["message"]]
-    assert len(told) == 2, "one for each epoch"
-    for event in told:
+    warnings = [event for event in alone.saw("warning") if "sequences took" in event["message"]]
+    assert len(warnings) == 2, "one for each epoch"
+    for event in warnings:
         assert (
             "9 sequences took more than 40 s, but a round leaves at most 15 s for them"
             in event["message"]

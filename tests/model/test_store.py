@@ -156,9 +156,9 @@ def test_save_with_safetensors_error_is_refused(
     monkeypatch.setattr(store, "save_file", limited)
     with pytest.raises(
         CheckpointError, match=r"cannot write to .*: I/O error: Read-only file system"
-    ) as told:
+    ) as caught:
         keep(tmp_path, 1)
-    assert told.value.fix == "Name a directory that you may write to"
+    assert caught.value.fix == "Name a directory that you may write to"
     assert not [*tmp_path.iterdir()]
 
 

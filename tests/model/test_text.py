@@ -24,9 +24,9 @@ def test_tokenizer_file_loads(tmp_path: Path) -> None:
 def test_invalid_tokenizer_file_is_refused_with_fix(tmp_path: Path, content: bytes | None) -> None:
     if content is not None:
         (tmp_path / "tokenizer.json").write_bytes(content)
-    with pytest.raises(CheckpointError, match=r"tokenizer\.json") as told:
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json") as caught:
         load_tokenizer(tmp_path)
-    assert told.value.fix == "Put the model's tokenizer.json there"
+    assert caught.value.fix == "Put the model's tokenizer.json there"
 
 
 def test_prompt_needs_tokens_known_to_model() -> None:

@@ -91,9 +91,9 @@ def test_hostile_tokenizer_is_an_error_with_fix(what: str) -> None:
         tokenizer = _changed(**HOSTILE[what])
         tokenizer.decode(tokenizer.encode(TEXT))
 
-    with pytest.raises(CheckpointError, match=r"^there/tokenizer\.json (is not|cannot)") as told:
+    with pytest.raises(CheckpointError, match=r"^there/tokenizer\.json (is not|cannot)") as caught:
         use()
-    assert told.value.fix == "Put the model's tokenizer.json there"
+    assert caught.value.fix == "Put the model's tokenizer.json there"
 
 
 CUTS_OR_PADS = {
