@@ -35,11 +35,13 @@ def refusal_of(name: str, run_id: str) -> Refused:
 
 @pytest.mark.parametrize("name", sorted(_TEXTS))
 def test_refusal_names_run_and_existing_commands(name: str) -> None:
-    told = refusal_of(name, "my run")
-    assert told.name == name
-    assert not re.search(r"[{}]|\bRUN\b|update\(|_update\b|set_paused", told.message + told.fix)
-    assert "the run " not in told.message
-    for line in COMMAND.findall(told.fix):
+    refused = refusal_of(name, "my run")
+    assert refused.name == name
+    assert not re.search(
+        r"[{}]|\bRUN\b|update\(|_update\b|set_paused", refused.message + refused.fix
+    )
+    assert "the run " not in refused.message
+    for line in COMMAND.findall(refused.fix):
         command, *words = shlex.split(line)
         assert command in INDEX
         if "--run-id" in words:

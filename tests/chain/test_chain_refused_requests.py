@@ -80,10 +80,10 @@ async def test_refused_request_has_fix_for_its_reason(answer: Answer, expected: 
     node = Node()
     node.always = answer
     async with serving(node) as where, RpcPool(where, patience=1.0) as pool:
-        with pytest.raises(Unavailable, match=f"(?s){expected}") as told:
+        with pytest.raises(Unavailable, match=f"(?s){expected}") as caught:
             await pool.call(get_slot)
-    assert "hidden" not in str(told.value)
-    assert ("localnet" in told.value.fix) is ("Check that it runs" in expected)
+    assert "hidden" not in str(caught.value)
+    assert ("localnet" in caught.value.fix) is ("Check that it runs" in expected)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ async def test_refused_request_has_fix_for_its_reason(answer: Answer, expected: 
 )
 async def test_unreachable_node_fix_fits_its_address(address: str, expected: str) -> None:
     async with RpcPool([endpoint(address)], patience=0.1) as pool:
-        with pytest.raises(Unavailable) as told:
+        with pytest.raises(Unavailable) as caught:
             await pool.call(get_slot)
-    assert expected in told.value.fix
-    assert ("localnet" in told.value.fix) == ("127.0.0.1" in address)
+    assert expected in caught.value.fix
+    assert ("localnet" in caught.value.fix) == ("127.0.0.1" in address)

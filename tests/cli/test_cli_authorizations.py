@@ -159,9 +159,9 @@ def test_permissioned_run_by_seed_scripts_admits_delegates(
     assert owner("set-paused", "--run-id", run_id, "resume").code == 0
     refusal = "is not admitted to run"
     assert refusal in reasons(owner, run_id, grantee)
-    told = owner("can-join", "--run-id", run_id, "--address", grantee)
-    assert "not-authorized" in json.loads(told.out)["codes"]
-    (fix,) = json.loads(told.out)["fixes"]
+    result = owner("can-join", "--run-id", run_id, "--address", grantee)
+    assert "not-authorized" in json.loads(result.out)["codes"]
+    (fix,) = json.loads(result.out)["fixes"]
     assert f"Ask the run's join authority {public(grantor)} for an" in fix
     assert fix.endswith("if you are a delegate, pass --authorizer GRANTEE")
 

@@ -115,10 +115,10 @@ def test_validate_mistake_equals_update_config_error(
     assert text.count(right) == 1
     mistakes = refused(run_toml, text.replace(right, wrong))
     assert mistakes[0]["code"] == code
-    told = invoke(
+    result = invoke(
         "update-config", "--run-id", "nowhere", "--config-path", run_toml, "--json"
     ).error["error"]
-    assert told.split("\n") == [f"{run_toml}:{one['line']}: {one['message']}" for one in mistakes]
+    assert result.split("\n") == [f"{run_toml}:{one['line']}: {one['message']}" for one in mistakes]
     shown = invoke("config", "validate", run_toml)
     assert shown.code == 1
     assert f"{run_toml}:{mistakes[0]['line']}: {mistakes[0]['message']}" in shown.out
@@ -151,19 +151,19 @@ def test_mistakes_are_listed_in_line_order(run_toml: Path, wrong: dict[str, str]
     lines = [one["line"] for one in mistakes]
     assert len(set(lines)) > 1
     assert lines == sorted(lines)
-    told = invoke(
+    result = invoke(
         "update-config", "--run-id", "nowhere", "--config-path", run_toml, "--json"
     ).error["error"]
-    assert told.split("\n") == [f"{run_toml}:{one['line']}: {one['message']}" for one in mistakes]
+    assert result.split("\n") == [f"{run_toml}:{one['line']}: {one['message']}" for one in mistakes]
 
 
 PLACES = {
     'Server = "a:b:c"': "not a valid address of a data server",
-    'Http = { location = { SingleUrl = "ftp://example.org/x" } }': "not a valid http address",
-    'Http = { location = { SingleUrl = "tokens.bin" } }': "not a valid http address",
-    'Http = { location = { NumberedFiles = { url_template = "https://x/", num_files = 4000000000 } } }': "no single {}",
+    'Http = { location = { SingleUrl = "ftp://example.org/x" } }': "not a valid HTTP address",
+    'Http = { location = { SingleUrl = "tokens.bin" } }': "not a valid HTTP address",
+    'Http = { location = { NumberedFiles = { url_template = "https://x/", num_files = 4000000000 } } }': "exactly once",
     'Http = { location = { Gcp = { bucket_name = "A B" } } }': "not a valid bucket name",
-    'WeightedHttp = "https://"': "not a valid http address",
+    'WeightedHttp = "https://"': "not a valid HTTP address",
 }
 
 
@@ -328,8 +328,8 @@ def test_explain_table_lists_keys_and_suffix_matches() -> None:
 
 
 def test_explain_unknown_key_suggests_nearest() -> None:
-    told = invoke("config", "explain", "config.global_batch_sise_end", "--json").mistake
-    assert told["fix"].startswith("Did you mean config.global_batch_size_end")
+    result = invoke("config", "explain", "config.global_batch_sise_end", "--json").mistake
+    assert result["fix"].startswith("Did you mean config.global_batch_size_end")
     assert "compression_topk" in invoke("config", "explain", "topk", "--json").mistake["fix"]
     assert (
         invoke("config", "explain", "zzz", "--json").mistake["fix"]

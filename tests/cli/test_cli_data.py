@@ -36,7 +36,7 @@ def test_tokenize_output_is_readable_by_inspect(tmp_path: Path) -> None:
     assert found["seq_len"] == 8
     again = invoke(*tokenize)
     assert again.code == 1
-    assert "already holds token files" in again.err
+    assert "already has token files" in again.err
 
 
 def _tokenizer_with(place: Path, *special: str) -> Path:

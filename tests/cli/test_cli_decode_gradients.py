@@ -55,9 +55,9 @@ def put(place: Path, file: GradientFile) -> Path:
 
 def test_decode_gradients_describes_each_level(tmp_path: Path) -> None:
     file = result_of(SCHEMA, 1)
-    (told,) = invoke("decode-gradients", put(tmp_path, file), "--json").data
-    levels = told.pop("levels")
-    assert told == {
+    (described,) = invoke("decode-gradients", put(tmp_path, file), "--json").data
+    levels = described.pop("levels")
+    assert described == {
         "file": str(tmp_path / "step-000012-member-3.safetensors"),
         "run_id": "demo",
         "epoch": 0,
@@ -94,8 +94,8 @@ def test_decode_gradients_text_has_one_line_per_level(tmp_path: Path) -> None:
 def test_decode_gradients_out_writes_parameter_tensors(tmp_path: Path, schema: Schema) -> None:
     files = [result_of(schema, tier=1, seat=3), result_of(schema, tier=0, seat=4)]
     paths = [put(tmp_path, file) for file in files]
-    told = invoke("decode-gradients", *paths, "--out", tmp_path / "new" / "dense", "--json").data
-    for file, entry in zip(files, told, strict=True):
+    result = invoke("decode-gradients", *paths, "--out", tmp_path / "new" / "dense", "--json").data
+    for file, entry in zip(files, result, strict=True):
         assert entry["out"] == str(tmp_path / "new" / "dense" / file.name)
         found = load_file(entry["out"])
         expected = dict(dense(schema, file.votes(), 0.1))
@@ -140,9 +140,9 @@ def test_decode_gradients_invalid_payload_is_refused(tmp_path: Path) -> None:
     file = result_of(SCHEMA, 2)
     size = SCHEMA.results.payload_bytes(2)
     broken = GradientFile(SCHEMA, file.about, {2: b"\xff" * size})
-    told = invoke("decode-gradients", put(tmp_path, broken), "--json").error
-    assert "is not a valid result: level 2" in told["error"]
-    assert told["fix"]
+    result = invoke("decode-gradients", put(tmp_path, broken), "--json").error
+    assert "is not a valid result: level 2" in result["error"]
+    assert result["fix"]
 
 
 def test_decode_gradients_too_large_model_is_refused(
@@ -158,7 +158,7 @@ def test_decode_gradients_too_large_model_is_refused(
     )
     about = About(run_id="demo", epoch=0, round=0, step=1, seat=0, tier=0, learning_rate=0.1)
     path = put(tmp_path, GradientFile(schema, about, {0: payload}))
-    told = invoke("decode-gradients", path, "--out", tmp_path / "dense", "--json").error
-    assert "would take" in told["error"]
-    assert "more than the limit" in told["error"]
+    result = invoke("decode-gradients", path, "--out", tmp_path / "dense", "--json").error
+    assert "would take" in result["error"]
+    assert "more than the limit" in result["error"]
     assert not (tmp_path / "dense").exists()

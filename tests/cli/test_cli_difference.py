@@ -94,12 +94,12 @@ def test_printed_changes_equal_dump_differences(
         for key in before | after
         if before.get(key) != after.get(key)
     }
-    told = {one["key"]: (one["old"], one["new"]) for one in done["changes"]}
-    assert told == {key: values for key, values in seen.items() if key not in drawn}
-    assert told["run.config.cooldown_time"][1] == 77
-    assert told["model.optimizer.kind"] == ("distro", "sparseloco")
-    assert told["model.optimizer.quantize_1bit"][1] is None
-    assert told["model.metadata.name"] == ("Test", "New")
+    changes = {one["key"]: (one["old"], one["new"]) for one in done["changes"]}
+    assert changes == {key: values for key, values in seen.items() if key not in drawn}
+    assert changes["run.config.cooldown_time"][1] == 77
+    assert changes["model.optimizer.kind"] == ("distro", "sparseloco")
+    assert changes["model.optimizer.quantize_1bit"][1] is None
+    assert changes["model.metadata.name"] == ("Test", "New")
 
 
 def test_unchanged_config_is_not_sent(configured: Shell, run_id: str, run_dir: Path) -> None:

@@ -239,10 +239,10 @@ def test_dry_run_of_empty_wallet_requests_no_funds(owner: Shell, run_id: str) ->
     assert data["needed_lamports"] > data["total_lamports"] > 600_000_000
     assert [one["outcome"] for one in data["transactions"]] == ["open"] * len(data["transactions"])
     line = ("create-run", "--rpc", owner.rpc, "-w", owner.wallet, "--run-id", run_id, "--dry-run")
-    told = " ".join(invoke(*line).out.split())
+    text = " ".join(invoke(*line).out.split())
     lacks = f"{data['needed_lamports'] / 1e9:.9f}".rstrip("0")
-    assert f"unknown until the wallet has the missing {lacks} SOL" in told
-    assert f"it lacks {lacks} SOL" in told
+    assert f"unknown until the wallet has the missing {lacks} SOL" in text
+    assert f"it lacks {lacks} SOL" in text
     elsewhere = invoke(*line, "--rpc-2", NOT_LOCAL)
     assert elsewhere.code == 1
     assert re.search(r"would fail: the wallet lacks 0\.62\d+ SOL", " ".join(elsewhere.out.split()))

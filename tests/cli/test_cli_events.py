@@ -151,8 +151,8 @@ def test_events_invalid_lines_are_skipped_with_warning(kept: Path) -> None:
         file.write('not an event\n{"at":"2026')
     shown = invoke("events", kept)
     assert shown.code == 0
-    assert "skipped an incomplete last line of " in shown.err
-    assert "cannot be read by this version and is passed over" in shown.err
+    assert "skipped the incomplete last line of " in shown.err
+    assert "which this version cannot read" in shown.err
 
 
 def test_export_of_file_without_events_is_refused(tmp_path: Path) -> None:
@@ -292,8 +292,8 @@ def test_plot_of_training_with_run_is_refused(kept: Path, tmp_path: Path) -> Non
     one = local_training(tmp_path / "adamw", [5.0])
     refused = invoke("plot", one, kept, "--json").mistake
     assert f"{kept} is not an --out directory of train-local" in refused["error"]
-    told = invoke("events", kept, one)
-    assert f"skipped {one / lab_events.EVENTS}: train-local wrote it" in told.err
+    result = invoke("events", kept, one)
+    assert f"skipped {one / lab_events.EVENTS}, which train-local wrote" in result.err
 
 
 def test_plot_to_csv_writes_numbers_of_run(kept: Path, tmp_path: Path) -> None:

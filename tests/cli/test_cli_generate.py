@@ -55,10 +55,10 @@ def test_generate_text_has_prompt_and_continuation(run_dir: Path) -> None:
 def test_generate_with_invalid_options_exits_2(
     run_dir: Path, more: tuple[str | int, ...], sentence: str, fix: str
 ) -> None:
-    told = invoke("generate", "--model", run_dir / "model", *SAID, *more)
-    assert told.code == 2
-    assert sentence in told.err
-    assert fix in told.err
+    result = invoke("generate", "--model", run_dir / "model", *SAID, *more)
+    assert result.code == 2
+    assert sentence in result.err
+    assert fix in result.err
 
 
 def test_generate_with_incomplete_checkpoint_exits_1(run_dir: Path, tmp_path: Path) -> None:
@@ -71,10 +71,10 @@ def test_generate_with_incomplete_checkpoint_exits_1(run_dir: Path, tmp_path: Pa
         (copy / "tokenizer.json").unlink()
         if content is not None:
             (copy / "tokenizer.json").write_bytes(content)
-        told = invoke("generate", "--model", copy, *SAID)
-        assert told.code == 1
-        assert sentence in told.err
-        assert "tokenizer.json there" in told.err
+        result = invoke("generate", "--model", copy, *SAID)
+        assert result.code == 1
+        assert sentence in result.err
+        assert "tokenizer.json there" in result.err
     assert invoke("generate", "--model", tmp_path / "none", *SAID).code == 1
 
 
@@ -86,5 +86,5 @@ def test_generate_uses_tier_of_exported_model(run_dir: Path, tmp_path: Path) -> 
     alone = invoke("generate", "--model", tmp_path / "model-tier1", *SAID)
     assert alone.code == 0, alone.err
     assert alone.out == invoke("generate", "--model", run_dir / "model", *SAID, "--tier", 1).out
-    told = invoke("generate", "--model", tmp_path / "model-tier1", *SAID, "--tier", 2)
-    assert (told.code, "already a slice of tier 1" in told.err) == (1, True)
+    result = invoke("generate", "--model", tmp_path / "model-tier1", *SAID, "--tier", 2)
+    assert (result.code, "is a slice of tier 1, which" in result.err) == (1, True)

@@ -203,8 +203,10 @@ def test_init_next_steps_lead_to_training_run(
     monkeypatch.setenv("RPC", rpc)
     options = ("--preset", "llama-1m", "--data-path", run_dir / "tokens", "--steps", 20)
     said = invoke("init", "--out", "my first.toml", *options).out
-    told = said.partition("next steps, the first in a terminal of its own:\n")[2].splitlines()
-    lines = [line.strip() for line in told[: told.index("or everything at once on this machine:")]]
+    steps = said.partition("next steps, the first in a terminal of its own:\n")[2].splitlines()
+    lines = [
+        line.strip() for line in steps[: steps.index("or everything at once on this machine:")]
+    ]
     assert lines[0] == "aftermath-solana localnet"
     assert [line.split()[1] for line in lines[2:]] == [
         "show-identity",
@@ -267,8 +269,8 @@ def test_init_warns_only_about_chosen_values() -> None:
 def test_init_with_existing_output_is_refused() -> None:
     for name in ("run.toml", "run.files.toml"):
         Path(name).write_text("mine")
-        told = invoke("init", "--out", "run.toml", "--json").error
-        assert told["error"] == f"{name} exists already"
+        result = invoke("init", "--out", "run.toml", "--json").error
+        assert result["error"] == f"{name} exists already"
         assert Path(name).read_text() == "mine"
         assert invoke("init", "--out", "run.toml", "--force", "--json").code == 0
         assert "mine" not in Path(name).read_text()

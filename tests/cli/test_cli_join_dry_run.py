@@ -85,14 +85,14 @@ def test_join_dry_run_text_lists_costs_and_exclusions(bonded: Shell, run_id: str
     )
     said = invoke(*line, "--dry-run")
     assert said.code == 0, said.err
-    told = " ".join(said.out.split())
+    text = " ".join(said.out.split())
     for words in (
         "nothing was sent",
         "of rent, 0.02 SOL of bond",
         "returns 0.02",
         "on top a fee for each transaction",
     ):
-        assert words in told
+        assert words in text
     assert "next:" not in said.err
 
 

@@ -73,9 +73,9 @@ def test_preset_accepts_shape_options(tmp_path: Path) -> None:
         (("--preset", "llama-2m"), "Choose one of llama-1m"),
         (("--preset", "llama-1m", "--architecture", "nanogpt"), "contradicts the preset"),
     ):
-        told = invoke("model", "init", *arguments, "--out", str(tmp_path / "n"))
-        assert told.code == 2
-        assert says in told.err
+        result = invoke("model", "init", *arguments, "--out", str(tmp_path / "n"))
+        assert result.code == 2
+        assert says in result.err
 
 
 def test_inspect_of_slice_lists_only_its_tiers(made: Path) -> None:
@@ -118,8 +118,8 @@ def test_export_of_named_tiers_works_for_odd_width(tmp_path: Path) -> None:
     shape = [*SHAPE[:-1], "63", "--matformer-tiers", str(tmp_path / "tiers.json")]
     assert invoke("model", "init", "--out", str(tmp_path / "m"), *shape).code == 0
     assert invoke("model", "export", "--src", str(tmp_path / "m"), "--tiers", "1").code == 0
-    told = invoke("model", "export", "--src", str(tmp_path / "m"), "--tiers", "2")
-    assert (told.code, "has only 1 tier besides the full model" in told.err) == (2, True)
+    result = invoke("model", "export", "--src", str(tmp_path / "m"), "--tiers", "2")
+    assert (result.code, "has only 1 tier besides the full model" in result.err) == (2, True)
 
 
 def test_merge_of_foreign_slice_is_refused(made: Path, tmp_path: Path) -> None:
@@ -127,8 +127,8 @@ def test_merge_of_foreign_slice_is_refused(made: Path, tmp_path: Path) -> None:
     assert invoke("model", "init", "--out", str(other), *SHAPE[:-1], "128").code == 0
     part = str(made.with_name("m-tier1"))
     out = str(tmp_path / "x")
-    told = invoke("model", "merge", "--into", str(other), "--slice", part, "--out", out)
-    assert (told.code, "describe different models" in told.err) == (1, True)
+    result = invoke("model", "merge", "--into", str(other), "--slice", part, "--out", out)
+    assert (result.code, "describe different models" in result.err) == (1, True)
 
 
 def _changed(path: Path, change: Any) -> None:
@@ -144,7 +144,7 @@ def _not_finite(weights: dict[str, torch.Tensor]) -> None:
 @pytest.mark.parametrize(
     ("file", "change", "says"),
     [
-        ("m/model.safetensors", _not_finite, "model.norm.weight holds a value that is not finite"),
+        ("m/model.safetensors", _not_finite, "model.norm.weight has a value that is not finite"),
         (
             "m-tier2/model.safetensors",
             lambda weights: weights["model.norm.weight"].add_(1),
@@ -161,9 +161,9 @@ def test_verify_of_damaged_model_is_refused(made: Path, file: str, change: Any, 
     whole = invoke("model", "verify", "--model", str(made), "--json")
     assert json.loads(whole.out)["tiers"] == [1, 2]
     _changed(made.parent / file, change)
-    told = invoke("model", "verify", "--model", str(made))
-    assert told.code == 1
-    assert says in told.err
+    result = invoke("model", "verify", "--model", str(made))
+    assert result.code == 1
+    assert says in result.err
 
 
 def test_verify_of_foreign_slice_is_refused(made: Path) -> None:
@@ -179,9 +179,9 @@ def test_verify_of_foreign_slice_is_refused(made: Path) -> None:
 
 def test_model_verify_of_slice_checks_tensors_and_digests(made: Path) -> None:
     part = made.with_name("m-tier1")
-    told = invoke("model", "verify", "--model", str(part))
-    assert told.code == 0
-    assert "tensors of tier 1 complete and finite, 2 files matching the manifest" in told.out
+    result = invoke("model", "verify", "--model", str(part))
+    assert result.code == 0
+    assert "tensors of tier 1 complete and finite, 2 files matching the manifest" in result.out
     _changed(part / "model.safetensors", lambda weights: weights["model.norm.weight"].add_(1))
     assert "SHA-256 differs" in invoke("model", "verify", "--model", str(part)).err
     moved = part.rename(part.with_name("elsewhere"))
@@ -195,10 +195,10 @@ def test_merge_of_slice_of_another_training_warns_with_distance(made: Path, tmp_
     assert invoke("model", "init", "--out", str(other), "--seed", "7", *SHAPE).code == 0
     part = str(made.with_name("m-tier1"))
     out = str(tmp_path / "x")
-    told = invoke("model", "merge", "--into", str(other), "--slice", part, "--out", out)
-    assert told.code == 0
+    result = invoke("model", "merge", "--into", str(other), "--slice", part, "--out", out)
+    assert result.code == 0
     found = re.search(
-        r"warning: \d+ tensors of .* differ from .* by (\d+)\.\d%", told.err.replace("\n", " ")
+        r"warning: \d+ tensors of .* differ from .* by (\d+)\.\d%", result.err.replace("\n", " ")
     )
     assert found
     assert int(found[1]) > 10
@@ -250,8 +250,8 @@ def test_export_to_another_directory_has_all_files_and_dtype(
 
 def test_lossy_bf16_export_needs_another_directory(made: Path) -> None:
     before = (made.with_name("m-tier1") / "model.safetensors").read_bytes()
-    told = invoke("model", "export", "--src", made, "--tiers", "1", "--dtype", "bfloat16")
-    assert (told.code, "--out DIRECTORY" in told.err) == (1, True)
+    result = invoke("model", "export", "--src", made, "--tiers", "1", "--dtype", "bfloat16")
+    assert (result.code, "--out DIRECTORY" in result.err) == (1, True)
     assert (made.with_name("m-tier1") / "model.safetensors").read_bytes() == before
     weights = load_file(made / "model.safetensors")
     save_file(
@@ -266,10 +266,10 @@ def test_model_push_without_repository_or_token_is_refused(
     made: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("HF_TOKEN", raising=False)
-    told = invoke("model", "push", "--model", str(made), "--repo", "nobody")
-    assert (told.code, "Use OWNER/NAME" in told.err) == (2, True)
-    told = invoke("model", "push", "--model", str(made), "--repo", "me/tiny")
-    assert (told.code, "Set HF_TOKEN" in told.err) == (1, True)
+    result = invoke("model", "push", "--model", str(made), "--repo", "nobody")
+    assert (result.code, "Use OWNER/NAME" in result.err) == (2, True)
+    result = invoke("model", "push", "--model", str(made), "--repo", "me/tiny")
+    assert (result.code, "Set HF_TOKEN" in result.err) == (1, True)
 
 
 def _tokenizer(place: Path, **files: dict[str, Any]) -> Path:
@@ -323,7 +323,7 @@ def test_model_init_takes_vocabulary_and_end_of_tokenizer(
         ("object.json", (), 1, "object.json is not a tokenizer"),
         ("pointer.json", (), 1, "pointer.json is a git-lfs pointer"),
         ("missing.json", (), 1, "there is no such file"),
-        ("tokenizer.model", (), 1, "SentencePiece's format"),
+        ("tokenizer.model", (), 1, "is a SentencePiece model"),
     ],
 )
 def test_model_init_with_unfit_tokenizer_writes_nothing(

@@ -217,7 +217,7 @@ SUGGESTED = {
         "(aftermath-solana set-paused --run-id 'a b' pause WHERE), or resume"
     ),
     "aftermath-solana close-run --run-id r --yes ends it": "aftermath-solana close-run --run-id r --yes WHERE ends it",
-    "aftermath-solana model init makes one": "aftermath-solana model init makes one",
+    "aftermath-solana model init creates one": "aftermath-solana model init creates one",
     "aftermath-solana localnet, or aftermath-solana --help": "aftermath-solana localnet, or aftermath-solana --help",
     "aftermath-solana tick --help explains it": "aftermath-solana tick --help explains it",
     "aftermath-solana nonsense --rpc": "aftermath-solana nonsense --rpc",

@@ -158,7 +158,7 @@ def test_data_unreadable_here_is_a_warning(
     text = (run_dir / "config.toml").read_text()
     for place, says in (
         ('Local = "nowhere"', f"no token data at {Path.cwd() / 'nowhere'}"),
-        ('Server = "x:1"', "the data server x:1 cannot be reached"),
+        ('Server = "x:1"', "cannot reach the data server x:1"),
     ):
         config.write_text(text.replace(f'Local = "{run_dir / "tokens"}"', place))
         found = created("update-config", "--run-id", run_id, "--config-path", config)
@@ -450,10 +450,10 @@ def test_list_runs_shows_run(unchanged: tuple[Shell, str]) -> None:
 def test_run_description_equals_member_view(configured: Shell, run_id: str) -> None:
     said = configured("create-run", "--run-id", f"{run_id}b", "--name", "Two words")
     assert said.data["state"] == "uninitialized"
-    told = invoke(
+    result = invoke(
         "create-run", "--rpc", configured.rpc, "-w", configured.wallet, "--run-id", f"{run_id}c"
     ).out
-    assert "uninitialized" not in told
+    assert "uninitialized" not in result
     configured("set-paused", "--run-id", run_id, "resume")
     [line] = [
         line
@@ -569,10 +569,10 @@ def test_close_run_on_terminal_asks(configured: Shell, run_id: str) -> None:
     closed = invoke_typing("y\n", *line)
     assert closed.code == 0, closed.err
     assert f"run {run_id} is closed" in closed.out
-    told = configured("show-run", "--run-id", run_id).error
-    assert "there is no run" in told["error"]
-    assert told["code"] == "no-such-run"
-    assert "list-runs" in told["fix"]
+    error = configured("show-run", "--run-id", run_id).error
+    assert "there is no run" in error["error"]
+    assert error["code"] == "no-such-run"
+    assert "list-runs" in error["fix"]
 
 
 def test_closed_run_is_unknown_to_every_command(
@@ -596,9 +596,9 @@ def test_closed_run_is_unknown_to_every_command(
         ("set-future-epoch-rates", "--earning-rate-total-shared", "1"),
         ("close-run", "--yes"),
     ):
-        told = configured(command, "--run-id", run_id, *arguments).error
-        assert told["code"] == "no-such-run", (command, told)
-        assert "list-runs" in told["fix"], command
+        error = configured(command, "--run-id", run_id, *arguments).error
+        assert error["code"] == "no-such-run", (command, error)
+        assert "list-runs" in error["fix"], command
 
 
 def test_close_run_refused_without_question(configured: Shell, run_id: str) -> None:

@@ -177,14 +177,14 @@ def test_profile_does_not_apply_to_servers_and_local_networks(
 
 def test_error_names_values_from_profile(tmp_path: Path) -> None:
     store(wallet=str(tmp_path / "none.json"), run="demo", rpc="http://127.0.0.1:9/?api-key=secret")
-    told = invoke("tick", "--rpc", "http://127.0.0.1:9", "--json").error
-    assert told["code"] == "wallet"
+    result = invoke("tick", "--rpc", "http://127.0.0.1:9", "--json").error
+    assert result["code"] == "wallet"
     origin = f"From the profile: wallet {tmp_path / 'none.json'}, run demo (aftermath-solana config show)"
-    assert told["fix"].endswith(origin)
-    told = invoke("tick", "--json").error
-    assert "rpc http://127.0.0.1:9, " in told["fix"]
-    assert "secret" not in told["fix"]
-    told = invoke(
+    assert result["fix"].endswith(origin)
+    result = invoke("tick", "--json").error
+    assert "rpc http://127.0.0.1:9, " in result["fix"]
+    assert "secret" not in result["fix"]
+    result = invoke(
         "tick",
         "--run-id",
         "x",
@@ -194,7 +194,7 @@ def test_error_names_values_from_profile(tmp_path: Path) -> None:
         "http://127.0.0.1:9",
         "--json",
     ).error
-    assert "profile" not in told["fix"]
+    assert "profile" not in result["fix"]
 
 
 @pytest.mark.parametrize(
@@ -226,9 +226,9 @@ def test_error_names_the_profile_only_where_it_applies(
 
 def test_unrelated_error_does_not_name_profile(tmp_path: Path) -> None:
     store(run="demo")
-    told = invoke("update-config", "--config-path", tmp_path / "none.toml", "--json").error
-    assert told["code"] == "config"
-    assert "profile" not in told["fix"]
+    result = invoke("update-config", "--config-path", tmp_path / "none.toml", "--json").error
+    assert result["code"] == "config"
+    assert "profile" not in result["fix"]
 
 
 @pytest.mark.parametrize(
@@ -315,9 +315,9 @@ def test_invalid_profile_file_is_reported_and_kept(profile: Path, text: str | by
     raw = text if isinstance(text, bytes) else text.encode()
     profile.write_bytes(raw)
     for line in (("tick", "--run-id", "x"), ("config", "show"), ("config", "set", "run", "x")):
-        told = invoke(*line, "--json").error
-        assert told["code"] == "profile"
-        assert str(profile) in told["error"]
+        result = invoke(*line, "--json").error
+        assert result["code"] == "profile"
+        assert str(profile) in result["error"]
     assert profile.read_bytes() == raw
     assert invoke("tick", "--help").code == 0
     # this command uses nothing from the profile
@@ -327,9 +327,9 @@ def test_invalid_profile_file_is_reported_and_kept(profile: Path, text: str | by
 def test_invalid_handwritten_profile_value_names_its_file(profile: Path) -> None:
     profile.parent.mkdir(parents=True)
     profile.write_text(f'run = "{"x" * 33}"\n')
-    told = invoke("tick", "--json").mistake
-    assert "is not a valid run id" in told["error"]
-    assert "From the profile: run xxx" in told["fix"]
+    result = invoke("tick", "--json").mistake
+    assert "is not a valid run id" in result["error"]
+    assert "From the profile: run xxx" in result["fix"]
 
 
 def test_profile_path_may_be_changed_or_disabled(
@@ -351,10 +351,10 @@ def test_profile_path_may_be_changed_or_disabled(
 
 
 def test_help_explains_option_precedence() -> None:
-    told = " ".join(invoke("--help").out.split())
+    text = " ".join(invoke("--help").out.split())
     assert (
         "also read an environment variable: --run-id reads RUN_ID; after that comes the profile (config set)"
-        in told
+        in text
     )
     assert "flag, variable, profile, default" in " ".join(
         invoke("config", "set", "--help").out.split()
@@ -368,8 +368,8 @@ def test_profile_suffices_to_own_run(owner: Shell, run_id: str) -> None:
     assert made["main_authority"] == invoke("show-identity", "--json").data["wallet"]
     assert invoke("show-run", "--json").data["run_id"] == run_id
     assert invoke("close-run", "--yes", "--json").code == 0
-    told = invoke("json-dump-run", "--json").error
-    assert run_id in told["error"]
-    assert told["fix"].endswith(
+    result = invoke("json-dump-run", "--json").error
+    assert run_id in result["error"]
+    assert result["fix"].endswith(
         f"From the profile: rpc {owner.rpc}, run {run_id} (aftermath-solana config show)"
     )

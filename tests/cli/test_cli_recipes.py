@@ -334,9 +334,9 @@ def test_recipe_fix_names_variables_instead_of_options(
 ) -> None:
     monkeypatch.setattr(connection, "PATIENCE_SECONDS", 0.1)
     monkeypatch.setenv("AFTERMATH_RECIPE", "the variable RPC")
-    told = invoke("json-dump-run", "--rpc", "http://127.0.0.1:9", "--run-id", "x").err
-    assert "or pass another node with the variable RPC or the variable RPC_2" in told
-    assert "--" not in told
+    result = invoke("json-dump-run", "--rpc", "http://127.0.0.1:9", "--run-id", "x").err
+    assert "or pass another node with the variable RPC or the variable RPC_2" in result
+    assert "--" not in result
     monkeypatch.setenv("RUN_ID", "x" * 33)
     bad = invoke("json-dump-run").err
     assert "--run-id" not in bad

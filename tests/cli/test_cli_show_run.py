@@ -204,9 +204,9 @@ def test_watch_ends_when_run_is_closed(owner: Shell, run: str) -> None:
         shows("waiting_for_members")
         asyncio.run(close())
 
-    told = invoke_during(
+    result = invoke_during(
         close_when_shown, "watch", "--rpc", owner.rpc, "--run-id", run, "--json"
     ).error
-    assert "the run was closed" in told["error"]
-    assert told["code"] == "no-such-run"
-    assert "list-runs" in told["fix"]
+    assert "the run was closed" in result["error"]
+    assert result["code"] == "no-such-run"
+    assert "list-runs" in result["fix"]

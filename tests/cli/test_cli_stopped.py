@@ -90,11 +90,13 @@ def test_interrupted_lone_member_resumes_from_saved_steps(
     assert stopped["continues"]
     assert Path(stopped["path"]).is_dir()
     with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as again:
-        told = list(events_until(again, lambda event: event["kind"] == "applied"))
+        events_read = list(events_until(again, lambda event: event["kind"] == "applied"))
         again.send_signal(signal.SIGINT)
         assert again.wait(60) == 0
-    assert [event["step"] for event in told if event["kind"] == "cooldown"] == [stopped["step"]]
-    assert told[-1]["step"] == stopped["step"] + 1
+    assert [event["step"] for event in events_read if event["kind"] == "cooldown"] == [
+        stopped["step"]
+    ]
+    assert events_read[-1]["step"] == stopped["step"] + 1
     found = owner("show-run", "--run-id", run_id).data
     assert found["checkpoint_step"] == stopped["step"]
 
@@ -109,8 +111,8 @@ def test_lone_member_unable_to_save_fails_with_lost_steps(line: list[str], tmp_p
         shutil.rmtree(tmp_path / "kept", ignore_errors=True)
         (tmp_path / "kept").write_text("a file, in which no checkpoint can be")
         member.send_signal(signal.SIGTERM)
-        told = [json.loads(text) for text in member.stdout or ()]
+        events_read = [json.loads(text) for text in member.stdout or ()]
         assert member.wait(90) == 12
-    warned = [event["message"] for event in told if event["kind"] == "warning"]
+    warned = [event["message"] for event in events_read if event["kind"] == "warning"]
     assert any("trained steps are lost: this member had the only copy" in said for said in warned)
-    assert "trained steps are lost" in told[-1]["message"]
+    assert "trained steps are lost" in events_read[-1]["message"]

@@ -54,7 +54,7 @@ def test_train_option_errors_come_before_torch_import(
     below = tmp_path / "file" / "below"
     for arguments, sentence in (
         (("-w", tmp_path / "none.json"), "there is no key file"),
-        (("--device", "nonsense"), "--device 'nonsense' is not a device"),
+        (("--device", "nonsense"), "--device 'nonsense' is not a valid device"),
         (("--checkpoint-dir", below), "--checkpoint-dir"),
         (("--events-dir", below), "--events-dir"),
         (("--bind-p2p-port", port), f"UDP port {port} is already in use"),
@@ -105,7 +105,7 @@ def test_can_join_is_refused_before_torch_import(
 
     done = asked("--device", "nonsense")
     assert done.code == 2
-    assert done.err.startswith("error: --device 'nonsense' is not a device")
+    assert done.err.startswith("error: --device 'nonsense' is not a valid device")
     done = asked()
     assert done.code == 1
     assert done.err.startswith(f"error: there is no run '{run_id}'")
@@ -194,9 +194,9 @@ def test_train_tui_into_pipe_prints_lines(owner: Shell, tmp_path: Path) -> None:
 def test_train_json_error_is_event_and_object(owner: Shell) -> None:
     done = train(owner, "--run-id", "nowhere", "--json")
     assert done.code == 1
-    told = json.loads(done.err.splitlines()[-1])
-    assert "there is no run 'nowhere'" in told["error"]
-    assert told["fix"]
+    error = json.loads(done.err.splitlines()[-1])
+    assert "there is no run 'nowhere'" in error["error"]
+    assert error["fix"]
     event = json.loads(done.out.splitlines()[-1])
     assert event["kind"] == "error"
-    assert told["error"] in event["message"]
+    assert error["error"] in event["message"]

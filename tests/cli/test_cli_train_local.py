@@ -121,8 +121,8 @@ def test_train_local_interrupted_ends_with_same_weights(
     )
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(theirs[name], tensor) for name, tensor in ours.items())
-    told = events((tmp_path / "cut" / "events.jsonl").read_text())
-    assert [event["step"] for event in told if event["kind"] == "step"] == list(range(1, 9))
+    events_read = events((tmp_path / "cut" / "events.jsonl").read_text())
+    assert [event["step"] for event in events_read if event["kind"] == "step"] == list(range(1, 9))
 
 
 @pytest.mark.slow
@@ -154,8 +154,8 @@ def test_train_local_interrupted_resumes_to_same_end(run_dir: Path, tmp_path: Pa
     )
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(theirs[name], tensor) for name, tensor in ours.items())
-    told = events((tmp_path / "cut" / "events.jsonl").read_text())
-    assert [event["step"] for event in told if event["kind"] == "step"] == list(range(1, 17))
+    events_read = events((tmp_path / "cut" / "events.jsonl").read_text())
+    assert [event["step"] for event in events_read if event["kind"] == "step"] == list(range(1, 17))
 
 
 MISTAKES = [
@@ -188,13 +188,17 @@ MISTAKES = [
     ),
     (("--topk", 70_000), "--topk must be a whole number from 1 to 65535", "--help"),
     (("--overlap", 2), "--overlap must be one of 0, 1", "train-local --help"),
-    (("--lr", "nan"), "--lr nan is no learning rate", "above 0"),
+    (("--lr", "nan"), "--lr nan must be above 0", "--lr 1e-3"),
     (("--lr", "fast"), "--lr must be a number", "train-local --help"),
-    (("--optimizer", "adamw", "--members", 2), "2 members with adamw", "--total-batch"),
-    (("--tiers", "0,3"), "--tiers 0,3: the config cuts its model into tiers 0 to 2", "matformer"),
-    (("--shares", "1,2"), "is for 2 members, not 1", "one for each"),
-    (("--device", "abacus"), "--device 'abacus' is not a device", "auto, cpu"),
-    (("--seq-len", 4096), "the model is made for 2048", "--seq-len 2048"),
+    (
+        ("--optimizer", "adamw", "--members", 2),
+        "--members 2 does not work with adamw",
+        "--total-batch",
+    ),
+    (("--tiers", "0,3"), "--tiers 0,3: the config has only tiers 0 to 2", "matformer"),
+    (("--shares", "1,2"), "2 shares for 1 member", "one share per member"),
+    (("--device", "abacus"), "--device 'abacus' is not a valid device", "auto, cpu"),
+    (("--seq-len", 4096), "max_position_embeddings in its config.json is 2048", "--seq-len 2048"),
     (
         ("--held-out-path", ""),
         "the path for --held-out-path is empty",
@@ -207,9 +211,9 @@ MISTAKES = [
 def test_train_local_invalid_option_exits_2(
     run_dir: Path, more: tuple[str | int, ...], sentence: str, fix: str
 ) -> None:
-    told = invoke(*quick(run_dir, *more), "--json").mistake
-    assert sentence in told["error"]
-    assert fix in told["fix"]
+    result = invoke(*quick(run_dir, *more), "--json").mistake
+    assert sentence in result["error"]
+    assert fix in result["fix"]
 
 
 def test_train_local_missing_file_exits_1(run_dir: Path, tmp_path: Path) -> None:
@@ -221,16 +225,16 @@ def test_train_local_missing_file_exits_1(run_dir: Path, tmp_path: Path) -> None
         (("--out", run_dir / "config.toml"), "cannot write to"),
         (("--token-bytes", 4), "is not a multiple of the 4 bytes of a token"),
     ):
-        told = invoke(*quick(run_dir, *more), "--json").error
-        assert sentence in told["error"], told
-        assert told["fix"] or "config.json" in sentence or "write" in sentence
+        result = invoke(*quick(run_dir, *more), "--json").error
+        assert sentence in result["error"], result
+        assert result["fix"] or "config.json" in sentence or "write" in sentence
 
 
 def test_train_local_with_other_options_does_not_resume(run_dir: Path, tmp_path: Path) -> None:
     assert invoke(*quick(run_dir, "--out", tmp_path / "out")).code == 0
-    told = invoke(*quick(run_dir, "--out", tmp_path / "out", "--seed", 1), "--json").error
-    assert "holds a training with other options (--seed was " in told["error"]
-    assert "name another --out" in told["fix"]
+    result = invoke(*quick(run_dir, "--out", tmp_path / "out", "--seed", 1), "--json").error
+    assert "holds a training with other options: --seed was " in result["error"]
+    assert "name another --out" in result["fix"]
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="nothing is forbidden to root")

@@ -165,10 +165,10 @@ def test_usage_errors_all_have_one_form(line: str, sentence: str, fix: str) -> N
     assert len(said) == 2
     assert ("Did you mean" in said[1]) == ("Did you mean" in fix)
     first, *rest = line.split()
-    told = invoke(first, "--json", *rest).mistake
-    assert sentence in told["error"]
+    result = invoke(first, "--json", *rest).mistake
+    assert sentence in result["error"]
     assert sentence in said[0]
-    assert fix in told["fix"]
+    assert fix in result["fix"]
 
 
 @pytest.mark.parametrize(
@@ -197,16 +197,16 @@ def test_usage_errors_all_have_one_form(line: str, sentence: str, fix: str) -> N
     ],
 )
 def test_option_before_command_error_names_correct_order(line: str, error: str, fix: str) -> None:
-    told = invoke(*line.split(), *(() if "--json" in line else ("--json",))).mistake
-    assert (told["error"], told["fix"]) == (error, fix)
+    result = invoke(*line.split(), *(() if "--json" in line else ("--json",))).mistake
+    assert (result["error"], result["fix"]) == (error, fix)
 
 
 def test_invalid_variable_value_error_names_variable(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("MAX_PRIORITY_FEE", "plenty")
-    told = invoke("tick", "--run-id", "x", "--json").mistake
-    assert told["error"] == "the variable MAX_PRIORITY_FEE must be a whole number of at least 0"
+    result = invoke("tick", "--run-id", "x", "--json").mistake
+    assert result["error"] == "the variable MAX_PRIORITY_FEE must be a whole number of at least 0"
 
 
 @pytest.mark.parametrize(

@@ -75,13 +75,13 @@ MISTAKES = [
         r"data_hash is 'xyz'; it must be 64 lowercase hex digits, or empty$",
     ),
     (r"^base_lr.*", 'base_lr = "high"', 66, r"base_lr is 'high'; it must be a number$"),
-    (r"^min_clients = 1", "min_clients = 1\nwarmup_time = 5", 25, "warmup_time is given twice$"),
-    (r"^\[config\]", "[config]\n[config]", 2, r"\[config\] is given twice$"),
+    (r"^min_clients = 1", "min_clients = 1\nwarmup_time = 5", 25, "warmup_time is set twice$"),
+    (r"^\[config\]", "[config]\n[config]", 2, r"\[config\] is set twice$"),
     (
         r'"HfLlama"',
         "HfLlama",
         50,
-        'architecture is HfLlama: a text needs quotes: architecture = "HfLlama"',
+        'architecture is HfLlama: text needs quotes: architecture = "HfLlama"',
     ),
     (
         r"^quantize_1bit = true",
@@ -174,8 +174,8 @@ GCS = 'bucket = "models"\n'
             "Gcs",
             r"Google Cloud Storage are not supported; copy it to the Hub and write Hub with .*write Local with",
         ),
-        ("P2PGcs", r"the run decides itself .* Write Hub, Local or Dummy"),
-        ("P2P", r"the run decides itself .* Write Hub, Local or Dummy"),
+        ("P2PGcs", r"the run itself decides .* Write Hub, Local or Dummy"),
+        ("P2P", r"the run itself decides .* Write Hub, Local or Dummy"),
     ],
 )
 @pytest.mark.parametrize(
@@ -205,8 +205,8 @@ def test_inline_table_mistake_is_reported_at_its_line() -> None:
     ("content", "said"),
     [
         (b"[config\n", r"not valid TOML: .*line 1"),
-        (b"a = 1\na = 2\n", r"config.toml:2: a is given twice"),
-        (b"\xff\xfe", "not UTF-8"),
+        (b"a = 1\na = 2\n", r"config.toml:2: a is set twice"),
+        (b"\xff\xfe", "not valid UTF-8"),
         (b"#" * (2**20 + 1), "too large for a run config"),
         (b"a = " + b"[" * 100_000, "not valid TOML"),
         (b"", r"\[config\] is missing"),

@@ -62,7 +62,7 @@ LOCAL = ("data_location", "Local")
         (b"{", "is not JSON"),
         (b"\xff", "is not JSON"),
         (b"[" * SPEC_BYTES, "nests more than"),
-        (b"[]", "cannot train by"),
+        (b"[]", "does not support"),
         (SPEC + b" ", "not canonical"),
         (SPEC.replace(b'"data_hash":""', b'"data_hash":"","data_hash":""'), "not canonical"),
         (spec_with(("architecture",), "HfMamba"), 'architecture.*"?HfMamba'),

@@ -82,7 +82,7 @@ def test_clients_read_served_sequences(place: Path) -> None:
         assert np.array_equal(there.read(indices), here.read(indices))
         assert (there.sequences, there.record()) == (300, here.record())
         assert there.read([]).shape == (0, 16)
-        with pytest.raises(DataError, match="sequences of 16 tokens, and the run's have 32"):
+        with pytest.raises(DataError, match="sequences of 16 tokens, but the run expects 32"):
             RemoteTokens(f"127.0.0.1:{port}", 32, 4800)
         with pytest.raises(DataError, match="outside the vocabulary of 100"):
             RemoteTokens(f"127.0.0.1:{port}", 16, 100).read(range(300))
@@ -92,12 +92,12 @@ def test_restarted_data_server_is_reused_unless_it_differs(place: Path) -> None:
     with running(place) as port:
         there = RemoteTokens(f"127.0.0.1:{port}", 16, 4800)
         before = there.read([5])
-    with pytest.raises(SourceUnavailable, match="cannot be reached"):
+    with pytest.raises(SourceUnavailable, match="cannot reach"):
         there.read([5])
     with running(place, port):
         assert np.array_equal(there.read([5]), before)
     (place / "tokens" / "a.bin").write_bytes(np.arange(3200, dtype="<u2").tobytes())
-    with running(place, port), pytest.raises(DataError, match="something else than before"):
+    with running(place, port), pytest.raises(DataError, match="now serves other data"):
         there.read([5])
 
 
@@ -283,14 +283,14 @@ GOOD = Description(2, 16, 10, [])
     ("answers", "sentence"),
     [
         ([(1 << 31).to_bytes(4, "big")], "a reply of 2147483648 bytes"),
-        ([encode_message(TokensReply(b""))], "something else than its description"),
+        ([encode_message(TokensReply(b""))], "a reply other than its description"),
         ([encode_message(msgspec.structs.replace(GOOD, token_bytes=3))], "2 or 4 bytes, not 3"),
-        ([encode_message(msgspec.structs.replace(GOOD, sequences=0))], "serves no sequences"),
+        ([encode_message(msgspec.structs.replace(GOOD, sequences=0))], "has no sequences"),
         (
             [encode_message(GOOD), encode_message(TokensReply(bytes(33)))],
-            "a reply of another length",
+            "a reply of the wrong length",
         ),
-        ([encode_message(GOOD), encode_message(GOOD)], "a reply of another length"),
+        ([encode_message(GOOD), encode_message(GOOD)], "a reply of the wrong length"),
         ([encode_message(GOOD), b"\0\0\0\1\xc1"], "an invalid message"),
     ],
 )
@@ -325,7 +325,7 @@ def test_slow_reply_times_out(whole: int) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=drip, args=(listener,), daemon=True)
         thread.start()
-        with pytest.raises(SourceUnavailable, match="cannot be reached"):
+        with pytest.raises(SourceUnavailable, match="cannot reach"):
             RemoteTokens(f"127.0.0.1:{listener.getsockname()[1]}", 16, 100, timeout=0.2).read([0])
         thread.join()
 
@@ -333,7 +333,7 @@ def test_slow_reply_times_out(whole: int) -> None:
 def test_silent_server_is_unavailable() -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as listener,
-        pytest.raises(SourceUnavailable, match="cannot be reached"),
+        pytest.raises(SourceUnavailable, match="cannot reach"),
     ):
         RemoteTokens(f"127.0.0.1:{listener.getsockname()[1]}", 16, 100, timeout=0.1)
 
@@ -367,6 +367,6 @@ def test_invalid_server_settings_name_the_key(
     place: Path, old: str, new: str, sentence: str
 ) -> None:
     (place / "data.toml").write_text(TOML.replace(old, new))
-    with pytest.raises(DataError, match=sentence) as told:
+    with pytest.raises(DataError, match=sentence) as caught:
         load_server_settings(place / "data.toml")
-    assert "seq_len" in told.value.fix
+    assert "seq_len" in caught.value.fix

@@ -105,7 +105,7 @@ def test_rate_limiting_server_error_has_fix(web: Web) -> None:
 
 def test_server_behind_broken_proxy_has_fix_with_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
-    with pytest.raises(SourceUnavailable, match="the proxy that http_proxy names"):
+    with pytest.raises(SourceUnavailable, match="the proxy in http_proxy"):
         CLIENT.read_range("http://tokens.example/a.bin", 0, 8)
 
 
@@ -129,37 +129,37 @@ def test_unavailable_server_is_read_after_its_return(web: Web) -> None:
 def test_changed_http_file_is_refused(web: Web) -> None:
     source = opened(web)
     web.etag = '"2"'
-    with pytest.raises(DataError, match=r"changed while in use.*another ETag") as told:
+    with pytest.raises(DataError, match=r"changed while in use.* to another ETag") as caught:
         source.read([1])
-    assert not isinstance(told.value, SourceUnavailable)
+    assert not isinstance(caught.value, SourceUnavailable)
     web.etag = '"1"'
     web.files["/a.bin"] = TOKENS.tobytes()[:-2]
-    with pytest.raises(DataError, match="had 12000 bytes, and has 11998"):
+    with pytest.raises(DataError, match="from 12000 to 11998 bytes"):
         source.read([1])
 
 
 @pytest.mark.parametrize(
     ("fault", "sentence"),
     [
-        ("whole", "not served in parts"),
+        ("whole", "does not support Range requests"),
         ("404", "status 404"),
         ("401", "status 401"),
-        ("to file:///etc/passwd", "redirects to file:, which is not followed"),
+        ("to file:///etc/passwd", "redirects to file:, which this client does not follow"),
         ("to ftp://x/y", "redirects to ftp:"),
     ],
 )
 def test_permanent_failure_is_not_retried(web: Web, fault: str, sentence: str) -> None:
     web.faults = [fault]
-    with pytest.raises(DataError, match=sentence) as told:
+    with pytest.raises(DataError, match=sentence) as caught:
         opened(web)
-    assert not isinstance(told.value, SourceUnavailable)
+    assert not isinstance(caught.value, SourceUnavailable)
     assert len(web.asked) == 1
 
 
 def test_reply_of_wrong_length_is_refused(web: Web) -> None:
     source = opened(web)
     web.faults = ["long"] * 4
-    with pytest.raises(DataError, match="more was sent than was asked for"):
+    with pytest.raises(DataError, match=r"sent more of .* than requested"):
         source.read([0])
 
 
@@ -187,7 +187,7 @@ def test_redirect_body_is_not_read(web: Web) -> None:
 def test_reply_that_never_starts_times_out(web: Web, fault: str) -> None:
     """However often something comes of it."""
     web.faults = [fault] * TRIES
-    with pytest.raises(SourceUnavailable, match="it sends too slowly"):
+    with pytest.raises(SourceUnavailable, match="the server sends too slowly"):
         HttpClient(pause=0.001, timeout=0.2).read_range(f"{web.url}/a.bin", 0, 64)
     assert len(CLIENT.read_range(f"{web.url}/a.bin", 0, 64).data) == 64
 
@@ -198,14 +198,14 @@ def test_address_secrets_are_not_shown(web: Web, caplog: pytest.LogCaptureFixtur
         == "https://host:1/f.bin"
     )
     address = f"{web.url}/none?token=secret".replace("//", "//ada:secret@")
-    with caplog.at_level(logging.WARNING), pytest.raises(DataError) as told:
+    with caplog.at_level(logging.WARNING), pytest.raises(DataError) as caught:
         HttpFiles([address], CLIENT)
-    assert "secret" not in str(told.value) + caplog.text
+    assert "secret" not in str(caught.value) + caplog.text
 
 
 def test_numbered_http_files_are_read_in_order() -> None:
     assert numbered_urls("http://x/f{}.bin", 9, 3, 2) == ["http://x/f009.bin", "http://x/f010.bin"]
-    with pytest.raises(DataError, match="no single"):
+    with pytest.raises(DataError, match="exactly once"):
         numbered_urls("http://x/f.bin", 0, 0, 2)
 
 
@@ -226,7 +226,7 @@ def test_bucket_is_listed_page_by_page(web: Web, monkeypatch: pytest.MonkeyPatch
     urls = bucket_urls("my-bucket", "/some", CLIENT)
     assert urls == [f"{web.url}/my-bucket/some/a%201.ds", f"{web.url}/my-bucket/some/b.ds"]
     web.files[asked] = b'{"items": []}'
-    with pytest.raises(DataError, match="holds no token files"):
+    with pytest.raises(DataError, match="has no token files"):
         bucket_urls("my-bucket", "some", CLIENT)
     web.files[asked] = b"<html>"
     with pytest.raises(DataError, match="cannot be read"):
@@ -258,7 +258,7 @@ def test_unwritable_cache_warns_once(
     assert len(source.read([1, 2, 9])) == 3
     assert len(source.read([4])) == 1
     assert [record.getMessage() for record in caplog.records if "cache" in record.name] == [
-        f"the cache {tmp_path / 'file'} cannot store more data, so it is not used: Not a directory"
+        f"stopped using the cache {tmp_path / 'file'}, which cannot store more data: Not a directory"
     ]
 
 

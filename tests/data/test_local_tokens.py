@@ -88,9 +88,9 @@ def test_shuffle_keeps_its_golden_values(count: int, place: int, turn: int, expe
         (
             {},
             "nowhere",
-            "--input TEXT --output {place}/nowhere; or make those that a run's config file names",
+            "--input TEXT --output {place}/nowhere. Or create those of a run's config file",
         ),
-        ({}, "", "--input TEXT --output {place}; or make"),
+        ({}, "", "--input TEXT --output {place}. Or create"),
         (
             {"my books/a.txt": "one"},
             "my books",
@@ -144,7 +144,9 @@ def test_truncated_token_file_is_named_with_size(
 
 def test_data_shorter_than_sequence_is_refused(tmp_path: Path) -> None:
     write(tmp_path / "x.bin", range(9))
-    with pytest.raises(DataError, match="takes 10 tokens, and its longest file has 9"):
+    with pytest.raises(
+        DataError, match="no complete sequence of 10 tokens: its longest file has only 9"
+    ):
         open_tokens(tmp_path, 2, 10, vocab_size=256)
 
 
@@ -154,7 +156,7 @@ def test_token_outside_vocabulary_is_named(tmp_path: Path) -> None:
     assert data.read([0]).tolist() == [[1, 2, 3, 4]]
     with pytest.raises(
         DataError,
-        match=r"x\.bin: a token 300 at or after position 4 is outside the vocabulary of 257",
+        match=r"x\.bin: token 300 at or after position 4 is outside the vocabulary of 257",
     ):
         data.read([1])
 

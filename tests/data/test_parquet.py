@@ -117,13 +117,13 @@ def test_concurrent_processes_unpack_one_complete_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("columns", "sentence"),
     [
-        ({"text": ["a"]}, "has the columns text, and none for input_ids"),
-        ({"tokens": [1, 2]}, "has int64 in the column tokens instead of lists"),
-        ({"tokens": ["a"]}, "has string in the column tokens instead of lists"),
-        ({"tokens": [[1.5]]}, "has float64 in the lists"),
-        ({"tokens": [["a"]]}, "has object in the lists"),
-        ({"tokens": [[1], None]}, "rows or numbers that are missing"),
-        ({"tokens": [[1, None]]}, "rows or numbers that are missing"),
+        ({"text": ["a"]}, "no column for input_ids, only text"),
+        ({"tokens": [1, 2]}, "the column tokens of .* has int64 instead of lists"),
+        ({"tokens": ["a"]}, "the column tokens of .* has string instead of lists"),
+        ({"tokens": [[1.5]]}, "has lists of float64"),
+        ({"tokens": [["a"]]}, "has lists of object"),
+        ({"tokens": [[1], None]}, "missing rows or numbers"),
+        ({"tokens": [[1, None]]}, "missing rows or numbers"),
         ({"tokens": [[-1, 5]]}, "has numbers from -1 to 5 for tokens of 2 bytes"),
         ({"tokens": [[65536]]}, "for tokens of 2 bytes"),
         ({"tokens": [[2**63 - 1]]}, "for tokens of 2 bytes"),
@@ -133,23 +133,23 @@ def test_parquet_columns_of_other_types_are_refused(
     tmp_path: Path, columns: dict[str, Any], sentence: str
 ) -> None:
     path = write(tmp_path / "a.parquet", **columns)
-    with pytest.raises(DataError, match=sentence) as told:
+    with pytest.raises(DataError, match=sentence) as caught:
         open_tokens(path, 2, 16, vocab_size=256)
-    assert "a.parquet" in str(told.value)
-    assert told.value.fix
+    assert "a.parquet" in str(caught.value)
+    assert caught.value.fix
 
 
 @pytest.mark.parametrize(
     ("inputs", "labels", "sentence"),
     [
-        (ROWS.tolist(), None, "has the columns inputs, and none for labels"),
+        (ROWS.tolist(), None, "no column for labels, only inputs"),
         (
             ROWS[:, :7].tolist(),
             WANTED[:, :7].tolist(),
-            "a row of 7 numbers, and rows of the run have 8",
+            "a row of 7 tokens, but the run expects 8",
         ),
-        ([[1] * 8, [1] * 9], [[1] * 8] * 2, "a row of 9 numbers"),
-        ((ROWS + 1).tolist(), WANTED.tolist(), "40 in a row is outside the vocabulary of 40"),
+        ([[1] * 8, [1] * 9], [[1] * 8] * 2, "a row of 9 tokens"),
+        ((ROWS + 1).tolist(), WANTED.tolist(), "token 40 is outside the vocabulary of 40"),
         ([[2**40] * 8], [[1] * 8], "numbers outside of int32"),
     ],
 )
@@ -184,14 +184,14 @@ def test_missing_pyarrow_is_named_in_fix(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(
         parquet, "find_spec", lambda name: None if name == "pyarrow" else known(name)
     )
-    with pytest.raises(DataError, match="pyarrow is not installed") as told:
+    with pytest.raises(DataError, match="pyarrow is not installed") as caught:
         open_tokens(path, 2, 16, vocab_size=256)
-    assert "aftermath[parquet]" in str(told.value.fix)
+    assert "aftermath[parquet]" in str(caught.value.fix)
 
 
 def test_unwritable_unpack_folder_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    with pytest.raises(DataError, match="cannot unpack") as told:
+    with pytest.raises(DataError, match="cannot unpack") as caught:
         open_tokens(write(tmp_path / "a.parquet", tokens=LISTS), 2, 16, vocab_size=256)
-    assert "XDG_CACHE_HOME" in str(told.value.fix)
+    assert "XDG_CACHE_HOME" in str(caught.value.fix)

@@ -70,18 +70,23 @@ def test_token_formats_give_equal_tokens(
             2,
             'token_size_in_bytes = "FourBytes"',
         ),
-        ("a.bin", llmc(TOKENS, magic=20240801, version=8, dtype="<u4"), 4, "llm.c of version 8"),
-        ("a.bin", llmc(TOKENS, version=2), 2, "llm.c of version 2"),
+        (
+            "a.bin",
+            llmc(TOKENS, magic=20240801, version=8, dtype="<u4"),
+            4,
+            "llm.c header of version 8",
+        ),
+        ("a.bin", llmc(TOKENS, version=2), 2, "llm.c header of version 2"),
         ("a.bin", llmc(TOKENS, magic=20240522), 2, "an evaluation file of llm.c"),
         ("a.bin", llmc(TOKENS, magic=20240326, version=3), 2, "a model of llm.c"),
         (
             "a.bin",
             struct.pack("<Q", 90) + b'{"__metadata__":{}}' + bytes(81),
             2,
-            "a model in safetensors",
+            "a safetensors model",
         ),
         ("a.bin", b"\xfd7zXZ\x00" + bytes(60), 2, "compressed with xz"),
-        ("a.bin.gz", TOKENS.astype("<u2").tobytes(), 2, "is named as gzip, but"),
+        ("a.bin.gz", TOKENS.astype("<u2").tobytes(), 2, "has the suffix of gzip, but"),
         ("a.bin", "Text, also with é in it.\n".encode() * 9, 2, "is text, not tokens"),
         ("a.ds", ("é" * 4000).encode(), 4, "is text, not tokens"),
         ("a.npy", npy(TOKENS.astype("<u4")), 2, 'token_size_in_bytes = "FourBytes"'),
@@ -93,10 +98,10 @@ def test_token_formats_give_equal_tokens(
             2,
             "column by column",
         ),
-        ("a.npy", npy(TOKENS.astype("<u2"))[:-2], 2, "an array of 64 tokens takes"),
+        ("a.npy", npy(TOKENS.astype("<u2"))[:-2], 2, "an array of 64 tokens needs"),
         ("a.npy", npy(np.array([{}], dtype=object)), 2, "an array of object"),
-        ("a.npy", b"\x93NUMPY\x01\x00\xff\xffjunk", 2, "not have the header of a NumPy array"),
-        ("a.npy", TOKENS.astype("<u2").tobytes(), 2, "although it is named .npy"),
+        ("a.npy", b"\x93NUMPY\x01\x00\xff\xffjunk", 2, "no valid NumPy header"),
+        ("a.npy", TOKENS.astype("<u2").tobytes(), 2, "has the suffix .npy, but"),
         ("a.bin", b"PAR1" + bytes(60), 2, "a parquet file"),
         ("a.bin", b"\x1f\x8b\x08\x00" + bytes(60), 2, "compressed with gzip"),
         ("a.ds", b"\x80\x04\x95" + bytes(61), 2, "a pickle"),
@@ -108,9 +113,9 @@ def test_file_of_other_format_is_refused(
     tmp_path: Path, name: str, data: bytes, width: int, sentence: str
 ) -> None:
     (tmp_path / name).write_bytes(data)
-    with pytest.raises(DataError, match=sentence) as told:
+    with pytest.raises(DataError, match=sentence) as caught:
         open_tokens(tmp_path / name, width, 16, vocab_size=256)
-    assert told.value.fix
+    assert caught.value.fix
 
 
 @given(
@@ -211,7 +216,7 @@ def test_wrong_tokens_after_head_are_found_by_record(tmp_path: Path, start: int)
     header = llmc(tokens)[:1024] if start else b""
     for wrong, sentence in (
         (tokens.astype("<u4").view("<u2")[: len(tokens)], "4 bytes"),
-        (np.where(tokens == 1, 50_300, tokens), "a token 50300 is outside the vocabulary of 50257"),
+        (np.where(tokens == 1, 50_300, tokens), "token 50300 is outside the vocabulary of 50257"),
     ):
         data = tokens.astype("<u2")
         data[30_000:] = wrong[30_000:]
@@ -220,13 +225,13 @@ def test_wrong_tokens_after_head_are_found_by_record(tmp_path: Path, start: int)
         with pytest.raises(DataError, match=sentence):
             source.record()
     (tmp_path / "a.bin").write_bytes(header + bytes(2 * len(tokens)))
-    with pytest.raises(DataError, match="holds only zeros"):
+    with pytest.raises(DataError, match="contains only zeros"):
         open_tokens(tmp_path, 2, 16, vocab_size=50_257).record()
 
 
 def test_folder_without_token_files_lists_suffixes(tmp_path: Path) -> None:
     (tmp_path / "a.arrow").write_bytes(b"ARROW1")
-    with pytest.raises(DataError, match=r"holds no token files .*; its files end in \.arrow"):
+    with pytest.raises(DataError, match=r"has no token files .*; its files end in \.arrow"):
         open_tokens(tmp_path, 2, 16, vocab_size=256)
 
 

@@ -99,7 +99,7 @@ def test_output_with_older_tokens_is_refused(tmp_path: Path) -> None:
     documents = folder_documents(corpus(tmp_path / "text"))
     tokenise(documents, tmp_path / "out", byte_tokenizer(), token_bytes=2)
     before = {path: path.read_bytes() for path in (tmp_path / "out").iterdir()}
-    with pytest.raises(DataError, match="already holds token files"):
+    with pytest.raises(DataError, match="already has token files"):
         tokenise(documents, tmp_path / "out", byte_tokenizer(), token_bytes=2)
     assert before == {path: path.read_bytes() for path in (tmp_path / "out").iterdir()}
 
@@ -108,7 +108,7 @@ def test_ids_wider_than_tokens_are_refused(tmp_path: Path) -> None:
     big = Tokenizer(models.WordLevel({"a": 70_000, "[UNK]": 1}, unk_token="[UNK]"))
     big.pre_tokenizer = pre_tokenizers.Whitespace()
     documents = folder_documents(corpus(tmp_path / "text"))
-    with pytest.raises(DataError, match=r"70000 do not fit in 2 bytes\nUse 4 bytes"):
+    with pytest.raises(DataError, match=r"70000 do not fit into 2 bytes\nUse 4 bytes"):
         tokenise(documents, tmp_path / "out", big, token_bytes=2)
     assert tokenise(documents, tmp_path / "out", big, token_bytes=4).tokens > 0
 
@@ -116,7 +116,7 @@ def test_ids_wider_than_tokens_are_refused(tmp_path: Path) -> None:
 def test_folders_without_text_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no folder"):
         folder_documents(tmp_path / "nowhere")
-    with pytest.raises(DataError, match="holds no files"):
+    with pytest.raises(DataError, match="has no files"):
         folder_documents(tmp_path)
     (tmp_path / "x.bin").write_bytes(b"\xff\xff")
     with pytest.raises(DataError, match="UTF-8"):
@@ -176,7 +176,7 @@ def test_unwritable_output_error_has_fix_of_its_cause(
 def test_failed_tokenise_leaves_no_files(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("one")
     (tmp_path / "b.jsonl").write_text("rubbish\n")
-    with pytest.raises(DataError, match="not JSON"):
+    with pytest.raises(DataError, match="not valid JSON"):
         tokenise(
             [tmp_path / "a.txt", tmp_path / "b.jsonl"],
             tmp_path / "out",
@@ -203,7 +203,7 @@ def test_tokenise_script_prints_json_or_an_error(tmp_path: Path) -> None:
     assert 40_000 < report["tokens"] <= 50_000 + report["documents"]
     status, _, errors = run(*command)
     assert status == 1
-    assert "already holds" in json.loads(errors)["error"]
+    assert "already has" in json.loads(errors)["error"]
 
 
 def test_held_out_files_depend_on_path_only(tmp_path: Path) -> None:
@@ -232,7 +232,7 @@ def test_standard_library_split_has_both_sides(
 
 
 def test_split_with_empty_side_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"20 percent of 1 files leave nothing"):
+    with pytest.raises(DataError, match=r"20 percent of 1 files leaves one side empty"):
         hold_out([tmp_path / "a"], tmp_path, 20)
 
 

@@ -50,7 +50,7 @@ def test_held_out_text_is_never_trained(tmp_path: Path) -> None:
 
 
 def test_too_little_demo_text_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DemoFailed, match="2000 sequences are too few"):
+    with pytest.raises(DemoFailed, match="2000 sequences, too few"):
         held_out(stage(tmp_path, 2000), 65_536)
 
 

@@ -116,7 +116,7 @@ def test_uncompared_replicas_are_not_called_identical(tmp_path: Path) -> None:
     [
         ({"loss_falls": 0.5}, True, "The loss fell"),
         ({"steps": 39}, True, "Only 39 rounds"),
-        ({}, False, "did not come back"),
+        ({}, False, "did not fetch the model"),
     ],
 )
 def test_demo_shortcomings_name_broken_promises(
@@ -128,5 +128,5 @@ def test_demo_shortcomings_name_broken_promises(
 
 
 def test_demo_report_without_loss_fails(tmp_path: Path) -> None:
-    with pytest.raises(DemoFailed, match="ever reported a loss"):
+    with pytest.raises(DemoFailed, match="no member reported a loss"):
         report_of(told(tmp_path, {tier: events(tier, steps=0) for tier in TIERS}))

@@ -182,16 +182,16 @@ def test_demo_caption_follows_killed_member_until_return() -> None:
     demo = Demo(Places(Path("nowhere")), "embedded", "llama", "cpu", Console(file=io.StringIO()))
     assert (
         demo.caption(None, False)
-        == f"member-1 will be killed at step {KILL_AT_STEP}, and come back"
+        == f"the demo will kill member-1 at step {KILL_AT_STEP} and restart it later"
     )
     assert demo.caption(30.0, False).endswith(
         "(kill -9) at 30 s; the others continue and train its share too"
     )
     assert demo.caption(30.0, True).endswith(
-        "it joins the next epoch, with the model from its peers"
+        "it fetches the model from its peers and joins the next epoch"
     )
     demo.story = story_of(90, back_at=81)
-    assert demo.caption(30.0, True).endswith("came back, and trains again since step 81")
+    assert demo.caption(30.0, True).endswith("came back, and has trained again since step 81")
 
 
 def test_closing_states_measurements() -> None:

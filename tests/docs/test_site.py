@@ -50,9 +50,9 @@ def test_site_fetches_nothing_from_elsewhere(site: Path) -> None:
 
 def test_site_llms_txt_lists_every_page(site: Path) -> None:
     text = (site / "llms.txt").read_text()
-    told = re.findall(r"^- \[[^\]]+\]\(([^)]+)\): ", text, re.MULTILINE)
-    assert {*told} >= {page.name for page in (ROOT / "docs").glob("*.md")}
-    assert all((site / name).is_file() for name in told)
+    links = re.findall(r"^- \[[^\]]+\]\(([^)]+)\): ", text, re.MULTILINE)
+    assert {*links} >= {page.name for page in (ROOT / "docs").glob("*.md")}
+    assert all((site / name).is_file() for name in links)
     assert [
         line for line in text.splitlines() if line.startswith("- ") and line.endswith(":")
     ] == []

@@ -51,7 +51,7 @@ def test_text_longer_than_window_counts_by_its_end(model: LanguageModel) -> None
     assert likelihood(model, ids[:50], ids[50:]) == likelihood(model, ids[35:50], ids[50:])
     long, _ = likelihood(model, ids[:1], ids[1:])
     assert long == likelihood(model, ids[:-24], ids[-24:])[0]
-    with pytest.raises(ValueError, match="before it"):
+    with pytest.raises(ValueError, match="must follow at least one token"):
         likelihood(model, [], [1])
 
 
@@ -100,8 +100,8 @@ def test_own_task_ignores_fewshot(fewshot: int | None) -> None:
 @pytest.mark.parametrize(
     ("tasks", "fewshot", "says"),
     [
-        ("", None, "no task"),
-        (" , ", None, "no task"),
+        ("", None, "list of tasks is empty"),
+        (" , ", None, "list of tasks is empty"),
         (SOURCE_CHOICE, 1, "no few-shot examples"),
     ],
 )

@@ -181,14 +181,14 @@ def test_run_plot_has_tiers_epochs_bytes_and_marks(tmp_path: Path, suffix: str) 
     for step in range(1, 30):
         run.step(step, a0=5 - step / 10, b1=6 - step / 10)
     run.say("a0", "dropped", seats=[1, 8], height=1)
-    told = run.history
+    history = run.history
     path = tmp_path / f"loss{suffix}"
     run_plot(
         path,
-        told.loss_by_tier(),
-        told.sent_by_tier(),
-        told.epochs,
-        told.marks,
+        history.loss_by_tier(),
+        history.sent_by_tier(),
+        history.epochs,
+        history.marks,
         "run $x^$ <b>\x1b[2J",
     )
     if suffix == ".png":

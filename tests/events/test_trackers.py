@@ -227,14 +227,14 @@ except Unsuitable as error:
     [
         (
             TrackerOptions(wandb_group="g"),
-            "--wandb-group is of a project of Weights & Biases, and none is named",
+            "--wandb-group needs a project of Weights & Biases",
         ),
         (TrackerOptions(wandb_run="r"), "Pass --wandb-project as well, or unset WANDB_RUN"),
-        (TrackerOptions(wandb_entity="e", trackio_project="p"), "--wandb-entity is of a project"),
-        (TrackerOptions(wandb_project=""), "--wandb-project '' is no name"),
-        (TrackerOptions(wandb_project="a/b"), "none of / "),
-        (TrackerOptions(trackio_project="a\nb"), "--trackio-project 'a\\nb' is no name"),
-        (TrackerOptions(wandb_project="p" * 129), "1 to 128 characters"),
+        (TrackerOptions(wandb_entity="e", trackio_project="p"), "--wandb-entity needs a project"),
+        (TrackerOptions(wandb_project=""), "--wandb-project '' is not a valid name"),
+        (TrackerOptions(wandb_project="a/b"), "without / "),
+        (TrackerOptions(trackio_project="a\nb"), "--trackio-project 'a\\nb' is not a valid name"),
+        (TrackerOptions(wandb_project="p" * 129), "1 to 128 printable characters"),
     ],
 )
 def test_invalid_tracker_names_are_refused(wanted: TrackerOptions, said: str) -> None:

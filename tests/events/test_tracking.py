@@ -84,7 +84,7 @@ def test_tracker_failing_at_start_is_reported_once_and_skipped(
 
     with Tracking("notes", begin) as tracking:
         told(tracking, 50)
-    told_of = "notes cannot be used, and training continues without it: ConnectionError: no network"
+    told_of = "training continues without notes, which failed to start: ConnectionError: no network"
     assert warnings(caplog) == [told_of]
 
 
@@ -98,7 +98,7 @@ def test_failing_tracker_warns_once_and_is_retried(caplog: pytest.LogCaptureFixt
         told(tracking, 10)
     assert [row.step for row in notebook.rows] == [0, 2, 4, 6, 8]
     assert notebook.finished
-    assert warnings(caplog) == ["notes fails, and may miss figures: RuntimeError"]
+    assert warnings(caplog) == ["notes failed and may lack metrics: RuntimeError"]
 
 
 def test_hanging_tracker_delays_neither_events_nor_end(
@@ -109,7 +109,7 @@ def test_hanging_tracker_delays_neither_events_nor_end(
     tracking = Tracking("notes", opened(Notebook(lambda row: never.wait())), end=0.01, most=20)
     with tracking:
         told(tracking, 1000)
-    assert warnings(caplog) == ["notes does not keep up, and misses figures"]
+    assert warnings(caplog) == ["notes is too slow and loses metrics"]
     never.set()
 
 
@@ -122,7 +122,7 @@ def test_tracker_hanging_at_start_is_reported(caplog: pytest.LogCaptureFixture) 
 
     with Tracking("notes", begin, stuck=0.0, end=0.01) as tracking:
         told(tracking, 5)
-    assert warnings(caplog) == ["notes has not answered for 0 s, and may miss figures"]
+    assert warnings(caplog) == ["notes has not answered for 0 s and may lose metrics"]
     never.set()
 
 
@@ -157,5 +157,5 @@ def test_leaving_member_does_not_wait_for_hanging_tracker(
     with Tracking("notes", opened(Notebook(lambda row: never.wait())), end=3600) as tracking:
         told(tracking, 3)
         tracking(sample_event("leaving"))
-    assert warnings(caplog) == ["notes was not done in time, and may miss the last figures"]
+    assert warnings(caplog) == ["notes did not finish in time and may lack the last metrics"]
     never.set()

@@ -58,5 +58,5 @@ def test_model_type_of_built_in_architecture_is_refused(monkeypatch: pytest.Monk
         MODEL_TYPE = "llama"
 
     monkeypatch.setattr(architectures, "_ADDED", {"Impostor": Impostor})
-    with pytest.raises(BadExtension, match="model_type llama, which is one of HfLlama"):
+    with pytest.raises(BadExtension, match="model_type llama, which HfLlama already has"):
         architectures._by_type()

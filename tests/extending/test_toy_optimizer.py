@@ -97,6 +97,6 @@ def test_unusable_optimizer_is_refused_with_its_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, entry: str, sentence: str
 ) -> None:
     monkeypatch.syspath_prepend(str(install(tmp_path, {registry.GROUP: entry})))
-    with pytest.raises(BadExtension, match=sentence) as told:
+    with pytest.raises(BadExtension, match=sentence) as caught:
         registry.optimizers.__wrapped__()
-    assert "ninstall" in told.value.fix
+    assert "ninstall" in caught.value.fix

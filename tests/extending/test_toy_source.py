@@ -53,13 +53,16 @@ def test_registered_source_refuses_what_its_class_refuses(
     [
         ("Counting = extending.missing:Data", "ModuleNotFoundError"),
         ("Counting = extending.toy_source:CountingTokens", "is not a subclass of DataSource"),
-        ("Local = extending.toy_source:CountingData", "the name of a built-in one"),
+        (
+            "Local = extending.toy_source:CountingData",
+            "the name Local, which a built-in variant has",
+        ),
     ],
 )
 def test_unusable_entry_point_is_refused_with_its_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, entry: str, sentence: str
 ) -> None:
     monkeypatch.syspath_prepend(str(install(tmp_path, {GROUP: entry})))
-    with pytest.raises(BadExtension, match=sentence) as told:
+    with pytest.raises(BadExtension, match=sentence) as caught:
         extended(DataLocationChoice, extensions(GROUP, DataSource))  # type: ignore[type-abstract]
-    assert "ninstall" in told.value.fix
+    assert "ninstall" in caught.value.fix

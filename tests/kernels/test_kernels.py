@@ -379,7 +379,9 @@ def test_strided_parameters_change_in_place(kind: str) -> None:
 
 def test_segment_without_matrix_stack_raises() -> None:
     """A kernel could change such matrices only in a copy."""
-    with pytest.raises(SchemaError, match="w has 4 dimensions and is cut along the second one"):
+    with pytest.raises(
+        SchemaError, match="w has 4 dimensions, so levels cannot cut it along the second"
+    ):
         cut([Segment("w", 0, 1, 0, 4, (3, 4, 7, 9))], chunk=8, topk=5, topk_embeddings=5)
 
 

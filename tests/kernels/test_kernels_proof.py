@@ -49,11 +49,11 @@ def _raises(kernel: Kernel) -> Kernel:
 
 
 WRONG = [
-    (encode, "encode", _flips_what_is_sent, "differ from torch where signs are chosen"),
-    (encode, "encode", _raises, "fail where signs are chosen"),
-    (aggregate, "sign", _applies_backwards, "differ from torch where signs are applied"),
-    (aggregate, "mean", _applies_backwards, "differ from torch where values are applied"),
-    (aggregate, "mean", _raises, "fail where values are applied"),
+    (encode, "encode", _flips_what_is_sent, "differ from torch when they choose signs"),
+    (encode, "encode", _raises, "fail when they choose signs"),
+    (aggregate, "sign", _applies_backwards, "differ from torch when they apply signs"),
+    (aggregate, "mean", _applies_backwards, "differ from torch when they apply values"),
+    (aggregate, "mean", _raises, "fail when they apply values"),
 ]
 
 

@@ -204,5 +204,5 @@ def test_differing_replicas_are_found() -> None:
     together.check()
     with torch.no_grad():
         together.replicas[1].params["model.norm.weight"][0] += 1e-6
-    with pytest.raises(ReplicasDiffer, match="member 1's level 2"):
+    with pytest.raises(ReplicasDiffer, match=r"member 1 .* at level 2"):
         together.check()

@@ -96,9 +96,7 @@ def test_model_named_on_hub_is_fetched(tmp_path: Path) -> None:
     assert (found / "config.json").read_bytes() == (tmp_path / "tiny" / "config.json").read_bytes()
     text = ('checkpoint = { Local = "MODEL" }', HUB)
     assert recipe(config_path=file(tmp_path, text), data_path=Path("tokens")).model == str(found)
-    with pytest.raises(
-        CheckpointError, match="there is no directory team/typo, and from the Hub: "
-    ):
+    with pytest.raises(CheckpointError, match="there is no directory team/typo, and the Hub has"):
         bare(model=Path("team/typo"))
     (tmp_path / "team" / "tiny").mkdir(parents=True)
     assert bare(model=Path("team/tiny")).model == str(tmp_path / "team" / "tiny"), (
@@ -218,14 +216,14 @@ def test_options_override_config_with_sparseloco(tmp_path: Path) -> None:
     assert recipe(config_path=given, optimizer="distro", lr=1e-3).agreed == Distro(clip=2.0)
     with pytest.raises(
         UsageError, match=r"--inner-optimizer muon: the learning rate in .* is for adamw"
-    ) as told:
+    ) as caught:
         recipe(config_path=given, inner_optimizer="muon")
-    assert told.value.fix == "Pass --lr as well, for example --lr 0.02"
+    assert caught.value.fix == "Pass --lr as well, for example --lr 0.02"
     assert recipe(config_path=given, inner_optimizer="muon", lr=0.01).agreed == replace(
         of_file, inner_optimizer="muon"
     )
     assert recipe(config_path=given, inner_optimizer="adamw").agreed == of_file
-    with pytest.raises(UsageError, match=r"rate of 100\.1 with .* of 0\.01 would turn"):
+    with pytest.raises(UsageError, match=r"rate of 100\.1 with .* of 0\.01 would flip"):
         recipe(config_path=given, lr=100.1)
 
 
@@ -286,29 +284,37 @@ def test_recipe_round_trips_json_and_repeats_tiers() -> None:
         ({"tiers": "9"}, "--tiers '9' must be", "For example"),
         (
             {"tiers": "0,1,2", "members": 2},
-            "names 3 members, --members 2",
-            "no more tiers than members",
+            "names 3 tiers for 2 members",
+            "one tier per member",
         ),
-        ({"members": 3, "optimizer": "adamw"}, "3 members with adamw", "--total-batch"),
-        ({"tiers": "0,1", "optimizer": "muon"}, "2 members with muon", "--total-batch"),
-        ({"reject": 5, "optimizer": "adamw"}, "--reject means results", "Leave it out"),
-        ({"overlap": "0", "optimizer": "adamw"}, "--overlap means results", "Leave it out"),
+        (
+            {"members": 3, "optimizer": "adamw"},
+            "--members 3 does not work with adamw",
+            "--total-batch",
+        ),
+        (
+            {"tiers": "0,1", "optimizer": "muon"},
+            "--members 2 does not work with muon",
+            "--total-batch",
+        ),
+        ({"reject": 5, "optimizer": "adamw"}, "--reject does not work with adamw", "Omit"),
+        ({"overlap": "0", "optimizer": "adamw"}, "--overlap does not work with adamw", "Omit"),
         (
             {"topk": 9, "optimizer": "muon"},
-            "--topk is an option of distro and sparseloco, and muon has none",
-            "Leave it out",
+            "--topk is an option of distro and sparseloco, not of muon",
+            "Omit --topk",
         ),
         (
             {"inner_steps": 9, "optimizer": "adamw"},
-            "--inner-steps is an option of sparseloco, and adamw has none",
-            "Leave it out",
+            "--inner-steps is an option of sparseloco, not of adamw",
+            "Omit --inner-steps",
         ),
         (
             {"inner_steps": 9},
-            "--inner-steps is an option of sparseloco, and distro has none",
-            "Leave it out",
+            "--inner-steps is an option of sparseloco, not of distro",
+            "Omit --inner-steps",
         ),
-        ({"mean": "all"}, "--mean is an option of sparseloco", "Leave it out"),
+        ({"mean": "all"}, "--mean is an option of sparseloco", "Omit --mean"),
         (
             {"feedback_decay": 1.0},
             "--feedback-decay 1.0: The optimizer's numbers must be finite",
@@ -342,19 +348,19 @@ def test_recipe_round_trips_json_and_repeats_tiers() -> None:
         (
             {"orthogonal_lr": 1.0, "optimizer": "distro"},
             "--orthogonal-lr is an option of sparseloco",
-            "Leave it out",
+            "Omit --orthogonal-lr",
         ),
         (
             {"config_path": DISTRO_RUN, "optimizer": "sparseloco"},
             "--optimizer sparseloco: the learning",
             "--lr 0.002",
         ),
-        ({"members": 33}, "a batch of 32 is too small for 33 members", "--total-batch"),
-        ({"members": 2, "shares": "1,2,3"}, "is for 3 members, not 2", "one for each"),
-        ({"members": 2, "shares": "1,2"}, "are 3 sequences, and a step has 32", "--total-batch 3"),
+        ({"members": 33}, "a batch of 32 sequences is too small for 33 members", "--total-batch"),
+        ({"members": 2, "shares": "1,2,3"}, "3 shares for 2 members", "one share per member"),
+        ({"members": 2, "shares": "1,2"}, "3 sequences, but a step has 32", "--total-batch 3"),
         (
             {"config_path": DEMO, "eval_every": 2},
-            "--eval-every measures on held-out text",
+            "--eval-every needs held-out text",
             "--held-out-path DIR",
         ),
         ({"topk": 4097}, "--topk 4097: Results need", "--topk 8"),
@@ -368,48 +374,56 @@ def test_recipe_round_trips_json_and_repeats_tiers() -> None:
             "--shares '0,32' must be whole numbers from 1",
             "For example",
         ),
-        ({"lr": 0.0}, "--lr 0.0 is no learning rate", "above 0"),
-        ({"lr": float("nan")}, "--lr nan is no learning rate", "above 0"),
-        ({"lr": float("inf")}, "--lr inf is no learning rate", "above 0"),
-        ({"lr": 1e39}, "--lr 1e+39 is no learning rate", "at most 1000"),
+        ({"lr": 0.0}, "--lr 0.0 must be above 0", "--lr 1e-3"),
+        ({"lr": float("nan")}, "--lr nan must be above 0", "--lr 1e-3"),
+        ({"lr": float("inf")}, "--lr inf must be above 0", "--lr 1e-3"),
+        ({"lr": 1e39}, "--lr 1e+39 must be above 0 and at most 1000", "--lr 1e-3"),
         (
             {"steps": 10, "warmup_steps": 10},
-            "a warm-up of 10 steps leaves nothing of the 10 steps",
+            "the warm-up of 10 steps must be shorter",
             "--warmup-steps",
         ),
         (
             {"held_out_path": Path("tokens")},
-            "--held-out-path tokens holds what is trained on",
+            "--held-out-path tokens overlaps with the training data",
             "--held-out DIR",
         ),
-        ({"held_out_path": Path("tokens/a.bin")}, "holds what is trained on", "--held-out DIR"),
+        (
+            {"held_out_path": Path("tokens/a.bin")},
+            "overlaps with the training data",
+            "--held-out DIR",
+        ),
         (
             {"config_path": DEMO, "optimizer": "adamw"},
             "--optimizer adamw: the learning rate",
             "--lr 0.002",
         ),
         ({"config_path": DEMO, "tiers": "3"}, "tiers 0 to 2", "matformer"),
-        ({"config_path": DEMO, "steps": 74}, "is 0 before step 74", "--lr-schedule"),
-        ({"config_path": DEMO, "warmup_steps": 1}, "is 0 before step 48", "--lr-schedule"),
+        ({"config_path": DEMO, "steps": 74}, "to 0 before the last step (74)", "--lr-schedule"),
+        (
+            {"config_path": DEMO, "warmup_steps": 1},
+            "to 0 before the last step (48)",
+            "--lr-schedule",
+        ),
         (
             {"config_path": DEMO, "steps": 3},
-            "a warm-up of 3 steps leaves nothing of the 3 steps",
+            "the warm-up of 3 steps must be shorter",
             "--warmup-steps",
         ),
     ],
     ids=str,
 )
 def test_invalid_recipe_options_are_refused(given: dict[str, Any], sentence: str, fix: str) -> None:
-    with pytest.raises(UsageError) as told:
+    with pytest.raises(UsageError) as caught:
         bare(**given)
-    assert sentence in told.value.message
-    assert fix in told.value.fix
+    assert sentence in caught.value.message
+    assert fix in caught.value.fix
 
 
 def test_constant_batch_size_is_reported_as_one_number() -> None:
-    with pytest.raises(UsageError) as told:
+    with pytest.raises(UsageError) as caught:
         bare(members=2, shares="1,2")
-    assert told.value.message.endswith("a step has 32")
+    assert caught.value.message.endswith("a step has 32")
 
 
 def test_block_may_be_sent_whole() -> None:
@@ -421,27 +435,27 @@ def test_block_may_be_sent_whole() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "sentence"),
     [
-        ('checkpoint = { Local = "MODEL" }', DUMMY, "no checkpoint on this machine"),
+        ('checkpoint = { Local = "MODEL" }', DUMMY, "does not name a checkpoint on this machine"),
         (
             'data_location = { Local = "DATA" }',
             'data_location = { Server = "a:1" }',
-            "Server location",
+            "data location is Server",
         ),
     ],
 )
 def test_missing_recipe_files_are_named(tmp_path: Path, old: str, new: str, sentence: str) -> None:
-    with pytest.raises(Unsuitable, match=sentence) as told:
+    with pytest.raises(Unsuitable, match=sentence) as caught:
         recipe(config_path=file(tmp_path, (old, new)))
-    assert told.value.fix
+    assert caught.value.fix
     recipe(config_path=file(tmp_path, (old, new)), model=Path("m"), data_path=Path("d"))
 
 
 def test_rate_at_which_decay_flips_weights_is_refused(tmp_path: Path) -> None:
     given = file(tmp_path)  # its weight decay is 0.01
     assert recipe(config_path=given, lr=100.0).schedule.base_lr == 100
-    with pytest.raises(UsageError, match=r"rate of 100\.1 with .* of 0\.01 would turn") as told:
+    with pytest.raises(UsageError, match=r"rate of 100\.1 with .* of 0\.01 would flip") as caught:
         recipe(config_path=given, lr=100.1)
-    assert told.value.fix == "Pass --lr 100 or less"
+    assert caught.value.fix == "Pass --lr 100 or less"
 
 
 def test_invalid_config_error_has_its_line(tmp_path: Path) -> None:
@@ -457,10 +471,11 @@ def test_sparseloco_defaults_are_warned() -> None:
     assert advice(plenty) == []
     (few,) = advice(bare(optimizer="sparseloco", members=3, total_batch=11))
     assert few.startswith(
-        "the smallest share has 3 of the 11 sequences of a step, and as many inner steps, not 4: "
+        "the smallest share has 3 of the 11 sequences of a step, so its member takes 3 inner "
+        "steps instead of 4. "
     )
     (uneven,) = advice(bare(optimizer="sparseloco", members=2, total_batch=12, shares="10,2"))
     assert uneven.startswith("the smallest share has 2 of the 12 ")
     (late,) = advice(bare(optimizer="sparseloco", overlap="1"))
-    assert late.startswith("an overlap of 1: ")
+    assert late.startswith("--overlap is 1: ")
     assert advice(bare(optimizer="distro", members=3, total_batch=3)) == []

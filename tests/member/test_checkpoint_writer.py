@@ -83,13 +83,15 @@ def test_newest_waiting_checkpoint_is_uploaded_next(tmp_path: Path, repository: 
     sim.check()
     assert repository.commits == ["sim-step-12", "sim-step-3", "sim-step-9"]
     assert sim.model.checkpoint.repo == str(sim.place / "kept" / "m0" / "sim-step12")
-    told = _warned(sim.players[0])
-    assert told[0] == "step 6 is not uploaded: an earlier upload took so long that it is outdated"
+    messages = _warned(sim.players[0])
     assert (
-        told[1]
+        messages[0] == "step 6 is not uploaded: an earlier upload took so long that it is outdated"
+    )
+    assert (
+        messages[1]
         == "the chain does not name team/model@sim-step-3 of step 3: a later epoch has ended meanwhile"
     )
-    assert len(told) == 4
+    assert len(messages) == 4
 
 
 def test_endless_upload_is_abandoned_and_directory_named(

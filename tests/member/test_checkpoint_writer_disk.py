@@ -106,11 +106,11 @@ def test_save_with_unexpected_error_is_a_warning(
 
     sim = play(tmp_path / "run", story, **ALONE)
     sim.check()
-    told = [event["message"] for event in sim.players[0].saw("warning")]
+    messages = [event["message"] for event in sim.players[0].saw("warning")]
     failed = [
         f"no checkpoint of step {step} was saved: CUDA error: out of memory" for step in (3, 6)
     ]
-    assert told == failed
+    assert messages == failed
     assert sim.model.checkpoint_step == 7
     assert not _in(temporary)
 
@@ -221,14 +221,8 @@ def test_rewound_step_named_by_chain_is_kept(tmp_path: Path) -> None:
 
         chain.checkpoint = checkpoint  # type: ignore[method-assign]
         await _epoch_from_the_start(sim)
-        told = [event["message"] for event in sim.players[0].saw("warning")]
-        assert (
-            sum(
-                "holds another model of that name, so the new one is not saved there" in message
-                for message in told
-            )
-            == 1
-        )
+        messages = [event["message"] for event in sim.players[0].saw("warning")]
+        assert sum("which holds another model" in message for message in messages) == 1
         assert (place / "sim-step3" / "model.safetensors").read_bytes() == past
         assert sim.model.checkpoint == named
         assert _in(place) == ["sim-step3", "sim-step4"], "the pause ended the other epoch early"

@@ -14,9 +14,9 @@ def test_consecutive_nonfinite_shares_end_member() -> None:
         if step == MOST_IN_A_ROW:
             seen.finite()
         else:
-            seen.not_finite(step, "its loss is nan")
+            seen.not_finite(step, "the loss is nan")
     with pytest.raises(
         Diverged, match="5 shares in a row had no finite result, the last at step 10"
     ) as raised:
-        seen.not_finite(2 * MOST_IN_A_ROW, "its loss is nan")
+        seen.not_finite(2 * MOST_IN_A_ROW, "the loss is nan")
     assert "base_lr" in str(raised.value.fix)

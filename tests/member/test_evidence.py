@@ -122,11 +122,11 @@ def test_open_equivocation_is_proven_by_all_members(tmp_path: Path) -> None:
 def check_evidence(liar: SimMember, honest: list[SimMember]) -> None:
     """Check that every honest member recorded a proof against the liar and none against others."""
     for player in honest:
-        told = player.saw("equivocated")
-        assert told, player.name
-        assert {e["seat"] for e in told} == {seat_of(liar)}
+        reports = player.saw("equivocated")
+        assert reports, player.name
+        assert {e["seat"] for e in reports} == {seat_of(liar)}
         assert all(
-            proves(Pair(bytes.fromhex(e["first"]), bytes.fromhex(e["second"]))) for e in told
+            proves(Pair(bytes.fromhex(e["first"]), bytes.fromhex(e["second"]))) for e in reports
         )
 
 

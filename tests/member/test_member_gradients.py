@@ -132,9 +132,9 @@ def test_full_disk_is_one_warning_each_time_it_fills(
     sim = play(tmp_path, story, **ALONE | {"rounds_per_epoch": 4, "total_steps": 8})
     sim.check()
     (player,) = sim.players
-    told = [event["message"] for event in player.saw("warning")]
-    assert len(told) == 2
-    for message in told:
+    messages = [event["message"] for event in player.saw("warning")]
+    assert len(messages) == 2
+    for message in messages:
         assert "not all results of step" in message
         assert f"the disk of {sim.place / 'gradients' / player.name} is full" in message
     kept = {int(name.split("-")[1]) for name in files_of(sim, player)}
@@ -157,8 +157,8 @@ def test_removed_gradient_directory_is_recreated_or_warned(tmp_path: Path) -> No
 
     sim = play(tmp_path, story, init_min_clients=2, rounds_per_epoch=4, total_steps=8)
     assert sim.check() == 10
-    (told,) = sim.players[0].saw("warning")
-    assert f"cannot write to {sim.place / 'gradients' / 'm0'}" in told["message"]
+    (warning,) = sim.players[0].saw("warning")
+    assert f"cannot write to {sim.place / 'gradients' / 'm0'}" in warning["message"]
     assert not sim.players[1].saw("warning")
     assert max(results_of(sim, sim.players[1])) == 8
 
@@ -176,8 +176,8 @@ def test_slow_gradient_disk_costs_files_but_no_memory(tmp_path: Path) -> None:
 
     sim = play(tmp_path, story, init_min_clients=2, rounds_per_epoch=12, total_steps=12)
     assert sim.compare(sim.players) > 0
-    told = [event["message"] for event in sim.players[0].saw("warning")]
-    assert any("is slower than the rounds" in message for message in told)
+    messages = [event["message"] for event in sim.players[0].saw("warning")]
+    assert any("is slower than the rounds" in message for message in messages)
     assert 0 < len(results_of(sim, sim.players[0])) < len(results_of(sim, sim.players[1])) == 12
 
 
@@ -241,9 +241,9 @@ def test_optim_metrics_every_n_steps_change_nothing(tmp_path: Path) -> None:
         hashes = [[event["hashes"] for event in player.saw("applied")] for player in (one, other)]
         assert hashes[0] == hashes[1]
         assert not one.saw("optimizer")
-        told = other.saw("optimizer")
-        assert [event["step"] for event in told] == [2, 4, 6]
-        for event in told:
+        metrics = other.saw("optimizer")
+        assert [event["step"] for event in metrics] == [2, 4, 6]
+        for event in metrics:
             assert [*event["levels"]] == [str(level) for level in range(other.tier, 3)]
             for level in event["levels"].values():
                 assert level["gradient_norm"] > 0

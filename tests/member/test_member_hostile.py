@@ -234,9 +234,9 @@ def test_unassigned_result_is_reported_once_with_sender(tmp_path: Path) -> None:
     honest = sim.players[1]
     assert honest.transport is not None
     assert {who for who, _ in honest.transport.barred} == {liar.id}
-    told = honest.saw("refused", why="not what it was assigned")
-    assert [event["seat"] for event in told] == [seat_of(sim.players[0])] * len(told)
-    assert 0 < len(told) == len({event["height"] for event in told})
+    refusals = honest.saw("refused", why="not what it was assigned")
+    assert [event["seat"] for event in refusals] == [seat_of(sim.players[0])] * len(refusals)
+    assert 0 < len(refusals) == len({event["height"] for event in refusals})
 
 
 def test_sender_of_invalid_announcement_is_banned_once(tmp_path: Path) -> None:

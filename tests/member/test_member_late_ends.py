@@ -45,10 +45,11 @@ def test_rounds_cleared_by_new_warm_up_do_not_count(tmp_path: Path, end: str) ->
                 sim.pause(False)
         _awake(players[0])
         await sim.until(lambda run: bool(players[0].saw("warning")), limit=60)
-        told = [event["message"] for event in players[0].saw("warning")]
+        messages = [event["message"] for event in players[0].saw("warning")]
         assert any(
-            message.startswith("fell out of this epoch: the epoch continued") for message in told
-        ), told
+            message.startswith("fell out of this epoch: the epoch continued")
+            for message in messages
+        ), messages
         if end == "paused":
             sim.pause(False)
         for player in players:

@@ -50,13 +50,13 @@ def test_newcomer_loads_lost_level_from_checkpoint(tmp_path: Path, epoch: int, k
     newcomer = sim.players[3]
     assert newcomer.saw("model")[0]["source"] == "peers and the checkpoint"
     for player in sim.players[1:]:
-        told = [
+        messages = [
             event["message"]
             for event in player.saw("warning")
             if event["message"].startswith(WARNING)
         ]
-        assert told, player.name
-        assert {message[len(WARNING) :].split(",")[0] for message in told} == {str(kept)}, (
+        assert messages, player.name
+        assert {message[len(WARNING) :].split(",")[0] for message in messages} == {str(kept)}, (
             player.name
         )
     assert sim.compare(sim.players) > 0

@@ -248,10 +248,11 @@ def test_member_giving_up_seat_rejoins_with_backoff(tmp_path: Path) -> None:
             joins = len(player.saw("joined"))
             await sim.until(lambda _, joins=joins: len(player.saw("joined")) > joins)
             await player.member._make_room()
-        told = [event["message"] for event in player.saw("warning")]
-        assert len(told) >= 2
+        messages = [event["message"] for event in player.saw("warning")]
+        assert len(messages) >= 2
         assert all(
-            message.startswith("this member gave up its seat; it joins again") for message in told
+            message.startswith("this member gave up its seat; it joins again")
+            for message in messages
         )
 
     play(tmp_path, story)

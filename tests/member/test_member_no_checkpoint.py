@@ -29,11 +29,11 @@ def test_run_without_checkpoint_warns_each_epoch_and_at_end(tmp_path: Path) -> N
 
     sim = play(tmp_path, story, **SHORT)
     for player in sim.players:
-        told = [event["message"].splitlines() for event in player.saw("warning")]
+        messages = [event["message"].splitlines() for event in player.saw("warning")]
         # the error of the only holder of level 0 says more
         last = [LOST.format("6 steps")] if player.tier else []
-        assert [lines[0] for lines in told] == [LOST.format("3 steps"), *last]
-        assert "--checkpoint-dir DIR" in told[0][1]
+        assert [lines[0] for lines in messages] == [LOST.format("3 steps"), *last]
+        assert "--checkpoint-dir DIR" in messages[0][1]
         assert bool(player.lost) is not bool(player.tier)
         assert [event.get("checkpoint") for event in player.saw("finished")] == [None]
 

@@ -41,8 +41,8 @@ def test_three_unequal_members_without_overlap_finish(tmp_path: Path) -> None:
         assert [e["height"] for e in player.saw("round")] == 2 * [*range(3)], (
             "without a drain round"
         )
-        told = [e for e in player.events if e["kind"] in ("applied", "trained", "cooldown")]
-        assert [e["kind"] for e in told] == 2 * (3 * ["trained", "applied"] + ["cooldown"]), (
+        events = [e for e in player.events if e["kind"] in ("applied", "trained", "cooldown")]
+        assert [e["kind"] for e in events] == 2 * (3 * ["trained", "applied"] + ["cooldown"]), (
             player.name
         )
 

@@ -105,11 +105,11 @@ def test_member_absent_for_epoch_begins_without_state(tmp_path: Path) -> None:
     sim = play(tmp_path, story, rounds_per_epoch=3, total_steps=12)
     assert sim.check(dropped=sim.players[-1:]) > 0
     *others, away = sim.players
-    (told,) = (
+    (message,) = (
         event["message"] for event in away.saw("warning") if "the optimizer" in event["message"]
     )
-    assert "starts without its saved state" in told
-    assert "belongs to another epoch or other weights" in told
+    assert "starts without its saved state" in message
+    assert "belongs to another epoch or other weights" in message
     assert not any(player.saw("remembered") for player in sim.players)
     assert not any(
         "the optimizer" in event["message"] for player in others for event in player.saw("warning")
@@ -133,13 +133,13 @@ def test_damaged_state_file_is_reported_and_kept(tmp_path: Path) -> None:
     sim = play(tmp_path, story, **ALL | {"min_clients": 4, "init_min_clients": 4}, **SHORT)
     assert sim.check() > 0
     for player in sim.players[1:]:
-        (told,) = (
+        (message,) = (
             event["message"]
             for event in player.saw("warning")
             if "the optimizer" in event["message"]
         )
-        assert "starts without its saved state" in told
-        assert "is damaged" in told
+        assert "starts without its saved state" in message
+        assert "is damaged" in message
 
 
 @pytest.mark.slow

@@ -44,14 +44,14 @@ def test_members_continue_prompt_with_equal_replicas(tmp_path: Path, overlap: in
     assert sim.check() == 24, "all rounds were applied by all"
     assert sim.run.lost_sequences == 0
     for player in sim.players:
-        told = player.saw("sample")
-        assert told
+        samples = player.saw("sample")
+        assert samples
         assert not player.saw("warning")
-        for event in told:
+        for event in samples:
             assert event["prompt"] == "w3 w10"
             assert len(event["text"].split()) == 3
             assert {*event["text"].split()} <= {*WORDS}
-        steps = [event["step"] for event in told]
+        steps = [event["step"] for event in samples]
         assert steps == sorted({*steps}), "one text a round at most"
         assert 1 <= steps[0] <= steps[-1] <= 6 + overlap, (
             "with overlap one more round applies the last results"

@@ -87,7 +87,7 @@ def test_result_with_nonfinite_loss_is_not_announced(tmp_path: Path) -> None:
 
     sim = play(tmp_path, story, rounds_per_epoch=4)
     warned = [e["message"] for e in sim.players[1].saw("warning")]
-    assert any("skips step" in message and "its loss is inf" in message for message in warned)
+    assert any("skips step" in message and "the loss is inf" in message for message in warned)
     assert {e["height"] for e in sim.players[1].saw("trained")} <= {0, 1}
     assert sim.run.lost_sequences == 0
     assert sim.check(dropped=[sim.players[1]]) > 0
@@ -174,9 +174,9 @@ def test_lone_too_slow_member_is_warned_once_per_epoch(tmp_path: Path, witnesses
         total_steps=60,
     )
     [alone] = sim.players
-    told = [event for event in alone.saw("warning") if "sequences took" in event["message"]]
-    assert len(told) == 2, "one for each epoch"
-    for event in told:
+    warnings = [event for event in alone.saw("warning") if "sequences took" in event["message"]]
+    assert len(warnings) == 2, "one for each epoch"
+    for event in warnings:
         assert (
             "9 sequences took more than 40 s, but a round leaves at most 15 s for them"
             in event["message"]

@@ -38,10 +38,10 @@ def test_lone_member_stopped_in_mid_epoch_loses_no_step(
         assert stopped["step"] >= 1
         sim.start(player)
         await sim.until(lambda _: bool(player.saw("waiting")))
-        told = sim.now
+        began = sim.now
         (waiting,) = player.saw("waiting", epoch=1)
         await sim.until(lambda run: run.state is RunState.COOLDOWN)
-        assert waiting["ends_in"] - 5 < sim.now - told < waiting["ends_in"] + 5
+        assert waiting["ends_in"] - 5 < sim.now - began < waiting["ends_in"] + 5
         await sim.until(lambda run: run.epoch == 1)
         assert sim.run.trained_steps == stopped["step"] == sim.model.checkpoint_step - 1
         assert sim.run.state is not RunState.FINISHED

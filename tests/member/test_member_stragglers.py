@@ -171,9 +171,9 @@ def test_overdeclared_speed_is_reported_and_costs_one_epoch(tmp_path: Path) -> N
     batch = {"global_batch_size_start": 45, "global_batch_size_end": 45}
     sim = play(tmp_path, story, init_min_clients=4, **rules, **batch)
     slow = sim.players[2]
-    told = [e["message"] for e in slow.saw("warning") if "for its share" in e["message"]]
-    assert len(told) == 1
-    assert "the others waited 30 s for its results in this epoch and no longer wait" in told[0]
+    messages = [e["message"] for e in slow.saw("warning") if "for its share" in e["message"]]
+    assert len(messages) == 1
+    assert "the others waited 30 s for its results in this epoch and no longer wait" in messages[0]
     assert [epoch for epoch, _ in sim.record.dropped] == [0]
     assert [e["height"] for e in slow.saw("trained", epoch=1)] == [*range(ROUNDS)]
     assert sim.check(dropped=[slow]) > 0

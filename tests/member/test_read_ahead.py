@@ -50,8 +50,8 @@ def test_unreachable_source_is_reported_once_and_retried() -> None:
         share = await Reading(inbox.ports, InlineWorker(), source).share([3])
         assert share.shape == (1, 4)
         assert source.asked == 5
-        told = [event["message"] for event in inbox.events if event["kind"] == "warning"]
-        assert told == [
+        messages = [event["message"] for event in inbox.events if event["kind"] == "warning"]
+        assert messages == [
             "http://x does not answer; this member continues when it is available again"
         ]
         assert asyncio.get_running_loop().time() == 1 + 2 + 4 + 8

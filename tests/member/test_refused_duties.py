@@ -101,8 +101,8 @@ def test_empty_wallet_is_retried_with_backoff_until_funded(tmp_path: Path) -> No
             times = [time for height, time in tries[player.name] if height == 1]
             gaps = [after - before for before, after in itertools.pairwise(times)]
             assert all(gap >= least for gap, least in zip(gaps, (5, 10, 20), strict=True))
-            (told,) = _told(player, "the attestation of round 1")
-            assert "holds 0.000001 SOL but needs" in told
+            (message,) = _told(player, "the attestation of round 1")
+            assert "holds 0.000001 SOL but needs" in message
             _purse(sim, player, 10**12)
         await sim.until_finished()
         assert all(player.saw("witnessed", height=1, sent=True) for player in players)

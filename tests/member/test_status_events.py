@@ -16,18 +16,18 @@ from rules import builders
 
 
 def test_rounds_are_reported_once_per_epoch() -> None:
-    told: list[event_types.Event] = []
-    notices = StatusEvents(Events(lambda: 0.0, [told.append]))
+    events: list[event_types.Event] = []
+    notices = StatusEvents(Events(lambda: 0.0, [events.append]))
     rounds = [RunState.ROUND_TRAIN, RunState.ROUND_WITNESS] * 3
     for state in (RunState.ROUND_WITNESS, *rounds, RunState.COOLDOWN, RunState.WAITING_FOR_MEMBERS):
         notices.state(builders.run(state))
-    said = [event.state for event in told if isinstance(event, event_types.StateChanged)]
+    said = [event.state for event in events if isinstance(event, event_types.StateChanged)]
     assert said == ["ROUND_TRAIN", "COOLDOWN", "WAITING_FOR_MEMBERS"]
 
 
 def test_halt_warns_each_time_it_begins() -> None:
-    told: list[event_types.Event] = []
-    notices = StatusEvents(Events(lambda: 0.0, [told.append]))
+    events: list[event_types.Event] = []
+    notices = StatusEvents(Events(lambda: 0.0, [events.append]))
     for state in (
         RunState.UNINITIALIZED,
         RunState.PAUSED,
@@ -37,7 +37,9 @@ def test_halt_warns_each_time_it_begins() -> None:
     ):
         notices.halt(builders.run(state))
     said = [
-        event.message.partition(";")[0] for event in told if isinstance(event, event_types.Warning)
+        event.message.partition(";")[0]
+        for event in events
+        if isinstance(event, event_types.Warning)
     ]
     assert said == ["the run has not begun", "the run is paused", "the run is paused"]
 
@@ -51,15 +53,15 @@ def save_step(directory: Path, step: int) -> Path:
 
 
 def test_finished_names_copy_of_this_member_first(tmp_path: Path) -> None:
-    told: list[event_types.Event] = []
-    notices = StatusEvents(Events(lambda: 0.0, [told.append]))
+    events: list[event_types.Event] = []
+    notices = StatusEvents(Events(lambda: 0.0, [events.append]))
     run = builders.run(RunState.FINISHED, step=7)
     model = builders.model(checkpoint_step=7)
     for directory in (None, tmp_path):
         notices.finished(run, model, directory)
     copy = save_step(tmp_path, 6)
     notices.finished(run, model, tmp_path)
-    said = [event for event in told if isinstance(event, event_types.RunFinished)]
+    said = [event for event in events if isinstance(event, event_types.RunFinished)]
     elsewhere = (model.checkpoint.repo, True)
     assert [(event.checkpoint, event.elsewhere) for event in said] == [
         elsewhere,
@@ -72,12 +74,12 @@ def test_finished_names_copy_of_this_member_first(tmp_path: Path) -> None:
 def test_lost_steps_name_copy_that_chain_does_not_know(
     tmp_path: Path, saved: list[int], named: int | None
 ) -> None:
-    told: list[event_types.Event] = []
-    notices = StatusEvents(Events(lambda: 0.0, [told.append]))
+    events: list[event_types.Event] = []
+    notices = StatusEvents(Events(lambda: 0.0, [events.append]))
     for step in saved:
         save_step(tmp_path, step)
     notices.lost(builders.run(RunState.WARMUP, step=5), builders.model(), tmp_path)
-    (warning,) = [event.message for event in told if isinstance(event, event_types.Warning)]
+    (warning,) = [event.message for event in events if isinstance(event, event_types.Warning)]
     assert warning.startswith("4 steps of training are lost: no member has the model, and no ")
     assert "was saved" not in warning
     assert (f"{tmp_path / f'test-step{named}'} is a copy of step {named}" in warning) is bool(named)

@@ -196,7 +196,7 @@ def test_own_copy_with_recorded_hashes_replaces_false_place(tmp_path: Path, righ
         with pytest.raises(NoModel):
             await joiner.obtain(kept=own.parent)
         (warned,) = joiner.said("warning", "message")
-        assert "'/etc', which is not the name of a Hub repository" in warned
+        assert "'/etc' is not a Hub repository" in warned
         assert "aftermath-solana checkpoint --repo OWNER/NAME" in warned
 
     run_virtual(story())

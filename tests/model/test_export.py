@@ -104,7 +104,7 @@ def test_slice_export_is_refused(made: Path) -> None:
 
 @pytest.mark.parametrize("tiers", [[], [0, 1], [-1]])
 def test_tier_0_export_is_refused(made: Path, tiers: list[int]) -> None:
-    with pytest.raises(CheckpointError, match="start at 1"):
+    with pytest.raises(CheckpointError, match="must be at least 1"):
         export_tiers(made, tiers)
 
 
@@ -131,10 +131,10 @@ def test_export_into_pruned_directory_is_refused(
     kept = kept.rename(kept.with_name(name))
     out = out and out.replace("NAME", name)
     before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(CheckpointError, match=r"its member removes[\s\S]*--out"):
+    with pytest.raises(CheckpointError, match=r"its member will remove[\s\S]*--out"):
         export_tiers(kept, [1], None if out is None else tmp_path / out)
     (tmp_path / "link").symlink_to(kept)
-    with pytest.raises(CheckpointError, match="its member removes"):
+    with pytest.raises(CheckpointError, match="its member will remove"):
         export_tiers(tmp_path / "link", [1])
     (tmp_path / "link").unlink()
     assert sorted(tmp_path.rglob("*")) == before

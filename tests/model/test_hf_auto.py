@@ -204,7 +204,7 @@ def test_hf_schema_survives_its_document(saved: tuple[Any, Path]) -> None:
         silent = said | {"transformers_version": "1", "_name_or_path": "x", "use_cache": False}
         assert state_schema(silent, tiers).document() == found
     lying = found["model"] | {"intermediate_size": 8}
-    with pytest.raises(ModelConfigError, match="intermediate_size 8 is"):
+    with pytest.raises(ModelConfigError, match="intermediate_size 8 differs"):
         state_of_inputs(StateInputs(lying, found["widths"]))
     for text in ("[", "[]", "[" * 60_000):
         with pytest.raises(ModelConfigError, match="not a JSON object"):
@@ -216,9 +216,9 @@ WHOLE = {
     "gpt_oss": "experts.gate_up_proj",
     "mamba": "mixer.A_log",
 } | {
-    "qwen3_moe": "intermediate_size is the width of none of its tensors",
+    "qwen3_moe": "none of its tensors has the width intermediate_size",
     "phi3": "mlp.gate_up_proj.weight",
-    "bloom": "says no width of its feed-forwards",
+    "bloom": "no feed-forward width that can be halved",
 }
 
 
@@ -380,7 +380,7 @@ def test_hf_experts_are_stacked_from_single_tensors(
             {name: tensor for name, tensor in filed.items() if name != listed},
             r"lacks 1 tensor, first .*experts\.",
         ),
-        (filed | {listed: filed[listed][1:]}, r"is F32 .*, config\.json says"),
+        (filed | {listed: filed[listed][1:]}, r"is F32 .*, but config\.json says"),
         (filed | params, "whole and in pieces"),
     ):
         save_file(
@@ -428,19 +428,19 @@ def test_hf_members_train_with_equal_replicas(
         ),
         (
             {"model_type": "bloom", "matformer_tier": 1, "intermediate_size": 8},
-            "matformer_tier must be 0",
+            "matformer_tier is 1, but",
         ),
         ({"model_type": "bert-like"}, "model_type 'bert-like' is not supported"),
         ({"model_type": "vit"}, "model_type 'vit' is not supported"),
         ({"model_type": "rwkv"}, "model_type rwkv is not supported: its weights change"),
         (
             {"model_type": "deepseek_v32"},
-            "model_type deepseek_v32 is not supported: .* never has a gradient",
+            "model_type deepseek_v32 is not supported: .* get no gradient",
         ),
         ({"n_embd": "many"}, "transformers rejects it"),
         ({"n_embd": 15}, "transformers cannot build it"),
-        ({"hidden_size": 32}, "hidden_size 32 is not n_embd 16"),
-        ({"num_hidden_layers": None}, "num_hidden_layers None is not n_layer 2"),
+        ({"hidden_size": 32}, "hidden_size 32 contradicts n_embd 16"),
+        ({"num_hidden_layers": None}, "num_hidden_layers None contradicts n_layer 2"),
         ({"n_embd": float("nan")}, "config.json"),
     ],
 )
@@ -461,13 +461,13 @@ def test_hf_model_not_of_text_alone_is_refused(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "bound", "most", "change", "says"),
     [
-        ("gpt2", "_MODULES", 40, {"n_layer": 3}, "its network has more modules than the 40 of"),
+        ("gpt2", "_MODULES", 40, {"n_layer": 3}, "the model has more than 40 modules"),
         (
             "qwen3_moe",
             "_CUTS",
             39,
             {"num_experts": 5},
-            "its files have more tensors than the 39 of",
+            "the model has more than 39 tensors in its files",
         ),
     ],
 )

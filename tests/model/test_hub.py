@@ -71,14 +71,14 @@ def test_hub_cached_files_are_not_fetched_again(fetch: Fetch, server: Hub) -> No
 def test_fetch_without_manifest_takes_all_or_refuses_sliced(fetch: Fetch, server: Hub) -> None:
     del server.repos["me/model"][MANIFEST_FILE]
     assert right(fetch(tier=1), 1)
-    with pytest.raises(ManifestUnusable, match="0 files named"):
+    with pytest.raises(ManifestUnusable, match=r"one file named .* not 0"):
         fetch(tier=1, strategy="sliced")
 
 
 def test_hub_two_manifests_are_ambiguous(fetch: Fetch, server: Hub) -> None:
     server.repos["me/model"][f"sub/{MANIFEST_FILE}"] = b"{}"
     assert right(fetch(tier=1), 1)
-    with pytest.raises(ManifestUnusable, match="2 files named"):
+    with pytest.raises(ManifestUnusable, match=r"one file named .* not 2"):
         fetch(tier=1, strategy="sliced")
 
 
@@ -169,15 +169,15 @@ def test_hub_pushed_tiers_are_fetched_one_by_one(
 ) -> None:
     monkeypatch.setattr(hub, "upload", partial(upload, endpoint=server.endpoint))
     monkeypatch.setenv("HF_TOKEN", "hf_x")
-    told = invoke("model", "push", "--model", str(tmp_path / "m"), "--repo", "me/model", "--json")
-    assert json.loads(told.out) == {"repo": "me/model", "commit": COMMIT, "tiers": [1, 2]}
+    result = invoke("model", "push", "--model", str(tmp_path / "m"), "--repo", "me/model", "--json")
+    assert json.loads(result.out) == {"repo": "me/model", "commit": COMMIT, "tiers": [1, 2]}
     server.repos["me/model"] = dict(server.pushed)
     assert right(fetch(tier=2, strategy="sliced"), 2, "sliced")
     assert "model.safetensors" not in server.fetched
     server.pushed.clear()
     (tmp_path / "m-tier1" / "model.safetensors").write_bytes(b"x")
-    told = invoke("model", "push", "--model", str(tmp_path / "m"), "--repo", "me/model")
-    assert (told.code, "SHA-256 differs" in told.err, server.pushed) == (1, True, {})
+    result = invoke("model", "push", "--model", str(tmp_path / "m"), "--repo", "me/model")
+    assert (result.code, "SHA-256 differs" in result.err, server.pushed) == (1, True, {})
 
 
 def test_local_checkpoint_resolves_to_its_directory(repo: str, tmp_path: Path) -> None:

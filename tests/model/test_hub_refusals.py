@@ -31,11 +31,11 @@ def test_hub_weights_with_wrong_digest_are_refused(
 
 def test_hub_oversized_listing_is_refused_before_fetching(fetch: Fetch, server: Hub) -> None:
     server.claimed["model.safetensors"] = 1 << 30
-    with pytest.raises(CheckpointError, match=r"lists 1,073,741,824 bytes .* at most"):
+    with pytest.raises(CheckpointError, match=r"lists 1,073,741,824 bytes .* the limit is"):
         fetch()
     assert "model.safetensors" not in server.fetched
     server.claimed["config.json"] = 1 << 30
-    with pytest.raises(CheckpointError, match="at most 1,048,576"):
+    with pytest.raises(CheckpointError, match="the limit is 1,048,576"):
         fetch()
 
 
@@ -43,7 +43,7 @@ def test_hub_fp64_weights_with_stored_head_are_accepted(fetch: Fetch, server: Hu
     sizes = [math.prod(shape) for shape in CONFIG.parameter_shapes().values()]
     most = 8 * (sum(sizes) + max(sizes)) + (64 << 20)
     server.claimed["model.safetensors"] = most + 1
-    with pytest.raises(CheckpointError, match=f"at most {most:,} are expected"):
+    with pytest.raises(CheckpointError, match=f"the limit is {most:,}"):
         fetch()
 
 
@@ -52,7 +52,7 @@ def test_hub_full_disk_is_reported_before_fetching(
 ) -> None:
     usage = hub_module.shutil.disk_usage("/")
     monkeypatch.setattr(hub_module.shutil, "disk_usage", lambda _: usage._replace(free=10))
-    with pytest.raises(CheckpointError, match="has 10 free"):
+    with pytest.raises(CheckpointError, match="has only 10 free"):
         fetch()
     assert "model.safetensors" not in server.fetched
 
@@ -104,7 +104,7 @@ def test_hub_repository_without_model_is_refused(fetch: Fetch, server: Hub) -> N
 
 
 def test_hub_push_without_rights_names_needed_token(server: Hub, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"no token[\s\S]*HF_TOKEN"):
+    with pytest.raises(CheckpointError, match=r"without a token[\s\S]*HF_TOKEN"):
         upload(tmp_path, "me/model", token=None, message="x", endpoint=server.endpoint)
     server.status = 403
     with pytest.raises(CheckpointError, match=r"403[\s\S]*HF_TOKEN"):
@@ -114,7 +114,7 @@ def test_hub_push_without_rights_names_needed_token(server: Hub, tmp_path: Path)
 @pytest.mark.parametrize("kind", [CheckpointKind.NONE, CheckpointKind.DUMMY])
 def test_run_without_model_names_owner_command(kind: CheckpointKind) -> None:
     with pytest.raises(
-        CheckpointError, match=r"no checkpoint and no model shape[\s\S]*update-config"
+        CheckpointError, match=r"neither a checkpoint nor a model shape[\s\S]*update-config"
     ):
         resolve(Checkpoint(kind, "", ""))
 
@@ -137,14 +137,16 @@ def test_hub_listing_without_size_is_refused_before_fetching(
     fetch: Fetch, server: Hub, size: object
 ) -> None:
     server.claimed["model.safetensors"] = size
-    with pytest.raises(CheckpointError, match=r"does not say how large model\.safetensors is"):
+    with pytest.raises(CheckpointError, match=r"has no size for model\.safetensors"):
         fetch()
     assert "model.safetensors" not in server.fetched
 
 
 def test_hub_file_larger_than_listed_is_refused(fetch: Fetch, server: Hub) -> None:
     server.claimed["config.json"] = 1
-    with pytest.raises(CheckpointError, match=r"config\.json has [\d,]+ bytes, its listing said 1"):
+    with pytest.raises(
+        CheckpointError, match=r"config\.json has [\d,]+ bytes, but its listing says 1"
+    ):
         fetch()
 
 
@@ -166,7 +168,7 @@ def test_hub_file_version_outside_cache_is_refused(
     """The library names a file in its cache by what the Hub calls its version."""
     server.tag = tag.format(tmp_path)
     server.elsewhere = Storage() if linked else None
-    with pytest.raises(CheckpointError, match="names a file's version"):
+    with pytest.raises(CheckpointError, match="sent an invalid file version"):
         fetch()
     assert not [*tmp_path.rglob("there")]
     assert server.fetched == []
@@ -178,7 +180,9 @@ def test_hub_trickling_file_is_abandoned(
     monkeypatch.setattr(hub_module, "PATIENCE_SECONDS", 0.3)
     server.trickling = True
     began = time.monotonic()
-    with pytest.raises(CheckpointError, match=r"too slow with me/model[\s\S]*again later"):
+    with pytest.raises(
+        CheckpointError, match=r"me/model from the Hub is too slow[\s\S]*again later"
+    ):
         fetch()
     assert time.monotonic() - began < 5
 
@@ -206,7 +210,7 @@ def test_invalid_hub_name_is_refused_before_any_request(name: str) -> None:
     place = Checkpoint(CheckpointKind.HUB, name, "")
     for read in (resolve, load_hf_config, outline_directory):
         with pytest.raises(
-            CheckpointError, match=r"is not the name of a Hub repository[\s\S]*owner to name"
+            CheckpointError, match=r"is not a Hub repository[\s\S]*owner to correct"
         ) as refused:
             read(place)
         assert "\x1b" not in str(refused.value)

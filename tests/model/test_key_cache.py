@@ -196,5 +196,5 @@ def test_models_of_transformers_cache_nothing() -> None:
     )
     params = {name: torch.zeros(shape) for name, shape in config.parameter_shapes().items()}
     assert config.cacheable == 0
-    with pytest.raises(ValueError, match="keeps nothing"):
+    with pytest.raises(ValueError, match="do not support a key cache"):
         config.build(0, params).body(text(3), TextCache())

@@ -78,8 +78,8 @@ def test_configurations_distinguish_functions(theirs: dict[str, torch.Tensor]) -
             {"rope_scaling": {"type": "default", "rope_type": "yarn"}},
             "rope_scaling of type yarn has no factor",
         ),
-        ({"rope_scaling": "linear"}, "rope_scaling is not one table"),
-        ({"rope_parameters": {"full_attention": DEFAULT}}, "rope_parameters is not one table"),
+        ({"rope_scaling": "linear"}, "rope_scaling is not a flat table"),
+        ({"rope_parameters": {"full_attention": DEFAULT}}, "rope_parameters is not a flat table"),
         (
             {"rope_parameters": DEFAULT | {"rope_theta": 5e5}, "rope_scaling": DEFAULT},
             "rope_parameters and rope_scaling contradict",

@@ -182,15 +182,15 @@ def test_nanogpt_overfits_text_at_every_tier() -> None:
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
-        ({"use_smear_gate": True}, "use_smear_gate belongs to another kind of NanoGPT"),
-        ({"num_key_value_heads": 2}, "num_key_value_heads 2 is not num_attention_heads"),
+        ({"use_smear_gate": True}, "use_smear_gate is a key of another NanoGPT"),
+        ({"num_key_value_heads": 2}, "num_key_value_heads 2 differs from num_attention_heads"),
         ({"value_embeddings": 3}, "value_embeddings 3 is more than half of the 4 layers"),
         ({"logit_softcap": -1.0}, "logit_softcap: "),
         ({"relu_squared": 1}, "relu_squared: "),
-        ({"logit_softcap": None}, "logit_softcap None has no meaning here"),
-        ({"x0_residuals": True}, "'x0_residuals' True has no meaning here"),
-        ({"qk_norms": False}, "'qk_norms' False has no meaning here"),
-        ({"model_type": "llama", "qk_norm": True}, "qk_norm is a NanoGPT's"),
+        ({"logit_softcap": None}, "logit_softcap must not be null"),
+        ({"x0_residuals": True}, r"'x0_residuals' \(value True\) is unknown"),
+        ({"qk_norms": False}, r"'qk_norms' \(value False\) is unknown"),
+        ({"model_type": "llama", "qk_norm": True}, "type nanogpt have the key qk_norm"),
         ({"hidden_act": "silu"}, "hidden_act 'silu' is not supported"),
         (
             {"rope_scaling": {"rope_type": "linear", "factor": 8.0}},
@@ -223,13 +223,13 @@ def test_nanogpt_config_with_unsupported_key_is_refused(keys: dict[str, Any], sa
     ],
 )
 def test_nanogpt_unknown_key_is_refused_with_nearest(key: str, value: object, near: str) -> None:
-    with pytest.raises(ModelConfigError, match=f"{key}.* has no meaning here") as refused:
+    with pytest.raises(ModelConfigError, match=f"{key}.* is unknown") as refused:
         config_of(HF | {key: value})
-    assert refused.value.fix.startswith(f"Say {near} if that is meant")
+    assert refused.value.fix.startswith(f"Rename it to {near}")
 
 
 def test_nanogpt_unknown_key_without_similar_is_refused() -> None:
-    with pytest.raises(ModelConfigError, match="'zzz' 1 has no meaning here"):
+    with pytest.raises(ModelConfigError, match=r"'zzz' \(value 1\) is unknown"):
         config_of(HF | {"zzz": 1})
 
 

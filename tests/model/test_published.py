@@ -155,34 +155,34 @@ def test_fp8_scales_may_be_in_another_file(
     [
         (
             {GATE + "_scale_inv": None},
-            f"{GATE} is of type F8_E4M3, which is not read without {GATE}_scale_inv",
+            f"{GATE} is of type F8_E4M3, which is not supported without {GATE}_scale_inv",
         ),
         (
             {GATE + "_scale_inv": torch.ones(2, 4)},
-            r"_scale_inv is F32 \(2, 4\), config.json says F32 \(2, 5\)",
+            r"_scale_inv is F32 \(2, 4\), but config.json requires F32 \(2, 5\)",
         ),
         ({GATE + "_scale_inv": torch.ones(2, 5, dtype=torch.int32)}, r"_scale_inv is I32 \(2, 5\)"),
-        ({GATE + "_scale_inv": torch.full((2, 5), -1.0)}, f"{GATE}_scale_inv has a scale below 0"),
+        ({GATE + "_scale_inv": torch.full((2, 5), -1.0)}, f"{GATE}_scale_inv has a negative scale"),
         (
             {GATE + "_scale_inv": torch.full((2, 5), torch.nan)},
-            f"{GATE} holds a value that is not finite",
+            f"{GATE} has a value that is not finite",
         ),
-        ({GATE: torch.zeros(24, 36)}, f"{GATE} is F32 and has scales of fp8"),
+        ({GATE: torch.zeros(24, 36)}, f"{GATE} is F32, but has fp8 scales"),
         (
             {GATE: torch.zeros(24, 35).to(torch.float8_e4m3fn)},
-            r"is F8_E4M3 \(24, 35\), config.json says \(24, 36\)",
+            r"is F8_E4M3 \(24, 35\), but config.json says \(24, 36\)",
         ),
         (
             {GATE: torch.zeros(24, 36).to(torch.float8_e5m2)},
-            f"{GATE} is of type F8_E5M2, which is not read",
+            f"{GATE} is of type F8_E5M2, which is not supported",
         ),
         (
             {"model.norm.weight_scale_inv": torch.tensor(1.0)},
-            "model.norm.weight_scale_inv is F32 .*that it is none",
+            "model.norm.weight_scale_inv is F32 .*allows no scale",
         ),
         (
             {"model.norm.weight_scale_inv": torch.ones(3)},
-            "model.norm.weight_scale_inv is F32 .*that it is none",
+            "model.norm.weight_scale_inv is F32 .*allows no scale",
         ),
         ({"model.more.weight_scale_inv": torch.ones(3)}, "holds 'model.more.weight_scale_inv'"),
     ],
@@ -259,7 +259,7 @@ def test_multi_token_layers_are_skipped_with_one_warning(
     with caplog.at_level(logging.WARNING):
         assert same(load(tmp_path / "m", tier), init_weights(CONFIG, 1, tier))
     assert [record.getMessage() for record in caplog.records] == [
-        f"{tmp_path / 'm'}: skipped 6 tensors of layers that predict further tokens"
+        f"{tmp_path / 'm'}: skipped 6 tensors of multi-token prediction layers"
     ]
     save_file(load_file(file) | {"model.layers.3.enorm.weight": torch.ones(2)}, file)
     with pytest.raises(CheckpointError, match=r"holds 'model\.layers\.3\.enorm"):

@@ -128,7 +128,7 @@ def test_needed_other_model_of_step_is_kept(tmp_path: Path, named: str) -> None:
     (tmp_path / "alias").symlink_to(place)
     with pytest.raises(
         CheckpointError,
-        match="run-step5 holds another model of that name, so the new one is not saved there",
+        match="run-step5, which holds another model",
     ):
         keep(tmp_path, 5, seed=2, needed=[tmp_path / "nowhere", tmp_path / named])
     assert holds(place, 1)
@@ -139,7 +139,7 @@ def test_step_outside_directory_is_not_moved_aside(tmp_path: Path) -> None:
     elsewhere = keep(tmp_path / "elsewhere", 5, seed=1).place
     (tmp_path / "kept").mkdir()
     (tmp_path / "kept" / "run-step5").symlink_to(elsewhere)
-    with pytest.raises(CheckpointError, match="not saved there"):
+    with pytest.raises(CheckpointError, match="holds another model"):
         keep(tmp_path / "kept", 5, seed=2)
     assert names(tmp_path / "kept") == ["run-step5"]
     assert holds(elsewhere, 1)

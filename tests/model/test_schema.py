@@ -49,7 +49,7 @@ def test_schema_segments_are_in_canonical_order() -> None:
 def test_schema_indivisible_width_names_nearest(width: int, tiers: int, nearest: str) -> None:
     with pytest.raises(
         WidthNotDivisible,
-        match=f"{width} is not divisible[\\s\\S]*nearest widths that are: {nearest}",
+        match=f"{width} is not divisible[\\s\\S]*nearest valid width: {nearest}",
     ):
         schema({"intermediate_size": width}, tiers=tiers)
 

@@ -86,7 +86,7 @@ def test_save_of_another_model_for_step_is_refused(tmp_path: Path, missing: str 
     before = _contents(place)
     with pytest.raises(
         CheckpointError,
-        match=r"run-step5 holds another model of that name, so the new one is not saved there\nMove",
+        match=r"run-step5, which holds another model\nMove",
     ):
         keep(tmp_path, 5, seed=2)
     assert _contents(place) == before
@@ -106,7 +106,7 @@ def test_run_id_path_stays_inside_directory(tmp_path: Path, run_id: str) -> None
 
 
 def test_save_of_partial_replica_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="not the tier 0 replica"):
+    with pytest.raises(CheckpointError, match="do not fit tier 0"):
         save(tmp_path, init_weights(CONFIG, 0, 1), CONFIG, run_id="run", step=1, companions={})
     assert list(tmp_path.iterdir()) == []
 
@@ -119,7 +119,7 @@ def test_save_on_full_disk_is_refused_before_writing(
     monkeypatch.setattr(store.shutil, "disk_usage", lambda _: usage._replace(free=1_000_000))
     for directory in (tmp_path, tmp_path / "new" / "er"):
         with pytest.raises(
-            CheckpointError, match=r"a checkpoint needs 1\.\d MB, and 1\.0 MB are free"
+            CheckpointError, match=r"a checkpoint needs 1\.\d MB, but only 1\.0 MB are free"
         ) as refused:
             keep(directory, 2)
         assert refused.value.fix.startswith("Free some space")
@@ -156,9 +156,9 @@ def test_save_with_safetensors_error_is_refused(
     monkeypatch.setattr(store, "save_file", limited)
     with pytest.raises(
         CheckpointError, match=r"cannot write to .*: I/O error: Read-only file system"
-    ) as told:
+    ) as caught:
         keep(tmp_path, 1)
-    assert told.value.fix == "Name a directory that you may write to"
+    assert caught.value.fix == "Name a directory that you may write to"
     assert not [*tmp_path.iterdir()]
 
 

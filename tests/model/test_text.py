@@ -24,17 +24,17 @@ def test_tokenizer_file_loads(tmp_path: Path) -> None:
 def test_invalid_tokenizer_file_is_refused_with_fix(tmp_path: Path, content: bytes | None) -> None:
     if content is not None:
         (tmp_path / "tokenizer.json").write_bytes(content)
-    with pytest.raises(CheckpointError, match=r"tokenizer\.json") as told:
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json") as caught:
         load_tokenizer(tmp_path)
-    assert told.value.fix == "Put the model's own tokenizer.json there"
+    assert caught.value.fix == "Put the model's tokenizer.json there"
 
 
 def test_prompt_needs_tokens_known_to_model() -> None:
     with pytest.raises(UsageError, match="prompt is empty"):
         Prompt("", 8, isolated_tokenizer()).check(257)
-    with pytest.raises(UsageError, match="is not text"):
+    with pytest.raises(UsageError, match="is not valid UTF-8"):
         Prompt("\udcff", 8, isolated_tokenizer()).check(257)
     with pytest.raises(
-        CheckpointError, match="gives a token 102, and the model's vocabulary has 100"
+        CheckpointError, match="returns token 102, but the model's vocabulary has only 100"
     ):
         Prompt("def", 8, isolated_tokenizer()).check(100)

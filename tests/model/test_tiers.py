@@ -297,18 +297,18 @@ def test_tier_inherits_unnamed_sizes_from_tier_before() -> None:
     [
         ({}, None),
         ("two", r"matformer_tiers must be a list"),
-        ([{}], r"matformer_tiers\[0\] must name what"),
-        ([{"width": 3}], r"matformer_tiers\[0\]\.width says nothing here"),
-        ([{"intermediate_size": 13}], r"intermediate_size says 13; a layer has 1 to 12"),
-        ([{"intermediate_size": 0}], "says 0"),
+        ([{}], r"matformer_tiers\[0\] must set one or more"),
+        ([{"width": 3}], r"matformer_tiers\[0\]\.width is an unknown key"),
+        ([{"intermediate_size": 13}], r"intermediate_size is 13; it must be from 1 to 12"),
+        ([{"intermediate_size": 0}], "is 0; it must be from 1"),
         ([{"intermediate_size": 2.5}], "must be a whole number"),
         ([{"intermediate_size": [3, 3]}], "a list of 4"),
         ([{"layers": []}], r"matformer_tiers\[0\]\.layers must be a list"),
-        ([{"layers": [1, 0]}], "must rise"),
+        ([{"layers": [1, 0]}], "in ascending order"),
         ([{"layers": [0, 4]}], "names layer 4, which the tier before it lacks"),
-        ([{"layers": [0, 1, 2, 3]}], "keeps all that the tier before it has"),
+        ([{"layers": [0, 1, 2, 3]}], "must be smaller than the tier before it"),
         ([{"layers": [0, 1]}, {"layers": [0, 2]}], r"matformer_tiers\[1\]\.layers names layer 2"),
-        ([{"intermediate_size": 5}, {"intermediate_size": 6}], "says 6; a layer has 1 to 5"),
+        ([{"intermediate_size": 5}, {"intermediate_size": 6}], "is 6; it must be from 1 to 5"),
         ([{"num_key_value_heads": True}], "must be a whole number"),
     ],
 )
@@ -327,15 +327,15 @@ def test_invalid_tier_entry_is_named(entries: object, says: str | None) -> None:
         (DEEPSEEK | {"matformer_tiers": [{"num_key_value_heads": 1}]}, "cuts num_key_value_heads"),
         (
             DEEPSEEK | {"matformer_tiers": [{"moe_intermediate_size": 11}]},
-            "says 11; a layer has 1 to 10",
+            "is 11; it must be from 1 to 10",
         ),
         (
             DEEPSEEK | {"matformer_tiers": [{"moe_intermediate_size": [9, 9, 9]}]},
-            "a list of 2, one for .* and has it",
+            "a list of 2: one for .* has this size",
         ),
         (
             DEEPSEEK | {"matformer_tiers": [{"layers": [2, 3], "intermediate_size": 3}]},
-            r"intermediate_size is of no layer that is kept",
+            r"intermediate_size does not apply to any layer",
         ),
     ],
 )
@@ -356,9 +356,9 @@ def test_tier_beyond_last_entry_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"num_hidden_layers": 4}, "num_hidden_layers is 4, and 3 by matformer_tiers"),
-        ({"matformer_base": None}, "matformer_base must name"),
-        ({"matformer_base": {"hidden_size": 3}}, "matformer_base must name"),
+        ({"num_hidden_layers": 4}, "num_hidden_layers is 4, but 3 according to matformer_tiers"),
+        ({"matformer_base": None}, "matformer_base must be a table"),
+        ({"matformer_base": {"hidden_size": 3}}, "matformer_base must be a table"),
         ({"matformer_base_intermediate_size": None}, "matformer_base_intermediate_size is missing"),
     ],
 )

@@ -92,7 +92,7 @@ def test_payload_of_wrong_size_is_refused(results, size: int) -> None:
     wrong = (
         data[:size] if size == 0 else data[: len(data) + size] if size < 0 else data + bytes(size)
     )
-    with pytest.raises(BadPayload, match=f"level 1 takes {len(data)} bytes, not {len(wrong)}"):
+    with pytest.raises(BadPayload, match=f"level 1 must have {len(data)} bytes, not {len(wrong)}"):
         decode_level(wrong, results, LEVEL)
 
 
@@ -118,7 +118,8 @@ def test_invalid_index_code_is_refused() -> None:
         for wrong in (code ^ 1 << 12, (1 << 24) - 1, 1):
             data = (wrong << 24 * block).to_bytes(9, "little") + bytes(2)
             with pytest.raises(
-                BadPayload, match=f"{name}.weight, block 0: not a set of at most 4 of 64 places"
+                BadPayload,
+                match=f"{name}.weight, block 0: the indices are not a set of at most 4 of 64",
             ):
                 decode_level(data, results, 0)
 
@@ -145,7 +146,7 @@ def test_invalid_index_code_error_names_the_block() -> None:
         data = (((1 << bits) - 1) << last).to_bytes(BIT.payload_bytes(LEVEL), "little")
         with pytest.raises(
             BadPayload,
-            match=f"level 1, {cut.segment.name}, block {cut.count - 1}: not a set of at most",
+            match=f"level 1, {cut.segment.name}, block {cut.count - 1}: the indices are not a set of at most",
         ):
             decode_level(data, BIT, LEVEL)
         first += cut.count * bits
@@ -174,7 +175,7 @@ def test_stray_sign_bits_are_refused() -> None:
 def test_zero_subnormal_or_infinite_float_is_refused(value: float) -> None:
     data = payload(FLOAT, zeros=0.0)
     struct.pack_into("<f", data, FLOAT.place_bytes(LEVEL) + 4 * 5, value)
-    with pytest.raises(BadPayload, match="entry 5: a value that is zero, too small or not finite"):
+    with pytest.raises(BadPayload, match="entry 5: the value is zero, too small or not finite"):
         decode_level(data, FLOAT, LEVEL)
 
 
@@ -189,7 +190,7 @@ def test_smallest_and_largest_float_votes_are_accepted(value: float) -> None:
 def test_value_in_an_unused_entry_is_refused() -> None:
     data = payload(FLOAT, zeros=1.0)
     struct.pack_into("<f", data, FLOAT.place_bytes(LEVEL), -0.0)
-    with pytest.raises(BadPayload, match="entry 0: an unused entry with a value"):
+    with pytest.raises(BadPayload, match="entry 0: an unused entry has a value"):
         decode_level(data, FLOAT, LEVEL)
 
 

@@ -166,7 +166,7 @@ def test_block_above_topk_is_refused_by_name() -> None:
         )
         with pytest.raises(
             BadPayload,
-            match=f"level 0, {cut.segment.name}, block 0: not a set of at most 58 of 64 places",
+            match=f"level 0, {cut.segment.name}, block 0: the indices are not a set of at most 58 of 64",
         ):
             decode_level(bytes(data), MOST, 0)
     data[-MOST.digit_bytes(0)] = 0x7F

@@ -252,11 +252,11 @@ def test_apply_is_refused_for_other_levels_and_during_training() -> None:
         encode(replica(schema, 0)[1], gradients(schema, 0, 0), 0.1)[0], schema.results, 0
     )
     before = bits(params)
-    with pytest.raises(ValueError, match=r"\[0\], which are not held"):
+    with pytest.raises(ValueError, match=r"does not hold levels \[0\]"):
         engine.apply({0: [votes]}, 0.1)
     with pytest.raises(ValueError, match="level 1"):
         engine.apply({2: [], 1: [votes]}, 0.1)
-    with pytest.raises(RuntimeError, match="while a share is trained"):
+    with pytest.raises(RuntimeError, match="while a share is being trained"):
         engine.train(SEQUENCES, lambda _: engine.apply({}, 0.1) or 0.0, 0.1, 0.1)
     assert bits(params) == before
     engine.apply({}, 0.1)

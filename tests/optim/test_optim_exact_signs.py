@@ -209,5 +209,5 @@ def test_invalid_votes_are_refused() -> None:
         signs([vote] * 257, results, 0, CPU)
     with pytest.raises(ValueError, match="level 1"):
         signs([vote], results, 1, CPU)
-    with pytest.raises(ValueError, match="kind"):
+    with pytest.raises(ValueError, match="do not match the result format"):
         signs([Votes(0, vote.positions, torch.tensor([1.0]))], results, 0, CPU)

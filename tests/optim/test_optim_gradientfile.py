@@ -146,11 +146,11 @@ def changed(
         ({}, "format", "", "its format is None"),
         ({"schema_hash": "00" * 32}, "", "", "does not match its schema_hash"),
         ({"schema": "{}"}, "", "", "not a schema"),
-        ({"schema": SIGNS.to_json().decode() + " "}, "", "", "not the canonical one"),
+        ({"schema": SIGNS.to_json().decode() + " "}, "", "", "not the canonical JSON"),
         ({"tier": "3"}, "", "", "tier is 3, but the run has 3 tiers"),
-        ({"tier": "2"}, "", "", "a member of tier 2 sends no 'level.1'"),
-        ({}, "", "level.9", "sends no 'level.9'"),
-        ({}, "", "x" * 5000, "sends no 'xxx"),
+        ({"tier": "2"}, "", "", "it has 'level.1', which a member of tier 2 does not send"),
+        ({}, "", "level.9", "it has 'level.9', which"),
+        ({}, "", "x" * 5000, "it has 'xxx"),
         ({"step": "-1"}, "", "", "its step '-1' is not a valid number"),
         ({"epoch": "4294967296"}, "", "", "its epoch '4294967296' is not a valid number"),
         ({"seat": "٣"}, "", "", "its seat '٣' is not a valid number"),
@@ -175,9 +175,9 @@ def test_inconsistent_file_is_refused_with_a_reason(
 def test_file_with_wrong_payload_size_is_refused(tmp_path: Path) -> None:
     file = made(SIGNS)
     short = GradientFile(SIGNS, file.about, {1: file.payloads[1][:-1], 2: file.payloads[2]})
-    with pytest.raises(BadGradientFile, match=r"level.1 is U8 \[\d+\], not \d+ bytes"):
+    with pytest.raises(BadGradientFile, match=r"level.1 must have \d+ bytes, but is U8 \[\d+\]"):
         read_gradient_file(at(tmp_path, short.to_bytes()))
-    with pytest.raises(BadGradientFile, match="it contains no level"):
+    with pytest.raises(BadGradientFile, match="it has no levels"):
         read_gradient_file(at(tmp_path, GradientFile(SIGNS, file.about, {}).to_bytes()))
 
 
@@ -206,7 +206,7 @@ def test_file_above_the_size_limit_is_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gradientfile, "MAX_PAYLOAD_BYTES", 100)
-    with pytest.raises(BadGradientFile, match="is larger than 100 bytes"):
+    with pytest.raises(BadGradientFile, match="more than 100 bytes"):
         read_gradient_file(at(tmp_path, made(SIGNS).to_bytes()))
 
 

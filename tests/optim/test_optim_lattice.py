@@ -196,7 +196,7 @@ def test_encoding_values_off_the_lattice_is_refused(values: tuple[float, float])
     indices, all_values = result(results, zeros=1.0)
     indices[:2] = (0, 1)
     all_values[:2] = values
-    with pytest.raises(ValueError, match="not on the lattice, or not its block's"):
+    with pytest.raises(ValueError, match="not on the lattice of its block"):
         encode_level(results, LEVEL, indices, all_values)
 
 
@@ -225,7 +225,7 @@ def test_lattice_payload_sizes_follow_from_the_format() -> None:
 def test_lattice_payload_of_wrong_size_is_refused(bits: int, more: int) -> None:
     data = bytes(payload(bits))
     wrong = data[:more] if more < 0 else data + bytes(more)
-    with pytest.raises(BadPayload, match=f"level 1 takes {len(data)} bytes, not {len(wrong)}"):
+    with pytest.raises(BadPayload, match=f"level 1 must have {len(data)} bytes, not {len(wrong)}"):
         decode_level(wrong, FORMATS[bits], LEVEL)
 
 
@@ -236,7 +236,7 @@ def test_exponent_off_the_lattice_is_refused(code: int) -> None:
     place = results.place_bytes(LEVEL)
     codes = int.from_bytes(data[place : place + 2], "little") & ~(63 << 6) | code << 6
     data[place : place + 2] = codes.to_bytes(2, "little")
-    with pytest.raises(BadPayload, match="block 1: an exponent that is not from -40 to 3"):
+    with pytest.raises(BadPayload, match="block 1: the exponent must be from -40 to 3"):
         decode_level(data, results, LEVEL)
 
 
@@ -244,7 +244,7 @@ def test_exponent_of_a_block_without_votes_is_refused() -> None:
     data = payload(1, zeros=1.0)
     results = FORMATS[1]
     data[results.place_bytes(LEVEL)] = 1
-    with pytest.raises(BadPayload, match="block 0: an exponent without votes"):
+    with pytest.raises(BadPayload, match="block 0: a block without votes has an exponent"):
         decode_level(data, results, LEVEL)
 
 

@@ -204,10 +204,10 @@ def test_apply_with_impossible_votes_changes_nothing() -> None:
     for results, sentence in (
         ({1: good * 257}, "256 peers"),
         ({1: good, 2: good}, "level 2"),
-        ({0: votes_of([{0: 1}])}, r"\[0\], which are not held"),
+        ({0: votes_of([{0: 1}])}, r"does not hold levels \[0\]"),
         (
             {1: good, 2: [Votes(2, good[0].positions, torch.ones(1, dtype=torch.int8))]},
-            "another kind",
+            "do not match the result format",
         ),
     ):
         with pytest.raises(ValueError, match=sentence):

@@ -82,6 +82,6 @@ def test_every_configurable_optimizer_has_its_table() -> None:
 
 
 def test_optimizer_without_results_has_no_schema() -> None:
-    with pytest.raises(SchemaError, match="no results with AdamW") as told:
+    with pytest.raises(SchemaError, match="members with AdamW exchange no results") as caught:
         agreed_schema(CONFIG.to_hf(), 1, AdamWAlone())
-    assert "[model.LLM.optimizer.SparseLoCo]" in told.value.fix
+    assert "[model.LLM.optimizer.SparseLoCo]" in caught.value.fix

@@ -133,8 +133,8 @@ def test_schema_change_begins_from_checkpoint() -> None:
             FILE.replace("MODEL", "RUN-step3").replace(old, new), "run.toml", RunConfig
         )
         change = Change({}, config, _shape(config), None, False, None)
-        told = {one.key: (one.old, one.new) for one in differences(change, run.run, run.model)}
-        assert told.get("run.model_source", ("", "peers"))[1] == source
+        changes = {one.key: (one.old, one.new) for one in differences(change, run.run, run.model)}
+        assert changes.get("run.model_source", ("", "peers"))[1] == source
         ix = CoordinatorInstructions(coordinator_program(), run.authority.pubkey())
         run.world.send(*change.instructions(ix, run.run, run.model), signers=[run.authority]).ok()
         assert run.run.model_source.name.lower() == source

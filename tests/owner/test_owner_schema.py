@@ -29,19 +29,19 @@ def copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def refusal(config: RunConfig) -> Mistaken:
-    with pytest.raises(Mistaken) as told:
+    with pytest.raises(Mistaken) as caught:
         shape_of(config)
-    return told.value
+    return caught.value
 
 
 def test_missing_model_in_files_toml_names_run_files(copied: Path) -> None:
-    told = refusal(load_config(copied))
+    refused = refusal(load_config(copied))
     assert (
-        told.fix
-        == "Make it first, as my run.files.toml says: aftermath-solana run-files 'my run.toml'"
+        refused.fix
+        == "Create it first, as my run.files.toml describes: aftermath-solana run-files 'my run.toml'"
     )
-    assert told.found[0].sentence.endswith("runs/demo/model (no config.json)")
-    assert told.found[0].line > 1
+    assert refused.found[0].sentence.endswith("runs/demo/model (no config.json)")
+    assert refused.found[0].line > 1
 
 
 def test_model_without_recipe_or_free_directory_is_refused(copied: Path) -> None:
@@ -52,32 +52,32 @@ def test_model_without_recipe_or_free_directory_is_refused(copied: Path) -> None
     recipe_file(copied).write_text("[tokens]\nbudget-bytes = 20000\n")
     assert refusal(config).fix == CORRECT
     recipe_file(copied).unlink()
-    told = refusal(config)
-    assert told.fix == CORRECT
-    assert "aftermath-solana model init makes one" in told.found[0].sentence
+    refused = refusal(config)
+    assert refused.fix == CORRECT
+    assert "aftermath-solana model init creates one" in refused.found[0].sentence
 
 
 def test_impossible_model_path_is_reported(copied: Path) -> None:
     copied.write_text(DEMO.read_text().replace('"runs/demo/model"', '"~nobody-of-this-name/x"'))
-    told = refusal(load_config(copied))
-    assert (told.fix, "~nobody-of-this-name/x" in told.message) == (CORRECT, True)
+    refused = refusal(load_config(copied))
+    assert (refused.fix, "~nobody-of-this-name/x" in refused.message) == (CORRECT, True)
 
 
 def test_missing_tokens_in_files_toml_name_run_files(copied: Path) -> None:
     config = load_config(copied)
     make = "aftermath-solana run-files 'my run.toml'"
-    with pytest.raises(DataError, match="there is no token data at") as told:
+    with pytest.raises(DataError, match="there is no token data at") as caught:
         open_run_data(config, 257)
-    assert told.value.fix == f"Make it first, as my run.files.toml says: {make}"
-    assert with_agreed_data(config, 257)[1].endswith(told.value.fix)
+    assert caught.value.fix == f"Create it first, as my run.files.toml describes: {make}"
+    assert with_agreed_data(config, 257)[1].endswith(caught.value.fix)
     recipe_file(copied).write_text("[model]\npreset = 'demo'\n")
-    with pytest.raises(DataError) as told:
+    with pytest.raises(DataError) as caught:
         open_run_data(config, 257)
-    assert told.value.fix.startswith(
-        "Make token files of text with: aftermath-solana data tokenize"
+    assert caught.value.fix.startswith(
+        "Create token files from text: aftermath-solana data tokenize"
     )
     shutil.copy(recipe_file(DEMO), recipe_file(copied))
     Path("runs/demo/tokens").mkdir(parents=True)  # which would be left as it is
-    with pytest.raises(DataError, match="holds no token files") as told:
+    with pytest.raises(DataError, match="has no token files") as caught:
         open_run_data(config, 257)
-    assert make not in told.value.fix
+    assert make not in caught.value.fix

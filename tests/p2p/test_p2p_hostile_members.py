@@ -279,9 +279,9 @@ async def test_repeated_violations_are_logged_once(opened, rogue, monkeypatch, c
         connection = await cheat.dial(node)
         await (await connection.open_bi()).send().write_all(b"\xff\xff\xff\xff")
         await until(lambda times=times: node.stats().violations == times)
-    told = [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
-    assert len(told) == 1
-    assert "broke the protocol: a frame of 4294967295 bytes" in told[0]
+    messages = [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
+    assert len(messages) == 1
+    assert "broke the protocol: a frame of 4294967295 bytes" in messages[0]
 
 
 async def test_frequent_reconnects_are_refused(opened, rogue, monkeypatch):

@@ -151,6 +151,6 @@ def test_tensor_parallelism_of_transformers_model_is_refused() -> None:
         {"model_type": "gpt2", "vocab_size": 64, "n_embd": 16, "n_layer": 1, "n_head": 2}
     )
     with pytest.raises(
-        Unsuitable, match="of type hf_auto cannot be split: its layers are transformers' own"
+        Unsuitable, match="of type hf_auto cannot be split: its layers come from transformers"
     ):
         check_tensor_parallelism(config, 0, 2)

@@ -43,9 +43,9 @@ def test_new_program_ids_replace_old_everywhere(checkout: Path) -> None:
     old = addresses(checkout)
     done = new_ids(checkout, "--sources-only", "--json")
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
+    report = json.loads(done.stdout)
     new = addresses(checkout)
-    assert {name: told[name] for name in PROGRAMS} == new
+    assert {name: report[name] for name in PROGRAMS} == new
     assert not set(new.values()) & set(old.values())
     places = {
         "programs/coordinator/src/lib.rs": ["coordinator"],
@@ -55,7 +55,7 @@ def test_new_program_ids_replace_old_everywhere(checkout: Path) -> None:
     }
     for place, names in places.items():
         assert NAMED.findall((checkout / place).read_text()) == [new[name] for name in names]
-        assert place in told["files"]
+        assert place in report["files"]
     for path in checkout.rglob("*"):
         if path.is_file():
             assert not any(one.encode() in path.read_bytes() for one in old.values()), path

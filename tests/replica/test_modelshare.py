@@ -123,7 +123,7 @@ def test_offers_of_unattested_levels_fetch_nothing() -> None:
         fetcher = fetcher_of(inbox, 2, 10)
         many = Offer(STEP, wrong.digests, PEERS[:1] * 100)
         with pytest.raises(
-            ModelUnavailable, match="100 peers offered tensors that are not the attested ones"
+            ModelUnavailable, match="100 peers offered tensors that differ from the attested ones"
         ):
             await fetcher.fetch(0, [many], weights, wanted)
         began = inbox.ports.clock.monotonic()

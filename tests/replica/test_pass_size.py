@@ -183,7 +183,7 @@ def test_auto_pass_size_trains_like_explicit_size() -> None:
     assert not found.unknown
     assert not found.recompute
     (said,) = found.news()
-    assert "what fits into" in said
+    assert "which fit into" in said
     assert payloads == _payloads(PassSize(found.size, "off"))
 
 
@@ -233,7 +233,7 @@ def test_share_uses_smaller_passes_when_memory_runs_out(
 def test_memory_too_small_for_one_sequence_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     replica = _replica(PassSize(4, "off"))
     monkeypatch.setattr(replica.model, "loss", _Tight(replica, 0, False).loss)
-    with pytest.raises(OutOfMemory, match="too little memory for tier 0 with one sequence"):
+    with pytest.raises(OutOfMemory, match="too little memory for tier 0, even with one sequence"):
         replica.train(SEQUENCES, 0.1, 0.1, threading.Event())
 
 
@@ -274,7 +274,7 @@ def test_system_allocator_error_halves_the_passes() -> None:
     assert done.returncode == 0, done.stderr
     size, _, said = done.stdout.partition(" ")
     assert 1 <= int(size) < 32
-    assert "out of memory: passes of" in said
+    assert "out of memory: using passes of" in said
 
 
 def test_network_without_checkpointing_reports_it() -> None:

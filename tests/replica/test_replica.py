@@ -235,7 +235,7 @@ def test_gpu_index_beyond_last_raises(machine: dict[str, int]) -> None:
     machine.update(gpus=2)
     with pytest.raises(
         Unsuitable,
-        match=r"--device cuda:2 does not exist\nThe CUDA devices here are cuda:0 to cuda:1",
+        match=r"--device cuda:2 does not exist\nUse one of this machine's devices, cuda:0 to cuda:1",
     ):
         pick_device("cuda:2")
 

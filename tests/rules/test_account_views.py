@@ -142,8 +142,8 @@ def test_account_of_new_run_reads_unset_parts() -> None:
 @pytest.mark.parametrize(
     ("field", "value", "said"),
     [
-        ("spec", b"[", "does not have the hash"),
-        ("spec_hash", b"\xff", "does not have the hash"),
+        ("spec", b"[", "the hash of the run's training spec differs"),
+        ("spec_hash", b"\xff", "the hash of the run's training spec differs"),
         ("spec_len", b"\x01\x10", "spec_len = 4097"),
     ],
 )

@@ -103,9 +103,9 @@ async def test_foreign_server_error_differs_from_no_server(says: str | None) -> 
         async with ServerRpcPool(link, patience=1.5, seed=0) as pool:
             with pytest.raises(
                 Unavailable, match="it does not greet as an aftermath-centralized server does"
-            ) as told:
+            ) as caught:
                 await pool.genesis()
-    assert "If the server has a certificate, pass --tls-ca FILE or --tls" in told.value.fix
+    assert "If the server has a certificate, pass --tls-ca FILE or --tls" in caught.value.fix
 
 
 @pytest.mark.usefixtures("one_try")
@@ -118,8 +118,8 @@ async def test_server_without_tls_is_recognised_with_certificate(tmp_path: Path)
             ) as pool:
                 with pytest.raises(
                     Unavailable, match="does not speak TLS as a server with a certificate"
-                ) as told:
+                ) as caught:
                     await pool.genesis()
             assert (
                 str(certificate) if trust.certificate else "one that this machine trusts (--tls)"
-            ) in told.value.fix
+            ) in caught.value.fix

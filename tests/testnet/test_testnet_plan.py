@@ -53,8 +53,8 @@ def start(*words: str | Path | int) -> Outcome:
         (["--log", "loud"], "--log"),
         (["--tui", "maybe"], "--tui"),
         (["--backend", "ethereum"], "--backend"),
-        (["--wandb-group", "lab"], "none is named"),
-        (["--trackio-project", "a/b"], "is no name that a tracker takes"),
+        (["--wandb-group", "lab"], "needs a project"),
+        (["--trackio-project", "a/b"], "is not a valid name"),
     ],
 )
 def test_testnet_mistake_is_reported_before_anything_is_made(
@@ -72,16 +72,16 @@ def test_testnet_exit_time_needs_headless() -> None:
 def test_testnet_config_mistake_has_its_line(tmp_path: Path) -> None:
     wrong = tmp_path / "config.toml"
     wrong.write_text(DEMO.read_text().replace("min_clients = 2", "min_clients = -2"))
-    told = start("--config-path", wrong).error
-    assert told["code"] == "config"
-    assert f"{wrong}:" in told["error"]
+    error = start("--config-path", wrong).error
+    assert error["code"] == "config"
+    assert f"{wrong}:" in error["error"]
 
 
 def test_testnet_uncreatable_config_files_are_named(tmp_path: Path) -> None:
     shutil.copy(DEMO, tmp_path / "config.toml")  # without what says how
-    told = start("--config-path", tmp_path).mistake
-    assert "names runs/demo/model, which is not there" in told["error"]
-    assert "aftermath-solana model init --out runs/demo/model" in told["fix"]
+    mistake = start("--config-path", tmp_path).mistake
+    assert "names runs/demo/model, which is not there" in mistake["error"]
+    assert "aftermath-solana model init --out runs/demo/model" in mistake["fix"]
 
 
 def test_testnet_taken_port_or_foreign_directory_is_refused(tmp_path: Path) -> None:
@@ -90,14 +90,14 @@ def test_testnet_taken_port_or_foreign_directory_is_refused(tmp_path: Path) -> N
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         for backend in ("solana", "centralized"):
-            told = start("--server-port", port, "--backend", backend).error
-            assert (told["code"], told["error"]) == ("testnet", f"port {port} is in use")
+            error = start("--server-port", port, "--backend", backend).error
+            assert (error["code"], error["error"]) == ("testnet", f"port {port} is in use")
     thesis = tmp_path / "thesis"
     thesis.mkdir()
     (thesis / "thesis.tex").write_text("precious")
-    told = start("--dir", thesis).error
-    assert "not a testnet's" in told["error"]
-    assert "--dir" in told["fix"]
+    error = start("--dir", thesis).error
+    assert "not a testnet's" in error["error"]
+    assert "--dir" in error["fix"]
 
 
 def test_testnet_clients_receive_tracker_options(tmp_path: Path) -> None:

@@ -75,8 +75,8 @@ def test_access_report_names_places_on_chain(
 
 
 def test_access_report_marks_repository_read_with_token() -> None:
-    told = lines(RunAccess(token_repositories=("me/model",)), data("Dummy"), HUB, EARLIER)
-    assert [line.partition("/me/")[2] for line in told] == [
+    report_lines = lines(RunAccess(token_repositories=("me/model",)), data("Dummy"), HUB, EARLIER)
+    assert [line.partition("/me/")[2] for line in report_lines] == [
         "model (model, with this machine's token)",
         "earlier (model, without a token)",
     ]
@@ -92,8 +92,8 @@ def test_access_report_names_places_of_mixture_document() -> None:
         inner = {"Http": {"location": {"SingleUrl": "https://h.example/a.bin"}}}
         web.files["/m.json"] = json.dumps({"providers": [inner, {"Local": "books"}]}).encode()
         access = RunAccess(private_network=True, root=Path("/mine"), data=Path("/elsewhere"))
-        told = lines(access, data({"WeightedHttp": f"{web.url}/m.json"}))
-    assert told == [
+        report_lines = lines(access, data({"WeightedHttp": f"{web.url}/m.json"}))
+    assert report_lines == [
         "reads /mine/books (data)",
         f"contacts {web.url}/m.json (the document of the data)",
         MODEL,
@@ -126,6 +126,6 @@ def test_unfit_tokens_fix_depends_on_hash_on_chain(
     )
     model = builders.model(optimizer=optimizer, data_location=place, max_seq_len=16)
     schema = agreed_schema(CONFIG.to_hf() | {"vocab_size": 257}, 3, optimizer)
-    with pytest.raises(WrongTokens, match="outside the vocabulary") as told:
+    with pytest.raises(WrongTokens, match="outside the vocabulary") as caught:
         requirements.data_of(model, schema, RunAccess(data=tmp_path))
-    assert advice in told.value.fix
+    assert advice in caught.value.fix

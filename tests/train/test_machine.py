@@ -67,17 +67,17 @@ def test_memory_includes_other_member_processes(tmp_path: Path) -> None:
 
 
 def test_machine_events_continue_until_end(tmp_path: Path) -> None:
-    told: list[event_types.Event] = []
+    events: list[event_types.Event] = []
     third = threading.Event()
 
     def hear(event: event_types.Event) -> None:
-        told.append(event)
-        if len(told) == 3:
+        events.append(event)
+        if len(events) == 3:
             third.set()
 
     with report_machine_use(Events(lambda: 0.0, [hear]), tmp_path, 0.01):
         assert third.wait(60)
-    assert all(isinstance(event, event_types.Machine) for event in told)
+    assert all(isinstance(event, event_types.Machine) for event in events)
     assert all(
         thread.name != "machine" or not thread.is_alive()
         for thread in _ended(threading.enumerate())

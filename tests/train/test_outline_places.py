@@ -118,7 +118,7 @@ def test_own_checkpoint_gives_outline_after_false_names(tmp_path: Path) -> None:
         false, "test", said.append, *own_newest(tmp_path, run), access=access
     )
     assert outline.config == CONFIG.to_hf()
-    assert "'/etc', which is not the name of a Hub repository" in said[0]
+    assert "'/etc' is not a Hub repository" in said[0]
     assert own_newest(None, run) == own_newest(tmp_path / "none", run) == []
 
 

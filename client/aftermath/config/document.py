@@ -27,8 +27,8 @@ from aftermath.rules.run import MAX_WITNESSES
 
 MAX_CONFIG_BYTES = 1 << 20
 _OURS = "config/demo/config.toml of the project is a working example"
-CORRECT = f"Correct the file there; {_OURS}"
-_NAME_ONE = f"Name a run's config file that you may read; {_OURS}"
+CORRECT = f"Correct the named lines; {_OURS}"
+_NAME_ONE = f"Name a readable config file of a run; {_OURS}"
 
 
 class RunRules(Table):
@@ -279,7 +279,7 @@ def load_as(path: Path, kind: type[C]) -> C:
         ) from None
     except UnicodeDecodeError:
         raise ConfigError(
-            f"{path} is not UTF-8 text, which a TOML file must be", f"Save it as UTF-8; {_OURS}"
+            f"{path} is not valid UTF-8, which TOML requires", f"Save it as UTF-8; {_OURS}"
         ) from None
     return parse_as(text, str(path), kind)
 
@@ -293,7 +293,7 @@ def parse_as(text: str, source: str, kind: type[C]) -> C:
         tables = toml_value(text)
     except Malformed as error:
         raise config_errors.no_toml(
-            source, text, str(error), f"Correct it there; {_OURS}"
+            source, text, str(error), f"Correct the named line; {_OURS}"
         ) from None
     try:
         config = kind.model_validate(tables)

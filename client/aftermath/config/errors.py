@@ -18,15 +18,15 @@ from aftermath.base.text import counted
 
 Path = tuple[str, ...]
 CODES = {
-    "not-toml": "the file is no TOML",
-    "unknown-key": "a key that does not exist, mistyped or at the wrong place",
-    "missing-key": "a key, or a table, that must be there",
-    "wrong-type": "a value of another type",
-    "wrong-word": "a word that is none of those allowed",
-    "wrong-form": "a text of another form",
-    "wrong-length": "a list of another length",
-    "wrong-choice": "a table that needs exactly one of its variants, or one that is not here",
-    "out-of-range": "a number that its key does not hold",
+    "not-toml": "the file is not valid TOML",
+    "unknown-key": "the key does not exist: it is mistyped or in the wrong table",
+    "missing-key": "a required key or table is missing",
+    "wrong-type": "the value has the wrong type",
+    "wrong-word": "the word is not one of the allowed ones",
+    "wrong-form": "the text has the wrong format",
+    "wrong-length": "the list has the wrong length",
+    "wrong-choice": "the table must have exactly one variant, and a supported one",
+    "out-of-range": "the number is outside of its range",
 }
 """Stable codes of mistakes that the parser finds. Rules have the codes of the program's errors."""
 _BY_KIND = {
@@ -51,7 +51,7 @@ _PART = re.compile(r"""[\w-]+|"[^"]*"|'[^']*'""")
 _KINDS = {
     "int_type": "a whole number",
     "float_type": "a number",
-    "string_type": "a text in quotes",
+    "string_type": "text in quotes",
     "bool_type": "true or false",
 }
 _KINDS |= {
@@ -98,13 +98,13 @@ def no_toml(source: str, text: str, why: str, fix: str) -> Mistaken:
     written = text.splitlines()[line - 1 : line]
     if written and (_TWICE.search(why) or "Cannot overwrite" in why):
         given = written[0].split("#")[0].partition("=")[0].strip()
-        sentence = f"{given} is given twice"
+        sentence = f"{given} is set twice"
     elif written and (bare := _BARE_WORD.match(written[0])):
         word = bare[2].lower()
         needs = (
             f"write {word}"
             if word in ("true", "false")
-            else f'a text needs quotes: {bare[1]} = "{bare[2]}"'
+            else f'text needs quotes: {bare[1]} = "{bare[2]}"'
         )
         sentence = f"{bare[1]} is {bare[2]}: {needs}"
     return Mistaken(source, [LocatedMistake(line, "", sentence, "not-toml")], fix)

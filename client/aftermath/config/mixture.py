@@ -57,40 +57,41 @@ def read_mixture(url: str, access: RunAccess) -> Mixture:
     raw = HttpClient(permits=access.permits).read_document(url, _MOST_DOCUMENT)
     try:
         sources, weights, seed = _parsed(json_value(raw))
-    except (Malformed, ValidationError, TypeError, ValueError, KeyError) as error:
+    except (Malformed, ValidationError, TypeError, ValueError) as error:
         reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
         raise DataError(
-            f"{redacted_url(url)} describes no mixture: {reason}",
-            "docs/models.md#mixtures has an example",
+            f"{redacted_url(url)} is not a valid mixture: {reason}",
+            "See the example in docs/models.md#mixtures",
         ) from None
     if any(source.has_labels or source.is_mixture for source in sources):
         raise DataError(
-            f"{redacted_url(url)} contains a mixture or rows with labels, which cannot be mixed"
+            f"{redacted_url(url)} contains a mixture or rows with labels, which a mixture cannot contain"
         )
     names_files = any(source.local_path() for source in sources)
     if names_files and access.root is None and not access.trusting:
         raise Unsuitable(
-            f"{redacted_url(url)} names files on this machine, which a remote document may not do",
-            "If you trust the document, pass the directory that may be read: --data-root DIR",
+            f"{redacted_url(url)} names files on this machine, which remote documents must not do",
+            "If you trust the document, allow one directory: --data-root DIR",
         )
     mark = FileRecord("mixture", len(raw), hashlib.sha256(raw).hexdigest())
     return Mixture(sources, weights, seed, mark)
 
 
 def _parsed(document: Any) -> tuple[list[DataSource], list[float] | None, bytes | None]:
-    """Return sources, weights and seed of a mixture's document. Raises ValidationError, TypeError,
-    ValueError, KeyError.
+    """Return sources, weights and seed of a mixture's document.
+
+    Raises ValidationError, TypeError or ValueError.
     """
     if not isinstance(document, dict):
         raise TypeError("it is not a JSON object")
     if strange := document.keys() - {"shuffle", "providers"}:
         raise ValueError(f"it has an unknown key {min(strange)!r}")
-    given = document["providers"]
+    given = document.get("providers")
     if not isinstance(given, list) or not 1 <= len(given) <= MOST_SOURCES:
-        raise ValueError(f"providers must be a list of 1 to {MOST_SOURCES}")
+        raise ValueError(f"providers must be a list of 1 to {MOST_SOURCES} entries")
     pairs = [one if isinstance(one, list) else None for one in given]
     if any(pairs) and not all(pair and len(pair) == 2 for pair in pairs):
-        raise ValueError("either all providers must have weights, or none")
+        raise ValueError("either all providers must have weights, or none of them")
     sources = [
         DataLocationChoice.model_validate(pair[0] if pair else one).source
         for pair, one in zip(pairs, given, strict=True)

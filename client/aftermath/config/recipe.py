@@ -40,4 +40,4 @@ def made_first(path: Path, *tables: str) -> str:
     """Return the fix for a missing file that the recipe can create, or an empty string."""
     if recipe_of(path).keys().isdisjoint(tables):
         return ""
-    return f"Make it first, as {recipe_file(path)} says: {making(path)}"
+    return f"Create it first, as {recipe_file(path)} describes: {making(path)}"

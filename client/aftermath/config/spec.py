@@ -37,7 +37,10 @@ else:
     ArchitectureName = Literal[ARCHITECTURES]
 _DATA_TYPES = {"Pretraining": DataType.PRETRAINING, "Finetuning": DataType.FINETUNING}
 _SHOWN = 400
-UNREADABLE_FIX = "Use the client version that wrote it. The owner can write another: aftermath-solana update-config"
+UNREADABLE_FIX = (
+    "Use the client version that wrote it, or ask the run's owner to write another: "
+    "aftermath-solana update-config"
+)
 
 
 class Spec(Table):
@@ -103,7 +106,7 @@ def read_spec(data: bytes, expected_hash: bytes) -> Spec:
     key. An RPC node sends the hash too, so one node alone can cause either.
     """
     if spec_hash(data) != expected_hash:
-        raise AccountError("the run's training spec does not have the hash that the run names")
+        raise AccountError("the hash of the run's training spec differs from the one in the run")
     return Spec.decode(data)
 
 
@@ -118,5 +121,5 @@ def _refused(sentences: list[str]) -> Unsuitable:
     listed = "; ".join(sentences)
     if len(listed) > _SHOWN:
         listed = listed[:_SHOWN] + "..."
-    message = f"this client cannot train by the run's training spec: {listed}"
+    message = f"this client does not support the run's training spec: {listed}"
     return Unsuitable(message, UNREADABLE_FIX)

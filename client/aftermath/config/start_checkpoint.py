@@ -13,8 +13,8 @@ from aftermath.rules.limits import REVISION_BYTES
 from aftermath.rules.state import CheckpointKind
 
 _OWN_STATE = (
-    "the run decides itself when members load the model from peers. Write Hub, Local or Dummy: the "
-    "checkpoint to start from and to fall back on"
+    "the run itself decides when members load the model from peers. Write Hub, Local or Dummy: the "
+    "checkpoint that the run starts from and falls back on"
 )
 
 

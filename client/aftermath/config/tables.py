@@ -153,7 +153,7 @@ def extended(choice: type[C], variants: Mapping[str, type[Variant]]) -> type[C]:
     """Return a choice that has these variants too. Raises BadExtension for a name that it has."""
     if taken := variants.keys() & choice.model_fields.keys():
         raise BadExtension(
-            f"an installed package registers {min(taken)}, which is the name of a built-in one",
+            f"an installed package registers the name {min(taken)}, which a built-in variant has",
             "Update the package that adds it, or uninstall it",
         )
     fields: dict[str, Any] = {

@@ -60,7 +60,7 @@ class Cache:
         except OSError as error:
             self._broken = True
             _log.warning(
-                "the cache %s cannot store more data, so it is not used: %s",
+                "stopped using the cache %s, which cannot store more data: %s",
                 self._folder,
                 error.strerror,
             )

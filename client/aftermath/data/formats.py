@@ -30,7 +30,7 @@ _FEW_FOR_ORDER = 256
 _FEW_DIFFERENT = 16
 _LARGEST_VOCABULARY = 1 << 20  # published tokenizers have at most about 2^18 tokens
 _HIGH_HALF = (_LARGEST_VOCABULARY - 1) >> 16  # the largest second half of a 4-byte token
-_SAVE = "Write the tokens again, as numpy.asarray(tokens, '<u4').tofile(NAME)"
+_SAVE = "Write the tokens again with numpy.asarray(tokens, '<u4').tofile(NAME)"
 
 
 def width_fix(token_bytes: int) -> str:
@@ -52,18 +52,18 @@ def check_width_and_order(name: str, tokens: NDArray[Any]) -> None:
         width = 2 * tokens.dtype.itemsize
         fix = width_fix(width) if width in WIDTHS else _SAVE
         raise WrongTokens(
-            f"{name} has a 0 in every second place: its tokens seem to have {width} bytes", fix
+            f"every second token of {name} is 0: its tokens seem to have {width} bytes", fix
         )
     if tokens.dtype.itemsize == 2 and odd.max() <= _HIGH_HALF and even.max() >= 1000:
         raise WrongTokens(
-            f"{name} has at most {odd.max()} in every second place: its tokens seem to have 4 bytes",
+            f"every second token of {name} is at most {odd.max()}: its tokens seem to have 4 bytes",
             width_fix(4),
         )
     if _has_other_order(tokens):
         raise WrongTokens(
-            f"{name} seems to be big-endian: its largest token is {tokens.max()}, and {tokens.byteswap().max()} with "
-            "the bytes of each token swapped",
-            f"Write the tokens little-endian, as numpy.asarray(tokens, '{tokens.dtype.str}').tofile(NAME)",
+            f"{name} seems to be big-endian: its largest token is {tokens.max()}, but {tokens.byteswap().max()} with "
+            "swapped bytes",
+            f"Write the tokens little-endian with numpy.asarray(tokens, '{tokens.dtype.str}').tofile(NAME)",
         )
     if tokens.dtype.itemsize == 4 and np.count_nonzero(tokens >= _LARGEST_VOCABULARY) * 2 > len(
         tokens
@@ -76,7 +76,7 @@ def check_width_and_order(name: str, tokens: NDArray[Any]) -> None:
 def check_not_only_zeros(name: str, tokens: NDArray[Any]) -> None:
     """Raise WrongTokens if the sampled tokens of a file are all 0: it was never filled."""
     if len(tokens) >= _FEW and not tokens.any():
-        raise WrongTokens(f"{name} holds only zeros", "Copy, download or tokenise it again")
+        raise WrongTokens(f"{name} contains only zeros", "Copy, download or tokenise it again")
 
 
 def _has_other_order(tokens: NDArray[Any]) -> bool:
@@ -107,29 +107,35 @@ _LLMC_OTHERS = {
 }
 _NPY = b"\x93NUMPY"
 _PACKED = {
-    b"ARROW1": ("an Arrow file", "write its token lists as raw tokens"),
-    b"\x28\xb5\x2f\xfd": ("compressed with zstd", "decompress it first"),
-    b"\xfd7zXZ\x00": ("compressed with xz", "decompress it first"),
-    b"BZh91AY&SY": ("compressed with bzip2", "decompress it first"),
-    b"7z\xbc\xaf\x27\x1c": ("a 7z archive", "unpack it first"),
-    b"PK\x03\x04": ("a zip archive", "unpack it first"),
-    b"version https://git-lfs": ("a git-lfs pointer, not the file itself", "run git lfs pull"),
+    b"ARROW1": ("an Arrow file", "Write its token lists as raw tokens"),
+    b"\x28\xb5\x2f\xfd": ("compressed with zstd", "Decompress it first"),
+    b"\xfd7zXZ\x00": ("compressed with xz", "Decompress it first"),
+    b"BZh91AY&SY": ("compressed with bzip2", "Decompress it first"),
+    b"7z\xbc\xaf\x27\x1c": ("a 7z archive", "Unpack it first"),
+    b"PK\x03\x04": ("a zip archive", "Unpack it first"),
+    b"version https://git-lfs": ("a git-lfs pointer, not the file itself", "Run git lfs pull"),
 }
 """Formats that can hold text but cannot be read, by first bytes, each with its fix."""
 _FOREIGN = _PACKED | {
     b"PAR1": (
         "a parquet file",
-        "keep it in a folder of this machine (Local) under a name that ends in .parquet",
+        "Use it from a folder of this machine (Local), under a name that ends in .parquet",
     ),
-    b"\x1f\x8b\x08": ("compressed with gzip", "decompress it first"),
-    b"\x80\x04\x95": ("a pickle, which is never opened", "write its tokens as raw tokens or .npy"),
-    b"\x80\x05\x95": ("a pickle, which is never opened", "write its tokens as raw tokens or .npy"),
-    b"\x89HDF\r\n\x1a\n": ("an HDF5 file", "write its tokens as raw tokens or .npy"),
-    b"%PDF-": ("a PDF", "make text of it, then: aftermath-solana data tokenize"),
-    b"GGUF": ("a model in GGUF, not tokens", "name the folder of the token files"),
-    b"LITPKDS": ("a token file of lit-gpt", "write its tokens as raw tokens or .npy"),
-    b"<!DOCTYPE": ("a web page", "look at its address in a browser"),
-    b"<html": ("a web page", "look at its address in a browser"),
+    b"\x1f\x8b\x08": ("compressed with gzip", "Decompress it first"),
+    b"\x80\x04\x95": (
+        "a pickle, which this client never opens",
+        "Write its tokens as raw tokens or .npy",
+    ),
+    b"\x80\x05\x95": (
+        "a pickle, which this client never opens",
+        "Write its tokens as raw tokens or .npy",
+    ),
+    b"\x89HDF\r\n\x1a\n": ("an HDF5 file", "Write its tokens as raw tokens or .npy"),
+    b"%PDF-": ("a PDF", "Convert it to text, then run aftermath-solana data tokenize"),
+    b"GGUF": ("a GGUF model, not tokens", "Name the folder of the token files"),
+    b"LITPKDS": ("a token file of lit-gpt", "Write its tokens as raw tokens or .npy"),
+    b"<!DOCTYPE": ("a web page", "Open its address in a browser"),
+    b"<html": ("a web page", "Open its address in a browser"),
 }
 _NAMES = {
     ".gz": ("gzip", b"\x1f\x8b\x08"),
@@ -185,8 +191,8 @@ def misnamed(name: str, head: bytes) -> tuple[str, str] | None:
     if kind is None and suffix not in _ALWAYS_HAVE_MAGIC:
         return None  # some formats, such as zstd, have several possible first bytes
     fix = "Download or copy it again"
-    fix += f", or remove {suffix} from its name if it is right" if kind == "text" else ""
-    return f"{name} is named as {promised}, but it is {kind or 'of an unknown kind'}", fix
+    fix += f", or remove {suffix} from its name if the contents are right" if kind == "text" else ""
+    return f"{name} has the suffix of {promised}, but it is {kind or 'of an unknown kind'}", fix
 
 
 def layout_of(name: str, size: int, head: bytes, token_bytes: int) -> Layout:
@@ -196,7 +202,7 @@ def layout_of(name: str, size: int, head: bytes, token_bytes: int) -> Layout:
     truncated or of another format.
     """
     if size == 0:
-        raise DataError(f"{name} is empty", "Remove it, or copy or tokenise it again")
+        raise DataError(f"{name} is empty", "Remove it, copy it again or tokenise it again")
     for magic, (what, advice) in _FOREIGN.items():
         if head.startswith(magic):
             raise DataError(f"{name} is {what}", advice)
@@ -216,12 +222,12 @@ def layout_of(name: str, size: int, head: bytes, token_bytes: int) -> Layout:
             return _llmc(name, size, head, token_bytes)
     if head[8:10] == b'{"' and head[4:8] == bytes(4):
         raise DataError(
-            f"{name} is a model in safetensors, not tokens", "Name the folder of the token files"
+            f"{name} is a safetensors model, not tokens", "Name the folder of the token files"
         )
     if name.endswith(".npy"):
         raise DataError(
-            f"{name} is not a NumPy array although it is named .npy",
-            "Make it with numpy.save, or name it .bin",
+            f"{name} has the suffix .npy, but it is not a NumPy array",
+            "Write it with numpy.save, or rename it to .bin",
         )
     if _is_text(head):
         raise _text_error(name)
@@ -270,13 +276,13 @@ def _llmc(name: str, size: int, head: bytes, token_bytes: int) -> Layout:
     if width is None:
         readable = next(one for number, one in _LLMC_WIDTHS if number == magic)
         raise DataError(
-            f"{name} has a header of llm.c of version {version}, and only {readable} is read",
+            f"{name} has an llm.c header of version {version}; this client reads only {readable}",
             "Write its tokens as raw tokens or .npy",
         )
     check_stated_width(name, width, token_bytes)
     if count < 0 or size != _LLMC_BYTES + width * count:
         raise DataError(
-            f"{name} has {size} bytes, but its header says {count} tokens, which take {_LLMC_BYTES + width * count}",
+            f"{name} has {size} bytes, but its header says {count} tokens ({_LLMC_BYTES + width * count} bytes)",
             "Copy the file again",
         )
     return Layout(_LLMC_BYTES, count)
@@ -310,7 +316,7 @@ def array_of(name: str, size: int, head: bytes) -> Array:
         Exception
     ) as error:  # NumPy evaluates the header as Python, which raises many kinds of errors
         raise DataError(
-            f"{name} does not have the header of a NumPy array: {error}", "Make it with numpy.save"
+            f"{name} has no valid NumPy header: {error}", "Write it with numpy.save"
         ) from None
     if dtype.kind not in "ui" or dtype.byteorder == ">":
         raise DataError(
@@ -318,13 +324,13 @@ def array_of(name: str, size: int, head: bytes) -> Array:
         )
     if fortran and len(shape) > 1:
         raise DataError(
-            f"{name} is stored column by column", "Save it as numpy.ascontiguousarray(array)"
+            f"{name} is stored column by column", "Save numpy.ascontiguousarray(array) instead"
         )
     start = stream.tell()
     count = prod(int(edge) for edge in shape)
     if min(shape, default=1) < 0 or size != start + count * dtype.itemsize:
         raise DataError(
-            f"{name} has {size} bytes, but an array of {count} tokens takes {start + count * dtype.itemsize}",
+            f"{name} has {size} bytes, but an array of {count} tokens needs {start + count * dtype.itemsize}",
             "Copy the file again",
         )
     return Array(start, tuple(shape), dtype)
@@ -336,8 +342,8 @@ def check_stated_width(name: str, actual: int, expected: int) -> None:
         fix = (
             width_fix(actual)
             if actual in WIDTHS
-            else "Write its tokens again, with 2 or 4 bytes each"
+            else "Write the tokens again, with 2 or 4 bytes each"
         )
         raise WrongTokens(
-            f"{name} has tokens of {actual} bytes, and the run's have {expected}", fix
+            f"{name} has tokens of {actual} bytes, but the run expects {expected}", fix
         )

@@ -46,7 +46,7 @@ def bucket_address(bucket: str) -> str:
 def check_bucket(bucket: str) -> None:
     """Raise DataError for an invalid bucket name."""
     if not _BUCKET.fullmatch(bucket):
-        raise DataError(f"bucket_name {bucket!r} is not a valid bucket name", "Check the name")
+        raise DataError(f"bucket_name {bucket!r} is not a valid bucket name", "Correct the name")
 
 
 def bucket_urls(bucket: str, folder: str, client: HttpClient) -> list[str]:
@@ -75,8 +75,8 @@ def bucket_urls(bucket: str, folder: str, client: HttpClient) -> list[str]:
         if not token:
             return _urls(bucket, prefix, names, host)
     raise DataError(
-        f"bucket {bucket} holds more files than the {MOST_FILES} that are read",
-        "Use filter_directory",
+        f"bucket {bucket} has more than {MOST_FILES} files",
+        "Name one of its folders with filter_directory",
     )
 
 
@@ -84,7 +84,7 @@ def _host() -> str:
     address = os.environ.get(_EMULATOR) or HOST
     if not address.startswith(("http://", "https://")):
         raise DataError(
-            f"{_EMULATOR} is {address!r}, which is not an http address",
+            f"{_EMULATOR} is {address!r}, which is not an HTTP address",
             f"Set {_EMULATOR} to http://HOST:PORT, or unset it",
         )
     return address.rstrip("/")
@@ -98,7 +98,7 @@ def _urls(bucket: str, prefix: str, object_names: list[str], host: str) -> list[
     )
     if not token_files:
         raise DataError(
-            f"bucket {bucket} holds no token files ({', '.join(SUFFIXES)}) in {prefix or 'its root'}",
+            f"bucket {bucket} has no token files ({', '.join(SUFFIXES)}) in {prefix or 'its root'}",
             "Check bucket_name and filter_directory",
         )
     return [f"{host}/{bucket}/{quote(name)}" for name in token_files]

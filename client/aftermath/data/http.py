@@ -53,8 +53,8 @@ _WORDS: dict[type[Exception], str] = {
     httpx.ConnectError: "no connection",
     httpx.ConnectTimeout: "no connection in time",
     httpx.ReadTimeout: "no answer in time",
-    httpx.RemoteProtocolError: "its answer was cut short",
-    httpx.ReadError: "its answer was cut short",
+    httpx.RemoteProtocolError: "the answer was cut short",
+    httpx.ReadError: "the answer was cut short",
 }
 _CONTENT_RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19})")
 
@@ -110,9 +110,8 @@ class HttpClient:
                 content_range = _CONTENT_RANGE.fullmatch(answer.headers.get("Content-Range", ""))
                 if answer.status_code != 206 or content_range is None:
                     raise DataError(
-                        f"{redacted_url(url)} is not served in parts: a Range request was answered with status "
-                        f"{answer.status_code}",
-                        "Serve the files with a server that answers Range requests, as nginx and buckets do",
+                        f"{redacted_url(url)} does not support Range requests (status {answer.status_code})",
+                        "Serve the files with a server that supports them, such as nginx or a bucket",
                     )
                 first, last, size = map(int, content_range.groups())
                 if first != start or last != min(start + length, size) - 1:
@@ -167,14 +166,14 @@ class HttpClient:
                 ValueError,
             ) as error:
                 raise DataError(
-                    f"{redacted_url(url)} cannot be opened: {type(error).__name__}",
+                    f"cannot open {redacted_url(url)}: {type(error).__name__}",
                     "Check the address",
                 ) from None
             except _TemporaryFailure as error:
                 failure = str(error)
                 wanted = error.pause
             except TimeoutError:
-                failure = "it sends too slowly"
+                failure = "the server sends too slowly"
             except httpx.HTTPError as error:
                 failure = _WORDS.get(type(error), type(error).__name__)
         raise SourceUnavailable(f"cannot read {redacted_url(url)}: {failure}", _fix(url, failure))
@@ -207,15 +206,15 @@ class HttpClient:
                 f"status {code}", retry_after(answer.headers.get("Retry-After"), _LONGEST_WANTED)
             )
         raise DataError(
-            f"{redacted_url(url)} was refused with status {code}",
-            "Check the address, and that it is public",
+            f"the server refused {redacted_url(url)} with status {code}",
+            "Check the address, and that the file is public",
         )
 
     async def _body(self, answer: httpx.Response, length: int, *, whole: bool = True) -> bytes:
         if answer.headers.get("Content-Encoding", "identity") != "identity":
             raise DataError(
-                f"{redacted_url(str(answer.url))} is sent compressed",
-                "Serve token files as they are",
+                f"the server compresses {redacted_url(str(answer.url))}",
+                "Serve token files without Content-Encoding",
             )
         deadline = time.monotonic() + self._timeout + length / SLOWEST
         received = bytearray()
@@ -223,25 +222,23 @@ class HttpClient:
             received += chunk
             if len(received) > length:
                 raise DataError(
-                    f"{redacted_url(str(answer.url))}: more was sent than was asked for"
+                    f"the server sent more of {redacted_url(str(answer.url))} than requested"
                 )
             if time.monotonic() > deadline:
-                raise _TemporaryFailure("it sends too slowly")
+                raise _TemporaryFailure("the server sends too slowly")
         if whole and len(received) < length:
-            raise _TemporaryFailure("its answer was cut short")
+            raise _TemporaryFailure("the answer was cut short")
         return bytes(received)
 
 
 def _fix(url: str, why: str) -> str:
     """Return the fix for a server that cannot be read."""
     if why == "status 429":
-        return "Wait a minute; the server limits the request rate"
+        return "Wait a minute: the server limits the request rate"
     proxy = proxy_for(url)
     if proxy is None:
         return "Check that the server is up"
-    return (
-        f"Check that the server is up, and that the proxy that {proxy.variable} names can reach it"
-    )
+    return f"Check that the server is up, and that the proxy in {proxy.variable} can reach it"
 
 
 class _TemporaryFailure(Exception):
@@ -316,9 +313,9 @@ class HttpFiles:
         )
         if read_range.size != self._files[number].size or read_range.etag != self._etags[number]:
             raise DataError(
-                f"{self._files[number].name} changed while in use: it had {self._files[number].size} bytes, "
-                f"and has {read_range.size}"
-                + (", and another ETag" if read_range.etag != self._etags[number] else ""),
+                f"{self._files[number].name} changed while in use, from {self._files[number].size} to "
+                f"{read_range.size} bytes"
+                + (" and to another ETag" if read_range.etag != self._etags[number] else ""),
                 "Ask the run's owner to restore the file",
             )
         return {
@@ -351,13 +348,13 @@ def numbered_urls(template: str, start: int, zeros: int, count: int) -> list[str
     """Return URLs with `{}` replaced by each zero-padded number. Raise DataError."""
     if count > MOST_FILES:
         raise DataError(
-            f"{redacted_url(template)} names {count} files, more than the {MOST_FILES} that are read",
+            f"{redacted_url(template)} names {count} files, more than the limit of {MOST_FILES}",
             "Lower num_files, and put more tokens into each file",
         )
     if template.count("{}") != 1:
         raise DataError(
-            f"url_template {redacted_url(template)} has no single {{}} for the number",
-            "Write {} once, in place of the number",
+            f"url_template {redacted_url(template)} must contain {{}} exactly once",
+            "Write {} in place of the file number",
         )
     return [
         template.replace("{}", str(number).zfill(zeros)) for number in range(start, start + count)
@@ -376,7 +373,7 @@ def check_url(url: str) -> None:
     except (httpx.InvalidURL, UnicodeError):
         leads = False
     if not leads:
-        raise DataError(f"{redacted_url(url)} is not a valid http address", "Check the address")
+        raise DataError(f"{redacted_url(url)} is not a valid HTTP address", "Correct the address")
 
 
 def redacted_url(url: str) -> str:
@@ -395,7 +392,7 @@ def _check_redirect(answer: httpx.Response) -> None:
         answer.url.scheme == "https" and target.scheme != "https"
     ):
         raise DataError(
-            f"{redacted_url(str(answer.url))} redirects to {target.scheme}:, which is not followed"
+            f"{redacted_url(str(answer.url))} redirects to {target.scheme}:, which this client does not follow"
         )
 
 
@@ -421,7 +418,7 @@ def download(
             if path.stat().st_size == first.size:
                 return path
             raise DataError(
-                f"{path} already exists with another size", "Remove it or name another folder"
+                f"{path} already exists with another size", "Remove it, or name another folder"
             )
         with partial.open("ab") as file:
             while (here := file.tell()) < first.size:

@@ -127,9 +127,9 @@ def open_tokens(
 
 def token_files(path: Path) -> list[Path]:
     """Return a file, or the sorted token files of a folder. Raise DataError if there is none."""
-    make = "Make token files of text with: aftermath-solana data tokenize"
+    make = "Create token files from text: aftermath-solana data tokenize"
     into = f"{make} --input TEXT --output {shlex.quote(str(path))}"
-    into += "; or make those that a run's config file names with: aftermath-solana run-files FILE"
+    into += ". Or create those of a run's config file: aftermath-solana run-files FILE"
     try:
         if path.is_file():
             return [path]
@@ -144,7 +144,7 @@ def token_files(path: Path) -> list[Path]:
         suffixes = sorted({file.suffix for file in files if file.suffix})
         also = f"; its files end in {', '.join(suffixes[:5])}" if suffixes else ""
         fix = f"{make} {tokenise_options(path)}" if inside else into
-        raise NoData(f"{path} holds no token files ({', '.join(_KINDS)}){also}", fix)
+        raise NoData(f"{path} has no token files ({', '.join(_KINDS)}){also}", fix)
     return tokens
 
 

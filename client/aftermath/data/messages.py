@@ -67,10 +67,10 @@ def decode_request(body: bytes) -> Request:
     if isinstance(message, ReadRequest):
         if not 1 <= len(message.indices) <= MAX_SEQUENCES:
             raise Malformed(
-                f"{len(message.indices)} sequences are requested; 1 to {MAX_SEQUENCES} are allowed"
+                f"the request has {len(message.indices)} sequences; 1 to {MAX_SEQUENCES} are allowed"
             )
         if not all(0 <= index <= U64_MAX for index in message.indices):
-            raise Malformed("a sequence's number is out of range")
+            raise Malformed("a sequence number is out of range")
     return message
 
 

@@ -41,7 +41,7 @@ def unpacked_tokens(path: Path, token_bytes: int) -> Path:
             if len(values) and (values.min() < 0 or int(values.max()) >> 8 * token_bytes):
                 raise DataError(
                     f"{path} has numbers from {values.min()} to {values.max()} for tokens of {token_bytes} bytes",
-                    'Check its column of tokens, and set token_size_in_bytes = "FourBytes" for a large vocabulary',
+                    'Check the token column, and set token_size_in_bytes = "FourBytes" for a large vocabulary',
                 )
             stream.write(values.astype(f"<u{token_bytes}").tobytes())
 
@@ -73,11 +73,11 @@ def _write_rows(path: Path, names: Sequence[str], seq_len: int, stream: BinaryIO
     for values, lengths in _column(path, names):
         if (other := lengths[lengths != seq_len]).size:
             raise DataError(
-                f"{path} has a row of {other[0]} numbers, and rows of the run have {seq_len} tokens",
-                "Cut and pad rows to max_seq_len, with labels of -100 for padding",
+                f"{path} has a row of {other[0]} tokens, but the run expects {seq_len}",
+                "Cut or pad rows to max_seq_len, with labels of -100 for padding",
             )
         if len(values) and (values.min() < limits.min or values.max() > limits.max):
-            raise DataError(f"{path} has numbers outside of int32", "Check its columns")
+            raise DataError(f"{path} has numbers outside of int32", "Correct its columns")
         stream.write(values.astype("<i4").tobytes())
 
 
@@ -86,14 +86,14 @@ def _column(path: Path, names: Sequence[str]) -> Column:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    advice = f"Name a column of lists of whole numbers {' or '.join(names)}"
+    advice = f"Store lists of whole numbers in a column named {' or '.join(names)}"
     with _readable(path):
         file = _open(path)
         present = file.schema_arrow.names
         name = next((name for name in names if name in present), None)
         if name is None:
             raise DataError(
-                f"{path} has the columns {', '.join(present[:8])}, and none for {names[0]}", advice
+                f"{path} has no column for {names[0]}, only {', '.join(present[:8])}", advice
             )
         kind = file.schema_arrow.field(name).type
         if not (
@@ -101,19 +101,15 @@ def _column(path: Path, names: Sequence[str]) -> Column:
             or pa.types.is_large_list(kind)
             or pa.types.is_fixed_size_list(kind)
         ):
-            raise DataError(f"{path} has {kind} in the column {name} instead of lists", advice)
+            raise DataError(f"the column {name} of {path} has {kind} instead of lists", advice)
         for batch in file.iter_batches(_ROWS, columns=[name]):
             lengths = pc.list_value_length(batch.column(0))
             numbers = batch.column(0).flatten()
             if lengths.null_count or numbers.null_count:
-                raise DataError(
-                    f"{path} has rows or numbers that are missing in the column {name}", advice
-                )
+                raise DataError(f"the column {name} of {path} has missing rows or numbers", advice)
             values = numbers.to_numpy(zero_copy_only=False)
             if values.dtype.kind not in "ui":
-                raise DataError(
-                    f"{path} has {values.dtype} in the lists of the column {name}", advice
-                )
+                raise DataError(f"the column {name} of {path} has lists of {values.dtype}", advice)
             yield values, lengths.to_numpy(zero_copy_only=False)
 
 
@@ -138,7 +134,7 @@ def _readable(path: Path) -> Iterator[None]:
     ) as error:  # ValueError: a column name is not text
         reason = str(error).partition("\n")[0][:200]
         raise DataError(
-            f"{path} cannot be read as parquet: {reason}", "Write or copy it again"
+            f"cannot read {path} as parquet: {reason}", "Write or copy it again"
         ) from None
 
 
@@ -149,8 +145,8 @@ def _unpack_once(path: Path, kind: str, write: Callable[[BinaryIO], None]) -> Pa
     """Return the unpacked file of this kind. Unpack it if the cache does not have it."""
     if find_spec("pyarrow") is None:
         raise DataError(
-            f"{path} is a parquet file, and pyarrow is not installed",
-            "pip install 'aftermath[parquet]', then restart",
+            f"{path} is a parquet file, but pyarrow is not installed",
+            "Run pip install 'aftermath[parquet]', then restart",
         )
     try:
         now = path.stat()
@@ -166,6 +162,6 @@ def _unpack_once(path: Path, kind: str, write: Callable[[BinaryIO], None]) -> Pa
     except OSError as error:
         raise DataError(
             f"cannot unpack {path} into {cache_directory('unpacked')}: {error.strerror}",
-            "Make room there, or set XDG_CACHE_HOME to a folder that has some",
+            "Free some space, or set XDG_CACHE_HOME to a folder on another disk",
         ) from None
     return target

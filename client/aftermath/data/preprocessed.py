@@ -52,19 +52,19 @@ class PreprocessedRows:
         for file, array in zip(self._store.files, self._arrays, strict=True):
             if len(array.shape) != 2 or array.shape[1] != seq_len:
                 raise WrongTokens(
-                    f"{file.name} has the shape {array.shape}, and rows of the run have {seq_len} tokens",
-                    "Cut and pad rows to max_seq_len, with labels of -100 for padding",
+                    f"{file.name} has the shape {array.shape}, but the run expects rows of {seq_len} tokens",
+                    "Cut or pad rows to max_seq_len, with labels of -100 for padding",
                 )
         self._files = len(input_files)
         for number in range(len(labelled)):
             if self._arrays[number].shape != self._arrays[self._files + number].shape:
                 raise DataError(
-                    f"{labelled[number]} does not have the shape of {input_files[number].name}",
+                    f"{labelled[number]} and {input_files[number].name} have different shapes",
                     "Write both files again",
                 )
         self._ends = list(accumulate(array.shape[0] for array in self._arrays[: self._files]))
         if not self._ends[-1]:
-            raise DataError(f"{folder} holds no rows", "Add rows")
+            raise DataError(f"{folder} has no rows", "Add rows")
 
     @property
     def sequences(self) -> int:
@@ -99,9 +99,9 @@ class PreprocessedRows:
             outside = (out[row] >= self._vocab_size) | ((out[row] < 0) & (out[row] != least))
             if outside.any():
                 raise DataError(
-                    f"{self._store.files[span.file].name}: {out[row][outside][0]} in a row is outside the vocabulary "
+                    f"{self._store.files[span.file].name}: token {out[row][outside][0]} is outside the vocabulary "
                     f"of {self._vocab_size}",
-                    "Tokenise the data with the model's own tokenizer.json; a label may be -100 as well",
+                    "Tokenise the data with the model's tokenizer.json; only labels may also be -100",
                 )
         return out
 
@@ -116,7 +116,7 @@ class PreprocessedRows:
 
 def _arrays(folder: Path, seq_len: int, *, labels: bool) -> tuple[list[Path], list[Path]]:
     """Return the files of inputs and, with `labels`, those of labels in the same order."""
-    advice = f"Write NAME{INPUTS} and NAME{LABELS} there; docs/models.md#finetuning has an example"
+    advice = f"Write NAME{INPUTS} and NAME{LABELS} there, as in docs/models.md#finetuning"
     try:
         files = sorted(path for path in folder.iterdir() if path.is_file())
     except FileNotFoundError:
@@ -144,5 +144,5 @@ def _arrays(folder: Path, seq_len: int, *, labels: bool) -> tuple[list[Path], li
         unpacked_rows(path, seq_len, labels=labels) for path in files if path.suffix == PARQUET
     ]
     if not pairs:
-        raise NoData(f"{folder} holds no files named *{INPUTS} and no parquet files", advice)
+        raise NoData(f"{folder} has neither files named *{INPUTS} nor parquet files", advice)
     return [pair[0] for pair in pairs], [pair[1] for pair in pairs if labels]

@@ -85,12 +85,12 @@ class RemoteTokens:
         check_shape(self._description.token_bytes, self._description.seq_len)
         if self._description.seq_len != seq_len:
             raise DataError(
-                f"the data server {address} serves sequences of {self._description.seq_len} tokens, and the run's have "
-                f"{seq_len}",
+                f"the data server {address} serves sequences of {self._description.seq_len} tokens, but "
+                f"the run expects {seq_len}",
                 "Set seq_len in its data.toml to the run's max_seq_len",
             )
         if self._description.sequences < 1:
-            raise DataError(f"the data server {address} serves no sequences")
+            raise DataError(f"the data server {address} has no sequences")
 
     @property
     def sequences(self) -> int:
@@ -114,9 +114,9 @@ class RemoteTokens:
         )
         if len(out) and out.max() >= self._vocab_size:
             raise DataError(
-                f"the data server {self._address} sent a token {out.max()}, outside the vocabulary of "
+                f"the data server {self._address} sent token {out.max()}, which is outside the vocabulary of "
                 f"{self._vocab_size}",
-                "Tokenise its data with the model's own tokenizer.json, and check its token_size",
+                "Tokenise its data with the model's tokenizer.json, and check its token_size",
             )
         return out
 
@@ -128,13 +128,13 @@ class RemoteTokens:
         size = len(indices) * self.seq_len * self._description.token_bytes
         reply = self._request(ReadRequest(list(indices)), max(size + 64, MAX_DESCRIPTION_BYTES))
         if not isinstance(reply, TokensReply) or len(reply.data) != size:
-            raise self._invalid("a reply of another length")
+            raise self._invalid("a reply of the wrong length")
         return reply.data
 
     def _describe(self) -> Description:
         reply = self._exchange(DescribeRequest(), MAX_DESCRIPTION_BYTES)
         if not isinstance(reply, Description):
-            raise self._invalid("something else than its description")
+            raise self._invalid("a reply other than its description")
         return reply
 
     def _request(self, message: Request, most: int) -> Reply:
@@ -148,7 +148,7 @@ class RemoteTokens:
                 pass
         if self._describe() != self._description:
             raise DataError(
-                f"the data server {self._address} serves something else than before",
+                f"the data server {self._address} now serves other data than before",
                 "Ask its operator to restore the files",
             )
         return self._exchange(message, most)
@@ -167,14 +167,16 @@ class RemoteTokens:
             self._close()
             why = getattr(error, "strerror", None) or str(error) or "no reply in time"
             raise SourceUnavailable(
-                f"the data server {self._address} cannot be reached: {why}",
-                "Start it, or ask the run's owner to: aftermath-solana data serve --config data.toml",
+                f"cannot reach the data server {self._address}: {why}",
+                "Start it, or ask the run's owner to start it: aftermath-solana data serve --config data.toml",
             ) from None
         except Malformed as error:
             raise self._invalid(f"an invalid message: {error}") from None
         if isinstance(reply, ErrorReply):
             self._close()
-            raise SourceUnavailable(f"the data server {self._address} refused: {reply.why[:200]}")
+            raise SourceUnavailable(
+                f"the data server {self._address} refused the request: {reply.why[:200]}"
+            )
         return reply
 
     def _exactly(self, length: int) -> bytes:

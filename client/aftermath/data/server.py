@@ -69,11 +69,11 @@ def load_server_settings(path: Path) -> DataServerSettings:
         settings = msgspec.convert(tables, DataServerSettings)
     except OSError as error:
         raise DataError(
-            f"cannot read {path}: {error.strerror}", "Pass --config, a data.toml"
+            f"cannot read {path}: {error.strerror}", "Pass --config data.toml"
         ) from None
     except (Malformed, UnicodeDecodeError, msgspec.ValidationError) as error:
         keys = "dir, seq_len, token_size (TwoBytes or FourBytes) and shuffle_seed (32 numbers from 0 to 255)"
-        raise DataError(f"{path}: {error}", f"Its keys are {keys}") from None
+        raise DataError(f"{path}: {error}", f"Use the keys {keys}") from None
     folder = (path.absolute().parent / Path(settings.dir).expanduser()).resolve()
     return msgspec.structs.replace(settings, dir=str(folder))
 
@@ -161,7 +161,7 @@ class DataServer:
             rows = await self._read(address, lambda: self._source.read(message.indices))
         except DataError as error:
             _log.warning("%s", error.message)
-            return ErrorReply("the server's files cannot be read")
+            return ErrorReply("the server cannot read its files")
         return TokensReply(rows.astype(f"<u{self._token_bytes}").tobytes())
 
     def _describe(self) -> Description:

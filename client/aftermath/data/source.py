@@ -102,7 +102,7 @@ class DataRequest:
         self.files += count
         if self.files > MOST_FILES:
             raise DataError(
-                f"a mixture names more than {MOST_FILES} files, with {label}",
+                f"{label} brings the mixture above the limit of {MOST_FILES} files",
                 "Remove some sources, or put more tokens into each file",
             )
 
@@ -117,7 +117,7 @@ def check_shape(token_bytes: int, seq_len: int) -> None:
     """Raise DataError for an impossible token width or sequence length."""
     if token_bytes not in (2, 4):
         raise DataError(
-            f"tokens take 2 or 4 bytes, not {token_bytes}",
+            f"a token must have 2 or 4 bytes, not {token_bytes}",
             "Set token_size_in_bytes to TwoBytes or FourBytes",
         )
     if seq_len < 2:

@@ -120,8 +120,8 @@ class Texts:
             and f'"{self._field}"'.encode() in head
         ):
             raise TextError(
-                f"{path} is one JSON array, which cannot be read piece by piece",
-                f"Write one JSON object on each line: jq -c '.[]' {path} > {name.with_suffix('.jsonl').name}",
+                f"{path} is one JSON array instead of one object per line",
+                f"Convert it: jq -c '.[]' {path} > {name.with_suffix('.jsonl').name}",
             )
         elif _is_text(stream):
             stream.seek(0)
@@ -170,7 +170,8 @@ class Texts:
             number += 1
             if len(line) > _MOST_LINE:
                 raise TextError(
-                    f"{path}, line {number} is longer than {_MOST_LINE} bytes", "Split the document"
+                    f"line {number} of {path} is longer than {_MOST_LINE} bytes",
+                    "Split the document",
                 )
             if not line.strip():
                 continue
@@ -178,7 +179,8 @@ class Texts:
                 record = json_value(line.removeprefix(codecs.BOM_UTF8))
             except Malformed as error:
                 raise TextError(
-                    f"{path}, line {number} is not JSON: {error}", "Correct it, or copy it again"
+                    f"line {number} of {path} is not valid JSON: {error}",
+                    "Correct the line, or copy the file again",
                 ) from None
             fields = record if isinstance(record, dict) else {}
             text = fields.get(self._field)
@@ -200,8 +202,8 @@ class Texts:
         """Yield the text of each row of a parquet file."""
         if find_spec("pyarrow") is None:
             raise TextError(
-                f"{path} is a parquet file, and pyarrow is not installed",
-                "pip install 'aftermath[parquet]'",
+                f"{path} is a parquet file, but pyarrow is not installed",
+                "Run pip install 'aftermath[parquet]'",
             )
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -216,9 +218,9 @@ class Texts:
                     if pa.types.is_string(one.type) or pa.types.is_large_string(one.type)
                 ]
                 if self._field not in names:
-                    has = f"; it has text in {', '.join(names)}" if names else ""
+                    has = f"; it has text in the columns {', '.join(names)}" if names else ""
                     raise TextError(
-                        f'{path} is a parquet file without a column of text "{self._field}"{has}',
+                        f'the parquet file {path} has no text column "{self._field}"{has}',
                         "Name the column: --text-field NAME",
                     )
                 records = _Records(path, self._field)
@@ -234,7 +236,7 @@ class Texts:
         except pa.ArrowException as error:
             reason = str(error).partition("\n")[0][:200]
             raise TextError(
-                f"{path} cannot be read as parquet: {reason}", "Copy or download it again"
+                f"cannot read {path} as parquet: {reason}", "Copy or download it again"
             ) from None
 
 

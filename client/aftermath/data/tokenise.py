@@ -67,7 +67,7 @@ def folder_documents(folder: Path) -> list[Path]:
             if folder.exists()
             else f"there is no folder {folder}"
         )
-        raise TextError(contents, "Name a text file, or a folder that holds text files")
+        raise TextError(contents, "Name a text file, or a folder with text files")
     found = sorted(
         path
         for path in folder.rglob("*")
@@ -75,7 +75,7 @@ def folder_documents(folder: Path) -> list[Path]:
         and not any(part.startswith(".") for part in path.relative_to(folder).parts)
     )
     if not found:
-        raise TextError(f"{folder} holds no files", "Name a folder that holds text files")
+        raise TextError(f"{folder} has no files", "Name a folder with text files")
     return found
 
 
@@ -121,7 +121,7 @@ def hold_out(documents: Sequence[Path], root: Path, percent: int) -> tuple[list[
         sides[position * 100 < percent << 64].append(path)
     if not all(sides):
         raise TextError(
-            f"{percent} percent of {len(documents)} files leave nothing to train on or nothing to measure on",
+            f"holding out {percent} percent of {len(documents)} files leaves one side empty",
             "Name a folder with more files, or another --held-out-percent",
         )
     return sides
@@ -184,17 +184,18 @@ def _nothing(texts: Texts) -> TextError:
         )
     if texts.left_out:
         return TextError("none of the files is UTF-8 text", "Convert the text to UTF-8")
-    return TextError("the files are empty", "Name files that hold text")
+    return TextError("the files are empty", "Name files with text")
 
 
 def _check(output: Path, tokenizer: Tokenizer, token_bytes: int) -> int:
     """Return the tokenizer's largest id."""
     if token_bytes not in (2, 4):
-        raise TextError(f"tokens take 2 or 4 bytes, not {token_bytes}")
+        raise TextError(f"a token must have 2 or 4 bytes, not {token_bytes}")
     largest = max(tokenizer.get_vocab().values())
     if largest >= 1 << (8 * token_bytes):
         raise TextError(
-            f"token ids up to {largest} do not fit in {token_bytes} bytes", "Use 4 bytes a token"
+            f"token ids up to {largest} do not fit into {token_bytes} bytes",
+            "Use 4 bytes per token",
         )
     check_output_unused(output)
     return largest
@@ -207,11 +208,12 @@ def check_output_unused(output: Path) -> None:
             f"{output} is a file, not a folder", "Pass a folder; it is created if it does not exist"
         )
     if output.is_dir() and any(path.suffix in SUFFIXES for path in output.iterdir()):
-        raise TextError(f"{output} already holds token files", "Remove them or name another folder")
+        raise TextError(f"{output} already has token files", "Remove them, or name another folder")
     for name in (TOKENIZER, TOKENIZER_CONFIG):
         if (output / name).exists():
             raise TextError(
-                f"{output} already holds a {name}, which would be replaced", "Name a new folder"
+                f"{output} already has a {name}, which this command would replace",
+                "Name a new folder",
             )
 
 

@@ -61,8 +61,8 @@ class TokenFiles:
         self._ends = list(accumulate(layout.tokens // seq_len for layout in self._layouts))
         if not self._ends[-1]:
             raise WrongTokens(
-                f"{name} holds no complete sequence: a sequence takes {seq_len} tokens, and its longest file "
-                f"has {max(layout.tokens for layout in self._layouts)}",
+                f"{name} has no complete sequence of {seq_len} tokens: its longest file has only "
+                f"{max(layout.tokens for layout in self._layouts)}",
                 "Add data, or lower max_seq_len",
             )
         self._order = (
@@ -148,6 +148,6 @@ class TokenFiles:
 
     def _outside_vocabulary(self, name: str, token: int, where: str) -> WrongTokens:
         return WrongTokens(
-            f"{name}: a token {token}{where} is outside the vocabulary of {self._vocab_size}",
-            "Tokenise the data with the model's own tokenizer.json, and check token_size_in_bytes",
+            f"{name}: token {token}{where} is outside the vocabulary of {self._vocab_size}",
+            "Tokenise the data with the model's tokenizer.json, and check token_size_in_bytes",
         )

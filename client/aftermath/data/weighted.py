@@ -31,11 +31,12 @@ class WeightedSources:
     ) -> None:
         """Mix sources, by length if `weights` is None. Raise DataError."""
         if not 1 <= len(sources) <= MOST_SOURCES:
-            raise DataError(f"a mixture has 1 to {MOST_SOURCES} sources, not {len(sources)}")
+            raise DataError(f"a mixture must have 1 to {MOST_SOURCES} sources, not {len(sources)}")
         shares = weights if weights is not None else [source.sequences for source in sources]
         if not all(isfinite(weight) and weight > 0 for weight in shares):
             raise DataError(
-                "every weight of a mixture is a number above 0", "Leave out what is not to be used"
+                "every weight of a mixture must be above 0",
+                "Remove the sources that you do not want to use",
             )
         self._sources = sources
         self._mark = mark

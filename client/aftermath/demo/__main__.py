@@ -120,7 +120,9 @@ class Demo:
             self.read()
             screen.show(self.story, "the run is finished", self.elapsed())
         if killed_at is None:
-            raise DemoFailed("the run ended before the demo saw half of it")
+            raise DemoFailed(
+                f"the run ended before step {KILL_AT_STEP}, when the demo kills a member"
+            )
 
     def read(self) -> None:
         self.story.read(self.elapsed())
@@ -147,13 +149,13 @@ class Demo:
         """Return what is happening to the killed member, and what comes next."""
         victim = self.story.members[KILLED]
         if killed_at is None:
-            return f"{victim.name} will be killed at step {KILL_AT_STEP}, and come back"
+            return f"the demo will kill {victim.name} at step {KILL_AT_STEP} and restart it later"
         dead = f"{victim.name} was killed (kill -9) at {killed_at:.0f} s"
         if not revived:
             return f"{dead}; the others continue and train its share too"
         if victim.returned is None:
-            return f"{dead} and is started again; it joins the next epoch, with the model from its peers"
-        return f"{dead}, came back, and trains again since step {victim.returned}"
+            return f"{dead} and restarted; it fetches the model from its peers and joins the next epoch"
+        return f"{dead}, came back, and has trained again since step {victim.returned}"
 
     def close(self) -> None:
         chain = self.processes.pop("localnet", None)
@@ -174,7 +176,7 @@ def _chosen() -> argparse.Namespace:
     """Parse the command line. Raises UsageError."""
     parser = ScriptParser("python -m aftermath.demo", __doc__, result=False)
     parser.add_argument(
-        "--engine", choices=("embedded", "validator"), default="embedded", help="which local chain"
+        "--engine", choices=("embedded", "validator"), default="embedded", help="local chain"
     )
     parser.add_argument(
         "--model", choices=MODELS, default="llama", help="architecture of the model"
@@ -188,8 +190,8 @@ def _chosen() -> argparse.Namespace:
         "--dir",
         type=Path,
         default=None,
-        help="where to work (default runs/demo-ENGINE); an earlier demo's output there is removed, "
-        "its checkpoints are moved to checkpoints-1, -2 and so on",
+        help="working directory (default runs/demo-ENGINE); the demo removes an earlier demo's output "
+        "there, and moves its checkpoints to checkpoints-1, -2 and so on",
     )
     return parser.parse_args()
 

@@ -182,7 +182,7 @@ def write_config(places: Places, template: Path, model: str = "llama") -> None:
     )
     for word, own in changes:
         if word not in text:
-            raise DemoFailed(f"{template} does not say {word}")
+            raise DemoFailed(f"{template} does not contain {word}")
         text = text.replace(word, own)
     places.config.write_text(text)
 

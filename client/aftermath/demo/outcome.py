@@ -63,7 +63,7 @@ def outcomes(places: Places) -> Iterator[TierOutcome]:
     torch.set_num_threads(1)
     checkpoint_steps = saved_steps(places.checkpoints, RUN_ID)
     if not checkpoint_steps:
-        raise DemoFailed(f"no checkpoint was written to {places.checkpoints}")
+        raise DemoFailed(f"no member wrote a checkpoint to {places.checkpoints}")
     newest = checkpoint_steps[-1]
     config = load_model_config(newest)
     tokenizer = load_tokenizer(newest)
@@ -116,7 +116,9 @@ def held_out(places: Places, vocab_size: int) -> torch.Tensor:
     if (
         first < 2 * run["config"]["global_batch_size_end"] * run["config"]["total_steps"]
     ):  # room for sequences that are trained again after a lost result
-        raise DemoFailed(f"{data.sequences} sequences are too few to hold {HELD_OUT_SEQUENCES} out")
+        raise DemoFailed(
+            f"the data has {data.sequences} sequences, too few to hold out {HELD_OUT_SEQUENCES}"
+        )
     return torch.from_numpy(data.read(range(first, data.sequences)))
 
 

@@ -141,7 +141,7 @@ def findings(
     """Return the contents of demo-report.json."""
     curve = story.history.loss_curve()
     if not curve or story.first_loss_at is None:
-        raise DemoFailed("no member ever reported a loss")
+        raise DemoFailed("no member reported a loss")
     checks, differing = story.replica_checks()
     rounds = sum(len(member.rounds) for member in story.members)
     newest = [loss for _, loss in curve[-LAST_ROUNDS:]]
@@ -178,26 +178,26 @@ def shortcomings(story: RunProgress, report: dict[str, Any]) -> list[str]:
     wrong = list(story.replica_checks()[1])
     if not report["replicas_identical"] and not wrong:
         wrong.append(
-            "No two members ever held the same level after the same step, so nothing was compared."
+            "No two members reported a hash of the same level and step, so nothing was compared."
         )
     if report["rounds"] < ROUNDS_AT_LEAST:
         wrong.append(
-            f"Only {report['rounds']} rounds were trained, {ROUNDS_AT_LEAST} are the least."
+            f"Only {report['rounds']} rounds were trained; the demo requires {ROUNDS_AT_LEAST}."
         )
     if report["loss_first"] - report["loss_last"] < LOSS_MUST_FALL:
         wrong.append(
-            f"The loss fell from {report['loss_first']} to {report['loss_last']}, less than {LOSS_MUST_FALL} nat."
+            f"The loss fell from {report['loss_first']} to {report['loss_last']}, by less than {LOSS_MUST_FALL} nat."
         )
     if "peers" not in story.members[KILLED].sources:
         wrong.append(
-            f"{story.members[KILLED].name} did not come back with the model from its peers."
+            f"{story.members[KILLED].name} did not fetch the model from its peers after its restart."
         )
     return wrong
 
 
 def table_of(story: RunProgress, costs: RunCosts) -> Table:
     """Return a table of rounds, transactions, fees and bytes per member."""
-    table = Table(title="what it took", box=SIMPLE_HEAD, pad_edge=False)
+    table = Table(title="costs", box=SIMPLE_HEAD, pad_edge=False)
     for column in ("member", "tier", "rounds", "txs", "lamports", "sent", "received", "per round"):
         table.add_column(column, justify="right", no_wrap=True)
     for member in story.members:

@@ -31,10 +31,10 @@ def eval_request(
     """
     names = tuple(dict.fromkeys(name for name in tasks.replace(",", " ").split()))
     if not names:
-        raise UsageError("no task is named", f"Name one, for example {SOURCE_CHOICE}")
+        raise UsageError("the list of tasks is empty", f"Name a task, for example {SOURCE_CHOICE}")
     if fewshot and SOURCE_CHOICE in names:
         raise UsageError(
             f"{SOURCE_CHOICE} takes no few-shot examples",
-            "Leave out the number of examples, or name another task",
+            "Omit the number of examples, or name another task",
         )
     return EvalRequest(names, fewshot or 0, seed or 0, docs or DOCS)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _MOST_TOKENS = 256
 _FILES = (".yaml", ".yml")
-_FIX = "pip install 'aftermath[eval]', or use the task source-choice"
+_FIX = "Run pip install 'aftermath[eval]', or use the task source-choice"
 
 
 def check(names: Sequence[str]) -> None:
@@ -70,7 +70,7 @@ def scores(
         first = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise Unsuitable(
             f"cannot load the task {name}: {first}",
-            "Check the connection to the Hugging Face Hub, or use the task source-choice",
+            "Check that the Hugging Face Hub is reachable, or use the task source-choice",
         ) from None
     results = []
     for task, figures in evaluation["results"].items():
@@ -103,11 +103,11 @@ def _task_name(name: str) -> str:
         document = yaml.safe_load(Path(name).expanduser().read_text())
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise UsageError(
-            f"{name} cannot be read as a task: {error}", "Name a YAML file of the harness"
+            f"cannot read {name} as a task: {error}", "Name a YAML file of the harness"
         ) from None
     task = document.get("task") if isinstance(document, dict) else None
     if not isinstance(task, str):
-        raise UsageError(f"{name} does not name its task", "Add the line task: NAME")
+        raise UsageError(f"{name} has no task name", "Add the line task: NAME")
     return task
 
 

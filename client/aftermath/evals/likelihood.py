@@ -41,7 +41,7 @@ def likelihood(
     A text longer than the model's window is cut at the front. Raises ValueError without a context.
     """
     if not context:
-        raise ValueError("a continuation needs at least one token before it")
+        raise ValueError("a continuation must follow at least one token")
     window = model.config.max_position_embeddings
     target_ids = list(continuation[-window:])
     ids = [*context, *continuation][-(window + 1) :]

@@ -28,7 +28,9 @@ class Share:
 class EventHistory:
     """Collects events in reading order. `name` returns a member's name for marks."""
 
-    def __init__(self, name: Callable[[EventRecord], str] = lambda told: short(told.about)) -> None:
+    def __init__(
+        self, name: Callable[[EventRecord], str] = lambda record: short(record.about)
+    ) -> None:
         self.shares: dict[int, dict[str, Share]] = defaultdict(dict)
         """Shares by step and wallet."""
         self.epochs: dict[int, int] = {}
@@ -117,7 +119,9 @@ class Lifecycle:
     member's name in marks.
     """
 
-    def __init__(self, name: Callable[[EventRecord], str] = lambda told: short(told.about)) -> None:
+    def __init__(
+        self, name: Callable[[EventRecord], str] = lambda record: short(record.about)
+    ) -> None:
         self.marks: list[tuple[int, str]] = []
         self.newest_step = 0
         self._members: dict[str, _Member] = defaultdict(_Member)

@@ -175,22 +175,23 @@ class EventFile:
     def notes(self) -> Iterator[str]:
         """Return sentences about what was not read."""
         if self.failure is not None:
-            yield f"{self.path} cannot be read: {self.failure.strerror}"
+            yield f"cannot read {self.path}: {self.failure.strerror}"
         if self._local:
-            yield f"skipped {self.path}: train-local wrote it. Draw it with plot"
+            yield f"skipped {self.path}, which train-local wrote; draw it with plot"
         elif self._passed:
-            position = f"line {self._first_passed}" + (
-                " the first of them" if self._passed > 1 else ""
+            where = (
+                f"line {self._first_passed}"
+                if self._passed == 1
+                else f"from line {self._first_passed}"
             )
-            lines = f"{counted(self._passed, 'line')} of {self.path}, {position},"
-            yield f"{lines} cannot be read by this version and {'is' if self._passed == 1 else 'are'} passed over"
+            yield (
+                f"skipped {counted(self._passed, 'line')} of {self.path} ({where}), which this "
+                "version cannot read"
+            )
         if self._left:
-            yield f"skipped an incomplete last line of {self.path}"
+            yield f"skipped the incomplete last line of {self.path}"
         if self._lost:
-            yield f"{counted(self._lost, 'event')} before {self.path} could not be written, and {self._is_missing()}"
-
-    def _is_missing(self) -> str:
-        return "is missing" if self._lost == 1 else "are missing"
+            yield f"the member could not write {counted(self._lost, 'event')} before {self.path}"
 
     def _chunk(self, room: int) -> bytes:
         with self.path.open("rb") as file:
@@ -266,7 +267,7 @@ class EventReader:
         for path in self._paths():
             file = self._files.setdefault(path, EventFile(path))
             processes[path.parent, process_of(path)].append(file)
-        return heapq.merge(*map(_in_turn, processes.values()), key=lambda told: told.at)
+        return heapq.merge(*map(_in_turn, processes.values()), key=lambda record: record.at)
 
     def notes(self) -> list[str]:
         """Return sentences about what could not be read so far."""

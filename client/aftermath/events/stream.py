@@ -80,7 +80,7 @@ class Events:
             except OSError as error:
                 with contextlib.suppress(ValueError):  # another thread's event failed too
                     self._sinks.remove(sink)
-                _warn(f"a log could not be written and is closed: {_reason(error)}")
+                _warn(f"closed a log that cannot be written: {_reason(error)}")
 
 
 def _reason(error: OSError) -> str:

@@ -156,19 +156,19 @@ def _model_of(event: event_types.RunFinished, place: object) -> str:
     """Return where the model of a finished run is, as the end of a sentence."""
     if not event.checkpoint:
         return ""
-    kept = event.step if event.checkpoint_step is None else event.checkpoint_step
-    if kept >= event.step and event.elsewhere:
+    saved_step = event.step if event.checkpoint_step is None else event.checkpoint_step
+    if saved_step >= event.step and event.elsewhere:
         return f"; another member saved the model on its machine, in {place}: ask the run's owner for it"
-    if kept >= event.step:
+    if saved_step >= event.step:
         return f"; the model is in {place}"
     if event.elsewhere:
         place = f"{place} on the machine of the member that saved it"
     others = (
-        f"steps {kept + 1:,} to {event.step:,} are"
-        if event.step > kept + 1
+        f"steps {saved_step + 1:,} to {event.step:,} are"
+        if event.step > saved_step + 1
         else f"step {event.step:,} is"
     )
-    return f"; the newest checkpoint is of step {kept:,}, in {place}; {others} in none"
+    return f"; the newest checkpoint is of step {saved_step:,}, in {place}; {others} in none"
 
 
 def in_full(event: event_types.Event) -> str:
@@ -195,12 +195,10 @@ class EventLines:
         self._everything = everything
         self._sentences: dict[EventOrigin, Sentences] = defaultdict(Sentences)
 
-    def __call__(self, told: EventRecord) -> None:
-        sentence = self._sentences[told.about].of(told.event)
+    def __call__(self, record: EventRecord) -> None:
+        sentence = self._sentences[record.about].of(record.event)
         if sentence is None and self._everything:
-            sentence = in_full(told.event)
+            sentence = in_full(record.event)
         if sentence is not None:
-            begin = (
-                f"[dim]{told.at:%Y-%m-%d %H:%M:%S}  {escape(short(told.about)):{_SHOWN + 7}}[/dim]"
-            )
+            begin = f"[dim]{record.at:%Y-%m-%d %H:%M:%S}  {escape(short(record.about)):{_SHOWN + 7}}[/dim]"
             self._console.print(f"{begin}  {sentence}", highlight=False, emoji=False)

@@ -56,7 +56,7 @@ class TrackerOptions:
                 if getattr(self, name) is not None:
                     option = "--" + name.replace("_", "-")
                     raise UsageError(
-                        f"{option} is of a project of Weights & Biases, and none is named",
+                        f"{option} needs a project of Weights & Biases",
                         f"Pass --wandb-project as well, or unset {name.upper()}",
                     )
         else:
@@ -96,7 +96,7 @@ class TrackerOptions:
             name=name,
             id=hashlib.sha256(same.encode()).hexdigest()[:16],
             resume="allow",
-            config=_told(started),
+            config=_config_of(started),
             settings=quiet,
         )
         run.define_metric("step")
@@ -112,7 +112,7 @@ class TrackerOptions:
             # trackio uses this name to resume
             name=f"{_name(started)}-{started.identity[:8]}",
             resume="allow",
-            config=_told(started),
+            config=_config_of(started),
             embed=False,
             auto_log_gpu=False,
             auto_log_cpu=False,
@@ -138,7 +138,7 @@ def _name(started: event_types.MemberStarted) -> str:
     return f"{started.run_id}-tier{started.tier}-{started.wallet[:8]}"
 
 
-def _told(started: event_types.MemberStarted) -> dict[str, Any]:
+def _config_of(started: event_types.MemberStarted) -> dict[str, Any]:
     return {name: getattr(started, name) for name in ("run_id", "tier", "wallet", "version")}
 
 
@@ -152,8 +152,8 @@ def _check_name(option: str, given: str | None) -> None:
         or any(one in _BARRED or not one.isprintable() for one in given)
     ):
         raise UsageError(
-            f"{option} {given!r} is no name that a tracker takes",
-            f"Give it 1 to {_MOST_NAME} characters, and none of {' '.join(_BARRED)}",
+            f"{option} {given!r} is not a valid name",
+            f"Use 1 to {_MOST_NAME} printable characters without {' '.join(_BARRED)}",
         )
 
 
@@ -173,14 +173,12 @@ def _check_wandb() -> None:
         return  # a call that hangs here must not delay the member; the tracker's thread will warn
     except Exception as error:  # an environment variable or settings file that wandb cannot use
         first = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise Unsuitable(f"--wandb-project: wandb refuses its settings: {first}", _KEY) from None
+        raise Unsuitable(f"--wandb-project: wandb rejects its settings: {first}", _KEY) from None
     if not is_usable:
-        raise Unsuitable("--wandb-project: no API key of Weights & Biases was found", _KEY)
+        raise Unsuitable("--wandb-project: found no API key of Weights & Biases", _KEY)
 
 
-_KEY = (
-    "Run wandb login, or set WANDB_API_KEY; with WANDB_MODE=offline, metrics stay on this machine"
-)
+_KEY = "Run wandb login, or set WANDB_API_KEY. WANDB_MODE=offline keeps metrics on this machine"
 
 
 def _imported(name: str, needed: str) -> ModuleType:
@@ -193,7 +191,7 @@ def _imported(name: str, needed: str) -> ModuleType:
     except (ImportError, AttributeError):
         raise Unsuitable(
             f"--{name}-project: {name} is not installed",
-            f"pip install 'aftermath[{name}]', then restart",
+            f"Run pip install 'aftermath[{name}]', then restart",
         ) from None
     return module
 
@@ -282,10 +280,10 @@ class Tracking:
                 if len(self._rows) < self._most:
                     self._rows.append(row)
                 else:
-                    trouble = f"{self._name} does not keep up, and misses figures"
+                    trouble = f"{self._name} is too slow and loses metrics"
             if self._asked is not None and time.monotonic() - self._asked > self._stuck:
                 trouble = (
-                    f"{self._name} has not answered for {self._stuck:.0f} s, and may miss figures"
+                    f"{self._name} has not answered for {self._stuck:.0f} s and may lose metrics"
                 )
             self._changed.notify_all()
         if trouble:
@@ -312,7 +310,7 @@ class Tracking:
         )
         self._thread.join(max(0.0, end))
         if self._thread.is_alive():
-            self._warn(f"{self._name} was not done in time, and may miss the last figures")
+            self._warn(f"{self._name} did not finish in time and may lack the last metrics")
 
     def _work(self, started: event_types.MemberStarted) -> None:
         """Run the tracker's thread."""
@@ -324,7 +322,7 @@ class Tracking:
                 self._asked = None
                 self._rows.clear()
             self._warn(
-                f"{self._name} cannot be used, and training continues without it: {_why(error)}"
+                f"training continues without {self._name}, which failed to start: {_why(error)}"
             )
             return
         while (row := self._next()) is not None:
@@ -344,7 +342,7 @@ class Tracking:
         try:
             call()
         except Exception as error:
-            self._warn(f"{self._name} fails, and may miss figures: {_why(error)}")
+            self._warn(f"{self._name} failed and may lack metrics: {_why(error)}")
 
     def _warn(self, sentence: str) -> None:
         with self._changed:
@@ -438,8 +436,8 @@ class Series:
                 levels = event.levels.items()
                 return {
                     f"optimizer/{level}/{name}": value
-                    for level, said in levels
-                    for name, value in said.items()
+                    for level, stats in levels
+                    for name, value in stats.items()
                 }
         return {}
 

@@ -104,8 +104,8 @@ class Together:
             for level, digest in replica.hashes().items():
                 if found.setdefault(level, digest) != digest:
                     raise ReplicasDiffer(
-                        f"member {member}'s level {level} differs from that of the members before it",
-                        "This is a fault of the program or of this machine's memory; please report it",
+                        f"the replica of member {member} differs from the others at level {level}",
+                        "Please report this bug, unless this machine's memory is faulty",
                     )
         return found
 
@@ -146,7 +146,8 @@ class Together:
         travelling = state.get(_TRAVELLING, torch.empty(0))
         if travelling.shape != (len(self.replicas),) or travelling.dtype != torch.bool:
             raise CheckpointError(
-                "the saved state does not say whose results travel", "Name another --out"
+                "the saved state does not list the pending results of each member",
+                "Name another --out",
             )
         for member, replica in enumerate(self.replicas):
             take_weights(replica.params, below(state, f"{member}/weights/"))
@@ -165,7 +166,8 @@ class Together:
                 or payloads.ndim != 2
             ):
                 raise CheckpointError(
-                    f"the saved state holds no results of that form: {path}", "Name another --out"
+                    f"the saved state has results in an unknown format: {path}",
+                    "Name another --out",
                 )
             rows = [payload.numpy().tobytes() for payload in payloads]
             for row in rows:
@@ -175,6 +177,6 @@ class Together:
             len(levels) != self._schema.state.levels for levels in found.values()
         ):
             raise CheckpointError(
-                "the saved state lacks results or has too many of them", "Name another --out"
+                "the saved state has too few or too many results", "Name another --out"
             )
         return sorted(found.items())

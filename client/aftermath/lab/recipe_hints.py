@@ -15,9 +15,10 @@ def advice(recipe: Recipe) -> list[str]:
     smallest = min(share.len for share in cut(recipe.batch.start, list(recipe.shares)))
     if smallest < settings.inner_steps:
         warnings.append(
-            f"the smallest share has {smallest} of the {recipe.batch.start} sequences of a step, and as many inner "
-            f"steps, not {settings.inner_steps}: raise --total-batch, or lower --inner-steps or --members"
+            f"the smallest share has {smallest} of the {recipe.batch.start} sequences of a step, so "
+            f"its member takes {smallest} inner steps instead of {settings.inner_steps}. Raise "
+            "--total-batch, or lower --inner-steps or --members"
         )
     if settings.LATE and recipe.overlap:
-        warnings.append(f"an overlap of {recipe.overlap}: {settings.LATE}; pass --overlap 0")
+        warnings.append(f"--overlap is {recipe.overlap}: {settings.LATE}. Pass --overlap 0")
     return warnings

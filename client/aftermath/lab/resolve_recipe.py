@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from aftermath.base.errors import Unsuitable, UsageError
-from aftermath.base.text import is_repository
+from aftermath.base.text import counted, is_repository
 from aftermath.config.data_sources import DataLocationChoice, LocalData
 from aftermath.config.document import RunConfig, load_config
 from aftermath.config.read import checkpoint_of, location_of, rules_of, schedule_of
@@ -43,29 +43,31 @@ def recipe_of(said: LabSettings) -> Recipe:
     levels = config.llm.matformer.tiers if config else max(tiers) + 1
     if max(tiers) >= levels:
         raise UsageError(
-            f"--tiers {said.tiers}: the config cuts its model into tiers 0 to {levels - 1}",
+            f"--tiers {said.tiers}: the config has only tiers 0 to {levels - 1}",
             "Name only these tiers, or raise tiers in [model.LLM.matformer]",
         )
     batch = _batch(said, config)
     if said.reject and not settings.EXCHANGED:
         raise UsageError(
-            f"--reject means results of members, and {optimizer} has none", "Leave it out"
+            f"--reject does not work with {optimizer}, whose members exchange no results",
+            "Omit --reject",
         )
     if said.overlap is not None and not settings.EXCHANGED:
         raise UsageError(
-            f"--overlap means results of members, and {optimizer} has none", "Leave it out"
+            f"--overlap does not work with {optimizer}, whose members exchange no results",
+            "Omit --overlap",
         )
     if said.eval_every and said.held_out_path is None:
         raise UsageError(
-            "--eval-every measures on held-out text, and there is none",
-            "Pass --held-out-path DIR; aftermath-solana data tokenize --held-out DIR makes some",
+            "--eval-every needs held-out text",
+            "Pass --held-out-path DIR; aftermath-solana data tokenize --held-out DIR creates it",
         )
     schedule = _schedule(said, config, settings.usual_rate, steps)
     decay = settings.weight_decay
     if settings.EXCHANGED and highest_rate(schedule) * decay > 1:
         raise UsageError(
             f"a learning rate of {highest_rate(schedule):g} with the config's weight decay of {decay:g} "
-            "would turn every weight's sign",
+            "would flip the sign of every weight",
             f"Pass --lr {1 / decay:g} or less",
         )
     return Recipe(
@@ -116,8 +118,8 @@ def _model(said: LabSettings, config: RunConfig | None) -> str:
         return str(resolve(checkpoint))
     if checkpoint.kind is not CheckpointKind.LOCAL:
         raise Unsuitable(
-            f"{said.config_path} names no checkpoint on this machine",
-            "Pass --model DIR; aftermath-solana model init makes a new one",
+            f"{said.config_path} does not name a checkpoint on this machine",
+            "Pass --model DIR; aftermath-solana model init creates one",
         )
     return str(local_directory(checkpoint))
 
@@ -128,7 +130,8 @@ def _from_hub(name: str) -> Path:
         return resolve(Checkpoint(CheckpointKind.HUB, name, ""))
     except CheckpointError as error:
         raise CheckpointError(
-            f"there is no directory {name}, and from the Hub: {error.message}", error.fix
+            f"there is no directory {name}, and the Hub has no usable one: {error.message}",
+            error.fix,
         ) from error
 
 
@@ -152,8 +155,8 @@ def _data(said: LabSettings, config: RunConfig | None) -> dict[str, Any]:
     place = Path(said.data_path or (location.primary if location else "")).expanduser().absolute()
     if said.held_out_path is not None and _within(said.held_out_path.expanduser(), place):
         raise UsageError(
-            f"--held-out-path {said.held_out_path} holds what is trained on",
-            "Name token files of other documents; aftermath-solana data tokenize --held-out DIR makes some",
+            f"--held-out-path {said.held_out_path} overlaps with the training data",
+            "Name token files of other documents; aftermath-solana data tokenize --held-out DIR creates them",
         )
     if location is not None and said.seed is None:
         seed = location.shuffle_seed.hex() if location.shuffle else ""
@@ -168,8 +171,8 @@ def _check_local(location: DataLocationChoice) -> None:
     if location.source.is_remote or location.source.has_labels:
         name = DataLocationChoice.name_of(location.source)
         raise Unsuitable(
-            f"the run's data is at a {name} location: train-local reads tokens of this machine",
-            "Pass --data-path, a directory of token files",
+            f"the run's data location is {name}, but train-local only reads token files of this machine",
+            "Pass --data-path DIR, a directory of token files",
         )
 
 
@@ -215,8 +218,8 @@ def _with_options(
         if name not in known:
             owners = [one.kind() for one in optimizers().values() if name in options_of(one)]
             raise UsageError(
-                f"{flag} is an option of {' and '.join(owners)}, and {optimizer.kind()} has none",
-                "Leave it out",
+                f"{flag} is an option of {' and '.join(owners)}, not of {optimizer.kind()}",
+                f"Omit {flag}",
             )
         setting = known[name]
         changed[setting.key.name] = setting.kind(value) if setting.kind is int else value
@@ -249,8 +252,8 @@ def _schedule(
 ) -> LrSchedule:
     if said.lr is not None and not 0 < said.lr <= MOST_RATE:
         raise UsageError(
-            f"--lr {said.lr} is no learning rate",
-            f"It is above 0 and at most {MOST_RATE:g}, for example 1e-3",
+            f"--lr {said.lr} must be above 0 and at most {MOST_RATE:g}",
+            "Pass for example --lr 1e-3",
         )
     given = schedule_of(config.llm.lr_schedule) if config else None
     rate = said.lr or (given.base_lr if given else usual_rate)
@@ -263,16 +266,16 @@ def _schedule(
     )
     if warmup >= steps:
         raise UsageError(
-            f"a warm-up of {warmup} steps leaves nothing of the {steps} steps",
-            "Pass fewer --warmup-steps, or more --steps",
+            f"the warm-up of {warmup} steps must be shorter than the training ({steps} steps)",
+            "Lower --warmup-steps or raise --steps",
         )
     if given is not None and said.lr_schedule is None:
         schedule = rates.scaled(replace(given, warmup_steps=warmup), rate)
         changed = said.steps is not None or said.warmup_steps is not None
         if changed and not any(learning_rate(schedule, step) for step in (steps - 1, steps)):
             raise UsageError(
-                f"the learning rate of {said.config_path} is 0 before step {steps}, and the rest would learn nothing",
-                "Pass --lr-schedule as well, which is made for the steps there are",
+                f"the learning rate of {said.config_path} falls to 0 before the last step ({steps})",
+                "Pass --lr-schedule as well: it spans all steps",
             )
         return schedule
     if said.lr_schedule == "constant":
@@ -299,14 +302,13 @@ def _tiers(said: LabSettings, settings: Optimizer) -> tuple[int, ...]:
     members = said.members or len(named)
     if members < len(named):
         raise UsageError(
-            f"--tiers {said.tiers} names {len(named)} members, --members {members}",
-            "Name no more tiers than members",
+            f"--tiers {said.tiers} names {len(named)} tiers for {counted(members, 'member')}",
+            "Name at most one tier per member, or raise --members",
         )
     if members > 1 and not settings.EXCHANGED:
         raise UsageError(
-            f"{members} members with {settings.kind()} are one machine with the whole batch: their "
-            "gradients are averaged",
-            "Leave --members out and pass the batch of all of them as --total-batch",
+            f"--members {members} does not work with {settings.kind()}, whose members exchange no results",
+            "Omit --members, and pass the batch of all members as --total-batch",
         )
     return tuple(named[member % len(named)] for member in range(members))
 
@@ -317,21 +319,21 @@ def _shares(said: LabSettings, members: int, batch: Batch) -> tuple[int, ...]:
     if said.shares is None:
         if any(not share.len for share in cut(least, [1] * members)):
             raise UsageError(
-                f"a batch of {least} is too small for {members} members",
+                f"a batch of {counted(least, 'sequence')} is too small for {members} members",
                 "Raise --total-batch, or lower --members",
             )
         return (1,) * members
     shares = _numbers("--shares", said.shares, 1, 65535)
     if len(shares) != members:
         raise UsageError(
-            f"--shares {said.shares} is for {len(shares)} members, not {members}",
-            "Name one for each",
+            f"--shares {said.shares} names {counted(len(shares), 'share')} for {counted(members, 'member')}",
+            "Name one share per member",
         )
     if batch.start != batch.end or sum(shares) != batch.end:
         sizes = f"{batch.end}" if batch.start == batch.end else f"{least} to {batch.end}"
         raise UsageError(
-            f"--shares {said.shares} are {sum(shares)} sequences, and a step has {sizes}",
-            f"Let them add up to the batch, or pass --total-batch {sum(shares)}",
+            f"--shares {said.shares} adds up to {sum(shares)} sequences, but a step has {sizes}",
+            f"Change the shares, or pass --total-batch {sum(shares)}",
         )
     return shares
 

@@ -76,7 +76,8 @@ def only_here(directory: Path) -> Iterator[None]:
                 held = hold(directory / LOCK)
             except BlockingIOError:
                 raise CheckpointError(
-                    f"another process trains in {directory}", "Wait for it, or name another"
+                    f"another process is training in {directory}",
+                    "Wait for it to end, or name another directory",
                 ) from None
         with held:
             try:

@@ -47,8 +47,8 @@ def start(recipe: Recipe, device: torch.device, arithmetic: Arithmetic = PLAIN) 
     config = load_config(Path(recipe.model))
     if recipe.seq_len > config.max_position_embeddings:
         raise UsageError(
-            f"sequences of {recipe.seq_len} tokens: the model is made for {config.max_position_embeddings} "
-            "(max_position_embeddings in its config.json)",
+            f"sequences of {recipe.seq_len} tokens are too long for the model: max_position_embeddings in "
+            f"its config.json is {config.max_position_embeddings}",
             f"Pass --seq-len {config.max_position_embeddings} or less",
         )
     data = _data(recipe, config.vocab_size)

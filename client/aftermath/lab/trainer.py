@@ -69,7 +69,8 @@ def take_weights(params: Mapping[str, Tensor], kept: Mapping[str, Tensor]) -> No
     for name in params.keys() | kept.keys():
         if name not in params or name not in kept or not fits(kept[name], params[name]):
             raise CheckpointError(
-                f"the saved state does not fit this model: {name}", "Name another --out"
+                f"the saved state does not fit this model: {name} differs",
+                "Name another --out",
             )
     with torch.no_grad():
         for name, tensor in kept.items():

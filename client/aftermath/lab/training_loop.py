@@ -43,7 +43,7 @@ MADE_BY = "train-local"
 PLOT = "loss.png"
 CHECKPOINT = "checkpoint"
 _NOT_FINITE = 3
-_RESTARTED = "it was ended before its first state was saved, so it starts again: a smaller --save-every saves sooner"
+_RESTARTED = "the training ended before it saved a state, so it starts again; lower --save-every to save sooner"
 
 
 class Course:
@@ -109,18 +109,20 @@ class Course:
         """Raise Diverged after `_NOT_FINITE` steps without a finite loss, or at the last step."""
         self._not_finite = self._not_finite + 1 if loss is None else 0
         if self._not_finite >= _NOT_FINITE or (self._not_finite and step == self._recipe.steps):
-            raise self._diverged(f"the loss is not finite since step {step - self._not_finite + 1}")
+            raise self._diverged(
+                f"the loss has not been finite since step {step - self._not_finite + 1}"
+            )
 
     def _diverged(self, what: str) -> Diverged:
         recipe = self._recipe
         other = (
-            ", and name another --out: the one given holds this training"
+            ", and name another --out, because this one holds the diverged training"
             if self._out is not None
             else ""
         )
         return Diverged(
             f"the training has diverged: {what}",
-            f"Pass a lower --lr (its highest was {recipe.schedule.base_lr:g}) or more --warmup-steps{other}",
+            f"Lower --lr (the highest rate was {recipe.schedule.base_lr:g}) or raise --warmup-steps{other}",
         )
 
     def _step(self, step: int) -> float | None:
@@ -137,7 +139,7 @@ class Course:
             if not counts:
                 self._deal.return_(step, share)
         for sentence in done.left_out:
-            self._events.emit(Warning(message=f"step {step}: a result is left out: {sentence}"))
+            self._events.emit(Warning(message=f"step {step}: skipped a result: {sentence}"))
         tokens = sum(share.numel() for share in shares)
         self._tokens += tokens
         loss = _mean(done, indices)
@@ -236,7 +238,7 @@ class Course:
         if kept is None:
             if log.exists():
                 raise CheckpointError(
-                    f"{log} is there, and no state that belongs to it", "Name another --out"
+                    f"{self._out} has {log.name} but no saved state", "Name another --out"
                 )
             self._save(0)
         else:
@@ -248,7 +250,8 @@ class Course:
                 self._begun.trainer.restore(tensors)
             except BadState as error:
                 raise CheckpointError(
-                    f"the saved state does not fit: {error.message}", "Name another --out"
+                    f"the saved state does not match this training: {error.message}",
+                    "Name another --out",
                 ) from None
             self._deal.restore(counters.fresh, counters.again)
             self._done = counters.step
@@ -291,7 +294,7 @@ def _check_place(out: Path) -> None:
         )
         if foreign:
             raise OutputError(
-                f"{out} holds {foreign[0]}, which train-local did not write: nothing was changed",
+                f"{out} contains {foreign[0]}, which train-local did not write",
                 "Name a new directory with --out",
             )
 
@@ -318,8 +321,8 @@ def _same(kept: dict[str, Any], ours: dict[str, Any], out: Path) -> None:
     flags = {setting.name: "--" + name.replace("_", "-") for name, setting in settings.items()}
     differences = ", ".join(_option(name, kept.get(name), flags) for name in differing)
     raise CheckpointError(
-        f"{out} holds a training with other options ({differences})",
-        "Give the same options as then, or name another --out",
+        f"{out} holds a training with other options: {differences}",
+        "Pass the same options as for that training, or name another --out",
     )
 
 
@@ -330,7 +333,7 @@ _OPTIONS = {
     "base_lr": "--lr",
     "kind": "--lr-schedule",
     "shuffle_seed": "--seed",
-    "files": "the files that it names",
+    "files": "the contents of its files",
     "clip": "the config file",
     "weight_decay": "the config file",
     "cold_start_steps": "the config file",

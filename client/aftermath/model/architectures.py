@@ -36,7 +36,7 @@ def _by_type() -> dict[str, tuple[str, type[ModelConfig]]]:
             if name in found:
                 raise BadExtension(
                     f"an installed package registers {architecture} for the model_type {name}, "
-                    f"which is one of {found[name][0]}",
+                    f"which {found[name][0]} already has",
                     "Update the package that adds it, or uninstall it",
                 )
             found[name] = (architecture, config)
@@ -101,6 +101,6 @@ def _named(hf_config: Mapping[str, Any]) -> tuple[str, type[ModelConfig]]:
     if not isinstance(model_type, str) or not is_known(model_type):
         raise ModelConfigError(
             f"config.json: model_type {shown(model_type)} is not supported",
-            f"Use a checkpoint of one of: {', '.join(_BY_TYPE)}; or a causal language model of transformers",
+            f"Use one of {', '.join(_BY_TYPE)}, or a causal language model of transformers",
         )
     return Architecture.HF_AUTO.value, HfAutoConfig

@@ -84,14 +84,14 @@ def find(directory: Path, tier: int, strategy: Strategy = "auto") -> TierSource:
     if tier_source is not None:
         if tier_source.config != config:
             raise CheckpointError(
-                f"tier {tier}'s files do not belong to {directory}: their config.json describes another model",
+                f"the files of tier {tier} do not belong to {directory}: their config.json describes another model",
                 "Export the tiers again from the full checkpoint",
             )
         return tier_source
     if strategy == "sliced":
         raise CheckpointError(
             f"{directory} has no files of tier {tier}, which the strategy `sliced` needs",
-            f"aftermath-solana model export --src {directory} --tiers {tier}, or use the strategy auto",
+            f"Run aftermath-solana model export --src {directory} --tiers {tier}, or use the strategy auto",
         )
     return TierSource(config, 0, weight_files(directory, spared(config, tier, form)), form)
 
@@ -105,7 +105,7 @@ def _own_files(directory: Path, sibling: Path, tier: int, strategy: Strategy) ->
         except ManifestUnusable as error:
             if strategy == "sliced":
                 raise
-            log.warning("%s is not used: %s", manifest, error.message)
+            log.warning("ignored %s: %s", manifest, error.message)
     if is_file(sibling / "config.json"):
         return _tier_source(sibling / "config.json", tier, weight_files(sibling))
     return None
@@ -117,7 +117,7 @@ def _from_manifest(path: Path, tier: int) -> TierSource:
     files = {listed: local_path(path.parent, listed, tier) for listed in entry.files}
     absent = [listed for listed, place in files.items() if not is_file(place)]
     if absent:
-        raise ManifestUnusable(f"tier {tier}'s file {absent[0]} is missing")
+        raise ManifestUnusable(f"the file {absent[0]} of tier {tier} is missing")
     verify(files, manifest.sha256)
     config = next(place for place in files.values() if place.name == "config.json")
     source = _tier_source(
@@ -133,7 +133,8 @@ def _from_manifest(path: Path, tier: int) -> TierSource:
     ):
         if said not in (None, is_so):
             raise CheckpointError(
-                f"the manifest says {label} is {said}, config.json says {is_so}", "Export again"
+                f"{label} is {said} in the manifest, but {is_so} in config.json",
+                "Export the tiers again",
             )
     return source
 
@@ -155,15 +156,15 @@ def _guard_slice(directory: Path, stored: int, tier: int, strategy: Strategy) ->
             f"{directory} is a slice of tier {stored}; the strategy `universal` needs the full checkpoint",
             "Name the full checkpoint, or use the strategy auto",
         )
-    choose = f"Name the full checkpoint, or choose tier {stored}: --tier {stored} (--matformer-tier {stored} of train)"
+    choose = f"Name the full checkpoint, or pass --tier {stored} (train: --matformer-tier {stored})"
     if tier > stored:
         raise CheckpointError(
-            f"{directory} is already a slice of tier {stored}; slicing it again for tier {tier} is refused",
+            f"{directory} is a slice of tier {stored}, which cannot be sliced again for tier {tier}",
             choose,
         )
     if tier < stored:
         raise CheckpointError(
-            f"{directory} is a slice of tier {stored} and lacks what tier {tier} holds",
+            f"{directory} is a slice of tier {stored}, which lacks weights of tier {tier}",
             choose,
         )
 
@@ -193,7 +194,7 @@ def verified(directory: Path) -> Verified:
         for name, tensor in load(directory, tier, "sliced").items():
             if not torch.equal(params[name][prefix(tensor.shape)], tensor):
                 raise CheckpointError(
-                    f"tier {tier}'s {name} is not the full model's",
+                    f"{name} of tier {tier} differs from the full model",
                     "Export the tiers again from the full checkpoint",
                 )
     return Verified(tiers, sum(map(len, listed.values())), len(params))
@@ -247,7 +248,7 @@ def merged(
     if load_config(part) != config:
         raise CheckpointError(
             f"{part} is not a slice of {full}: their config.json files describe different models",
-            "Name the slice's own full model",
+            "Name the full model from which the slice was exported",
         )
     params = load(full, 0)
     slices = load(part, tier)
@@ -262,9 +263,10 @@ def merged(
         place.copy_(tensor)
     if changed:
         size = math.sqrt(differences / squares) if squares else math.inf
+        differ = "differs" if changed == 1 else "differ"
         warn(
-            f"{counted(changed, 'tensor')} of {part} differ from {full} by {size:.1%} of their norm. Either the slice "
-            "was trained further, or it comes from another training, which makes the merged model useless. Above 100% "
-            "the two have little in common"
+            f"{counted(changed, 'tensor')} of {part} {differ} from {full} by {size:.1%} of the norm. "
+            "Merging makes sense only if the slice was trained from this model; above 100% it "
+            "probably was not"
         )
     return config, params

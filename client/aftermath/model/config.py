@@ -191,7 +191,7 @@ class ModelConfig(BaseModel, ABC):
     def tensor_plan(self, tier: int) -> TensorPlan | str:
         """Return how ranks cut a tier's matrices, or why not. Raises ModelConfigError."""
         del tier
-        return "it does not say how its matrices are cut"
+        return "its config class does not say how to cut matrices"
 
     def stored_name(self, name: str, tier: int) -> str:
         """Return the name of a tensor in a tier's own files."""
@@ -276,15 +276,15 @@ def check_divisible(width: int, halvings: int, key: str = "intermediate_size") -
     """Raise WidthNotDivisible, with the nearest valid widths, if tiers cannot halve a width."""
     if not 0 <= halvings < MAX_TIERS:
         raise ModelConfigError(
-            f"tier {halvings} is out of range", f"Tiers are 0 to {MAX_TIERS - 1}"
+            f"tier {halvings} is out of range", f"Use a tier from 0 to {MAX_TIERS - 1}"
         )
     step = 1 << halvings
     if width % step:
         below = width - width % step
         nearest = f"{below} or {below + step}" if below else str(step)
         raise WidthNotDivisible(
-            f"{key} {width} is not divisible by {step}, so tier {halvings} has no whole width",
-            f"The nearest widths that are: {nearest}",
+            f"{key} {width} is not divisible by {step}, as tier {halvings} requires",
+            f"Use the nearest valid width: {nearest}",
         )
 
 

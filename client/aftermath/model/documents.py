@@ -87,8 +87,8 @@ def check_listed(name: str, whose: str) -> None:
     longest = max(len(part.encode()) for part in name.split("/"))
     if longest > MAX_PART or len(name.encode()) > MAX_NAME:
         raise CheckpointError(
-            f"{whose} names a file of {len(name)} characters: {shown(name)}",
-            f"Names have {MAX_PART} bytes a part and {MAX_NAME} in all, at most; export or download the files again",
+            f"{whose} has a file name that is too long ({len(name)} characters): {shown(name)}",
+            f"Export or download the files again; a name may have {MAX_PART} bytes per part and {MAX_NAME} in all",
         )
 
 
@@ -97,7 +97,7 @@ def hf_config(path: Path) -> dict[str, Any]:
     if not is_file(path):
         raise CheckpointError(
             f"there is no checkpoint at {path.parent} (no config.json)",
-            "Name a directory with config.json and .safetensors; aftermath-solana model init makes one",
+            "Name a directory with config.json and .safetensors; aftermath-solana model init creates one",
         )
     try:
         document = json_value(read_limited(path, MAX_CONFIG_BYTES))

@@ -56,8 +56,8 @@ def export_tiers(
     chosen = sorted(set(tiers))
     if not chosen or chosen[0] < 1:
         raise CheckpointError(
-            "tiers to export start at 1; tier 0 is the full checkpoint itself",
-            "Name them, for example: --tiers 1,2",
+            "tiers to export must be at least 1; tier 0 is the full checkpoint itself",
+            "Pass for example --tiers 1,2",
         )
     config.width(chosen[-1])
     base = source if out is None else out.absolute() / source.name
@@ -91,8 +91,8 @@ def _require_exact(params: Mapping[str, Tensor], dtype: torch.dtype, source: Pat
     """Raise CheckpointError if rounding changes a number: tiers must share exact numbers."""
     if any(not torch.equal(tensor.to(dtype).float(), tensor) for tensor in params.values()):
         raise CheckpointError(
-            f"tiers of {str(dtype).removeprefix('torch.')} would differ from {source}, next to which they lie",
-            "Name another directory for the export: --out DIRECTORY",
+            f"rounding to {str(dtype).removeprefix('torch.')} would make the tiers differ from {source}",
+            "Export to another directory: --out DIRECTORY",
         )
 
 
@@ -106,8 +106,8 @@ def _refuse_removable(source: Path, base: Path) -> None:
     )
     if sibling or inside:
         raise CheckpointError(
-            f"{origin if sibling else output} is a checkpoint of a run, which its member removes when it is old",
-            "Name a directory of its own for the export: --out DIRECTORY",
+            f"{origin if sibling else output} is a checkpoint of a run; its member will remove it later",
+            "Export to another directory: --out DIRECTORY",
         )
 
 

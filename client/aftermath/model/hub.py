@@ -94,7 +94,7 @@ class Repository:
         free = shutil.disk_usage(self.cache).free
         if need > free:
             raise CheckpointError(
-                f"{self.name} takes {need:,} bytes and the disk of {self.cache} has {free:,} free",
+                f"{self.name} needs {need:,} bytes, but the disk of {self.cache} has only {free:,} free",
                 "Free some space, or set HF_HOME to another disk",
             )
         call = partial(
@@ -114,7 +114,7 @@ class Repository:
         for path, size in files.items():
             if size != self.sizes[path]:
                 raise CheckpointError(
-                    f"{self.name}/{path} has {size:,} bytes, its listing said {self.sizes[path]:,}"
+                    f"{self.name}/{path} has {size:,} bytes, but its listing says {self.sizes[path]:,}"
                 )
         return root
 
@@ -126,11 +126,11 @@ class Repository:
             )
         unknown = [path for path in paths if self.sizes[path] < 0]
         if unknown:
-            raise CheckpointError(f"{self.name} does not say how large {unknown[0]} is")
+            raise CheckpointError(f"the listing of {self.name} has no size for {unknown[0]}")
         need = sum(self.sizes[path] for path in paths)
         if need > limit:
             raise CheckpointError(
-                f"{self.name} lists {need:,} bytes for {paths[0]}, at most {limit:,} are expected"
+                f"{self.name} lists {need:,} bytes for {paths[0]}; the limit is {limit:,}"
             )
         return need
 
@@ -199,7 +199,7 @@ def _check_headers(response: Any) -> None:
         tag = value.removeprefix("W/").strip('"')
         if len(tag) > 200 or tag in (".", "..") or not set("/\\:\0").isdisjoint(tag):
             raise CheckpointError(
-                f"the Hub names a file's version {tag[:80]!r}, which is not valid",
+                f"the Hub sent an invalid file version: {tag[:80]!r}",
                 "Try again later",
             )
 
@@ -218,7 +218,7 @@ def asking(
         raise
     except GatedRepoError:
         raise CheckpointError(
-            f"{repo} is gated", f"Accept its terms on the Hub, and {needed}"
+            f"{repo} is a gated repository", f"Accept its terms on the Hub, and {needed}"
         ) from None
     except RevisionNotFoundError:
         raise CheckpointError(
@@ -265,7 +265,10 @@ def _is_plain(path: object) -> bool:
 
 
 def _too_slow(repo: str) -> CheckpointError:
-    return HubAway(f"the Hub is too slow with {repo}", "Try again later, or use a Local checkpoint")
+    return HubAway(
+        f"the download of {repo} from the Hub is too slow",
+        "Try again later, or use a Local checkpoint",
+    )
 
 
 MAX_SMALL_BYTES = 64 << 20  # an index
@@ -298,7 +301,7 @@ def download(
         except ManifestUnusable as error:
             if strategy == "sliced":
                 raise
-            log.info("%s: taking the full checkpoint: %s", repo, error.message)
+            log.info("%s: fetching the full checkpoint instead: %s", repo, error.message)
     return _download_full(source, str(_base(source)), tier)
 
 
@@ -360,7 +363,8 @@ def upload(
     """
     if not token:
         raise CheckpointError(
-            f"no token to write to {repo}", "Set HF_TOKEN to a Hugging Face token with write access"
+            f"cannot write to {repo} without a token",
+            "Set HF_TOKEN to a Hugging Face token with write access",
         )
     disable_progress_bars()
     api = HfApi(endpoint=endpoint, token=token)
@@ -379,7 +383,7 @@ def _download_tier(source: Repository, manifests: Sequence[str], tier: int) -> P
     """Return the tier's files by the manifest. Raises ManifestUnusable."""
     if len(manifests) != 1:
         raise ManifestUnusable(
-            f"{source.name} has {len(manifests)} files named {MANIFEST_FILE}, one is needed"
+            f"{source.name} must have one file named {MANIFEST_FILE}, not {len(manifests)}"
         )
     manifest = parse_manifest(source.fetch(manifests[0], MAX_MANIFEST_BYTES).read_bytes())
     entry = manifest.of_tier(tier)
@@ -405,7 +409,7 @@ def _fetch_tier(
     config, stored, _ = _config(source, config_path)
     if stored != entry.tier:
         raise CheckpointError(
-            f"{source.name}/{config_path} is of tier {stored}, the manifest says {entry.tier}"
+            f"{source.name}/{config_path} is of tier {stored}, but the manifest says {entry.tier}"
         )
     common = [
         path
@@ -442,8 +446,8 @@ def _download_full(source: Repository, base: str, tier: int) -> Path:
         ]
     if not weights:
         raise CheckpointError(
-            f"{source.name} holds no .safetensors file",
-            "Name a repository with safetensors weights; no others are read",
+            f"{source.name} has no .safetensors file",
+            "Name a repository with safetensors weights; other formats are not supported",
         )
     source.fetch_all(weights, _expected(config, stored))
     other_paths = [str(folder / name) for name in ("config.json", INDEX_FILE, *_FETCHED)]

@@ -55,7 +55,7 @@ class Manifest(msgspec.Struct, frozen=True):
             raise ManifestUnusable(f"the manifest's tier {tier} has no .safetensors file")
         bare = [path for path in files if path not in self.sha256]
         if bare:
-            raise ManifestUnusable(f"the manifest has no sha256 of {bare[0]}")
+            raise ManifestUnusable(f"the manifest has no sha256 for {bare[0]}")
         return entries[0]
 
 
@@ -69,7 +69,7 @@ def parse_manifest(data: bytes) -> Manifest:
         raise ManifestUnusable(f"the manifest is not valid: {error}") from None
     if manifest.schema_version != 1:
         raise ManifestUnusable(
-            f"the manifest has version {manifest.schema_version}, this client reads 1"
+            f"the manifest has version {manifest.schema_version}, but this client reads only 1"
         )
     if any(not 0 <= entry.tier < MAX_TIERS for entry in manifest.tiers):
         raise ManifestUnusable(f"the manifest names a tier outside 0 to {MAX_TIERS - 1}")
@@ -122,7 +122,9 @@ def _resolve(start: tuple[str, ...], listed: str, *, clamp: bool) -> list[str]:
             if path_parts:
                 path_parts.pop()
             elif not clamp:
-                raise CheckpointError(f"the manifest's path {listed!r} leads out of the checkpoint")
+                raise CheckpointError(
+                    f"the manifest's path {listed!r} is outside of the checkpoint"
+                )
         elif part not in ("", "."):
             path_parts.append(part)
     return path_parts
@@ -133,7 +135,7 @@ def verify(files: Mapping[str, Path], digests: Mapping[str, str]) -> None:
     for listed, path in files.items():
         if file_sha256(path) != digests[listed].lower():
             raise CheckpointError(
-                f"{path} is not the file the manifest describes: its SHA-256 differs",
+                f"{path} is not the file that the manifest describes: its SHA-256 differs",
                 "Download it again, or export the tiers again if you changed the checkpoint",
             )
 

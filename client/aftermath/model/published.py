@@ -83,7 +83,7 @@ def _block(said: object) -> tuple[int, int] | None:
                 return rows, columns
     raise ModelConfigError(
         f"config.json: quantization_config {shown(said)} is not supported",
-        "Use a checkpoint of plain weights, or of fp8 (e4m3) with a weight_block_size",
+        "Use a checkpoint with plain weights, or with fp8 (e4m3) and a weight_block_size",
     )
 
 
@@ -99,7 +99,7 @@ def _foreign(hf_config: Mapping[str, Any]) -> tuple[str, ...]:
     ):
         raise ModelConfigError(
             f"config.json: num_nextn_predict_layers must be an integer from 0 to {_MOST_FURTHER}, not {shown(further)}",
-            "Use the file as published",
+            "Use the published file",
         )
     if not isinstance(layers, int):
         return ()

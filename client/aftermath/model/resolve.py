@@ -117,13 +117,12 @@ def require_place(checkpoint: Checkpoint) -> None:
     """Raise CheckpointError for an invalid name: any tier-0 member may have chosen it."""
     if checkpoint.kind is CheckpointKind.NONE or not checkpoint.repo:
         raise CheckpointError(
-            "the run names no checkpoint and no model shape",
-            "Ask its owner to set [model.LLM.checkpoint] with update-config: Local, Hub, or Dummy with a repo_id",
+            "the run has neither a checkpoint nor a model shape",
+            "Ask the run's owner to set [model.LLM.checkpoint] with update-config",
         )
     if checkpoint.kind is CheckpointKind.HUB and not is_repository(checkpoint.repo):
         raise CheckpointError(
-            f"the run names a checkpoint on the Hub as {shown(checkpoint.repo)}, which is not the name of a Hub "
-            "repository (OWNER/NAME)",
-            "Ask the run's owner to name the right place: aftermath-solana checkpoint --repo OWNER/NAME "
+            f"the run's checkpoint {shown(checkpoint.repo)} is not a Hub repository (OWNER/NAME)",
+            "Ask the run's owner to correct it: aftermath-solana checkpoint --repo OWNER/NAME "
             "--revision COMMIT, or --path DIR for a directory that a tier-0 member wrote",
         )

@@ -38,7 +38,7 @@ def view(params: Mapping[str, Tensor], segment: Segment) -> Tensor:
         tensor = tensor.narrow(segment.dim, segment.start, segment.stop - segment.start)
     if tuple(tensor.shape) != segment.shape or tensor.dtype != torch.float32:
         raise SegmentError(
-            f"{segment.name} is {tensor.dtype} {tuple(tensor.shape)}, the schema says fp32 {segment.shape}"
+            f"{segment.name} is {tensor.dtype} {tuple(tensor.shape)}, but the schema says fp32 {segment.shape}"
         )
     return tensor
 

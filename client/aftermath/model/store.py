@@ -150,7 +150,7 @@ def _write(
     expected = config.parameter_shapes(tier)
     if {name: tuple(tensor.shape) for name, tensor in params.items()} != expected:
         raise CheckpointError(
-            f"these tensors are not the tier {tier} replica that {target} should hold"
+            f"cannot save to {target}: the tensors do not fit tier {tier} of the model"
         )
     pieces = config.pieces()
     apart = {piece.name: params[piece.name].detach().contiguous() for piece in pieces.values()}
@@ -248,8 +248,8 @@ def _give_name(place: Path, target: Path, needed: Collection[Path] | None) -> Pa
         own_digest = target.is_dir() and not target.is_symlink()
         if needed is None or among(target, needed) or not own_digest:
             raise CheckpointError(
-                f"{target} holds another model of that name, so the new one is not saved there",
-                "Move it away if the run no longer needs it, or keep checkpoints in another directory",
+                f"cannot save the model to {target}, which holds another model",
+                "Move it away if the run no longer needs it, or save checkpoints in another directory",
             )
         return move_aside(target, place)
 
@@ -286,7 +286,7 @@ def write_errors(directory: Path) -> Iterator[None]:
             why = getattr(error, "strerror", None) or error
             large = os.strerror(errno.EFBIG) in str(why)
             fix = (
-                "Allow larger files (ulimit -f), or name a directory whose file system does"
+                "Allow larger files (ulimit -f), or name a directory on another file system"
                 if large
                 else _NAME_ONE
             )
@@ -298,7 +298,7 @@ def _require_space(directory: Path, need: int) -> None:
     free = shutil.disk_usage(directory).free
     if free < need + RESERVE:
         raise CheckpointError(
-            f"not enough space in {directory}: a checkpoint needs {(need + RESERVE) / 1e6:,.1f} MB, and "
+            f"not enough space in {directory}: a checkpoint needs {(need + RESERVE) / 1e6:,.1f} MB, but only "
             f"{free / 1e6:,.1f} MB are free",
             _FREE,
         )

@@ -36,7 +36,7 @@ def check_vocabulary(tokenizer: Tokenizer, vocab_size: int) -> None:
     """Raise CheckpointError if the tokenizer has ids outside the model's vocabulary."""
     if (count := tokenizer.vocab_size) > vocab_size:
         raise CheckpointError(
-            f"the checkpoint's tokenizer has ids up to {count - 1}, and the model's vocabulary has {vocab_size}",
+            f"the checkpoint's tokenizer has ids up to {count - 1}, but the model's vocabulary has only {vocab_size}",
             FIX,
         )
 
@@ -63,12 +63,13 @@ class Prompt:
         try:
             self.text.encode()
         except UnicodeEncodeError:  # bytes from a terminal that are not valid text
-            raise UsageError("the prompt is not text", "Pass it in UTF-8") from None
+            raise UsageError("the prompt is not valid UTF-8", "Pass the prompt in UTF-8") from None
         ids = self.ids
         if not ids:
             raise UsageError("the prompt is empty", "Pass a prompt of at least one letter")
         if max(ids) >= vocab_size:
             raise CheckpointError(
-                f"the checkpoint's tokenizer gives a token {max(ids)}, and the model's vocabulary has {vocab_size}",
+                f"the checkpoint's tokenizer returns token {max(ids)}, but the model's vocabulary has only "
+                f"{vocab_size}",
                 FIX,
             )

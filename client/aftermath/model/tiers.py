@@ -83,15 +83,13 @@ def _shape(where: str, entry: object, before: TierShape, allowed: Sequence[str])
     if isinstance(entry, TierShape):
         entry = entry.model_dump()
     if not isinstance(entry, Mapping) or not entry:
-        raise _wrong(where, f"must name what the tier keeps, one or more of {', '.join(allowed)}")
+        raise _wrong(where, f"must set one or more of {', '.join(allowed)}")
     if strange := sorted(str(key) for key in entry if key not in PARTS):
-        raise _wrong(
-            f"{where}.{strange[0]}", f"says nothing here; an entry names {', '.join(allowed)}"
-        )
+        raise _wrong(f"{where}.{strange[0]}", f"is an unknown key; allowed: {', '.join(allowed)}")
     if other := next((part for part in PARTS if part in entry and part not in allowed), None):
         raise ModelConfigError(
-            f"config.json: {where} cuts {other}, which is not possible for this model",
-            f"Name only {', '.join(allowed)}",
+            f"config.json: {where} cuts {other}, which this model does not support",
+            f"Use only {', '.join(allowed)}",
         )
     layers = _layers(f"{where}.layers", entry.get("layers", before.layers), before)
     places = [before.layers.index(layer) for layer in layers]
@@ -103,7 +101,7 @@ def _shape(where: str, entry: object, before: TierShape, allowed: Sequence[str])
     }
     shape = TierShape(layers=layers, **sizes)
     if shape == before:
-        raise _wrong(where, "keeps all that the tier before it has; a tier holds less than that")
+        raise _wrong(where, "must be smaller than the tier before it")
     return shape
 
 
@@ -113,10 +111,10 @@ def _layers(where: str, said: object, before: TierShape) -> tuple[int, ...]:
         or not said
         or not all(_is_number(layer) for layer in said)
     ):
-        raise _wrong(where, "must be a list of the numbers of layers")
+        raise _wrong(where, "must be a list of layer numbers")
     layers = tuple(said)
     if any(one >= other for one, other in itertools.pairwise(layers)):
-        raise _wrong(where, "must rise, and name a layer once")
+        raise _wrong(where, "must list each layer once, in ascending order")
     if absent := [layer for layer in layers if layer not in before.layers]:
         raise _wrong(where, f"names layer {absent[0]}, which the tier before it lacks")
     return layers
@@ -128,17 +126,19 @@ def _sizes(where: str, said: object, most: Sequence[int]) -> tuple[int, ...]:
         return tuple(most)
     having = [limit for limit in most if limit]
     if not having:
-        raise _wrong(where, "is of no layer that is kept")
+        raise _wrong(where, "does not apply to any layer that the tier keeps")
     listed = said if isinstance(said, list | tuple) else [said] * len(having)
     sizes = [size for size in listed if _is_number(size)]
     if len(listed) != len(having) or len(sizes) != len(having):
-        which = "one for each layer that is kept" + (
-            " and has it" if len(having) < len(most) else ""
+        which = "each layer that the tier keeps" + (
+            " and that has this size" if len(having) < len(most) else ""
         )
-        raise _wrong(where, f"must be a whole number, or a list of {len(having)}, {which}")
+        raise _wrong(where, f"must be a whole number, or a list of {len(having)}: one for {which}")
     for size, limit in zip(sizes, having, strict=True):
         if not 1 <= size <= limit:
-            raise _wrong(where, f"says {size}; a layer has 1 to {limit} in the tier before it")
+            raise _wrong(
+                where, f"is {size}; it must be from 1 to {limit}, the size in the tier before it"
+            )
     left = iter(sizes)
     return tuple(next(left) if limit else 0 for limit in most)
 
@@ -149,7 +149,7 @@ def _is_number(value: object) -> TypeGuard[int]:
 
 def _wrong(where: str, why: str) -> ModelConfigError:
     return ModelConfigError(
-        f"config.json: {where} {why}", "docs/models.md#tiers shows entries of every kind"
+        f"config.json: {where} {why}", "See the examples in docs/models.md#tiers"
     )
 
 

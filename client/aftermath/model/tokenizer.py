@@ -22,7 +22,7 @@ from aftermath.model.tokenizer_files import begin_id, end_id
 from aftermath.model.tokenizer_process import LENGTH
 from aftermath.model.tokenizer_process import PATIENCE as _PATIENCE
 
-FIX = "Put the model's own tokenizer.json there"
+FIX = "Put the model's tokenizer.json there"
 _MOST_ANSWER = 64 << 20
 _LARGEST_ID = 2**32 - 1
 
@@ -52,7 +52,7 @@ class Tokenizer:
         weakref.finalize(self, _end, self._child)
         found = self._ask(data, "is not a tokenizer")
         if type(found) is not int or not 0 <= found <= _LARGEST_ID:
-            raise self._unusable("is not a tokenizer", "it does not say how many tokens it has")
+            raise self._unusable("is not a tokenizer", "it has no valid vocabulary size")
         self.vocab_size = found
         """The smallest vocabulary that has all its ids."""
 
@@ -68,30 +68,30 @@ class Tokenizer:
 
     def id_of(self, token: str) -> int | None:
         """Return the id of a token, or None if there is no such token."""
-        number = self._ask(json.dumps({"token": token}).encode(), "cannot look a token up")
+        number = self._ask(json.dumps({"token": token}).encode(), "cannot look up a token")
         return number if type(number) is int and 0 <= number <= _LARGEST_ID else None
 
     def token_of(self, number: int) -> str | None:
         """Return the token of an id, or None if there is no such id."""
-        token = self._ask(json.dumps({"id": number}).encode(), "cannot look a token up")
+        token = self._ask(json.dumps({"id": number}).encode(), "cannot look up a token")
         return token if type(token) is str else None
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """Return the tokens of a text; `special` adds the tokenizer's own around it."""
-        failed = "cannot split a text into tokens"
+        failed = "cannot tokenise a text"
         ids = self._ask(json.dumps({"text": text, "special": special}).encode(), failed)
         if type(ids) is not list or not all(
             type(one) is int and 0 <= one <= _LARGEST_ID for one in ids
         ):
-            raise self._unusable(failed, "it gives something else")
+            raise self._unusable(failed, "the result has the wrong type")
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of tokens."""
-        failed = "cannot make a text of tokens"
+        failed = "cannot decode tokens"
         found = self._ask(json.dumps({"ids": list(ids)}).encode(), failed)
         if type(found) is not str:
-            raise self._unusable(failed, "it gives something else")
+            raise self._unusable(failed, "the result has the wrong type")
         return found
 
     def decode_after(self, before: Sequence[int], ids: Sequence[int]) -> str:
@@ -127,7 +127,7 @@ def _exchanged(child: subprocess.Popen[bytes], message: bytes) -> bytes:
         child.stdin.flush()
         (length,) = LENGTH.unpack(_exactly(child.stdout, LENGTH.size))
         if length > _MOST_ANSWER:
-            raise ValueError(f"it makes {length} bytes of it")
+            raise ValueError(f"the answer of {length} bytes is too long")
         return _exactly(child.stdout, length)
     finally:
         slow.cancel()

@@ -28,7 +28,7 @@ KNOWN_ENDS = (
 )
 """The usual end-of-text tokens, for a tokenizer whose files name none."""
 MAX_TOKENIZER_BYTES = 64 << 20
-_NAME_ONE = "Name a tokenizer.json, or a folder that has one"
+_NAME_ONE = "Name a tokenizer.json, or a folder that contains one"
 _TEXTS = (TOKENIZER_CONFIG, SPECIAL_TOKENS)
 _IDS = ("generation_config.json", "config.json")
 
@@ -51,7 +51,7 @@ def files_of(place: Path) -> tuple[bytes, dict[str, bytes]]:
     if path.suffix == ".model":
         convert = f"AutoTokenizer.from_pretrained('{path.parent}').save_pretrained('{path.parent}')"
         raise CheckpointError(
-            f"{path} is not a tokenizer.json, but SentencePiece's format",
+            f"{path} is a SentencePiece model, not a tokenizer.json",
             f'Convert it: python -c "from transformers import AutoTokenizer; {convert}"',
         )
     others = [path.with_name(name) for name in (*_TEXTS, *_IDS)]

@@ -60,14 +60,14 @@ def read_scales(
                     kind = part.get_dtype()
                     if not names or shape != names or kind not in _SCALE_KINDS:
                         raise CheckpointError(
-                            f"{path}: {listed} is {kind} {shape}, config.json says "
-                            + (f"F32 {names}" if names else "that it is none"),
+                            f"{path}: {listed} is {kind} {shape}, but config.json "
+                            + (f"requires F32 {names}" if names else "allows no scale here"),
                             "Take weights and config.json from the same checkpoint",
                         )
                     scales[name] = part[:].to(torch.float32, copy=True)
                     if bool((scales[name] < 0).any()):
                         raise CheckpointError(
-                            f"{path}: {listed} has a scale below 0",
+                            f"{path}: {listed} has a negative scale",
                             "Copy or download the checkpoint again",
                         )
         except (SafetensorError, OSError) as error:
@@ -135,8 +135,8 @@ def weight_files(
         files = tuple(sorted(path for path in directory.glob("*.safetensors") if is_file(path)))
     if not files:
         raise CheckpointError(
-            f"{directory} holds no .safetensors file",
-            "Name a checkpoint with safetensors weights; no others are read",
+            f"{directory} has no .safetensors file",
+            "Name a checkpoint with safetensors weights; other formats are not supported",
         )
     return files
 
@@ -197,13 +197,13 @@ def read_weights(
     directory = files[0].parent
     if parts.foreign:
         log.warning(
-            "%s: skipped %s of layers that predict further tokens",
+            "%s: skipped %s of multi-token prediction layers",
             directory,
             counted(parts.foreign, "tensor"),
         )
     if double := sorted(params.keys() & {pieces[listed].name for listed in read_pieces}):
         raise CheckpointError(
-            f"{directory} holds {double[0]} whole and in pieces", "Keep one of the two"
+            f"{directory} holds {double[0]} both whole and in pieces", "Remove one of the two"
         )
     incomplete = {piece.name for listed, piece in pieces.items() if listed not in read_pieces}
     params |= {name: tensor for name, tensor in joined.items() if name not in incomplete}
@@ -237,7 +237,7 @@ def _require_tied_head(
     if not torch.equal(params.pop(output, params[embedding]), params[embedding]):
         raise CheckpointError(
             f"{directory}: {output} differs from the embedding, but config.json sets tie_word_embeddings",
-            "Set tie_word_embeddings to false if the head counts; otherwise remove it from the file",
+            "Set tie_word_embeddings to false to use the head, or remove the head from the file",
         )
 
 
@@ -246,7 +246,7 @@ def _require_bytes(files: Sequence[Path], shapes: Iterable[tuple[int, ...]]) -> 
     size = sum(path.stat().st_size for path in files)
     if (numbers := sum(map(math.prod, shapes))) > size:  # a byte a number at least, in fp8
         raise CheckpointError(
-            f"{files[0].parent} has {size:,} bytes of weights, and config.json says {numbers:,} numbers",
+            f"{files[0].parent} has {size:,} bytes of weights, too few for the {numbers:,} numbers of config.json",
             "Take weights and config.json from the same checkpoint",
         )
 
@@ -275,7 +275,7 @@ class _Parts:
             elif not (self._names.is_buffer(name) or name.removesuffix(SCALES) in self._scales):
                 raise CheckpointError(
                     f"{path} holds {shown(name)}, which is not part of this model",
-                    "Use a checkpoint of plain weights, of the model that config.json describes",
+                    "Use a checkpoint with plain weights of the model that config.json describes",
                 )
         return known
 
@@ -291,18 +291,18 @@ class _Parts:
         scales = self._scales.get(name)
         if kind not in _FLOATS and not (kind == FP8_KIND and scales is not None):
             raise CheckpointError(
-                f"{path}: {name} is of type {kind}, which is not read"
+                f"{path}: {name} is of type {kind}, which is not supported"
                 + (f" without {name}{SCALES}" if kind == FP8_KIND else ""),
                 f"Use a checkpoint of {', '.join(sorted(_FLOATS))}",
             )
         if shape != there:
             raise CheckpointError(
-                f"{path}: {name} is {kind} {shape}, config.json says {there}",
+                f"{path}: {name} is {kind} {shape}, but config.json says {there}",
                 "Take weights and config.json from the same checkpoint",
             )
         if kind != FP8_KIND and scales is not None:
             raise CheckpointError(
-                f"{path}: {name} is {kind} and has scales of fp8", "Download the checkpoint again"
+                f"{path}: {name} is {kind}, but has fp8 scales", "Download the checkpoint again"
             )
         tensor: Tensor = (
             part[prefix(wanted)].to(torch.float32, copy=True).contiguous()
@@ -311,6 +311,6 @@ class _Parts:
             scaled(tensor, scales, self._form.block)
         if not torch.isfinite(tensor).all():
             raise CheckpointError(
-                f"{path}: {name} holds a value that is not finite", "Use another checkpoint"
+                f"{path}: {name} has a value that is not finite", "Use another checkpoint"
             )
         return tensor

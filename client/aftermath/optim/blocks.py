@@ -95,8 +95,7 @@ def _blocks(segment: Segment, chunk: int, topk: int) -> Blocks:
     stacked = len(segment.shape) - 2
     if stacked > 1 and segment.dim == 1:
         raise SchemaError(
-            f"{segment.name} has {len(segment.shape)} dimensions and is cut along the second one, so its "
-            "matrices are not adjacent in memory",
+            f"{segment.name} has {len(segment.shape)} dimensions, so levels cannot cut it along the second one",
             "Cut it along the first dimension, or not at all",
         )
     edges = tuple(
@@ -105,13 +104,13 @@ def _blocks(segment: Segment, chunk: int, topk: int) -> Blocks:
     size = math.prod(edges)
     if size > MAX_BLOCK:
         raise SchemaError(
-            f"compression_chunk {chunk} gives {segment.name} blocks of {size} entries; indices reach {MAX_BLOCK}",
+            f"compression_chunk {chunk} gives {segment.name} blocks of {size} entries; the limit is {MAX_BLOCK}",
             "Use a compression_chunk of at most 255",
         )
     if max(edges) > MAX_EDGE:
         raise SchemaError(
             f"compression_chunk {chunk} gives {segment.name} blocks with an edge of {max(edges)}; "
-            f"the longest is {MAX_EDGE}",
+            f"the limit is {MAX_EDGE}",
             "Use a compression_chunk of at most 255",
         )
     return Blocks(segment, edges, min(topk, size))

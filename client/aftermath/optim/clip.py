@@ -36,7 +36,9 @@ def finite(loss: float | Tensor) -> float:
     number = float(loss)
     if math.isfinite(number):
         return number
-    raise NonFiniteGradient(f"its loss is {number}", "Lower the learning rate if it happens again")
+    raise NonFiniteGradient(
+        f"the loss is {number}", "Lower the learning rate if this happens again"
+    )
 
 
 def clip_unread(tensors: list[Tensor], max_norm: float | None) -> Tensor:
@@ -86,8 +88,8 @@ def refuse_beyond(grads: Mapping[str, Tensor], largest: float) -> None:
         low, high = (float(bound) for bound in torch.aminmax(gradient))
         if not (low >= -largest and high <= largest):
             raise NonFiniteGradient(
-                f"the gradient of {name} is not finite or beyond {largest:.3g}",
-                "This round's result is skipped; lower the learning rate if it happens again",
+                f"the gradient of {name} is not finite or exceeds {largest:.3g}",
+                "Lower the learning rate if this happens again",
             )
 
 

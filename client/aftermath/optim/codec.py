@@ -84,7 +84,7 @@ def encode_groups(
         for group, (rows, _) in zip(groups, chosen, strict=True)
     ]
     strings = [pack_bits(layout.canonical(codes))]
-    values = [torch.where(rows != UNUSED, own, 0.0) for rows, own in chosen]
+    values = [torch.where(rows != UNUSED, group_values, 0.0) for rows, group_values in chosen]
     if results.values is Values.FLOAT:
         strings.append(layout.canonical(values).view(torch.uint8))
         return packed.downloaded(torch.cat(strings))
@@ -92,20 +92,24 @@ def encode_groups(
         votes, exponents = _lattice_votes(values, results.values.lattice_bits, layout)
         strings.append(exponents)
     else:
-        votes = [own.sign().to(torch.int8) for own in values]
+        votes = [group_values.sign().to(torch.int8) for group_values in values]
     apart = [
-        own[:, : 0 if group.digits else group.topk]
-        for group, own in zip(groups, votes, strict=True)
+        group_votes[:, : 0 if group.digits else group.topk]
+        for group, group_votes in zip(groups, votes, strict=True)
     ]
-    strings.append(pack_bits(layout.canonical([own < 0 for own in apart]).to(torch.uint8)))
+    strings.append(
+        pack_bits(layout.canonical([group_votes < 0 for group_votes in apart]).to(torch.uint8))
+    )
     if results.values is Values.TWO_BIT:
         strings.append(
-            pack_bits(layout.canonical([own.abs() == 3 for own in apart]).to(torch.uint8))
+            pack_bits(
+                layout.canonical([group_votes.abs() == 3 for group_votes in apart]).to(torch.uint8)
+            )
         )
     if any(group.digits for group in groups):
         rows = [
-            _at_indices(indices, own, group.block) if group.digits else own[:, :0]
-            for group, (indices, _), own in zip(groups, chosen, votes, strict=True)
+            _at_indices(indices, group_votes, group.block) if group.digits else group_votes[:, :0]
+            for group, (indices, _), group_votes in zip(groups, chosen, votes, strict=True)
         ]
         strings.append(packed.packed_digits(layout.canonical(rows), results.values.bits))
     return packed.downloaded(torch.cat(strings))
@@ -122,8 +126,10 @@ def _encode_whole(
         return packed.encoded(layout, chosen, bits)
     votes, exponents = _lattice_votes([values for _, values in chosen], bits, layout)
     rows = [
-        _at_indices(indices, own, own.shape[1]) if bool((indices == UNUSED).any()) else own
-        for (indices, _), own in zip(chosen, votes, strict=True)
+        _at_indices(indices, group_votes, group_votes.shape[1])
+        if bool((indices == UNUSED).any())
+        else group_votes
+        for (indices, _), group_votes in zip(chosen, votes, strict=True)
     ]
     if device.type == "cpu":
         return exponents.numpy().tobytes() + digits.to_bytes(layout.canonical(rows).numpy(), bits)
@@ -138,8 +144,8 @@ def _lattice_votes(
     """Return votes int8 [blocks, topk] per group, and all blocks' exponents, uint8 [bytes]."""
     votes = []
     codes = []
-    for own in values:
-        multiples, exponent = digits_of(own.contiguous(), bits)
+    for group_values in values:
+        multiples, exponent = digits_of(group_values.contiguous(), bits)
         votes.append(multiples)
         codes.append(torch.where(multiples[:, :1] != 0, exponent - LEAST + 1, 0).to(torch.uint8))
     return votes, packed.packed_exponents(layout.canonical(codes))
@@ -168,7 +174,7 @@ def decode_level(
     """
     size = results.payload_bytes(level)
     if len(data) != size:
-        raise BadPayload(f"a result of level {level} takes {size} bytes, not {len(data)}")
+        raise BadPayload(f"a result of level {level} must have {size} bytes, not {len(data)}")
     layout = level_layout(results, level)
     gpu = device if device is not None and on_gpu.works_on(device) else None
     if results.whole(level):
@@ -221,7 +227,7 @@ def _whole(
     if wrong is not None:
         raise BadPayload(f"level {level}: the code of digit {wrong} is not valid")
     rows = layout.grouped(torch.from_numpy(numbers), [group.block for group in layout.groups])
-    voted = [(own != 0).any(1, keepdim=True) for own in rows]
+    voted = [(group_rows != 0).any(1, keepdim=True) for group_rows in rows]
     checks = _Checks()
     shifts = _shifts(torch.from_numpy(exponents.copy()), voted, layout, level, checks)
     checks.raise_first()
@@ -273,18 +279,20 @@ class _Decoding:
         index_rows = self._indices(self._payload[:values_at])
         digit_rows = self._digits(self._payload[digits_at:])
         votes = []
-        for number, (group, own) in enumerate(zip(layout.groups, digit_rows, strict=True)):
-            voted = own != 0
+        for number, (group, group_rows) in enumerate(zip(layout.groups, digit_rows, strict=True)):
+            voted = group_rows != 0
             if group.digits:
-                places = torch.arange(group.block, dtype=torch.int32, device=own.device).expand(
-                    len(own), -1
-                )
+                places = torch.arange(
+                    group.block, dtype=torch.int32, device=group_rows.device
+                ).expand(len(group_rows), -1)
                 members = voted.sum(1, keepdim=True, dtype=torch.int32)
-                entries = torch.arange(group.topk, dtype=torch.int32, device=own.device)
+                entries = torch.arange(group.topk, dtype=torch.int32, device=group_rows.device)
                 used = entries < members
                 index_rows[number] = torch.where(used, compact(places, voted, group.topk), UNUSED)
                 self._refuse_rows(number, members[:, 0] > group.topk)
-            votes.append(compact(own, voted, group.topk) if group.digits else own.new_empty(0))
+            votes.append(
+                compact(group_rows, voted, group.topk) if group.digits else group_rows.new_empty(0)
+            )
         used_rows = [rows != UNUSED for rows in index_rows]
         used = layout.canonical(used_rows)
         rest = self._payload[values_at:digits_at]
@@ -297,16 +305,16 @@ class _Decoding:
                 has_votes = [rows[:, :1] for rows in used_rows]
                 per_block = _shifts(rest[:count], has_votes, layout, self._level, self._checks)
                 wide = [
-                    own.expand(-1, group.topk)
-                    for own, group in zip(per_block, layout.groups, strict=True)
+                    block_shifts.expand(-1, group.topk)
+                    for block_shifts, group in zip(per_block, layout.groups, strict=True)
                 ]
                 shifts = layout.canonical(wide)
                 rest = rest[count:]
             apart = self._signs(rest, used_rows)
             found = layout.canonical(
                 [
-                    own if group.digits else read
-                    for group, own, read in zip(layout.groups, votes, apart, strict=True)
+                    group_rows if group.digits else read
+                    for group, group_rows, read in zip(layout.groups, votes, apart, strict=True)
                 ]
             )
         self._checks.raise_first()
@@ -328,11 +336,11 @@ class _Decoding:
         ]
         rows = layout.grouped(self._string(octets, self._canonical_size(widths), "place"), widths)
         found = []
-        for number, (group, own) in enumerate(zip(layout.groups, rows, strict=True)):
+        for number, (group, codes) in enumerate(zip(layout.groups, rows, strict=True)):
             if group.digits:
-                found.append(own.new_empty(group.blocks, 0, dtype=torch.int32))
+                found.append(codes.new_empty(group.blocks, 0, dtype=torch.int32))
                 continue
-            indices, wrong = decode_indices(own, group.block, group.topk)
+            indices, wrong = decode_indices(codes, group.block, group.topk)
             self._refuse_rows(number, wrong)
             found.append(indices)
         return found
@@ -361,11 +369,16 @@ class _Decoding:
         """Return votes int8 [blocks, topk] per group, [blocks, 0] for blocks of digits."""
         bits = self._results.values.bits
         plane = len(octets) // bits
-        votes = [1 - 2 * own.to(torch.int8) for own in self._plane(octets[:plane], used, "sign")]
+        votes = [
+            1 - 2 * bits_set.to(torch.int8)
+            for bits_set in self._plane(octets[:plane], used, "sign")
+        ]
         if bits == 1:
             return votes
         sizes = self._plane(octets[plane:], used, "size")
-        return [own * (1 + 2 * size.to(torch.int8)) for own, size in zip(votes, sizes, strict=True)]
+        return [
+            vote * (1 + 2 * size.to(torch.int8)) for vote, size in zip(votes, sizes, strict=True)
+        ]
 
     def _plane(self, octets: Tensor, used: Sequence[Tensor], what: str) -> list[Tensor]:
         """Return one bit per entry, uint8 [blocks, topk] per group.
@@ -376,8 +389,8 @@ class _Decoding:
         widths = [0 if group.digits else group.topk for group in layout.groups]
         rows = layout.grouped(self._string(octets, self._canonical_size(widths), what), widths)
         stray = [
-            (own != 0) & ~voted if not group.digits else torch.zeros_like(voted)
-            for group, own, voted in zip(layout.groups, rows, used, strict=True)
+            (group_rows != 0) & ~voted if not group.digits else torch.zeros_like(voted)
+            for group, group_rows, voted in zip(layout.groups, rows, used, strict=True)
         ]
         flags = layout.canonical(stray)
         self._checks.refuse(
@@ -395,9 +408,9 @@ class _Decoding:
         def sentence() -> str:
             entry = _first(wrong)
             fault = (
-                "a value that is zero, too small or not finite"
+                "the value is zero, too small or not finite"
                 if used[entry]
-                else "an unused entry with a value"
+                else "an unused entry has a value"
             )
             return f"{self._entry(entry)}: {fault}"
 
@@ -418,11 +431,13 @@ class _Decoding:
         )
 
     def _refuse_rows(self, group: int, wrong: Tensor) -> None:
-        own = self._layout.groups[group]
+        group_layout = self._layout.groups[group]
 
         def sentence() -> str:
             segment, block = self._layout.block_of(group, _first(wrong))
-            limits = f"not a set of at most {own.topk} of {own.block} places"
+            limits = (
+                f"the indices are not a set of at most {group_layout.topk} of {group_layout.block}"
+            )
             return f"level {self._level}, {segment.name}, block {block}: {limits}"
 
         self._checks.refuse(wrong, sentence)
@@ -451,9 +466,9 @@ def _shifts(
     def sentence() -> str:
         block = _first(wrong)
         fault = (
-            f"an exponent that is not from {LEAST} to {MOST}"
+            f"the exponent must be from {LEAST} to {MOST}"
             if has_votes[block]
-            else "an exponent without votes"
+            else "a block without votes has an exponent"
         )
         for part in layout.parts:
             if block < part.blocks.count:

@@ -111,7 +111,7 @@ class Counted:
                 stops[:] = 0
                 found = spans(positions.numpy(), *where, starts, stops)
             if found < 0:
-                raise ValueError("a vote for a position outside the level")
+                raise ValueError("a vote has a position outside the level")
             self._held[member] = (positions, values, shifts)
             self._addresses[member] = [0 if t is None else t.data_ptr() for t in self._held[member]]
 

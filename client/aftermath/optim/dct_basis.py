@@ -38,7 +38,7 @@ def check_edge(edge: int) -> None:
     """Raise UnsupportedEdge unless blocks may have this edge."""
     if not 1 <= edge <= MAX_EDGE:
         raise UnsupportedEdge(
-            f"blocks with an edge of {edge} are not supported; the longest is {MAX_EDGE}",
+            f"blocks with an edge of {edge} are not supported; the limit is {MAX_EDGE}",
             "Use a compression_chunk of at most 255",
         )
 
@@ -59,7 +59,7 @@ def integer_basis(edge: int) -> tuple[tuple[int, ...], ...]:
         for i in range(edge)
     )
     if max(sum(abs(row[x]) for row in rows) for x in range(edge)) > 1 << COLUMN_SUM_BITS:
-        raise AssertionError(f"the basis of edge {edge} breaks its bound")
+        raise AssertionError(f"the basis of edge {edge} exceeds its bound")
     return rows
 
 

@@ -27,7 +27,11 @@ def votes_of(results: Mapping[int, Sequence[Votes]]) -> dict[int, list[WholeVote
         level: [vote for vote in votes if isinstance(vote, WholeVotes)]
         for level, votes in results.items()
     }
-    return {level: own for level, own in found.items() if len(own) == len(results[level])}
+    return {
+        level: whole_votes
+        for level, whole_votes in found.items()
+        if len(whole_votes) == len(results[level])
+    }
 
 
 def means(
@@ -56,10 +60,12 @@ def means(
             sums = torch.zeros(steps[rows].shape, dtype=torch.float64, device=place)
             counts = torch.zeros(() if alike else sums.shape, dtype=torch.int16, device=place)
             for vote in votes:
-                own = vote.digits[number][rows].to(place)
-                sums.add_((own * _powers(vote.moved[number][rows].to(place))).clamp_(-most, most))
+                vote_digits = vote.digits[number][rows].to(place)
+                sums.add_(
+                    (vote_digits * _powers(vote.moved[number][rows].to(place))).clamp_(-most, most)
+                )
                 if not alike:
-                    counts.add_(own != 0)
+                    counts.add_(vote_digits != 0)
             sums.div_(by[1] if alike else by[counts.int()])
             steps[rows] = sums.mul_(rate)
         found.append(steps.view(group.blocks, group.height, group.width).to(device))

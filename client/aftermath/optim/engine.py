@@ -118,9 +118,9 @@ class Engine:
         votes that no run can have accepted.
         """
         if self._training:
-            raise RuntimeError("results cannot be applied while a share is trained")
+            raise RuntimeError("cannot apply results while a share is being trained")
         if strange := sorted(results.keys() - set(self._levels)):
-            raise ValueError(f"results for levels {strange}, which are not held")
+            raise ValueError(f"this replica does not hold levels {strange} of the results")
         self._apply.apply(results, lr)
 
     def reset(self) -> None:
@@ -160,7 +160,7 @@ class Engine:
         for name, tensor in state.items():
             part, dot, rest = name.partition(".")
             if part + dot not in parts:
-                raise BadState(f"an optimizer's state has an unexpected tensor {name}")
+                raise BadState(f"the optimizer state has an unexpected tensor {name}")
             parts[part + dot][rest] = tensor
         before = self._step.remembered()
         self._step.restore(parts[_PRIVATE])

@@ -193,18 +193,18 @@ class ErrorFeedback:
 
     def _choose(self, level: int) -> None:
         layout = self._layouts[level]
-        kept = []
+        entries = []
         for group, residual in zip(layout.groups, self._residuals[level], strict=True):
             chosen = [
                 self._chosen(batch, group.topk) for batch in residual.split(_at_once(residual))
             ]
             indices, values = zip(*chosen, strict=True)
-            kept.append(
+            entries.append(
                 (indices[0], values[0])
                 if len(chosen) == 1
                 else (torch.cat(indices), torch.cat(values))
             )
-        self._previous[level] = kept
+        self._previous[level] = entries
 
     def entries(self, level: int) -> Entries:
         """Return the entries chosen last."""
@@ -309,11 +309,11 @@ class ErrorFeedback:
             if sent:
                 device = residuals[0].device
                 groups = range(len(residuals))
-                kept = (
+                entries = (
                     (state[f"indices.{level}.{g}"], state[f"values.{level}.{g}"]) for g in groups
                 )
                 self._previous[level] = [
-                    (i.to(device, copy=True), v.to(device, copy=True)) for i, v in kept
+                    (i.to(device, copy=True), v.to(device, copy=True)) for i, v in entries
                 ]
 
 

@@ -71,7 +71,7 @@ def polynomials(steps: int, smallest: float) -> tuple[Polynomial, ...]:
     """
     if steps < 1 or not 0 < smallest < 1:
         raise ValueError(
-            f"a polar factor needs a step and a bound between 0 and 1, not {steps} and {smallest}"
+            f"a polar factor needs at least one step ({steps}) and a bound between 0 and 1 ({smallest})"
         )
     found: list[Polynomial] = []
     low = smallest

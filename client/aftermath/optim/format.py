@@ -133,11 +133,11 @@ class ResultFormat:
 
     def document(self) -> dict[str, Any]:
         """Return the format as JSON values. Segments are named by their order."""
-        kept = [
+        blocks = [
             {name: value for name, value in asdict(b).items() if name != "segment"}
             for b in self.blocks
         ]
-        return {"blocks": kept, "transform": self.transform.value, "values": self.values.value}
+        return {"blocks": blocks, "transform": self.transform.value, "values": self.values.value}
 
     def _apart(self, level: int) -> list[Blocks]:
         """Return the blocks that are written as index codes and values, not as digits."""
@@ -149,10 +149,13 @@ class ResultFormat:
 
     @cached_property
     def _whole(self) -> tuple[bool, ...]:
-        def kept(blocks: Blocks) -> bool:
+        def keeps_all(blocks: Blocks) -> bool:
             return blocks.topk == blocks.size and self.as_digits(blocks.size, blocks.topk)
 
-        return tuple(self.values.lattice_bits > 0 and all(map(kept, own)) for own in self._by_level)
+        return tuple(
+            self.values.lattice_bits > 0 and all(map(keeps_all, level_blocks))
+            for level_blocks in self._by_level
+        )
 
     @cached_property
     def _payload_bytes(self) -> tuple[int, ...]:

@@ -95,7 +95,7 @@ class GradientStep:
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Raise BadState if `state` is not empty."""
         if state:
-            raise BadState(f"an optimizer's state has an unexpected tensor {min(state)}")
+            raise BadState(f"the optimizer state has an unexpected tensor {min(state)}")
 
     def reset(self) -> None:
         """Do nothing: there is no state."""

@@ -108,7 +108,7 @@ def read_gradient_file(path: Path) -> GradientFile:
 
 def _check_size(path: Path) -> None:
     if path.exists() and not path.is_file():
-        raise BadGradientFile(f"{path} is not a file", "Pass the files in it one by one")
+        raise BadGradientFile(f"{path} is not a file", "Pass each of its files instead")
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
     if length > MAX_HEADER_BYTES:
@@ -116,7 +116,7 @@ def _check_size(path: Path) -> None:
             f"{path} is not a result of a member: its header is too large", _AGAIN
         )
     if path.stat().st_size > 8 + length + MAX_PAYLOAD_BYTES:
-        raise BadGradientFile(f"{path} is larger than {MAX_PAYLOAD_BYTES} bytes of payload", _AGAIN)
+        raise BadGradientFile(f"{path} has more than {MAX_PAYLOAD_BYTES} bytes of payload", _AGAIN)
 
 
 def _parsed(file: Any) -> GradientFile:
@@ -148,15 +148,17 @@ def _payloads(file: Any, schema: Schema, tier: int) -> dict[int, bytes]:
     levels = {_tensor(level): level for level in range(tier, schema.results.levels)}
     names = list(file.keys())
     if not names:
-        raise AftermathError("it contains no level")
+        raise AftermathError("it has no levels")
     if strange := [name for name in names if name not in levels]:
-        raise AftermathError(f"a member of tier {tier} sends no {_shown(strange[0])}")
+        raise AftermathError(
+            f"it has {_shown(strange[0])}, which a member of tier {tier} does not send"
+        )
     for name in names:
         part = file.get_slice(name)
         size = schema.results.payload_bytes(levels[name])
         if part.get_dtype() != "U8" or part.get_shape() != [size]:
             raise AftermathError(
-                f"{name} is {part.get_dtype()} {part.get_shape()[:4]}, not {size} bytes"
+                f"{name} must have {size} bytes, but is {part.get_dtype()} {part.get_shape()[:4]}"
             )
     return {levels[name]: file.get_tensor(name).tobytes() for name in names}
 

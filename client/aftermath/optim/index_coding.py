@@ -57,7 +57,7 @@ def compact(values: Tensor, used: Tensor, most: int) -> Tensor:
     """
     rows = _rows_at_once(used, used.shape[1])
     parts = zip(values.split(rows), used.split(rows), strict=True)
-    return torch.cat([_compacted(own, of_own, most) for own, of_own in parts])
+    return torch.cat([_compacted(part_values, part_used, most) for part_values, part_used in parts])
 
 
 def _compacted(values: Tensor, used: Tensor, most: int) -> Tensor:

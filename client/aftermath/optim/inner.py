@@ -117,14 +117,16 @@ class InnerSteps:
             balance(self._params, self._balances, rate_of_vectors(lr, self._settings))
             done = _one_behind(done, grads[0].device)
         read = torch.stack((torch.stack(losses), torch.stack(sizes))).tolist()
-        for number, (own, size) in enumerate(zip(*read, strict=True)):
-            finite(own)
+        for number, (part_loss, size) in enumerate(zip(*read, strict=True)):
+            finite(part_loss)
             if not size <= _LARGEST_GRADIENT:
                 raise NonFiniteGradient(
-                    f"a gradient of inner step {number + 1} is not finite or beyond {_LARGEST_GRADIENT:.3g}",
-                    "This round's result is skipped; lower the learning rate if it happens again",
+                    f"a gradient of inner step {number + 1} is not finite or exceeds {_LARGEST_GRADIENT:.3g}",
+                    "Lower the learning rate if this happens again",
                 )
-        return float(sum(own * len(part) for own, part in zip(read[0], parts, strict=True)))
+        return float(
+            sum(part_loss * len(part) for part_loss, part in zip(read[0], parts, strict=True))
+        )
 
     def _forget_gradients(self) -> None:
         for tensor in self._params.values():

@@ -130,14 +130,14 @@ def inner_optimizer(params: Mapping[str, Tensor], settings: Optimizer) -> torch.
 
 def adamw_of(params: Mapping[str, Tensor], settings: AdamWAlone) -> torch.optim.Optimizer:
     """Return AdamW of these parameters. Each step sets its rate."""
-    own = list(params.values())
+    tensors = list(params.values())
     return AdamW(
-        own,
+        tensors,
         lr=0.0,
         betas=settings.betas,
         eps=settings.eps,
         weight_decay=settings.weight_decay,
-        fused=may_fuse(own),
+        fused=may_fuse(tensors),
     )
 
 

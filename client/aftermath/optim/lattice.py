@@ -98,16 +98,16 @@ def digits_of(values: Tensor, bits: int) -> tuple[Tensor, Tensor]:
     The exponent of a block without votes has no meaning. Used entries come first. Raises ValueError
     for values off the lattice.
     """
-    own = values.view(torch.int32)
-    three = own & _HALF != 0
+    words = values.view(torch.int32)
+    three = words & _HALF != 0
     digits = values.sign().to(torch.int8).mul_(1 + 2 * three.to(torch.int8))
-    first = own[:, :1]
+    first = words[:, :1]
     voted = digits[:, :1] != 0
     exponents = (first >> _FRACTION_BITS & 0xFF) - _EXPONENT_BIAS - three[:, :1].to(torch.int32)
     within = (exponents >= LEAST) & (exponents <= MOST) | ~voted
     same = torch.equal(digits * torch.where(voted, _power(exponents), 0.0), values)
     if not (same and bool(within.all())) or (bits == 1 and bool(three.any())):
-        raise ValueError("a value is not on the lattice, or not its block's")
+        raise ValueError("a value is not on the lattice of its block")
     return digits, exponents
 
 

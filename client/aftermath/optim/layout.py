@@ -102,8 +102,8 @@ class LevelLayout:
             return found
         sizes = [part.blocks.count * widths[part.group] for part in self.parts]
         for part, rows in zip(self.parts, flat.split(sizes), strict=True):
-            own = part.of(found[part.group])
-            own.copy_(rows.view(own.shape))
+            target = part.of(found[part.group])
+            target.copy_(rows.view(target.shape))
         return found
 
     def block_of(self, group: int, block: int) -> tuple[Segment, int]:

@@ -54,9 +54,9 @@ class LevelTensors:
             across = part.blocks.grid[-1]
             subtracts = int(stores is None or not stores[number])
             position = group.base + part.first * group.block
-            own = position if rows is None else part.of(rows[part.group]).data_ptr()
+            source = position if rows is None else part.of(rows[part.group]).data_ptr()
             shape = (*stack.stride(), *stack.shape[1:], group.height, group.width, across, each)
-            lines.append([stack.data_ptr(), *shape, first, start, subtracts, own])
+            lines.append([stack.data_ptr(), *shape, first, start, subtracts, source])
             first += part.blocks.count
             start += part.blocks.count * group.block
         self.device = device or tensors[0].device
@@ -145,7 +145,7 @@ def works(device: torch.device) -> bool:
 
 @lru_cache(maxsize=8)
 def _moving(device: torch.device) -> bool:
-    return on_gpu.proven(device, _moves_alike, "move numbers differently from torch")
+    return on_gpu.proven(device, _moves_alike, "move values differently from torch")
 
 
 def proof_layout(chunks: Sequence[tuple[int, int]] = ((11, 120), (7, 50), (1, 30))) -> LevelLayout:
@@ -174,15 +174,17 @@ def _moves_alike(device: torch.device) -> bool:
         for group in layout.groups
     ]
     tensors = [torch.randn(part.segment.shape, generator=draws) for part in layout.parts]
-    there = [own.to(device, copy=True) for own in rows]
-    moved = [own.to(device, copy=True) for own in tensors]
-    for own, other in zip(rows, there, strict=True):
+    there = [blocks.to(device, copy=True) for blocks in rows]
+    moved = [tensor.to(device, copy=True) for tensor in tensors]
+    for blocks, other in zip(rows, there, strict=True):
         indices, values = strongest(
-            torch.randn(len(own), own[0].numel(), generator=draws).round_(), 60
+            torch.randn(len(blocks), blocks[0].numel(), generator=draws).round_(), 60
         )
         take(other, indices.to(device), values.to(device))
-        own.flatten(1).sub_(
-            torch.zeros(len(own), UNUSED + 1).scatter_(1, indices, values)[:, : own[0].numel()]
+        blocks.flatten(1).sub_(
+            torch.zeros(len(blocks), UNUSED + 1).scatter_(1, indices, values)[
+                :, : blocks[0].numel()
+            ]
         )
     table = LevelTensors(layout, moved, there)
     add(table, decay, factor)
@@ -191,17 +193,18 @@ def _moves_alike(device: torch.device) -> bool:
         torch.randperm(layout.numbers, generator=draws)[: layout.numbers // 2] for _ in range(3)
     ]
     worths = [
-        torch.randint(0, 4, own.shape, generator=draws, dtype=torch.int8) * 2 - 3
-        for own in positions
+        torch.randint(0, 4, chosen.shape, generator=draws, dtype=torch.int8) * 2 - 3
+        for chosen in positions
     ]
     shifts = [
-        torch.randint(0, 44, own.shape, generator=draws, dtype=torch.uint8) for own in positions
+        torch.randint(0, 44, chosen.shape, generator=draws, dtype=torch.uint8)
+        for chosen in positions
     ]
     cast = list(zip(positions, worths, shifts, strict=True))
     cpu = torch.device("cpu")
     most = 1 << 41
-    votes = [Votes(0, *(tensor.to(device) for tensor in own)) for own in cast]
-    sums, counts = added_up([Votes(0, *own) for own in cast], layout.numbers, most, cpu)
+    votes = [Votes(0, *(tensor.to(device) for tensor in parts)) for parts in cast]
+    sums, counts = added_up([Votes(0, *parts) for parts in cast], layout.numbers, most, cpu)
     divisors = [0.0, 1.0, 2.0**0.5, 3.0**0.5]
     subtract_means(
         LevelTensors(layout, moved),
@@ -212,25 +215,26 @@ def _moves_alike(device: torch.device) -> bool:
     )
     by = torch.tensor([1.0, *divisors[1:]], dtype=torch.float64)[counts.long()]
     steps = (sums.double() / by * _SMALL).float()
-    for own in rows:
-        own.mul_(decay)
+    for blocks in rows:
+        blocks.mul_(decay)
     for part, tensor in zip(layout.parts, tensors, strict=True):
-        own = part.of(rows[part.group])
-        for beyond in padding(own, part.blocks):
+        blocks = part.of(rows[part.group])
+        for beyond in padding(blocks, part.blocks):
             beyond.zero_()
-        for number, place in cells(tensor, own, part.blocks):
+        for number, place in cells(tensor, blocks, part.blocks):
             place.add_(number, alpha=factor)
-        for number, place in cells(tensor, own.sign().mul_(rate), part.blocks):
+        for number, place in cells(tensor, blocks.sign().mul_(rate), part.blocks):
             number.sub_(place)
         group = layout.groups[part.group]
         first = group.base + part.first * group.block
         for number, place in cells(
-            tensor, steps[first : first + own.numel()].view(own.shape), part.blocks
+            tensor, steps[first : first + blocks.numel()].view(blocks.shape), part.blocks
         ):
             number.sub_(place)
     pairs = zip([*rows, *tensors], [*there, *moved], strict=True)
     return all(
-        torch.equal(own.view(torch.int32), other.cpu().view(torch.int32)) for own, other in pairs
+        torch.equal(blocks.view(torch.int32), other.cpu().view(torch.int32))
+        for blocks, other in pairs
     )
 
 

@@ -79,7 +79,10 @@ class WholeVotes(Votes):
     def shifts(self) -> Tensor:
         """Return the left shift of each vote, uint8."""
         return self._voted(
-            [own.expand_as(of) for own, of in zip(self.moved, self.digits, strict=True)]
+            [
+                exponents.expand_as(digits)
+                for exponents, digits in zip(self.moved, self.digits, strict=True)
+            ]
         )
 
     def _voted(self, per_group: Sequence[Tensor]) -> Tensor:

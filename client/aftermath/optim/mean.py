@@ -112,7 +112,11 @@ class MeanApply:
         """Check votes with a digit for every number. Return the change that applies them."""
         rate = self._settings.outer_lr * SMALLEST
         by = self._settings.divisor
-        on_device = {level: own for level, votes in results.items() if (own := self._packed(votes))}
+        on_device = {
+            level: packed_votes
+            for level, votes in results.items()
+            if (packed_votes := self._packed(votes))
+        }
         decided = {
             level: dense_mean.means(
                 votes, self._layouts[level], most, _divisors(by, len(votes)), rate, self._device
@@ -221,9 +225,9 @@ def changes(
     )
     steps = torch.empty(len(sums), device=sums.device)
     for first in range(0, len(sums), _AT_ONCE):
-        own = slice(first, first + _AT_ONCE)
-        steps[own] = (
-            sums[own].double() / divisors[counts[own].long()] * (settings.outer_lr * SMALLEST)
+        batch = slice(first, first + _AT_ONCE)
+        steps[batch] = (
+            sums[batch].double() / divisors[counts[batch].long()] * (settings.outer_lr * SMALLEST)
         )
     return positions, steps
 
@@ -239,11 +243,11 @@ def placed(
     bases = torch.tensor([group.base for group in layout.groups]).to(positions.device)
     firsts = [*torch.searchsorted(positions, bases).tolist(), len(positions)]
     for index, group in enumerate(layout.groups):
-        own = slice(firsts[index], firsts[index + 1])
-        blocks = steps[own].to(device)
+        entries = slice(firsts[index], firsts[index + 1])
+        blocks = steps[entries].to(device)
         if len(blocks) < group.blocks * group.block:
-            kept, blocks = blocks, torch.zeros(group.blocks * group.block, device=device)
-            blocks[(positions[own] - group.base).to(device)] = kept
+            group_steps, blocks = blocks, torch.zeros(group.blocks * group.block, device=device)
+            blocks[(positions[entries] - group.base).to(device)] = group_steps
         blocks = blocks.view(group.blocks, group.height, group.width)
         for part in layout.parts:
             if part.group == index:

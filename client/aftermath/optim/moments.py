@@ -41,8 +41,8 @@ def moments_in(states: Mapping[str, Mapping[str, Any]]) -> dict[str, Tensor]:
     """Return the moments in an optimizer's states by parameter, named like `moments`."""
     return {
         f"{key}/{name}": torch.as_tensor(value).detach()
-        for name, own in states.items()
-        for key, value in own.items()
+        for name, state in states.items()
+        for key, value in state.items()
     }
 
 
@@ -67,14 +67,14 @@ def check_moments(kinds: Mapping[str, Kind], kept: Mapping[str, Tensor]) -> None
     """Raise BadState unless `kept` has all moments of such an optimizer, or none."""
     if kept and kept.keys() != kinds.keys():
         raise BadState(
-            f"an optimizer's state has a missing or unexpected {sorted(kept.keys() ^ kinds.keys())[0]}"
+            f"the optimizer state has a missing or unexpected tensor {sorted(kept.keys() ^ kinds.keys())[0]}"
         )
     for path, tensor in kept.items():
         if (tuple(tensor.shape), tensor.dtype) != kinds[path] or not bool(
             torch.isfinite(tensor).all()
         ):
             raise BadState(
-                f"{path} of an optimizer's state has another shape or dtype, or is not finite"
+                f"{path} of the optimizer state has the wrong shape or dtype, or is not finite"
             )
 
 
@@ -120,6 +120,9 @@ def _keys(optimizer: torch.optim.Optimizer, tensor: Tensor) -> set[str]:
     if not isinstance(optimizer, Muon):
         return _ADAMW
     matrices = (
-        own for group in optimizer.param_groups if group["orthogonal"] for own in group["params"]
+        matrix
+        for group in optimizer.param_groups
+        if group["orthogonal"]
+        for matrix in group["params"]
     )
-    return _MATRIX if any(own is tensor for own in matrices) else _REST
+    return _MATRIX if any(matrix is tensor for matrix in matrices) else _REST

@@ -39,7 +39,7 @@ def _turns_in_bf16(device: torch.device) -> bool:
         turned = polar_express(given.to(device), precision=torch.bfloat16).cpu()
     except RuntimeError as error:  # a GPU without bf16
         logger.warning(
-            "Muon steps tensors one by one on %s: %s", device, str(error).splitlines()[0]
+            "Muon updates tensors one by one on %s: %s", device, str(error).splitlines()[0]
         )
         return False
     return bool((turned - polar_express(given)).abs().max() < _NEAR)

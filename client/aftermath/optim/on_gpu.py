@@ -54,8 +54,8 @@ def proven(device: torch.device, alike: Callable[[torch.device], bool], what: st
         if alike(device):
             return True
     except Exception as error:  # the compiler may raise anything; torch does the same work
-        what = f"cannot be used: {(str(error).strip() or repr(error)).splitlines()[0]}"
-    logger.warning("Triton's kernels on %s %s; torch does the same", device, what)
+        what = f"fail: {(str(error).strip() or repr(error)).splitlines()[0]}"
+    logger.warning("Triton kernels on %s %s; using torch instead", device, what)
     return False
 
 
@@ -64,7 +64,7 @@ def _choosing(device: torch.device, block: int, topk: int, bits: int) -> bool:
     if block > _LARGEST_BLOCK:
         return False
     alike = partial(_chooses_alike, block=block, topk=topk, bits=bits)
-    return proven(device, alike, "choose other coefficients than torch")
+    return proven(device, alike, "choose coefficients differently from torch")
 
 
 def _chooses_alike(device: torch.device, *, block: int, topk: int, bits: int) -> bool:
@@ -84,15 +84,15 @@ def counts(device: torch.device, layouts: Iterable[LevelLayout]) -> bool:
     """Return whether kernels count votes on such levels on the device."""
     few = all(
         group.topk * _FEW <= group.block or group.block < _LANES
-        for own in layouts
-        for group in own.groups
+        for layout in layouts
+        for group in layout.groups
     )
     return few and works_on(device) and _counting(device)
 
 
 @lru_cache(maxsize=8)
 def _counting(device: torch.device) -> bool:
-    return proven(device, _counts_alike, "count otherwise than torch")
+    return proven(device, _counts_alike, "count differently from torch")
 
 
 def _counts_alike(device: torch.device) -> bool:
@@ -107,11 +107,11 @@ def _counts_alike(device: torch.device) -> bool:
     lattice = []
     signs = []
     for member in range(members):
-        kept = [
+        places = [
             number * group.block + torch.randperm(group.block, generator=draws)[:70]
             for number in range(3)
         ]
-        positions = torch.cat(kept[: 3 - (member == 0)])
+        positions = torch.cat(places[: 3 - (member == 0)])
         values = torch.randint(0, 4, positions.shape, generator=draws, dtype=torch.int8) * 2 - 3
         shifts = torch.randint(
             0, MOST - LEAST + 1, positions.shape, generator=draws, dtype=torch.uint8
@@ -194,7 +194,7 @@ class OnGpu:
         for vote in votes:
             positions, order = vote.positions.to(device).sort()
             if len(positions) and (int(positions[0]) < 0 or int(positions[-1]) >= int(starts[-1])):
-                raise ValueError("a vote for a position outside the level")
+                raise ValueError("a vote has a position outside the level")
             blocks = torch.searchsorted(starts, positions, right=True) - 1
             places.append((positions - starts[blocks]).to(torch.int32))
             values.append(vote.values.to(device)[order])
@@ -267,7 +267,7 @@ class OnGpu:
 
     def _base(self, group: int) -> int:
         """Return the number of a group's first block within the level."""
-        return sum(own.blocks for own in self._layout.groups[:group])
+        return sum(earlier.blocks for earlier in self._layout.groups[:group])
 
 
 def _tiles(size: int) -> int:

@@ -55,8 +55,8 @@ class OuterMuon(MeanApply):
             super()._move(tensor, part, blocks, lr)
             return
         mean = torch.zeros(part.segment.shape, device=tensor.device)
-        for number, own in cells(mean, blocks, part.blocks):
-            number.copy_(own)
+        for number, step in cells(mean, blocks, part.blocks):
+            number.copy_(step)
         self._wait(tensor, mean)
         if self._waits_for() >= _AT_ONCE.get(tensor.device.type, _AT_ONCE["cpu"]):
             self._turn(lr)
@@ -81,20 +81,20 @@ class OuterMuon(MeanApply):
             self._waiting[min(rows, columns), max(rows, columns)].append((matrix, turned))
 
     def _waits_for(self) -> int:
-        return sum(len(own) * short * long for (short, long), own in self._waiting.items())
+        return sum(len(pairs) * short * long for (short, long), pairs in self._waiting.items())
 
     def _turn(self, lr: float) -> None:
         """Change the queued segments along the polar factors of their means."""
         at_once = _AT_ONCE.get(self._device.type, _AT_ONCE["cpu"])
-        for (short, long), own in self._waiting.items():
+        for (short, long), pairs in self._waiting.items():
             step = max(1, at_once // (short * long))
-            for first in range(0, len(own), step):
-                self._turn_some(own[first : first + step], lr)
+            for first in range(0, len(pairs), step):
+                self._turn_some(pairs[first : first + step], lr)
         self._waiting.clear()
 
-    def _turn_some(self, own: Sequence[tuple[Tensor, Tensor]], lr: float) -> None:
-        factors = exact_polar(torch.stack([mean for _, mean in own]))
-        for (tensor, _), factor in zip(own, factors, strict=True):
+    def _turn_some(self, pairs: Sequence[tuple[Tensor, Tensor]], lr: float) -> None:
+        factors = exact_polar(torch.stack([mean for _, mean in pairs]))
+        for (tensor, _), factor in zip(pairs, factors, strict=True):
             rows, columns = tensor.shape
             # math.sqrt is exactly rounded. math.pow would depend on the C library.
             rate = lr * self._rate * math.sqrt(max(1.0, rows / columns))

@@ -118,9 +118,9 @@ def uploaded(data: bytes | bytearray | memoryview, device: torch.device) -> Tens
     pinned = device.type == "cuda" and torch.cuda.is_available()
     staged = torch.empty(len(data), dtype=torch.uint8, pin_memory=pinned)
     octets = np.frombuffer(data, np.uint8)
-    own = staged.numpy()
+    target = staged.numpy()
     spans = [slice(first, first + _AT_ONCE) for first in range(0, len(data), _AT_ONCE)]
-    run_parallel([partial(np.copyto, own[span], octets[span]) for span in spans])
+    run_parallel([partial(np.copyto, target[span], octets[span]) for span in spans])
     return staged.to(device, non_blocking=True)
 
 
@@ -232,9 +232,9 @@ def _orders(layout: LevelLayout, device: torch.device) -> list[tuple[Tensor, Ten
     for part in layout.parts:
         count = part.blocks.count
         size = layout.groups[part.group].block
-        own = torch.arange(count)
+        blocks = torch.arange(count)
         for tensor, first, step in zip(found[part.group], (digit, block), (size, 1), strict=True):
-            tensor[part.first : part.first + count] = first + step * own
+            tensor[part.first : part.first + count] = first + step * blocks
         digit, block = digit + count * size, block + count
     return [(starts.to(device), numbers.to(device)) for starts, numbers in found]
 
@@ -295,28 +295,28 @@ def _counts_alike(device: torch.device, value_bits: int) -> bool:
     data = b""
     for _ in range(members):
         digit = np.array([0, 1, -1, 3, -3][: 1 + (1 << value_bits)], np.int8)
-        own = [
+        votes_by_group = [
             torch.from_numpy(draws.choice(digit, (group.blocks, group.block)))
             for group in layout.groups
         ]
-        own[0][0] = 0
+        votes_by_group[0][0] = 0
         moved = [
             torch.from_numpy(draws.integers(0, MOST - LEAST + 1, (g.blocks, 1), np.uint8))
             for g in layout.groups
         ]
         moved[0][0] = 0
-        votes.append(WholeVotes(0, own, moved, layout))
+        votes.append(WholeVotes(0, votes_by_group, moved, layout))
         codes = [
-            torch.where((of != 0).any(1, keepdim=True), by + 1, 0)
-            for of, by in zip(own, moved, strict=True)
+            torch.where((group_votes != 0).any(1, keepdim=True), by + 1, 0)
+            for group_votes, by in zip(votes_by_group, moved, strict=True)
         ]
         exponents = packed_exponents(layout.canonical(codes).to(torch.uint8))
         data = exponents.numpy().tobytes() + digits.to_bytes(
-            layout.canonical(own).numpy(), value_bits
+            layout.canonical(votes_by_group).numpy(), value_bits
         )
         sent = [
-            _entries(of * 2.0 ** (by.double() + LEAST), device)
-            for of, by in zip(own, moved, strict=True)
+            _entries(group_votes * 2.0 ** (by.double() + LEAST), device)
+            for group_votes, by in zip(votes_by_group, moved, strict=True)
         ]
         if encoded(layout, sent, value_bits) != data:
             return False
@@ -364,4 +364,4 @@ def _spoilt(data: bytes, layout: LevelLayout) -> list[bytes]:
 
 
 def _never(data: bytes) -> WholeVotes:
-    raise AssertionError("a proof does not unpack")
+    raise AssertionError("unpacked an invalid payload")

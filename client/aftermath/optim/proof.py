@@ -67,17 +67,17 @@ def unfit() -> str | None:
 def differing() -> str | None:
     """Return the kernel that differs from torch, or None."""
     kinds: dict[str, Callable[[], bool]] = {
-        "signs are chosen": lambda: _chooses(_VOTES),
-        "values are chosen": lambda: _chooses(_SPARSE),
-        "signs are applied": _signs,
-        "values are applied": _means,
+        "they choose signs": lambda: _chooses(_VOTES),
+        "they choose values": lambda: _chooses(_SPARSE),
+        "they apply signs": _signs,
+        "they apply values": _means,
     }
     for what, same in kinds.items():
         try:
             if not same():
-                return f"compiled kernels differ from torch where {what}"
+                return f"compiled kernels differ from torch when {what}"
         except Exception as error:  # a kernel may raise anything; torch does the same work
-            return f"compiled kernels fail where {what}: {error!r}"
+            return f"compiled kernels fail when {what}: {error!r}"
     return None
 
 
@@ -119,10 +119,10 @@ def _rounds(settings: Optimizer) -> Iterator[tuple[Tensor, Tensor]]:
                 take_back(residual, *expected[index], transformed=transformed)
             residual.mul_(_DECAY)
         for part in layout.parts:
-            own = part.of(ours[part.group])
-            for beyond in padding(own, part.blocks):
+            blocks = part.of(ours[part.group])
+            for beyond in padding(blocks, part.blocks):
                 beyond.zero_()
-            for padded, place in cells(view(made, part.segment), own, part.blocks):
+            for padded, place in cells(view(made, part.segment), blocks, part.blocks):
                 place.add_(padded, alpha=_FACTOR)
         expected = []
         for group, residual in zip(layout.groups, ours, strict=True):
@@ -130,13 +130,14 @@ def _rounds(settings: Optimizer) -> Iterator[tuple[Tensor, Tensor]]:
             indices, values = strongest(flat, group.topk, smallest)
             expected.append((indices, quantise(values, bits) if bits else values))
         yield from zip(theirs, ours, strict=True)
-        for kept, wanted in zip(chosen, expected, strict=True):
-            yield from zip(kept, wanted, strict=True)
+        for actual, wanted in zip(chosen, expected, strict=True):
+            yield from zip(actual, wanted, strict=True)
 
 
 def _chooses(settings: Optimizer) -> bool:
     return all(
-        torch.allclose(kernel, own, rtol=1e-4, atol=1e-4) for kernel, own in _rounds(settings)
+        torch.allclose(kernel, reference, rtol=1e-4, atol=1e-4)
+        for kernel, reference in _rounds(settings)
     )
 
 

@@ -20,7 +20,7 @@ def agreed_schema(hf_config: Mapping[str, Any], tiers: int, optimizer: Optimizer
     """
     if not optimizer.EXCHANGED:
         raise SchemaError(
-            f"members exchange no results with {optimizer.shown()}",
+            f"members with {optimizer.shown()} exchange no results, so a run cannot use it",
             f"Use {exchanged_tables()} in the run's config file",
         )
     return build_schema(hf_config, tiers, optimizer)

@@ -81,7 +81,7 @@ class Schema:
             raise SchemaError(f"not a schema: {error}") from None
         schema = Schema(state_of_inputs(document.state), _optimizer(document.optimizer))
         if schema.to_json() != data:
-            raise SchemaError("the schema is not the canonical one of its own model and settings")
+            raise SchemaError("the schema is not the canonical JSON of its model and settings")
         return schema
 
 
@@ -97,7 +97,7 @@ def _optimizer(document: Mapping[str, Any]) -> Optimizer:
     name = document.get("kind")
     kind = optimizers().get(name) if isinstance(name, str) else None
     if kind is None or not kind.EXCHANGED:
-        raise SchemaError(f"not a schema: the optimizer {shown(name)} is not known here")
+        raise SchemaError(f"not a schema: this client does not know the optimizer {shown(name)}")
     values = {}
     for setting in kind.settings():
         value = document.get(setting.name)
@@ -105,7 +105,7 @@ def _optimizer(document: Mapping[str, Any]) -> Optimizer:
             value = decimal(value, setting.name)
         wanted = str if setting.words else setting.kind
         if not (type(value) is wanted or (value is None and setting.optional)):
-            raise SchemaError(f"not a schema: its {setting.name} is {shown(value)}")
+            raise SchemaError(f"not a schema: {setting.name} has the invalid value {shown(value)}")
         values[setting.name] = value
     return kind(**values)
 

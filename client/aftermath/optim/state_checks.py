@@ -43,7 +43,7 @@ def check_state(layouts: Mapping[int, LevelLayout], state: Mapping[str, Tensor],
     names = {f"{kind}.{level}.{group}" for kind in kinds for level, group in places}
     if state.keys() != names:
         raise BadState(
-            f"an optimizer's state has a missing or unexpected {sorted(state.keys() ^ names)[0]}"
+            f"the optimizer state has a missing or unexpected tensor {sorted(state.keys() ^ names)[0]}"
         )
     for level, group in places:
         of = layouts[level].groups[group]
@@ -69,17 +69,17 @@ def _check(
     dtype = torch.float32 if block is None else torch.int64
     if tensor.shape != shape or tensor.dtype != dtype:
         raise BadState(
-            f"{name} of an optimizer's state is {tensor.dtype} {tuple(tensor.shape)}, not {dtype} {shape}"
+            f"{name} of the optimizer state is {tensor.dtype} {tuple(tensor.shape)}, not {dtype} {shape}"
         )
     if not tensor.is_contiguous():
-        raise BadState(f"{name} of an optimizer's state is not contiguous")
+        raise BadState(f"{name} of the optimizer state is not contiguous")
     fits = (
         torch.isfinite(tensor)
         if block is None
         else ((tensor >= 0) & (tensor < block)) | (tensor == UNUSED)
     )
     if not bool(fits.all()):
-        raise BadState(f"{name} of an optimizer's state has an invalid number")
+        raise BadState(f"{name} of the optimizer state has an invalid number")
 
 
 def _check_sent(where: str, indices: Tensor, values: Tensor, bits: int) -> None:
@@ -89,14 +89,14 @@ def _check_sent(where: str, indices: Tensor, values: Tensor, bits: int) -> None:
         (indices[:, 1:] < indices[:, :-1]).any()
         | ((indices[:, 1:] == indices[:, :-1]) & used[:, 1:]).any()
     ):
-        raise BadState(f"indices.{where} of an optimizer's state do not ascend")
+        raise BadState(f"indices.{where} of the optimizer state are not in ascending order")
     if bool((used != (values != 0)).any()):
-        raise BadState(f"values.{where} of an optimizer's state do not match its indices")
+        raise BadState(f"values.{where} of the optimizer state do not match its indices")
     if not bits or not values.numel():
         return
     try:
         digits_of(values, 2)
     except ValueError as error:
-        raise BadState(f"values.{where} of an optimizer's state: {error}") from None
+        raise BadState(f"values.{where} of the optimizer state: {error}") from None
     if bits == 1 and bool(is_half_more(values).any()):
-        raise BadState(f"values.{where} of an optimizer's state need more bits per value")
+        raise BadState(f"values.{where} of the optimizer state need more bits per value")

@@ -61,8 +61,8 @@ def cells(tensor: Tensor, blocks: Tensor, cut: Blocks) -> Iterator[tuple[Tensor,
             part = stack[
                 :, first_row : first_row + rows * tall, first_column : first_column + columns * wide
             ]
-            own = by_place[:, top : top + rows, left : left + columns, :tall, :wide]
-            yield part.view(-1, rows, tall, columns, wide).transpose(2, 3), own
+            block_part = by_place[:, top : top + rows, left : left + columns, :tall, :wide]
+            yield part.view(-1, rows, tall, columns, wide).transpose(2, 3), block_part
 
 
 def subtract(tensor: Tensor, step: Tensor, cut: Blocks) -> None:

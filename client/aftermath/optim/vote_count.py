@@ -22,7 +22,7 @@ def check_votes(votes: Sequence[Votes], level: int, kind: torch.dtype) -> None:
     if len(votes) > MAX_PEERS or any(vote.level != level for vote in votes):
         raise ValueError(f"expected votes of at most {MAX_PEERS} peers on level {level}")
     if any(vote.kind != kind for vote in votes):
-        raise ValueError("votes of another kind than the result format's")
+        raise ValueError("the votes do not match the result format")
 
 
 def tally_multiples(votes: Sequence[Votes], most: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -42,8 +42,8 @@ def dense(schema: Schema, votes: Mapping[int, Votes], lr: float) -> Iterator[tup
             blocks = _blocks(part, level_layout(schema.results, level), *sorted_votes[level])
             if schema.results.transform is Transform.DCT:
                 blocks = inverse(blocks)
-            for number, own in cells(view({name: tensor}, part.segment), blocks, part.blocks):
-                number.copy_(own)
+            for number, value in cells(view({name: tensor}, part.segment), blocks, part.blocks):
+                number.copy_(value)
         yield name, tensor
 
 

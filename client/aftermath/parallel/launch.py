@@ -63,9 +63,9 @@ class Launched:
         for join, process in zip(self._joins[1:], self._processes, strict=True):
             if (status := process.poll()) is not None:
                 return RankLost(
-                    f"rank {join.rank} of this member, on {join.device}, has ended {_how(status)}; a member cannot "
-                    "train without all of its ranks",
-                    "Restart the member. It takes the model from the others and joins the next epoch",
+                    f"rank {join.rank} of this member, on {join.device}, ended {_how(status)}; the "
+                    "member needs all of its ranks",
+                    "Restart the member. It fetches the model from its peers and joins the next epoch",
                 )
         return None
 

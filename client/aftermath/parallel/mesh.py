@@ -44,14 +44,18 @@ def mesh_of(name: str, data: int, tensor: int) -> Mesh:
         return _mesh_of_devices(devices, name, data or max(1, len(devices) // tensor), tensor)
     ranks = (data or 1) * tensor
     if ranks > MOST_RANKS:
-        raise UsageError(f"{ranks} ranks are too many", f"Use at most {MOST_RANKS} ranks")
+        raise UsageError(
+            f"a member can have at most {MOST_RANKS} ranks, not {ranks}",
+            "Lower --data-parallelism or --tensor-parallelism",
+        )
     if ranks == 1:
         return Mesh((first,), 1, 1)
     if first.type == "cpu":
         return Mesh((first,) * ranks, data or 1, tensor)
     if first.type != "cuda":
         raise Unsuitable(
-            f"{first.type.upper()} is one device, not {ranks}", "Use --device cpu or cuda:0,1"
+            f"{ranks} ranks cannot share one {first.type.upper()} device",
+            "Use --device cpu or cuda:0,1",
         )
     if indices:
         return _mesh_of_devices((first,), name, data or 1, tensor)
@@ -67,8 +71,8 @@ def mesh_of(name: str, data: int, tensor: int) -> Mesh:
 def _mesh_of_devices(devices: tuple[torch.device, ...], name: str, data: int, tensor: int) -> Mesh:
     if data * tensor != len(devices):
         raise UsageError(
-            f"--device {name} names {counted(len(devices), 'device')}, and --data-parallelism {data} with "
+            f"--device {name} names {counted(len(devices), 'device')}, but --data-parallelism {data} with "
             f"--tensor-parallelism {tensor} needs {data * tensor}",
-            "Pass as many devices as the product of the two",
+            f"Name {counted(data * tensor, 'device')}, or change the parallelism",
         )
     return Mesh(devices, data, tensor)

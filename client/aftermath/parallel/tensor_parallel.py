@@ -31,7 +31,7 @@ def check_tensor_parallelism(config: ModelConfig, tier: int, ranks: int) -> None
             if count % ranks:
                 raise Unsuitable(
                     f"--tensor-parallelism {ranks} does not divide the {count} {name} of a layer of tier {tier}",
-                    "Choose a divisor, and --data-parallelism for the other ranks",
+                    "Choose a divisor, and use --data-parallelism for the other ranks",
                 )
 
 
@@ -105,6 +105,6 @@ def _plan(config: ModelConfig, tier: int) -> TensorPlan:
     if isinstance(plan, str):
         raise Unsuitable(
             f"--tensor-parallelism: a model of type {config.MODEL_TYPE} cannot be split: {plan}",
-            "Omit it, and use --data-parallelism",
+            "Omit --tensor-parallelism, and use --data-parallelism",
         )
     return plan

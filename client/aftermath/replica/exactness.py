@@ -79,7 +79,7 @@ def set_exact() -> None:
     if is_exact():
         return
     raise Unsuitable(
-        "this PyTorch computes fp32 products with TF32, although that is disabled",
+        "this PyTorch computes fp32 products with TF32 although it is disabled",
         "Install another version of PyTorch",
     )
 

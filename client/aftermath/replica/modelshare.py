@@ -80,7 +80,7 @@ class ModelShare:
     async def _answer(self, peer: bytes, body: bytes) -> bytes:
         del peer, body
         if self.manifest is None:
-            raise RequestRefused("this member offers no snapshot now")
+            raise RequestRefused("this member has no snapshot to offer now")
         return msgspec.msgpack.encode(self.manifest)
 
     def offer(self, copy: Snapshot) -> None:
@@ -199,7 +199,7 @@ class LevelFetcher:
         right, wrong = self._right(level, offers, expected)
         if wrong:
             reasons.append(
-                f"{counted(wrong, 'peer')} offered tensors that are not the attested ones"
+                f"{counted(wrong, 'peer')} offered tensors that differ from the attested ones"
             )
         for offer in right:
             try:
@@ -211,7 +211,8 @@ class LevelFetcher:
             except (TransportError, SegmentError) as error:
                 reasons.append(str(error))
         raise ModelUnavailable(
-            f"level {level} of the model: " + ("; ".join(reasons) or "no peer offers it")
+            f"cannot fetch level {level} of the model: "
+            + ("; ".join(reasons) or "no peer offers it")
         )
 
     def _right(

@@ -39,12 +39,12 @@ def indices_named(name: str) -> list[int]:
     """Return the CUDA indices in auto, cpu, mps, cuda or cuda:X,Y, or raise UsageError."""
     if re.fullmatch(r"auto|cpu|mps|cuda(:\d{1,3}(,\d{1,3})*)?", name) is None:
         raise UsageError(
-            f"--device {name!r} is not a device",
+            f"--device {name!r} is not a valid device",
             "Use auto, cpu, mps, cuda or cuda:X,Y, for example cuda:0",
         )
     indices = [int(index) for index in re.findall(r"\d+", name)]
     if len(set(indices)) < len(indices):
         raise UsageError(
-            f"--device {name} names a device twice", "Name every device once, for example cuda:0,1"
+            f"--device {name} names a device twice", "Name each device once, for example cuda:0,1"
         )
     return indices

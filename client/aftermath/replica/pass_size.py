@@ -56,7 +56,9 @@ class PassSize:
         if room < 1 and self.recompute_now():
             return False
         self._size = 1 << min(max(room, 1), MOST).bit_length() - 1
-        self._news.append(f"passes of {self._described()}: what fits into {free / 1e9:.1f} GB")
+        self._news.append(
+            f"using passes of {self._described()}, which fit into {free / 1e9:.1f} GB"
+        )
         return True
 
     def shrink(self) -> bool:
@@ -65,7 +67,7 @@ class PassSize:
             self._size = self.size // 2
         elif not self.recompute_now():
             return False
-        self._news.append(f"out of memory: passes of {self._described()} from now on")
+        self._news.append(f"out of memory: using passes of {self._described()} from now on")
         return True
 
     def recompute_now(self) -> bool:
@@ -91,5 +93,5 @@ class PassSize:
 
     def _described(self) -> str:
         return counted(self.size, "sequence") + (
-            ", with layers computed twice" if self.recompute else ""
+            " with activation checkpointing" if self.recompute else ""
         )

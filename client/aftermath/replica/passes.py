@@ -29,7 +29,9 @@ def arithmetic_of(device: torch.device, precision: Precision, compiled: Compile)
     """
     has_it = has_bf16(device)
     if precision == "bf16" and not has_it:
-        raise Unsuitable(f"--precision bf16: {device} does not compute in bf16", "Use fp32 or auto")
+        raise Unsuitable(
+            f"--precision bf16: {device} does not support bf16", "Use --precision fp32 or auto"
+        )
     wanted = precision == "bf16" or (precision == "auto" and has_it and device.type != "cpu")
     return Arithmetic(wanted, compiled == "on" or (compiled == "auto" and device.type == "cuda"))
 
@@ -113,7 +115,7 @@ class Passes:
                 raise
             self._compiled = None
             reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-            log.warning("the model cannot be compiled and trains more slowly without: %s", reason)
+            log.warning("training without torch.compile, which failed: %s", reason)
             return False
         self._tried.add(tried)
         return True

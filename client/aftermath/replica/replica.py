@@ -114,8 +114,8 @@ class Replica:
             give_back(self.device)
             if not self._pass_size.shrink():
                 raise OutOfMemory(
-                    f"this machine has too little memory for tier {self.tier} with one sequence per pass",
-                    "Choose a smaller model: a higher --matformer-tier",
+                    f"this machine has too little memory for tier {self.tier}, even with one sequence per pass",
+                    "Choose a higher --matformer-tier, which has a smaller model",
                 )
 
     def _fit(self, sequence: Tensor, cancelled: threading.Event) -> None:
@@ -280,6 +280,6 @@ def pick_device(name: str) -> torch.device:
     if indices[0] >= gpus:
         raise Unsuitable(
             f"--device {name} does not exist",
-            f"The CUDA devices here are cuda:0 to cuda:{gpus - 1}",
+            f"Use one of this machine's devices, cuda:0 to cuda:{gpus - 1}",
         )
     return torch.device(kind, indices[0])

@@ -91,11 +91,11 @@ class StateShare:
         """
         del peer
         if len(body) != _QUESTION.size:
-            raise RequestRefused("the question is not a root and a block index")
+            raise RequestRefused("the request must be a root and a block index")
         root, index = _QUESTION.unpack(body)
         state = self._states.get(root)
         if state is None or root in self._hidden or index >= state.outline.count:
-            raise RequestRefused("this member does not serve that block now")
+            raise RequestRefused("this member does not have that block now")
         span = state.outline.place(index)
         if state.copies is not None:
             block = state.read(span)
@@ -103,7 +103,7 @@ class StateShare:
             async with self._reading:
                 block = await asyncio.to_thread(state.read, span)
         if block_digest(block) != state.tree.digest(index):
-            raise RequestRefused("the state has changed in the meantime")
+            raise RequestRefused("the state has changed since it was committed")
         return b"".join([*state.tree.proof(index), block])
 
 

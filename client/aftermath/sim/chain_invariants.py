@@ -130,9 +130,9 @@ class ChainRecord:
                     f"{name} applied {ranges} in round {height}, attested were {self.settled[epoch, height]}"
                 )
             heights.setdefault(epoch, []).append(height)
-        for epoch, seen in heights.items():
-            if seen != list(range(len(seen))):
-                raise InvariantBroken(f"{name} applied rounds {seen} of epoch {epoch}")
+        for epoch, rounds in heights.items():
+            if rounds != list(range(len(rounds))):
+                raise InvariantBroken(f"{name} applied rounds {rounds} of epoch {epoch}")
         for epoch in ended:
             rounds = sorted(height for one, height in self.steps if one == epoch)
             if heights.get(epoch, []) != rounds:

@@ -106,12 +106,12 @@ class Invariants:
         path = Path(model.checkpoint.repo)
         description = f"the checkpoint of step {model.checkpoint_step} on chain"
         try:
-            seen = (
+            identity = (
                 str(path),
                 (path / "model.safetensors").stat().st_ino,
                 b"".join(model.checkpoint_hashes),
             )
-            if seen == self._loaded:
+            if identity == self._loaded:
                 return
             weights = load(path, 0, "auto")
         except (OSError, CheckpointError) as error:
@@ -122,7 +122,7 @@ class Invariants:
                 raise InvariantBroken(
                     f"{description} has another level {level} than the one on chain"
                 )
-        self._loaded = seen
+        self._loaded = identity
 
     def check_presence(self, start: float) -> None:
         """Check that every member has made a step since `start`. Raises InvariantBroken."""

@@ -380,7 +380,7 @@ def play(
 ) -> SimulatedRun:
     """Run a scenario in a new simulation on virtual time, until all members have ended."""
 
-    async def told() -> SimulatedRun:
+    async def simulate() -> SimulatedRun:
         sim = SimulatedRun(directory, **rules)
         await story(sim)
         sim.look_after()
@@ -388,4 +388,4 @@ def play(
         await sim.close()
         return sim
 
-    return run_virtual(told())
+    return run_virtual(simulate())

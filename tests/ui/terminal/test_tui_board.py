@@ -17,7 +17,7 @@ from aftermath.ui.terminal.messages import MESSAGES, End, Facts, Line, Stands, l
 from aftermath.ui.terminal.pages import LABEL, chart, progress_words, run_page
 from events.sample_events import sample_event
 from rules import builders
-from ui.terminal.tui_boards import EVIL, busy_member, told, where
+from ui.terminal.tui_boards import EVIL, busy_member, event_message, where
 
 
 def shown(alerts: Alerts, now: float) -> list[str]:
@@ -48,7 +48,10 @@ def test_run_page_of_waiting_member_shows_join_time(
     rules = builders.config(
         total_steps=120, rounds_per_epoch=rounds_per_epoch, min_clients=2, init_min_clients=3
     )
-    for message in (told("measured", weight=300, seconds=1.0), told("waiting", epoch=3)):
+    for message in (
+        event_message("measured", weight=300, seconds=1.0),
+        event_message("waiting", epoch=3),
+    ):
         board.take(message)
     board.take(Stands(where(config=rules, epoch=epoch)))
     console = Console(file=io.StringIO(), width=80)
@@ -102,7 +105,7 @@ def test_board_phase_follows_events() -> None:
         ("left", {"finished": True}, "the run is finished"),
     ]
     for kind, fields, now in steps:
-        board.take(told(kind, **fields))
+        board.take(event_message(kind, **fields))
         assert board.now == now
     assert board.leaving
 
@@ -113,7 +116,9 @@ def test_waiting_member_sees_steps_of_others() -> None:
     """
     board = Board("member", "demo", 1)
     board.take(
-        told("state", t=11.0, epoch=2, state="ROUND_TRAIN", step=17, total_steps=120, since=1000)
+        event_message(
+            "state", t=11.0, epoch=2, state="ROUND_TRAIN", step=17, total_steps=120, since=1000
+        )
     )
     board.take(Stands(where(19)))
     assert progress_words(board) == "step 17 of 120"
@@ -167,9 +172,9 @@ def test_error_alert_stays_and_newest_come_first() -> None:
 def test_board_memory_is_bounded() -> None:
     board = Board("member", "demo", 1)
     for step in range(1, 2101):
-        board.take(told("trained", step=step, loss=5.0 + step, tokens=10))
-        board.take(told("fetch_failed", height=step, seat=2, why="nobody answers"))
-    assert (len(board.log.lines), board.log.said) == (1000, 2100)
+        board.take(event_message("trained", step=step, loss=5.0 + step, tokens=10))
+        board.take(event_message("fetch_failed", height=step, seat=2, why="nobody answers"))
+    assert (len(board.log.lines), board.log.count) == (1000, 2100)
     assert len(board.losses) == 2000
     assert (board.counts.tokens, board.counts.failed) == (21_000, 2100)
     assert board.counts.trouble == "seat 2, round 2100: nobody answers"
@@ -212,7 +217,7 @@ def test_run_page_of_restarted_member_shows_deadline() -> None:
     """The epoch that it waits for makes no more rounds, so the rounds left say nothing."""
     board = Board("member", "demo", 0)
     rules = builders.config(rounds_per_epoch=50, max_round_train_time=40, init_min_clients=1)
-    board.take(told("waiting", epoch=3, ends_in=31))
+    board.take(event_message("waiting", epoch=3, ends_in=31))
     board.take(Stands(where(config=rules, epoch=2)))
     assert board.standing is not None
     assert board.standing.deadline is not None

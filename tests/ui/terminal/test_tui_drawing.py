@@ -8,7 +8,7 @@ from textual.widgets import Static
 
 from aftermath.ui.terminal.messages import TABS, Stands
 from aftermath.ui.terminal.testnet_app import LocalTestnetApp
-from ui.terminal.tui_boards import busy_member, screen_of, told, where
+from ui.terminal.tui_boards import busy_member, event_message, screen_of, where
 from ui.terminal.tui_screen import drawn
 from ui.terminal.tui_testnets import busy, overview_of, stands
 
@@ -55,7 +55,7 @@ async def test_new_value_redraws_only_its_widget_once(updates: list[str]) -> Non
             app.draw()
         assert updates == ["page-Run"]
         app._board.take(
-            told(
+            event_message(
                 "trained",
                 t=100.0,
                 epoch=0,

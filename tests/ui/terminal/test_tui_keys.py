@@ -17,10 +17,10 @@ from ui.terminal.tui_boards import (
     EVIL,
     NOW,
     busy_member,
+    event_message,
     failing_member,
     screen_of,
     server,
-    told,
     where,
 )
 from ui.terminal.tui_screen import drawn, seen
@@ -181,7 +181,7 @@ async def test_leave_is_shown_until_done(key: str, role: Role, says: str) -> Non
 
 
 async def test_external_signal_is_shown_as_leaving() -> None:
-    async with screen_of([*busy_member(), told("leaving", t=129.0)]).run_test(
+    async with screen_of([*busy_member(), event_message("leaving", t=129.0)]).run_test(
         size=(80, 24)
     ) as pilot:
         await drawn(pilot)
@@ -203,10 +203,10 @@ async def test_text_of_strangers_is_escaped_on_every_tab() -> None:
     messages = [
         *failing_member(),
         Stands(evil),
-        told("checkpoint", t=1.0, step=1, path=EVIL),
-        told("model", t=1.0, source=EVIL, step=0),
-        told("sample", t=1.0, step=1, prompt=EVIL, text=EVIL),
-        told("evaluated", t=1.0, step=1, task=EVIL, metric="acc", value=0.5, docs=1),
+        event_message("checkpoint", t=1.0, step=1, path=EVIL),
+        event_message("model", t=1.0, source=EVIL, step=0),
+        event_message("sample", t=1.0, step=1, prompt=EVIL, text=EVIL),
+        event_message("evaluated", t=1.0, step=1, task=EVIL, metric="acc", value=0.5, docs=1),
         Facts("Network", {EVIL: EVIL}),
         Line(2.0, EVIL),
     ]

@@ -36,10 +36,12 @@ FAST_CASES = {"busy-run", "busy-network", "failing-log", "server-members"}
     [pytest.param(case, marks=() if case in FAST_CASES else pytest.mark.slow) for case in CASES],
 )
 def test_screen_matches_snapshot(case: str, snap_compare: Callable[..., bool]) -> None:
-    role, told, key = CASES[case]
+    role, make_messages, key = CASES[case]
 
     async def turned_over(pilot: Pilot[None]) -> None:
         await pilot.press(key)
         await drawn(pilot)
 
-    assert snap_compare(screen_of(told(), role), run_before=turned_over, terminal_size=(80, 24))
+    assert snap_compare(
+        screen_of(make_messages(), role), run_before=turned_over, terminal_size=(80, 24)
+    )

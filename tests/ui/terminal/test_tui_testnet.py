@@ -32,13 +32,15 @@ FAST_CASES = {"busy-clients", "killed-client-3"}
     [pytest.param(case, marks=() if case in FAST_CASES else pytest.mark.slow) for case in CASES],
 )
 def test_testnet_screen_matches_snapshot(case: str, snap_compare: Callable[..., bool]) -> None:
-    told, key = CASES[case]
+    make_messages, key = CASES[case]
 
     async def turned_over(pilot: Pilot[None]) -> None:
         await pilot.press(key)
         await drawn(pilot)
 
-    assert snap_compare(overview_of(told()), run_before=turned_over, terminal_size=(80, 24))
+    assert snap_compare(
+        overview_of(make_messages()), run_before=turned_over, terminal_size=(80, 24)
+    )
 
 
 async def test_enter_on_client_opens_its_log() -> None:

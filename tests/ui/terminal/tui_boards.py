@@ -23,7 +23,7 @@ SIGNERS = [hashlib.sha256(bytes([seat])).digest() for seat in range(64)]
 WALLET = str(Pubkey(SIGNERS[1]))
 
 
-def told(kind: str, **fields: Any) -> Told:
+def event_message(kind: str, **fields: Any) -> Told:
     return Told(sample_event(kind, **fields))  # type: ignore[arg-type]
 
 
@@ -66,20 +66,22 @@ def where(step: int = 41, *, count: int = 5, **given: Any) -> RunStatus:
 def busy_member(steps: int = 41) -> list[MESSAGES]:
     """Return the messages of a member in the middle of a run, up to the share of this step."""
     messages: list[MESSAGES] = [
-        told("started", t=0.0, run_id="demo", tier=1, wallet=WALLET, version="0.1.0"),
-        told("kernels", t=1.0, missing=None),
-        told("measuring", t=2.0, tier=1, parameters=5_400_000, limit=10.0),
-        told("measured", t=9.0, weight=312, seconds=7.0),
-        told("joined", t=10.0, seat=1, tier=1, weight=312, epoch=2),
-        told("state", t=11.0, epoch=2, state="WARMUP", step=0, total_steps=120, since=1000),
-        told("model", t=14.0, source="peers", step=0),
+        event_message("started", t=0.0, run_id="demo", tier=1, wallet=WALLET, version="0.1.0"),
+        event_message("kernels", t=1.0, missing=None),
+        event_message("measuring", t=2.0, tier=1, parameters=5_400_000, limit=10.0),
+        event_message("measured", t=9.0, weight=312, seconds=7.0),
+        event_message("joined", t=10.0, seat=1, tier=1, weight=312, epoch=2),
+        event_message(
+            "state", t=11.0, epoch=2, state="WARMUP", step=0, total_steps=120, since=1000
+        ),
+        event_message("model", t=14.0, source="peers", step=0),
     ]
     for step in range(1, steps + 1):
         at = {"t": 14.0 + 2 * step, "epoch": 2, "height": step - 1, "step": step}
         loss = 6.5 - 4.5 * step / (step + 12) + (step % 5) / 25
         messages += [
-            told("round", **at, since=1014 + 2 * step),
-            told(
+            event_message("round", **at, since=1014 + 2 * step),
+            event_message(
                 "trained",
                 **at,
                 loss=loss,
@@ -88,12 +90,14 @@ def busy_member(steps: int = 41) -> list[MESSAGES]:
                 seconds=1.31,
                 encode_seconds=0.08,
             ),
-            told("witnessed", t=at["t"] + 0.2, height=step - 1, held=4, sent=True, seconds=0.1),
-            told("fetched", t=at["t"] + 0.4, height=step - 1, seat=2, level=1),
-            told("applied", **{**at, "t": at["t"] + 0.5}, results=4, waited=0.21),
+            event_message(
+                "witnessed", t=at["t"] + 0.2, height=step - 1, held=4, sent=True, seconds=0.1
+            ),
+            event_message("fetched", t=at["t"] + 0.4, height=step - 1, seat=2, level=1),
+            event_message("applied", **{**at, "t": at["t"] + 0.5}, results=4, waited=0.21),
         ]
     messages += [
-        told(
+        event_message(
             "traffic",
             t=100.0,
             peers=3,
@@ -102,7 +106,7 @@ def busy_member(steps: int = 41) -> list[MESSAGES]:
             costs={"transactions": 44, "lamports": 220_000},
             sent_by_kind={"announcement": 90_000, "blob": 11_610_000},
         ),
-        told(
+        event_message(
             "evaluated",
             t=101.0,
             step=40,
@@ -112,7 +116,7 @@ def busy_member(steps: int = 41) -> list[MESSAGES]:
             error=0.02,
             docs=200,
         ),
-        told(
+        event_message(
             "sample",
             t=102.0,
             step=40,
@@ -131,18 +135,18 @@ def failing_member() -> list[MESSAGES]:
     """
     return [
         *busy_member(),
-        told(
+        event_message(
             "warning",
             t=60.0,
             message="this machine is not waited for any more: it is too slow for the run's rounds",
         ),
-        told("fetch_failed", t=110.0, height=40, seat=2, why="nobody answers"),
-        told("refused", t=111.0, height=40, seat=4, why=EVIL),
-        told("warning", t=120.0, message=f"a node says: {EVIL}"),
-        told("warning", t=125.0, message=f"a node says: {EVIL}"),
-        told("dropped", t=126.0, seats=[3], height=39),
+        event_message("fetch_failed", t=110.0, height=40, seat=2, why="nobody answers"),
+        event_message("refused", t=111.0, height=40, seat=4, why=EVIL),
+        event_message("warning", t=120.0, message=f"a node says: {EVIL}"),
+        event_message("warning", t=125.0, message=f"a node says: {EVIL}"),
+        event_message("dropped", t=126.0, seats=[3], height=39),
         Line(127.0, f"UserWarning: {EVIL}"),
-        told("error", t=128.0, message="the coordinator has not answered for ten minutes"),
+        event_message("error", t=128.0, message="the coordinator has not answered for ten minutes"),
     ]
 
 

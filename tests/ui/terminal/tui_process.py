@@ -21,7 +21,7 @@ from aftermath.base.quiet_interrupts import end_at_once
 from aftermath.train.settings import TrainSettings
 from aftermath.train.sinks import events_of
 from aftermath.ui.terminal.messages import Told
-from ui.terminal.tui_boards import busy_member, told, where
+from ui.terminal.tui_boards import busy_member, event_message, where
 
 
 def main(how: str) -> None:
@@ -36,18 +36,18 @@ def main(how: str) -> None:
                 events.emit(message.event)
         os.write(2, b"a library says something\n")
         if how == "ends":
-            events.emit(told("finished", step=120).event)
+            events.emit(event_message("finished", step=120).event)
         elif how == "floods":
             for _ in range(10_000):
-                events.emit(told("trained", step=40, loss=3.0, tokens=1).event)
+                events.emit(event_message("trained", step=40, loss=3.0, tokens=1).event)
             Path(os.environ["DONE"]).touch()
         else:
             while not stop.wait(0.1):
-                events.emit(told("round", step=41, height=40).event)
-            events.emit(told("leaving").event)
+                events.emit(event_message("round", step=41, height=40).event)
+            events.emit(event_message("leaving").event)
             while "GO" in os.environ and not Path(os.environ["GO"]).exists():
                 time.sleep(0.02)
-            events.emit(told("left", finished=False).event)
+            events.emit(event_message("left", finished=False).event)
     print("back to normal", flush=True)
 
 

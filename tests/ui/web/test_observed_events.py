@@ -31,13 +31,13 @@ class Story:
     """The events of two members of tiers 0 and 1 about a run. One is dropped on the way."""
 
     def __init__(self) -> None:
-        self.told: list[EventRecord] = []
+        self.records: list[EventRecord] = []
         self.now = NOON
 
     def say(self, member: int, kind: str, **fields: Any) -> None:
         self.now += timedelta(seconds=1)
         about = EventOrigin("told", WALLETS[member], member, "0.1.0")
-        self.told.append(EventRecord(self.now, about, sample_event(kind, **fields), Path("x")))
+        self.records.append(EventRecord(self.now, about, sample_event(kind, **fields), Path("x")))
 
     def play(self) -> Story:
         for member in (0, 1):
@@ -69,7 +69,9 @@ class Story:
 
     def write(self, directory: Path) -> Path:
         for member, wallet in enumerate(WALLETS):
-            lines = [line_of(one.event, one.at) for one in self.told if one.about.wallet == wallet]
+            lines = [
+                line_of(one.event, one.at) for one in self.records if one.about.wallet == wallet
+            ]
             (directory / f"member-{member}.jsonl").write_text("".join(lines))
         return directory
 
@@ -121,7 +123,7 @@ async def test_observed_events_of_same_id_show_last_created_run(
         for created in order:
             run.take(of_run(created, loss=created / 100 + 1))
     assert json.loads(run.curves())["loss"] == {"0": [[1, 3.0]]}
-    assert run.told == 3
+    assert run.event_count == 3
     others = [record.getMessage() for record in caplog.records]
     assert all("twice of 0wner, created in slot 100" in other for other in others)
 
@@ -129,19 +131,19 @@ async def test_observed_events_of_same_id_show_last_created_run(
 def test_observed_records_of_forged_runs_are_bounded() -> None:
     records = RunRecords("twice")
     for created in range(1, 50):
-        records.told(RunName("twice", "0wner", created, f"{created:016x}"))
+        records.record_for(RunName("twice", "0wner", created, f"{created:016x}"))
     assert [record.run.created for record in records] == [46, 47, 48, 49]
-    assert records.told(RunName("twice", "0wner", 3, "3" * 16)) is None
+    assert records.record_for(RunName("twice", "0wner", 3, "3" * 16)) is None
 
 
-def retold(told: list[EventRecord]) -> tuple[EventSnapshots, list[RunSnapshot]]:
+def snapshots_from(records: list[EventRecord]) -> tuple[EventSnapshots, list[RunSnapshot]]:
     found = EventSnapshots("told", Losses())
-    moments = [moment for one in told if (moment := found.take(one)) is not None]
+    moments = [moment for one in records if (moment := found.take(one)) is not None]
     return found, moments
 
 
 def test_observed_events_of_several_members_merge() -> None:
-    found, moments = retold(Story().play().told)
+    found, moments = snapshots_from(Story().play().records)
     assert [(moment.state, moment.round) for moment in moments] == [
         ("warmup", None),
         *(("round_train", height) for height in range(8)),
@@ -169,18 +171,18 @@ def test_observed_forged_members_are_limited_and_names_cut() -> None:
         )
     assert len(found.members) == 1024
     assert max(map(len, found.members)) <= 64
-    assert found.told == 1024
+    assert found.event_count == 1024
 
 
 def test_observed_curves_are_bounded_and_keep_their_means() -> None:
     losses = Losses()
     sent = Sent()
     for step in range(1, 20_001):
-        losses.told(2, step, 4.0 if step % 2 else 2.0, 10)
+        losses.add_event_loss(2, step, 4.0 if step % 2 else 2.0, 10)
         sent.add(2, step, 5)
-    losses.told(99, 1, 1.0, 1)
-    losses.told(2, -1, 1e9, 1)
-    losses.told(2, 1 << 80, 1e9, 1)
+    losses.add_event_loss(99, 1, 1.0, 1)
+    losses.add_event_loss(2, -1, 1e9, 1)
+    losses.add_event_loss(2, 1 << 80, 1e9, 1)
     (points,) = losses.by_tier().values()
     assert len(points) <= drawn.MOST_POINTS
     assert points[-1][0] == 20_000
@@ -194,7 +196,7 @@ def test_observed_event_losses_take_precedence_over_chain() -> None:
     losses = Losses()
     losses.stated(0, 1, 9.0)
     losses.stated(1, 1, 8.0)
-    losses.told(0, 1, 5.0, 10)
+    losses.add_event_loss(0, 1, 5.0, 10)
     assert losses.by_tier() == {0: [(1, 5.0)], 1: [(1, 8.0)]}
 
 

@@ -262,7 +262,7 @@ class DeepseekConfig(DeepseekShape):
             raise ValueError(f"topk_group {chosen} is more than n_group {groups}")
         if self.num_experts_per_tok > (most := chosen * (self.n_routed_experts // groups)):
             raise ValueError(
-                f"num_experts_per_tok {self.num_experts_per_tok} is more than the {most} that can be chosen"
+                f"num_experts_per_tok {self.num_experts_per_tok} is more than the {most} experts that topk_group allows"
             )
         return self
 
@@ -409,9 +409,9 @@ class DeepseekV3Config(DeepseekConfig):
     @model_validator(mode="after")
     def _choice_fits(self) -> Self:
         if self.n_routed_experts < 2 * self.n_group:
-            raise ValueError(f"n_group {self.n_group} leaves fewer than two experts to a group")
-        if self.norm_topk_prob and self.num_experts_per_tok == 1:
             raise ValueError(
-                "num_experts_per_tok 1 leaves norm_topk_prob nothing to divide; say at least 2, or false"
+                f"n_group {self.n_group} is too high: every group needs at least 2 experts"
             )
+        if self.norm_topk_prob and self.num_experts_per_tok == 1:
+            raise ValueError("norm_topk_prob needs num_experts_per_tok of at least 2")
         return self

@@ -48,7 +48,7 @@ class HfAuto(LanguageModel):
 
     def body(self, input_ids: Tensor, cache: TextCache | None = None) -> Tensor:
         if cache is not None:
-            raise ValueError("a model of transformers keeps nothing of a text here")
+            raise ValueError("models of transformers do not support a key cache here")
         inner: Any = self._inner
         logits: Tensor = inner(input_ids=input_ids, use_cache=False).logits  # [B, T, V]
         return logits

@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _UNTRAINABLE = {
-    "rwkv": "its weights change while it computes",
-    "deepseek_v32": "what chooses the tokens that are seen never has a gradient",
+    "rwkv": "its weights change during the forward pass",
+    "deepseek_v32": "the weights that select visible tokens get no gradient",
 }
 """Model types of transformers that members cannot train identically, and why."""
 
@@ -68,7 +68,7 @@ class HfAutoConfig(ModelConfig):
         found = width_of(self.document)
         if found is not None and found[1] != self.intermediate_size:
             raise ValueError(
-                f"intermediate_size {self.intermediate_size} is {found[1]} in the document"
+                f"intermediate_size {self.intermediate_size} differs from the document's {found[1]}"
             )
         return self
 
@@ -120,7 +120,7 @@ class HfAutoConfig(ModelConfig):
             name = shown(json.loads(self.document)["model_type"])
             raise ModelConfigError(
                 f"a model of type {name} has no tier {tier}: {why}",
-                "Give the run one tier, or another model",
+                "Use one tier, or another model",
             )
         return super().width(tier)
 
@@ -141,7 +141,7 @@ class HfAutoConfig(ModelConfig):
     def tensor_plan(self, tier: int) -> TensorPlan | str:
         """Return why tensor parallelism is not supported."""
         del tier
-        return "its layers are transformers' own, and every model type computes them differently"
+        return "its layers come from transformers, where every model type computes them differently"
 
     def parameter_shapes(self, tier: int = 0) -> dict[str, tuple[int, ...]]:
         """Return the shapes under transformers' names."""
@@ -201,7 +201,8 @@ def _whole(said: Mapping[str, Any], hf_config: Mapping[str, Any]) -> tuple[str, 
     if found is None:
         if tier:
             raise ModelConfigError(
-                "config.json: matformer_tier must be 0 here", "Name the full checkpoint"
+                f"config.json: matformer_tier is {tier}, but this model has no tiers",
+                "Name the full checkpoint",
             )
         return document, _of_text(document, _width_of_text)
     key, width = found
@@ -223,7 +224,7 @@ def _of_text(document: str, asked: Callable[[Any], T]) -> T:
         return asked(config.get_text_config())
     except Exception as error:  # every model type has its own config code, which may raise anything
         raise ModelConfigError(
-            f"config.json: transformers does not say what is wanted of it: {shown(str(error))}",
+            f"config.json: transformers finds no sizes of a text model in it: {shown(str(error))}",
             "Use another model",
         ) from None
 

@@ -67,7 +67,7 @@ def check_document(said: Any) -> None:
         if (key in _CODE and value) or _is_choice(key):
             raise ModelConfigError(
                 f"config.json: {key[:60] if key.isprintable() else shown(key)} is not supported",
-                "Use a checkpoint of plain weights without code of its own",
+                "Use a checkpoint with plain weights and without code",
             )
         if (key in _DOWNLOADS and value) or (key == "model_type" and str(value).startswith("timm")):
             raise ModelConfigError(
@@ -76,7 +76,7 @@ def check_document(said: Any) -> None:
             )
         if isinstance(value, int | float) and value > (most := _most(key)):
             raise ModelConfigError(
-                f"config.json: {shown(key)} is {shown(value)}, and at most {most} here",
+                f"config.json: {shown(key)} must be at most {most}, not {shown(value)}",
                 f"Correct {shown(key)}",
             )
 
@@ -148,8 +148,8 @@ def network_of(document: str) -> Any:
         "sdpa",
     ):
         raise ModelConfigError(
-            f"config.json: its network would run {type(network).__module__} with attention {shown(attention)}",
-            "Use a checkpoint of plain weights without code of its own",
+            f"config.json: it would run code of {type(network).__module__} with attention {shown(attention)}",
+            "Use a checkpoint with plain weights and without code",
         )
     return network
 
@@ -175,8 +175,8 @@ def _bounded_modules() -> Iterator[None]:
     """Raise ModelConfigError if the block creates more modules or parameters than allowed."""
     from torch.nn.modules import module
 
-    modules = _Bounded("its network has more modules", _MODULES)
-    parameters = _Bounded("its network has more parameters", _PARAMETERS)
+    modules = _Bounded("modules", _MODULES)
+    parameters = _Bounded("parameter tensors", _PARAMETERS)
     handles = (
         module.register_module_module_registration_hook(lambda *_: modules.one_more()),
         module.register_module_parameter_registration_hook(lambda *_: parameters.one_more()),
@@ -191,8 +191,8 @@ def _bounded_modules() -> Iterator[None]:
 class _Bounded:
     """Count what a document creates. `one_more` raises ModelConfigError above the limit."""
 
-    def __init__(self, sentence: str, most: int) -> None:
-        self._sentence = sentence
+    def __init__(self, counted: str, most: int) -> None:
+        self._counted = counted
         self._most = most
         self._count = 0
 
@@ -200,8 +200,8 @@ class _Bounded:
         self._count += 1
         if self._count > self._most:
             raise ModelConfigError(
-                f"config.json: {self._sentence} than the {self._most} of the largest models",
-                "Correct its numbers of layers and experts",
+                f"config.json: the model has more than {self._most} {self._counted}",
+                "Correct the number of layers or experts",
             )
 
 
@@ -210,10 +210,10 @@ def canonical(said: Mapping[str, Any]) -> str:
     try:
         text = json.dumps(said, sort_keys=True, separators=(",", ":"), allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise ModelConfigError(f"config.json: {error}", "Use the file as published") from None
+        raise ModelConfigError(f"config.json: {error}", "Use the published file") from None
     if len(text) > LONGEST:
         raise ModelConfigError(
-            f"config.json: it is longer than {LONGEST} characters", "Use the file as published"
+            f"config.json: it is longer than {LONGEST} characters", "Use the published file"
         )
     return text
 
@@ -237,7 +237,7 @@ def config_of_document(document: str) -> Any:
     except Malformed:
         parsed = None
     if not isinstance(parsed, dict):
-        raise ModelConfigError("config.json: it is not a JSON object", "Use the file as published")
+        raise ModelConfigError("config.json: it is not a JSON object", "Use the published file")
     check_document(parsed)
     name = parsed.pop("model_type", "")
     if not isinstance(name, str) or not is_known(name):
@@ -277,8 +277,8 @@ def shapes_of(document: str) -> Mapping[str, tuple[int, ...]]:
     )
     if empty is not None:
         raise ModelConfigError(
-            f"config.json: {empty} is of shape {shapes[empty]}, and only vectors, matrices and stacks of these are "
-            "trained here",
+            f"config.json: {empty} has the shape {shapes[empty]}, but only tensors with at least one "
+            "entry and one dimension can be trained",
             "Use another model",
         )
     return shapes
@@ -303,7 +303,7 @@ def pieces_of(document: str) -> Mapping[str, FileTensor]:
             )
 
     network = _shapes_alone(document)
-    cuts = _Bounded("its files have more tensors", _CUTS)
+    cuts = _Bounded("tensors in its files", _CUTS)
     held = {name: parameter.detach() for name, parameter in network.named_parameters()}
     names = {tensor.untyped_storage()._cdata: name for name, tensor in held.items()}
     try:
@@ -407,7 +407,7 @@ def cuts_of(document: str) -> Mapping[str, Literal[0, 1]] | str:
     """Return the cut dimension of each feed-forward tensor, or why there are no tiers."""
     found = width_of(document)
     if found is None or found[1] < 2:
-        return "its config.json says no width of its feed-forwards"
+        return "its config.json has no feed-forward width that can be halved"
     key, width = found
     try:
         whole = shapes_of(document)
@@ -430,10 +430,8 @@ def cuts_of(document: str) -> Mapping[str, Literal[0, 1]] | str:
             or name in apart
             or not _FEED_FORWARD.search(name)
         ):
-            return f"{key} is also the width of {name}, which cannot be cut"
+            return f"{key} also sets the shape of {name}, which cannot be cut"
         dims[name] = dim
     return (
-        dims
-        if dims and whole.keys() == part.keys()
-        else f"{key} is the width of none of its tensors"
+        dims if dims and whole.keys() == part.keys() else f"none of its tensors has the width {key}"
     )

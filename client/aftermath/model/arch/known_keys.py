@@ -81,7 +81,8 @@ def refuse_ideas(hf_config: Mapping[str, Any]) -> None:
     """Raise ModelConfigError for a key of a NanoGPT."""
     if other := next((key for key in IDEAS if hf_config.get(key)), None):
         raise ModelConfigError(
-            f"config.json: {other} is a NanoGPT's", 'Set model_type to "nanogpt", or remove it'
+            f"config.json: only models of type nanogpt have the key {other}",
+            f'Set model_type to "nanogpt", or remove {other}',
         )
 
 
@@ -91,8 +92,8 @@ def refuse_contradictions(hf_config: Mapping[str, Any], aliases: Mapping[str, st
     for alias, key in aliases.items():
         if alias in hf_config and key in hf_config and hf_config[alias] != hf_config[key]:
             raise ModelConfigError(
-                f"config.json: {alias} {shown(hf_config[alias])} is not {key} {shown(hf_config[key])}",
-                f"They are two names of one key: remove {alias} if the weights were trained with {key}",
+                f"config.json: {alias} {shown(hf_config[alias])} contradicts {key} {shown(hf_config[key])}",
+                f"Both name the same setting: remove {alias} if the weights were trained with {key}",
             )
 
 
@@ -107,6 +108,6 @@ def refuse_strange(
             continue
         near = [_GPT2S[key]] if key in _GPT2S else get_close_matches(key, options, 1, _NEAR)
         raise ModelConfigError(
-            f"config.json: {shown(key)} {shown(value)} has no meaning here",
-            f"Say {near[0]} if that is meant, or leave it out" if near else "Leave it out",
+            f"config.json: the key {shown(key)} (value {shown(value)}) is unknown",
+            f"Rename it to {near[0]}, or remove it" if near else "Remove it",
         )

@@ -195,7 +195,7 @@ def _flag(hf_config: Mapping[str, Any], key: str) -> bool:
     value = hf_config.get(key)
     if value not in (None, True, False) or (isinstance(value, int) and not isinstance(value, bool)):
         raise ModelConfigError(
-            f"config.json: {key} {shown(value)} is not supported", f"{key} is true or false"
+            f"config.json: {key} {shown(value)} is not supported", f"Set {key} to true or false"
         )
     return bool(value)
 
@@ -206,5 +206,5 @@ def _refuse_windows(hf_config: Mapping[str, Any], family: _Family) -> None:
     if hf_config.get(family.window, unsaid):
         raise ModelConfigError(
             f"config.json: {family.window} {shown(hf_config.get(family.window, unsaid))} is not supported",
-            f"This client's layers see the whole text; set {family.window} to null if the model was trained so",
+            f"Set {family.window} to null if the model was trained without a window",
         )

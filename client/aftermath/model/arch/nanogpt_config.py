@@ -61,18 +61,18 @@ class NanoGPTConfig(TransformerConfig):
         for key in hf_config:
             if key in IDEAS and hf_config[key] is None:
                 raise ModelConfigError(
-                    f"config.json: {key} None has no meaning here",
+                    f"config.json: {key} must not be null",
                     f"Set {key} to a value, or remove it",
                 )
             if key.startswith("use_") and key not in JUDGED and hf_config[key]:
                 raise ModelConfigError(
-                    f"config.json: {key} belongs to another kind of NanoGPT",
-                    f"If the weights were trained with it, describe it by {', '.join(IDEAS)}",
+                    f"config.json: {key} is a key of another NanoGPT variant",
+                    f"If the weights were trained with it, use these keys instead: {', '.join(IDEAS)}",
                 )
         if other := next((key for key in _LLAMAS if hf_config.get(key)), None):
             raise ModelConfigError(
                 f"config.json: {other} {shown(hf_config[other])} is not supported",
-                f"A NanoGPT has no {other}: remove it",
+                f"Remove {other}, which a NanoGPT does not have",
             )
         # Other NanoGPTs give `use_...` keys another meaning, so a set one is refused above. So is
         # any unknown key (`known_keys`).
@@ -91,8 +91,8 @@ class NanoGPTConfig(TransformerConfig):
             known.get("num_attention_heads"),
         ):
             raise ModelConfigError(
-                f"config.json: num_key_value_heads {shown(heads)} is not num_attention_heads",
-                "Leave it out: a NanoGPT has as many keys as queries",
+                f"config.json: num_key_value_heads {shown(heads)} differs from num_attention_heads",
+                "Remove num_key_value_heads: a NanoGPT has one key head per query head",
             )
         return cls.checked(known)
 

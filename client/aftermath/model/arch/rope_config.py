@@ -102,7 +102,8 @@ def _plain(hf_config: Mapping[str, Any], key: str, longest: int) -> dict[str, An
         isinstance(value, Mapping) for value in table.values()
     ):
         raise ModelConfigError(
-            f"config.json: {key} is not one table of numbers", "Set its rope_theta only"
+            f"config.json: {key} is not a flat table of numbers",
+            f"Keep only rope_theta in {key}",
         )
     present = {name: value for name, value in table.items() if value is not None and name != "type"}
     kind = present.setdefault("rope_type", table.get("type", "default"))
@@ -114,7 +115,7 @@ def _plain(hf_config: Mapping[str, Any], key: str, longest: int) -> dict[str, An
     if present.pop("partial_rotary_factor", 1) != 1:
         raise ModelConfigError(
             f"config.json: {key}.partial_rotary_factor {shown(table['partial_rotary_factor'])} is not supported",
-            "This client rotates whole heads only",
+            "Use a model that rotates whole heads",
         )
     present.setdefault("rope_theta", hf_config.get("rope_theta", 10000.0))
     if kind in ("llama3", "yarn"):
@@ -128,7 +129,7 @@ def _plain(hf_config: Mapping[str, Any], key: str, longest: int) -> dict[str, An
     for name in needed:
         if present.get(name) is None:
             raise ModelConfigError(
-                f"config.json: {key} of type {kind} has no {name}", "Use the file as published"
+                f"config.json: {key} of type {kind} has no {name}", "Use the published file"
             )
     kept = {"rope_type", "rope_theta", *needed, *_MAY.get(kind, ())}
     found = {name: value for name, value in present.items() if name in kept}
@@ -151,8 +152,8 @@ def _require_number(key: str, name: str, value: object) -> None:
     if not real or not (low < value <= high or (touched and value == low)):  # type: ignore[operator]
         raise ModelConfigError(
             f"config.json: {key}.{name} {shown(value)} is not supported",
-            f"Use a {'whole ' * whole}number {'from' if touched else 'above'} {low:g} up to {high:,.0f}, or take the "
-            "file as published",
+            f"Use a {'whole ' * whole}number {'from' if touched else 'above'} {low:g} up to {high:,.0f}, or "
+            "use the published file",
         )
 
 

@@ -129,7 +129,7 @@ class TransformerConfig(ModelConfig):
         if tier > len(self.matformer_tiers):
             raise ModelConfigError(
                 f"config.json: {KEY} has no entry for tier {tier}",
-                f"Give the run at most {1 + len(self.matformer_tiers)} tiers, or name what tier {tier} keeps",
+                f"Use at most {1 + len(self.matformer_tiers)} tiers, or add an entry for tier {tier}",
             )
         return self.matformer_tiers[tier - 1]
 
@@ -208,7 +208,7 @@ class TransformerConfig(ModelConfig):
         for key, size in held.items():
             if hf_config.get(key, size) != size:
                 raise ModelConfigError(
-                    f"config.json: {key} is {shown(hf_config[key])}, and {size} by {KEY}",
+                    f"config.json: {key} is {shown(hf_config[key])}, but {size} according to {KEY}",
                     "Export the tier again",
                 )
         return self
@@ -251,7 +251,7 @@ def _base(hf_config: Mapping[str, Any], keys: tuple[str, ...]) -> dict[str, Any]
     base = hf_config.get(_BASE)
     if not isinstance(base, dict) or any(key not in keys for key in base):
         raise ModelConfigError(
-            f"config.json: {_BASE} must name {', '.join(keys)}", "Export the tier again"
+            f"config.json: {_BASE} must be a table of {', '.join(keys)}", "Export the tier again"
         )
     return dict(base)
 
@@ -276,13 +276,12 @@ def _refuse_other_functions(hf_config: Mapping[str, Any], activations: tuple[str
         if hf_config.get(key):
             raise ModelConfigError(
                 f"config.json: {key} is not supported",
-                f"Use a checkpoint of plain weights whose layers are all alike and see the whole text, or remove {key} "
-                "if the model was trained without it",
+                f"Remove {key} if the model was trained without it, or use another checkpoint",
             )
 
 
 def _unsupported(key: str, value: object, wanted: object) -> ModelConfigError:
-    fix = "Leave it out" if wanted is None else f"This client computes {key} {wanted!r} only"
+    fix = f"Remove {key}" if wanted is None else f"This client supports only {key} {wanted!r}"
     return ModelConfigError(f"config.json: {key} {shown(value)} is not supported", fix)
 
 

@@ -34,7 +34,7 @@ class ToldScreen(Tabbed):
 
     learns: Board | LocalTestnetBoard
     """The board that receives the messages."""
-    told: int
+    descriptor: int
     """The file descriptor of the messages."""
     deserted = False
     """Whether the parent process ended without a message."""
@@ -55,7 +55,7 @@ class ToldScreen(Tabbed):
         reader = asyncio.StreamReader(limit=_LONGEST)
         loop = asyncio.get_running_loop()
         await loop.connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(self.told, "rb")
+            lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(self.descriptor, "rb")
         )
         while line := await reader.readline():
             message = message_of(line)
@@ -94,7 +94,7 @@ def screen_of(opening: ScreenOptions, descriptor: int) -> ToldScreen:
         board = Board(opening.role, opening.run_id, opening.tier)
         app = ToldTui(board, clock, leave)
     app.learns = board
-    app.told = descriptor
+    app.descriptor = descriptor
     return app
 
 

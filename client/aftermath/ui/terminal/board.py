@@ -82,13 +82,13 @@ class KeptLines:
 
     lines: deque[tuple[float | None, Text]] = field(default_factory=lambda: deque(maxlen=MOST))
     """Seconds since the start and text of each line. None if the time is not shown."""
-    said: int = 0
+    count: int = 0
     """Number of all lines, including those that were dropped."""
 
     def say(self, t: float | None, text: Text) -> None:
         """Add a line."""
         self.lines.append((t, text))
-        self.said += 1
+        self.count += 1
 
 
 Role = Literal["member", "server", "watch", "testnet"]

@@ -160,7 +160,7 @@ class Screen:
         sys.stderr.flush()
         self._terminal = os.dup(sys.stdout.fileno())
         self._usual = terminal.modes(sys.stdin.fileno())
-        ours, self._told = os.pipe()
+        ours, self._messages_out = os.pipe()
         opening = msgspec.json.encode(self._opening).decode()
         command = [sys.executable, "-P", "-m", "aftermath.ui.terminal", str(ours), opening]
         with terminal.signals_blocked():
@@ -231,7 +231,10 @@ class Screen:
 
     def _tell(self) -> None:
         """Write queued messages to the pipe as fast as they are read."""
-        with os.fdopen(self._told, "wb", buffering=0) as pipe, contextlib.suppress(BrokenPipeError):
+        with (
+            os.fdopen(self._messages_out, "wb", buffering=0) as pipe,
+            contextlib.suppress(BrokenPipeError),
+        ):
             newest_by_type: dict[type[MESSAGES], MESSAGES] = {}
             while True:
                 with self._changed:

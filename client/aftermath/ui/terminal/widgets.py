@@ -92,13 +92,13 @@ class Log(RichLog):
         if self.size.width != self._width:
             self.clear()
             self._width = self.size.width
-            self._drawn = lines.said - len(lines.lines)
-        new = min(lines.said - self._drawn, len(lines.lines))
+            self._drawn = lines.count - len(lines.lines)
+        new = min(lines.count - self._drawn, len(lines.lines))
         for t, text in list(lines.lines)[len(lines.lines) - new :]:
             self.write(
                 text if t is None else Text.assemble((f"{clock(t):>8}  ", "dim"), text), expand=True
             )
-        self._drawn = lines.said
+        self._drawn = lines.count
 
 
 def clock(seconds: float) -> str:

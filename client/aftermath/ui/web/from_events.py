@@ -53,7 +53,7 @@ class EventSnapshots:
         """The first step of each reported epoch, for the newest MOST_EPOCHS."""
         self.members: dict[str, MemberSnapshot] = {}
         """Members by wallet, as they last reported."""
-        self.told = 0
+        self.event_count = 0
         """Number of events."""
         self._comings = Lifecycle()
         self._total_steps = 0
@@ -74,7 +74,7 @@ class EventSnapshots:
             record = msgspec.structs.replace(
                 record, about=msgspec.structs.replace(record.about, wallet=wallet)
             )
-        self.told += 1
+        self.event_count += 1
         self._comings.take(record)
         self._know(wallet, record)
         match record.event:
@@ -138,7 +138,9 @@ class EventSnapshots:
                     tokens_per_second=event.tokens_per_sec,
                 )
                 if event.loss is not None:
-                    self._losses.told(record.about.tier, event.step, event.loss, event.tokens)
+                    self._losses.add_event_loss(
+                        record.about.tier, event.step, event.loss, event.tokens
+                    )
             case event_types.Traffic():
                 self.sent.add(
                     record.about.tier,
@@ -224,13 +226,13 @@ class Losses:
     """
 
     def __init__(self) -> None:
-        self._told: dict[int, _Curve] = defaultdict(_Curve)
+        self._from_events: dict[int, _Curve] = defaultdict(_Curve)
         self._stated: dict[int, _Curve] = defaultdict(_Curve)
 
-    def told(self, tier: int, step: int, loss: float, tokens: int) -> None:
+    def add_event_loss(self, tier: int, step: int, loss: float, tokens: int) -> None:
         """Add a loss from an event."""
         if 0 <= tier < MAX_LEVELS:
-            self._told[tier].add(step, loss, max(1, tokens))
+            self._from_events[tier].add(step, loss, max(1, tokens))
 
     def stated(self, tier: int, step: int, loss: float) -> None:
         """Add a loss from an attestation on chain."""
@@ -239,7 +241,7 @@ class Losses:
 
     def by_tier(self) -> dict[int, Points]:
         """Return at most MOST_POINTS (step, loss) points of each tier."""
-        curves = {**self._stated, **self._told}
+        curves = {**self._stated, **self._from_events}
         return {tier: _means(curve.sums()) for tier, curve in sorted(curves.items())}
 
 

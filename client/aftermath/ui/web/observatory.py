@@ -118,7 +118,7 @@ class Observatory:
     def _forget_ended(self) -> None:
         for name in [name for name, task in self._following.items() if task.done()]:
             del self._following[name]
-            if not self._runs[name].told:
+            if not self._runs[name].event_count:
                 del self._runs[name]
 
     def _make_room(self) -> bool:
@@ -131,7 +131,7 @@ class Observatory:
             return False
         left = min(idle, key=lambda run: run.looked_at)
         self._following.pop(left.run_id).cancel()
-        if not left.told:
+        if not left.event_count:
             del self._runs[left.run_id]
         return True
 
@@ -180,7 +180,7 @@ class Observatory:
         runs_from_events = [
             Listed(name, False)
             for name, run in sorted(self._runs.items())
-            if run.told and name not in ids_on_chain
+            if run.event_count and name not in ids_on_chain
         ]
         listed = [*self._on_chain, *runs_from_events]
         packed = msgspec.json.encode(
@@ -210,13 +210,13 @@ class Observatory:
         """Pass events to their runs. Return the runs that received events."""
         touched: dict[str, ObservedRun] = {}
         for record in part:
-            run = self._told_of(record.about.run_id)
+            run = self._run_of_event(record.about.run_id)
             if run is not None:
                 run.take(record)
                 touched[run.run_id] = run
         return iter(touched.values())
 
-    def _told_of(self, run_id: str) -> ObservedRun | None:
+    def _run_of_event(self, run_id: str) -> ObservedRun | None:
         """Return the run of an event, or None if its id is invalid or there is no room."""
         if (run := self._runs.get(run_id)) is not None:
             return run

@@ -115,7 +115,9 @@ class ObservedRun:
                 record.moment = self._chain_moment(follower)
                 silent = round(follower.silent) if self._silent else None
             costs = ObservedCosts(record.transactions, record.lamports, self._reader.complete)
-            newest = Now(record.moment, self._trouble, silent, costs, record.retold.told)
+            newest = Now(
+                record.moment, self._trouble, silent, costs, record.event_snapshots.event_count
+            )
             self._now = msgspec.json.encode(newest)
             self._made = time.monotonic()
         return self._now
@@ -124,12 +126,12 @@ class ObservedRun:
         """Return `Curves` as JSON, the same object until something changes."""
         if self._curves is None:
             record = self._records.shown
-            retold = record.retold
+            event_snapshots = record.event_snapshots
             drawn = Curves(
                 record.losses.by_tier(),
-                retold.sent.by_tier(),
-                {**record.epochs, **retold.epochs},
-                retold.marks,
+                event_snapshots.sent.by_tier(),
+                {**record.epochs, **event_snapshots.epochs},
+                event_snapshots.marks,
             )
             self._curves = msgspec.json.encode(drawn)
         return self._curves
@@ -137,12 +139,16 @@ class ObservedRun:
     @property
     def known(self) -> bool:
         """Whether the chain or events gave anything to show."""
-        return self._follower is not None or self._records.shown.moment is not None or self.told > 0
+        return (
+            self._follower is not None
+            or self._records.shown.moment is not None
+            or self.event_count > 0
+        )
 
     @property
-    def told(self) -> int:
+    def event_count(self) -> int:
         """Number of events of runs of this id."""
-        return sum(record.retold.told for record in self._records)
+        return sum(record.event_snapshots.event_count for record in self._records)
 
     @property
     def past(self) -> SnapshotHistory:
@@ -155,12 +161,12 @@ class ObservedRun:
         """Add an event, which may be of an earlier run of this id."""
         run = RunName.of(event_record.about)
         shown_before = self._records.shown
-        record = self._records.told(run)
+        record = self._records.record_for(run)
         if self._records.shown is not shown_before:
             self._curves = None
         if record is None:
             return
-        moment = record.retold.take(event_record)
+        moment = record.event_snapshots.take(event_record)
         if record is self._records.shown:
             self._curves = None
         elif run.identity:
@@ -245,14 +251,14 @@ class ObservedRun:
         self._records.show(RunName(run.run_id, owner, run.created, run.identity))
         if self._records.shown is not shown_before:
             self._curves = None
-            if shown_before.run.identity and shown_before.retold.told:
+            if shown_before.run.identity and shown_before.event_snapshots.event_count:
                 self._say_other(shown_before.run)
 
     def _chain_moment(self, follower: RunFollower) -> RunSnapshot:
         record = self._records.shown
         figures = {
             **record.stated,
-            **{wallet: member.figures for wallet, member in record.retold.members.items()},
+            **{wallet: member.figures for wallet, member in record.event_snapshots.members.items()},
         }
         return snapshot_of(follower.standing(), round(time.time() * 1000), figures)
 

@@ -77,7 +77,7 @@ class RunRecord:
     def __init__(self, run: RunName) -> None:
         self.run = run
         self.losses = Losses()
-        self.retold = EventSnapshots(run.run_id, self.losses)
+        self.event_snapshots = EventSnapshots(run.run_id, self.losses)
         self.past = SnapshotHistory()
         self.moment: RunSnapshot | None = None
         self.live_since: int | None = None
@@ -106,7 +106,7 @@ class RunRecords:
         self._on_chain = True
         self.shown = self._record(run)
 
-    def told(self, run: RunName) -> RunRecord | None:
+    def record_for(self, run: RunName) -> RunRecord | None:
         """Return the record for events of a run. None for a run older than the records that are
         kept.
         """
