@@ -143,8 +143,8 @@ def test_trained_but_never_attested_level_is_lost(world: World) -> None:
     )
     for index in (1, 2):
         ended.join(index, tier=index).ok()
-    assert next_deadline(ended.run, ended.members, ended.model) == ended.run.state_started_at + 35
-    world.advance(34)
+    assert next_deadline(ended.run, ended.members, ended.model) == ended.run.state_started_at + 5
+    world.advance(4)
     ended.tick(1).refused("NothingToTick")
     world.advance(2)
     ended.tick(1).ok()

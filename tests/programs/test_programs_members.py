@@ -9,6 +9,7 @@ import pytest
 from solders.keypair import Keypair
 
 from aftermath.rules import bitmap
+from aftermath.rules.deadlines import HOLDERS_WAIT
 from aftermath.rules.state import MemberState, RunState
 from programs.harness import AUTHORIZER, World, address, authorization_address, build
 from programs.scenario import EVERYONE, SCHEMA, Scenario, member
@@ -229,6 +230,7 @@ def test_three_established_members_keep_their_seats(
     record["established"][0] = np.frombuffer(seats.to_bytes(32, "little"), np.uint8)
     run.world.store("Members", "test", record)
     _finished(run, bytes(32), epoch=9)
+    run.world.advance(HOLDERS_WAIT)
     run.join(0).ok()
     assert run.seat_of(0) == taken
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from aftermath.rules.deadlines import HOLDERS_WAIT, next_deadline
-from aftermath.rules.state import RunState
+from aftermath.rules.state import ModelSource, RunState
 from programs.harness import World
 from programs.test_programs_undone_epochs import (
     NEWCOMERS,
@@ -82,3 +82,22 @@ def test_newcomers_wait_a_day_if_nobody_attested_last_epoch(world: World) -> Non
     world.advance(1)
     run.tick(20).ok()
     assert run.run.state is RunState.WARMUP
+
+
+def test_claim_of_newcomers_without_step_lasts_one_epoch(world: World) -> None:
+    """The only holder restarts in the warm-up, and a wallet that holds nothing is left."""
+    run = founded(world, {0: 0}, init_min_clients=1, min_clients=1, witness_nodes=0)
+    idle = 20
+    sources = []
+    for _ in range(3):
+        run.join(0, tier=0, stateless=bool(sources)).ok()
+        run.join(idle, tier=0).ok()
+        world.advance(6)
+        run.tick(idle).ok()
+        assert run.run.state is RunState.WARMUP
+        sources.append(run.run.model_source)
+        run.join(0, tier=0, stateless=True).ok()  # it was restarted, or could not load the model
+        begin(run, idle)
+        train(run, idle, lambda index, height: None)
+        end(run, idle)
+    assert sources == [ModelSource.PEERS, ModelSource.PEERS, ModelSource.CHECKPOINT]

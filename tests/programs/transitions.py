@@ -170,11 +170,13 @@ class Transitions:
         tiers = [self.members[number].tier for number in bitmap.seats(seats)]
         return self.every & ~((1 << min(tiers)) - 1) if tiers else 0
 
-    def _unsaved(self) -> int:
+    def _beyond_checkpoint(self) -> int:
         pairs = enumerate(zip(self.known.hashes, self.durable.hashes, strict=True))
-        return sum(
-            1 << level for level, (newest, durable) in pairs if newest not in (durable, UNATTESTED)
-        )
+        return sum(1 << level for level, (newest, durable) in pairs if newest != durable)
+
+    def _unsaved(self) -> int:
+        """The levels that would be lost without their holders."""
+        return self._beyond_checkpoint() & self.known.attested
 
     @property
     def first_untrained(self) -> int:
@@ -615,7 +617,7 @@ class Transitions:
             self.kept = (self.known, self.first_untrained)
         if self.known.source is ModelSource.PEERS:
             held = self._held(self._trusted_finishers() & waiting)
-            lost = self._unsaved() & ~held
+            lost = self._beyond_checkpoint() & ~held
             if lost or not held:
                 self.kept = (self.known, self.first_untrained)
             marked = self.known.lost if held else 0
@@ -686,6 +688,8 @@ class Transitions:
             for seat in self.members:
                 seat.state = MemberState.IDLE
             self._restore()
+            if self._has_unproven_claims():
+                self.finishers = 0
             if self.cold and self.known.source is ModelSource.CHECKPOINT and not self.finishers:
                 self.epoch_since = 0
             self._enter(RunState.WAITING_FOR_MEMBERS)
@@ -1038,6 +1042,9 @@ class Transitions:
             return 1
         return min(max(2 * seat.weight * (8 * seat.delivered // self.judged) // 8, 1), 0xFFFF)
 
+    def _has_unproven_claims(self) -> bool:
+        return bool(self.finishers) and not self.finishers & self._established()
+
     def _take_over(self, healthy: int, unknown: int) -> None:
         judges = [self.members[number] for number in bitmap.seats(self.judges)]
         judges = [seat for seat in judges if seat.established]
@@ -1053,6 +1060,7 @@ class Transitions:
         if self.step == self.start_step and self.known.source is ModelSource.PEERS:
             # nobody has anything newer
             holders = self.finishers & ~(self.began & ~healthy) or healthy
+            holders = 0 if self._has_unproven_claims() else holders
         self.finishers = holders & ~self._unwanted()
         marked = self.known.lost if self.step == self.start_step else unknown
         if unknown == self.every:

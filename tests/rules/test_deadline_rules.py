@@ -99,15 +99,14 @@ def test_epoch_waits_for_absent_sole_holders(
         model_source=ModelSource.PEERS,
         finishers=finishers,
         level_hashes=tuple(bytes([1 + (level in differing)]) * 32 for level in range(3)),
+        levels_attested=0b111,
     )
     durable = SimpleNamespace(checkpoint_hashes=(b"\1" * 32,) * 3)
     expected = None if wait is None else 1000 + wait
     assert deadlines.next_deadline(waiting, table, durable) == expected  # type: ignore[arg-type]
-    for known in (b"\1" * 32, bytes(32)):  # also of a checkpoint that was never attested
-        hashes = tuple(b"\xff" * 32 if level in differing else known for level in range(3))
-        unattested = replace(waiting, level_hashes=hashes)
-        durable = SimpleNamespace(checkpoint_hashes=(known,) * 3)
-        assert deadlines.next_deadline(unattested, table, durable) == expected  # type: ignore[arg-type]
+    # All members begin an unattested level from the checkpoint, so nobody waits for its holders.
+    unattested = replace(waiting, levels_attested=0b111 & ~bitmap.from_seats(differing))
+    assert deadlines.next_deadline(unattested, table, durable) == 1005  # type: ignore[arg-type]
 
 
 @given(

@@ -32,7 +32,7 @@ from aftermath.rules.run import (
     Run,
 )
 
-VERSION = 12
+VERSION = 13
 
 _Row = TypeVar("_Row")
 _Convert = Callable[[Any], Any]

@@ -36,15 +36,17 @@ def expected(run: Run, model: Model, level: int) -> bytes | None:
     return attested(run).get(level, durable if durable != _NO_HASH else None)
 
 
-def beyond_checkpoint(run: Run, model: Model) -> int:
-    """Return the levels whose newest contents are not in the checkpoint, as a bitmap.
+def unsaved_levels(run: Run, model: Model) -> int:
+    """Return the levels that would be lost without their holders, as a bitmap.
 
-    All members begin an unattested level from the checkpoint, so it has no newer contents.
+    They are attested, and not in the checkpoint. All members begin an unattested level from the
+    checkpoint, even if one holds a newer copy.
     """
     return bitmap.from_seats(
         level
         for level in range(run.levels)
-        if run.level_hashes[level] not in (model.checkpoint_hashes[level], UNATTESTED)
+        if run.levels_attested >> level & 1
+        and run.level_hashes[level] != model.checkpoint_hashes[level]
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from aftermath.rules import bitmap, committee
-from aftermath.rules.contents import beyond_checkpoint
+from aftermath.rules.contents import unsaved_levels
 from aftermath.rules.members import Members
 from aftermath.rules.model import Model
 from aftermath.rules.run import Round, Run
@@ -160,5 +160,5 @@ def _missing(run: Run, members: Members, model: Model, first: int) -> list[int]:
     a waiting trusted finisher.
     """
     here = _smallest(trusted_finishers(run, members) & members.pending, run, members)
-    beyond = beyond_checkpoint(run, model)
-    return [level for level in range(first, here) if bitmap.contains(beyond, level)]
+    unsaved = unsaved_levels(run, model)
+    return [level for level in range(first, here) if bitmap.contains(unsaved, level)]

@@ -7,7 +7,7 @@ the membership of the evicted member. The program records that member's earnings
 from __future__ import annotations
 
 from aftermath.rules import bitmap, committee
-from aftermath.rules.contents import beyond_checkpoint
+from aftermath.rules.contents import unsaved_levels
 from aftermath.rules.deadlines import HOLDERS_WAIT, expected, trusted_finishers
 from aftermath.rules.members import Members, Seat
 from aftermath.rules.model import Model
@@ -62,7 +62,7 @@ def _awaited(run: Run, members: Members, model: Model, now: int) -> int:
     until = (
         run.state_started_at + run.config.waiting_for_members_extra_time + run.config.warmup_time
     )
-    unsaved = beyond_checkpoint(run, model) != 0
+    unsaved = unsaved_levels(run, model) != 0
     in_time = now <= run.state_started_at or now < until or (unsaved and in_day)
     if in_time:
         kept |= recent

@@ -39,7 +39,7 @@ pub const CLIENT_VERSION_BYTES: usize = 96;
 pub const SPEC_BYTES: usize = 4_096;
 
 /// Layout version written into every account.
-pub const VERSION: u8 = 12;
+pub const VERSION: u8 = 13;
 /// Maximum number of bytes that an account may gain in one instruction, also when a program creates it.
 pub const GROWTH: usize = 10_240;
 

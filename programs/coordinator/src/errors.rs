@@ -86,7 +86,7 @@ pub enum CoordinatorError {
     ClientVersionTooLong,
     #[msg("max_seq_len must be between 1 and 16777216 tokens.")]
     MaxSeqLenOutOfRange,
-    #[msg("cold_start_warmup_steps must fit into one epoch: at most rounds_per_epoch and at most (epoch_time - warmup_time) / max_round_train_time.")]
+    #[msg("cold_start_warmup_steps must fit into one epoch: at most rounds_per_epoch and (epoch_time - warmup_time) / max_round_train_time.")]
     ColdStartTooLong,
     #[msg("The checkpoint's kind must be 1 (Hub), 2 (local) or 3 (dummy).")]
     UnknownCheckpoint,
@@ -176,7 +176,7 @@ pub enum CoordinatorError {
     VerdictsFull,
     #[msg("Pass the instructions sysvar (Sysvar1nstructions1111111111111111111111111).")]
     WrongInstructions,
-    #[msg("The instruction before this one must be an Ed25519 verification of two statements: one round, one key, two commitments, all in its own data.")]
+    #[msg("The instruction before this one must verify two statements with Ed25519, in its own data: one round, one key, two commitments.")]
     NoEquivocation,
     #[msg("This member is not in the running epoch, or is ejected already.")]
     AlreadyEjected,
@@ -189,7 +189,7 @@ pub enum CoordinatorError {
     CheckpointMismatch,
     #[msg("The run already has a checkpoint of a later step, or of this step from a member with an earlier turn.")]
     CheckpointNotNewer,
-    #[msg("Name a Hub repository. A directory is accepted from the main authority, or if a recorded checkpoint is one. A dummy is never accepted.")]
+    #[msg("Name a Hub repository. Members may name a directory only if a recorded checkpoint is one.")]
     CheckpointPlaceRefused,
     #[msg("There is no checkpoint of this step at this place: 0 is the present one, 1 to 3 the earlier ones.")]
     NoSuchCheckpoint,

@@ -63,7 +63,7 @@ pub fn join_run(ctx: &mut Context<JoinRun>, params: &JoinParams) -> Result<()> {
     let id = MembershipId { run: &this_run, created: run.created, wallet: &user };
     let mut own = id.open(accounts.membership.account())?;
     let mut evicted = open_evicted(&accounts.evicted, &own)?;
-    let unsaved = levels::beyond_durable(run, &accounts.model) != 0;
+    let unsaved = levels::unsaved(run, &accounts.model) != 0;
     let mut context = JoinContext { own: &mut own, evicted: evicted.as_deref_mut(), unsaved };
     let awaited_others = awaits_others(run, &accounts.members);
     let added = members::join(run, &mut accounts.members, &mut context, params, &moment)?;

@@ -79,6 +79,9 @@ impl Machine<'_> {
         members::remove_unwanted_finishers(self.run, self.members);
         provisional::restore(self.run, self.members, &mut self.witnesses.backlog);
         let run = &mut *self.run;
+        if has_unproven_claims(run, self.members) {
+            run.finishers = [0; 32];
+        }
         if run.cold_start == 1 && run.model_source == model_source::DURABLE && bitmap::is_empty(&run.finishers) {
             run.epoch_started_at = 0; // the next epoch is still the first one after `rewind`
         }
@@ -115,7 +118,8 @@ impl Machine<'_> {
 
     /// Record which of the `healthy` members, which finished the epoch, hold the model: the established ones, which
     /// include all that delivered. An epoch without a step leaves the model as it was: then the previous finishers keep
-    /// their claim, except those that left the epoch, and newcomers get none.
+    /// their claim, except those that left the epoch. If all left, newcomers may have loaded the model from them and get
+    /// a claim, for one epoch.
     fn take_over(&mut self, healthy: &Bitmap, unknown: u8) {
         let run = &mut *self.run;
         let newcomers_judged = run.current().established == established_only::NOTHING;
@@ -129,7 +133,9 @@ impl Machine<'_> {
         if run.step == run.start_step && run.model_source == model_source::PEERS {
             let left = bitmap::without(&run.began, healthy);
             let remaining = bitmap::without(&run.finishers, &left);
-            if !bitmap::is_empty(&remaining) {
+            if has_unproven_claims(run, self.members) {
+                holders = [0; 32];
+            } else if !bitmap::is_empty(&remaining) {
                 holders = remaining;
             }
         }
@@ -169,6 +175,13 @@ impl Machine<'_> {
         }
         self.members.healthy = [0; 32];
     }
+}
+
+/// Return whether finishers exist and none of them is established. They may have no model: members that could not load it
+/// from them leave, so the same wallets could keep a run from its checkpoint forever.
+#[inline(never)]
+fn has_unproven_claims(run: &Run, members: &Members) -> bool {
+    !bitmap::is_empty(&run.finishers) && !bitmap::intersects(&run.finishers, &members.established)
 }
 
 /// Halt the run. Members that wait must join again, and the next epoch is a cold start.

@@ -50,7 +50,7 @@ pub fn held(run: &Run, model: &Model, members: &Members, pending: &Bitmap) -> He
     let trusted = trusted(run, members);
     let by_tier = &level_holders::by_tier(members);
     let here = held_by_tiers(run, by_tier, &bitmap::both(&trusted, pending));
-    let missing = beyond_durable(run, model) & !here;
+    let missing = unsaved(run, model) & !here;
     let away = missing & held_by_tiers(run, by_tier, &trusted);
     Held { here, away }
 }
@@ -80,15 +80,18 @@ fn from_smallest<'a>(run: &Run, holders: impl Iterator<Item = &'a Seat>) -> u8 {
     all(run.levels) & !all(smallest)
 }
 
-/// Return the mask of the levels whose newest contents are not in the durable checkpoint. All members begin an
-/// unattested level from that checkpoint, so it has no newer contents.
+/// Return the mask of the levels whose newest contents are not in the durable checkpoint.
 #[inline(never)]
 pub fn beyond_durable(run: &Run, model: &Model) -> u8 {
-    let mut beyond = 0;
-    for (level, (newest, durable)) in run.level_hashes.iter().zip(model.checkpoint_hashes.iter()).enumerate() {
-        beyond |= u8::from(newest != durable && *newest != UNATTESTED) << level;
-    }
+    let hashes = run.level_hashes.iter().zip(model.checkpoint_hashes.iter()).enumerate();
+    let beyond = hashes.fold(0, |mask, (level, (newest, durable))| mask | u8::from(newest != durable) << level);
     beyond & all(run.levels)
+}
+
+/// Return the mask of the levels that would be lost without their holders: they are attested, and not in the durable
+/// checkpoint. All members begin an unattested level from that checkpoint, even if one holds a newer copy.
+pub fn unsaved(run: &Run, model: &Model) -> u8 {
+    beyond_durable(run, model) & run.levels_attested
 }
 
 /// Make members load these `levels` (a mask) from the durable checkpoint. They load the others from each other.

@@ -98,7 +98,7 @@ fn undone(run: &Run, members: &Members) -> Bitmap {
 /// member, and could then replace these levels. Each epoch of theirs is undone until the owner bars wallets or
 /// rewinds the run.
 pub fn demote(run: &Run, model: &Model, members: &mut Members, pending: &Bitmap) {
-    if levels::beyond_durable(run, model) == 0 && !ends_wait(run, members, pending) {
+    if levels::unsaved(run, model) == 0 && !ends_wait(run, members, pending) {
         let demoted = bitmap::both(&undone(run, members), pending);
         members.established = bitmap::without(&members.established, &demoted);
     }

@@ -85,23 +85,29 @@ pub fn reset_newcomers(members: &mut Members) {
 /// of all declared weights if there are none. Neither one established member nor any number of wallets that deliver
 /// nothing, which become experienced with a weight of 1, can lower it alone.
 fn median(members: &Members) -> u16 {
-    let healthy = || {
-        let seats = members.seats.iter().take_while(|seat| seat.used == 1).enumerate();
-        seats.filter(|(_, seat)| seat.state == member_state::HEALTHY)
-    };
-    let experienced = || healthy().filter(|(_, seat)| seat.weight > 0);
-    let is_established = |index: usize| bitmap::has(&members.established, index as u8);
-    let weight = |seat: &Seat| seat.declared.min(seat.weight);
-    let established: Vec<u16> =
-        experienced().filter(|(index, _)| is_established(*index)).map(|(_, seat)| weight(seat)).collect();
-    let mut weights: Vec<u16> = experienced().map(|(_, seat)| weight(seat)).collect();
-    if weights.is_empty() {
-        weights = healthy().map(|(_, seat)| seat.declared).collect();
+    let mut declared = Vec::new();
+    let mut experienced = Vec::new();
+    let mut established = Vec::new();
+    for (index, seat) in members.seats.iter().take_while(|seat| seat.used == 1).enumerate() {
+        if seat.state != member_state::HEALTHY {
+            continue;
+        }
+        declared.push(seat.declared);
+        if seat.weight > 0 {
+            experienced.push(seat.declared.min(seat.weight));
+            if bitmap::has(&members.established, index as u8) {
+                established.push(seat.declared.min(seat.weight));
+            }
+        }
     }
-    lower_median(&weights).max(lower_median(&established))
+    if experienced.is_empty() {
+        experienced = declared;
+    }
+    lower_median(&experienced).max(lower_median(&established))
 }
 
 /// Return the lower median, found byte by byte: sorting 256 numbers would cost several times as much.
+#[inline(never)]
 fn lower_median(weights: &[u16]) -> u16 {
     let mut place = weights.len().saturating_sub(1) as u32 / 2;
     let high = nth(weights.iter().map(|weight| (weight >> 8) as u8), &mut place);

@@ -172,6 +172,7 @@ pub struct Run {
 }
 
 impl Run {
+    #[inline(never)]
     pub fn enter(&mut self, state: u8, now: u64) {
         self.state = state;
         self.state_started_at = now;
