@@ -177,3 +177,5 @@ def test_finished_run_without_checkpoint_warns(
         assert kept.code == 1
         assert unknown in kept.err
         assert "that training is lost" in kept.err
+    rehearsed = invoke("close-run", *signed, "--dry-run")
+    assert f"warning: {unknown}" in rehearsed.err

@@ -94,7 +94,9 @@ def test_lost_steps_name_copy_that_chain_does_not_know(
         save_step(tmp_path, step)
     notices.lost(builders.run(RunState.WARMUP, step=5), builders.model(), tmp_path)
     (warning,) = [event.message for event in told if isinstance(event, event_types.Warning)]
-    assert warning.startswith("4 steps of training are lost: no member has the model, and no ")
+    assert warning.startswith(
+        "4 steps of training are lost: no member has the model, and the only "
+    )
     assert "was saved" not in warning
     assert (f"{tmp_path / f'test-step{named}'} is a copy of step {named}" in warning) is bool(named)
     assert ("start a new run from the copy" in warning) is bool(named)

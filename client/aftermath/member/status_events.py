@@ -81,7 +81,7 @@ class StatusEvents:
             newest = (
                 f"the newest checkpoint is of step {checkpoint_step}"
                 if checkpoint_step
-                else "no checkpoint is recorded"
+                else "the only checkpoint is the initial model, of step 0"
             )
             copy = _newest_copy(directory, run, checkpoint_step)
             self._events.emit(
