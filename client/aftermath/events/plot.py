@@ -149,7 +149,8 @@ def _draw(axes: Any, curves: Mapping[str, Curve], measure: str, *, gaps: bool = 
 
 
 def _mark(axes: Any, marks: Sequence[tuple[int, str]]) -> None:
-    for number, (step, text) in enumerate(marks):
+    # The same text twice at a step, as of a member that restarts, would only cover itself.
+    for number, (step, text) in enumerate(dict.fromkeys(marks)):
         axes.axvline(step, color="grey", linestyle=":", linewidth=1)
         if len(marks) > _MARKS_NAMED:
             continue
