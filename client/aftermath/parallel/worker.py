@@ -38,8 +38,10 @@ def _end_with_the_first() -> None:
 def main() -> NoReturn:
     """Run the process. Its only argument is a `Join` as JSON."""
     faulthandler.enable()  # print the stack of a process that crashes in native code
-    # Ctrl-C in a terminal reaches all processes. Only the first one acts on it.
+    # Ctrl-C in a terminal, and its end, reach all processes. Only the first one acts on them.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if sys.platform != "win32":
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
     threading.Thread(target=_end_with_the_first, daemon=True).start()
     join = msgspec.json.decode(sys.argv[1], type=Join)
     try:
