@@ -48,9 +48,10 @@ def no_ranks(rank_pool: RankPool) -> None:
 
 
 def _order(item: pytest.Item) -> tuple[tuple[int, int], bool]:
-    """Sort by shape, and tests that kill a rank after all others that could use it."""
+    """Sort by shape, and tests that end a rank after all others that could use it."""
     parameters: dict[str, Any] = item.callspec.params if hasattr(item, "callspec") else {}
-    return parameters.get("shape", TWO), item.path.name == "test_parallel_launch.py"
+    ends_ranks = item.path.name in ("test_parallel_launch.py", "test_parallel_out_of_memory.py")
+    return parameters.get("shape", TWO), ends_ranks
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

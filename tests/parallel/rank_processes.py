@@ -246,7 +246,7 @@ def parts(ranks: Ranks, model: str, tier: int) -> tuple[int, int]:
     """How many parameters a tier has, and how many of them the first rank holds."""
     config = config_of(MODELS[model])
     whole = sum(torch.Size(shape).numel() for shape in config.parameter_shapes(tier).values())
-    return whole, ranks.build(ShardedModel, config.to_hf(), tier).held
+    return whole, ranks.build(ShardedModel, config.to_hf(), tier).parameter_count
 
 
 def gradients(replica: Replica, sequences: Tensor) -> tuple[float, dict[str, Tensor]]:

@@ -98,7 +98,7 @@ async def test_killed_rank_with_moments_is_named(
 async def test_error_unrelated_to_ranks_is_unchanged(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("aftermath.parallel.launch._BLAME", 0.01)
+    monkeypatch.setattr("aftermath.parallel.launch._END_TIMEOUT", 0.01)
 
     async def fail() -> None:
         raise RuntimeError("of its own")

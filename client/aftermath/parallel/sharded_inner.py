@@ -84,7 +84,7 @@ class ShardedInner(Sharded):
     def undo(self) -> None:
         """Restore the moments before their next use, because the share failed.
 
-        Not at once, because a rank may be gone.
+        Not at once, because the other ranks may have ended, or wait inside a method that failed.
         """
         self._failed = True
 
