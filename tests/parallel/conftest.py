@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from aftermath.parallel.group import Ranks
-from aftermath.parallel.launch import Launched
+from aftermath.parallel.launch import RankProcesses
 from parallel.rank_processes import TWO, RankPool
 
 
@@ -30,7 +30,7 @@ def shape() -> tuple[int, int]:
 
 
 @pytest.fixture
-def processes(rank_pool: RankPool, shape: tuple[int, int]) -> Launched:
+def processes(rank_pool: RankPool, shape: tuple[int, int]) -> RankProcesses:
     return rank_pool.running(*shape)[0]
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from aftermath.parallel import sharded
 from aftermath.parallel.group import Ranks
-from aftermath.parallel.launch import Launched
+from aftermath.parallel.launch import RankProcesses
 from aftermath.replica.pass_size import AUTO, OutOfMemory
 from aftermath.replica.passes import Passes
 from parallel.rank_processes import (
@@ -38,10 +38,10 @@ pytestmark = pytest.mark.usefixtures("no_ranks")
 
 
 @contextmanager
-def ending_ranks(shape: tuple[int, int] = TWO) -> Iterator[tuple[Launched, Ranks]]:
+def ending_ranks(shape: tuple[int, int] = TWO) -> Iterator[tuple[RankProcesses, Ranks]]:
     """Yield ranks of this test alone. At the end check that none of their processes is left."""
     with ranks_on_cpu(*shape) as (processes, ranks):
-        pids = processes.processes
+        pids = processes.pids
         yield processes, ranks
     assert not any(map(psutil.pid_exists, pids))
 
@@ -86,7 +86,7 @@ async def test_out_of_memory_on_last_rank_ends_member(
         _, led = two(ranks, "named", 0, MICRO, inner_settings("adamw"))
         for number in range(trained):
             learnt(led, number)
-        limit_memory(processes.processes[-1], ROOM)
+        limit_memory(processes.pids[-1], ROOM)
 
         async def train() -> None:
             led.train(share(3 * MICRO * ranks.size), RATE, RATE, threading.Event())

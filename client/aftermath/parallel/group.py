@@ -68,8 +68,8 @@ class Sharded:
     def __init__(self, ranks: Ranks) -> None:
         self.ranks = ranks
 
-    def settle(self) -> None:
-        """Do what a failure left to do. The first rank calls this before each method."""
+    def recover(self) -> None:
+        """Recover from a failed share. The first rank calls this before each method."""
 
 
 def on_all_ranks(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
@@ -85,7 +85,7 @@ def on_all_ranks(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate
         if self.ranks.rank:
             return method(self, *arguments, **own)
         with self.ranks.leading():
-            self.settle()
+            self.recover()
             self.ranks.announce(self, method.__name__, *arguments)
             return method(self, *arguments, **own)
 

@@ -39,7 +39,7 @@ class RankLost(AftermathError):
     code = "rank-lost"
 
 
-class Launched:
+class RankProcesses:
     """The processes of the other ranks."""
 
     def __init__(self, mesh: Mesh, threads: int, store: Path) -> None:
@@ -56,7 +56,7 @@ class Launched:
         return Ranks(self._joins[0])
 
     @property
-    def processes(self) -> list[int]:
+    def pids(self) -> list[int]:
         """Return the process ids of the other ranks, in the order of ranks."""
         return [process.pid for process in self._processes]
 
@@ -102,10 +102,10 @@ class Launched:
 
 
 @contextmanager
-def launched(mesh: Mesh, threads: int) -> Iterator[Launched]:
+def launch_ranks(mesh: Mesh, threads: int) -> Iterator[RankProcesses]:
     """Start the other ranks, and kill them at the end of the block."""
     meeting = Path(tempfile.mkdtemp(prefix="aftermath-ranks-"))
-    ranks = Launched(mesh, threads, meeting / "store")
+    ranks = RankProcesses(mesh, threads, meeting / "store")
     try:
         yield ranks
     finally:

@@ -237,19 +237,14 @@ def _zero_model(config: ModelConfig, tier: int) -> LanguageModel:
 def _layers(model: nn.Module) -> list[nn.Module]:
     """Return the model's layers: the longest outermost module list that holds no embeddings."""
     lists = [
-        module for module in model.modules() if isinstance(module, nn.ModuleList | nn.ModuleDict)
+        module
+        for module in model.modules()
+        if isinstance(module, nn.ModuleList | nn.ModuleDict)
+        and not any(isinstance(child, nn.Embedding) for child in module.children())
     ]
-    lists = [
-        layers
-        for layers in lists
-        if not any(isinstance(part, nn.Embedding) for part in layers.children())
-    ]
-    inner = {part for outer in lists for part in outer.modules() if part is not outer}
-    return list(
-        max(
-            (layers for layers in lists if layers not in inner), key=len, default=nn.ModuleList()
-        ).children()
-    )
+    nested = {part for outer in lists for part in outer.modules() if part is not outer}
+    outermost = [layers for layers in lists if layers not in nested]
+    return list(max(outermost, key=len, default=nn.ModuleList()).children())
 
 
 def _local(parameter: Tensor) -> Tensor:
