@@ -67,7 +67,7 @@ def test_two_ranks_equal_one_and_killed_rank_ends_member(
     two.process.expected = False
     ranks_of(two)[0].kill()
     assert two.process.wait(30) == 1
-    assert "error: rank 1 of this member, on cpu, has ended by SIGKILL" in two.process.output
+    assert "error: rank 1 of this member, on cpu, ended by SIGKILL" in two.process.output
     assert "Traceback" not in two.process.output
     events = [json.loads(line) for line in two.process.output.splitlines() if line.startswith("{")]
     assert [event["kind"] for event in events if event["kind"] in ("left", "error")] == [

@@ -31,7 +31,7 @@ async def _endless() -> None:
 async def test_idle_rank_that_ends_is_named() -> None:
     with launch_ranks(Mesh((CPU, CPU), 2, 1), 1) as processes:
         os.kill(processes.pids[0], signal.SIGKILL)
-        said = r"rank 1 of this member, on cpu, has ended by SIGKILL.*\n.*Restart the member"
+        said = r"rank 1 of this member, on cpu, ended by SIGKILL.*\n.*Restart the member"
         with pytest.raises(RankLost, match=said):
             await processes.while_all_run(_endless())
 
@@ -47,7 +47,7 @@ async def test_rank_that_ends_during_pass_is_named(processes: RankProcesses, ran
         led._backward(led.passes, share(4), threading.Event())
 
     with pytest.raises(
-        RankLost, match="rank 1 of this member, on cpu, has ended by SIGKILL"
+        RankLost, match="rank 1 of this member, on cpu, ended by SIGKILL"
     ) as caught:
         await processes.while_all_run(train())
     assert isinstance(caught.value.__cause__, RuntimeError)
@@ -88,7 +88,7 @@ async def test_killed_rank_with_moments_is_named(
 
     before = led.hashes()
     with pytest.raises(
-        RankLost, match="rank 1 of this member, on cpu, has ended by SIGKILL"
+        RankLost, match="rank 1 of this member, on cpu, ended by SIGKILL"
     ) as caught:
         await processes.while_all_run(work())
     assert isinstance(caught.value.__cause__, RuntimeError)
@@ -112,7 +112,7 @@ async def test_error_unrelated_to_ranks_is_unchanged(
 @pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the device is not to be there")
 async def test_rank_that_cannot_start_is_named(capfd: pytest.CaptureFixture[str]) -> None:
-    said = "rank 1 of this member, on cuda:7, has ended with status 1"
+    said = "rank 1 of this member, on cuda:7, ended with status 1"
     with (
         launch_ranks(Mesh((CPU, torch.device("cuda:7")), 2, 1), 1) as processes,
         pytest.raises(RankLost, match=said),
@@ -126,7 +126,7 @@ async def test_rank_that_cannot_start_is_named(capfd: pytest.CaptureFixture[str]
 async def test_crashed_rank_prints_its_traceback(capfd: pytest.CaptureFixture[str]) -> None:
     with ranks_on_cpu(2) as (processes, _):
         os.kill(processes.pids[0], signal.SIGSEGV)
-        with pytest.raises(RankLost, match="rank 1 of this member, on cpu, has ended by SIGSEGV"):
+        with pytest.raises(RankLost, match="rank 1 of this member, on cpu, ended by SIGSEGV"):
             await processes.while_all_run(_endless())
     said = capfd.readouterr().err
     assert "Fatal Python error: " in said
