@@ -46,9 +46,7 @@ async def test_rank_that_ends_during_pass_is_named(processes: RankProcesses, ran
         # the event loop stands still until it fails
         led._backward(led.passes, share(4), threading.Event())
 
-    with pytest.raises(
-        RankLost, match="rank 1 of this member, on cpu, ended by SIGKILL"
-    ) as caught:
+    with pytest.raises(RankLost, match="rank 1 of this member, on cpu, ended by SIGKILL") as caught:
         await processes.while_all_run(train())
     assert isinstance(caught.value.__cause__, RuntimeError)
 
@@ -87,9 +85,7 @@ async def test_killed_rank_with_moments_is_named(
         led.optimizer.state()
 
     before = led.hashes()
-    with pytest.raises(
-        RankLost, match="rank 1 of this member, on cpu, ended by SIGKILL"
-    ) as caught:
+    with pytest.raises(RankLost, match="rank 1 of this member, on cpu, ended by SIGKILL") as caught:
         await processes.while_all_run(work())
     assert isinstance(caught.value.__cause__, RuntimeError)
     assert led.hashes() == before

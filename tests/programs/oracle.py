@@ -71,7 +71,9 @@ class Oracle(Transitions):
         if added and self.state is RunState.WAITING_FOR_MEMBERS:
             if enough:
                 self._enter(RunState.WAITING_FOR_MEMBERS)
-            elif first_awaited and not self._passed(self.waiting_since, DAY):
+            elif first_awaited and (
+                not self._passed(self.waiting_since, DAY) or self._passed(self.since, DAY)
+            ):
                 self.since = self.now
         self._follow()
 

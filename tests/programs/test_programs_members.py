@@ -218,15 +218,18 @@ def test_model_holders_keep_their_seats_while_run_waits(run: Scenario) -> None:
     run.join(0).ok()
 
 
-@pytest.mark.parametrize(("established", "taken"), [(3, 10), (4, 9)])
+@pytest.mark.parametrize(
+    ("established", "removed", "taken"), [(3, False, 10), (4, False, 9), (4, True, 10)]
+)
 def test_three_established_members_keep_their_seats(
-    run: Scenario, established: int, taken: int
+    run: Scenario, established: int, removed: bool, taken: int
 ) -> None:
     """With two left, no epoch could be undone. They keep their seats however long they are away."""
     record = _fill(run, points=5, last_epoch=3)
     record["seats"][0]["last_epoch"][9] = 1
     record["seats"][0]["last_epoch"][10] = 2
     seats = bitmap.from_seats([9, *range(20, 19 + established)])
+    record["seats"][0]["pending"][20] = 2 * removed
     record["established"][0] = np.frombuffer(seats.to_bytes(32, "little"), np.uint8)
     run.world.store("Members", "test", record)
     _finished(run, bytes(32), epoch=9)

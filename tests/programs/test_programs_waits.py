@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from aftermath.rules import bitmap
 from aftermath.rules.deadlines import HOLDERS_WAIT, next_deadline
 from aftermath.rules.state import ModelSource, RunState
 from programs.harness import World
@@ -101,3 +102,37 @@ def test_claim_of_newcomers_without_step_lasts_one_epoch(world: World) -> None:
         train(run, idle, lambda index, height: None)
         end(run, idle)
     assert sources == [ModelSource.PEERS, ModelSource.PEERS, ModelSource.CHECKPOINT]
+
+
+def test_first_returner_after_a_day_leaves_time_for_others(world: World) -> None:
+    """No checkpoint has the model, so only newcomers wait, without limit."""
+    run = founded(world, THREE)
+    join(run, dict.fromkeys(NEWCOMERS, 0))
+    world.advance(HOLDERS_WAIT + HALF_DAY)
+    run.tick(20).refused("NothingToTick")
+    run.join(2, tier=2).ok()
+    wait = run.run.config.waiting_for_members_extra_time + run.run.config.warmup_time
+    assert next_deadline(run.run, run.members, run.model) == world.now + wait
+    run.tick(20).refused("NothingToTick")
+    join(run, {0: 0, 1: 1})
+    world.advance(6)
+    run.tick(20).ok()
+    assert (run.run.model_source, run.run.levels_lost) == (ModelSource.PEERS, 0)
+
+
+def test_established_member_takes_over_claim_of_newcomers(world: World) -> None:
+    """It loaded the model from finishers that are not established, and no step followed."""
+    run = founded(world, {0: 0}, init_min_clients=1, min_clients=1, witness_nodes=0)
+    join(run, {0: 0} | dict.fromkeys(NEWCOMERS, 0))
+    record = world.record("Run", "test")
+    newcomers = bitmap.from_seats(run.seat_of(index) for index in NEWCOMERS)
+    record["finishers"][0] = bitmap.to_bytes(newcomers)
+    world.store("Run", "test", record)
+    world.advance(6)
+    run.tick(0).ok()
+    begin(run, 0)
+    train(run, 0, lambda index, height: None)
+    end(run, 0)
+    assert run.run.step == run.run.start_step
+    assert run.run.finishers == 1 << run.seat_of(0)
+    assert run.run.model_source is ModelSource.PEERS

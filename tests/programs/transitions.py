@@ -1060,7 +1060,7 @@ class Transitions:
         if self.step == self.start_step and self.known.source is ModelSource.PEERS:
             # nobody has anything newer
             holders = self.finishers & ~(self.began & ~healthy) or healthy
-            holders = 0 if self._has_unproven_claims() else holders
+            holders = healthy & self._established() if self._has_unproven_claims() else holders
         self.finishers = holders & ~self._unwanted()
         marked = self.known.lost if self.step == self.start_step else unknown
         if unknown == self.every:

@@ -74,8 +74,7 @@ def _awaited(run: Run, members: Members, model: Model, now: int) -> int:
 
 def _last_established(members: Members) -> int:
     """Return the established members without which no epoch could be undone, as a bitmap."""
-    if members.established.bit_count() > committee.MIN_ESTABLISHED:
-        return 0
     seats = enumerate(members.seats)
     unwanted = bitmap.from_seats(number for number, seat in seats if seat.removed or seat.barred)
-    return members.established & ~unwanted
+    wanted = members.established & ~unwanted
+    return wanted if wanted.bit_count() <= committee.MIN_ESTABLISHED else 0

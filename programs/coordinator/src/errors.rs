@@ -181,11 +181,11 @@ pub enum CoordinatorError {
     #[msg("This member is not in the running epoch, or is ejected already.")]
     AlreadyEjected,
     // checkpoints
-    #[msg("The mask must name at least one level and the hashes must be one per named level, ascending.")]
+    #[msg("Name at least one level in the mask, and pass one hash per named level, in ascending order.")]
     HashesInvalid,
-    #[msg("A checkpoint must come from the main authority, or from a tier-0 member that finishes or has finished the last epoch.")]
+    #[msg("A checkpoint must come from the main authority, or from a tier-0 member that trained and finished the last epoch.")]
     NotAllowedToCheckpoint,
-    #[msg("A checkpoint needs every level attested and the same hashes: wait for the cooldown's attestations.")]
+    #[msg("All levels must be attested, with the checkpoint's hashes: wait for the cooldown's attestations.")]
     CheckpointMismatch,
     #[msg("The run already has a checkpoint of a later step, or of this step from a member with an earlier turn.")]
     CheckpointNotNewer,

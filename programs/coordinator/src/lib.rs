@@ -95,7 +95,7 @@ pub mod coordinator {
         instructions::withdraw(ctx)
     }
 
-    /// Writes what a member's seat says of it into its membership, and destroys a forfeited bond.
+    /// Copies the record of a member's seat into its membership, and destroys a forfeited bond.
     pub fn settle(ctx: &mut Context<Settle>) -> Result<()> {
         instructions::settle(ctx)
     }

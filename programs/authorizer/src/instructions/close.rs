@@ -20,10 +20,10 @@ pub struct Close {
         bump = authorization.bump
     )]
     pub authorization: BorshAccount<Authorization>,
-    /// Paid for the account; may be the grantor.
+    /// The wallet that paid for the account. May be the grantor.
     #[account(mut, unsafe(dup), address = authorization.sponsor @ AuthorizerError::WrongSponsor)]
     pub sponsor: UncheckedAccount,
-    /// Paid for the delegates there are; may be the same.
+    /// The wallet that paid for the current delegates. May be the same wallet.
     #[account(mut, unsafe(dup), address = authorization.delegates_sponsor @ AuthorizerError::WrongSponsor)]
     pub delegates_sponsor: UncheckedAccount,
 }

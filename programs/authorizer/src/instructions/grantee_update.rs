@@ -22,7 +22,7 @@ pub struct GranteeUpdate {
         bump = authorization.bump
     )]
     pub authorization: BorshAccount<Authorization>,
-    /// Paid for the delegates there are; may be the payer.
+    /// The wallet that paid for the current delegates. May be the payer.
     #[account(mut, unsafe(dup), address = authorization.delegates_sponsor @ AuthorizerError::WrongSponsor)]
     pub delegates_sponsor: UncheckedAccount,
     pub system_program: Program<System>,

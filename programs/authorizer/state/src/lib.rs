@@ -30,7 +30,7 @@ pub struct Authorization {
     pub grantor_update_at: i64,
     /// Who paid for the account, and gets its rent back.
     pub sponsor: Address,
-    /// Who paid for the delegates there are, and gets that back.
+    /// The wallet that paid for the current delegates and gets that back.
     pub delegates_sponsor: Address,
     pub delegates: Vec<Address>,
 }

@@ -26,12 +26,13 @@ pub struct JoinRun {
     pub witnesses: Grown<Witnesses>,
     #[account(address = slot_hashes::ID @ CoordinatorError::WrongSlotHashes)]
     pub slot_hashes: UncheckedAccount,
-    /// Granted by the join authority to this wallet, to a delegator of it, or to everyone; for this run or for all.
+    /// The join authority's authorization of this wallet, of a grantee that delegated to it, or of everyone. It covers
+    /// this run or all runs.
     pub authorization: BorshAccount<Authorization>,
-    /// Of the user. May be passed as `evicted` too, where it is not opened a second time.
+    /// The user's membership. It may also be passed as `evicted`, and is then loaded only once.
     #[account(mut, unsafe(dup))]
     pub membership: UncheckedAccount,
-    /// The membership of the wallet whose seat this one takes; the own one again if it takes nobody's.
+    /// The membership of the wallet whose seat this one takes, or the user's own membership if it evicts nobody.
     #[account(mut, unsafe(dup))]
     pub evicted: UncheckedAccount,
 }
@@ -76,8 +77,10 @@ pub fn join_run(ctx: &mut Context<JoinRun>, params: &JoinParams) -> Result<()> {
             run.enter(run_state::WAITING_FOR_MEMBERS, moment.now);
         } else if awaited_others && !awaits_others(run, &accounts.members) {
             // The time for latecomers starts again: after an outage all members come back, but not in the same second.
-            // It does so within a day only. Otherwise, one member that leaves and joins again could stop the run.
-            if !elapsed(moment.now, run.waiting_since, HOLDERS_WAIT) {
+            // After the first day it does so once a day. Otherwise, one member that leaves and joins again could stop the
+            // run.
+            let day_is_over = elapsed(moment.now, run.waiting_since, HOLDERS_WAIT);
+            if !day_is_over || elapsed(moment.now, run.state_started_at, HOLDERS_WAIT) {
                 run.state_started_at = moment.now;
             }
         }

@@ -1,7 +1,7 @@
 //! An authority takes a wallet out of the next epoch, bars it, or lifts the bar. The running epoch stays as it is.
 //!
 //! The wallet's membership stores the bar, so the bar needs no seat and outlasts one. The authority pays for a missing
-//! membership, and gets that back when it lifts the bar.
+//! membership, and is paid back when it lifts the bar.
 
 use crate::{
     constants::*,
@@ -20,10 +20,10 @@ pub struct Kick {
     pub run: Account<Run>,
     #[account(mut, address = run.address_of(MEMBERS_SEED, 2) @ ErrorCode::ConstraintSeeds)]
     pub members: Grown<Members>,
-    /// Of the wallet.
+    /// The wallet's membership.
     #[account(mut)]
     pub membership: UncheckedAccount,
-    /// Paid for the membership; the authority, where there is none yet.
+    /// The wallet that paid for the membership, or the authority if none exists yet.
     #[account(mut, unsafe(dup))]
     pub sponsor: UncheckedAccount,
     pub system_program: Program<System>,

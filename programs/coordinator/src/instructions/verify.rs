@@ -9,7 +9,7 @@ use crate::{
 };
 use anchor_lang::prelude::*;
 
-/// How many rounds before the current one the oldest round lies whose results may be judged.
+/// Age, in rounds, of the oldest round whose results may be judged.
 const OLDEST: usize = 2;
 
 pub fn verify(ctx: &mut Context<Permissionless>, seat: u8, at: &Place, target: u8, mismatch: bool) -> Result<()> {
@@ -28,9 +28,8 @@ pub fn verify(ctx: &mut Context<Permissionless>, seat: u8, at: &Place, target: u
     accounts.finish()
 }
 
-/// Return how many rounds before the current one the newest round lies whose results may be judged. Only in a cooldown
-/// without overlap is that the current round: with overlap, the last round is the drain round or one that nobody
-/// attests.
+/// Return the age, in rounds, of the newest round whose results may be judged. Only in a cooldown without overlap is
+/// that the current round: with overlap, the last round is the drain round or one that nobody attests.
 fn newest(run: &Run) -> usize {
     usize::from(run.state != run_state::COOLDOWN || run.config.overlap == 1)
 }

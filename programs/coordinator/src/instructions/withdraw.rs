@@ -24,7 +24,7 @@ pub struct Withdraw {
     pub members: UncheckedAccount,
     #[account(mut)]
     pub membership: Account<Membership>,
-    /// Paid for the account; may be the user.
+    /// The wallet that paid for the account. May be the user.
     #[account(mut, unsafe(dup), address = membership.sponsor @ CoordinatorError::WrongSponsor)]
     pub sponsor: UncheckedAccount,
     #[account(mut, address = membership::INCINERATOR @ CoordinatorError::WrongIncinerator)]

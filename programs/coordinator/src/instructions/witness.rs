@@ -9,7 +9,7 @@ use crate::{
 };
 use anchor_lang::prelude::*;
 
-/// Travels in the instruction for indexers; never stored, nor looked at.
+/// For indexers only. The program neither stores nor reads it.
 #[derive(AnchorSerialize, AnchorDeserialize, IdlType)]
 pub struct WitnessMetadata {
     pub step: u32,

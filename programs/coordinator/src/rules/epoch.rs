@@ -134,7 +134,7 @@ impl Machine<'_> {
             let left = bitmap::without(&run.began, healthy);
             let remaining = bitmap::without(&run.finishers, &left);
             if has_unproven_claims(run, self.members) {
-                holders = [0; 32];
+                holders = established;
             } else if !bitmap::is_empty(&remaining) {
                 holders = remaining;
             }

@@ -225,7 +225,8 @@ struct ReservedSeats {
 impl ReservedSeats {
     #[inline(never)]
     fn new(run: &Run, members: &Members, unsaved: bool, now: u64) -> Self {
-        let few_established = bitmap::count(&members.established) <= committee::MIN_ESTABLISHED;
+        let wanted = bitmap::without(&members.established, &unwanted(members));
+        let few_established = bitmap::count(&wanted) <= committee::MIN_ESTABLISHED;
         if run.state != run_state::WAITING_FOR_MEMBERS {
             return Self {
                 expected: [0; 32],

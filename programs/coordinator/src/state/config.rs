@@ -10,7 +10,7 @@ pub struct Config {
     pub warmup_time: u64,
     /// Seconds a cooldown may last.
     pub cooldown_time: u64,
-    /// Seconds that a training round lasts at least; 0 = it waits for nothing but its votes and the next seed.
+    /// Minimum seconds of a training round; 0 = no minimum: the round waits only for votes and the next seed.
     pub min_round_time: u64,
     /// Seconds after which a training round turns to its witness phase without a quorum.
     pub max_round_train_time: u64,
@@ -34,7 +34,7 @@ pub struct Config {
     pub min_clients: u16,
     /// Witnesses elected per round; 0 = every member, up to 32.
     pub witness_nodes: u8,
-    /// Rounds that pass until the results of a round are attested: 0 = it attests them itself, 1 = the next one does.
+    /// Rounds until a round's results are attested: 0 = its own witnesses attest them, 1 = the next round's do.
     pub overlap: u8,
     pub global_batch_size_start: u16,
     pub global_batch_size_end: u16,

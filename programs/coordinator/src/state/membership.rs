@@ -10,7 +10,7 @@ use anchor_lang::prelude::*;
 pub struct Membership {
     pub run: Address,
     pub wallet: Address,
-    /// Paid for the account, and gets that back.
+    /// The wallet that paid the rent and gets it back.
     pub sponsor: Address,
     /// `Run::created` of the run.
     pub created: u64,

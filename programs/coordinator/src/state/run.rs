@@ -115,7 +115,7 @@ pub struct Run {
     pub data_index: u64,
     /// Number of untrained sequences that wait to be trained again. `Witnesses::backlog` lists them.
     pub backlog: u64,
-    /// Sequences that the backlog could not hold: none, ever.
+    /// Sequences lost because the backlog was full. Always 0.
     pub lost_sequences: u64,
     /// The first sequence that the model of `level_hashes` was not trained on.
     pub attested_data_index: u64,
@@ -124,7 +124,7 @@ pub struct Run {
     pub seed_slot: u64,
     /// Seed of the next round, as soon as it is drawn.
     pub next_seed: u64,
-    /// The slot in which the run was created: tells it from an earlier run of the same name.
+    /// The slot in which the run was created. Distinguishes it from earlier runs with the same id.
     pub created: u64,
     pub earning_rate: u64,
     pub slashing_rate: u64,
