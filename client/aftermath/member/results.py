@@ -147,7 +147,7 @@ class Results:
         self.begin(-1)
         self._retract()
 
-    # --- what comes in ----------------------------------------------------------------------------
+    # --- incoming announcements -------------------------------------------------------------------
 
     def hear(self, commitment: Commitment, raw: bytes) -> None:
         """Record an announcement from its sender whose signature was checked."""
@@ -350,7 +350,7 @@ class Results:
                 event_types.Warning(message=f"a result could not be fetched: {error}")
             )
 
-    # --- what is known ----------------------------------------------------------------------------
+    # --- state of results ------------------------------------------------------------------------
 
     def candidates(self, height: int, seat: int) -> list[Candidate]:
         """Return a member's announced results of a round, in order of arrival."""
@@ -409,7 +409,7 @@ class Results:
             if commitment.sender == self._ports.transport.node_id
         ]
 
-    # --- what others may ask ----------------------------------------------------------------------
+    # --- answers to peers -------------------------------------------------------------------------
 
     async def _answer(self, peer: bytes, body: bytes) -> bytes:
         """Answer a request with the seats' signed announcements: results, keys and closings."""
