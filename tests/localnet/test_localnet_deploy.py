@@ -1,4 +1,4 @@
-"""Programs on both engines: a preloaded one, and one that is deployed, upgraded, closed."""
+"""Test programs on both engines: a preloaded one, and one that is deployed, upgraded and closed."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def logs_of(client: AsyncClient, program: Pubkey, payer: Keypair, data: by
 
 
 async def next_slot(client: AsyncClient) -> None:
-    """A program is callable from the slot after its deployment."""
+    """Wait two slots: a program can be called from the slot after its deployment."""
     await until_slot(client, (await client.get_slot()).value + 2)
 
 

@@ -1,4 +1,4 @@
-"""Every subscription with the websocket client of solana-py, on both engines and ports."""
+"""Test every subscription with solana-py's websocket client, on both engines and ports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every reading method, the same on both engines, through solana-py and raw JSON-RPC."""
+"""Test every reading method on both engines, through solana-py and as raw JSON-RPC."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sending, simulating and refusing transactions, the same on both engines."""
+"""Test that both engines send, simulate and refuse transactions alike."""
 
 from __future__ import annotations
 
