@@ -90,7 +90,9 @@ async def test_inner_instructions_are_returned(client: AsyncClient, payer: Keypa
 
 
 @pytest.mark.slow
-async def test_deploy_upgrade_close(client: AsyncClient, payer: Keypair, memo_elf: bytes) -> None:
+async def test_program_is_deployed_upgraded_and_closed(
+    client: AsyncClient, payer: Keypair, memo_elf: bytes
+) -> None:
     program = Keypair()
     token = LiteSVM().get_account(TOKEN_ID)
     assert token is not None

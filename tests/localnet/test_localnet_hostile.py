@@ -136,7 +136,7 @@ def test_damaged_transaction_moves_no_money(data: st.DataObject) -> None:
     assert money() == before
 
 
-async def test_http_limits() -> None:
+async def test_http_and_websocket_limits_are_enforced() -> None:
     running = await serve(LocalnetConfig(rpc_port=0))
     try:
         async with aiohttp.ClientSession() as session:
