@@ -35,7 +35,7 @@ from aftermath.model.initial import init_weights
 from aftermath.optim.inner import InnerSteps
 from aftermath.optim.inner_optimizer import InnerOptimizer
 from aftermath.optim.schema import build_schema
-from aftermath.parallel.launch import launched
+from aftermath.parallel.launch import launch_ranks
 from aftermath.parallel.mesh import Mesh
 from aftermath.parallel.multi_device_replica import MultiDeviceReplica
 from aftermath.parallel.sharded import ShardedModel
@@ -150,7 +150,7 @@ def measure(network: ShardedModel, kind: Kind, repetitions: int) -> dict[str, An
 def report(ranks: int, repetitions: int) -> dict[str, Any]:
     """All figures, by inner optimizer."""
     torch.set_num_threads(1)
-    with launched(Mesh((CPU,) * ranks, ranks, 1), 1) as processes:
+    with launch_ranks(Mesh((CPU,) * ranks, ranks, 1), 1) as processes:
         network = processes.join().build(ShardedModel, config_of(SIZES).to_hf(), 0)
         found: dict[str, Any] = {kind: measure(network, kind, repetitions) for kind in KINDS}
     parameters = build_schema(SIZES, 3, SparseLoCo()).state.parameters(0)

@@ -327,6 +327,19 @@ def test_explain_table_lists_keys_and_suffix_matches() -> None:
     assert len(found) == 3
 
 
+@pytest.mark.parametrize(
+    ("shown", "explained"),
+    [
+        ("run.config.max_seq_len", "model.LLM.max_seq_len"),
+        ("run.config.total_steps", "config.total_steps"),
+        ("run.name", "run.name"),
+    ],
+)
+def test_explain_accepts_names_of_update_config(shown: str, explained: str) -> None:
+    (said,) = invoke("config", "explain", shown, "--json").data
+    assert said["key"] == explained
+
+
 def test_explain_unknown_key_suggests_nearest() -> None:
     result = invoke("config", "explain", "config.global_batch_sise_end", "--json").mistake
     assert result["fix"].startswith("Did you mean config.global_batch_size_end")

@@ -11,7 +11,7 @@ import pytest
 
 from aftermath.chain.wallet import create_wallet
 from aftermath.cli.main import INDEX, SOLANA
-from aftermath.cli.next_steps import NEXT, QUIET, completed, line
+from aftermath.cli.next_steps import NEXT, QUIET, completed, line, say_next
 from aftermath.cli.run_control import case_of
 from aftermath.rules.state import RunState
 from aftermath.train.tier import AUTO_TIER
@@ -29,6 +29,7 @@ def test_next_step_commands_and_options_exist(name: str, case: str) -> None:
     own = {str(option.name) for option in SOLANA.load(name).params} | MADE.get(name, set())
     assert set(re.findall(r"{(\w+)}", NEXT[name, case])) <= own
     words = shlex.split(NEXT[name, case])
+    assert not any(word.isupper() for word in words), "a placeholder cannot be copied"
     follows = SOLANA.command_of(words)
     assert follows is not None
     command = SOLANA.load(follows)
@@ -54,11 +55,6 @@ def test_next_step_line_is_quoted_for_shell(monkeypatch: pytest.MonkeyPatch) -> 
     )
     monkeypatch.setenv("RPC", "http://x:1")
     assert line(NEXT["set-paused", ""], given) == "aftermath-solana watch --run-id 'a b'"
-    invited = line(NEXT["update-config", "invited"], given)
-    assert invited.count(" -w ") == 1
-    assert line(NEXT["join-authorization-create", ""], {"run_id": None}).endswith(
-        "can-join --run-id RUN_ID --address KEY"
-    )
 
 
 def test_provider_commands_print_next_steps(tmp_path: Path) -> None:
@@ -72,10 +68,9 @@ def test_provider_commands_print_next_steps(tmp_path: Path) -> None:
     )
     assert f"next: aftermath-solana model inspect --model {model}\n" in written.err
     given = {"run_id": "demo", "matformer_tier": 1, "rpc": "http://x:1"}
-    for before in ("can-join", "predownload"):
-        assert line(NEXT[before, ""], given) == (
-            "aftermath-solana train --run-id demo --matformer-tier 1 -w FILE --rpc http://x:1"
-        )
+    assert line(NEXT["predownload", ""], given) == (
+        "aftermath-solana train --run-id demo --matformer-tier 1 --rpc http://x:1"
+    )
 
 
 @pytest.mark.parametrize(
@@ -83,37 +78,37 @@ def test_provider_commands_print_next_steps(tmp_path: Path) -> None:
     [
         (
             {"matformer_tier": 0},
-            "--matformer-tier 0 -w FILE --checkpoint-dir runs/demo/checkpoints",
+            "--matformer-tier 0 -w w.json --checkpoint-dir runs/demo/checkpoints",
         ),
         (
             {"matformer_tier": AUTO_TIER},
-            "--matformer-tier auto -w FILE --checkpoint-dir runs/demo/checkpoints",
+            "--matformer-tier auto -w w.json --checkpoint-dir runs/demo/checkpoints",
         ),
         (
             {"matformer_tier": 0, "run_id": "../a b"},
-            "-w FILE --checkpoint-dir runs/_a_b/checkpoints",
+            "-w w.json --checkpoint-dir runs/_a_b/checkpoints",
         ),
         (
             {"owner": "KEY", "max_bond": 0, "device": "auto", "data_path": None},
-            "-w FILE --owner KEY",
+            "-w w.json --owner KEY",
         ),
         (
             {"data_path": Path("a b"), "allow_private_network": True},
-            "-w FILE --data-path 'a b' --allow-private-network",
+            "-w w.json --data-path 'a b' --allow-private-network",
         ),
         (
             {"max_bond": 7, "device": "cpu", "authorizer": "A"},
-            "-w FILE --authorizer A --max-bond 7 --device cpu",
+            "-w w.json --authorizer A --max-bond 7 --device cpu",
         ),
     ],
 )
 def test_next_train_command_keeps_model_and_options(given: dict[str, object], options: str) -> None:
-    for before in ("can-join", "predownload"):
-        said = line(NEXT[before, ""], {"run_id": "demo", "matformer_tier": 1} | given)
-        assert said.endswith(options)
-        words = shlex.split(said)[2:]
-        flags = {flag for option in SOLANA.load("train").params for flag in option.opts}
-        assert {word for word in words if word.startswith("-")} <= flags
+    named = {"run_id": "demo", "matformer_tier": 1, "address": "w.json"}
+    said = line(NEXT["can-join", "file"], named | given)
+    assert said.endswith(options)
+    words = shlex.split(said)[2:]
+    flags = {flag for option in SOLANA.load("train").params for flag in option.opts}
+    assert {word for word in words if word.startswith("-")} <= flags
 
 
 @pytest.mark.parametrize("where", [[], ["--out", "other place"]], ids=["default", "elsewhere"])
@@ -134,10 +129,7 @@ def test_next_steps_are_printed_for_people_not_scripts(
     named = ("--rpc", owner.rpc, "-w", owner.wallet, "--run-id", run_id)
     where = f"--rpc {owner.rpc} -w {owner.wallet}"
     made = invoke("create-run", *named, "--join-authority", owner.wallet)
-    assert (
-        f"next: aftermath-solana update-config --run-id {run_id} --config-path FILE {where}\n"
-        in made.err
-    )
+    assert "next:" not in made.err
     update = ("update-config", *named, "--config-path", run_dir / "config.toml")
     assert "next:" not in invoke(*update, "--dry-run").err
     assert (
@@ -156,25 +148,18 @@ def test_next_steps_are_printed_for_people_not_scripts(
     )
     assert "next:" not in failed.err
     paused = invoke("set-paused", *named, "pause").err
-    assert "next: aftermath-solana update-config" in paused
+    assert f"next: aftermath-solana set-paused --run-id {run_id} resume {where}\n" in paused
 
 
-def test_next_step_with_join_authority_is_authorization(
+def test_next_step_that_needs_other_wallet_is_not_printed(
     owner: Shell, run_id: str, run_dir: Path, tmp_path: Path
 ) -> None:
     create_wallet(tmp_path / "grantor.json")
     named = ("--rpc", owner.rpc, "-w", owner.wallet, "--run-id", run_id)
     assert invoke("create-run", *named, "--join-authority", tmp_path / "grantor.json").code == 0
     said = invoke("update-config", *named, "--config-path", run_dir / "config.toml").err
-    assert (
-        f"next: aftermath-solana join-authorization-create --run-id {run_id} --authorizer KEY -w JOIN_AUTH"
-        in said
-    )
-    asked = {"run_id": "demo", "matformer_tier": AUTO_TIER}
-    assert line(NEXT["can-join", ""], asked) == (
-        "aftermath-solana train --run-id demo --matformer-tier auto -w FILE --checkpoint-dir runs/demo/checkpoints"
-    )
-    asked |= {"address": "my wallet.json"}
+    assert "next:" not in said
+    asked = {"run_id": "demo", "matformer_tier": AUTO_TIER, "address": "my wallet.json"}
     assert "--matformer-tier auto -w 'my wallet.json' --checkpoint-dir" in line(
         NEXT["can-join", "file"], asked
     )
@@ -191,7 +176,7 @@ def test_next_step_of_resumed_run_is_train() -> None:
 
 def test_next_step_of_pausing_run_is_watch() -> None:
     """Only a paused run can be changed."""
-    assert "update-config" in NEXT["set-paused", case_of(builders.run(RunState.PAUSED))]
+    assert "resume" in NEXT["set-paused", case_of(builders.run(RunState.PAUSED))]
     for state in (RunState.WARMUP, RunState.ROUND_TRAIN, RunState.COOLDOWN):
         assert "train" in NEXT["set-paused", case_of(builders.run(state))]
         assert "watch" in NEXT["set-paused", case_of(builders.run(state, pending_pause=True))]
@@ -243,7 +228,18 @@ def test_suggested_command_hides_rpc_api_key() -> None:
     given = {"rpc": "https://me:SECRET@x.example/SECRET?api-key=SECRET"}
     text = completed("See aftermath-solana list-runs", given)
     assert text == "See aftermath-solana list-runs --rpc RPC_ADDRESS"
-    assert line(NEXT["close-run", ""], given) == "aftermath-solana list-runs --rpc RPC_ADDRESS"
+
+
+@pytest.mark.parametrize(
+    "given", [{"rpc": "https://x.example/?api-key=SECRET"}, {"run_id": None}], ids=["key", "value"]
+)
+def test_next_step_with_unknown_value_is_not_printed(
+    capsys: pytest.CaptureFixture[str], given: dict[str, str | None]
+) -> None:
+    say_next("reopen", "", {"run_id": "r"})
+    assert "next: aftermath-solana train --run-id r" in capsys.readouterr().err
+    say_next("reopen", "", {"run_id": "r"} | given)
+    assert not capsys.readouterr().err
 
 
 def test_suggested_command_omits_stored_options(

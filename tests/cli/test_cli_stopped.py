@@ -79,12 +79,13 @@ def trained(event: Event, steps: int) -> bool:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
 def test_interrupted_lone_member_resumes_from_saved_steps(
-    owner: Shell, run_id: str, line: list[str]
+    owner: Shell, run_id: str, line: list[str], number: signal.Signals
 ) -> None:
     with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as first:
         list(events_until(first, lambda event: trained(event, 4)))
-        first.send_signal(signal.SIGINT)
+        first.send_signal(number)
         stopped = list(events_until(first, lambda event: event["kind"] == "stopped"))[-1]
         assert first.wait(30) == 0
     assert stopped["continues"]

@@ -85,8 +85,8 @@ class Killed(BaseException):
 def test_train_local_interrupted_ends_with_same_weights(
     run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ctrl-C in step 2 and SIGTERM in step 4 lose no step. The kill in step 7 loses the steps since
-    step 5.
+    """Ctrl-C in step 2, a closed terminal in step 3 and SIGTERM in step 4 lose no step. The kill in
+    step 7 loses the steps since step 5.
     """
     monkeypatch.setattr(training_loop, "step_plot", lambda *_: None)
     options = ("--tiers", "0,1", "--steps", 8, "--save-every", 5, "--json")
@@ -106,7 +106,7 @@ def test_train_local_interrupted_ends_with_same_weights(
     def kill() -> None:
         raise Killed
 
-    for number, last in ((signal.SIGINT, 2), (signal.SIGTERM, 4)):
+    for number, last in ((signal.SIGINT, 2), (signal.SIGHUP, 3), (signal.SIGTERM, 4)):
         ended = run(last, partial(signal.raise_signal, number))
         assert ended.code == 130
         assert "continues from the last state saved" in ended.err

@@ -196,6 +196,11 @@ def test_config_mistakes_are_reported_together() -> None:
     assert len(message.split("\n")) == 2
 
 
+def test_long_checkpoint_directory_is_called_path() -> None:
+    message = refusal(without(CHECKPOINT, f'checkpoint = {{ Local = {{ path = "{"p" * 193}" }} }}'))
+    assert "The checkpoint's path must have at most 192 bytes." in message
+
+
 def test_inline_table_mistake_is_reported_at_its_line() -> None:
     message = refusal(without(CHECKPOINT, 'checkpoint = { Hub = { repo = "a/b" } }'))
     assert re.search(r"config\.toml:5\d: .*did you mean repo_id\?", message)

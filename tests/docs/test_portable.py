@@ -39,6 +39,7 @@ NAMES = {
 PLACES = {
     "model/tokenizer_process.py": "bounds its own memory and time, where that can be",
     "base/signals.py": "tries, and has another way",
+    "parallel/worker.py": "skipped on Windows, which has no SIGHUP",
     "testnet/watchdog.py": "groups of processes, and their end with their parent",
     "testnet/panes.py": "tmux",
     "ui/terminal/terminal.py": "the screen, which is not drawn elsewhere",

@@ -1,10 +1,11 @@
-"""Tests of a member with two ranks in a run with members of one rank: equal replicas, and a killed
-rank.
+"""Tests of a member with two ranks in a run with members of one rank: equal replicas, a killed
+rank, and a rank without memory.
 """
 
 from __future__ import annotations
 
 import json
+import resource
 from contextlib import suppress
 
 import psutil
@@ -66,7 +67,7 @@ def test_two_ranks_equal_one_and_killed_rank_ends_member(
     two.process.expected = False
     ranks_of(two)[0].kill()
     assert two.process.wait(30) == 1
-    assert "error: rank 1 of this member, on cpu, has ended by SIGKILL" in two.process.output
+    assert "error: rank 1 of this member, on cpu, ended by SIGKILL" in two.process.output
     assert "Traceback" not in two.process.output
     events = [json.loads(line) for line in two.process.output.splitlines() if line.startswith("{")]
     assert [event["kind"] for event in events if event["kind"] in ("left", "error")] == [
@@ -100,3 +101,25 @@ def test_killed_member_ends_its_ranks(cluster: TrainingCluster, run_inputs: RunI
     member.process.expected = False
     psutil.Process(member.process.pid).kill()
     assert psutil.wait_procs(ranks, 20)[1] == []
+
+
+@EMBEDDED
+@pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="only Linux limits other processes")
+def test_rank_out_of_memory_ends_member(cluster: TrainingCluster, run_inputs: RunInputs) -> None:
+    cluster.configure(
+        run_inputs.config(cluster.place, init_min_clients=1, min_clients=1, total_steps=1000)
+    )
+    member = cluster.add_member(0)
+    cluster.starts_commands = True
+    cluster.start(member, "--data-parallelism", "2")
+    cluster.command("set-paused", "resume", "--run-id", cluster.run_id)
+    cluster.until_trains(member, 0)
+    [rank] = ranks_of(member)
+    member.process.expected = False
+    # The rank has more already, so its next request for memory fails.
+    resource.prlimit(rank.pid, resource.RLIMIT_AS, (1 << 20, -1))
+    assert member.process.wait(60) == 1
+    output = member.process.output
+    assert "error: rank 1 of this member, on cpu, has too little memory" in output
+    assert "fix: Pass a lower --micro-batch-size" in output
+    assert "Traceback" not in output

@@ -107,13 +107,36 @@ def test_status_names_reason_of_last_epoch_end() -> None:
     reasons = [reason for reason in ExitReason if reason is not ExitReason.NONE]
     stay = members(3, pending=True, state=MemberState.IDLE)
     told = {
-        at(RunState.WAITING_FOR_MEMBERS, exit_reason=reason, members_=stay).waits[-1]
+        at(RunState.WAITING_FOR_MEMBERS, exit_reason=reason, members_=stay, step=101).waits[-1]
         for reason in reasons
     }
     assert len(told) == len(reasons)
     complete = {ExitReason.ROUNDS_PER_EPOCH, ExitReason.EPOCH_TIME}
     assert sum("(the last epoch is complete" in sentence for sentence in told) == len(complete)
     assert sum("(the last epoch ended: " in sentence for sentence in told) == 4
+
+
+def test_status_after_reopen_names_added_steps() -> None:
+    given: dict[str, Any] = {"exit_reason": ExitReason.TOTAL_STEPS}
+    reopened = at(RunState.WAITING_FOR_MEMBERS, step=61, **given)
+    assert reopened.waits[0].endswith(" (all earlier steps were trained; the owner has added more)")
+
+
+def away_for_a_day() -> tuple[Members, dict[str, Any]]:
+    """Return members of whom only a newcomer waits, and the state of an undone epoch."""
+    seats = {
+        0: builders.seat(0, state=MemberState.IDLE),
+        1: builders.seat(1, state=MemberState.IDLE, pending=True),
+    }
+    return builders.members(seats, established=0b1), {"epoch_started_at": BEGAN}
+
+
+@pytest.mark.parametrize("has_tick", [True, False])
+def test_status_of_day_long_wait_names_rewind_on_chain(has_tick: bool) -> None:
+    away, given = away_for_a_day()
+    waiting = at(RunState.WAITING_FOR_MEMBERS, members_=away, has_tick=has_tick, **given)
+    assert waiting.waits[1].startswith("a member that has the model (after 24 hours, any member)")
+    assert waiting.waits[1].endswith("then aftermath-solana rewind --run-id test") is has_tick
 
 
 @pytest.mark.parametrize("reason", [ExitReason.NO_ATTESTATION, ExitReason.QUORUM_MISSING])
@@ -243,6 +266,7 @@ def test_status_members_equal_chain() -> None:
         0: builders.seat(0, weight=7, points=1200, slashed=5, last_epoch=3),
         1: builders.seat(1, state=MemberState.DROPPED, last_epoch=3),
         2: builders.seat(2, state=MemberState.HEALTHY, pending=True, last_epoch=3),
+        3: builders.seat(3, state=MemberState.WITHDRAWN, last_epoch=3),
         5: builders.seat(5, state=MemberState.IDLE, pending=True),
         6: builders.seat(6, state=MemberState.IDLE, removed=True, last_epoch=1),
         7: builders.seat(7, state=MemberState.IDLE, barred=True),
@@ -261,6 +285,7 @@ def test_status_members_equal_chain() -> None:
         (0, "takes part", "epoch 3, round 3"),
         (1, "dropped", "epoch 3"),
         (2, "takes part, joins the next epoch", "epoch 3, round 4"),
+        (3, "left", "epoch 3"),
         (5, "joins the next epoch", "epoch 0"),
         (6, "removed", "epoch 1"),
         (7, "barred", "epoch 0"),

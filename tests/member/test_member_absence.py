@@ -19,7 +19,7 @@ from aftermath.rules.state import ExitReason, ModelSource, RunState
 from aftermath.sim.sim_member import SimMember
 from aftermath.sim.simulation import SimulatedRun, play
 from aftermath.sim.virtual_time import hold_up
-from member.short_runs import EITHER_OVERLAP
+from member.short_runs import ALONE, EITHER_OVERLAP
 
 
 def _witness(sim: SimulatedRun) -> SimMember:
@@ -166,6 +166,27 @@ def test_level_lost_before_checkpoint_does_not_block_run(
         await sim.until_finished()
 
     assert play(tmp_path, story, init_min_clients=2, rounds_per_epoch=3, total_steps=9).check() > 0
+
+
+@pytest.mark.slow
+def test_newcomer_reports_wait_for_absent_holder_once(tmp_path: Path) -> None:
+    async def story(sim: SimulatedRun) -> None:
+        first = sim.add(0)
+        await sim.until_round(1, epoch=1)
+        await sim.kill(first)
+        second = sim.add(0)
+
+        def waits() -> list[str]:
+            told = [event["message"] for event in second.saw("warning")]
+            return [message for message in told if message.startswith("the run waits for ")]
+
+        await sim.until(lambda run: bool(waits()))
+        await asyncio.sleep(600)
+        (message,) = waits()
+        assert "a member that has the model (after 24 hours, any member)" in message
+        assert "aftermath-solana rewind --run-id" in message
+
+    play(tmp_path, story, **{**ALONE, "total_steps": 60})
 
 
 @pytest.mark.slow

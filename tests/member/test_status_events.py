@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 from aftermath.base.outputs import write_mark
+from aftermath.coordinator.view import View
 from aftermath.events import event_types
 from aftermath.events.stream import Events
 from aftermath.member.status_events import StatusEvents
 from aftermath.model.saved_checkpoints import maker_name
-from aftermath.rules.state import RunState
+from aftermath.rules.state import MemberState, RunState
 from rules import builders
 
 
@@ -42,6 +43,21 @@ def test_halt_warns_each_time_it_begins() -> None:
         if isinstance(event, event_types.Warning)
     ]
     assert said == ["the run has not begun", "the run is paused", "the run is paused"]
+
+
+def test_wait_for_absent_holder_is_reported_once() -> None:
+    told: list[event_types.Event] = []
+    notices = StatusEvents(Events(lambda: 0.0, [told.append]))
+    run = builders.run(RunState.WAITING_FOR_MEMBERS, epoch_started_at=1)
+    waits = {1: builders.seat(1, state=MemberState.IDLE, pending=True)}
+    absent = waits | {0: builders.seat(0, state=MemberState.IDLE)}
+    for seats, established in ((absent, 0b1), (absent, 0b1), (waits, 0), (absent, 0b1)):
+        view = View(run, builders.members(seats, established=established), builders.model())
+        notices.holder_wait(view, has_commands=True)
+    said = [event.message for event in told if isinstance(event, event_types.Warning)]
+    assert len(said) == 2
+    assert said[0].startswith("the run waits for a member that has the model (after 24 hours")
+    assert "aftermath-solana rewind --run-id test" in said[0]
 
 
 def save_step(directory: Path, step: int) -> Path:
@@ -80,7 +96,9 @@ def test_lost_steps_name_copy_that_chain_does_not_know(
         save_step(tmp_path, step)
     notices.lost(builders.run(RunState.WARMUP, step=5), builders.model(), tmp_path)
     (warning,) = [event.message for event in events if isinstance(event, event_types.Warning)]
-    assert warning.startswith("4 steps of training are lost: no member has the model, and no ")
+    assert warning.startswith(
+        "4 steps of training are lost: no member has the model, and the only "
+    )
     assert "was saved" not in warning
     assert (f"{tmp_path / f'test-step{named}'} is a copy of step {named}" in warning) is bool(named)
     assert ("start a new run from the copy" in warning) is bool(named)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from aftermath.parallel.group import Ranks
-from aftermath.parallel.launch import Launched
+from aftermath.parallel.launch import RankProcesses
 from parallel.rank_processes import TWO, RankPool
 
 
@@ -30,7 +30,7 @@ def shape() -> tuple[int, int]:
 
 
 @pytest.fixture
-def processes(rank_pool: RankPool, shape: tuple[int, int]) -> Launched:
+def processes(rank_pool: RankPool, shape: tuple[int, int]) -> RankProcesses:
     return rank_pool.running(*shape)[0]
 
 
@@ -48,9 +48,10 @@ def no_ranks(rank_pool: RankPool) -> None:
 
 
 def _order(item: pytest.Item) -> tuple[tuple[int, int], bool]:
-    """Sort by shape, and tests that kill a rank after all others that could use it."""
+    """Sort by shape, and tests that end a rank after all others that could use it."""
     parameters: dict[str, Any] = item.callspec.params if hasattr(item, "callspec") else {}
-    return parameters.get("shape", TWO), item.path.name == "test_parallel_launch.py"
+    ends_ranks = item.path.name in ("test_parallel_launch.py", "test_parallel_out_of_memory.py")
+    return parameters.get("shape", TWO), ends_ranks
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -23,7 +23,7 @@ from aftermath.optim.inner import InnerSteps
 from aftermath.optim.schema import build_schema
 from aftermath.optim.state_merkle import BlockSpan, block_of, tree_of
 from aftermath.parallel.group import Ranks
-from aftermath.parallel.launch import Launched, launched
+from aftermath.parallel.launch import RankProcesses, launch_ranks
 from aftermath.parallel.mesh import Mesh
 from aftermath.parallel.multi_device_replica import MultiDeviceReplica
 from aftermath.parallel.sharded import ShardedModel
@@ -155,11 +155,11 @@ SQUARE = (2, 2)
 
 
 @contextmanager
-def ranks_on_cpu(data: int, tensor: int = 1) -> Iterator[tuple[Launched, Ranks]]:
+def ranks_on_cpu(data: int, tensor: int = 1) -> Iterator[tuple[RankProcesses, Ranks]]:
     """Yield `data` * `tensor` ranks, with one thread each."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
-    with launched(Mesh((torch.device("cpu"),) * (data * tensor), data, tensor), 1) as processes:
+    with launch_ranks(Mesh((torch.device("cpu"),) * (data * tensor), data, tensor), 1) as processes:
         try:
             yield processes, processes.join()
         finally:
@@ -172,14 +172,14 @@ class RankPool:
     shape changes.
     """
 
-    _processes: Launched
+    _processes: RankProcesses
     _ranks: Ranks
 
     def __init__(self) -> None:
         self._until_close = ExitStack()
         self._shape: tuple[int, int] | None = None
 
-    def running(self, data: int, tensor: int) -> tuple[Launched, Ranks]:
+    def running(self, data: int, tensor: int) -> tuple[RankProcesses, Ranks]:
         """Return the processes of these ranks and the first rank, which is this process."""
         if self._shape != (data, tensor) or self._processes.lost() is not None:
             self.close()
@@ -246,7 +246,7 @@ def parts(ranks: Ranks, model: str, tier: int) -> tuple[int, int]:
     """How many parameters a tier has, and how many of them the first rank holds."""
     config = config_of(MODELS[model])
     whole = sum(torch.Size(shape).numel() for shape in config.parameter_shapes(tier).values())
-    return whole, ranks.build(ShardedModel, config.to_hf(), tier).held
+    return whole, ranks.build(ShardedModel, config.to_hf(), tier).parameter_count
 
 
 def gradients(replica: Replica, sequences: Tensor) -> tuple[float, dict[str, Tensor]]:

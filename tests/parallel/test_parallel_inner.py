@@ -23,7 +23,7 @@ from aftermath.optim.interfaces import BadState
 from aftermath.optim.schema import build_schema
 from aftermath.optim.state_merkle import BLOCK, BlockSpan, block_of
 from aftermath.parallel.group import Ranks
-from aftermath.parallel.moment_split import moments_of, split_moments
+from aftermath.parallel.moment_split import inner_shapes, split_moments
 from aftermath.replica.replica import Cancelled
 from parallel.rank_processes import (
     MODELS,
@@ -305,7 +305,7 @@ def test_assigned_moments_equal_trained_parameters(inner: str) -> None:
         config = config_of(MODELS[model])
         schema = build_schema(config.to_hf(), 3, inner_settings(inner))
         for tier in range(3):
-            shapes, orthogonal = moments_of(schema, tier)
+            shapes, orthogonal = inner_shapes(schema, tier)
             learnt = {
                 n: s for n, s in config.parameter_shapes(tier).items() if not config.balances(n)
             }

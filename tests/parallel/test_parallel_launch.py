@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from aftermath.parallel.group import Ranks
-from aftermath.parallel.launch import Launched, RankLost, launched
+from aftermath.parallel.launch import RankLost, RankProcesses, launch_ranks
 from aftermath.parallel.mesh import Mesh
 from aftermath.rules.sparseloco import SparseLoCo
 from parallel.rank_processes import RATE, learnt, ranks_on_cpu, share, two
@@ -29,26 +29,24 @@ async def _endless() -> None:
 
 @pytest.mark.slow
 async def test_idle_rank_that_ends_is_named() -> None:
-    with launched(Mesh((CPU, CPU), 2, 1), 1) as processes:
-        os.kill(processes.processes[0], signal.SIGKILL)
-        said = r"rank 1 of this member, on cpu, has ended by SIGKILL.*\n.*Restart the member"
+    with launch_ranks(Mesh((CPU, CPU), 2, 1), 1) as processes:
+        os.kill(processes.pids[0], signal.SIGKILL)
+        said = r"rank 1 of this member, on cpu, ended by SIGKILL.*\n.*Restart the member"
         with pytest.raises(RankLost, match=said):
             await processes.while_all_run(_endless())
 
 
 @pytest.mark.slow
-async def test_rank_that_ends_during_pass_is_named(processes: Launched, ranks: Ranks) -> None:
+async def test_rank_that_ends_during_pass_is_named(processes: RankProcesses, ranks: Ranks) -> None:
     """torch raises an error about the broken connection; the member says which rank ended."""
     _, led = two(ranks, "llama", 0, 1)
-    os.kill(processes.processes[0], signal.SIGKILL)
+    os.kill(processes.pids[0], signal.SIGKILL)
 
     async def train() -> None:
         # the event loop stands still until it fails
         led._backward(led.passes, share(4), threading.Event())
 
-    with pytest.raises(
-        RankLost, match="rank 1 of this member, on cpu, has ended by SIGKILL"
-    ) as caught:
+    with pytest.raises(RankLost, match="rank 1 of this member, on cpu, ended by SIGKILL") as caught:
         await processes.while_all_run(train())
     assert isinstance(caught.value.__cause__, RuntimeError)
 
@@ -62,12 +60,12 @@ async def test_rank_that_ends_during_pass_is_named(processes: Launched, ranks: R
     ],
 )
 async def test_killed_rank_with_moments_is_named(
-    processes: Launched, ranks: Ranks, when: str
+    processes: RankProcesses, ranks: Ranks, when: str
 ) -> None:
     """Nobody waits for it: neither the step of its parameters nor the undoing of the share."""
     _, led = two(ranks, "llama", 0, 1, MUON)
     learnt(led, 0, count=1)
-    [follower] = processes.processes
+    [follower] = processes.pids
     count = 0
 
     def backward(part: Tensor) -> float:
@@ -87,9 +85,7 @@ async def test_killed_rank_with_moments_is_named(
         led.optimizer.state()
 
     before = led.hashes()
-    with pytest.raises(
-        RankLost, match="rank 1 of this member, on cpu, has ended by SIGKILL"
-    ) as caught:
+    with pytest.raises(RankLost, match="rank 1 of this member, on cpu, ended by SIGKILL") as caught:
         await processes.while_all_run(work())
     assert isinstance(caught.value.__cause__, RuntimeError)
     assert led.hashes() == before
@@ -98,12 +94,12 @@ async def test_killed_rank_with_moments_is_named(
 async def test_error_unrelated_to_ranks_is_unchanged(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("aftermath.parallel.launch._BLAME", 0.01)
+    monkeypatch.setattr("aftermath.parallel.launch._END_TIMEOUT", 0.01)
 
     async def fail() -> None:
         raise RuntimeError("of its own")
 
-    with launched(Mesh((CPU, CPU), 2, 1), 1) as processes:
+    with launch_ranks(Mesh((CPU, CPU), 2, 1), 1) as processes:
         with pytest.raises(RuntimeError, match="of its own"):
             await processes.while_all_run(fail())
         assert await processes.while_all_run(asyncio.sleep(0, "done")) == "done"
@@ -112,9 +108,9 @@ async def test_error_unrelated_to_ranks_is_unchanged(
 @pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the device is not to be there")
 async def test_rank_that_cannot_start_is_named(capfd: pytest.CaptureFixture[str]) -> None:
-    said = "rank 1 of this member, on cuda:7, has ended with status 1"
+    said = "rank 1 of this member, on cuda:7, ended with status 1"
     with (
-        launched(Mesh((CPU, torch.device("cuda:7")), 2, 1), 1) as processes,
+        launch_ranks(Mesh((CPU, torch.device("cuda:7")), 2, 1), 1) as processes,
         pytest.raises(RankLost, match=said),
     ):
         await processes.while_all_run(_endless())
@@ -125,8 +121,8 @@ async def test_rank_that_cannot_start_is_named(capfd: pytest.CaptureFixture[str]
 @pytest.mark.usefixtures("no_ranks")  # `capfd` sees only processes that start within the test
 async def test_crashed_rank_prints_its_traceback(capfd: pytest.CaptureFixture[str]) -> None:
     with ranks_on_cpu(2) as (processes, _):
-        os.kill(processes.processes[0], signal.SIGSEGV)
-        with pytest.raises(RankLost, match="rank 1 of this member, on cpu, has ended by SIGSEGV"):
+        os.kill(processes.pids[0], signal.SIGSEGV)
+        with pytest.raises(RankLost, match="rank 1 of this member, on cpu, ended by SIGSEGV"):
             await processes.while_all_run(_endless())
     said = capfd.readouterr().err
     assert "Fatal Python error: " in said
@@ -137,8 +133,8 @@ def test_launched_ranks_leave_no_process_or_file(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    with launched(Mesh((CPU, CPU), 2, 1), 1) as processes:
-        [number] = processes.processes
+    with launch_ranks(Mesh((CPU, CPU), 2, 1), 1) as processes:
+        [number] = processes.pids
         [meeting] = tmp_path.iterdir()
         assert meeting.stat().st_mode & 0o777 == 0o700
         assert psutil.pid_exists(number)

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from aftermath.parallel.group import Ranks
-from aftermath.parallel.launch import launched
+from aftermath.parallel.launch import launch_ranks
 from aftermath.parallel.mesh import Mesh
 from aftermath.replica.exactness import exact_device
 from aftermath.rules.sparseloco import SparseLoCo
@@ -39,7 +39,7 @@ def ranks_on_gpus(data: int, tensor: int) -> Iterator[Ranks]:
     exact_device("cuda:0")
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("NCCL_HOSTID", "second")
-        with launched(Mesh(gpus, data, tensor), 1) as processes:
+        with launch_ranks(Mesh(gpus, data, tensor), 1) as processes:
             environment.setenv("NCCL_HOSTID", "first")
             ranks = processes.join()
             try:

@@ -1,8 +1,4 @@
-"""A rank whose memory is too small for a pass has all ranks take smaller ones; the system itself
-refuses the memory.
-
-The limit is `RLIMIT_AS` of that rank's process, set from outside: no allocator is replaced.
-"""
+"""A member whose rank runs out of memory ends with an error that names the rank and the fix."""
 
 from __future__ import annotations
 
@@ -10,144 +6,141 @@ import resource
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import psutil
 import pytest
 import torch
+from torch import Tensor
 
-from aftermath.parallel.collectives import Collectives
+from aftermath.parallel import sharded
 from aftermath.parallel.group import Ranks
-from aftermath.parallel.launch import Launched
-from aftermath.parallel.multi_device_replica import MultiDeviceReplica
-from aftermath.replica.pass_size import OutOfMemory
-from aftermath.replica.replica import Replica
-from aftermath.rules.sparseloco import SparseLoCo
-from parallel.rank_processes import FOUR, RATE, TWO, bits, gradients, share, two
-
-pytestmark = pytest.mark.skipif(
-    not hasattr(resource, "prlimit"), reason="limits of other processes are Linux's"
+from aftermath.parallel.launch import RankProcesses
+from aftermath.replica.pass_size import AUTO, OutOfMemory
+from aftermath.replica.passes import Passes
+from parallel.rank_processes import (
+    FOUR,
+    PAIR,
+    RATE,
+    TWO,
+    gradients,
+    inner_settings,
+    learnt,
+    ranks_on_cpu,
+    share,
+    two,
 )
 
 MICRO = 2048  # sequences: activations of more than a hundred megabytes in three layers
-ROOM = 48 << 20
+ROOM = 48 << 20  # bytes
+FIX = r"--micro-batch-size .*--activation-checkpointing on, .*--matformer-tier"
+
+pytestmark = pytest.mark.usefixtures("no_ranks")
 
 
 @contextmanager
-def limited(process: int, room: int) -> Iterator[None]:
-    """Limit that process to `room` more bytes than it has."""
-    before = resource.prlimit(process, resource.RLIMIT_AS)
-    resource.prlimit(
-        process, resource.RLIMIT_AS, (psutil.Process(process).memory_info().vms + room, before[1])
-    )
-    try:
-        yield
-    finally:
-        resource.prlimit(process, resource.RLIMIT_AS, before)
+def ending_ranks(shape: tuple[int, int] = TWO) -> Iterator[tuple[RankProcesses, Ranks]]:
+    """Yield ranks of this test alone. At the end check that none of their processes is left."""
+    with ranks_on_cpu(*shape) as (processes, ranks):
+        pids = processes.pids
+        yield processes, ranks
+    assert not any(map(psutil.pid_exists, pids))
 
 
-def same(alone: Replica, led: MultiDeviceReplica, count: int) -> None:
-    (loss, expected), (found_loss, found) = (
-        gradients(replica, share(count)) for replica in (alone, led)
-    )
-    assert found_loss == loss
-    for name, gradient in expected.items():
-        assert torch.equal(found[name], gradient), name
+def limit_memory(process: int, room: int) -> None:
+    """Limit a process to `room` more bytes of address space than it has."""
+    _, most = resource.prlimit(process, resource.RLIMIT_AS)
+    used = psutil.Process(process).memory_info().vms
+    resource.prlimit(process, resource.RLIMIT_AS, (used + room, most))
 
 
+def fail_pass(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the first rank's allocator fail in a pass, counted from 1."""
+    plain = sharded.share_loss
+    count = 0
+
+    def loss(passes: Passes, batch: Tensor, micro: Tensor, sequences: Tensor) -> Tensor:
+        nonlocal count
+        count += 1
+        if count == number:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return plain(passes, batch, micro, sequences)
+
+    monkeypatch.setattr(sharded, "share_loss", loss)
+
+
+@pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="only Linux limits other processes")
 @pytest.mark.parametrize(
-    ("shape", "model"),
+    ("shape", "trained"),
     [
-        pytest.param(TWO, "named", marks=pytest.mark.slow),
-        pytest.param(TWO, "deepseek", marks=pytest.mark.nightly),
-        pytest.param(FOUR, "named", marks=pytest.mark.nightly),
+        pytest.param(TWO, 0, marks=pytest.mark.slow),
+        pytest.param(TWO, 1, marks=pytest.mark.slow),
+        pytest.param(PAIR, 0, marks=pytest.mark.nightly),
+        pytest.param(FOUR, 1, marks=pytest.mark.nightly),
     ],
 )
-def test_out_of_memory_halves_all_passes_and_keeps_bits(
-    processes: Launched, ranks: Ranks, model: str
+async def test_out_of_memory_on_last_rank_ends_member(
+    shape: tuple[int, int], trained: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    alone, led = two(ranks, model, 0, MICRO)
-    # as when a machine is measured: what a pass's collectives are is known then
-    gradients(led, share(1))
-    with limited(processes.processes[-1], ROOM):
-        gradients(led, share(MICRO * ranks.size + 3))
-        size = led._pass_size.size
-        assert 1 <= size < MICRO
-        assert {news.partition(":")[0] for news in led.news()} == {"out of memory"}
-        same(alone, led, size * ranks.size + 3)  # `alone` has the same sizes
-    results = [
-        replica.train(share(3 * size), RATE, RATE, threading.Event()) for replica in (alone, led)
-    ]
-    assert results[0].payloads == results[1].payloads
-    assert led._pass_size.size == size, "it stays so"
+    """The system refuses the memory, in the first share or after `trained` shares."""
+    with ending_ranks(shape) as (processes, ranks):
+        _, led = two(ranks, "named", 0, MICRO, inner_settings("adamw"))
+        for number in range(trained):
+            learnt(led, number)
+        limit_memory(processes.pids[-1], ROOM)
+
+        async def train() -> None:
+            led.train(share(3 * MICRO * ranks.size), RATE, RATE, threading.Event())
+
+        before = led.hashes()
+        said = f"rank {ranks.size - 1} of this member, on cpu, has too little memory.*\\n.*{FIX}"
+        with pytest.raises(OutOfMemory, match=said):
+            await processes.while_all_run(train())
+        assert led.hashes() == before
+    assert f"rank {ranks.size - 1} on cpu: out of memory: " in capfd.readouterr().err
 
 
 @pytest.mark.slow
-def test_inner_step_uses_only_completed_passes(processes: Launched, ranks: Ranks) -> None:
-    """Ranks keep weights and gradients for it, which come again when the share begins again."""
-    alone, led = two(ranks, "named", 0, MICRO, SparseLoCo(inner_steps=1, chunk=16, topk=16))
-    gradients(led, share(1))
-    with limited(processes.processes[-1], ROOM):
-        found = led.train(share(MICRO * ranks.size + 3), RATE, RATE, threading.Event())
-    assert led._pass_size.size < MICRO
-    # it has the same sizes
-    expected = alone.train(share(MICRO * ranks.size + 3), RATE, RATE, threading.Event())
-    assert found.payloads == expected.payloads
-    assert bits(led.optimizer.state()) == bits(alone.optimizer.state())
+async def test_out_of_memory_on_first_rank_ends_member(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other rank waits inside a layer until it is killed."""
+    with ending_ranks() as (processes, ranks):
+        _, led = two(ranks, "llama", 0, 1, inner_settings("adamw"))
+        learnt(led, 0)
+        fail_pass(2, monkeypatch)
+
+        async def train() -> None:
+            learnt(led, 1)
+
+        before = led.hashes()
+        said = f"rank 0 of this member, on cpu, has too little memory.*\\n.*{FIX}"
+        with pytest.raises(OutOfMemory, match=said) as caught:
+            await processes.while_all_run(train())
+        assert isinstance(caught.value.__cause__, torch.OutOfMemoryError)
+        assert led.hashes() == before
 
 
 @pytest.mark.slow
-def test_sequence_beyond_memory_is_refused_and_ranks_continue(
-    processes: Launched, ranks: Ranks
-) -> None:
-    """The gradients are cleared, and the next share is trained as before."""
-    alone, led = two(ranks, "named", 0, MICRO)
-    gradients(led, share(1))
-    led._pass_size.shrink = lambda: False  # type: ignore[method-assign]  # as with one sequence and layers computed twice
-    with (
-        limited(processes.processes[0], ROOM),
-        pytest.raises(OutOfMemory, match=r"one of this member's devices.*\n.*--matformer-tier"),
-    ):
-        gradients(led, share(MICRO * ranks.size))
-    assert all(parameter.grad is None for parameter in led.params.values())
-    same(alone, led, 5)
+def test_out_of_memory_while_measuring_ends_member(monkeypatch: pytest.MonkeyPatch) -> None:
+    with ending_ranks() as (_, ranks):
+        _, led = two(ranks, "llama", 0, AUTO)
+        fail_pass(1, monkeypatch)
+        with pytest.raises(OutOfMemory, match="rank 0 of this member"):
+            led.measure_weight(16, 0.0)
+        assert not led.news()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", ["qwen3", "whole nanogpt", "narrow deepseek"])
-def test_pass_collectives_do_not_depend_on_pass_size(
-    ranks: Ranks, model: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """So who knows one pass knows what is left of another."""
-    found: list[Any] = []
-    plain = Collectives.end
+def test_ranks_after_out_of_memory_refuse_methods(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A caller that continues without a copy of the state must not wait for the other rank."""
+    with ending_ranks() as (_, ranks):
+        _, led = two(ranks, "llama", 0, 1)
+        learnt(led, 0)
 
-    def end(collectives: Collectives) -> None:
-        found.append(list(collectives._now))
-        plain(collectives)
+        def fail(rank: int) -> dict[str, Tensor]:
+            raise MemoryError
 
-    monkeypatch.setattr(Collectives, "end", end)
-    _, led = two(ranks, model, 1, 2)
-    gradients(led, share(1))
-    gradients(led, share(9))
-    rows = torch.stack([share(5), share(5).masked_fill(share(5, 1) < 30, -100)], 1)
-    gradients(led, rows)
-    monkeypatch.setattr("aftermath.model.network.LOGITS_AT_ONCE", 64 * 7)
-    gradients(led, share(4))
-    if led.model.can_recompute:
-        led._pass_size.recompute = True
-        gradients(led, share(4))
-    assert len(found) > 5
-    assert found[0]
-    assert all(collectives == found[0] for collectives in found)
-
-
-def test_diverged_pass_cannot_finish() -> None:
-    collectives = Collectives()
-    assert not collectives.can_finish, "none is known"
-    collectives._record(True, torch.empty(4), torch.empty(2), None)
-    collectives.end()
-    collectives.begin()
-    assert collectives.can_finish
-    collectives._record(False, torch.empty(4), torch.empty(2), None)
-    assert not collectives.can_finish
+        with monkeypatch.context() as meanwhile:
+            meanwhile.setattr(ranks, "receive", fail)
+            with pytest.raises(OutOfMemory):
+                led.optimizer.state()
+        with pytest.raises(OutOfMemory):
+            gradients(led, share(1))

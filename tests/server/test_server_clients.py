@@ -457,8 +457,8 @@ async def test_log_lines_about_connections_are_rate_limited(
         connected.add(Keypair().pubkey(), bytes(32), session.Session.__new__(session.Session))
         if number == lines + 20:
             connected._log_limit._tokens = 1.0
-    assert caplog.text.count(" is here") == lines + 1
-    assert "is here; 21 earlier arrivals and departures not shown" in caplog.text
+    assert caplog.text.count(" is connected") == lines + 1
+    assert "is connected; 21 earlier arrivals and departures not shown" in caplog.text
 
 
 async def test_server_without_withdrawals_withdraws_nobody(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,6 +39,7 @@ LOST = "6 trained steps are in no checkpoint, and no other member has levels 0, 
     [
         (None, signal.SIGINT, True, [0.0], None),
         (Stake(6, [0, 1], saves=True), signal.SIGTERM, False, [60.0], None),
+        (Stake(6, [0, 1], saves=True), signal.SIGHUP, True, [60.0], None),
         (
             Stake(6, [0, 1], saves=False),
             signal.SIGINT,
@@ -47,6 +48,7 @@ LOST = "6 trained steps are in no checkpoint, and no other member has levels 0, 
             "Press Ctrl-C again to leave",
         ),
         (Stake(6, [0, 1], saves=False), signal.SIGTERM, True, [0.0], GONE),
+        (Stake(6, [0, 1], saves=False), signal.SIGHUP, True, [0.0], GONE),
         (Stake(6, [0, 1], saves=False), signal.SIGINT, False, [0.0], GONE),
     ],
 )

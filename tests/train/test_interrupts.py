@@ -56,7 +56,10 @@ class Session:
         await running
 
 
-@pytest.mark.parametrize("signals", [[signal.SIGINT], [signal.SIGTERM], [signal.SIGINT] * 2])
+@pytest.mark.parametrize(
+    "signals",
+    [[signal.SIGINT], [signal.SIGTERM], [signal.SIGHUP], [signal.SIGINT] * 2, [signal.SIGHUP] * 2],
+)
 async def test_leave_is_not_cut_short_by_second_signal(signals: list[signal.Signals]) -> None:
     session = Session(0.3)
     await asyncio.wait_for(session.interrupted(*signals), 10)

@@ -1,4 +1,4 @@
-"""Handle Ctrl-C and SIGTERM, in an event loop and in sections that must finish.
+"""Handle Ctrl-C, SIGTERM and a closed terminal, in an event loop and in sections that must finish.
 
 Windows loops cannot take signal handlers. There, Python's own handlers wake the loop.
 """
@@ -6,57 +6,77 @@ Windows loops cannot take signal handlers. There, Python's own handlers wake the
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
 from aftermath.base import quiet_interrupts
+from aftermath.base.stdio import drop_closed_terminal
 
-ENDING = (signal.SIGINT, signal.SIGTERM)
+# A closed terminal and a lost ssh connection send SIGHUP. Windows has no such signal.
+_CLOSED = () if sys.platform == "win32" else (signal.SIGHUP,)
+ENDING = (signal.SIGINT, signal.SIGTERM, *_CLOSED)
+
+
+def _is_heard(number: signal.Signals) -> bool:
+    """Return False for SIGHUP under nohup, which ignores it so that the process survives."""
+    return number not in _CLOSED or signal.getsignal(number) is not signal.SIG_IGN
 
 
 @contextmanager
-def before_sigterm(callback: Callable[[], None]) -> Iterator[None]:
-    """Call `callback` before SIGTERM ends the process, where the loop supports signal handlers."""
+def before_termination(callback: Callable[[], None]) -> Iterator[None]:
+    """Call `callback` before SIGTERM or SIGHUP ends the process, if the loop supports handlers."""
     import asyncio  # commands that need no event loop start without it
 
     loop = asyncio.get_running_loop()
 
-    def end() -> None:
-        callback()
-        loop.remove_signal_handler(signal.SIGTERM)
-        signal.raise_signal(signal.SIGTERM)
+    def end(number: signal.Signals) -> None:
+        try:
+            _called(lambda _: callback(), number)
+        finally:
+            loop.remove_signal_handler(number)
+            signal.raise_signal(number)
 
-    try:
-        loop.add_signal_handler(signal.SIGTERM, end)
-    except NotImplementedError:
+    with ExitStack() as undone:
+        for number in filter(_is_heard, (signal.SIGTERM, *_CLOSED)):
+            try:
+                loop.add_signal_handler(number, end, number)
+            except NotImplementedError:
+                continue
+            undone.callback(loop.remove_signal_handler, number)
         yield
-        return
-    try:
-        yield
-    finally:
-        loop.remove_signal_handler(signal.SIGTERM)
 
 
 @contextmanager
 def on_signals(callback: Callable[[signal.Signals], None]) -> Iterator[None]:
-    """Call `callback` on the running loop for each Ctrl-C and SIGTERM, instead of ending."""
+    """Call `callback` on the running loop for each Ctrl-C, SIGTERM and SIGHUP, instead of ending.
+
+    SIGHUP keeps being ignored if it is, as under nohup.
+    """
     import asyncio  # commands that need no event loop start without it
 
     loop = asyncio.get_running_loop()
     with ExitStack() as undone:
-        for number in ENDING:
+        for number in filter(_is_heard, ENDING):
             try:
-                loop.add_signal_handler(number, callback, number)
+                loop.add_signal_handler(number, _called, callback, number)
                 undone.callback(loop.remove_signal_handler, number)
             except NotImplementedError:
                 previous = signal.signal(
                     number,
                     lambda received, _: loop.call_soon_threadsafe(
-                        callback, signal.Signals(received)
+                        _called, callback, signal.Signals(received)
                     ),
                 )
                 undone.callback(signal.signal, number, previous)
         yield
+
+
+def _called(callback: Callable[[signal.Signals], None], number: signal.Signals) -> None:
+    """Call `callback`. After SIGHUP, what it prints must not fail."""
+    if number in _CLOSED:
+        drop_closed_terminal()
+    callback(number)
 
 
 def hear_ignored_interrupts() -> None:
@@ -81,20 +101,21 @@ def asyncio_handles_interrupts() -> Iterator[None]:
 
 @contextmanager
 def on_interrupt(callback: Callable[[], None]) -> Iterator[None]:
-    """Call `callback` at the first Ctrl-C or SIGTERM. A second one has its usual effect.
+    """Call `callback` at the first Ctrl-C, SIGTERM or SIGHUP. A second one has its usual effect.
 
-    Do nothing if a handler is already installed or the signal is ignored.
+    A second SIGHUP does nothing: a closed terminal and its shell may both send one. Do nothing if a
+    handler is already installed or the signal is ignored.
     """
-    usual = {
-        signal.SIGINT: (signal.default_int_handler, quiet_interrupts.on_sigint),
-        signal.SIGTERM: (signal.SIG_DFL,),
-    }
+    usual: dict[signal.Signals, tuple[object, ...]] = dict.fromkeys(ENDING, (signal.SIG_DFL,))
+    usual[signal.SIGINT] = (signal.default_int_handler, quiet_interrupts.on_sigint)
     current = {number: signal.getsignal(number) for number in usual}
     ours = {number: previous for number, previous in current.items() if previous in usual[number]}
 
-    def first(*_: object) -> None:
+    def first(number: int, _: object) -> None:
         restore()
-        callback()
+        if number in _CLOSED:
+            signal.signal(number, signal.SIG_IGN)
+        _called(lambda _: callback(), signal.Signals(number))
 
     def restore() -> None:
         for number, previous in ours.items():

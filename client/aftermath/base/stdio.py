@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
+import stat
 import sys
 from contextvars import ContextVar
 from enum import StrEnum
@@ -30,6 +32,19 @@ def one_output() -> bool:
         return os.path.sameopenfile(sys.stdout.fileno(), sys.stderr.fileno())
     except (AttributeError, OSError, ValueError):  # closed, or not a real file
         return False
+
+
+def drop_closed_terminal() -> None:
+    """Discard what is printed from now on, if the terminal that would show it is closed.
+
+    Writing to it fails, and a process that still saves its work must not end at such a line.
+    """
+    for number in (1, 2):
+        with contextlib.suppress(OSError):  # the stream is closed
+            if stat.S_ISCHR(os.fstat(number).st_mode) and not os.isatty(number):
+                null = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(null, number)
+                os.close(null)
 
 
 class Verbosity(StrEnum):

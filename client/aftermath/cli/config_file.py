@@ -50,6 +50,10 @@ def config_validate(
 
 _OF_MODEL = "Not a key of the config file: update-config computes it from the model."
 _DERIVED = dict.fromkeys(("tier_widths", "num_parameters", "vocab_size", "schema_hash"), _OF_MODEL)
+_DERIVED |= {
+    name: f"Not a key of the config file: --{name} of create-run or update-config sets it."
+    for name in ("name", "description")
+}
 _ROWS = ("key", "type", "unit", "required", "default", "limits", "what", "example", "keys")
 
 

@@ -1,7 +1,7 @@
 """Print the command that usually follows, as one line on stderr: `next: …`.
 
-The line repeats the options for cluster and wallet, so that it can be copied. Nothing is printed
-with `--json` or AFTERMATH_QUIET.
+The line repeats the options for cluster and wallet, and runs as printed. A command that needs a
+value that only the user knows is not printed. Nothing is printed with `--json` or AFTERMATH_QUIET.
 """
 
 from __future__ import annotations
@@ -19,44 +19,27 @@ from aftermath.cli.usage import choices, profile_key
 from aftermath.train.tier import AUTO_TIER
 
 QUIET = "AFTERMATH_QUIET"
-_CONFIGURE = "update-config --run-id {run_id} --config-path FILE"
 _LOOK = "show-run --run-id {run_id}"
 _WATCH = "watch --run-id {run_id}"
 _TRAIN = "train --run-id {run_id} --matformer-tier 0"
-_CREATE = "create-run --run-id RUN --name NAME"
 _RESUME = "set-paused --run-id {run_id} resume"
 NEXT: Mapping[tuple[str, str], str] = {
     ("config validate", ""): "estimate --config-path {file}",
-    ("estimate", ""): _CREATE,
-    ("run-files", ""): _CREATE,
-    ("create-run", ""): _CONFIGURE,
     ("update-config", ""): _RESUME,
-    (
-        "update-config",
-        "invited",
-    ): "join-authorization-create --run-id {run_id} --authorizer KEY -w JOIN_AUTHORITY_FILE",
     ("update-config", "finished"): "reopen --run-id {run_id} --total-steps {total_steps}",
     ("set-paused", ""): _WATCH,
     ("set-paused", "resumed"): _TRAIN,
-    ("set-paused", "paused"): _CONFIGURE,
+    ("set-paused", "paused"): _RESUME,
     ("checkpoint", ""): _LOOK,
     ("rewind", ""): _RESUME,
-    ("rewind", "listed"): "rewind --run-id {run_id} --to-step STEP",
     ("reopen", ""): _TRAIN,
     ("kick", ""): _LOOK,
     ("set-future-epoch-rates", ""): _LOOK,
     ("tick", ""): _LOOK,
     ("close-run", ""): "list-runs",
-    ("join-authorization-create", ""): "can-join --run-id {run_id} --address KEY",
-    (
-        "join-authorization-delegate",
-        "",
-    ): "join-authorization-read --join-authority {join_authority} --authorizer KEY",
-    ("deploy", ""): _CREATE,
     ("show-identity", "created"): "config set wallet {wallet_private_key_path}",
-    ("can-join", ""): "train --run-id {run_id} --matformer-tier {matformer_tier} -w FILE",
     ("can-join", "file"): "train --run-id {run_id} --matformer-tier {matformer_tier} -w {address}",
-    ("predownload", ""): "train --run-id {run_id} --matformer-tier {matformer_tier} -w FILE",
+    ("predownload", ""): "train --run-id {run_id} --matformer-tier {matformer_tier}",
     ("withdraw", ""): "list-runs",
     ("model init", ""): "model inspect --model {out}",
     ("model export", ""): "model verify --model {checkpoint}",
@@ -85,6 +68,9 @@ _CARRIED = (
     "hub_token_for",
 )
 """Options of can-join and predownload without which `train` might refuse what they accepted."""
+_IN_BRACES = re.compile(r"{(\w+)}")
+_HIDDEN_ADDRESS = re.compile(r" --(ws-)?rpc (WS_)?RPC_ADDRESS\b")
+"""An address that may contain an API key, as `_context_options` shows it."""
 _WORD = re.compile(r"\s+('[^']*'|[^\s;,]+)")
 _OTHERS = re.compile(r"\b(owner|join authority|grantee)\b[^;\n]*$")
 """Words before a command that say that another person calls it."""
@@ -93,12 +79,18 @@ _OTHERS = re.compile(r"\b(owner|join authority|grantee)\b[^;\n]*$")
 def say_next(name: str, case: str, options: Mapping[str, Any]) -> None:
     """Print the command that usually follows `name`, if there is one. `options`: its options."""
     if "server_addr" in options:
-        if name in ("can-join", "predownload") and not os.environ.get(QUIET):
+        has_identity = options["identity_secret_key_path"] is not None
+        if has_identity and name in ("can-join", "predownload") and not os.environ.get(QUIET):
             note(f"next: {_train_at_server(options)}")
         return
     template = NEXT.get((name, case))
-    if template is not None and not os.environ.get(QUIET):
-        note(f"next: {line(template, options)}")
+    if template is None or os.environ.get(QUIET):
+        return
+    if any(options.get(key) is None for key in _IN_BRACES.findall(template)):
+        return
+    command = line(template, options)
+    if not _HIDDEN_ADDRESS.search(command):
+        note(f"next: {command}")
 
 
 def _train_at_server(options: Mapping[str, Any]) -> str:
@@ -111,7 +103,7 @@ def _train_at_server(options: Mapping[str, Any]) -> str:
         options["run_id"],
         "--server-addr",
     ]
-    words += [options["server_addr"], "-i", str(options["identity_secret_key_path"] or "FILE")]
+    words += [options["server_addr"], "-i", str(options["identity_secret_key_path"])]
     words += ["--tls"] if options["tls"] else []
     words += ["--tls-ca", str(options["tls_ca"])] if options["tls_ca"] else []
     tier = options["matformer_tier"]

@@ -21,6 +21,7 @@ from aftermath.rules.unsaved import unsaved_steps
 
 if TYPE_CHECKING:
     from aftermath.events.status import RunStatus
+    from aftermath.rules.model import Model
     from aftermath.rules.run import Run
 
 
@@ -183,7 +184,7 @@ def close_run(
         check_can_ask("close-run", f"ends run {run_id} for good", as_json=json_output)
         if not agreed(run_in_loop(_question(options, run_id))):
             return Result({"run_id": run_id}, f"run {run_id} is unchanged", EXIT_KNOWN)
-    return run_in_loop(_close(options, run_id))
+    return run_in_loop(_close(options, run_id, warns=yes or options.dry_run))
 
 
 async def _question(options: SigningOptions, run_id: str) -> str:
@@ -194,7 +195,6 @@ async def _question(options: SigningOptions, run_id: str) -> str:
     from aftermath.chain.dry_run import DryRunReport
     from aftermath.chain.refusals import sol
     from aftermath.cli.connection import sign_in
-    from aftermath.events.status import not_recorded
 
     async with sign_in(replace(options, dry_run=True)) as chain:
         run, model, members = await chain.coordinator.snapshot(run_id, any_spec=True)
@@ -207,17 +207,29 @@ async def _question(options: SigningOptions, run_id: str) -> str:
     rent = sum(account.lamports for account in accounts if account is not None)
     points = f"the points of {counted(sum(seat.used for seat in members.seats), 'member')}"
     returned = f"and have {sol(rent)} of rent back in {chain.wallet.pubkey}"
-    unsaved = unsaved_steps(run, model)
-    warning = f"{not_recorded(unsaved)}; otherwise that training is lost. " if unsaved else ""
+    lost = _lost_by_closing(run, model)
+    warning = f"{lost}. " if lost else ""
     return f"{warning}close run {run_id} for good, with its {run.trained_steps:,} steps and {points}, {returned}?"
 
 
-async def _close(options: SigningOptions, run_id: str) -> Result:
+def _lost_by_closing(run: Run, model: Model) -> str:
+    """Return which trained steps no checkpoint on chain has, or an empty string."""
+    from aftermath.events.status import not_recorded
+
+    unsaved = unsaved_steps(run, model)
+    return f"{not_recorded(unsaved)}; otherwise that training is lost" if unsaved else ""
+
+
+async def _close(options: SigningOptions, run_id: str, *, warns: bool) -> Result:
+    """Close the run. `warns`: whether to name lost steps, because no question did."""
     from aftermath.chain.refusals import sol
     from aftermath.cli.connection import sign_in
 
     async with sign_in(options) as chain:
-        await chain.coordinator.run(run_id)  # says so if there is no such run
+        # raises if there is no such run
+        run, model, _ = await chain.coordinator.snapshot(run_id, any_spec=True)
+        if warns and (lost := _lost_by_closing(run, model)):
+            note(f"warning: {lost}")
         await chain.sender.afford([chain.coordinator.ix.close_run(run_id)])
         balance_before = await chain.balance(chain.wallet.pubkey)
         signatures = await chain.coordinator.close_run(run_id)

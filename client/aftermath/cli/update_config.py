@@ -187,8 +187,8 @@ def _warn(kept_checkpoint: Checkpoint | None, warnings: list[str]) -> None:
     """Print warnings on stderr. The run keeps `kept_checkpoint`, if any, instead of the file's."""
     if kept_checkpoint:
         note(
-            f"the run keeps the checkpoint {kept_checkpoint.repo}, which its members recorded; pass --switch-to-hub to "
-            "start from the file's"
+            f"the run keeps the checkpoint {kept_checkpoint.repo}, which its members recorded; to start from the "
+            "file's, on the Hub or in a directory, pass --switch-to-hub"
         )
     for warning in warnings:
         note(f"warning: {warning}")
@@ -220,8 +220,8 @@ def announce(
 ) -> None:
     """Print the changes on stderr; with --json they are in the result.
 
-    `usual`: keys of a first config with default values, which are only counted. None if the run
-    already has a config.
+    `default_keys`: keys of a first config with default values, of which only the names are shown.
+    None if the run already has a config.
     """
     if not changed_keys:
         note(f"run {run_id} has these settings already: nothing is sent")
@@ -239,11 +239,8 @@ def announce(
             [change.key, change.new] for change in changed_keys if change.key not in default_keys
         ]
         aside(listing(("key", "will be"), rows))
-        if default_count := len(changed_keys) - len(rows):
-            note(
-                f"and {counted(default_count, 'other')} with their defaults: aftermath-solana config explain KEY "
-                "describes a key"
-            )
+        if defaults := [change.key for change in changed_keys if change.key in default_keys]:
+            note(f"and {counted(len(defaults), 'default')}: {', '.join(defaults)}")
 
 
 def _for_people(data: dict[str, Any], shape: Shape | None) -> Table:

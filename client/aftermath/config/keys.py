@@ -22,6 +22,7 @@ from aftermath.config.meaning import Means
 from aftermath.config.tables import BareVariant, Choice, Table
 
 _TYPES = {int: "whole number", float: "number", str: "text", bool: "true or false"}
+_RUN_CONFIG = ("run", "config")
 _NEAREST = 5
 _LEAST_PART = 3  # least letters of a word that may match a part of a key
 
@@ -75,6 +76,8 @@ def find(name: str) -> list[ConfigKey]:
         exact
         or [key for key in keys() if key.path[-len(wanted) :] == wanted]
         or [key for key in keys() if key.path[-1] == wanted[-1] and _leaves_out(wanted, key.path)]
+        # The program's `run.config` also has some settings of the model's table.
+        or [key for key in keys() if key.path[-1] == wanted[-1] and wanted[:-1] == _RUN_CONFIG]
     )
 
 

@@ -79,11 +79,16 @@ def _mistakes(found: Iterable[tuple[str, Path, Any]], config: Mapping[str, Any])
     return [
         Mistake(
             path,
-            f"{path[-1]} = {_shown(given)}: {_with_others(known[name], path, config)}",
+            f"{path[-1]} = {_shown(given)}: {_with_others(_about(known[name], path), path, config)}",
             code_of(name),
         )
         for name, path, given in found
     ]
+
+
+def _about(sentence: str, path: Path) -> str:
+    """Return the sentence with the file's key for a directory, which the program calls `repo`."""
+    return sentence.replace("'s repo ", "'s path ") if path[-1] == "path" else sentence
 
 
 def _with_others(sentence: str, path: Path, config: Mapping[str, Any]) -> str:

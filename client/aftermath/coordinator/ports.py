@@ -39,6 +39,10 @@ class Coordinator(Protocol):
         """Whether a member keeps its seat in an epoch if its process ends without leaving."""
 
     @property
+    def has_tick(self) -> bool:
+        """Whether the run's owner and members have commands that change the run."""
+
+    @property
     def wallet(self) -> bytes:
         """The public key of this member."""
 

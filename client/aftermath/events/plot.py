@@ -136,9 +136,11 @@ def _draw(axes: Any, curves: Mapping[str, Curve], measure: str, *, gaps: bool = 
     """Draw one curve. With `gaps`, break it where points are missing. Sums have no gaps."""
     for name, curve in curves.items():
         pieces = _pieces(curve) if gaps else [curve]
-        (line,) = axes.plot(*_columns(pieces), linewidth=1.5, label=name)
         # a line through one point cannot be seen
         lone = [piece for piece in pieces if len(piece) == 1]
+        (line,) = axes.plot(*_columns(pieces), linewidth=1.5, label=name)
+        if len(lone) == len(pieces):
+            line.set(linestyle="", marker="o", markersize=4)  # the legend shows it too
         axes.plot(*_columns(lone), linestyle="", marker="o", markersize=4, color=line.get_color())
     if len(curves) > 1:
         axes.legend()
@@ -147,7 +149,8 @@ def _draw(axes: Any, curves: Mapping[str, Curve], measure: str, *, gaps: bool = 
 
 
 def _mark(axes: Any, marks: Sequence[tuple[int, str]]) -> None:
-    for number, (step, text) in enumerate(marks):
+    # The same text twice at a step, as of a member that restarts, would only cover itself.
+    for number, (step, text) in enumerate(dict.fromkeys(marks)):
         axes.axvline(step, color="grey", linestyle=":", linewidth=1)
         if len(marks) > _MARKS_NAMED:
             continue

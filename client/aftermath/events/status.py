@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from solders.pubkey import Pubkey
 
 from aftermath.base.text import counted
+from aftermath.events.holder_wait import holder_wait
 from aftermath.events.printable import printable
 from aftermath.events.progress import in_words, span
 from aftermath.rules import bitmap, committee
-from aftermath.rules.deadlines import next_deadline, waits_a_day, waits_for_holder
+from aftermath.rules.deadlines import next_deadline
 from aftermath.rules.members import Members, Seat
 from aftermath.rules.model import Model
 from aftermath.rules.run import STORED_ROUNDS, Run, steps_before
@@ -25,6 +26,8 @@ from aftermath.rules.unsaved import unsaved_steps
 _LEAST = 3  # minimum steps of an epoch to measure its pace
 _OVERDUE = 15  # seconds after a deadline without a tick until a warning
 _TAKES_PART = "takes part"
+# `withdraw` is another thing: the command takes the bond back.
+_STANDINGS = {"healthy": _TAKES_PART, "withdrawn": "left"}
 _ENDINGS = {
     ExitReason.QUORUM_MISSING: "the last epoch ended: no quorum of its witnesses answered",
     ExitReason.TOO_FEW_CLIENTS: "the last epoch ended: too few members were left",
@@ -227,18 +230,8 @@ def _waits(
             yield f"nothing: {counted(run.config.total_steps, 'step')} are trained"
         case RunState.WAITING_FOR_MEMBERS:
             yield from _waits_for_members(run, members)
-            if waits_for_holder(run, members, model):
-                run_id = shlex.quote(run.run_id)
-                rewind = (
-                    f"; to continue from the checkpoint instead, the owner runs aftermath-solana set-paused --run-id "
-                    f"{run_id} pause, then aftermath-solana rewind --run-id {run_id}"
-                )
-                yield (
-                    "a member that finished the last epoch, because the chain knows of no checkpoint with its steps"
-                    + (rewind if has_tick else "")
-                )
-            elif waits_a_day(run, members, model):
-                yield "a member that has the model (after 24 hours, any member)"
+            if holder := holder_wait(run, members, model, has_commands=has_tick):
+                yield holder
         case RunState.WARMUP:
             if run.seed_is_drawn:
                 yield f"its members to load the model: {_votes(run)} have it"
@@ -268,6 +261,8 @@ def _waits_for_members(run: Run, members: Members) -> Iterator[str]:
         text = f"more members until the deadline: {candidate_count} have joined"
     if run.exit_reason in _UNATTESTED and not _of_last_epoch(members) & members.pending:
         text += " (all members of the last epoch have left)"
+    elif run.exit_reason is ExitReason.TOTAL_STEPS and run.trained_steps < run.config.total_steps:
+        text += " (all earlier steps were trained; the owner has added more)"
     elif ending := _ENDINGS.get(run.exit_reason):
         text += f" ({ending})"
     yield text
@@ -347,7 +342,7 @@ def _words(run: Run, seat: Seat) -> str:
         if running and seat.state is not MemberState.IDLE
         else ""
     )
-    state = _TAKES_PART if state == "healthy" else state
+    state = _STANDINGS.get(state, state)
     if seat.pending:
         return f"{state}, joins the next epoch" if state else "joins the next epoch"
     return state or ("removed" if seat.removed else "away")

@@ -172,7 +172,7 @@ def run_localnet(
     engine: LocalnetEngine,
     announce: Callable[[Network], None] = print_ready,
 ) -> None:
-    """Start, announce (one line by default) and block until SIGINT or SIGTERM.
+    """Start, announce (one line by default) and block until a signal ends it.
 
     Raise LocalnetError if the network cannot start.
     """

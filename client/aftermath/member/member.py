@@ -249,6 +249,9 @@ class Member:
             else:
                 self._status_events.halt(run)
                 self._status_events.unreadable(run, view.model)
+                if self.seat is not None and members.seats[self.seat].pending:
+                    has_commands = self._ports.coordinator.has_tick
+                    self._status_events.holder_wait(view, has_commands=has_commands)
                 await self._join_if_needed(run, members)
                 if (
                     self.seat is not None

@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from aftermath.base.text import counted
+from aftermath.coordinator.view import View
 from aftermath.events import event_types
+from aftermath.events.holder_wait import holder_wait
 from aftermath.events.status import lost_with_members
 from aftermath.events.stream import Events
 from aftermath.model.saved_checkpoints import (
@@ -39,6 +41,7 @@ class StatusEvents:
         self._warned_of = -1
         self._halted_by: str | None = None
         self._spec_error = ""
+        self._holder_wait: str | None = None
 
     def state(self, run: Run) -> None:
         """Report a new state. ROUND_WITNESS counts as ROUND_TRAIN, to save events."""
@@ -78,7 +81,7 @@ class StatusEvents:
             newest = (
                 f"the newest checkpoint is of step {checkpoint_step}"
                 if checkpoint_step
-                else "no checkpoint is recorded"
+                else "the only checkpoint is the initial model, of step 0"
             )
             copy = _newest_copy(directory, run, checkpoint_step)
             self._events.emit(
@@ -149,6 +152,14 @@ class StatusEvents:
         if leaves:
             self._events.emit(event_types.Waiting(epoch=self._waits_for, leaves=True))
         return leaves
+
+    def holder_wait(self, view: View, *, has_commands: bool) -> None:
+        """Warn once that the next epoch waits for an absent holder of the model."""
+        why = holder_wait(view.run, view.members, view.model, has_commands=has_commands)
+        if why is not None and why != self._holder_wait:
+            message = f"the run waits for {why}"
+            self._events.emit(event_types.Warning(message=message, until="state"))
+        self._holder_wait = why
 
     def halt(self, run: Run) -> None:
         """Report once that the run waits for its owner."""

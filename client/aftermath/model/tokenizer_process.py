@@ -65,6 +65,8 @@ def _told(call: Callable[[], Any]) -> Any:
 
 def _main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller ends it
+    if sys.platform != "win32":
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
     _bound_memory()
     request = sys.stdin.buffer
     answers = sys.stdout.buffer

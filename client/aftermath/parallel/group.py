@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import sys
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial, wraps
 from pathlib import Path
@@ -23,10 +24,12 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from aftermath.base.concurrency import TurnLock
+from aftermath.replica.memory import is_out_of_memory
+from aftermath.replica.pass_size import OutOfMemory
 
 # Announcements use gloo on every device. Waiting for one then costs no GPU, and never times out:
 # the process that started a rank notices its death.
-_PATIENCE = timedelta(days=365)
+_TIMEOUT = timedelta(days=365)
 _BUILD = "__init__"
 _broadcast = partial(dist.broadcast, src=0)
 S = TypeVar("S", bound="Sharded")
@@ -46,6 +49,15 @@ class Join(msgspec.Struct, frozen=True):
     """Path of the file through which the ranks find each other."""
 
 
+def out_of_memory(rank: int, device: object) -> OutOfMemory:
+    """Return the error that ends a member if a rank runs out of memory."""
+    return OutOfMemory(
+        f"rank {rank} of this member, on {device}, has too little memory for its part of the model",
+        "Pass a lower --micro-batch-size or --activation-checkpointing on, "
+        "or choose a smaller model: a higher --matformer-tier",
+    )
+
+
 class StateReplaced(RuntimeError):
     """The ranks now hold another object of this class."""
 
@@ -56,8 +68,8 @@ class Sharded:
     def __init__(self, ranks: Ranks) -> None:
         self.ranks = ranks
 
-    def settle(self) -> None:
-        """Do what a failure left to do. The first rank calls this before each method."""
+    def recover(self) -> None:
+        """Recover from a failed share. The first rank calls this before each method."""
 
 
 def on_all_ranks(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
@@ -72,8 +84,8 @@ def on_all_ranks(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate
     def call(self: S, /, *arguments: P.args, **own: P.kwargs) -> T:
         if self.ranks.rank:
             return method(self, *arguments, **own)
-        with self.ranks.turn:
-            self.settle()
+        with self.ranks.leading():
+            self.recover()
             self.ranks.announce(self, method.__name__, *arguments)
             return method(self, *arguments, **own)
 
@@ -96,6 +108,7 @@ class Ranks:
             os.environ.setdefault(name, loopback)
         self.turn = TurnLock()
         """Held by the thread of the first rank whose method runs on all ranks."""
+        self._is_out_of_memory = False
         self.reserved = 0
         """Bytes that the state will need on this rank's device, beyond what is allocated."""
         self._objects: dict[str, Callable[[], Sharded | None]] = {}
@@ -107,7 +120,7 @@ class Ranks:
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         store = Path(join.store).as_uri()
         dist.init_process_group(
-            backend, store, rank=join.rank, world_size=self.size, timeout=_PATIENCE
+            backend, store, rank=join.rank, world_size=self.size, timeout=_TIMEOUT
         )
         self.mesh: DeviceMesh = init_device_mesh(
             device.type, (join.data, join.tensor), mesh_dim_names=("data", "tensor")
@@ -118,14 +131,32 @@ class Ranks:
 
         It replaces the object of its class and all objects that were built after that one.
         """
-        with self.turn:
+        with self.leading():
             _write_message([kind.__name__, _BUILD, arguments], _broadcast)
             return self._build(kind, arguments, own)
 
+    @contextmanager
+    def leading(self) -> Iterator[None]:
+        """Let one thread of the first rank at a time run a method on all ranks.
+
+        Raises OutOfMemory if the first rank runs out of memory, or did so before: the other ranks
+        may still wait inside that method.
+        """
+        with self.turn:
+            if self._is_out_of_memory:
+                raise out_of_memory(self.rank, self.device)
+            try:
+                yield
+            except Exception as error:
+                if not is_out_of_memory(error):
+                    raise
+                self._is_out_of_memory = True
+                raise out_of_memory(self.rank, self.device) from error
+
     def _build(self, kind: type[S], arguments: Sequence[Any], own: Mapping[str, Any]) -> S:
-        built = list(self._objects)
-        if kind.__name__ in built:  # free memory first, because two states do not fit
-            for name in built[built.index(kind.__name__) :]:
+        names = list(self._objects)
+        if kind.__name__ in names:  # free memory first, because two states do not fit
+            for name in names[names.index(kind.__name__) :]:
                 del self._objects[name]
         new = kind(self, *arguments, **own)
         # The replica on the first rank decides how long its objects live.
@@ -134,8 +165,8 @@ class Ranks:
 
     def current(self, kind: type[S]) -> S | None:
         """Return the object of a class that the ranks hold."""
-        found = self._objects.get(kind.__name__, lambda: None)()
-        return found if isinstance(found, kind) else None
+        instance = self._objects.get(kind.__name__, lambda: None)()
+        return instance if isinstance(instance, kind) else None
 
     def announce(self, target: Sharded, method: str, *arguments: Any) -> None:
         """Have the other ranks run a method. Raises StateReplaced, and announces nothing, if they

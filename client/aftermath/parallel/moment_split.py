@@ -25,7 +25,7 @@ class MomentPlan:
 
     def __init__(self, schema: Schema, tier: int, ranks: int) -> None:
         self.settings = schema.optimizer
-        self.shapes, orthogonal = moments_of(schema, tier)
+        self.shapes, orthogonal = inner_shapes(schema, tier)
         self.owned = split_moments(self.shapes, orthogonal, ranks)
         blank = {name: torch.empty(shape, device="meta") for name, shape in self.shapes.items()}
         self.kinds = moment_kinds(inner_optimizer(blank, self.settings), blank)
@@ -36,12 +36,12 @@ class MomentPlan:
         """Return the rank that holds a moment."""
         return self._owner[path.partition("/")[2]]
 
-    def of(self, rank: int) -> dict[str, Kind]:
+    def moments_of(self, rank: int) -> dict[str, Kind]:
         """Return the moments of a rank after a step of all its parameters."""
         return {path: kind for path, kind in self.kinds.items() if self.owner(path) == rank}
 
 
-def moments_of(schema: Schema, tier: int) -> tuple[dict[str, tuple[int, ...]], bool]:
+def inner_shapes(schema: Schema, tier: int) -> tuple[dict[str, tuple[int, ...]], bool]:
     """Return the shapes of the parameters that the inner optimizer steps, and whether it is Muon.
 
     The shapes are empty without an inner optimizer.
@@ -69,11 +69,11 @@ def split_moments(shapes: Shapes, orthogonal: bool, ranks: int) -> list[list[str
     owned: list[list[str]] = [[] for _ in range(ranks)]
 
     def hand_out(names: Collection[str], weight: Callable[[str], int]) -> None:
-        held = [sum(map(weight, own)) for own in owned]
+        loads = [sum(map(weight, own)) for own in owned]
         for name in sorted(names, key=lambda name: (-weight(name), name)):
-            least = held.index(min(held))
+            least = loads.index(min(loads))
             owned[least].append(name)
-            held[least] += weight(name)
+            loads[least] += weight(name)
 
     hand_out(hidden, lambda name: prod(shapes[name]) * min(shapes[name][-2:]))
     hand_out(shapes.keys() - hidden, lambda name: prod(shapes[name]))

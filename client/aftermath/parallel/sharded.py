@@ -7,7 +7,6 @@ part in gathering layers. Its gradient is not added.
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -18,12 +17,12 @@ from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forwar
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from aftermath.model.architectures import config_of
-from aftermath.model.config import TensorPlan
-from aftermath.parallel.collectives import Collectives, OrderedSum
+from aftermath.model.config import ModelConfig, TensorPlan
+from aftermath.model.network import LanguageModel
 from aftermath.parallel.group import Ranks, Sharded, on_all_ranks
 from aftermath.parallel.sharded_inner import ShardedInner
 from aftermath.parallel.tensor_parallel import cut, is_partial
-from aftermath.replica.memory import LiveBytes, free_bytes, give_back, is_out_of_memory
+from aftermath.replica.memory import LiveBytes, free_bytes
 from aftermath.replica.options import Arithmetic
 from aftermath.replica.passes import Passes
 from aftermath.replica.replica import share_loss
@@ -38,59 +37,42 @@ class ShardedModel(Sharded):
         `bf16`: compute matrix products in bf16.
         """
         super().__init__(ranks)
-        self._config = config_of(config)
-        self._tier = tier
-        self._bf16 = bf16
-        self._mesh = ranks.mesh
+        self._device = torch.device(ranks.mesh.device_type)
         self._data = ranks.mesh["data"]
         self._tensor = ranks.mesh["tensor"]
-        self._collectives = Collectives()
         self._plan: TensorPlan | None = None
         self._sequences = torch.empty(0)
         self._micro_batch = 1
         self._losses: list[Tensor] = []
-        self._out_of_memory = False
-        """Whether this rank ran out of memory in this share."""
-        self._build()
-
-    def _build(self) -> None:
-        """Build the network with zero weights."""
-        blank = {
-            name: torch.zeros(shape)
-            for name, shape in self._config.parameter_shapes(self._tier).items()
-        }
-        self._model = self._config.build(self._tier, blank)
-        del blank
         self._sums: list[OrderedSum] = []
+        self._model = _zero_model(config_of(config), tier)
         layers = _layers(self._model)
         if self._tensor.size() > 1:
             self._plan = cut(self._model, self._tensor)
-        self._model.to(self._mesh.device_type)
+        self._model.to(self._device)
         if self._data.size() > 1:
             for module in [*layers, self._model]:
                 self._shard(module)
             register_fsdp_forward_method(self._model, "loss")  # `loss` does not call `forward`
-        self._passes = Passes(self._model, Arithmetic(bf16=self._bf16))
+        self._passes = Passes(self._model, Arithmetic(bf16=bf16))
 
     def _shard(self, module: nn.Module) -> None:
         sharded = fully_shard(module, mesh=self._data)
         assert isinstance(sharded, FSDPModule)
         sharded.set_gradient_divide_factor(1.0)
         sharded.set_force_sum_reduction_for_comms(True)
-        ordered_sum: Any = OrderedSum(self._collectives)
-        gathering: Any = self._collectives
+        ordered_sum: Any = OrderedSum()
         sharded.set_custom_reduce_scatter(ordered_sum)
-        sharded.set_custom_all_gather(gathering)
         self._sums.append(ordered_sum)
 
     @property
-    def held(self) -> int:
-        """Number of parameters on this rank."""
+    def parameter_count(self) -> int:
+        """Return the number of parameters on this rank."""
         return sum(_local(parameter).numel() for parameter in self._model.parameters())
 
     @property
-    def width(self) -> int:
-        """Number of micro-batches that are trained at the same time."""
+    def micro_batches_at_once(self) -> int:
+        """Return the number of micro-batches that a step trains."""
         return self.ranks.size // self.ranks.tensor
 
     @on_all_ranks
@@ -116,9 +98,6 @@ class ShardedModel(Sharded):
         )
         dist.broadcast(self._sequences, 0)
         self._micro_batch = micro_batch
-        if self._out_of_memory:
-            self._build()
-            self._out_of_memory = False
         self._model.recompute = recompute
         self._losses.clear()
         for ordered_sum in self._sums:
@@ -128,7 +107,7 @@ class ShardedModel(Sharded):
             inner.forget_pass()
         for name, parameter in self._model.named_parameters():
             parameter.grad = None
-            whole = torch.empty(parameter.shape, device=self._mesh.device_type)
+            whole = torch.empty(parameter.shape, device=self._device)
             if weights is not None:
                 whole.copy_(weights[name])
             dist.broadcast(whole, 0)
@@ -142,11 +121,6 @@ class ShardedModel(Sharded):
         self._pass(first)
 
     def _pass(self, first: int) -> None:
-        """Do the work of `step`. Set `_out_of_memory` if the pass does not fit on this rank."""
-        if self._out_of_memory:
-            self._collectives.begin()
-            self._collectives.finish()
-            return
         batches = self._sequences.split(self._micro_batch)
         active = min(self._data.size(), len(batches) - first)
         number = self._data.get_local_rank()
@@ -157,31 +131,9 @@ class ShardedModel(Sharded):
                 parameter.grad = None
         has_batch = number < active
         batch = batches[first + number if has_batch else first]
-        self._collectives.begin()
-        try:
-            loss = share_loss(self._passes, self._passes.upload(batch), batch, self._sequences)
-            loss.backward()
-        except Exception as error:
-            if not is_out_of_memory(error) or not self._can_drop_pass():
-                raise
-        else:
-            self._collectives.end()
-            self._losses.append(loss.detach() if has_batch else torch.zeros_like(loss))
-            return
-        self._drop_pass()  # outside the handler, where the error keeps the pass's tensors alive
-
-    def _can_drop_pass(self) -> bool:
-        return self._tensor.size() == 1 and self._collectives.can_finish
-
-    def _drop_pass(self) -> None:
-        """Delete the network, and take part in the rest of the pass without it."""
-        self._out_of_memory = True
-        self._losses.clear()
-        self._sums.clear()
-        del self._model, self._passes
-        gc.collect()  # FSDP2's modules and their hooks hold each other
-        give_back(torch.device(self._mesh.device_type))
-        self._collectives.finish()
+        loss = share_loss(self._passes, self._passes.upload(batch), batch, self._sequences)
+        loss.backward()
+        self._losses.append(loss.detach() if has_batch else torch.zeros_like(loss))
 
     @on_all_ranks
     def measure(self) -> tuple[list[float], list[float]]:
@@ -192,26 +144,20 @@ class ShardedModel(Sharded):
         return peaks, free
 
     def _memory(self) -> Tensor:
-        device = torch.device(self._mesh.device_type)
-        sharers = self._mesh.size() if device.type == "cpu" else 1  # ranks that share one memory
-        free = free_bytes(device) // sharers
+        sharers = self.ranks.size if self._device.type == "cpu" else 1  # they share one memory
+        free = free_bytes(self._device) // sharers
         with LiveBytes() as live:
             self._pass(0)
-        if self._out_of_memory:
-            return torch.tensor([1, 0], dtype=torch.float64)  # nothing fits
         # the gradient and its running sum
-        kept = 2 * self.held * torch.float32.itemsize
+        kept = 2 * self.parameter_count * torch.float32.itemsize
         return torch.tensor([live.peak, free - kept - self.ranks.reserved], dtype=torch.float64)
 
     @on_all_ranks
-    def finish(self, steps: int, *, params: Mapping[str, Tensor] | None = None) -> float | None:
-        """Add the share's gradient to `grad` of the first rank's parameters. Return its mean loss.
-
-        If a rank ran out of memory in one of the `steps`, return None and add nothing.
-        """
-        losses = self.ranks.gather_figures(self._read_losses(steps))
-        if bool(losses[-1].any()):
-            return None
+    def finish(self, *, params: Mapping[str, Tensor] | None = None) -> float:
+        """Add the share's gradient to the first rank's parameters. Return its mean loss."""
+        # A rank without a micro-batch adds 0. Reading waits for the device, so it is done once.
+        own = torch.stack(self._losses).to("cpu", torch.float64)
+        losses = self.ranks.gather_figures(own)  # [steps, ranks]
         inner = self.ranks.current(ShardedInner)
         for name, whole in self._gradients():
             if inner is not None:
@@ -223,20 +169,7 @@ class ShardedModel(Sharded):
                     gradient if parameter.grad is None else parameter.grad.add_(gradient)
                 )
         # in the order of the share
-        return float(sum(losses[:-1, :: self._tensor.size()].flatten().tolist()))
-
-    def _read_losses(self, steps: int) -> Tensor:
-        """Return what this rank's micro-batch of every step adds to the share's mean loss.
-
-        Float64 [steps + 1] on the CPU. A step without a micro-batch adds 0. The last number is 1 if
-        the rank is out of memory. Reading waits for the device, so call it once per share.
-        """
-        losses = torch.zeros(steps + 1, dtype=torch.float64)
-        if self._out_of_memory:
-            losses[-1] = 1
-        else:
-            losses[:-1] = torch.stack(self._losses)
-        return losses
+        return float(sum(losses[:, :: self._tensor.size()].flatten().tolist()))
 
     def _gradients(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the name and the whole summed gradient of every parameter, on every rank.
@@ -256,22 +189,62 @@ class ShardedModel(Sharded):
             parameter.grad = None
 
 
+class OrderedSum:
+    """Sum the gradients of one group of parameters. The first `active` ranks have a micro-batch."""
+
+    # Floating-point sums depend on the order. So each rank adds the gradients of all micro-batches
+    # to its part one by one, in the order of the share, as a single rank does. An all-to-all
+    # replaces FSDP2's reduce-scatter and sends as many bytes. Ranks synchronise after every
+    # micro-batch.
+
+    allocate = staticmethod(torch.empty)  # FSDP2 allocates its buffers with this
+
+    def __init__(self) -> None:
+        self.active = 1
+        self._sum: Tensor | None = None
+
+    def forget(self) -> None:
+        """Drop the sum."""
+        self._sum = None
+
+    def __call__(
+        self,
+        output_tensor: Tensor,
+        input_tensor: Tensor,
+        group: Any,
+        op: Any,
+        async_op: bool = False,
+    ) -> None:
+        """Write the sum so far plus the ranks' parts of `input_tensor` [ranks x part] to
+        `output_tensor` [part].
+        """
+        del op, async_op
+        parts = torch.empty_like(input_tensor)
+        dist.all_to_all_single(parts, input_tensor, group=group)
+        first, *from_others = parts.view(group.size(), -1)[: self.active]
+        total = output_tensor.view(-1)
+        total.copy_(first) if self._sum is None else torch.add(self._sum, first, out=total)
+        for part in from_others:
+            total.add_(part)
+        self._sum = total.clone()
+
+
+def _zero_model(config: ModelConfig, tier: int) -> LanguageModel:
+    shapes = config.parameter_shapes(tier)
+    return config.build(tier, {name: torch.zeros(shape) for name, shape in shapes.items()})
+
+
 def _layers(model: nn.Module) -> list[nn.Module]:
     """Return the model's layers: the longest outermost module list that holds no embeddings."""
     lists = [
-        module for module in model.modules() if isinstance(module, nn.ModuleList | nn.ModuleDict)
+        module
+        for module in model.modules()
+        if isinstance(module, nn.ModuleList | nn.ModuleDict)
+        and not any(isinstance(child, nn.Embedding) for child in module.children())
     ]
-    lists = [
-        layers
-        for layers in lists
-        if not any(isinstance(part, nn.Embedding) for part in layers.children())
-    ]
-    inner = {part for outer in lists for part in outer.modules() if part is not outer}
-    return list(
-        max(
-            (layers for layers in lists if layers not in inner), key=len, default=nn.ModuleList()
-        ).children()
-    )
+    nested = {part for outer in lists for part in outer.modules() if part is not outer}
+    outermost = [layers for layers in lists if layers not in nested]
+    return list(max(outermost, key=len, default=nn.ModuleList()).children())
 
 
 def _local(parameter: Tensor) -> Tensor:

@@ -43,9 +43,9 @@ class ShardedFeedback(Sharded):
             for level in range(tier, schema.results.levels)
         }
         self._sizes = state_sizes(self._layouts)
-        self._held = split_blocks(schema.results, tier, ranks.size)
+        self._rank_blocks = split_blocks(schema.results, tier, ranks.size)
         """Blocks of every rank."""
-        own = self._held[ranks.rank]
+        own = self._rank_blocks[ranks.rank]
         blank = {
             piece.blocks.segment.name: torch.empty(piece.blocks.segment.shape, device=ranks.device)
             for piece in own.pieces
@@ -55,7 +55,7 @@ class ShardedFeedback(Sharded):
             for piece in own.pieces
             if self._balances(piece.part.segment.name)
         }
-        self._part = ErrorFeedback(
+        self._feedback = ErrorFeedback(
             own.results, tier, blank, schema.optimizer.decay, balanced.__contains__
         )
         self._own_names = own.state_names()
@@ -63,7 +63,7 @@ class ShardedFeedback(Sharded):
 
     def directions(self) -> Iterator[tuple[Part, Tensor]]:
         """Yield the signs of the residual of all parts."""
-        pieces = chain.from_iterable(held.pieces for held in self._held)
+        pieces = chain.from_iterable(blocks.pieces for blocks in self._rank_blocks)
         signs = chain.from_iterable(own.values() for own in self._gather_directions())
         return (
             (part, blocks.to(torch.float32))
@@ -73,7 +73,7 @@ class ShardedFeedback(Sharded):
     @on_all_ranks
     def _gather_directions(self) -> list[dict[str, Tensor]]:
         return self.ranks.gather(
-            {part.segment.name: signs.to(torch.int8) for part, signs in self._part.directions()}
+            {part.segment.name: signs.to(torch.int8) for part, signs in self._feedback.directions()}
         )
 
     def go_ahead(self, params: Mapping[str, Tensor], rate: float) -> None:
@@ -101,20 +101,20 @@ class ShardedFeedback(Sharded):
         pieces = None
         if made is not None:
             pieces = [
-                {piece.blocks.segment.name: piece.of(made) for piece in held.pieces}
-                for held in self._held
+                {piece.blocks.segment.name: piece.of(made) for piece in blocks.pieces}
+                for blocks in self._rank_blocks
             ]
         tensors = {
             name: tensor.to(self.ranks.device)
             for name, tensor in self.ranks.scatter(pieces).items()
         }
-        self._part.choose(PseudoGradient(tensors, factor, 0.0))
+        self._feedback.choose(PseudoGradient(tensors, factor, 0.0))
         entries: dict[str, Tensor] = {}
         for level in self._layouts:
             indices = np.empty(0, dtype=np.uint16)
             values = np.empty(0, dtype=np.float32)
             if self._holds(level):
-                indices, values = self._part.entries(level)
+                indices, values = self._feedback.entries(level)
             # sent as int16, because gloo does not send uint16
             entries[f"indices.{level}"] = torch.from_numpy(indices.view(np.int16))
             entries[f"values.{level}"] = torch.from_numpy(values)
@@ -122,7 +122,7 @@ class ShardedFeedback(Sharded):
 
     def _holds(self, level: int) -> bool:
         """Return whether this rank has blocks of a level."""
-        return bool(self._held[self.ranks.rank].results.of_level(level))
+        return bool(self._rank_blocks[self.ranks.rank].results.of_level(level))
 
     def sent(self) -> dict[int, bytes]:
         """Return the last result's payload of each level."""
@@ -142,7 +142,7 @@ class ShardedFeedback(Sharded):
     def _gather_energies(self) -> list[dict[str, Tensor]]:
         """Gather the energies before and after selection, float64 [levels, 2]."""
         energies = [
-            self._part.energies(level) if self._holds(level) else (0.0, 0.0)
+            self._feedback.energies(level) if self._holds(level) else (0.0, 0.0)
             for level in self._layouts
         ]
         return self.ranks.gather({"energies": torch.tensor(energies, dtype=torch.float64)})
@@ -158,7 +158,7 @@ class ShardedFeedback(Sharded):
 
     def _remembered_part(self) -> dict[str, Tensor]:
         """Return this rank's part of the state under the names of the whole state."""
-        part = self._part.remembered()
+        part = self._feedback.remembered()
         return {name: part[own] for name, (own, _) in self._own_names.items() if own in part}
 
     def state(self) -> dict[str, Tensor]:
@@ -226,17 +226,17 @@ class ShardedFeedback(Sharded):
             parts = [
                 {
                     own: state[name].narrow(0, rows.first, rows.count)
-                    for name, (own, rows) in held.state_names().items()
+                    for name, (own, rows) in blocks.state_names().items()
                     if name in state
                 }
-                for held in self._held
+                for blocks in self._rank_blocks
             ]
-        self._part.restore(self.ranks.scatter(parts))
+        self._feedback.restore(self.ranks.scatter(parts))
 
     @on_all_ranks
     def reset(self) -> None:
         """Reset the state of all ranks."""
-        self._part.reset()
+        self._feedback.reset()
         self._sent = {}
 
     def _span(self, rank: int, name: str) -> tuple[int, int, int]:
@@ -244,5 +244,5 @@ class ShardedFeedback(Sharded):
         _, level, group = name.split(".")
         size = self._sizes[name]
         row = size // self._layouts[int(level)].groups[int(group)].blocks
-        rows = self._held[rank].rows.get((int(level), int(group)), Rows(0, 0, 0))
+        rows = self._rank_blocks[rank].rows.get((int(level), int(group)), Rows(0, 0, 0))
         return rows.first * row, (rows.first + rows.count) * row, size

@@ -46,13 +46,13 @@ class ShardedInner(Sharded):
         self._states: States = {}
         self._before: dict[str, Tensor] = {}
         """Moments at the start of the share, to undo it."""
-        self._failed = False
+        self._must_undo = False
         """Whether the last share must be undone. Set on the first rank only."""
         # Weights and gradients of the last pass that are not applied yet. The first rank has all
         # of them in its parameters, so it keeps none here.
         self._weights: dict[str, Tensor] = {}
         self._gradients: dict[str, Tensor] = {}
-        moments = self._plan.of(ranks.rank)
+        moments = self._plan.moments_of(ranks.rank)
         kept = [(self._plan.shapes[name], torch.float32) for name in self._own if ranks.rank]
         ranks.reserved = 2 * sum(map(bytes_of, moments.values())) + sum(map(bytes_of, kept))
 
@@ -84,14 +84,14 @@ class ShardedInner(Sharded):
     def undo(self) -> None:
         """Restore the moments before their next use, because the share failed.
 
-        Not at once, because a rank may be gone.
+        Not at once, because the other ranks may have ended, or wait inside a method that failed.
         """
-        self._failed = True
+        self._must_undo = True
 
-    def settle(self) -> None:
+    def recover(self) -> None:
         """Restore the moments of all ranks if a share failed."""
-        if self._failed:
-            self._failed = False
+        if self._must_undo:
+            self._must_undo = False
             self.ranks.announce(self, "restore_before")
             self.restore_before()
 
@@ -213,7 +213,7 @@ class ShardedInner(Sharded):
         parts = None
         if state is not None:
             parts = [
-                {path: state[path] for path in self._plan.of(rank)}
+                {path: state[path] for path in self._plan.moments_of(rank)}
                 for rank in range(self.ranks.size)
             ]
         self._set_moments(self.ranks.scatter(parts))

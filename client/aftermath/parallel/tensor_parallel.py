@@ -44,15 +44,15 @@ def cut(model: LanguageModel, mesh: DeviceMesh) -> TensorPlan:
     for name, module in list(model.named_modules()):
         if isinstance(module, nn.Linear):
             for ending, dim in plan.dims.items():
-                if _is(f"{name}.weight", (ending,)):
+                if _matches(f"{name}.weight", (ending,)):
                     style = RowwiseParallel() if dim else ColwiseParallel()
                     parallelize_module(module, mesh, style, src_data_rank=None)
             for ending, dim in plan.inner.items():
-                if _is(f"{name}.weight", (ending,)):
-                    _alone(module, mesh, dim)
-        elif _is(name, plan.spread):
+                if _matches(f"{name}.weight", (ending,)):
+                    _cut_on_rank(module, mesh, dim)
+        elif _matches(name, plan.spread):
             module.register_forward_hook(partial(_spread, mesh))
-        elif _is(name, plan.summed):
+        elif _matches(name, plan.summed):
             module.register_forward_hook(partial(_summed, mesh))
     model.take_part(mesh.get_local_rank(), mesh.size())
     return plan
@@ -60,10 +60,10 @@ def cut(model: LanguageModel, mesh: DeviceMesh) -> TensorPlan:
 
 def is_partial(plan: TensorPlan, name: str) -> bool:
     """Return whether the ranks' gradients of a parameter must be summed."""
-    return _is(name, plan.partial)
+    return _matches(name, plan.partial)
 
 
-def _alone(module: nn.Linear, mesh: DeviceMesh, dim: int) -> None:
+def _cut_on_rank(module: nn.Linear, mesh: DeviceMesh, dim: int) -> None:
     """Cut a matrix whose input and output stay on their rank."""
     part = distribute_tensor(module.weight, mesh, [Shard(dim)], src_data_rank=None)
     module.register_parameter("weight", nn.Parameter(part))
@@ -96,7 +96,7 @@ def _summed(mesh: DeviceMesh, module: nn.Module, tensor: object, part: Tensor) -
     return whole
 
 
-def _is(name: str, endings: Iterable[str]) -> bool:
+def _matches(name: str, endings: Iterable[str]) -> bool:
     return any(fnmatchcase(name, f"*.{ending}") for ending in endings)
 
 

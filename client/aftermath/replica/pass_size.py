@@ -1,8 +1,9 @@
 """Pass size: how many sequences a pass has, and whether it uses activation checkpointing.
 
 If a pass does not fit into memory, the pass size is halved and the share begins again. If one
-sequence does not fit, layers are recomputed. If that fails too, the member ends. The result holds
-for the life of the process. This module imports no torch, because options use its values.
+sequence does not fit, layers are recomputed. If that fails too, the member ends. A member on
+several devices ends at once. The result holds for the life of the process. This module imports no
+torch, because options use its values.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _UNCOUNTED = 1.25  # factor for temporary memory of operations and fragmentation
 
 
 class OutOfMemory(AftermathError):
-    """The replica and a pass of one sequence do not fit into the device's memory."""
+    """The replica and a pass do not fit into the device's memory."""
 
     code = "out-of-memory"
 

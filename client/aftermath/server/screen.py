@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from rich.console import Console
 from solders.pubkey import Pubkey
 
-from aftermath.base.signals import before_sigterm
+from aftermath.base.signals import before_termination
 from aftermath.base.stdio import is_quiet
 from aftermath.base.text import counted
 from aftermath.chain.addresses import run_addresses
@@ -74,7 +74,7 @@ async def _watch(server: RunServer, tui: bool) -> None:
         _print(f"the server stops: {_line(run_status(server))}")
 
     try:
-        with before_sigterm(print_stop):
+        with before_termination(print_stop):
             await _print_changes(server)
     except asyncio.CancelledError:  # Ctrl-C
         print_stop()

@@ -104,7 +104,7 @@ class Sessions:
             self._publish(client, None)
             client.peer = peer
         if not client.connections:
-            self._log_presence(identity, "here")
+            self._log_presence(identity, "connected")
         client.connections.add(connection)
         return client
 

@@ -38,7 +38,7 @@ from aftermath.model.saved_checkpoints import saved_steps, stem_of_run
 from aftermath.optim.proof import unfit
 from aftermath.optim.schema import Schema
 from aftermath.p2p.iroh import IrohTransport
-from aftermath.parallel.launch import Launched
+from aftermath.parallel.launch import RankProcesses
 from aftermath.replica.options import PLAIN
 from aftermath.replica.origin import Origin
 from aftermath.replica.outlineshare import OutlineShare
@@ -76,7 +76,7 @@ async def assembled(
     events: Events,
     chain: SolanaMember,
     transport: IrohTransport,
-    ranks: Launched | None,
+    ranks: RankProcesses | None,
     stack: contextlib.AsyncExitStack,
 ) -> Member:
     """Return the member. Raises an AftermathError if it does not fit the run.
@@ -156,7 +156,7 @@ async def _origin(
     settings: TrainSettings,
     setup: DeviceSetup,
     schema: Schema,
-    ranks: Launched | None,
+    ranks: RankProcesses | None,
     compute: Worker,
     access: RunAccess,
 ) -> Origin:

@@ -1,7 +1,7 @@
 """Decide what the first signal does: leave, save and leave, or ask for a second Ctrl-C.
 
-Only the last holder of a part of the model asks, and only at a terminal. A service that gets
-SIGTERM leaves at once, or after one attempt to save.
+Only the last holder of a part of the model asks, and only at a terminal. After SIGTERM or SIGHUP
+it leaves at once, or after one attempt to save.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Handle Ctrl-C and SIGTERM: the first cancels the work with a timeout, the third ends at once.
+"""Handle ending signals: the first cancels the work with a timeout, the third ends at once.
 
 The second does nothing, because people press Ctrl-C twice. If the member answers the first Ctrl-C
 with a question, the next one counts as the first. One timeout covers leaving the run and closing,

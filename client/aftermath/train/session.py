@@ -53,7 +53,7 @@ from aftermath.train.tier import AUTO_TIER
 
 if TYPE_CHECKING:
     from aftermath.member.member import Member
-    from aftermath.parallel.launch import Launched
+    from aftermath.parallel.launch import RankProcesses
     from aftermath.train.device_options import DeviceSetup
 
 
@@ -298,9 +298,9 @@ async def _leave(member: Member, events: Events, seconds: float) -> None:
 @contextlib.asynccontextmanager
 async def _ports(
     settings: TrainSettings, setup: DeviceSetup, events: Events
-) -> AsyncIterator[tuple[Member, Launched | None]]:
+) -> AsyncIterator[tuple[Member, RankProcesses | None]]:
     """Open the chain and the transport. Yield the member, and its other ranks if any."""
-    from aftermath.parallel.launch import launched, threads_of
+    from aftermath.parallel.launch import launch_ranks, threads_of
     from aftermath.train.assembly import assembled
 
     backend = setup.backend
@@ -321,7 +321,7 @@ async def _ports(
         ranks = None
         if not setup.mesh.alone:
             ranks = stack.enter_context(
-                launched(setup.mesh, threads_of(setup.mesh, settings.threads))
+                launch_ranks(setup.mesh, threads_of(setup.mesh, settings.threads))
             )
         member = assembled(settings, setup, events, chain, transport, ranks, stack)
         yield await (ranks.while_all_run(member) if ranks else member), ranks

@@ -127,14 +127,15 @@ class TrainSettings:
         int,
         NumberLimits(AUTO),
         Doc(
-            "Sequences per forward pass and rank. A member with one device reduces it when memory runs out. "
-            f"auto: as many as fit, up to {MOST}."
+            "Sequences per forward pass and rank. When memory runs out, a member with one device reduces it, "
+            f"and a member with several devices ends. auto: as many as fit, up to {MOST}."
         ),
     ] = 8
     activation_checkpointing: Annotated[
         Checkpointing,
         Doc(
-            "Compute activations twice to save memory. auto: if one sequence does not fit otherwise."
+            "Compute activations twice to save memory. auto: if one sequence does not fit otherwise. "
+            "On several devices, auto needs --micro-batch-size auto."
         ),
     ] = "auto"
     matformer_load_strategy: Annotated[

@@ -88,6 +88,29 @@ def test_member_interrupted_while_loading_prints_only_that(state: dict[str, str]
 
 
 @pytest.mark.slow
+def test_closed_terminal_leaves_no_screen_process(state: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "go").touch()
+    environment = {**state, "GO": str(tmp_path / "go"), "LEFT": str(tmp_path / "left")}
+    with Terminal([*PROCESS, "hangs-up"], environment) as terminal:
+        terminal.shows("step 40 of 120")
+        (screen,) = children(terminal.process.pid)
+        terminal.hang_up()
+        assert terminal.process.wait(60) == 0
+    assert (tmp_path / "left").exists()
+    assert ends(screen)
+
+
+@pytest.mark.slow
+def test_closed_terminal_of_killed_process_ends_screen(state: dict[str, str]) -> None:
+    with Terminal([*PROCESS, "stays"], state) as terminal:
+        terminal.shows("step 40 of 120")
+        (screen,) = children(terminal.process.pid)
+        terminal.hang_up()
+        assert terminal.process.wait(60) == -signal.SIGHUP
+    assert ends(screen)
+
+
+@pytest.mark.slow
 def test_killed_screen_falls_back_to_lines(state: dict[str, str]) -> None:
     with Terminal([*PROCESS, "stays"], state) as terminal:
         terminal.shows("step 40 of 120")
@@ -149,3 +172,13 @@ def children(process: int) -> list[int]:
     return [
         int(found) for found in Path(f"/proc/{process}/task/{process}/children").read_text().split()
     ]
+
+
+def ends(process: int) -> bool:
+    """Return whether a process that is not our child ends within a minute."""
+    deadline = time.monotonic() + 60
+    while (directory := Path(f"/proc/{process}")).exists():
+        if time.monotonic() > deadline:
+            return "State:\tZ" in (directory / "status").read_text()
+        time.sleep(0.1)
+    return True

@@ -2,6 +2,7 @@
 
 `python tui_process.py HOW`: `stays` waits for Ctrl-C and then for the file $GO, `ends` shows a
 finished run, `floods` sends more than a terminal can show, and `loads` ends at once on Ctrl-C.
+`hangs-up` is `stays` that also leaves when the terminal is closed, and then creates the file $LEFT.
 SIGUSR1 kills it.
 """
 
@@ -18,6 +19,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from aftermath.base.quiet_interrupts import end_at_once
+from aftermath.base.signals import on_interrupt
 from aftermath.train.settings import TrainSettings
 from aftermath.train.sinks import events_of
 from aftermath.ui.terminal.messages import Told
@@ -29,6 +31,8 @@ def main(how: str) -> None:
     signal.signal(signal.SIGINT, end_at_once if how == "loads" else lambda *_: stop.set())
     signal.signal(signal.SIGUSR1, lambda *_: os.abort())
     with contextlib.ExitStack() as stack:
+        if how == "hangs-up":
+            stack.enter_context(on_interrupt(stop.set))
         events = events_of(TrainSettings(run_id="demo", matformer_tier=1, logs="tui"), stack)
         events.look(where)
         for message in busy_member(40):
@@ -48,6 +52,8 @@ def main(how: str) -> None:
             while "GO" in os.environ and not Path(os.environ["GO"]).exists():
                 time.sleep(0.02)
             events.emit(event_message("left", finished=False).event)
+            if "LEFT" in os.environ:
+                Path(os.environ["LEFT"]).touch()
     print("back to normal", flush=True)
 
 

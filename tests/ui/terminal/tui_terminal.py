@@ -29,6 +29,7 @@ class Terminal:
         **given: Any,
     ) -> None:
         self._patience = patience
+        self._closed = False
         self._ours, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
         self._theirs = theirs
@@ -50,6 +51,12 @@ class Terminal:
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait()
+        if not self._closed:
+            self.hang_up()
+
+    def hang_up(self) -> None:
+        """Close the terminal, as closing its window does."""
+        self._closed = True
         os.close(self._ours)
         os.close(self._theirs)
 

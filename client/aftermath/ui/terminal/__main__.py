@@ -14,6 +14,7 @@ import io
 import os
 import signal
 import sys
+import threading
 import time
 
 import msgspec
@@ -27,6 +28,7 @@ from aftermath.ui.terminal.tabbed import Tabbed
 from aftermath.ui.terminal.testnet_app import LocalTestnetApp, LocalTestnetBoard
 
 _LONGEST = 1 << 24  # bytes of a message
+_LINGER = 5.0  # seconds without a parent process after which the screen ends
 
 
 class ToldScreen(Tabbed):
@@ -98,8 +100,20 @@ def screen_of(opening: ScreenOptions, descriptor: int) -> ToldScreen:
     return app
 
 
+def _end_after(parent: int) -> None:
+    """End this process if its parent has ended and it has not noticed.
+
+    On a closed terminal, textual waits for a write that never succeeds.
+    """
+    while os.getppid() == parent:
+        time.sleep(1)
+    time.sleep(_LINGER)
+    os._exit(1)
+
+
 def main() -> None:
     """Show the screen until it ends."""
+    threading.Thread(target=_end_after, args=(os.getppid(),), daemon=True).start()
     app = screen_of(msgspec.json.decode(sys.argv[2], type=ScreenOptions), int(sys.argv[1]))
     app.error_console = Console(file=(errors := io.StringIO()), width=100)
     app.run()

@@ -21,6 +21,7 @@ from typing import Self
 import msgspec
 from rich.console import Console
 
+from aftermath.base.stdio import drop_closed_terminal
 from aftermath.events import event_types
 from aftermath.events.console import ConsoleLines, redraws
 from aftermath.events.progress import Progress
@@ -213,6 +214,7 @@ class Screen:
                     terminal.restore_modes(sys.stdin.fileno(), self._usual)
                     os.write(self._terminal, _ORDINARY)
             self._caught.release()
+            drop_closed_terminal()
             self._open = False
 
     def _await_end(self) -> None:

@@ -1,0 +1,30 @@
+"""Say which absent holders of the model a waiting run needs, and how its owner ends the wait."""
+
+from __future__ import annotations
+
+import shlex
+
+from aftermath.rules.deadlines import waits_a_day, waits_for_holder
+from aftermath.rules.members import Members
+from aftermath.rules.model import Model
+from aftermath.rules.run import Run
+
+
+def holder_wait(run: Run, members: Members, model: Model, *, has_commands: bool) -> str | None:
+    """Return for which absent members the run waits, or None if it waits for no holder.
+
+    `has_commands`: whether the owner can end the wait with commands.
+    """
+    if waits_for_holder(run, members, model):
+        holder = "a member that finished the last epoch, because the chain knows of no checkpoint with its steps"
+    elif waits_a_day(run, members, model):
+        holder = "a member that has the model (after 24 hours, any member)"
+    else:
+        return None
+    if not has_commands:
+        return holder
+    run_id = shlex.quote(run.run_id)
+    return (
+        f"{holder}; to continue from the checkpoint instead, the owner runs aftermath-solana set-paused "
+        f"--run-id {run_id} pause, then aftermath-solana rewind --run-id {run_id}"
+    )
