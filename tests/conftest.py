@@ -69,7 +69,7 @@ QUEUES = (
     (
         "tests/e2e/",
         "tests/hostile/",
-        "tests/cli/test_cli_error_docs.py",
+        "tests/cli/test_cli_page_commands.py",
         "tests/cli/test_cli_screen.py",
         "tests/cli/test_cli_show_run.py",
         "tests/cli/test_cli_stopped.py",

@@ -58,7 +58,7 @@ def test_address_of_private_network_is_not_public(address: str) -> None:
 
 
 def answers(*addresses: str) -> list[tuple[Any, ...]]:
-    """What `getaddrinfo` gives for a name with these addresses."""
+    """Return what `getaddrinfo` returns for a name with these addresses."""
     return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 80)) for address in addresses]
 
 

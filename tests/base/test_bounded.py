@@ -1,5 +1,5 @@
-"""What others wrote in msgpack is measured as its decoder measures it, at every size where the
-notation changes; and in JSON however small its values are.
+"""Test that the msgpack limits agree with the decoder at every size class, and that many tiny JSON
+values are refused.
 """
 
 from __future__ import annotations

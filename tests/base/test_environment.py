@@ -1,4 +1,4 @@
-"""What child processes that read a stranger's bytes find in their environment."""
+"""Test the environment of child processes that read a stranger's bytes."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Files that are replaced whole or not at all, locks, and directories of this user."""
+"""Test atomic replacement of files, locks, and the directories of this user."""
 
 from __future__ import annotations
 

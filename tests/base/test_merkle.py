@@ -1,4 +1,4 @@
-"""A proof holds for one block at one place under one root, and for nothing else."""
+"""Test that a proof holds only for its own block, index and root."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_merkle_proof_with_changed_bytes_fails(count: int, data: st.DataObject) 
 
 
 def test_blocks_nodes_and_roots_cannot_be_taken_for_each_other() -> None:
-    """The classic trick: the two digests below a node, as one block of a smaller tree."""
+    """The attack presents the two digests below a node as one block of a smaller tree."""
     found = tree(2)
     below = b"".join(block_digest(block) for block in blocks(2))
     assert block_digest(below) != found._rows[1][0]
@@ -61,8 +61,9 @@ def test_blocks_nodes_and_roots_cannot_be_taken_for_each_other() -> None:
 
 
 def test_merkle_root_keeps_golden_value() -> None:
-    """Members of different versions must agree on it, and recompute it from this page: contexts,
-    order, count.
+    """Members of different versions must agree on the root.
+
+    The test recomputes it from its contexts, order and count.
     """
 
     def derived(what: str, data: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""How threads wait for one another, as the OpenMP that PyTorch loads tells it itself."""
+"""Test how long idle threads spin in the OpenMP library that PyTorch loads."""
 
 from __future__ import annotations
 

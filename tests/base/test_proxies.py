@@ -1,6 +1,4 @@
-"""Tests of the proxy that a connection takes, for the values of proxy variables that
-people have.
-"""
+"""Test which proxy a connection uses, for common values of the proxy variables."""
 
 from __future__ import annotations
 

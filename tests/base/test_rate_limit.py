@@ -1,4 +1,4 @@
-"""Pauses that double."""
+"""Test exponential backoff."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Signals on an event loop, also on one to which the system tells none."""
+"""Test signal handlers on event loops, including loops that do not support them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A call with a deadline: its result, its error, or the error of being late."""
+"""Test a call with a deadline: it gives its result, its error, or the timeout error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Turns go to threads in the order in which they ask."""
+"""Test that threads get the lock in the order in which they ask for it."""
 
 from __future__ import annotations
 

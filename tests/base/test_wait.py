@@ -1,4 +1,4 @@
-"""Tasks are cancelled in one place, which leaves nothing under way."""
+"""Test that cancelled tasks are awaited and none is left running."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from aftermath.base.concurrency import cancel
 
 
 async def test_cancelled_tasks_are_awaited_however_they_end() -> None:
-    """One cleans up for a while, one answers with an error, one had a result before: none is waited
-    for by others.
+    """One task takes time to clean up, one raises, and one has ended before.
+
+    None delays the others.
     """
     cleaned = []
     begun = asyncio.Event()

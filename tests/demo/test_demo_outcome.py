@@ -1,6 +1,4 @@
-"""What the demo calls held out is text that its run does not reach, and the whole model is asked
-what it knows.
-"""
+"""Test that held-out text is not trained, and that the demo judges the whole model."""
 
 from __future__ import annotations
 
@@ -29,7 +27,7 @@ from model.library_tokenizer import isolated_tokenizer
 
 
 def stage(root: Path, sequences: int) -> Places:
-    """A corpus in which every token of a sequence is the sequence's number."""
+    """Return a corpus in which every token of a sequence is the sequence's number."""
     places = Places(root)
     places.data.mkdir()
     write_config(places, REPOSITORY / "config" / "demo" / "config.toml")

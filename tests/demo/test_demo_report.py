@@ -1,4 +1,6 @@
-"""The demo's report says what happened, and its exit status whether that is what it promises."""
+"""Test that the report states what happened, and that the exit status says whether the demo
+succeeded.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,9 @@ NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 def events(
     tier: int, *, loss_falls: float = 2.0, steps: int = LAST, wrong_at: int = 0
 ) -> list[Event]:
-    """What a member of that tier writes in `steps` rounds; at step `wrong_at` its replica is
-    another one.
+    """Return the events of a member of this tier over `steps` rounds.
+
+    At step `wrong_at` its replica differs.
     """
     lines = [
         sample_event("started", run_id="demo", tier=tier, wallet=f"W{tier}"),

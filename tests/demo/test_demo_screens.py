@@ -1,6 +1,4 @@
-"""What the demo shows: its picture, its lines where there is no terminal, and the sentences it ends
-with.
-"""
+"""Test the demo's output: its display, its lines without a terminal, and its last sentences."""
 
 from __future__ import annotations
 
@@ -30,8 +28,9 @@ REACHED = [
 
 
 def story_of(steps: int, *, back_at: int | None = None) -> RunProgress:
-    """A run with this many trained steps; the member that is killed is back in a second
-    process from one on.
+    """Return a run with this many trained steps.
+
+    From step `back_at` on, the killed member runs again in a second process.
     """
     story = RunProgress([MemberProgress(f"member-{tier}", tier) for tier in TIERS])
     for member in story.members:
@@ -135,7 +134,7 @@ def test_demo_screen_shows_progress_and_labels(size: tuple[int, int]) -> None:
 def test_demo_screen_without_terminal_prints_lines(
     monkeypatch: pytest.MonkeyPatch, terminal: bool
 ) -> None:
-    """A pipe, or a dumb terminal."""
+    """Test a pipe and a dumb terminal."""
     monkeypatch.setenv("TERM", "dumb" if terminal else "xterm")
     out = io.StringIO()
     story = RunProgress([MemberProgress("member-0", 0)])

@@ -1,4 +1,4 @@
-"""The demo keeps to itself: its directory and its variables."""
+"""Test that the demo touches only its own directory and ignores the user's variables."""
 
 from __future__ import annotations
 

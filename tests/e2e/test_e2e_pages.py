@@ -25,7 +25,7 @@ from e2e.processes import PATIENCE, Running, until
 from e2e.run_inputs import ROOT
 from e2e.wheel_install import Installed, without_us
 
-# The slow tests follow the same pages in one process (tests/cli/test_cli_error_docs.py).
+# The slow tests follow the same pages in one process (tests/cli/test_cli_page_commands.py).
 pytestmark = pytest.mark.nightly
 INSTALLING = ["make env", ". .venv/bin/activate"]
 SMALLER = {

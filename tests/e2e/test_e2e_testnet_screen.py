@@ -79,7 +79,7 @@ def test_killed_testnet_ends_its_processes_and_resets_terminal(
             time.sleep(0.1)  # the clients run, but their child processes may not run yet
         assert len(descendants) >= 7
         terminal.process.send_signal(signal.SIGKILL)
-        terminal.shows("the process has ended without a word; it said last:")
+        terminal.shows("the process ended without a message; its last lines:")
         terminal.until(lambda: terminal.modes() == terminal.usual)
         terminal.ended()
     assert psutil.wait_procs(descendants, 10)[1] == []

@@ -1,8 +1,7 @@
-"""A process that writes events until it is killed, and says on its standard output when they are on
-their way.
+"""A process that writes events until it is killed, and prints a line once they are being written.
 
-`python -m watch.event_writer DIRECTORY [LIMIT]`: with a limit, no file of it gets more bytes than
-that.
+`python -m events.event_writer DIRECTORY [LIMIT]`: with a limit, none of its files grows beyond that
+many bytes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Events for tests: of a kind, with what the test says of it; all else is zero or empty."""
+"""Events for tests: fields that the test does not set are zero or empty."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ KINDS: dict[str, type[Event]] = {
 
 
 def sample_event(kind: str, **given: Any) -> Event:
-    """The event; fails for a field that it does not have."""
+    """Return an event of this kind. Fail for a field that it does not have."""
     found = KINDS[kind]
     fields = msgspec.structs.fields(found)
     assert given.keys() <= {field.name for field in fields}, f"{kind} has no {given.keys()}"

@@ -1,4 +1,4 @@
-"""Where a picture can be drawn, and lines where it cannot."""
+"""Test when the console draws a screen and when it prints lines."""
 
 from __future__ import annotations
 

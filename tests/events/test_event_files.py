@@ -1,6 +1,4 @@
-"""A member's files of events: one for every epoch, whatever happens to the process, its disk, or
-who reads them.
-"""
+"""Test a member's event files: one per epoch, even after kills, full disks and concurrent reads."""
 
 from __future__ import annotations
 
@@ -31,7 +29,7 @@ TESTS = Path(__file__).parents[1]
 
 
 class Member:
-    """Writes events at dates of the test's choice."""
+    """A member that writes events with dates chosen by the test."""
 
     def __init__(self, directory: Path, wallet: str, tier: int = 0, at: datetime = NOON) -> None:
         self.at = at
@@ -108,7 +106,7 @@ def test_existing_event_file_is_never_opened(tmp_path: Path) -> None:
 
 
 def test_events_of_killed_process_are_kept_except_torn_line(tmp_path: Path) -> None:
-    """A real process, really killed, in the midst of writing."""
+    """A real process is killed while it writes."""
     with subprocess.Popen(
         [sys.executable, "-m", "events.event_writer", tmp_path],
         cwd=TESTS,
@@ -136,7 +134,7 @@ def test_events_of_killed_process_are_kept_except_torn_line(tmp_path: Path) -> N
 
 @pytest.fixture
 def limited(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    """A process whose files are cut off at 20,000 bytes, as a disk that is full cuts them."""
+    """Start a process whose files cannot exceed 20,000 bytes, as on a full disk."""
     with subprocess.Popen(
         [sys.executable, "-m", "events.event_writer", tmp_path, "20000"],
         cwd=TESTS,

@@ -1,4 +1,4 @@
-"""What events say to a person."""
+"""Test the sentences about events."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""A run's history from events: losses by tier, bytes, epochs, and who went and came back; and how
-it is drawn.
-"""
+"""Test a run's history from events: losses by tier, bytes, epochs, exits, returns, and its plot."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ NOON = datetime(2026, 11, 21, 12, 0, 0, tzinfo=UTC)
 
 
 class Run:
-    """Members tell, one after the other, what a test makes up."""
+    """A run whose members emit, one after the other, the events that a test makes up."""
 
     def __init__(self) -> None:
         self.history = EventHistory(lambda told: told.about.wallet)
@@ -221,7 +219,7 @@ def test_step_plot_is_png_of_its_size(tmp_path: Path) -> None:
 
 
 def _strokes(path: Path) -> int:
-    """How often the line of a picture begins: all others are thinner."""
+    """Return how many separate lines the curves consist of. All other strokes are thinner."""
     found = re.findall(r'<path d="([^"]*)"[^>]*stroke-width: 1\.5', path.read_text())
     return sum(line.count("M") for line in found)
 

@@ -1,6 +1,4 @@
-"""A member's metrics: what Prometheus gets, that their page has them all, and that the dashboard
-asks for no others.
-"""
+"""Test that the page and the dashboard use exactly the metrics that Prometheus gets."""
 
 from __future__ import annotations
 
@@ -36,7 +34,7 @@ OWN = {"run": 'a "run"\nof two lines', "wallet": "Wal1et", "tier": "1"}
 
 
 def scraped(port: int) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
-    """What is served, by name and the labels that are not every series' own."""
+    """Return the served values by name and by the labels that not all series have."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as reply:
         text = reply.read().decode()
     found = {}

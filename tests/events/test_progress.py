@@ -1,4 +1,4 @@
-"""How far a run is and how long it takes, from what the chain says."""
+"""Test the progress and the remaining time of a run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def state(progress: Progress, step: int, name: str = "WARMUP", total: int = 100)
 
 
 def rounds(progress: Progress, first: int, last: int, at: int, seconds: int) -> None:
-    """Rounds that train the steps from `first` to `last`."""
+    """Return the events of rounds that train the steps `first` to `last`."""
     for step in range(first, last + 1):
         since = at + (step - first) * seconds
         progress.take(sample_event("round", step=step, since=since))

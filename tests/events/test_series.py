@@ -1,5 +1,5 @@
-"""What trackers are told: the names that the page has and no other, finite numbers, no flood that
-peers could cause.
+"""Test the series for trackers: exactly the page's names, finite numbers, and no flood that peers
+could cause.
 """
 
 from __future__ import annotations

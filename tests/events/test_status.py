@@ -1,4 +1,4 @@
-"""Where a run stands: what it waits for in every state, until when, and how each member stands."""
+"""Test a run's status: what it waits for in every state, until when, and each member's state."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_status_of_day_long_wait_names_rewind_on_chain(has_tick: bool) -> None:
 
 @pytest.mark.parametrize("reason", [ExitReason.NO_ATTESTATION, ExitReason.QUORUM_MISSING])
 def test_status_after_all_left_names_no_silent_witness(reason: ExitReason) -> None:
-    """A newcomer that waits is nobody of the last epoch."""
+    """A newcomer that waits did not take part in the last epoch."""
     seats = {
         number: builders.seat(number, state=MemberState.IDLE, last_epoch=6) for number in range(3)
     }
@@ -346,7 +346,7 @@ def test_status_levels_are_shown_by_earlier_deliveries() -> None:
 
 
 def test_standing_without_checkpoint_mentions_checkpoint_dir() -> None:
-    """The chain does not know what a stopped member saved in a directory of its own."""
+    """The chain does not know about the copy that a stopped member saved in its own directory."""
     found = at(RunState.ROUND_TRAIN, step=7, epoch=1)
     for words in (str(facts_of(found)["checkpoint"]), line(found)):
         assert "no checkpoint on chain has the last 6 steps" in words

@@ -1,6 +1,4 @@
-"""The real trackers, as a member uses them: what it told is read back from what they keep on this
-machine.
-"""
+"""Test the real trackers: read back from disk what a member sent to them."""
 
 from __future__ import annotations
 
@@ -47,7 +45,10 @@ os._exit(0)
 
 
 def there(name: str) -> bool:
-    """Whether the package is installed: a folder of that name, as wandb leaves one, is none."""
+    """Return whether the package is installed.
+
+    A mere folder of that name, such as wandb's output, does not count.
+    """
     found = importlib.util.find_spec(name)
     return found is not None and found.origin is not None
 
@@ -61,7 +62,7 @@ with_trackio = pytest.mark.skipif(
 
 
 def tell(place: Path, first: int = 0, identity: str = "0123456789abcdef", **wanted: str) -> str:
-    """What a member's process says meanwhile on both streams."""
+    """Return what a member's process prints on both streams."""
     environment = {
         name: value
         for name, value in os.environ.items()
@@ -99,8 +100,8 @@ def trackio_rows(place: Path) -> list[tuple[str, int, dict[str, float]]]:
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where a member, started twice, told of three steps each time to all trackers that are
-    installed.
+    """Return the directory in which a member, started twice, sent three steps each time to all
+    installed trackers.
     """
     place = tmp_path_factory.mktemp("told")
     wanted = {f"{name}_project": "lab" for name in ("wandb", "trackio") if there(name)}
@@ -112,7 +113,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def wandb_files(place: Path) -> list[Path]:
-    """The files of wandb's runs, the first run first."""
+    """Return the files of wandb's runs, the first run first."""
     return sorted(
         place.glob("wandb/offline-run-*/*.wandb"), key=lambda path: path.stat().st_mtime_ns
     )
@@ -193,7 +194,7 @@ def test_tracker_without_key_is_refused_before_opening(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["wandb", "trackio"])
 def test_tracker_without_extra_names_install_command(name: str, tmp_path: Path) -> None:
-    """A folder that wandb left in the place where one stands does not make it there."""
+    """A folder that wandb left in the current directory does not count as the package."""
     (tmp_path / name).mkdir()
     line = [sys.executable, "-c", MISSING, name]
     done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, check=False)

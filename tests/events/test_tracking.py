@@ -1,6 +1,4 @@
-"""A tracker that is slow, fails or hangs: events continue at once, with one warning and a timely
-end.
-"""
+"""Test slow, failing and hanging trackers: events continue, with one warning and a timely end."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ FOUND = sample_event("run_found", owner="0wner", created=7, identity="0123456789
 
 
 class Notebook:
-    """A tracker that does what it is told to before it writes a row down."""
+    """A tracker that first runs a scripted action, then writes the row down."""
 
     def __init__(self, before: Callable[[Row | None], object] = lambda row: None) -> None:
         self.rows: list[Row] = []
@@ -104,7 +102,7 @@ def test_failing_tracker_warns_once_and_is_retried(caplog: pytest.LogCaptureFixt
 def test_hanging_tracker_delays_neither_events_nor_end(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """It never returns, so the test ends only if nobody waits for it."""
+    """The tracker never returns, so the test ends only if nothing waits for it."""
     never = threading.Event()
     tracking = Tracking("notes", opened(Notebook(lambda row: never.wait())), end=0.01, most=20)
     with tracking:
@@ -138,7 +136,7 @@ def test_slow_tracker_loses_only_rows_beyond_its_queue() -> None:
 
 
 def test_leaving_member_closes_tracker_at_once(caplog: pytest.LogCaptureFixture) -> None:
-    """It is closed while the member still leaves the run, not after it."""
+    """The tracker is closed while the member is still leaving the run, not afterwards."""
     closed = threading.Event()
     notebook = Notebook(lambda row: closed.set() if row is None else None)
     with Tracking("notes", opened(notebook)) as tracking:

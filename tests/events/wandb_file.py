@@ -1,6 +1,4 @@
-"""Reads the file that wandb keeps of a run that it does not send: blocks of 32 KiB with records in
-them.
-"""
+"""Read the file that wandb keeps for an offline run: blocks of 32 KiB that contain records."""
 
 from __future__ import annotations
 
@@ -34,8 +32,8 @@ def _records(data: bytes) -> Iterator[bytes]:
 
 
 def kept(file: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """What is said of the run, with its `config`; and its rows, each by series, without wandb's
-    own.
+    """Return the run's metadata with its `config`, and its rows by series, without wandb's own
+    series.
     """
     proto = importlib.import_module("wandb.proto.wandb_internal_pb2")  # its stub knows no messages
 

@@ -39,8 +39,9 @@ def pytest_pycollect_makeitem(name: str, obj: object) -> None:
 
 @pytest.fixture(scope="session")
 def memo_elf() -> bytes:
-    """The compiled memo program, which LiteSVM carries: it logs its data and refuses
-    invalid UTF-8.
+    """Return the compiled memo program that comes with LiteSVM.
+
+    It logs its data and refuses invalid UTF-8.
     """
     account = LiteSVM().get_account(MEMO_ID)
     assert account is not None
@@ -56,8 +57,8 @@ def memo_so(memo_elf: bytes, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def network(memo_so: Path) -> AsyncIterator[Urls]:
-    """A network of any engine: test_localnet_validator.py runs the tests that use it on the real
-    validator.
+    """Return a network of any engine. test_localnet_validator.py runs the tests that use it on the
+    real validator.
     """
     running = await serve(
         LocalnetConfig(rpc_port=0, programs=[(PRELOADED_ID, memo_so)], time=LoopTime())
@@ -74,7 +75,7 @@ async def client(network: Urls) -> AsyncIterator[AsyncClient]:
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def payer(client: AsyncClient) -> Keypair:
-    """A fresh account with 10 SOL."""
+    """Return a new account with 10 SOL."""
     keypair = Keypair()
     await fund(client, keypair.pubkey())
     return keypair

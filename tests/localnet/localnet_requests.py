@@ -38,7 +38,7 @@ async def fund(client: AsyncClient, key: Pubkey, lamports: int = 10 * SOL) -> No
 
 
 async def until_slot(client: AsyncClient, slot: int) -> None:
-    """Wait for it, at a pace that leaves the node time for it."""
+    """Wait for a slot, polling slowly enough for a busy node."""
     while (await client.get_slot()).value < slot:
         await asyncio.sleep(0.05)
 
@@ -61,7 +61,7 @@ async def recent(client: AsyncClient) -> Hash:
 async def send(
     client: AsyncClient, instructions: Sequence[Instruction], *signers: Keypair
 ) -> Signature:
-    """Send and wait until confirmed."""
+    """Send a transaction and wait until it is confirmed."""
     transaction = sign(instructions, await recent(client), *signers)
     signature = (await client.send_transaction(transaction, OPTIONS)).value
     await client.confirm_transaction(signature, Confirmed, sleep_seconds=0.1)
@@ -71,13 +71,13 @@ async def send(
 async def transfer_new(
     client: AsyncClient, payer: Keypair, to: Pubkey | None = None
 ) -> tuple[Signature, Pubkey, int]:
-    """A transfer unlike any before it: (signature, receiver, lamports)."""
+    """Send a unique transfer. Return (signature, receiver, lamports)."""
     to, lamports = to or Keypair().pubkey(), next(_amounts)
     return await send(client, [move(payer, to, lamports)], payer), to, lamports
 
 
 async def rpc(url: str, method: str, *params: Any) -> dict[str, Any]:
-    """The raw JSON-RPC answer."""
+    """Return the raw JSON-RPC answer."""
     answer = await post(url, {"jsonrpc": "2.0", "id": 7, "method": method, "params": list(params)})
     assert isinstance(answer, dict)
     assert answer["jsonrpc"] == "2.0"
@@ -86,7 +86,7 @@ async def rpc(url: str, method: str, *params: Any) -> dict[str, Any]:
 
 
 async def health(url: str) -> str:
-    """What GET /health says."""
+    """Return the answer to GET /health."""
     async with aiohttp.ClientSession() as session, session.get(f"{url}/health") as response:
         return await response.text()
 
@@ -97,7 +97,7 @@ async def post(url: str, body: Any) -> Any:
 
 
 def blank_account(payer: Keypair, key: Keypair, size: int) -> Instruction:
-    """A new account of `size` zero bytes, with lamports to spare."""
+    """Return the instruction that creates an account of `size` zero bytes with ample lamports."""
     return create_account(
         CreateAccountParams(
             from_pubkey=payer.pubkey(),
@@ -114,7 +114,7 @@ def memo(program: Pubkey, text: bytes) -> Instruction:
 
 
 async def write_buffer(client: AsyncClient, payer: Keypair, data: bytes) -> Pubkey:
-    """A loader buffer holding `data`: an account whose bytes we choose."""
+    """Create a loader buffer that holds `data`, as an account with bytes of our choice."""
     buffer = Keypair()
     size = 37 + len(data)
     lamports = (await client.get_minimum_balance_for_rent_exemption(size)).value

@@ -1,4 +1,4 @@
-"""A machine with a wrong clock: chain time never goes back, and health reports the stall."""
+"""Test machines with a wrong clock: chain time never goes back, and health reports the stall."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class SettableTime(VirtualTime):
 
 
 async def reading(client: AsyncClient) -> tuple[int, int]:
-    """(slot, unix time) of the Clock sysvar."""
+    """Return (slot, unix time) of the Clock sysvar."""
     account = (await client.get_account_info(CLOCK)).value
     assert account is not None
     slot, *_, now = struct.unpack("<QqQQq", account.data)
@@ -35,7 +35,7 @@ async def reading(client: AsyncClient) -> tuple[int, int]:
 
 
 async def test_localnet_after_clock_set_back_continues(tmp_path: Path) -> None:
-    """The clock is right, then an hour back, then right again."""
+    """The clock is right, then an hour behind, then right again."""
     seen = [(0, int(time.time()))]
     payer = Keypair()
     for wall_seconds in (0.0, -HOUR, 0.0):

@@ -1,4 +1,4 @@
-"""Programs on both engines: a preloaded one, and one that is deployed, upgraded, closed."""
+"""Test programs on both engines: a preloaded one, and one that is deployed, upgraded and closed."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def logs_of(client: AsyncClient, program: Pubkey, payer: Keypair, data: by
 
 
 async def next_slot(client: AsyncClient) -> None:
-    """A program is callable from the slot after its deployment."""
+    """Wait two slots: a program can be called from the slot after its deployment."""
     await until_slot(client, (await client.get_slot()).value + 2)
 
 
@@ -90,7 +90,9 @@ async def test_inner_instructions_are_returned(client: AsyncClient, payer: Keypa
 
 
 @pytest.mark.slow
-async def test_deploy_upgrade_close(client: AsyncClient, payer: Keypair, memo_elf: bytes) -> None:
+async def test_program_is_deployed_upgraded_and_closed(
+    client: AsyncClient, payer: Keypair, memo_elf: bytes
+) -> None:
     program = Keypair()
     token = LiteSVM().get_account(TOKEN_ID)
     assert token is not None

@@ -1,4 +1,4 @@
-"""What the ledger survives, and its size: killed processes, long runs, large accounts."""
+"""Test that the ledger survives kills, and stays small in long runs and with large accounts."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def disk_bytes(folder: Path, names: str = "*") -> int:
 
 
 async def test_attestation_writes_only_changed_pages(tmp_path: Path) -> None:
-    """Measured on a real run, which a restart then continues."""
+    """Measure the writes of a real run, and continue it after a restart."""
     clock = VirtualTime()
     wallet = Wallet(Keypair())
     gifts = [(wallet.pubkey, RICH)]
@@ -94,7 +94,7 @@ def test_ledger_of_long_run_stays_bounded(tmp_path: Path, monkeypatch: pytest.Mo
 async def test_resendable_transaction_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The blockhash is still valid after a restart, with any limit of the history."""
+    """A transaction with a valid blockhash stays after a restart, whatever the history's limit."""
     monkeypatch.setattr("aftermath.localnet.ledger.HISTORY_BYTES", 1)
     clock = VirtualTime()
     payer = Keypair()
@@ -114,8 +114,9 @@ async def test_resendable_transaction_is_kept(
 
 @pytest.mark.slow
 def test_killed_writer_loses_no_acknowledged_append(tmp_path: Path) -> None:
-    """Killed at any moment, over and over on one ledger: each time at most one append was not
-    acknowledged.
+    """Kill the writer many times on one ledger.
+
+    At most one append per kill was not acknowledged.
     """
     moments = random.Random(7)
     count = 0
@@ -142,7 +143,7 @@ def test_killed_writer_loses_no_acknowledged_append(tmp_path: Path) -> None:
 
 
 def test_ledger_copy_between_statements_is_whole(tmp_path: Path) -> None:
-    """What is on disk at that moment is what a process killed then leaves."""
+    """The copy is what a process that is killed at that moment leaves on disk."""
     place = tmp_path / "ledger"
     ledger = Ledger(place)
     ledger.recover()

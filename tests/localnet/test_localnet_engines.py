@@ -1,4 +1,6 @@
-"""Networks as processes: ready line, end by signal or with the parent, start errors."""
+"""Test networks as processes: the ready line, the end by signal or with the parent, and start
+errors.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever a client sends, it gets a JSON-RPC answer and the chain keeps its money and its pace."""
+"""Test that any input gets a JSON-RPC answer and changes neither the chain's money nor its pace."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from localnet.localnet_requests import SOL, fund, move, post, recent, rpc, sign
 
 
 def offline() -> tuple[Bank, Rpc, list[str]]:
-    """A chain without sockets, its RPC and the names of all methods."""
+    """Return a chain without sockets, its RPC, and the names of all methods."""
     bank, _ = open_chain(None, VirtualTime(), 400, [])
     reading = ReadMethods(bank)
     sending = TransactionMethods(
@@ -109,7 +109,7 @@ def test_random_body_gets_an_error(body: bytes) -> None:
 
 
 def money() -> int:
-    """All lamports that were ever given, less what transactions burnt as fees."""
+    """Return all lamports that were ever created, less the fees that transactions burnt."""
     accounts = [*BANK.owned_by(SYSTEM)]
     return sum(account.lamports for _, account in accounts if account is not None)
 
@@ -136,7 +136,7 @@ def test_damaged_transaction_moves_no_money(data: st.DataObject) -> None:
     assert money() == before
 
 
-async def test_http_limits() -> None:
+async def test_http_and_websocket_limits_are_enforced() -> None:
     running = await serve(LocalnetConfig(rpc_port=0))
     try:
         async with aiohttp.ClientSession() as session:
@@ -244,7 +244,7 @@ UPGRADE = (
 
 
 def _masked(body: dict[str, Any]) -> bytes:
-    """A client's text frame under 126 bytes, masked with zeros."""
+    """Return a client's text frame of less than 126 bytes, masked with zeros."""
     data = json.dumps(body).encode()
     return bytes((0x81, 0x80 | len(data), 0, 0, 0, 0)) + data
 

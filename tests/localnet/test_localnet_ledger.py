@@ -1,4 +1,4 @@
-"""The ledger: kill -9, full disk, damage, two owners. Real processes and files."""
+"""Test the ledger with real processes and files: kill -9, a full disk, damage, and two owners."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ PAYERS = 4
 
 @contextmanager
 def localnet(ledger: Path, *arguments: str) -> Iterator[tuple[str, int]]:
-    """A process with that ledger, killed (never asked) at the end: (RPC URL, pid)."""
+    """Yield (RPC URL, pid) of a process with that ledger. Kill the process at the end."""
     process, rpc, _ = start("--ledger", str(ledger), *arguments)
     try:
         yield rpc, process.pid
@@ -55,7 +55,7 @@ def localnet(ledger: Path, *arguments: str) -> Iterator[tuple[str, int]]:
 async def flood(
     client: AsyncClient, payer: Keypair, to: Pubkey, acknowledged: dict[Signature, int]
 ) -> None:
-    """Transfers without end; those that were answered are noted. Ends when the server is gone."""
+    """Send transfers until the server is gone. Record the acknowledged ones."""
     number = 0
     try:
         while True:
@@ -69,7 +69,7 @@ async def flood(
 
 @asynccontextmanager
 async def reopened(ledger: Path) -> AsyncIterator[AsyncClient]:
-    """A network in this process on a ledger that another one left."""
+    """Start a network in this process on the ledger of an earlier one."""
     running = await serve(LocalnetConfig(rpc_port=0, ledger=ledger))
     async with AsyncClient(running.rpc_url) as client:
         yield client
@@ -165,7 +165,7 @@ async def test_ledger_on_full_disk_raises_and_changes_nothing(tmp_path: Path) ->
 
 
 async def grown(ledger: Path, transfers: int) -> tuple[Keypair, int]:
-    """A ledger with that many transfers after the airdrop: (payer, its balance)."""
+    """Return (payer, its balance) of a ledger with that many transfers after the airdrop."""
     running = await serve(LocalnetConfig(rpc_port=0, ledger=ledger, time=VirtualTime()))
     payer = Keypair()
     async with AsyncClient(running.rpc_url) as client:
@@ -300,7 +300,10 @@ async def test_ledger_open_in_another_program_is_refused(tmp_path: Path) -> None
 
 
 async def test_ledger_keeps_accounts_of_runtime(tmp_path: Path) -> None:
-    """SPL Token comes with the runtime, and the ledger has it once a transaction changed it."""
+    """SPL Token comes with the runtime.
+
+    The ledger stores its account once a transaction has changed it.
+    """
     token = Pubkey.from_string("TokenkegQfeZyiNwAJbNbGKPFXCWuBvf9Ss623VQ5DA")
     held = []
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""Every subscription with the websocket client of solana-py, on both engines and ports."""
+"""Test every subscription with solana-py's websocket client, on both engines and ports."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def opened(socket: SolanaWsClientProtocol) -> int:
     return first.result
 
 
-async def test_slots(socket: SolanaWsClientProtocol) -> None:
+async def test_slot_notifications_rise(socket: SolanaWsClientProtocol) -> None:
     await socket.slot_subscribe()
     number = await opened(socket)
     slots = []
@@ -71,7 +71,7 @@ async def test_slots(socket: SolanaWsClientProtocol) -> None:
 
 
 @pytest.mark.parametrize("encoding", ["base64", "base64+zstd"])
-async def test_accounts(
+async def test_account_changes_are_notified_until_unsubscribed(
     socket: SolanaWsClientProtocol, client: AsyncClient, payer: Keypair, encoding: str
 ) -> None:
     to = Keypair().pubkey()
@@ -105,7 +105,7 @@ async def test_account_data_arrives_whole(
             return
 
 
-async def test_programs_by_filter(
+async def test_program_subscription_notifies_matching_accounts(
     socket: SolanaWsClientProtocol, client: AsyncClient, payer: Keypair
 ) -> None:
     mark = bytes(Keypair().pubkey())
@@ -118,7 +118,7 @@ async def test_programs_by_filter(
     assert note.result.value.pubkey == buffer
 
 
-async def test_signatures_before_and_after(
+async def test_signature_is_notified_before_and_after_landing(
     socket: SolanaWsClientProtocol, client: AsyncClient, payer: Keypair
 ) -> None:
     tx = sign([move(payer, Keypair().pubkey(), SOL)], await recent(client), payer)
@@ -145,7 +145,9 @@ async def test_failed_signature_is_notified(
     assert "InvalidInstructionData" in str(note.result.value.err)
 
 
-async def test_logs(socket: SolanaWsClientProtocol, client: AsyncClient, payer: Keypair) -> None:
+async def test_log_subscription_filters_by_mentioned_key(
+    socket: SolanaWsClientProtocol, client: AsyncClient, payer: Keypair
+) -> None:
     await socket.logs_subscribe(RpcTransactionLogsFilterMentions(payer.pubkey()), Confirmed)
     await opened(socket)
     signature = await send(client, [memo(PRELOADED_ID, b"mentioned")], payer)

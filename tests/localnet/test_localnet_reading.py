@@ -1,4 +1,4 @@
-"""Every reading method, the same on both engines, through solana-py and raw JSON-RPC."""
+"""Test every reading method on both engines, through solana-py and as raw JSON-RPC."""
 
 from __future__ import annotations
 
@@ -86,7 +86,9 @@ async def test_blockhash_lasts_150_blocks(client: AsyncClient) -> None:
     assert 0 < latest.last_valid_block_height - height <= 151
 
 
-async def test_blockhash_validity(network: Urls, client: AsyncClient) -> None:
+async def test_blockhash_validity_is_true_only_for_recent_one(
+    network: Urls, client: AsyncClient
+) -> None:
     known = str(await recent(client))
     confirmed = {"commitment": "confirmed"}
     assert (await rpc(network.rpc_url, "isBlockhashValid", known, confirmed))["result"][
@@ -147,7 +149,7 @@ async def test_base58_of_large_data_is_refused(
         assert "128 bytes" in answer["error"]["message"]
 
 
-async def test_slices_and_many_accounts(client: AsyncClient, payer: Keypair) -> None:
+async def test_account_slices_and_lists_are_returned(client: AsyncClient, payer: Keypair) -> None:
     buffer = await write_buffer(client, payer, b"abcdefgh")
     account = (
         await client.get_account_info(buffer, data_slice=DataSliceOpts(offset=37 + 2, length=3))
@@ -201,7 +203,7 @@ async def test_statuses_of_known_and_unknown_signatures(
     assert known.slot > 0
 
 
-async def test_fees_of_messages_and_blocks(
+async def test_fee_of_message_equals_charged_fee(
     client: AsyncClient, payer: Keypair, network: Urls
 ) -> None:
     blockhash = await recent(client)
@@ -226,7 +228,7 @@ async def test_fees_of_messages_and_blocks(
     assert prices <= {0, 2_000}
 
 
-async def test_min_context_slot(network: Urls) -> None:
+async def test_min_context_slot_beyond_chain_is_an_error(network: Urls) -> None:
     far = {"minContextSlot": 10**12, "commitment": "confirmed"}
     key = str(Keypair().pubkey())
     for method, *params in (
@@ -276,7 +278,7 @@ async def test_wrong_calls_get_json_rpc_errors(network: Urls) -> None:
         assert answer["id"] == 3
 
 
-async def test_batches(network: Urls, client: AsyncClient) -> None:
+async def test_batch_gets_answer_per_request(network: Urls, client: AsyncClient) -> None:
     calls = [
         {"jsonrpc": "2.0", "id": i, "method": method}
         for i, method in enumerate(("getSlot", "nope", "getHealth"))
@@ -293,7 +295,7 @@ async def test_batches(network: Urls, client: AsyncClient) -> None:
     assert isinstance(height, GetBlockHeightResp)
 
 
-async def test_transactions_as_json_and_base64(
+async def test_landed_transaction_is_returned_in_every_encoding(
     client: AsyncClient, payer: Keypair, network: Urls
 ) -> None:
     to = Keypair().pubkey()

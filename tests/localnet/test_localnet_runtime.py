@@ -1,4 +1,4 @@
-"""Limits of the runtime, to the lamport: fees, what is left to spend, and rent."""
+"""Test limits of the runtime to the lamport: fees, spendable balances and rent."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from localnet.localnet_requests import SOL, move, sign
 
 
 def holding(runtime: Runtime, lamports: int) -> Keypair:
-    """An account with so much; less than the minimum balance too."""
+    """Return an account with this balance, which may be below the minimum."""
     payer = Keypair()
     runtime.store([(payer.pubkey(), Account(lamports, b"", SYSTEM_ID, False))])
     return payer
@@ -25,9 +25,7 @@ def holding(runtime: Runtime, lamports: int) -> Keypair:
 def moving(
     runtime: Runtime, payer: Keypair, lamports: int, priority: int, there_is: int = SOL
 ) -> ExecutionOutcome:
-    """What comes of moving so much to an account that is there, with a priority fee of this many
-    lamports.
-    """
+    """Return the outcome of a transfer to an existing account. `priority` is a fee in lamports."""
     there = holding(runtime, there_is).pubkey()
     units = 10_000
     price = 100 * priority

@@ -1,4 +1,4 @@
-"""Sending, simulating and refusing transactions, the same on both engines."""
+"""Test that both engines send, simulate and refuse transactions alike."""
 
 from __future__ import annotations
 
@@ -64,7 +64,9 @@ async def test_transfer_end_to_end_moves_lamports(client: AsyncClient, payer: Ke
     assert status.err is None
 
 
-async def test_base58_transactions(network: Urls, client: AsyncClient, payer: Keypair) -> None:
+async def test_base58_transaction_is_accepted(
+    network: Urls, client: AsyncClient, payer: Keypair
+) -> None:
     tx = sign([move(payer, Keypair().pubkey(), SOL)], await recent(client), payer)
     text = based58.b58encode(bytes(tx)).decode()
     answer = await rpc(
@@ -170,7 +172,9 @@ async def test_repeated_transaction_is_refused(
     assert (await client.get_balance(payer.pubkey())).value == before
 
 
-async def test_without_money_or_program(network: Urls, client: AsyncClient, payer: Keypair) -> None:
+async def test_missing_payer_or_program_is_named(
+    network: Urls, client: AsyncClient, payer: Keypair
+) -> None:
     poor = Keypair()
     error = await refusal(
         network.rpc_url, sign([move(poor, payer.pubkey(), 1)], await recent(client), poor)

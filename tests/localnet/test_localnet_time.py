@@ -1,4 +1,4 @@
-"""Slots, blockhash ages and the sysvars under a virtual clock: nothing here waits for real time."""
+"""Test slots, ages of blockhashes and sysvars under a virtual clock, without any real waiting."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Help of the parts that start as modules: their own name and a valid example."""
+"""Test the help of parts that start as modules: their name and a valid example."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tests that both engines must pass, against the real validator."""
+"""Run the tests for both engines against the real validator."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def network(memo_so: Path) -> Iterator[Urls]:
-    """One process for all tests of this file. It ends with the file, since it keeps a core busy."""
+    """Start one process for all tests of this file.
+
+    It ends with the file, because it keeps a core busy.
+    """
     if validator_binary() is None:
         pytest.skip("no solana-test-validator on this machine (set AFTERMATH_VALIDATOR to one)")
     process, rpc, ws = start(
@@ -61,12 +64,12 @@ def test_validator_polling_thread_has_lower_priority(network: Urls) -> None:
 
 
 def _after(option: str, line: list[str]) -> list[str]:
-    """The option and its value, if the command line has it."""
+    """Return the option and its value, if the command line has it."""
     return line[line.index(option) : line.index(option) + 2] if option in line else []
 
 
 def _niceness(process: psutil.Process, name: str) -> int | None:
-    """The niceness of the thread of this name, or None if there is none."""
+    """Return the niceness of the thread of this name, or None without one."""
     for thread in Path(f"/proc/{process.pid}/task").iterdir():
         if (thread / "comm").read_text().strip() == name:
             return os.getpriority(os.PRIO_PROCESS, int(thread.name))

@@ -22,7 +22,7 @@ RUN = "traffic"
 
 
 class LoneMember:
-    """Owner and only member of a run; every step is a transaction over HTTP."""
+    """The owner and only member of a run. Every step is a transaction over HTTP."""
 
     def __init__(self, network: RunningLocalnet, time: VirtualTime, wallet: Wallet) -> None:
         self._time = time
@@ -31,7 +31,7 @@ class LoneMember:
         self.coordinator = CoordinatorClient(self._pool, wallet)
 
     async def open(self, rounds: int) -> None:
-        """A run of epochs of `rounds` rounds that this wallet has joined."""
+        """Create a run with epochs of `rounds` rounds, and join it with this wallet."""
         await self._place.open_run(RUN, rounds_per_epoch=rounds, total_steps=10_000)
         own = self._place.wallet.pubkey
         run = await self.coordinator.run(RUN)
@@ -65,7 +65,7 @@ class LoneMember:
         return run
 
     async def witness(self) -> Run:
-        """One round: its attestation, and the tick that ends it."""
+        """Complete one round: attest, and tick to end it."""
         run = await self.coordinator.run(RUN)
         now = run.current
         judged = run.round(run.config.judged(run.current.height))

@@ -1,4 +1,4 @@
-"""What a run has to be before everybody may join it."""
+"""Test the requirements of a run that everybody may join."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Changing the config of a run that has trained: what it knows of its model is not forgotten
-unasked.
-"""
+"""Test config changes of a trained run: trained steps are lost only if the owner asks for it."""
 
 from __future__ import annotations
 
@@ -33,8 +31,9 @@ def _shape(config: RunConfig) -> Shape:
 
 
 def _paused(checkpoint: str) -> Scenario:
-    """A run of this file, paused after three steps; its members have named `checkpoint` if that is
-    not empty.
+    """Return a run of this file, paused after three steps.
+
+    If `checkpoint` is not empty, its members recorded it.
     """
     run = Scenario(World()).start(rounds_per_epoch=STEP)
     config = parse_as(FILE.replace("MODEL", "start"), "run.toml", RunConfig)
@@ -67,7 +66,7 @@ def _paused(checkpoint: str) -> Scenario:
 
 
 def _change(run: Scenario, text: str, *, switch_to_hub: bool = False) -> int:
-    """How many instructions the change to this file takes."""
+    """Return the number of instructions that a change to this file takes."""
     config = parse_as(text, "run.toml", RunConfig)
     change = Change({}, config, _shape(config), None, switch_to_hub, None)
     ix = CoordinatorInstructions(coordinator_program(), Pubkey.default())
@@ -75,8 +74,9 @@ def _change(run: Scenario, text: str, *, switch_to_hub: bool = False) -> int:
 
 
 def test_recorded_checkpoint_is_kept_unless_switching_to_hub() -> None:
-    """With the flag the run begins from the file's checkpoint. If the file names the recorded one,
-    both are the same.
+    """With the flag, the run starts from the file's checkpoint.
+
+    If the file names the recorded one, both are the same.
     """
     first = FILE.replace("MODEL", "start")
     named = FILE.replace("MODEL", "RUN-step3")
@@ -121,8 +121,9 @@ def test_schema_change_after_checkpoint_is_accepted() -> None:
 
 
 def test_schema_change_begins_from_checkpoint() -> None:
-    """A change of the schema begins from the checkpoint, as in the program. No other change of a
-    file does.
+    """After a schema change the run starts from the checkpoint, as in the program.
+
+    After other changes it does not.
     """
     for old, new, source in (
         ("compression_topk = 4", "compression_topk = 5", "checkpoint"),
@@ -141,7 +142,7 @@ def test_schema_change_begins_from_checkpoint() -> None:
 
 
 def test_run_does_not_continue_after_its_last_step() -> None:
-    """It would end with the next command, and could never be changed again."""
+    """The next command would finish it, and nobody could change it again."""
     run = _paused("RUN-step3")
     ix = CoordinatorInstructions(coordinator_program(), run.authority.pubkey())
     last = run.run.config.total_steps

@@ -1,4 +1,4 @@
-"""The schema of a run whose model is not on this machine: what the owner is told to do."""
+"""Test the errors about a schema whose model is not on this machine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DEMO = SHIPPED / "demo" / "config.toml"
 
 @pytest.fixture
 def copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A config whose model does not exist yet, and a file next to it that says how to make it."""
+    """Return a config whose model does not exist yet, with a recipe file next to it."""
     monkeypatch.chdir(tmp_path)
     path = Path("my run.toml")
     shutil.copy(DEMO, path)

@@ -1,4 +1,4 @@
-"""What an owner is warned of before a run begins."""
+"""Test the warnings about valid but unusual settings."""
 
 from __future__ import annotations
 

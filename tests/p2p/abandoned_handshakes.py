@@ -1,7 +1,6 @@
-"""Handshakes that their senders have given up before they are accepted, with a transport in the
-same process.
+"""Let senders abandon handshakes before they are accepted, by a transport in the same process.
 
-Prints the milliseconds of CPU that the cheapest of them takes to fail.
+Print the CPU milliseconds that the cheapest of these handshakes takes to fail.
 """
 
 import asyncio

@@ -13,8 +13,9 @@ from p2p.nodes import Rogue, join, secret, until
 
 @pytest.fixture
 async def opened(tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable[IrohTransport]]]:
-    """Opens transports that find each other through one directory, and closes them after the
-    test.
+    """Yield a function that opens transports in one discovery directory.
+
+    Close them after the test.
     """
     transports: list[IrohTransport] = []
 
@@ -38,7 +39,7 @@ async def opened(tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable[IrohTr
 def mesh(
     opened: Callable[..., Awaitable[IrohTransport]],
 ) -> Callable[..., Awaitable[list[IrohTransport]]]:
-    """Opens a transport per seed and connects all of them."""
+    """Yield a function that opens a transport per seed and connects all of them."""
 
     async def build(*seeds: int) -> list[IrohTransport]:
         nodes = [await opened(seed) for seed in seeds]
@@ -51,7 +52,7 @@ def mesh(
 
 @pytest.fixture
 async def rogue() -> AsyncIterator[Callable[..., Awaitable[Rogue]]]:
-    """Opens rogue peers and closes them after the test."""
+    """Yield a function that opens rogue peers. Close them after the test."""
     rogues: list[Rogue] = []
 
     async def open_one(seed: int) -> Rogue:
@@ -64,9 +65,7 @@ async def rogue() -> AsyncIterator[Callable[..., Awaitable[Rogue]]]:
 
 @pytest.fixture
 def no_help(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ask no second holder before the first is given up, so that a slow machine changes no
-    count.
-    """
+    """Ask a second holder only after giving up the first, so a slow machine changes no count."""
     monkeypatch.setattr(
         peer_stats.PeerMeasurements, "hedge", lambda self, holder: peer_stats.LONGEST_PATIENCE_S
     )
@@ -74,7 +73,7 @@ def no_help(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def endless_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give no holder up before a third of the deadline, so that only help can save a fetch."""
+    """Give up no holder before a third of the deadline, so that only help can save a fetch."""
     monkeypatch.setattr(peer_stats.PeerMeasurements, "patience", lambda self, holder: 1e6)
     monkeypatch.setattr(peer_stats.PeerMeasurements, "hedge", lambda self, holder: 0.4)
 

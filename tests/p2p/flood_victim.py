@@ -1,9 +1,8 @@
-"""A member in its own process, for tests that flood it: what it takes of memory, processor and
-tasks is its own.
+"""A member in its own process that tests flood, so its memory, CPU time and tasks can be measured.
 
-Arguments: discovery directory, seed, members' seeds (comma separated). Prints "ready"; for each
-line that it reads it prints what it takes at that moment, as JSON. It answers "echo" and "large",
-and serves one blob of a GiB.
+Arguments: discovery directory, seed, members' seeds (comma separated). It prints "ready". For each
+line that it reads, it prints its current usage as JSON. It answers "echo" and "large", and serves
+one blob of a GiB.
 """
 
 import asyncio
@@ -39,7 +38,7 @@ async def listen(transport: IrohTransport) -> None:
 
 
 def taken(transport: IrohTransport) -> dict[str, float]:
-    """Bytes and seconds of this process, and how many of what it has or has done."""
+    """Return the usage of this process: memory, CPU seconds, tasks, links and counters."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     stats = transport.stats()
     return {

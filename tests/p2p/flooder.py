@@ -1,7 +1,7 @@
-"""Members that flood another one, in a process of their own, each by its own endpoint.
+"""Members that flood another one, in their own process, each with its own endpoint.
 
-Arguments: the victim's address as HOST:PORT, its seed, how they flood (a function below), seeds of
-the flooders (comma separated). Runs until it is killed. Prints "flooding" when all are at it.
+Arguments: the victim's address as HOST:PORT, its seed, a function below that floods, and the
+flooders' seeds (comma separated). It prints "flooding" once all flood, and runs until it is killed.
 """
 
 import asyncio
@@ -42,14 +42,14 @@ class Flooder:
         return await self.endpoint.connect(self.victim, ALPN)
 
     async def greeted(self) -> iroh.Connection:
-        """A connection as a correct peer has it, as long as that lasts."""
+        """Yield a connection that greeted like a correct peer, as long as it lasts."""
         if self._connection is None or self._connection.close_reason() is not None:
             self._connection = connection = await self.connect()
             await greet(connection, os.urandom(16))
         return self._connection
 
     async def several(self, work: Callable[[iroh.Connection], Awaitable[None]]) -> None:
-        """Do it again and again on one connection, many times at once, whatever becomes of it."""
+        """Repeat an action forever, many at once, on one connection, whatever happens to it."""
 
         async def again() -> None:
             while True:
@@ -64,7 +64,7 @@ class Flooder:
 
 
 async def connections(one: Flooder) -> None:
-    """Open connections as fast as they can be had, and keep them without a word."""
+    """Open connections as fast as possible, and keep them silent."""
     kept = []
 
     async def again() -> None:
@@ -80,7 +80,7 @@ async def connections(one: Flooder) -> None:
 
 
 async def ungreeted(one: Flooder) -> None:
-    """Connect and pour into all streams there are, without ever greeting."""
+    """Connect and fill all available streams without ever greeting."""
 
     async def pour(connection: iroh.Connection, both_ways: bool) -> None:
         with contextlib.suppress(iroh.IrohError):
@@ -103,7 +103,7 @@ async def ungreeted(one: Flooder) -> None:
 
 
 async def half_open(one: Flooder) -> None:
-    """Begin requests and never end them."""
+    """Begin requests and never finish them."""
 
     async def begin(connection: iroh.Connection) -> None:
         stream = await connection.open_bi()
@@ -114,7 +114,7 @@ async def half_open(one: Flooder) -> None:
 
 
 async def resets(one: Flooder) -> None:
-    """Begin requests and take them back."""
+    """Begin requests and reset them."""
 
     async def begin(connection: iroh.Connection) -> None:
         stream = await connection.open_bi()
@@ -126,7 +126,7 @@ async def resets(one: Flooder) -> None:
 
 
 async def requests(one: Flooder) -> None:
-    """Ask what is quickly answered."""
+    """Send requests that are cheap to answer."""
 
     async def ask(connection: iroh.Connection) -> None:
         stream = await connection.open_bi()
@@ -140,7 +140,7 @@ async def requests(one: Flooder) -> None:
 
 
 async def announcements(one: Flooder) -> None:
-    """Announce as much as may be said at once, and something else each time."""
+    """Send announcements of the maximum size, each one different."""
     while True:
         with contextlib.suppress(Exception):
             stream = await (await one.greeted()).open_uni()
@@ -150,7 +150,7 @@ async def announcements(one: Flooder) -> None:
 
 
 async def unread_blobs(one: Flooder) -> None:
-    """Ask for much, and read nothing of it."""
+    """Request large blobs, and read none of them."""
 
     async def ask(connection: iroh.Connection) -> None:
         stream = await connection.open_bi()
@@ -161,7 +161,7 @@ async def unread_blobs(one: Flooder) -> None:
 
 
 async def frozen(one: Flooder) -> None:
-    """Ask for much, and acknowledge nothing from then on."""
+    """Request large blobs, then stop acknowledging."""
     connection = await one.greeted()
     asked = [await connection.open_bi() for _ in range(AT_A_TIME)]
     for stream in asked:
@@ -171,7 +171,7 @@ async def frozen(one: Flooder) -> None:
 
 
 async def unread_answers(one: Flooder) -> None:
-    """Ask what has a large answer, and read nothing of it."""
+    """Send requests with large answers, and read none of the answers."""
 
     async def ask(connection: iroh.Connection) -> None:
         stream = await connection.open_bi()

@@ -1,6 +1,4 @@
-"""What the peer-to-peer tests share: keys, waiting for a condition, and a rogue peer that breaks
-the rules.
-"""
+"""Helpers of the peer-to-peer tests: keys, waiting for a condition, and a rogue peer."""
 
 import asyncio
 import contextlib
@@ -40,17 +38,17 @@ Answer = Callable[[BlobRequest | CallRequest, iroh.BiStream], Awaitable[None]]
 
 
 def secret(seed: int) -> bytes:
-    """A repeatable 32-byte secret key."""
+    """Return a repeatable 32-byte secret key."""
     return hashlib.sha256(f"p2p test {seed}".encode()).digest()
 
 
 def identity(seed: int) -> bytes:
-    """The 32-byte p2p id that belongs to `secret(seed)`."""
+    """Return the 32-byte p2p id that belongs to `secret(seed)`."""
     return bytes(iroh.SecretKey.from_bytes(secret(seed)).public().to_bytes())
 
 
 def content(size: int, seed: int = 1) -> bytes:
-    """Repeatable bytes without structure."""
+    """Return repeatable bytes without structure."""
     return hashlib.shake_128(seed.to_bytes(8, "big")).digest(size)
 
 
@@ -92,10 +90,9 @@ class Rogue:
     async def dial(
         self, node: IrohTransport, answer: Answer | None = None, *, instance: bytes | None = None
     ) -> iroh.Connection:
-        """Connect to `node` as a correct peer would, one that was just started unless an `instance`
-        is given.
+        """Connect to `node` as a correct peer, newly started unless an `instance` is given.
 
-        `answer` serves its requests, else they are left alone.
+        `answer` serves its requests. Without it, nobody answers them.
         """
         address = node._endpoint.addr()
         self.connection = await self.endpoint.connect(address, ALPN)
@@ -128,7 +125,7 @@ class Rogue:
 
 
 def blob_of(data: bytes, *, stated: int | None = None, stop_after: int | None = None) -> Answer:
-    """Answers blob requests from `data`, stating size `stated`, and ending after `stop_after` bytes
+    """Answer blob requests from `data`, state the size `stated`, and end after `stop_after` bytes
     of a range.
     """
 
@@ -146,7 +143,7 @@ def blob_of(data: bytes, *, stated: int | None = None, stop_after: int | None = 
 
 
 def stalling(data: bytes, after: int) -> Answer:
-    """Answers blob requests with the first `after` bytes and then neither more nor an end."""
+    """Answer blob requests with the first `after` bytes, then send nothing and do not end."""
 
     async def answer(request: BlobRequest | CallRequest, stream: iroh.BiStream) -> None:
         assert isinstance(request, BlobRequest)

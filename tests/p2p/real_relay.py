@@ -1,4 +1,4 @@
-"""The relay server of the iroh project, as a process, where this machine has one."""
+"""Start the relay server of the iroh project as a process, if this machine has one."""
 
 from __future__ import annotations
 

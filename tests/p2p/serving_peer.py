@@ -1,9 +1,9 @@
-"""A peer in its own process, for tests that kill it: serves one blob and stops half way, as a busy
-machine might.
+"""A peer in its own process, for tests that kill it.
 
-Arguments: discovery directory, seed, members' seeds (comma separated), size, bytes to serve before
-blocking (0: all). Prints "ready" when it can be asked and "half" when it blocks; announces "alive"
-to everyone. A request on "freeze" blocks its event loop for the number of seconds in the body.
+It serves one blob and stops half way, like a busy machine. Arguments: discovery directory, seed,
+members' seeds (comma separated), size, bytes to serve before blocking (0: all). It prints "ready"
+when it can be asked and "half" when it blocks, and announces "alive". A request on "freeze" blocks
+its event loop for the seconds in the body.
 """
 
 import asyncio

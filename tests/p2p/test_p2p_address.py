@@ -1,6 +1,4 @@
-"""Where an endpoint listens: the port and the interface that were asked for, and what it tells
-others of them.
-"""
+"""Test the port and interface at which an endpoint listens, and the addresses that it publishes."""
 
 import socket
 from pathlib import Path

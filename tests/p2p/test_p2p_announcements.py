@@ -1,6 +1,4 @@
-"""Announcements: everyone gets each once, again after a reconnect, and nobody can hold the others
-up.
-"""
+"""Test announcements: each arrives once, again after a reconnect, and no peer delays the others."""
 
 import asyncio
 
@@ -13,7 +11,7 @@ from p2p.nodes import join, until
 
 
 async def take(reader, count: int) -> list[Announcement]:
-    """The next `count` announcements."""
+    """Return the next `count` announcements."""
     async with asyncio.timeout(15):
         return [await anext(reader) for _ in range(count)]
 

@@ -11,7 +11,7 @@ HOLDERS = [bytes([number]) * 32 for number in range(4)]
 
 
 def of_holder(holder: bytes, start: int, length: int) -> bytes:
-    """What a holder sends: its own number, so that the buffer shows who gave which byte."""
+    """Return what a holder sends: its own number, which shows the sender of each byte."""
     del start
     return holder[:1] * length
 

@@ -1,6 +1,4 @@
-"""How long a peer is kept out: longer with each offence, and as at first again after a long good
-time.
-"""
+"""Test how long a peer is banned: longer with each offence, until it has behaved for long."""
 
 from __future__ import annotations
 
@@ -11,7 +9,7 @@ from aftermath.p2p.limits import FIRST_S, LONGEST_S, REMEMBERED_PEERS, Bans
 
 
 class Hands:
-    """A clock that is set by hand."""
+    """A clock that the test sets."""
 
     def __init__(self) -> None:
         self.now = 0.0

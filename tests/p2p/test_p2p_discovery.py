@@ -1,4 +1,4 @@
-"""The discovery directory: private, atomic, refreshed, and never believed blindly."""
+"""Test the discovery directory: private, atomic, refreshed, and checked when read."""
 
 import os
 import stat
@@ -19,7 +19,7 @@ HERE = Whereabouts(("127.0.0.1:4000", "[::1]:4001"))
 
 @pytest.fixture
 def directory(tmp_path):
-    """A prepared directory with our entry's name."""
+    """Return a prepared directory with the name of our entry."""
     made = LocalDirectory(tmp_path / "a" / "run", ME)
     made.prepare()
     return made

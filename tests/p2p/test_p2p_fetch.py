@@ -1,5 +1,5 @@
-"""Fetching blobs: right bytes or a clear error, whatever the holders do, and no byte asked for
-twice.
+"""Test fetches of blobs: right bytes or a clear error, whatever holders do, and no byte is
+requested twice.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ LARGE = 12 << 20
 
 @pytest.fixture
 def honest_and_rogue(opened, rogue):
-    """A fetching node, an honest holder of `data`, and a rogue that answers its own way and is
+    """Return a fetching node, an honest holder of `data`, and a rogue with its own answers that is
     asked first.
     """
 
@@ -55,7 +55,7 @@ async def test_fetched_blob_is_delivered_once_and_exact(no_help, mesh, size, hol
 
 
 async def test_holder_of_abandoned_fetch_is_not_blamed(mesh, monkeypatch):
-    """What is on its way when a fetch ends early arrives, and nobody reads it."""
+    """Bytes that are in flight when a fetch ends early still arrive, and nobody reads them."""
     monkeypatch.setattr(links, "UNREAD_S", 0.02)
     node, holder = await mesh(1, 2)
     monkeypatch.setattr(link, "MOST_UNREAD", 3 << 20)
@@ -183,7 +183,7 @@ async def test_truncated_blob_is_resumed_elsewhere(no_help, honest_and_rogue):
 
 
 async def test_unexpected_fetch_error_costs_only_its_holder(honest_and_rogue, monkeypatch, caplog):
-    """Whatever nobody has thought of: the blob comes from another, and it is said once."""
+    """After any error, the blob comes from another holder, and the error is logged once."""
     data = content(SMALL)
     node, honest, cheat = await honest_and_rogue(blob_of(data), data)
     read = fetch.Fetch._read
@@ -270,7 +270,7 @@ class _Unfinished:
             await self._stream.send().write_all(data)
 
     async def finish(self) -> None:
-        """The trickle follows."""
+        """Keep the stream open, because the trickle follows."""
 
 
 async def test_fetch_without_reachable_peer_fails_at_deadline(opened):

@@ -1,8 +1,8 @@
-"""Floods by real peers of a member that is a process of its own: its memory, its processor, and the
-others meanwhile.
+"""Test floods by real peers of a member in its own process: its memory, its CPU time, and service
+to others.
 
-What a message costs is compared with what an honest one costs the same process, so that no machine
-is too slow for it.
+The cost of a message is compared with that of an honest message in the same process, so that no
+machine is too slow for these tests.
 """
 
 import asyncio
@@ -65,7 +65,7 @@ Figures = dict[str, float]
 
 @dataclass
 class Victim:
-    """The flooded member, the honest one that we are, and where it can be reached."""
+    """The flooded member, the honest member that we are, and the victim's address."""
 
     process: asyncio.subprocess.Process
     place: str
@@ -77,14 +77,17 @@ class Victim:
     """
 
     async def figures(self) -> Figures:
-        """What it takes now."""
+        """Return its current usage."""
         assert self.process.stdin is not None
         self.process.stdin.write(b"\n")
         figures: Figures = json.loads(await _line(self.process))
         return figures
 
     async def ask(self) -> int:
-        """Ask it something as an honest member does; after how many tries it answered."""
+        """Send a request as an honest member does.
+
+        Return how many tries it took to get an answer.
+        """
         for number in range(1, TRIES + 1):
             with contextlib.suppress(PeerUnreachable):
                 body = os.urandom(ECHOED)
@@ -95,7 +98,7 @@ class Victim:
         raise AssertionError(f"no answer after {TRIES} tries")
 
     async def learn_costs(self) -> None:
-        """Measure what honest members cost it."""
+        """Measure what honest members cost the victim."""
         began = await self.figures()
         await asyncio.sleep(1)
         idle = await self.figures()
@@ -124,8 +127,9 @@ class Victim:
         }
 
     async def connect(self, newcomer: Rogue) -> iroh.Connection:
-        """Connect as an honest member that the victim cannot dial. IrohError or PeerUnreachable if
-        refused.
+        """Connect as an honest member that the victim cannot dial.
+
+        Raise IrohError or PeerUnreachable if refused.
         """
         where = iroh.EndpointAddr(iroh.EndpointId.from_bytes(identity(VICTIM)), None, [self.place])
         connection = await newcomer.endpoint.connect(where, ALPN)
@@ -134,7 +138,7 @@ class Victim:
 
     @contextlib.asynccontextmanager
     async def flooded(self, how: str, seeds: tuple[int, ...]) -> AsyncIterator[None]:
-        """While these members flood it, from another address."""
+        """Let these members flood it from another address during the block."""
         command = [
             Path(__file__).with_name("flooder.py"),
             self.place,
@@ -151,7 +155,7 @@ class Victim:
             await flooder.wait()
 
     async def all_freed(self, before: Figures) -> None:
-        """Wait until nothing is left of a flood."""
+        """Wait until the victim has freed everything that a flood took."""
         async with asyncio.timeout(30):
             while True:
                 now = await self.figures()
@@ -174,8 +178,9 @@ async def _line(process: asyncio.subprocess.Process) -> str:
 
 @pytest.fixture(scope="module")
 def costs() -> dict[str, float]:
-    """What honest members cost a victim, once it was measured: every victim is a process like the
-    first.
+    """Return what honest members cost a victim.
+
+    It is measured once, because all victims are alike.
     """
     return {}
 
@@ -277,7 +282,7 @@ async def test_flood_is_bounded_and_others_are_answered(
 def _check_cost(
     how: str, peers: int, did: Figures, asks: int, seconds: float, cost: dict[str, float]
 ) -> None:
-    """That no more was done than the peers' quotas allow, and at what honest messages cost."""
+    """Check that the work stayed within the peers' quotas, at the cost of honest messages."""
     streams = _most(peers, limits.REQUEST_BURST, limits.REQUEST_RATE, seconds)
     looked_at = _most(1, accept_limits.LOOKED_AT_BURST, accept_limits.LOOKED_AT_RATE, seconds)
     assert did["heard"] <= _most(
@@ -306,9 +311,7 @@ def _most(peers: int, burst: float, rate: float, seconds: float) -> float:
 
 @pytest.mark.slow
 async def test_unacknowledged_bytes_match_our_bound(opened, monkeypatch):
-    """A peer's process stands still. QUIC keeps this number of sent bytes until the node
-    finds out.
-    """
+    """A peer's process is stopped. QUIC keeps this many sent bytes until the node notices."""
     monkeypatch.setattr(blobs, "LARGE_PIECES", 0)
     monkeypatch.setattr(links, "PROBE_S", 1.0)
     node = await opened(VICTIM)

@@ -1,6 +1,4 @@
-"""What a member can do to us by misbehaving: nothing that outlives its own connection, or fills a
-log or memory.
-"""
+"""Test that a misbehaving member affects only its own connection, and fills no log or memory."""
 
 import asyncio
 import contextlib
@@ -34,7 +32,7 @@ from p2p.nodes import identity, join, until
 
 
 class FlakyEndpoint:
-    """Never gets through when it dials; fails before each connection it accepts."""
+    """An endpoint whose dials never complete, and whose every second accept fails."""
 
     def __init__(self, endpoint) -> None:
         self._endpoint = endpoint
@@ -120,8 +118,9 @@ async def test_second_announcement_stream_ends_connection(opened, rogue):
 
 
 async def test_unread_bytes_of_waiting_streams_are_bounded(opened, rogue, monkeypatch):
-    """A hundred streams full to the brim, of which sixteen are served: what is left unread is
-    counted.
+    """A hundred streams are full and sixteen are served.
+
+    The unread bytes of the others are counted.
     """
     monkeypatch.setattr(link, "MOST_UNREAD", 8 << 20)
     node = await opened(1)
@@ -189,8 +188,8 @@ async def test_one_address_cannot_hold_all_handshakes(opened, monkeypatch):
 
 
 async def test_member_sharing_address_with_flood_reconnects(mesh, rogue, monkeypatch):
-    """Nobody is let in from their address any more, or looked at; they are, from where they were
-    connected.
+    """Connections from the address are dropped, except those from the port of the member's last
+    connection.
     """
     monkeypatch.setattr(accept_limits, "ADDRESS_RATE", 1e-3)
     monkeypatch.setattr(accept_limits, "LOOKED_AT_RATE", 1e-3)
@@ -298,7 +297,7 @@ async def test_frequent_reconnects_are_refused(opened, rogue, monkeypatch):
 
 
 async def test_failed_handshake_makes_no_backtrace(tmp_path):
-    """Rust's libraries look for RUST_BACKTRACE when their errors are made with a backtrace."""
+    """Rust's libraries read RUST_BACKTRACE when they make an error with a backtrace."""
     command = [
         sys.executable,
         str(Path(__file__).with_name("abandoned_handshakes.py")),

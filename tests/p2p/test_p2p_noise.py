@@ -1,4 +1,4 @@
-"""Announcements that no member makes: the member that hears them keeps listening."""
+"""Test announcements that no member makes: the receiver continues to listen."""
 
 import asyncio
 from dataclasses import replace
@@ -28,7 +28,7 @@ def signed(seed: int, body: bytes) -> bytes:
     "body", [DEEP, b"\x81\xa1x" + DEEP, b"\x92\x01" + DEEP], ids=["bare", "in a map", "in a list"]
 )
 async def test_deeply_nested_announcement_costs_only_its_sender(opened: Any, body: bytes) -> None:
-    """The announcer is barred, and ignored when it comes back with another key."""
+    """The announcer is banned. When it returns with another key, its announcements are ignored."""
     ours, honest, *cheats = [await opened(seed) for seed in range(1, 7)]
     inbox = ResultInbox()
     readiness = Readiness()

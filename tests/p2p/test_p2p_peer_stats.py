@@ -1,4 +1,4 @@
-"""The order in which holders are asked, and how long they are waited for."""
+"""Test the order in which holders are asked, and how long a fetch waits for them."""
 
 import pytest
 

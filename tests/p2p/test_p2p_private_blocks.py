@@ -1,4 +1,4 @@
-"""Blocks of a member's private state over real endpoints: each proves itself, and what does not is
+"""Test blocks of a member's private state over real endpoints: blocks without a valid proof are
 refused.
 """
 
@@ -39,7 +39,7 @@ Mesh = Callable[..., Awaitable[list[IrohTransport]]]
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that a tiny model has many."""
+    """Make blocks small, so that a tiny model has many."""
     monkeypatch.setattr(state_merkle, "BLOCK", 2048)
     monkeypatch.setattr(state_merkle, "_PIECE", 4 * 2048)
 
@@ -108,9 +108,7 @@ async def test_wrong_sized_block_answer_is_rejected(mesh: Mesh, change: int) -> 
 
 
 async def test_states_of_other_rounds_are_refused(mesh: Mesh) -> None:
-    """The last three can be had, before them nothing, and what a member begins with has no
-    blocks.
-    """
+    """The last three states are served, earlier ones are not. The initial state has no blocks."""
     member, checker = await mesh(1, 2)
     share = StateShare(member)
     states = [state_of(rounds=rounds) for rounds in range(1, 5)]

@@ -1,4 +1,4 @@
-"""Peers as real processes: killed or frozen in the middle of a transfer, and started again."""
+"""Test peers as real processes that are killed or frozen in mid-transfer and restarted."""
 
 import asyncio
 import signal
@@ -19,8 +19,10 @@ Spawn = Callable[[int, int], Awaitable[asyncio.subprocess.Process]]
 
 @pytest.fixture
 async def spawn(tmp_path: Path) -> AsyncIterator[Spawn]:
-    """Starts serving peers (seed, bytes before blocking) whose members are seeds 1 to 3, and kills
-    them afterwards.
+    """Yield a function that starts serving peers (seed, bytes before blocking) of members with
+    seeds 1 to 3.
+
+    Kill them afterwards.
     """
     children: list[asyncio.subprocess.Process] = []
 
@@ -42,7 +44,7 @@ async def spawn(tmp_path: Path) -> AsyncIterator[Spawn]:
 
 
 async def line(child: asyncio.subprocess.Process) -> str:
-    """The child's next line."""
+    """Return the child's next line."""
     assert child.stdout is not None
     return (await asyncio.wait_for(child.stdout.readline(), 30)).decode().strip()
 

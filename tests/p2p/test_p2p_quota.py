@@ -1,5 +1,5 @@
-"""What a peer and all peers together may make us do and hold: each bound by itself, with endpoints
-on loopback.
+"""Test each limit on what one peer, or all together, may make us do and store, with endpoints on
+loopback.
 """
 
 import asyncio
@@ -91,7 +91,7 @@ async def test_reconnect_does_not_refill_quota(opened, rogue, monkeypatch):
 
 @pytest.mark.parametrize("repeats", [False, True], ids=["new", "repeated"])
 async def test_peer_announcing_beyond_quota_is_banned(opened, rogue, monkeypatch, repeats):
-    """A reconnecting member repeats its last 64 announcements. More repeats are a flood too."""
+    """A reconnecting member repeats its last 64 announcements. More repeats count as a flood."""
     monkeypatch.setattr(limits, "ANNOUNCEMENT_RATE", 200.0)
     monkeypatch.setattr(limits, "ANNOUNCEMENT_BURST", 5.0)
     monkeypatch.setattr(limits, "EXCESS_BURST", 10.0)
@@ -176,7 +176,7 @@ def test_handshakes_of_one_address_are_limited() -> None:
 
 
 def entering(one: AcceptLimits, gave_way: list[Handshake]) -> Callable[[str], Handshake | None]:
-    """Begins handshakes of places, and notes which of them have to give way."""
+    """Begin handshakes from these places, and record which of them are evicted."""
 
     def enter(where: str) -> Handshake | None:
         if begun := one.enter(where):

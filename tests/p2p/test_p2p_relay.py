@@ -1,4 +1,4 @@
-"""A relay of one's own: what is taken for its URL, and that an endpoint turns to it."""
+"""Test a user's own relay: which URLs are accepted, and that an endpoint uses the relay."""
 
 import asyncio
 from pathlib import Path
@@ -14,7 +14,7 @@ from p2p.real_relay import real_relay
 
 
 class OnlyRelay:
-    """A directory that tells by what relay a peer is reached, and nothing else."""
+    """A directory that names only the relay of each peer."""
 
     def __init__(self, inner: LocalDirectory, relay: str) -> None:
         self._inner = inner
@@ -61,9 +61,7 @@ def test_invalid_relay_is_refused_with_fix(given: str) -> None:
 
 @pytest.mark.slow  # iroh looks at the network for three seconds before it turns to a relay
 async def test_endpoint_uses_given_relay_and_peers_connect(tmp_path: Path) -> None:
-    """The relay is a listener on this machine, which says that it is there, and hangs up when it is
-    to be one.
-    """
+    """The relay is a listener on this machine that answers pings and closes other connections."""
     asked: list[bytes] = []
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -100,7 +98,7 @@ async def test_endpoint_uses_given_relay_and_peers_connect(tmp_path: Path) -> No
 
 @pytest.mark.slow
 async def test_members_with_only_a_relay_exchange_blobs(tmp_path: Path) -> None:
-    """Each knows of the other by what relay it is reached, and no address."""
+    """Each member knows the other's relay and no address."""
     with real_relay(tmp_path / "relay") as url:
         places = tmp_path / "peers"
         nodes = [

@@ -1,4 +1,4 @@
-"""Requests: the reply, or an error that says what went wrong, within the deadline."""
+"""Test requests: each ends with the reply or a clear error, within the deadline."""
 
 import asyncio
 import logging

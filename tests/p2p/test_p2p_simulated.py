@@ -1,4 +1,4 @@
-"""The simulated network keeps the promises of the real one."""
+"""Test that the simulated network keeps the promises of the real one."""
 
 import asyncio
 import logging

@@ -1,6 +1,4 @@
-"""Holders that are silent, slow or hold nothing: what they cost a fetch, and the fetches after
-it.
-"""
+"""Test what silent, slow and empty holders cost a fetch and later fetches."""
 
 import asyncio
 import threading
@@ -29,7 +27,7 @@ class Trio:
 
     @property
     def holders(self) -> list[bytes]:
-        """The rogue first."""
+        """Return the holders, the rogue first."""
         return [self.cheat.node_id, *(one.node_id for one in self.honest)]
 
     def publish(self, data: bytes) -> bytes:
@@ -38,8 +36,9 @@ class Trio:
         return digest
 
     async def fetch(self, data: bytes, deadline_s: float) -> bool:
-        """Publish `data` at the honest holders and fetch it, the rogue being named first; True if
-        it arrives.
+        """Publish `data` at the honest holders and fetch it, with the rogue named first.
+
+        Return whether it arrives.
         """
         return (
             await self.node.fetch(self.publish(data), len(data), self.holders, deadline_s) == data
@@ -195,7 +194,7 @@ async def test_silent_range_is_taken_over_early(endless_patience, trio):
 
 
 async def test_late_holder_answer_still_counts(quick, trio):
-    """A second holder is asked as well; the first, not the second, then delivers."""
+    """A second holder is asked too, but the first one delivers."""
     data = content(MIB)
     helper_asked = asyncio.Event()
     over = threading.Event()

@@ -1,4 +1,4 @@
-"""Peers that the user names with their addresses."""
+"""Test peers whose addresses the user names."""
 
 from pathlib import Path
 

@@ -1,5 +1,6 @@
-"""Tests of which of two connections of one pair stays. Both sides must choose the same one, in any
-order.
+"""Test which of two connections of a pair stays.
+
+Both sides must choose the same one, in any order.
 """
 
 import asyncio
@@ -44,8 +45,9 @@ def test_restarted_peer_replaces_old_connection(dialer: bytes, other: bytes) -> 
 async def test_redialling_peer_is_served_on_new_connection(
     opened: Any, rogue: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only after crossing dials does the older one linger; here nothing is under way that both
-    sides know of.
+    """Only after crossing dials does the older connection linger.
+
+    Here neither side has work under way on it.
     """
     monkeypatch.setattr(links, "LINGER_S", 1000.0)
     node = await opened(1)

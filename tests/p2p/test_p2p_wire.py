@@ -1,4 +1,4 @@
-"""Frames and the binding's fast path: every byte string is either understood or refused."""
+"""Test frames and the binding's fast path: every byte string is either decoded or refused."""
 
 import types
 
@@ -66,7 +66,7 @@ def test_out_of_range_numbers_are_refused(message):
 
 
 def written(builder_write, *values) -> bytes:
-    """What a writer leaves in a Rust buffer."""
+    """Return what a writer leaves in a Rust buffer."""
     builder = iroh_ffi._UniffiRustBufferBuilder()
     try:
         for value in values:

@@ -1,4 +1,4 @@
-"""A fresh world and an opened run for every test."""
+"""Give every test a new world and a started run."""
 
 import pytest
 
@@ -13,5 +13,5 @@ def world() -> World:
 
 @pytest.fixture
 def run(world: World) -> Scenario:
-    """A run of three tiers that waits for members; anyone may join."""
+    """Return a run of three tiers that waits for members. Anyone may join."""
     return Scenario(world).start()

@@ -1,4 +1,4 @@
-"""What members sign of their results, with real p2p keys."""
+"""The statements that members sign about their results, with real p2p keys."""
 
 from functools import cache
 from typing import Any
@@ -39,7 +39,7 @@ def p2p(index: int) -> bytes:
 def commitment(
     run_id: str, place: RoundId, seat: int, index: int = LIAR, result: int = 1
 ) -> Commitment:
-    """What a member announces of the round at a place; `result` tells its results apart."""
+    """Return a member's commitment to a result at a place. `result` distinguishes its results."""
     return Commitment(
         sender=p2p(index), signer=bytes(member(index).pubkey()), run_id=run_id, **place._asdict(), step=1, seat=seat,
         tier=0, intervals=(SequenceInterval(0, 1),), schema_hash=b"s" * 32,

@@ -1,9 +1,8 @@
 """Both programs in LiteSVM under a virtual clock: instructions built from the IDL, refusals by
 name.
 
-Owns the encoding of instructions (Borsh, straight from the canonical IDL, so that neither anchorpy
-nor our own client is trusted here) and the translation of failures into names. What a run does is
-in `scenario.py`.
+It encodes instructions in Borsh, straight from the canonical IDL, so it trusts neither anchorpy nor
+our own client. It also translates failures into names. `scenario.py` drives a run.
 """
 
 import hashlib
@@ -61,7 +60,7 @@ _FRAMEWORK = {
 
 @lru_cache(8 * KEPT)
 def slot_hash(slot: int) -> Hash:
-    """The hash of a slot: nobody could have told it before."""
+    """Return the hash of a slot. Nobody could predict it."""
     return Hash(hashlib.sha256(slot.to_bytes(8, "little")).digest())
 
 
@@ -82,7 +81,7 @@ def error_names(program: Pubkey) -> dict[int, str]:
 
 
 def encode(kind: Any, value: Any, program: Pubkey) -> bytes:
-    """Borsh bytes of a value of an IDL type."""
+    """Return the Borsh bytes of a value of an IDL type."""
     if isinstance(kind, str):
         if kind == "string":
             text: bytes = value.encode()
@@ -114,13 +113,13 @@ def encode(kind: Any, value: Any, program: Pubkey) -> bytes:
 
 @cache
 def address(seed: str, run_id: str) -> Pubkey:
-    """One of the four accounts of a run."""
+    """Return the address of one of the four accounts of a run."""
     return Pubkey.find_program_address([seed.encode(), run_id.encode()], PROGRAM)[0]
 
 
 @lru_cache(4096)
 def membership_address(run: Pubkey, created: int, wallet: Pubkey) -> Pubkey:
-    """What a run that was created in that slot keeps of a wallet."""
+    """Return the address of a wallet's membership in the run that was created in that slot."""
     seeds = [b"membership", bytes(run), created.to_bytes(8, "little"), bytes(wallet)]
     return Pubkey.find_program_address(seeds, PROGRAM)[0]
 
@@ -141,8 +140,9 @@ def build(
     args: Sequence[Any] = (),
     flags: Mapping[str, tuple[bool, bool]] | None = None,
 ) -> Instruction:
-    """An instruction with the IDL's account order; `flags` forges (signer, writable) of single
-    accounts.
+    """Build an instruction with the IDL's account order.
+
+    `flags` forges (signer, writable) of single accounts.
     """
     spec = instruction_of(program, name)
     data = bytes(spec["discriminator"])
@@ -160,8 +160,9 @@ def build(
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a transaction did: `error` is None, a program's error name, or the runtime's word for
-    it.
+    """The outcome of a transaction.
+
+    `error` is None, a program's error name, or the runtime's name for it.
     """
 
     error: str | None
@@ -187,7 +188,7 @@ def _error_name(failure: Any, program: Pubkey) -> str:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The accounts and the time of a world, for other worlds to continue from."""
+    """The accounts and the time of a world, from which other worlds can continue."""
 
     accounts: Mapping[Pubkey, Account]
     now: int
@@ -195,8 +196,9 @@ class Snapshot:
 
 
 class Machine:
-    """A LiteSVM with both programs that later worlds use again: making one takes thirty times what
-    a reset takes.
+    """A LiteSVM with both programs that later worlds reuse.
+
+    Making one takes thirty times as long as a reset.
     """
 
     idle: ClassVar[list["Machine"]] = []
@@ -214,7 +216,7 @@ class Machine:
 
     @classmethod
     def acquire(cls) -> "Machine":
-        """Return an idle machine as it was when it was new, or a new one."""
+        """Return an idle machine in its initial state, or a new one."""
         if not cls.idle:
             return cls()
         machine = cls.idle.pop()
@@ -227,15 +229,15 @@ class Machine:
         return machine
 
     def touch(self, keys: Iterable[Pubkey]) -> None:
-        """Remember these accounts as they are, if that has not been done."""
+        """Save the present state of these accounts, unless they are saved already."""
         for key in keys:
             if key not in self.original:
                 self.original[key] = self.svm.get_account(key) or NOTHING
 
 
 class World:
-    """A LiteSVM with both programs, a payer who funds everything, and a clock
-    that only tests move.
+    """A LiteSVM with both programs, a payer that funds everything, and a clock that only tests
+    move.
     """
 
     def __init__(self) -> None:
@@ -250,9 +252,7 @@ class World:
         self.advance(0)
 
     def advance(self, seconds: int, slots: int = SLOTS) -> None:
-        """Moves the clock, and some slots, each with its own hash: more than a
-        seed is drawn after.
-        """
+        """Move the clock, and more slots than the draw of a seed needs, each with its own hash."""
         self.now += seconds
         self.slot += slots
         self.svm.set_clock(Clock(self.slot, START, 0, 0, self.now))
@@ -311,7 +311,7 @@ class World:
         return self.svm.get_balance(key) or 0
 
     def fund(self, key: Pubkey) -> None:
-        """Gives a wallet what any number of bonds cost."""
+        """Give a wallet enough lamports for any number of bonds."""
         if self.lamports(key) < RICH // 2:
             self.airdrop(key, RICH)
 
@@ -322,13 +322,13 @@ class World:
         )
 
     def record(self, name: str, run_id: str) -> np.ndarray[Any, Any]:
-        """The account `name` of a run as a writable one-element record."""
+        """Return the account `name` of a run as a writable one-element record."""
         return (
             layout.coordinator_account(name).read(self.data(address(name.lower(), run_id))).copy()
         )
 
     def store(self, name: str, run_id: str, record: np.ndarray[Any, Any]) -> None:
-        """Overwrites an account of a run with a record."""
+        """Overwrite an account of a run with a record."""
         account = layout.coordinator_account(name)
         self.put(address(name.lower(), run_id), account.discriminator + record.tobytes())
 

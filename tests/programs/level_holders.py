@@ -1,5 +1,5 @@
-"""Epochs in which some do not get a level of others' results, or say so, for the tests of who holds
-a level.
+"""Epochs in which some members lack, or deny, a level of others' results, for tests of level
+holders.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ LIARS = (7, 8)
 
 
 def begin(run: Scenario, tiers: Mapping[int, int]) -> None:
-    """An epoch of members of these tiers, up to the round whose first attestation has round 0
-    judged.
+    """Start an epoch of members of these tiers.
+
+    Stop in the round whose first attestation judges round 0.
     """
     run.train_of(tiers)
     for _ in range(2):
@@ -28,7 +29,7 @@ def begin(run: Scenario, tiers: Mapping[int, int]) -> None:
 def established(
     world: World, tiers: tuple[int, ...] = TIERS, rounds: int = 8
 ) -> tuple[Scenario, dict[int, int]]:
-    """A run after an epoch in which everybody delivered everything."""
+    """Return a run after an epoch in which all members delivered everything."""
     world.load(_established(tiers, rounds))
     return Scenario(world), dict(enumerate(tiers))
 
@@ -46,7 +47,7 @@ def _established(tiers: tuple[int, ...], rounds: int) -> Snapshot:
 def one_round(
     run: Scenario, lacks: Mapping[int, Collection[int]], silent: Collection[int] = ()
 ) -> None:
-    """Everybody who is not silent attests all but what it lacks."""
+    """Let all members that are not silent attest everything except what they lack."""
     height = run.run.current.height
     judged = run.run.round(height - 1)
     roster = judged.roster if judged else 0
@@ -63,7 +64,7 @@ def one_round(
 def end(
     run: Scenario, lacks: Mapping[int, Collection[int]] | None = None, silent: Collection[int] = ()
 ) -> None:
-    """The rounds that are left, and the cooldown, in which nobody says anything."""
+    """Play the remaining rounds, and a cooldown in which nobody attests."""
     while run.run.state.training:
         one_round(run, lacks or {}, silent)
     run.world.advance(31)

@@ -33,7 +33,10 @@ _NO_TURN = 255
 
 
 class Oracle(Transitions):
-    """A run as a client of the program knows it. Methods raise Refusal if the program refuses."""
+    """A run as a client of the program knows it.
+
+    Methods raise Refusal where the program refuses.
+    """
 
     # --- what wallets send
 
@@ -78,8 +81,8 @@ class Oracle(Transitions):
         self._follow()
 
     def may_join(self, wallet: int) -> bool:
-        """The wallet is enrolled with the bond that the run asks for, or is barred, which no money
-        changes.
+        """Return whether the wallet may join: it is enrolled with the required bond, or barred,
+        which is checked later.
         """
         held = self.memberships.get(wallet)
         number = self.find(wallet)
@@ -192,8 +195,8 @@ class Oracle(Transitions):
         self._follow()
 
     def prove_equivocation(self, wallet: int, number: int, same: bool) -> None:
-        """Two results of the current round of one seat, or twice the same, signed by the key of
-        that wallet.
+        """Submit two results of a seat in the current round, or one result twice, signed by that
+        wallet's key.
         """
         require(self.state.active, "WrongState")
         require(not same, "NoEquivocation")
@@ -249,7 +252,7 @@ class Oracle(Transitions):
         self._follow()
 
     def checkpoint(self, wallet: int, hashes: tuple[bytes, ...]) -> None:
-        """Names a place on the Hub."""
+        """Record a location on the Hub."""
         number = self.find(wallet)
         if number is None:
             raise Refusal("NotAllowedToCheckpoint")
@@ -310,7 +313,7 @@ class Oracle(Transitions):
     def update(
         self, config: Config | None, progress: tuple[int, int, int] | None, use_durable: bool
     ) -> None:
-        """A config that keeps the rules, and epoch, step and the next fresh sequence."""
+        """Set a config that keeps the rules, and the epoch, step and next fresh sequence."""
         require(self.halted, "NotHalted")
         if progress is not None:
             epoch, step, data_index = progress
@@ -326,7 +329,7 @@ class Oracle(Transitions):
             self._use_durable()
 
     def _move(self, step: int, data_index: int) -> None:
-        """The run continues elsewhere, and drops the waiting sequences."""
+        """Continue the run at another position, and drop the backlog."""
         self.step = step
         self.data_index = data_index
         self.backlog = set()

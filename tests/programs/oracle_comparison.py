@@ -1,9 +1,9 @@
-"""The program and the oracle side by side: whatever is sent must have the same effect, or the same
-refusal, in both.
+"""Run the program and the oracle side by side: each transaction must have the same effect or
+refusal in both.
 
-Decided: one LiteSVM serves all stories; a story begins by putting back the accounts of a run that
-was just opened, and the clock, so that it goes the same way every time. Instructions are put
-together here, since anything slower would take most of the time.
+One LiteSVM serves all examples. Each example first restores the accounts of a newly started run and
+the clock, so that it is repeatable. Instructions are assembled here, because any slower way would
+take most of the time.
 """
 
 import struct
@@ -46,7 +46,7 @@ def _world() -> World:
 
 @cache
 def _opened(config: tuple[tuple[str, int], ...]) -> tuple[Scenario, dict[Pubkey, Account]]:
-    """A run that was just opened with this config, and its accounts."""
+    """Return a newly started run with this config, and its accounts."""
     world = _world()
     world.now = START
     world.slot = 1
@@ -73,7 +73,10 @@ def _membership(run: Scenario, index: int) -> Pubkey:
 
 @cache
 def _fixed(run: Scenario, name: str, index: int | None) -> tuple[bytes, list[AccountMeta]]:
-    """Discriminator and accounts of an instruction, by a member or (None) by the owner."""
+    """Return an instruction's discriminator and accounts.
+
+    The sender is a member or (None) the owner.
+    """
     spec = instruction_of(PROGRAM, name)
     keys = run.accounts | ({} if index is None else {"user": wallet(index)})
     if name == "kick":
@@ -92,7 +95,10 @@ def _fixed(run: Scenario, name: str, index: int | None) -> tuple[bytes, list[Acc
 
 
 def _fingerprints(held: Mapping[int, int]) -> bytes:
-    """A field in which small numbers stand for results; all seats are below 64."""
+    """Return a fingerprint field in which small numbers stand for results.
+
+    All seats are below 64.
+    """
     field = 0
     for seat, result in held.items():
         for bit in bitmap.seats(result):
@@ -101,7 +107,7 @@ def _fingerprints(held: Mapping[int, int]) -> bytes:
 
 
 class Comparison:
-    """One run that begins with `gaps` gaps in its data, and the oracle's account of it."""
+    """One run that starts with `gaps` gaps in its data, and its oracle."""
 
     sent = 0
     """Transactions of all stories together."""
@@ -155,7 +161,7 @@ class Comparison:
 
     @property
     def place(self) -> RoundId:
-        """The current round's."""
+        """Return the place of the current round."""
         if not self.oracle.rounds:
             return RoundId(self.oracle.epoch, 0, 0)
         round = self.oracle.round
@@ -204,7 +210,7 @@ class Comparison:
         return self._send("health_check", index, bitmap.to_bytes(dropped), (dropped,))
 
     def prove(self, index: int, seat: int, *, same: bool = False) -> bool:
-        """Shows two results of the current round that its own key signed for a seat, or one of them
+        """Submit two results of a seat in the current round that its own key signed, or one of them
         twice.
         """
         place = self.place
@@ -303,7 +309,7 @@ class Comparison:
     # --- what is compared
 
     def compare(self, after: str) -> None:
-        """All that the oracle knows is what the chain says."""
+        """Check that the chain's accounts equal the oracle's state."""
         run = layout.coordinator_account("Run").read(
             self.world.data(self.scenario.accounts["run"])
         )[0]
@@ -320,7 +326,7 @@ class Comparison:
             )
 
     def _dice(self, run: Any) -> None:
-        """Tells the oracle the seed of a round that began."""
+        """Give the oracle the seed of a round that has begun."""
         if self.oracle.rounds and self.oracle.round.seed is None:
             seed = int(run["rounds"][int(run["head"])]["seed"])
             assert seed not in self.seeds, "no two rounds have one seed"
@@ -457,7 +463,9 @@ class Comparison:
         return [(*one, *more) for one, more in zip(plain, words, strict=True)]
 
     def _words_of(self, said: Sequence[int], planes: Sequence[int], number: int) -> tuple[int, ...]:
-        """Whether a seat is established, judges and is proven; in an epoch, what it has shown."""
+        """Return whether a seat is established, judges and is proven, and in an epoch its level
+        score.
+        """
         shown = 0
         if self.oracle.counts(number):
             shown = (
@@ -466,7 +474,7 @@ class Comparison:
         return *(bitmap.contains(one, number) for one in said), shown
 
     def _memberships_of(self) -> dict[int, OracleMembership]:
-        """What is written down of each wallet, and that the lamports of it are there."""
+        """Return each wallet's record. Check that its account holds the recorded lamports."""
         found = {}
         rent = _rent()
         for index in range(WALLETS):
@@ -505,7 +513,7 @@ class Comparison:
 
 @lru_cache(4 * WALLETS)  # an account stays as it is through most transactions
 def _held(index: int, data: bytes) -> OracleMembership:
-    """What the membership of a wallet says."""
+    """Return the contents of the wallet's membership."""
     one = layout.coordinator_account("Membership").read(data)[0]
     bond = int(one["bond"])
     forfeited = int(one["forfeited"])

@@ -1,6 +1,4 @@
-"""What the oracle keeps of a run: seats, rounds, what is known of the model; and intervals of
-numbers.
-"""
+"""The records of the oracle: seats, rounds, knowledge of the model, and intervals of numbers."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ order = lru_cache(maxsize=4096)(committee.order)
 
 
 class Refusal(Exception):
-    """The refusal that the program answers with."""
+    """Raised where the program refuses with this error."""
 
 
 def require(holds: bool, otherwise: str) -> None:
@@ -75,7 +73,7 @@ class OracleMembership:
 
 @dataclass
 class Vote:
-    """What a witness says that it holds: the result of each member, by its seat."""
+    """A witness's attestation: the result of each member, by seat."""
 
     seat: int
     held: Mapping[int, int]
@@ -83,7 +81,7 @@ class Vote:
 
 @dataclass
 class OracleRound:
-    """A round, and the warm-up before the first."""
+    """A round, or the warm-up before the first one."""
 
     height: int
     step: int
@@ -118,7 +116,9 @@ class OracleRound:
         return self.ready | bitmap.from_seats(vote.seat for vote in self.votes)
 
     def ordered(self, purpose: bytes, among: int | None = None) -> list[int]:
-        """The seats of those who began the epoch, or of these, in the seeded order of a purpose."""
+        """Return the seats of the members that began the epoch, or these seats, in the seeded order
+        of a purpose.
+        """
         seats = list(bitmap.seats(self.began if among is None else among))
         assert self.seed is not None
         return [seats[rank] for rank in order(self.seed, purpose, len(seats))]
@@ -130,7 +130,7 @@ class OracleRound:
 
 @dataclass(frozen=True)
 class Knowledge:
-    """What the run knows of its model."""
+    """The run's knowledge of its model."""
 
     hashes: tuple[bytes, ...]
     attested: int
@@ -142,7 +142,7 @@ class Knowledge:
 
 @dataclass(frozen=True)
 class Named:
-    """A durable checkpoint."""
+    """A recorded durable checkpoint."""
 
     hashes: tuple[bytes, ...]
     step: int
@@ -155,7 +155,7 @@ def numbers(intervals: Iterable[Interval]) -> set[int]:
 
 
 def runs_of(numbers: Iterable[int]) -> list[Interval]:
-    """The intervals that a set of numbers consists of."""
+    """Return the intervals that a set of numbers consists of."""
     found: list[Interval] = []
     for number in sorted(numbers):
         if found and found[-1].stop == number:
@@ -166,7 +166,7 @@ def runs_of(numbers: Iterable[int]) -> list[Interval]:
 
 
 def behind(batch: Iterable[Interval], places: set[int]) -> list[Interval]:
-    """The sequences behind positions of a batch, as intervals of its pieces."""
+    """Return the sequences at these positions of a batch, as intervals of its pieces."""
     found = []
     first = 0
     for piece in batch:

@@ -1,9 +1,8 @@
 """Random cooldowns of up to 256 members and 8 levels, written into the accounts of one run.
 
-Decided: a state is drawn field by field within what the program's own invariant allows, and not by
-histories, which reach few of them: any mixture of members who judge, have shown something, or left
-in some round, were dropped or ejected. What the client and the oracle say of it is in `Drawn`, and
-once more, in few words, what a cooldown ends with.
+Each state is drawn field by field within the program's invariant: histories would reach few states.
+Members may be judges, have shown levels, have left in some round, or be dropped or ejected. `Drawn`
+holds the client's and the oracle's view, and a short second version of a cooldown's outcome.
 """
 
 from __future__ import annotations
@@ -72,7 +71,7 @@ class Sets:
 
 @dataclass
 class Drawn:
-    """A cooldown as the client reads it, what has been said in it, and what the oracle has of the
+    """A cooldown as the client reads it, its attestations so far, and the oracle's view of the
     same.
     """
 
@@ -102,7 +101,7 @@ class Drawn:
         ]
 
     def state(self, seat: int, told: Mapping[int, bytes]) -> str | None:
-        """How a member that states this is refused, if it is; what it says is taken otherwise."""
+        """Record this member's attestation. Return the error instead if the program refuses it."""
         if self.members.seats[seat].state is not MemberState.HEALTHY:
             return "SeatMismatch"
         own = [
@@ -120,7 +119,7 @@ class Drawn:
         return None
 
     def stated(self) -> list[dict[int, bytes]]:
-        """What is said of each level, by the place in its committee."""
+        """Return the hashes stated for each level, by position in its committee."""
         pairs = zip(self.said, self.committees, strict=True)
         found = [
             {electees.index(seat): one for seat, one in said.items()} for said, electees in pairs
@@ -128,9 +127,7 @@ class Drawn:
         return found + [{} for _ in range(MAX_LEVELS - len(found))]
 
     def end(self) -> int:
-        """What is attested besides when the time is up. The levels of which nothing is known then,
-        as a mask.
-        """
+        """Attest what is undisputed when the time is up. Return the mask of the unknown levels."""
         unknown = 0
         for level, (said, electees) in enumerate(zip(self.said, self.committees, strict=True)):
             gone = [seat for seat in electees if not bitmap.contains(self.members.healthy, seat)]
@@ -151,7 +148,7 @@ class Drawn:
         return unknown
 
     def known(self, unknown: int) -> tuple[ModelSource, tuple[bytes, ...], int]:
-        """Where the next epoch takes the model from, and what it knows of each level."""
+        """Return the source of the next epoch's model, and the run's knowledge of each level."""
         every = (1 << self.run.levels) - 1
         if unknown == every:
             return ModelSource.CHECKPOINT, DURABLE[: self.run.levels], every
@@ -223,8 +220,9 @@ class Cooldowns:
     def _gone(
         self, sets: Sets, record: Any, what: tuple[int, int, int], chance: Mapping[str, float]
     ) -> None:
-        """A member that has left in the warm-up, in a round or in cooldown. The ejected have a word
-        if they had one then.
+        """Draw a member that left in the warm-up, in a round or in cooldown.
+
+        An ejected one keeps the vote that it had then.
         """
         rng = self.rng
         (seat, last, judged) = what
@@ -351,7 +349,7 @@ class Cooldowns:
         return self.world.send(Instruction(PROGRAM, bytes(spec["discriminator"]) + data, metas))
 
     def stated(self) -> list[dict[int, bytes]]:
-        """What is said of each level, by the place in its committee."""
+        """Return the hashes stated for each level, by position in its committee."""
         account = layout.coordinator_account("Witnesses")
         hashes = account.read(self.world.data(self.scenario.accounts["witnesses"]))[0][
             "cooldown"

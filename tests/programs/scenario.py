@@ -1,5 +1,6 @@
-"""A run as its owner and its members drive it, one method per instruction. Members are numbered
-keypairs.
+"""Drive a run as its owner and members do, with one method per instruction.
+
+Members are numbered keypairs.
 """
 
 import hashlib
@@ -89,7 +90,7 @@ SPEC = json.dumps(
 
 
 def model_params(text: bytes = SPEC, **changes: Any) -> dict[str, Any]:
-    """A small valid model whose spec is `text`; `changes` replace top-level fields."""
+    """Return a small valid model with the spec `text`. `changes` replace top-level fields."""
     model: dict[str, Any] = {"max_seq_len": 128, "cold_start_warmup_steps": 0}
     model |= {"checkpoint": {"kind": 2, "repo": "checkpoints/start", "revision": ""}}
     return model | {"spec": {"len": len(text), "hash": hashlib.sha256(text).digest()}} | changes
@@ -111,9 +112,7 @@ def _indices() -> dict[bytes, int]:
 
 
 class Scenario:
-    """One run in one world. Every method that sends returns the outcome; nothing is asserted here
-    but `start`.
-    """
+    """One run in one world. Methods that send return the outcome. Only `start` asserts anything."""
 
     def __init__(self, world: World, run_id: str = "test", tiers: int = 3) -> None:
         self.world = world
@@ -155,8 +154,9 @@ class Scenario:
         return seat
 
     def _seats(self) -> Any:
-        """The seats as the account has them: reading all of their fields takes longer than most
-        transactions.
+        """Return the seats of the account.
+
+        Reading all of their fields would take longer than most transactions.
         """
         data = self.world.data(self.accounts["members"])
         return layout.coordinator_account("Members").read(data)[0]["seats"]
@@ -176,8 +176,9 @@ class Scenario:
     def _keys(
         self, name: str, args: Sequence[Any], given: Mapping[str, Pubkey]
     ) -> dict[str, Pubkey]:
-        """All accounts that an instruction may name; memberships are the sender's, or of whom it
-        kicks.
+        """Return all accounts that an instruction may name.
+
+        The membership is the sender's, or that of the kicked wallet.
         """
         keys = self.accounts | dict(given)
         wallet = args[0] if name == "kick" else keys.get("user")
@@ -197,13 +198,13 @@ class Scenario:
         return membership_address(self.accounts["run"], self.run.created, wallet)
 
     def membership(self, index: int) -> Membership | None:
-        """What the run keeps of a member."""
+        """Return the membership of a member."""
         held = self.world.data(self.membership_key(wallet(index)))
         return views.parse_membership(held) if held else None
 
     def _placed(self, name: str, args: Sequence[Any]) -> list[Any]:
-        """The arguments with the round that a vote names: the current one if none is given, or that
-        of a height.
+        """Return the arguments with the round that a vote names: the current one, or the one at a
+        given height.
         """
         names = [argument["name"] for argument in instruction_of(PROGRAM, name)["args"]]
         placed = list(args)
@@ -230,7 +231,7 @@ class Scenario:
         accounts: Mapping[str, Pubkey] | None = None,
         **forged: Any,
     ) -> Outcome:
-        """Sends `name` as member `index`."""
+        """Send `name` as member `index`."""
         user = member(index)
         keys = {"user": wallet(index)} | dict(accounts or {})
         return self.world.send(
@@ -279,7 +280,7 @@ class Scenario:
         )
 
     def start(self, **config: int) -> "Scenario":
-        """Creates, configures, authorizes everyone and opens the run."""
+        """Create, configure, open to everyone, and start the run."""
         self.create().ok()
         self.configure(**config).ok()
         self.authorize().ok()
@@ -301,11 +302,11 @@ class Scenario:
         return self.by(index, "join_run", params, accounts=self.losing(loser))
 
     def losing(self, wallet: bytes | None) -> dict[str, Pubkey]:
-        """The account that a join needs besides if it takes the seat of this wallet."""
+        """Return the further account of a join that takes the seat of this wallet."""
         return {} if wallet is None else {"evicted": self.membership_key(Pubkey(wallet))}
 
     def enroll(self, index: int, most: int | None = None) -> Outcome:
-        """Pays for a membership what the run asks for, unless that is above `most`."""
+        """Pay rent and bond of a membership, unless the bond is above `most`."""
         self.world.fund(wallet(index))
         return self.by(index, "enroll", self.run.config.join_bond if most is None else most)
 
@@ -345,9 +346,7 @@ class Scenario:
         results: Mapping[int, bytes] | None = None,
         **forged: Any,
     ) -> Outcome:
-        """Attests everything of the round that is judged, or `participation`, or {seat:
-        commitment}.
-        """
+        """Attest all results of the judged round, or `participation`, or {seat: commitment}."""
         run = self.run
         current = run.current
         if run.state is RunState.ROUND_TRAIN and self.world.now <= run.state_started_at:
@@ -367,7 +366,7 @@ class Scenario:
         )
 
     def elected(self) -> list[int]:
-        """Indices of the members who are witnesses of the current round."""
+        """Return the indices of the members that witness the current round."""
         members = self.members
         chosen = committee.witnesses(self.run.current, members)
         return [self.index_of(members.seats[seat].signer) for seat in chosen]
@@ -388,14 +387,15 @@ class Scenario:
     def witness_round(
         self, indices: Iterable[int] | None = None, participation: int | None = None
     ) -> None:
-        """All elected members (or `indices`) attest the current round; with all
-        of them it closes.
+        """Let all elected members (or `indices`) attest the current round.
+
+        If all attest, it closes.
         """
         for index in list(self.elected() if indices is None else indices):
             self.witness(index, participation).ok()
 
     def warm_up(self, indices: Sequence[int], **join: Any) -> "Scenario":
-        """Members join and the epoch begins its warm-up, whose seed is drawn."""
+        """Let members join, start the epoch's warm-up, and draw its seed."""
         for index in indices:
             self.join(index, **join).ok()
         self.world.advance(6)
@@ -403,21 +403,23 @@ class Scenario:
         return self.draw()
 
     def draw(self) -> "Scenario":
-        """Slots pass, and anybody has the seed drawn that waits for one of them."""
+        """Advance some slots and draw the pending seed."""
         self.world.advance(0)
         self.tick().ok()
         assert self.run.seed_is_drawn
         return self
 
     def train(self, indices: Sequence[int], **join: Any) -> "Scenario":
-        """Members join, warm up, and round 0 begins."""
+        """Let members join and warm up, and start round 0."""
         self.warm_up(indices, **join)
         self.world.advance(31)
         self.tick().ok()
         return self
 
     def train_of(self, tiers: Mapping[int, int]) -> "Scenario":
-        """Members of these tiers join, warm up once nobody waits for more, and round 0 begins."""
+        """Let members of these tiers join and warm up once the run waits for nobody, and start
+        round 0.
+        """
         for index, tier in tiers.items():
             self.join(index, tier=tier).ok()
         self.world.advance(40)
@@ -429,7 +431,7 @@ class Scenario:
         return self
 
     def finish_rounds(self) -> "Scenario":
-        """Everybody elected attests every round until the cooldown begins."""
+        """Let all elected members attest every round until the cooldown begins."""
         while self.run.state.training:
             self.witness_round()
         return self

@@ -1,4 +1,4 @@
-"""A whole epoch with 256 members, and the same epoch with a third of them silent."""
+"""Test an epoch with 256 members, and the same epoch with a third of them silent."""
 
 import random
 from functools import cache
@@ -18,7 +18,7 @@ GOAL = 50_000
 
 @pytest.fixture
 def full_run(world: World) -> Scenario:
-    """256 members of three tiers and many speeds in round 0."""
+    """Return a run in round 0 with 256 members of three tiers and many speeds."""
     world.load(_in_round_0())
     return Scenario(world)
 
@@ -139,9 +139,7 @@ def test_disagreeing_witnesses_are_counted(full_run: Scenario) -> None:
 def test_timed_out_cooldown_stays_within_compute_limit(
     world: World, levels: int, said: str
 ) -> None:
-    """Nobody states what the model contains, or just half of the committees do, before the time is
-    up.
-    """
+    """Before the time is up, nobody attests, or half of each committee does."""
     world.load(_in_cooldown(levels))
     run = Scenario(world, tiers=levels)
     committees = {

@@ -1,6 +1,4 @@
-"""A cooldown whose time is up with holders that never spoke: half of them are enough if nobody
-disagrees.
-"""
+"""Test cooldowns that time out with silent holders: half of them suffice if nobody disagrees."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ HASHES = {level: bytes([level + 1]) * 32 for level in range(3)}
 
 
 def _two_holders(world: World) -> Scenario:
-    """Members of tier 0 and of tier 2, two of each, in cooldown."""
+    """Return a run in cooldown with two members of tier 0 and two of tier 2."""
     run = Scenario(world).start(rounds_per_epoch=1, init_min_clients=4)
     for index, tier in enumerate((0, 0, 2, 2)):
         run.join(index, tier=tier).ok()

@@ -1,8 +1,7 @@
-"""What counts as delivered is what members apply: a quorum of witnesses that recorded the same
-result.
+"""Test that a result counts only if a quorum of witnesses recorded the same one.
 
-Today's exploit of the rule before: a member announces another result to each peer. Every witness
-says it delivered, no member can apply any of it, and its sequences were never trained again.
+The old rule had an exploit: a member announced another result to each peer. All witnesses said that
+it had delivered, no member could apply any of it, and its sequences were lost.
 """
 
 import pytest
@@ -22,7 +21,7 @@ def result(seat: int, variant: int = 0) -> bytes:
 def test_equivocated_result_returns_to_backlog(
     run: Scenario, overlap: int, variants: tuple[int, ...]
 ) -> None:
-    """Return a share to the backlog when no quorum of witnesses recorded the same result for it."""
+    """A share returns to the backlog if no quorum of witnesses recorded the same result for it."""
     run.owner("set_paused", True).ok()
     run.configure(overlap=overlap, init_min_clients=4).ok()
     run.owner("set_paused", False).ok()

@@ -1,8 +1,7 @@
-"""The classes of coral-xyz/sealevel-attacks as exploits that must fail.
+"""Test that attacks of the classes in coral-xyz/sealevel-attacks fail.
 
-Wrong owner, wrong address, another type's bytes, missing signature, missing writability, one
-account in two places, another run's account, a forged sysvar, malformed data, revival of a closed
-account.
+These are: wrong owner, address or type, a missing signature or writable flag, one account in two
+places, another run's account, a forged sysvar, malformed data, and revival of a closed account.
 """
 
 from itertools import combinations
@@ -63,7 +62,7 @@ def takes(name: str, account: str) -> bool:
 
 
 def naming(account: str) -> list[str]:
-    """The instructions that take this account of a run."""
+    """Return the instructions that take this account of a run."""
     return [name for name in ARGS if takes(name, account)]
 
 
@@ -80,7 +79,7 @@ each_account = pytest.mark.parametrize("account", ACCOUNTS)
 
 @pytest.fixture(scope="module")
 def victim() -> Scenario:
-    """A waiting run. Every attack fails, so the tests may share it."""
+    """Return a waiting run. The tests share it, because every attack fails."""
     run = Scenario(World()).start()
     run.join(0).ok()
     return run
@@ -92,8 +91,9 @@ def attack(
     accounts: dict[str, Pubkey],
     flags: dict[str, tuple[bool, bool]] | None = None,
 ) -> str:
-    """Sends `name` with forged accounts as a legitimate signer; returns the refusal and checks that
-    nothing changed.
+    """Send `name` with forged accounts as a legitimate signer.
+
+    Return the refusal, after a check that nothing changed.
     """
     before = [run.world.data(run.accounts[one]) for one in ACCOUNTS]
     keys = {"user": member(0).pubkey()} | accounts

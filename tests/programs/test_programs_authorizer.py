@@ -1,4 +1,4 @@
-"""The authorizer: creating, switching, delegating and closing authorizations."""
+"""Test that authorizations are created, switched, delegated and closed."""
 
 import struct
 from typing import Any
@@ -131,8 +131,9 @@ def _funded(world: World, seed: bytes) -> Keypair:
 
 
 def test_sponsored_rent_returns_to_sponsor(world: World) -> None:
-    """One paid for the account, another for delegates: neither closing nor clearing makes that
-    anybody else's.
+    """One wallet paid for the account and another for delegates.
+
+    Closing and clearing return each its own rent.
     """
     for wallet in (GRANTOR, GRANTEE):
         world.airdrop(wallet.pubkey(), 10**9)

@@ -1,7 +1,7 @@
-"""The backlog: what nobody trained is trained again, and nothing is ever lost.
+"""Test that untrained sequences are trained again and never lost.
 
-The exploit of the rule before: eight intervals were kept, of which a round took one. A third of
-many members that attests and delivers nothing lost a tenth to a third of all data for good.
+The old rule had an exploit: only eight intervals were kept, and a round took one of them. If a
+third of many members attested and delivered nothing, a tenth to a third of all data was lost.
 """
 
 import random
@@ -21,9 +21,7 @@ ROOM = backlog.ROOM
 
 
 def _fill(run: Scenario, places: int) -> None:
-    """Put that number of intervals into the backlog: seven sequences each,
-    assigned to no member.
-    """
+    """Put this number of intervals, of seven sequences each, into the backlog."""
     witnesses = run.world.record("Witnesses", "test")
     state = run.world.record("Run", "test")
     kept = witnesses["backlog"][0]
@@ -41,7 +39,10 @@ def _fill(run: Scenario, places: int) -> None:
 
 
 def test_silent_third_of_members_loses_no_sequence(world: World) -> None:
-    """A third of the members attests and delivers nothing: each sequence is trained or waits."""
+    """A third of the members attests and delivers nothing.
+
+    Each sequence is trained or stays in the backlog.
+    """
     run = Scenario(world).start(init_min_clients=12, min_clients=8, rounds_per_epoch=30)
     silent = 0b1111
     run.train(range(12))
@@ -86,8 +87,9 @@ def test_full_backlog_is_trained_before_fresh_data(run: Scenario) -> None:
 
 @pytest.mark.parametrize("newcomers", [2, 7])
 def test_large_backlog_is_trained_by_established_alone(world: World, newcomers: int) -> None:
-    """The exploit: newcomers that left shares undone filled the backlog, and rounds that left more
-    did not count.
+    """The exploit: newcomers left shares untrained until the backlog was full.
+
+    Rounds with more gaps then did not count.
     """
     run, honest = established(world, (0, 0, 1, 1, 2), rounds=12)
     silent = range(5, 5 + newcomers)
@@ -123,8 +125,9 @@ def test_large_backlog_is_trained_by_established_alone(world: World, newcomers: 
 
 
 def test_full_backlog_keeps_established_batches_at_full_size(world: World) -> None:
-    """Newcomers once filled the backlog and were dropped: long after that, steps had a few
-    sequences.
+    """Newcomers filled the backlog and were dropped.
+
+    Long after that, steps had only a few sequences.
     """
     run, honest = established(world, (0, 0, 1, 1, 2), rounds=12)
     run.train_of(honest)
@@ -155,7 +158,9 @@ def test_round_whose_gaps_exceed_backlog_is_undone(
 
 
 def test_random_intervals_stay_sorted_and_joined(world: World) -> None:
-    """The program's backlog and the model's, round by round, with members that fail at random."""
+    """Compare the program's backlog with the model's after each round, with members that fail at
+    random.
+    """
     rng = random.Random(5)
     run = Scenario(world).start(init_min_clients=20, min_clients=2, rounds_per_epoch=25, overlap=0)
     run.train(range(20))

@@ -83,12 +83,12 @@ Thought = tuple[int, int, tuple[Any, ...]]
 
 
 def thoughts(wallets: range) -> st.SearchStrategy[list[Thought]]:
-    """What some wallets do meanwhile: after how many acts of others, who, and what."""
+    """Return what some wallets plan: after how many acts of others, which wallet, and which act."""
     return st.lists(st.tuples(st.integers(0, 20), st.sampled_from(wallets), moves), max_size=5)
 
 
 def move(comparison: Comparison, index: int, verb: str, *more: Any) -> None:
-    """Sends what one wallet thought of; refusals are fine, whatever they are."""
+    """Send what a wallet planned. Any refusal is fine."""
     us = comparison.oracle
 
     def mine(number: int | None) -> int:
@@ -141,7 +141,7 @@ def move(comparison: Comparison, index: int, verb: str, *more: Any) -> None:
 
 
 def judged_and_judges(comparison: Comparison) -> tuple[OracleRound, OracleRound] | None:
-    """The last closed round, and the one whose results its witnesses attested."""
+    """Return the last closed round, and the round that it judged."""
     us = comparison.oracle
     judges = us.rounds[-2] if us.state.training and len(us.rounds) > 1 else None
     judged = us.judged_by(judges) if judges else None
@@ -171,13 +171,13 @@ def convicted(comparison: Comparison) -> int:
 
 
 def unseen(comparison: Comparison) -> int:
-    """Healthy members whose result is missing from the last closed round."""
+    """Return the healthy members whose result is missing from the last closed round."""
     found = judged_and_judges(comparison)
     return found[0].roster & ~(found[1].attested or 0) & comparison.oracle.healthy if found else 0
 
 
 class Members(RuleBasedStateMachine):
-    """A run whose members can be had do what is due, each as its own client would."""
+    """A run whose serving members do what is due, each like its own client."""
 
     honest = range(ALL)
 
@@ -189,8 +189,9 @@ class Members(RuleBasedStateMachine):
         self.truths = {UNKNOWN, UNATTESTED}
 
     def turn(self, serving: Sequence[int], thoughts: Iterable[Thought], seconds: int) -> None:
-        """Let serving members send all that is due, and others their thoughts in between. Then pass
-        the time.
+        """Let serving members send all that is due, and play the others' plans in between.
+
+        Then pass the time.
         """
         waiting = sorted(thoughts, key=lambda thought: thought[0], reverse=True)
         acts = 0
@@ -221,7 +222,7 @@ class Members(RuleBasedStateMachine):
             self.shown[us.epoch, us.round.height, number] = what[1]
 
     def serve(self, index: int) -> bool:
-        """One thing that this member owes, if there is any."""
+        """Send one thing that this member owes, if any."""
         comparison = self.comparison
         us = self.comparison.oracle
         number = us.find(index)
@@ -252,7 +253,7 @@ class Members(RuleBasedStateMachine):
         return False
 
     def seen(self, index: int) -> dict[int, int]:
-        """What a member holds: what others made of their share, or what they showed it."""
+        """Return the results that a member holds: those that others delivered, or showed to it."""
         us = self.comparison.oracle
         judged = us.judged_by(us.round)
         seen = {}
@@ -266,7 +267,7 @@ class Members(RuleBasedStateMachine):
         return seen
 
     def truth(self, number: int) -> dict[int, bytes]:
-        """The hashes of the levels for which this member is elected, on which all members agree."""
+        """Return the agreed hashes of the levels for which this member is elected."""
         us = self.comparison.oracle
         said = {
             level: f"epoch {us.epoch} step {us.step} level {level}".encode().ljust(32, b".")
@@ -278,7 +279,7 @@ class Members(RuleBasedStateMachine):
 
 
 class AnyWallets(Members):
-    """Wallets that do what is due, wallets that do anything, and a whimsical owner."""
+    """Serving wallets, wallets that do anything, and an owner that makes random changes."""
 
     @initialize(
         overlap=st.integers(0, 1), witnesses=st.sampled_from([0, 0, 2]), percent=st.sampled_from([0, 0, 40]),
@@ -352,7 +353,10 @@ class AnyWallets(Members):
 
 
 class Coalition(Members):
-    """Seven of nine do what is due before time passes; the others do anything at any moment."""
+    """Seven of nine members do what is due before time passes.
+
+    The other two do anything at any moment.
+    """
 
     honest = range(7)
 
@@ -373,7 +377,7 @@ class Coalition(Members):
         seconds=SECONDS,
     )  # fmt: skip
     def go_ahead(self, first: int, away: set[int], thoughts: list[Thought], seconds: int) -> None:
-        """The coalition does whatever it thinks of, and of what is due what it likes."""
+        """Let the coalition play its plans, and any part of what is due."""
         order = [*range(first, ALL), *range(first)]
         serving = [index for index in order if index in self.honest or index not in away]
         liars = range(self.honest.stop, ALL)
@@ -432,7 +436,7 @@ class Coalition(Members):
         assert len(done) + len(waits) + flying == us.data_index, "a sequence is lost"
 
     def open_rounds(self) -> Iterator[OracleRound]:
-        """Rounds that are under way: neither settled, nor given back because nobody judges them any
+        """Return rounds in progress: neither settled, nor returned because no round judges them any
         more.
         """
         us = self.comparison.oracle
@@ -442,8 +446,9 @@ class Coalition(Members):
 
 
 class Hiders(Coalition):
-    """The coalition after an epoch in which everybody has shown its levels: one of it hides level 0
-    again and again.
+    """The coalition after an epoch in which all members showed their levels.
+
+    One of the two hides level 0 repeatedly.
     """
 
     tiers = (0, 0, 0, 1, 2, 2, 2, 0, 2)
@@ -462,8 +467,9 @@ class Hiders(Coalition):
 
     @rule(rounds=st.integers(3, 6), thoughts=thoughts(range(ALL)))
     def hide(self, rounds: int, thoughts: list[Thought]) -> None:
-        """The holders get none of it, all others everything; the coalition thinks of other things
-        at the end only.
+        """Withhold results from the holders and deliver them to all others.
+
+        Other plans follow only at the end.
         """
         us = self.comparison.oracle
         for left in reversed(range(rounds)):
@@ -489,7 +495,7 @@ class Hiders(Coalition):
 
 
 class TooMany(Coalition):
-    """Four of nine: more than a third."""
+    """A coalition of four of nine members, which is more than a third."""
 
     honest = range(5)
 
@@ -502,9 +508,7 @@ STEPS = 30
 def run(
     machine: type[RuleBasedStateMachine], examples: int, *, shrink: bool = True, again: bool = False
 ) -> None:
-    """Play examples: those of the profile, or others each time that one process
-    plays them again.
-    """
+    """Play the profile's examples. If one process plays them again, play others."""
     wanted = settings(
         max_examples=examples, stateful_step_count=STEPS, database=None, print_blob=True,
         derandomize=settings().derandomize and not again, suppress_health_check=list(HealthCheck),

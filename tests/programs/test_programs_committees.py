@@ -1,4 +1,4 @@
-"""Committees of a level's contents: up to 32 members that delivered it in half of the rounds."""
+"""Test the committees of levels: up to 32 members that delivered the level in half the rounds."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ def _electees(run: Scenario, level: int = 0) -> set[int]:
 
 
 def _rounds(run: Scenario, heard: int) -> None:
-    """All rounds of an epoch, in which these members deliver."""
+    """Play all rounds of an epoch in which these members deliver."""
     while run.run.state.training:
         judged = run.run.round(run.run.current.height - 1)
         run.witness_round(participation=heard & (judged.roster if judged else 0))
 
 
 def test_declared_tier_proves_nothing(world: World) -> None:
-    """Four of seven say that they hold everything and deliver nothing: they were a majority of
-    every committee.
+    """Four of seven declare the whole model and deliver nothing.
+
+    They once had a majority in every committee.
     """
     run = Scenario(world).start(init_min_clients=7, rounds_per_epoch=4)
     run.train(range(7))
@@ -64,7 +65,9 @@ def test_first_epoch_establishes_only_few_members_without_share(world: World, id
 
 
 def test_newcomer_owing_nothing_has_shown_nothing(world: World) -> None:
-    """A newcomer too slow to be given a sequence counts as one that delivered, but not for this."""
+    """A newcomer that is too slow to get a sequence counts as delivering, but does not prove its
+    levels.
+    """
     run = Scenario(world).start(
         init_min_clients=2, rounds_per_epoch=3, global_batch_size_start=47, global_batch_size_end=47
     )
@@ -95,9 +98,7 @@ def test_delivery_in_half_of_rounds_suffices(world: World) -> None:
 
 
 def test_last_holder_cannot_attest_for_dropped_holders(world: World) -> None:
-    """A member has the two other holders of level 0 dropped, and then says
-    alone what it contains.
-    """
+    """A member has the two other holders of level 0 dropped, and then attests the level alone."""
     run = Scenario(world).start(init_min_clients=5, min_clients=2, rounds_per_epoch=6)
     for index in range(5):
         run.join(index, tier=0 if index < 3 else 1).ok()
@@ -121,7 +122,7 @@ def test_last_holder_cannot_attest_for_dropped_holders(world: World) -> None:
 
 
 def test_early_leaver_is_not_awaited(world: World) -> None:
-    """Before it had delivered in half of what it could: its silence costs nothing."""
+    """It leaves before it delivered in half of the rounds, so its silence delays nobody."""
     run = Scenario(world).start(init_min_clients=4, rounds_per_epoch=6)
     run.train(range(4))
     run.witness_round()
@@ -151,8 +152,9 @@ def test_ejected_members_have_no_vote(world: World) -> None:
 
 
 def test_every_level_has_its_own_committee_of_32(world: World) -> None:
-    """It was 32 places for all levels together: with three levels, seven liars of forty could be a
-    quorum of ten.
+    """All levels once shared 32 places.
+
+    With three levels, seven liars of forty could be a quorum of ten.
     """
     run = Scenario(World()).start(init_min_clients=40, min_clients=1, rounds_per_epoch=1)
     run.train(range(40)).finish_rounds()

@@ -1,5 +1,5 @@
-"""The end of an epoch: level hashes, checkpoints, points, pausing, and which model the next epoch
-starts from.
+"""Test the end of an epoch: level hashes, checkpoints, points, pauses, and the next epoch's model
+source.
 """
 
 from typing import Any
@@ -23,7 +23,7 @@ NAMED: dict[str, Any] = {
 
 @pytest.fixture
 def cool(world: World) -> Scenario:
-    """Three members of tier 0 in cooldown after two rounds."""
+    """Return three members of tier 0 in cooldown after two rounds."""
     run = Scenario(world).start(rounds_per_epoch=2)
     run.owner("set_future_epoch_rates", 301, 0).ok()
     return run.train([0, 1, 2]).finish_rounds()
@@ -134,8 +134,8 @@ def test_checkpoint_after_epoch_is_accepted(cool: Scenario) -> None:
 
 
 def test_expired_cooldown_ends_only_by_tick(cool: Scenario) -> None:
-    """After an outage longer than the cooldown, the first to come back does not
-    cut off the others.
+    """After an outage longer than the cooldown, the first member to return does not cut off the
+    others.
     """
     cool.world.advance(300)
     cool.join(5).ok()
@@ -166,7 +166,9 @@ def test_new_run_has_no_checkpoint_to_record(world: World) -> None:
 
 
 def test_only_finishers_record_checkpoint_of_epoch(cool: Scenario) -> None:
-    """Not one that has joined since, nor one that says since then that it holds the full model."""
+    """Refused are a member that has joined since, and one that declared the whole model only
+    afterwards.
+    """
     for index in range(3):
         cool.attest(index, HASHES).ok()
     cool.world.advance(31)
@@ -199,8 +201,9 @@ def test_member_may_not_replace_hub_checkpoint_by_directory(cool: Scenario) -> N
 
 
 def test_vote_and_leave_makes_no_room_for_another(world: World) -> None:
-    """The committee is that of the start of cooldown, or a minority could vote, leave and shrink
-    the quorum.
+    """The committee is fixed when the cooldown starts.
+
+    Otherwise a minority could vote, leave and shrink the quorum.
     """
     run = Scenario(world).start(rounds_per_epoch=1, min_clients=1, init_min_clients=9)
     run.train(range(9)).finish_rounds()
@@ -334,7 +337,7 @@ def test_epoch_without_finisher_starts_from_durable_checkpoint(cool: Scenario) -
 def test_cooldown_of_epoch_without_step_ends_at_once(
     cool: Scenario,
 ) -> None:
-    """The checkpoint of the epoch before already contains the model."""
+    """The previous epoch's checkpoint already contains the model."""
     for index in range(3):
         cool.attest(index, HASHES).ok()
     assert next_deadline(cool.run, cool.members, cool.model) == cool.run.state_started_at + 30

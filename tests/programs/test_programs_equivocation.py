@@ -1,8 +1,7 @@
-"""Two different results that one member signed for one share eject it, shown by anyone; nothing
-else does.
+"""Test that two different signed results of one share, submitted by anyone, eject the signer.
 
-The exploit of the rule before: a member that signed another result for every peer delivered
-nothing, and kept its place, its share and its points.
+The old rule had an exploit: a member that signed another result for every peer delivered nothing,
+but kept its place, its share and its points.
 """
 
 import struct
@@ -33,13 +32,13 @@ LOCAL = 0xFFFF
 
 @pytest.fixture
 def training(run: Scenario) -> Scenario:
-    """Three members with real p2p keys train round 0; an epoch costs who is ejected 9 points."""
+    """Return three members with real p2p keys in round 0. An ejection costs 9 points."""
     run.owner("set_future_epoch_rates", 100, 9).ok()
     return train(run)
 
 
 def train(run: Scenario) -> Scenario:
-    """The three, with their real p2p keys, begin an epoch."""
+    """Start an epoch with the three members and their real p2p keys."""
     for index in range(3):
         run.join(index, p2p=p2p(index)).ok()
     run.world.advance(40)
@@ -97,9 +96,7 @@ def test_leave_before_proof_does_not_save_bond(training: Scenario) -> None:
 
 
 def test_equivocation_proof_costs_one_bond_once(world: World) -> None:
-    """The exploit: the owner set the epoch back, and the holder of the two statements showed them
-    again.
-    """
+    """The exploit: the owner set the epoch back, and the two statements were submitted again."""
     run = Scenario(world).start(join_bond=10**6)
     train(run)
     signed = pair(run)
@@ -170,7 +167,7 @@ def test_equivocation_signed_by_another_is_refused(training: Scenario) -> None:
 
 
 def packed(entries: list[tuple[int, ...]], data: bytes, count: int | None = None) -> Instruction:
-    """An Ed25519 instruction with any table."""
+    """Return an Ed25519 instruction with any table of offsets."""
     table = b"".join(struct.pack("<7H", *entry) for entry in entries)
     return Instruction(
         ED25519, bytes([len(entries) if count is None else count, 0]) + table + data, []
@@ -178,8 +175,10 @@ def packed(entries: list[tuple[int, ...]], data: bytes, count: int | None = None
 
 
 def test_signatures_of_other_instructions_prove_nothing(training: Scenario) -> None:
-    """The Ed25519 program takes keys, messages and signatures from any instruction of the
-    transaction: what it checks there is not what lies at the same place of its own.
+    """The Ed25519 program can take keys, messages and signatures from any instruction of the
+    transaction.
+
+    It then checks other bytes than those at the same offsets of its own data.
     """
     run = training
     honest = sign(round_commitment(run, 1, 0), 0)
@@ -245,7 +244,7 @@ def test_only_previous_instruction_counts_as_proof(training: Scenario) -> None:
 
 
 def test_commitment_statement_layout_is_stable(world: World) -> None:
-    """The program reads it at fixed places."""
+    """The program reads the commitment at fixed offsets."""
     del world
     one = Commitment(
         sender=p2p(0), signer=b"w" * 32, run_id="test", epoch=2, height=7, seed=2**64 - 2, step=27, seat=5, tier=0,

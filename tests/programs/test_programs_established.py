@@ -1,5 +1,5 @@
-"""Votes on a level from one epoch to the next: members keep them that showed it while they were
-there.
+"""Test that members keep their vote on a level across epochs if they showed it while they were
+present.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ HIDER = 2
 
 
 def _lacks(who: int, holders: Collection[int] = range(len(THREE))) -> dict[int, tuple[int, ...]]:
-    """Nobody of these but itself has anything of `who`."""
+    """Return what each holder lacks: all of them except `who` lack its result."""
     return {index: (who,) for index in holders if index != who}
 
 
@@ -126,8 +126,9 @@ def test_silent_holders_lose_right_to_shown_level(
 
 
 def test_only_proven_holder_keeps_its_level_through_outage(world: World) -> None:
-    """It is cut off from the first round on, and dropped. Without it, newcomers would decide the
-    next epoch.
+    """It is cut off from the first round on and dropped.
+
+    Otherwise newcomers would decide the next epoch.
     """
     run, honest = established(world)
     run.train_of(honest)
@@ -159,8 +160,8 @@ def test_only_proven_holder_loses_its_level_by_hiding_another(
 def test_one_of_two_holders_cannot_discredit_the_other(
     world: World,
 ) -> None:
-    """The liar delivers everything, and denies in every round that it got level 0 from the other
-    one.
+    """The liar delivers everything, and claims in every round that it lacks level 0 of the other's
+    result.
     """
     run, honest = established(world, TWO)
     begin(run, honest)
@@ -180,7 +181,7 @@ def test_quorum_of_three_still_counts_against_one(world: World) -> None:
 
 
 def test_unelected_judge_has_its_own_vote(world: World) -> None:
-    """One of two judges alone attests. Its denials count against newcomers only."""
+    """Only one of two judges attests. Its denials count against newcomers only."""
     run, honest = established(world, TWO)
     begin(run, honest | {7: 0})
     before = run.members.shown[:8]
@@ -193,9 +194,11 @@ def test_unelected_judge_has_its_own_vote(world: World) -> None:
 
 
 def test_first_holders_of_level_are_chosen_by_its_majority(world: World) -> None:
-    """The chain cannot tell two that lie about one from one that two lie about. Two of three decide
-    which members hold the level from then on. Nobody is dropped, and all other levels keep their
-    holders.
+    """The chain cannot tell two liars that accuse one member from two honest members that one liar
+    accuses.
+
+    Two of three decide which members hold the level from then on. Nobody is dropped, and all other
+    levels keep their holders.
     """
     run = Scenario(world).start(init_min_clients=3, rounds_per_epoch=8)
     tiers = dict(enumerate(TIERS))
@@ -207,8 +210,10 @@ def test_first_holders_of_level_are_chosen_by_its_majority(world: World) -> None
 
 @pytest.mark.parametrize("answers", [True, False])
 def test_first_epoch_holder_cannot_discredit_the_other(world: World, answers: bool) -> None:
-    """It says of the only other holder of level 0 that it got nothing, and hears the same or not:
-    both keep theirs.
+    """It claims that it got nothing from the only other holder of level 0, which may claim the
+    same.
+
+    Both keep their status.
     """
     run = Scenario(world).start(init_min_clients=3, rounds_per_epoch=8)
     tiers = dict(enumerate(TIERS))
@@ -261,8 +266,10 @@ def test_minority_hiding_new_level_is_not_established(world: World, founded: boo
 def test_liar_among_few_drawn_holders_of_new_level_has_no_effect(
     world: World, lie: str, number: int
 ) -> None:
-    """Three of ten members witness. One of four that join for level 0 denies the results of the
-    others, or gives them nothing. No witness holds its level then.
+    """Three of ten members witness.
+
+    One of four that join for level 0 denies the others' results, or withholds its own from them. No
+    witness then holds its level.
     """
     # by the seeds of these one who lies is drawn where no other is, or one other
     world.advance(0, slots=1 + number)
@@ -304,7 +311,7 @@ def test_first_holders_come_from_authorized_wallets(
 
 
 def _join(run: Scenario, index: int, tier: int, grantee: Pubkey) -> Outcome:
-    """With the permission of this name."""
+    """Join with the authorization of this grantee."""
     run.accounts["authorization"] = authorization_address(run.grantor.pubkey(), grantee)
     return run.join(index, tier=tier)
 
@@ -315,7 +322,10 @@ def _join_named(run: Scenario, tiers: Mapping[int, int]) -> None:
 
 
 def _start(run: Scenario) -> None:
-    """The epoch of all who wait, up to the round whose first attestation has round 0 judged."""
+    """Start the epoch of all waiting members.
+
+    Stop in the round whose first attestation judges round 0.
+    """
     run.world.advance(40)
     run.tick().ok()
     run.draw()

@@ -1,4 +1,4 @@
-"""Epochs in which newcomers are witnesses: a run's first one, and those with fewer than three
+"""Test epochs in which newcomers witness: a run's first one, and those with fewer than three
 established members.
 """
 
@@ -24,7 +24,7 @@ def true_results(roster: int) -> dict[int, bytes]:
 
 
 def play(run: Scenario, view: View, late: Callable[[int], Collection[int]]) -> None:
-    """Play the rounds of an epoch. `late`: who attests nothing in the round of a height."""
+    """Play the rounds of an epoch. `late` returns who attests nothing in the round at a height."""
     while run.run.state.training:
         height = run.run.current.height
         judged = run.run.round(run.run.config.judged(height))
@@ -43,7 +43,7 @@ def play(run: Scenario, view: View, late: Callable[[int], Collection[int]]) -> N
 
 
 def conclude(run: Scenario, honest: Mapping[int, int], wallets: Mapping[int, int]) -> None:
-    """Play the cooldown: honest members tell their levels, and wallets other ones."""
+    """Play the cooldown. Honest members attest the true hashes, and the wallets other ones."""
     for index, tier in honest.items():
         run.attest(index, dict.fromkeys(range(tier, 3), b"t" * 32))
     for index, tier in wallets.items():
@@ -61,7 +61,7 @@ def is_established(run: Scenario, members: Collection[int]) -> list[bool]:
 def test_invented_results_while_others_are_late_cost_no_vote(
     world: World, members: int, wallets: int, late: int, overlap: int
 ) -> None:
-    """Wallets of the smallest tier all record one made-up result for each honest member."""
+    """Wallets of the smallest tier all record the same made-up result for each honest member."""
     honest = dict.fromkeys(range(members - wallets), 0)
     liars = dict.fromkeys(range(members - wallets, members), 2)
     run = Scenario(world).start(rounds_per_epoch=8, overlap=overlap)
@@ -131,8 +131,8 @@ def test_wallet_without_any_result_is_not_established(world: World, delivers: st
 
 
 def test_newcomer_without_large_level_is_no_finisher(world: World) -> None:
-    """A newcomer that declares the whole model, and shows its smallest level only, does not hold
-    the rest.
+    """A newcomer that declares the whole model but shows only its smallest level does not hold the
+    rest.
     """
     run, honest = established(world, (0, 0, 1, 2, 2))
     liar = 5
@@ -157,7 +157,7 @@ def test_newcomer_without_large_level_is_no_finisher(world: World) -> None:
 
 
 def test_rounds_of_one_late_witness_count_for_others(world: World) -> None:
-    """An epoch of five honest members, of whom one never attests, establishes all who deliver."""
+    """One of five honest members never attests. The epoch establishes all that deliver."""
     honest = dict.fromkeys(range(5), 0)
     run = Scenario(world).start(rounds_per_epoch=4)
     run.train_of(honest)

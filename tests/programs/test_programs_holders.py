@@ -24,8 +24,9 @@ TIERS = (0, 1, 1, 2, 2, 2, 1)  # of the honest
 def _rounds(
     run: Scenario, hidden: Iterable[int], from_holders: Iterable[int], liars: Iterable[int] = ()
 ) -> None:
-    """All rounds, in which some give their level 0 to no honest holder of it; the liars vouch for
-    each other only.
+    """Play all rounds.
+
+    Some members withhold level 0 from its honest holders, and the liars vouch only for each other.
     """
     lost, liars = bitmap.from_seats(hidden), set(liars)
     while run.run.state.training:
@@ -41,7 +42,7 @@ def _rounds(
 def _end(
     run: Scenario, tiers: dict[int, int], hashes: dict[int, bytes], away: Iterable[int] = ()
 ) -> None:
-    """Everybody who may states the truth, and the cooldown's time passes."""
+    """Let all committee members attest the true hashes, and let the cooldown time out."""
     for index, tier in tiers.items():
         levels = committee.levels_to_attest(run.run, run.members, run.seat_of(index))
         if levels and index not in away:
@@ -54,7 +55,7 @@ def _end(
 def _grown(
     world: World, tiers: tuple[int, ...] = TIERS, rounds: int = 4
 ) -> tuple[Scenario, dict[int, int]]:
-    """A run of one honest holder of level 0 and six others after its first epoch."""
+    """Return a run of one honest holder of level 0 and six other members after its first epoch."""
     world.load(_first_epoch(tiers, rounds))
     return Scenario(world), dict(enumerate(tiers))
 
@@ -75,8 +76,9 @@ def _first_epoch(tiers: tuple[int, ...], rounds: int) -> Snapshot:
 
 
 def test_two_of_nine_declaring_a_tier_do_not_attest_its_level(world: World) -> None:
-    """They withhold level 0 from its holder, vouch for each other, and are two of its three
-    declared holders.
+    """They withhold level 0 from its holder and vouch for each other.
+
+    They are two of the three declared holders.
     """
     run, honest = _grown(world)
     run.train_of(honest | dict.fromkeys(LIARS, 0))
@@ -107,7 +109,7 @@ def test_member_showing_level_to_its_holders_is_a_holder(world: World) -> None:
 
 
 def test_holder_in_half_of_levels_judged_rounds_is_elected(world: World) -> None:
-    """One more holder gave level 0 in two of four rounds, and another one in one of them."""
+    """One further holder delivers level 0 in two of four rounds, and another one in one of them."""
     run, honest = _grown(world, tiers=(0, 0, 1, 1, 2, 2, 1), rounds=5)
     run.train_of(honest)
     short = iter((0, 0, 0b11, 0b10, 0b10, 0))
@@ -125,7 +127,7 @@ def test_holder_in_half_of_levels_judged_rounds_is_elected(world: World) -> None
 
 
 def test_absent_established_holder_leaves_level_unattested(world: World) -> None:
-    """A newcomer has delivered all it owed, and is the only one left to say what level 0 is."""
+    """A newcomer delivered all that it owed, and only it could attest level 0."""
     run, honest = _grown(world)
     run.train_of(honest | {7: 0})
     for _ in range(3):
@@ -144,7 +146,7 @@ def test_absent_established_holder_leaves_level_unattested(world: World) -> None
 
 
 def test_undelivered_level_keeps_its_hash(world: World) -> None:
-    """The old holder is absent. Two members declare the level and give it to nobody."""
+    """The old holder is absent. Two members declare the level and deliver it to nobody."""
     run, honest = _grown(world)
     record = world.record("Model", "test")  # the last truth is in a checkpoint
     for level, digest in TRUE.items():
@@ -169,7 +171,7 @@ def test_sole_holder_attests_its_level(world: World) -> None:
 
 
 def test_half_of_levels_agreeing_holders_attests_it(world: World) -> None:
-    """Two hold level 0: one that is silent, or has left, does not cost the epoch."""
+    """One of two holders of level 0 is silent or has left. The epoch's work is not lost."""
     run, honest = _grown(world, tiers=(0, 0, 1, 1, 2, 2, 1))
     for left in (False, True):
         run.train_of(honest)
@@ -186,8 +188,9 @@ def test_half_of_levels_agreeing_holders_attests_it(world: World) -> None:
 def test_newcomers_do_not_attest_established_level(
     world: World, holders: int, gone: tuple[int, ...]
 ) -> None:
-    """One or two showed level 0 before, two newcomers in this epoch: the newcomers are not
-    asked.
+    """One or two members showed level 0 before, and two newcomers in this epoch.
+
+    The newcomers are not elected.
     """
     run, honest = _grown(world, tiers=(0, 2 - 2 * (holders > 1), 1, 1, 2, 2, 1))
     run.train_of(honest | dict.fromkeys(LIARS, 0))
@@ -210,8 +213,10 @@ def test_newcomers_do_not_attest_established_level(
 def test_rounds_end_at_once_when_all_founders_leave(
     world: World, founders: tuple[int, ...], attested: int
 ) -> None:
-    """The newcomers say what the levels are that all trained together. They do not train on alone,
-    because nobody could check them. They are established then, so the next epoch has no wait.
+    """The newcomers attest the levels that all trained together.
+
+    They do not continue to train, because nobody could judge them. They become established, so the
+    next epoch has no wait.
     """
     run, honest = _grown(world, tiers=founders, rounds=20)
     newcomers = range(len(founders), len(founders) + 12)
@@ -241,8 +246,9 @@ def test_rounds_end_at_once_when_all_founders_leave(
 
 
 def test_founders_leaving_early_keep_model(world: World) -> None:
-    """No newcomer has shown a level, so nobody could attest the epoch: it is undone, and the
-    founders may return.
+    """No newcomer has shown a level, so nobody could attest the epoch.
+
+    It is undone, and the founders may return.
     """
     run, honest = _grown(world, tiers=(0, 1, 2))
     before = run.run
@@ -280,9 +286,7 @@ def test_founders_leaving_early_keep_model(world: World) -> None:
 def test_one_staying_holder_suffices(
     world: World, founders: tuple[int, ...], newcomers: int
 ) -> None:
-    """All others who had shown something leave: who comes just then says nothing of what the one
-    that stayed holds.
-    """
+    """All other holders leave. Newcomers do not attest the levels of the one that stays."""
     run, honest = _grown(world, tiers=founders)
     liars = range(len(founders), len(founders) + newcomers)
     run.train_of(honest | dict.fromkeys(liars, 0))
@@ -337,7 +341,7 @@ def test_only_judges_of_tier_cannot_choose_judged_rounds(
 
 @pytest.mark.parametrize("founders", ["all", "the others", "nobody"])
 def test_nonattesting_judge_hides_no_level_from_its_holders(world: World, founders: str) -> None:
-    """The only judge of level 0 attests no round, and hides level 1 from all its holders."""
+    """The only judge of level 0 attests no round, and withholds level 1 from all its holders."""
     rest = dict(enumerate((1, 1, 1, 2, 2, 2, 2, 2), start=1))
     run = Scenario(world, tiers=3).start(init_min_clients=3, rounds_per_epoch=12)
     if founders != "nobody":
@@ -362,8 +366,9 @@ def test_nonattesting_judge_hides_no_level_from_its_holders(world: World, founde
 
 
 def test_rounds_without_judge_count_for_nobody(world: World) -> None:
-    """The holder of level 0 attests none: a newcomer has not shown it, and the holder is as good as
-    before.
+    """The holder of level 0 attests no round.
+
+    So a newcomer does not show the level, and the holder's score stays.
     """
     run, honest = _grown(world)
     run.train_of(honest | {7: 0})

@@ -1,5 +1,5 @@
-"""A member that often gives a level to none of its holders is dropped. A holder that cannot get the
-level never is.
+"""Test that a member is dropped if it often withholds a level from all its holders, and that a
+holder that cannot get the level is not.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LONG = 4 * conviction.OFTEN
 
 
 def _accuse(run: Scenario, by: int, seats: Collection[int], *, guilty: bool) -> None:
-    """A health check of these seats is taken or refused, and the client finds the same."""
+    """Check that the program and the client agree whether these seats may be dropped."""
     state = run.run
     ring = state.ring(state.current.height - 1)
     closed = state.round(state.current.height - 1)
@@ -76,8 +76,10 @@ def test_holder_delivering_again_is_not_dropped(world: World) -> None:
 
 
 def test_one_of_two_holders_drops_nobody(world: World) -> None:
-    """Neither of the two, silent or not, nor a newcomer, of which the other one says nothing.
-    Nor is it counted against either: of two judges none is a quorum without the other's own word.
+    """It can drop neither the other holder, silent or not, nor a newcomer about which the other
+    holder says nothing.
+
+    Neither loses score, because one of two judges is no quorum.
     """
     run, honest = established(world, (0, 0, 1, 1, 2, 2, 1, 2), LONG)
     begin(run, honest | {8: 0})
@@ -109,8 +111,9 @@ def test_holder_of_many_is_dropped_and_judges_no_more(world: World) -> None:
 
 
 def test_judges_stay_the_same_during_epoch(world: World) -> None:
-    """Members apply results by these judges, each at its own time. A judge that is dropped
-    meanwhile was one of the round's judges.
+    """Members apply results by these judges at different times.
+
+    A dropped judge was still a judge of the round.
     """
     run, honest = established(world, (0, 0, 0, 1, 2, 2, 1), LONG)
     begin(run, honest | {7: 0})
@@ -135,8 +138,9 @@ def test_judges_stay_the_same_during_epoch(world: World) -> None:
 
 
 def test_middle_tier_level_has_its_own_holders(world: World) -> None:
-    """A member that declares tier 1 and gives its level to nobody is dropped by tiers 0 and 1,
-    although tier 2 lacks nothing.
+    """A member that declares tier 1 withholds its level.
+
+    Tiers 0 and 1 drop it, although tier 2 lacks nothing.
     """
     run, honest = established(world, (0, 1, 1, 2, 2, 2, 2, 2, 2), LONG)
     begin(run, honest | {9: 1})
@@ -147,9 +151,7 @@ def test_middle_tier_level_has_its_own_holders(world: World) -> None:
 
 
 def test_members_without_shown_levels_convict_nobody(world: World) -> None:
-    """In a first epoch, two that declare tier 0 do not drop the honest one, however long it
-    lasts.
-    """
+    """In a first epoch of any length, two that declare tier 0 cannot drop the honest one."""
     run = Scenario(world).start(init_min_clients=3, rounds_per_epoch=LONG)
     begin(run, dict(enumerate(TIERS)) | dict.fromkeys(LIARS, 0))
     lacks = {0: LIARS} | dict.fromkeys(LIARS, (0,))
@@ -162,7 +164,9 @@ def test_members_without_shown_levels_convict_nobody(world: World) -> None:
 
 @pytest.mark.parametrize("gone", [2, 3])
 def test_conviction_needs_quorum_of_all_remaining(world: World, gone: int) -> None:
-    """A round whose witnesses were too few, or have gone, is no evidence of a level either."""
+    """A round with too few witnesses, or whose witnesses have left, is no evidence about a level
+    either.
+    """
     run, honest = established(world, rounds=LONG)
     begin(run, honest | {7: 0})
     while _shown(run, 7) > -conviction.OFTEN:

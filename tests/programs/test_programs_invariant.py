@@ -1,6 +1,4 @@
-"""A run that breaks what always holds is not changed any further, whatever broke it; it can still
-be closed.
-"""
+"""Test that a run that breaks an invariant is not changed any further, but can be closed."""
 
 from collections.abc import Callable
 from typing import Any

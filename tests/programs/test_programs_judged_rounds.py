@@ -46,7 +46,7 @@ def test_counted_deliveries_equal_oracle(seed: int, states: int) -> None:
 
 
 class _Runs:
-    """One of each size, which is set back to its first round for each state."""
+    """One run of each size, reset to its first round for each state."""
 
     def __init__(self) -> None:
         self.world = World()
@@ -70,8 +70,8 @@ class _Runs:
         }
 
     def drawn(self, rng: random.Random) -> Scenario:
-        """A run whose members have any tiers, some of them rare, and have shown
-        them before or not.
+        """Return a run whose members have random tiers, some of them rare, and have or have not
+        shown them before.
         """
         size = rng.choice(SIZES)
         run, accounts = self.begun(*size)
@@ -125,7 +125,7 @@ class _Rounds:
                 self.run.tick()
 
     def _attest(self, height: int) -> None:
-        """At the first vote of the running round the round before it is counted."""
+        """Attest in the running round. The first vote counts the previous round."""
         elected = self.run.elected()
         said = self.votes.setdefault(height, [])
         owing = set(bitmap.seats(self.run.owing()))
@@ -153,9 +153,7 @@ class _Rounds:
                 return  # all that are left have attested
 
     def _expected(self) -> list[int]:
-        """What each member has shown, as the oracle says, once the round before the running one is
-        counted.
-        """
+        """Return the oracle's level scores once the previous round is counted."""
         state = self.run.run
         members = self.run.members
         oracle = Transitions(state.config, LEVELS, self.run.world.now)

@@ -1,5 +1,5 @@
-"""In any cooldown the program asks those whom the client and the oracle do, and ends it as the
-rules say.
+"""Test in random cooldowns that program, client and oracle elect the same committees, and that the
+rules decide the end.
 """
 
 from __future__ import annotations
@@ -67,7 +67,9 @@ def _one(cooldowns: Cooldowns, drawn: Drawn, where: str, seen: Counter[str]) -> 
 
 
 def _speak(cooldowns: Cooldowns, drawn: Drawn, where: str, seen: Counter[str]) -> None:
-    """Some or all of those who may say something, and some others; most of them the truth."""
+    """Let some or all committee members and some other members attest, most of them the true
+    hashes.
+    """
     rng = cooldowns.rng
     speakers = drawn.speakers()
     asked = rng.sample(

@@ -1,5 +1,5 @@
-"""The programs' addresses: new ones everywhere in one step, and their keys where Anchor's tools
-look for them.
+"""Test the programs' addresses: one step replaces them everywhere, and puts their keys where
+Anchor's tools look.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NAMED = re.compile(r"\b[1-9A-HJ-NP-Za-km-z]{43,44}\b")
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """What a change of addresses touches, and nothing built."""
+    """Return the files that a change of addresses touches, with nothing built."""
     for name in ("keys", "programs", "scripts", "docs"):
         shutil.copytree(ROOT / name, tmp_path / name)
     for name in ("Anchor.toml", "Makefile"):
@@ -66,7 +66,7 @@ def test_new_program_ids_replace_old_everywhere(checkout: Path) -> None:
 
 
 def test_undeclared_program_keys_are_not_replaced(checkout: Path) -> None:
-    """Else an address that nobody has a key of would stay in the sources."""
+    """Otherwise an address without a known key would stay in the sources."""
     (checkout / "keys/authorizer-keypair.json").write_text(Keypair().to_json())
     before = addresses(checkout)
     done = new_ids(checkout, "--sources-only")

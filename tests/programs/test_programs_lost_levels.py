@@ -1,5 +1,5 @@
-"""Levels that nobody of an epoch holds: they go back to the durable checkpoint, once their holders
-have had time.
+"""Test levels that no member of an epoch holds: they return to the durable checkpoint once their
+holders had time to come.
 """
 
 from __future__ import annotations
@@ -20,15 +20,19 @@ NEW = {level: bytes([level + 1]) * 32 for level in range(3)}
 
 @pytest.fixture
 def ended(world: World) -> Scenario:
-    """An epoch of tiers 0, 1 and 2 has ended; its checkpoint was not named, an older one is."""
+    """Return a run after an epoch of tiers 0, 1 and 2.
+
+    Its checkpoint is not recorded, but an older one is.
+    """
     run = _trained(world, OLD, attesting=(0, 1, 2))
     assert (run.run.model_source, run.run.level_hashes) == (ModelSource.PEERS, tuple(NEW.values()))
     return run
 
 
 def _trained(world: World, durable: Mapping[int, bytes], attesting: Sequence[int]) -> Scenario:
-    """A run after its first epoch, which tiers 0, 1 and 2 finished; some of them said what they
-    hold.
+    """Return a run after its first epoch, which tiers 0, 1 and 2 finished.
+
+    Some of them attested their levels.
     """
     run = Scenario(world).start(rounds_per_epoch=2, init_min_clients=2)
     record = world.record("Model", "test")
@@ -132,8 +136,9 @@ def test_lost_level_is_reported_for_one_epoch_only(ended: Scenario) -> None:
 
 
 def test_trained_but_never_attested_level_is_lost(world: World) -> None:
-    """No checkpoint was ever attested, so neither copy of level 0 has a hash; they differ all the
-    same.
+    """No checkpoint was ever attested, so neither copy of level 0 has a hash.
+
+    The copies differ all the same.
     """
     ended = _trained(world, {}, attesting=(1, 2))
     assert (ended.run.model_source, ended.run.levels_attested, ended.run.level_hashes[0]) == (
@@ -175,7 +180,7 @@ def test_lost_level_is_reported_after_abandoned_warm_up(ended: Scenario) -> None
 
 
 def _lose(run: Scenario) -> None:
-    """All members say that they hold nothing any more, and leave."""
+    """Let all members declare that they have no replica, and leave."""
     for index in range(3):
         run.join(index, tier=index, stateless=True).ok()
         run.by(index, "leave_run").ok()

@@ -1,5 +1,5 @@
-"""Joining and leaving: authorization, gates, the choice of a seat, and what a member may change
-when.
+"""Test joining and leaving: authorization, requirements, the choice of a seat, and what a member
+may change when.
 """
 
 from typing import Any
@@ -53,8 +53,9 @@ def test_join_requirements_are_enforced(world: World, name: str, change: dict[st
 
 
 def test_taken_peer_key_does_not_exclude_its_owner(run: Scenario) -> None:
-    """A peer key is public before it is on chain. Its owner proves to peers by a signature which
-    member speaks for it.
+    """A peer key is public before it is on chain.
+
+    Its owner proves to peers by a signature that it is its member.
     """
     run.join(1, p2p=b"k" * 32).ok()
     run.join(0, p2p=b"k" * 32).ok()
@@ -152,7 +153,7 @@ def test_delegate_joins_in_grantees_place(world: World) -> None:
 
 
 def _fill(run: Scenario, **fields: Any) -> Any:
-    """All 256 seats in use by strangers, idle and not waiting."""
+    """Let strangers use all 256 seats, idle and not waiting."""
     record = run.world.record("Members", "test")
     seats = record["seats"][0]
     for index in range(256):

@@ -1,5 +1,5 @@
-"""What a run keeps of a wallet: rent and bond, which make a seat cost something, points that
-outlast it, and bars.
+"""Test memberships: rent and bond, which make seats cost something, points that outlast a seat, and
+bars.
 """
 
 from typing import Any
@@ -29,7 +29,7 @@ JOIN = {
 
 @pytest.fixture
 def bonded(world: World) -> Scenario:
-    """A run that asks for a bond."""
+    """Return a run that requires a bond."""
     return Scenario(world).start(join_bond=BOND)
 
 
@@ -55,7 +55,7 @@ def kick(run: Scenario, index: int, *, barred: bool) -> Outcome:
 
 
 def begin(run: Scenario) -> Scenario:
-    """Three members with real p2p keys train round 0."""
+    """Start round 0 with three members that have real p2p keys."""
     for index in range(3):
         run.join(index, p2p=p2p(index)).ok()
     run.world.advance(6)
@@ -66,7 +66,7 @@ def begin(run: Scenario) -> Scenario:
 
 
 def convict(run: Scenario) -> None:
-    """One of the three has signed two results."""
+    """Prove that one of the three signed two results."""
     proof = run.instruction("prove_equivocation", accounts={"user": member(0).pubkey()})
     run.world.send(SIGNATURES.check_signatures(pair(run)), proof, signers=[member(0)]).ok()
 
@@ -82,8 +82,8 @@ def end_epoch(run: Scenario) -> None:
 
 # ---- what a seat costs
 def test_empty_wallet_gets_no_seat(bonded: Scenario) -> None:
-    """The exploit: any wallet took a seat for a transaction's fee, paid by anyone; 256 of them
-    filled a run.
+    """The exploit: a seat cost only a transaction fee, which anyone could pay. 256 wallets filled a
+    run.
     """
     wallet = member(7).pubkey()
     join = bonded.by(7, "join_run", JOIN)
@@ -139,7 +139,7 @@ def test_member_pays_difference_of_raised_bond(bonded: Scenario) -> None:
 
 
 def rent_of(run: Scenario, index: int) -> int:
-    """The rent of a membership, as another member pays it."""
+    """Return the rent of a membership, as another member pays it."""
     run.enroll(index).ok()
     return run.world.lamports(key(run, index)) - run.run.config.join_bond
 
@@ -157,8 +157,8 @@ def test_prefunded_membership_address_can_enroll(bonded: Scenario) -> None:
 
 # ---- when it comes back
 def test_bond_stays_until_all_verdicts_are_given(bonded: Scenario) -> None:
-    """The exploit: leave right after a false result, and be gone with the bond before anybody has
-    looked at it.
+    """The exploit: leave right after a false result, and take back the bond before anybody has
+    checked the result.
     """
     bonded.join(5).ok()
     withdraw(bonded, 5).refused("StillBound")  # it waits
@@ -245,7 +245,7 @@ def test_eviction_keeps_bond_forfeited(bonded: Scenario) -> None:
 
 
 def fill(run: Scenario, but: int | None = None) -> None:
-    """Everybody else in 256 seats waits for the next epoch."""
+    """Let other wallets wait for the next epoch in all of the 256 seats."""
     record = run.world.record("Members", run.run_id)
     seats = record["seats"][0]
     for index in range(256):
@@ -419,9 +419,7 @@ def test_reused_run_name_ignores_old_memberships(
 
 # ---- bars
 def test_ban_takes_no_seat_and_its_rent_returns(bonded: Scenario) -> None:
-    """The exploit: every bar of a wallet that never came took a seat that
-    nobody else could have.
-    """
+    """The exploit: each bar of a wallet that never came took a seat that nobody else could have."""
     owner = bonded.authority.pubkey()
     before = bonded.world.lamports(owner)
     kick(bonded, 9, barred=False).refused("NotAMember")

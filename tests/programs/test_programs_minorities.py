@@ -1,6 +1,4 @@
-"""What wallets can do next to established members, and in an epoch in which nobody has shown
-anything.
-"""
+"""Test what wallets can do next to established members, and in epochs without them."""
 
 from __future__ import annotations
 
@@ -21,8 +19,9 @@ def _epoch(
     lacks: dict[int, tuple[int, ...]],
     silent: tuple[int, ...],
 ) -> int:
-    """The steps of an epoch in which those who are silent or lack something are of tier 0, if they
-    are not honest.
+    """Return the steps of an epoch.
+
+    Silent members and those that lack something are of tier 0, unless they are honest.
     """
     before = run.run.step
     run.train_of(dict.fromkeys((*lacks, *silent), 0) | honest)
@@ -48,9 +47,11 @@ def test_silent_newcomers_stop_nothing(world: World, wallets: int) -> None:
 def test_wallets_denying_all_results_need_majority(
     world: World, wallets: int, lose: tuple[int, ...]
 ) -> None:
-    """They attest no results but their own. In their first epoch they are not judges. In the next
-    one, with more than a third of the deliveries, only their results are applied. A right to attest
-    is lost to two thirds of a level's holders that are more than half of all judges: the limits in
+    """They attest only their own results.
+
+    In their first epoch they are not judges. In the next one, with more than a third of the
+    deliveries, only their results are applied. A member loses its right to attest only to two
+    thirds of a level's holders that are more than half of all judges. These are the limits in
     docs/security.md.
     """
     run, honest = established(world, FIVE)
@@ -77,7 +78,7 @@ def test_wallets_denying_all_results_need_majority(
 def test_newcomers_do_not_attest_in_their_first_cooldown(
     world: World, tiers: tuple[int, ...], wallets: int
 ) -> None:
-    """They have delivered all of it, and are more than a third, or more than two thirds."""
+    """They delivered everything, and are more than a third or two thirds of the members."""
     run, honest = established(world, tiers)
     liars = range(len(tiers), len(tiers) + wallets)
     _epoch(run, honest | dict.fromkeys(liars, 0), {}, ())
@@ -92,7 +93,7 @@ def test_newcomers_do_not_attest_in_their_first_cooldown(
 
 @pytest.mark.parametrize("left", [3, 2, 1])
 def test_established_members_left_after_warm_up_witness_alone(world: World, left: int) -> None:
-    """The others join again in the warm-up, as after a restart. Newcomers get no vote by that."""
+    """The others join again in the warm-up, as after a restart. That gives newcomers no vote."""
     run, honest = established(world, FIVE)
     newcomers = range(len(FIVE), 2 * len(FIVE))
     for index in (*honest, *newcomers):
@@ -132,8 +133,9 @@ def test_first_epoch_minority_above_a_third_has_no_vote_alone(
     first: str,
     overlap: int,
 ) -> None:
-    """The wallets attest nobody's results but their own, or make up the others'. So no other result
-    has a quorum, also while honest witnesses are late.
+    """The wallets attest only their own results, or invent others'.
+
+    So no other result has a quorum, even while honest witnesses are late.
     """
     run = Scenario(world).start(rounds_per_epoch=rounds, overlap=overlap)
     honest = range(members - wallets)

@@ -1,5 +1,5 @@
-"""What honest members built is not thrown away by wallets that wait: sources, finishers, and the
-seats of members.
+"""Test that waiting wallets cannot discard what honest members trained: model sources, finishers
+and seats.
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,7 +20,7 @@ STRANGERS = range(10, 13)
 
 
 def trained(world: World, founders: Sequence[int] = HONEST, **config: int) -> Scenario:
-    """A run whose members have finished an epoch that no durable checkpoint has."""
+    """Return a run whose members finished an epoch that no durable checkpoint contains."""
     run = Scenario(world).start(**config)
     run.train(founders).finish_rounds()
     for index in founders:
@@ -35,7 +35,7 @@ def trained(world: World, founders: Sequence[int] = HONEST, **config: int) -> Sc
 
 
 def trained_and_lost(world: World, founders: Sequence[int] = HONEST, **config: int) -> Scenario:
-    """A run whose members say that they lost what they trained, and leave."""
+    """Return a run whose members declare that they lost the trained model, and leave."""
     run = trained(world, founders, **config)
     for index in founders:
         run.join(index, stateless=True).ok()
@@ -45,7 +45,7 @@ def trained_and_lost(world: World, founders: Sequence[int] = HONEST, **config: i
 
 
 def strangers_begin(run: Scenario, wait: int = HOLDERS_WAIT) -> None:
-    """Three wallets that hold nothing begin from the durable checkpoint."""
+    """Let three wallets without a replica begin from the durable checkpoint."""
     for index in STRANGERS:
         run.join(index).ok()
     run.world.advance(wait)
@@ -54,7 +54,7 @@ def strangers_begin(run: Scenario, wait: int = HOLDERS_WAIT) -> None:
 
 
 def known(run: Scenario) -> tuple[object, ...]:
-    """What the run knows of its model."""
+    """Return the run's knowledge of its model."""
     state = run.run
     hashes = (
         state.level_hashes,
@@ -81,9 +81,7 @@ def rounds_pass(run: Scenario, sender: int) -> None:
 
 
 def test_run_without_finisher_does_not_begin(world: World) -> None:
-    """Strangers would continue from an older checkpoint, and their hashes would replace the
-    run's.
-    """
+    """Strangers would start from an older checkpoint, and their hashes would replace the run's."""
     run = trained(world)
     before = known(run)
     for index in STRANGERS:
@@ -144,7 +142,7 @@ def test_seat_of_awaited_finisher_is_never_reassigned(world: World) -> None:
 
 
 def test_seat_of_established_is_kept_for_a_day(world: World) -> None:
-    """256 wallets that wait would else take the seats of members that are cut off, and begin
+    """Otherwise 256 waiting wallets would take the seats of members that are cut off, and begin
     without them.
     """
     run = trained(world, range(4))
@@ -188,8 +186,8 @@ def test_epoch_of_strangers_without_step_changes_nothing(world: World) -> None:
 
 
 def test_epoch_without_training_accepts_no_attestation(world: World) -> None:
-    """The exploit: one who had finished began with strangers before the others were back, trained
-    nothing, and left.
+    """The exploit: a finisher began with strangers before the others were back, trained nothing,
+    and left.
     """
     run = trained(world)
     before = known(run)
@@ -233,8 +231,9 @@ def test_older_model_is_adopted_once_quorum_trained_it(world: World) -> None:
 
 
 def test_one_newcomers_results_continue_lost_model(world: World) -> None:
-    """Nobody who trained before has come for a day. One of three newcomers delivers: that is the
-    newest model there is, and only this member says what it contains.
+    """No earlier member has come for a day.
+
+    One of three newcomers delivers. Its model is the newest one, and only it attests the model.
     """
     run = trained_and_lost(world)
     step = run.run.step
@@ -308,8 +307,10 @@ def test_established_member_ends_wait_of_newcomers(world: World) -> None:
 def test_epoch_whose_judge_left_stands_if_it_judged(
     world: World, rounds: int, stands: bool
 ) -> None:
-    """It ends the wait of newcomers that begin from an older model, and leaves in their rounds.
-    Before it has judged one of them, nobody could attest what they train.
+    """The judge ends the wait of newcomers that begin from an older model, and leaves during their
+    rounds.
+
+    Before it has judged a round, nobody could attest what they train.
     """
     run = trained_and_lost(world)
     before = known(run)
@@ -340,7 +341,7 @@ def test_epoch_whose_judge_left_stands_if_it_judged(
 def test_epoch_from_older_model_stands_if_established_delivers(
     world: World, back: str, weight: int, stands: bool
 ) -> None:
-    """One or two members return from an outage, and ten newcomers are witnesses with them."""
+    """One or two members return from an outage and witness together with ten newcomers."""
     run = trained_and_lost(world)
     before = known(run)
     established = HONEST[: 1 + stands]
@@ -384,8 +385,9 @@ def test_epoch_from_older_model_stands_if_established_delivers(
 
 
 def test_established_members_wait_a_day_for_only_finisher(world: World) -> None:
-    """A level is in no checkpoint, and only one wallet holds it. It must not stop the run by
-    leaving.
+    """A level is in no checkpoint, and only one wallet holds it.
+
+    That wallet must not stop the run by leaving.
     """
     run = trained(world)
     set_finishers(run, HONEST[2:])
@@ -415,8 +417,10 @@ def set_finishers(run: Scenario, members: Iterable[int]) -> None:
 
 @pytest.mark.parametrize("newcomers", [3, 12])
 def test_silent_newcomers_do_not_void_others_work(world: World, newcomers: int) -> None:
-    """The exploit: established members begin again from the durable checkpoint, and more than a
-    third of the members deliver nothing: whatever the others trained was undone at the end.
+    """The exploit: established members restarted from the durable checkpoint, and more than a third
+    of the members delivered nothing.
+
+    At the end, the others' training was undone.
     """
     run = trained(world)
     silent = range(20, 20 + newcomers)
@@ -469,7 +473,7 @@ def test_level_without_waiting_holder_survives_aborted_warmup(world: World) -> N
 
 # ---- seats
 def full(run: Scenario, **fields: int) -> None:
-    """Every seat belongs to a wallet that is away; `fields` hold for all of them."""
+    """Give every seat to an absent wallet whose seat has these `fields`."""
     record = run.world.record("Members", "test")
     seats = record["seats"][0]
     seats["used"] = 1
@@ -484,8 +488,9 @@ def full(run: Scenario, **fields: int) -> None:
 
 @pytest.mark.parametrize("worth", [{"points": 7}, {"weight": 120}, {"last_epoch": 8}])
 def test_worthless_seat_is_reused_first(run: Scenario, worth: dict[str, int]) -> None:
-    """All wallets but one have points, have delivered, or were here lately; a newcomer takes that
-    one's seat.
+    """All wallets but one have points, have delivered, or were here recently.
+
+    A newcomer takes that one's seat.
     """
     full(run, last_epoch=3)
     state = run.world.record("Run", "test")
@@ -501,8 +506,9 @@ def test_worthless_seat_is_reused_first(run: Scenario, worth: dict[str, int]) ->
 
 
 def test_silent_wallets_take_no_seat_of_members(run: Scenario) -> None:
-    """Many wallets of one person join and leave. Members that delivered keep their seats, and those
-    wallets evict each other.
+    """Many wallets of one person join and leave.
+
+    They evict each other and not the members that delivered.
     """
     full(run, last_epoch=9, weight=0)
     state = run.world.record("Run", "test")
@@ -520,8 +526,9 @@ def test_silent_wallets_take_no_seat_of_members(run: Scenario) -> None:
 
 
 def test_provisional_model_is_not_a_checkpoint(world: World) -> None:
-    """One of two founders returns to a lost model, and newcomers outvote it. They attest a model
-    and name it at once, before their epoch is undone.
+    """One of two founders returns to a lost model, and newcomers outvote it.
+
+    They attest a model and record it at once, before their epoch is undone.
     """
     run = trained_and_lost(world, founders=range(2), init_min_clients=2)
     before = known(run)

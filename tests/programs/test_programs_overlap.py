@@ -1,5 +1,5 @@
-"""A run without overlap: a round's own witnesses attest its results, it settles itself, and an
-epoch needs no drain.
+"""Test runs without overlap: a round's own witnesses attest its results, and an epoch needs no
+drain round.
 """
 
 import pytest
@@ -16,12 +16,12 @@ ALL = 0b111
 
 @pytest.fixture
 def run(world: World) -> Scenario:
-    """Three members in round 0 of a run without overlap."""
+    """Return three members in round 0 of a run without overlap."""
     return Scenario(world).start(overlap=0).train([0, 1, 2])
 
 
 def _time_up(run: Scenario) -> None:
-    """The running round closes with the attestations that it has."""
+    """Close the running round with the attestations that it has."""
     run.world.advance(21)
     run.tick().ok()
     run.world.advance(6)
@@ -218,7 +218,7 @@ def test_verdicts_about_last_round_are_accepted_in_cooldown(world: World) -> Non
 
 
 def test_overlap_current_round_is_never_judged(world: World) -> None:
-    """In cooldown it is the drain round, or one whose results nobody attests."""
+    """In cooldown the current round is the drain round, or one whose results nobody attests."""
     run = Scenario(world).start(verification_percent=50)
     run.train(range(6))
     run.witness_round()

@@ -1,4 +1,4 @@
-"""The owner's instructions: creating, growing, configuring, pausing and closing a run, with every
+"""Test the owner's instructions: create, grow, configure, pause and close a run, with every
 refusal.
 """
 

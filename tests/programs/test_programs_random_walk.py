@@ -1,5 +1,5 @@
-"""Random members, leaves, silences, drops and pauses: no sequence is ever trained twice, skipped or
-forgotten.
+"""Play random members, departures, silences, drops and pauses: no sequence is trained twice,
+skipped or lost.
 """
 
 import random
@@ -17,7 +17,7 @@ PERCENT = 20
 
 
 class Walk:
-    """One run driven at random; books which sequences a quorum attested."""
+    """One run driven at random. It records which sequences a quorum attested."""
 
     def __init__(self, seed: int, overlap: int) -> None:
         self.rng = random.Random(seed)
@@ -30,7 +30,7 @@ class Walk:
         self.epochs = 0
 
     def settle(self, before: Run, after: Run) -> None:
-        """If a round closed, books the attested shares of the round that it judged."""
+        """If a round closed, record the attested shares of the round that it judged."""
         closing = before.current
         closed = before.state.training and (
             after.current.height != closing.height or not after.state.training
@@ -92,7 +92,9 @@ class Walk:
             self.check(after)
 
     def check(self, state: Run) -> None:
-        """Between rounds every sequence handed out is trained once or waits."""
+        """Check, between rounds, that every assigned sequence was trained once or is in the
+        backlog.
+        """
         waiting = Counter(index for one in self.run.backlog for index in range(one.start, one.stop))
         both = self.trained + waiting
         assert max(both.values(), default=1) == 1, (

@@ -1,6 +1,4 @@
-"""What the owner can always repair: a finished run, a bad checkpoint, a bad model, a harmful
-wallet.
-"""
+"""Test what the owner can repair: finished runs, bad checkpoints and models, harmful wallets."""
 
 import dataclasses
 
@@ -19,7 +17,7 @@ def hashes(epoch: int) -> dict[int, bytes]:
 
 
 def epoch(run: Scenario, number: int) -> None:
-    """Three members live through an epoch, and the first one names its checkpoint."""
+    """Play an epoch of three members. The first one records its checkpoint."""
     run.train([0, 1, 2])
     run.finish_rounds()
     for index in range(3):
@@ -64,7 +62,7 @@ def test_finished_run_is_reopened_with_more_steps(world: World) -> None:
 
 
 def test_queue_is_cleared_when_run_finishes(world: World) -> None:
-    """The exploit: it began the next epoch with the bond, the tier and the schema of before."""
+    """The exploit: a waiting wallet began the next epoch with its old bond, tier and schema."""
     run = Scenario(world).start(total_steps=4)
     run.train([0, 1, 2])
     for index in range(3):
@@ -130,7 +128,7 @@ def test_run_rewinds_to_recorded_checkpoint_and_returns(run: Scenario) -> None:
 
 
 def test_rewind_to_current_checkpoint_is_accepted(run: Scenario) -> None:
-    """A model that went wrong after the checkpoint, with an epoch that nobody kept."""
+    """The model went wrong after the checkpoint, in an epoch that nobody saved."""
     epoch(run, 0)
     run.train([0, 1, 2])
     run.witness_round()
@@ -158,8 +156,9 @@ def test_rewind_to_unrecorded_checkpoint_is_refused(run: Scenario, place: int, s
 
 
 def test_false_checkpoint_keeps_earlier_ones_recorded(run: Scenario) -> None:
-    """A member that names a place that does not exist, with the right hashes, pushes out nothing
-    but the oldest.
+    """A member records a location that does not exist, with the right hashes.
+
+    Only the oldest checkpoint is dropped.
     """
     for number in range(4):
         epoch(run, number)
@@ -241,7 +240,7 @@ def test_leave_does_not_lift_ban(run: Scenario) -> None:
 
 
 def test_bans_of_256_wallets_leave_room_for_others(run: Scenario) -> None:
-    """The exploit: each bar of a wallet that never came took a seat that was given to nobody."""
+    """The exploit: each bar of a wallet that never came took a seat that nobody else could get."""
     for index in range(256):
         kick(run, 1000 + index, barred=True).ok()
     run.join(0).ok()
@@ -270,7 +269,7 @@ def test_member_kicked_between_epochs_is_no_finisher(run: Scenario) -> None:
 
 # ---- turns
 def holders(run: Scenario, tiers: int = 5) -> list[int]:
-    """Members of an epoch that has ended, by their turns to name its checkpoint."""
+    """Return the members of an ended epoch, by their turns to record its checkpoint."""
     run.train(range(tiers))
     run.finish_rounds()
     header = run.run.current
@@ -287,8 +286,8 @@ def name(run: Scenario, index: int, repo: str, kind: int = 2) -> Outcome:
 
 
 def test_early_false_checkpoint_does_not_become_the_runs(run: Scenario) -> None:
-    """The last in turn names a place that does not exist, with the right hashes, before anybody
-    else.
+    """The member with the last turn is the first to record a location, which does not exist, with
+    the right hashes.
     """
     order = holders(run)
     name(run, order[-1], "bad").ok()
@@ -320,8 +319,9 @@ def test_checkpoint_turns_end_with_next_epoch(run: Scenario) -> None:
 
 
 def test_directory_is_recorded_after_false_hub_name(run: Scenario) -> None:
-    """In a run of directories a member names a repository that does not exist. The others have no
-    Hub account.
+    """In a run with directories, a member records a repository that does not exist.
+
+    The others have no Hub account.
     """
     order = holders(run)
     name(run, order[1], "no/model", kind=1).ok()
@@ -330,8 +330,8 @@ def test_directory_is_recorded_after_false_hub_name(run: Scenario) -> None:
 
 
 def test_directory_replaces_hub_place_older_than_last_epoch(run: Scenario) -> None:
-    """A run on the Hub, whose last name there is false. Nobody has named the model of the epoch
-    before the last one.
+    """The run's last Hub location is false, and nobody recorded the model of the epoch before the
+    last one.
     """
     epoch(run, 0)
     record = run.world.record("Model", "test")

@@ -1,5 +1,5 @@
-"""Rounds: warm-up, witnesses, quorum, deadlines, untrained data, health checks and verdicts, with
-every refusal.
+"""Test rounds: warm-up, witnesses, quorum, deadlines, untrained data, health checks and verdicts,
+with every refusal.
 """
 
 import numpy as np
@@ -160,7 +160,7 @@ def test_seeds_depend_on_seat_hash_and_previous_seed(world: World) -> None:
 
 
 def test_numpy_quotient_after_witness_transactions_is_exact(world: World) -> None:
-    """LiteSVM may leave x87 registers in use; the harness and the embedded network clear them."""
+    """LiteSVM may leave x87 registers in use. The harness and the embedded network clear them."""
     run = Scenario(world).start()
     run.train([0, 1, 2])
     for _ in range(3):
@@ -208,7 +208,7 @@ def test_health_check_drops_unseen_members(run: Scenario) -> None:
 
 
 def test_too_few_witnesses_are_no_evidence(run: Scenario) -> None:
-    """Else one member could drop all others after an outage, and attest the model alone."""
+    """Otherwise one member could drop all others after an outage, and attest the model alone."""
     run.train([0, 1, 2])
     run.witness_round()
     run.witness_round([1], participation=0)
@@ -294,8 +294,8 @@ def test_epoch_ends_with_drain_round(
 
 
 def test_epoch_ends_after_30_days(world: World) -> None:
-    """The exploit: one wallet of the owner's kept an epoch running without end, and the bonds of
-    all that had left.
+    """The exploit: one wallet of the owner kept an epoch running forever, and held the bonds of all
+    that had left.
     """
     run = Scenario(world).start(join_bond=10**6, rounds_per_epoch=2**32 - 1, min_clients=1)
     run.train([0, 1, 2])

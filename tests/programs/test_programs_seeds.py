@@ -1,5 +1,5 @@
-"""Seeds that nobody chooses: a seed's decisions are fixed before it is known, and every drawer gets
-the same.
+"""Test that nobody chooses a seed: what it decides is fixed before it is known, and each drawer
+gets the same seed.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ ACCOUNTS = ("run", "model", "members", "witnesses")
 
 
 class LastVoter:
-    """Ten of thirty members, one of whom votes last in round 0 if one of them is a witness. It
-    tries whatever it can do on a copy of the chain, and does what gives them most of the next
+    """Ten of thirty members collude, and one of them votes last in round 0 if it is a witness.
+
+    It tries its options on a copy of the chain, and takes the one that gives them most of the next
     round's four witnesses.
     """
 
@@ -34,7 +35,7 @@ class LastVoter:
         """Seats that the best choice gave more than to vote at once, and to stay."""
 
     def choices(self, last: int) -> Iterator[Callable[[], None]]:
-        """Vote now or some slots later, and let up to five of the others leave first."""
+        """Vote now or some slots later, after up to five of the others have left."""
         others = [index for index in EVIL if index != last]
         yield from (
             partial(self.vote, last, slots, others[:leave])
@@ -72,7 +73,7 @@ class LastVoter:
         return len(set(self.run.elected()) & set(EVIL))
 
     def play(self) -> None:
-        """One epoch."""
+        """Play one epoch."""
         self.run.train(ALL)
         elected = self.run.elected()
         evil = [index for index in elected if index in EVIL]
@@ -91,8 +92,10 @@ class LastVoter:
     ("epochs", "most"), [(8, 3), pytest.param(80, 16, marks=pytest.mark.nightly)]
 )
 def test_last_voter_gains_nothing_by_its_choices(epochs: int, most: int) -> None:
-    """Ten of thirty are three or more of four witnesses with a chance of 9.5 % (of independent
-    draws, 11.1 %). By choosing among 24 rosters and moments they were it in 51 of 80 epochs.
+    """Ten of thirty members are three or more of four witnesses with a probability of 9.5 % (11.1 %
+    for independent draws).
+
+    By choosing among 24 rosters and moments, they once were in 51 of 80 epochs.
     """
     run = Scenario(World()).start(
         init_min_clients=30, min_clients=12, witness_nodes=4, rounds_per_epoch=2
@@ -135,7 +138,7 @@ def _seed(old: int, slot: int) -> int:
 
 
 def test_seed_is_equal_for_every_drawer(world: World) -> None:
-    """An attestation, a departure or a tick draws it, at once or after minutes."""
+    """An attestation, a departure or a tick draws the seed, at once or minutes later."""
     seeds = set()
     for draw, seconds in (("witness", 1), ("leave", 1), ("tick", 1), ("tick", 15)):
         run = Scenario(World()).start(max_round_train_time=2_000)
@@ -155,7 +158,7 @@ def test_seed_is_equal_for_every_drawer(world: World) -> None:
 
 
 def test_round_stays_open_until_next_seed_can_be_drawn(world: World) -> None:
-    """All have attested, in the very slot in which the round began."""
+    """All members attest in the very slot in which the round began."""
     run = Scenario(world).start()
     run.train([0, 1, 2])
     world.advance(1, 0)
@@ -210,9 +213,7 @@ def test_warm_up_elects_nobody_before_its_seed_is_drawn(world: World) -> None:
 
 
 def test_leaving_member_moves_nobody_else(world: World) -> None:
-    """Neither the order of witnesses, nor that of the committee or of the data: only its own place
-    becomes free.
-    """
+    """In the orders of witnesses, committee and data, only its own position becomes free."""
     run = Scenario(world).start(
         init_min_clients=9,
         witness_nodes=3,
@@ -240,7 +241,7 @@ def test_leaving_member_moves_nobody_else(world: World) -> None:
 
 
 def test_member_that_left_before_round_has_no_part_in_it(world: World) -> None:
-    """It has a place in every order, and owes nothing there: that is no delivery."""
+    """It has a position in every order but owes nothing, which does not count as a delivery."""
     run = Scenario(world).start(init_min_clients=4, min_clients=2, rounds_per_epoch=8)
     run.train(range(4))
     run.by(3, "leave_run").ok()

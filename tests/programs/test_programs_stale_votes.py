@@ -1,5 +1,5 @@
-"""A vote is about one round of one epoch of one run: who holds a signed transaction back gets
-nothing for it.
+"""Test that a vote counts for one round of one epoch of one run only, so that nobody gains by
+delaying a transaction.
 """
 
 from collections.abc import Callable

@@ -1,5 +1,5 @@
-"""Epochs that newcomers could decide are undone, and finishers that hold the model are not passed
-over.
+"""Test that epochs that newcomers could decide are undone, and that the run waits for finishers
+that hold the model.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NEWCOMERS = range(20, 24)
 def founded(
     world: World, tiers: Mapping[int, int], *, saved: bool = False, rounds: int = 4, **config: int
 ) -> Scenario:
-    """A run whose members of these tiers have finished an epoch, and attested every level."""
+    """Return a run whose members of these tiers finished an epoch and attested every level."""
     run = Scenario(world).start(rounds_per_epoch=rounds, **config)
     run.train_of(tiers)
     while run.run.state.training:
@@ -48,7 +48,7 @@ def founded(
 
 
 def attest(run: Scenario, members: Iterable[int], hashes: Mapping[int, bytes] = HASHES) -> None:
-    """Each of the members states the levels that it holds, as far as the program takes them."""
+    """Let each of these members attest its levels. Refusals are fine."""
     for index in members:
         seat = run.members.seats[run.seat_of(index)]
         if run.run.state is RunState.COOLDOWN and seat.state is MemberState.HEALTHY:
@@ -56,7 +56,7 @@ def attest(run: Scenario, members: Iterable[int], hashes: Mapping[int, bytes] = 
 
 
 def begin(run: Scenario, sender: int) -> None:
-    """The warm-up is over."""
+    """End the warm-up."""
     run.draw()
     run.world.advance(31)
     run.tick(sender).ok()
@@ -65,9 +65,10 @@ def begin(run: Scenario, sender: int) -> None:
 def train(
     run: Scenario, sender: int, view: Callable[[int, int], int | None], drops: Iterable[int] = ()
 ) -> None:
-    """All rounds. `view` says what a member records in a round of this height, None if it is
-    silent. After each round `sender` has the members of `drops` dropped, as far as the program
-    takes that.
+    """Play all rounds.
+
+    `view` returns what a member records in a round of this height, or None if it is silent. After
+    each round, `sender` reports the members of `drops`. Refusals are fine.
     """
     while run.run.state.training:
         height = run.run.current.height
@@ -91,7 +92,7 @@ def end(run: Scenario, sender: int) -> None:
 
 
 def known(run: Scenario) -> tuple[object, ...]:
-    """What the run knows of its model, and of its members."""
+    """Return the run's knowledge of its model and of its members."""
     state = run.run
     model = (
         state.level_hashes,
@@ -151,8 +152,10 @@ def test_one_of_two_last_level_judges_removes_no_vote(
 def test_newcomers_that_drop_first_returner_replace_nothing(
     world: World, tier: int, saved: bool
 ) -> None:
-    """Five established members have an outage. The one that returns first begins with four
-    newcomers, which record its result once, have it dropped, and attest another model.
+    """Five established members have an outage.
+
+    The first one to return begins with four newcomers. They record its result once, have it
+    dropped, and attest another model.
     """
     run = founded(world, FOUNDERS, saved=saved, rounds=6)
     before = known(run)
@@ -192,7 +195,7 @@ def test_newcomers_that_drop_first_returner_replace_nothing(
 def test_absence_of_one_of_three_gives_newcomers_no_vote(
     world: World, gone: str, height: int | None
 ) -> None:
-    """Else newcomers would have the other two dropped, and could void every epoch."""
+    """Otherwise newcomers would have the other two dropped, and could void every epoch."""
     founders = {0: 0, 1: 0, 2: 1}
     run = founded(world, founders, saved=True, rounds=10)
     join(run, founders | dict.fromkeys(NEWCOMERS, 0))
@@ -229,7 +232,7 @@ def test_absence_of_one_of_three_gives_newcomers_no_vote(
 
 @pytest.mark.parametrize("how", ["leave", "restart"])
 def test_tier_0_judge_gone_in_warm_up_gives_newcomers_no_vote(world: World, how: str) -> None:
-    """Level 0 then goes back to the checkpoint. The other judges stay alone as witnesses."""
+    """Level 0 then goes back to the checkpoint. The other judges remain the only witnesses."""
     founders = {0: 0, 1: 1, 2: 1, 3: 2, 4: 1}
     stayed = [1, 2, 3, 4]
     run = founded(world, founders, saved=True, rounds=10)
@@ -284,7 +287,10 @@ def test_one_of_two_judges_left_removes_no_vote(world: World, order: tuple[int, 
 
 @pytest.mark.parametrize("how", ["leave", "restart"])
 def test_last_judge_alone_drops_nobody(world: World, how: str) -> None:
-    """The others leave or restart in one round. Else it would say by itself who delivered."""
+    """The others leave or restart in one round.
+
+    Otherwise the last judge alone would decide who delivered.
+    """
     run = founded(world, FOUNDERS, saved=True, rounds=10)
     join(run, FOUNDERS | dict.fromkeys(NEWCOMERS, 0))
     world.advance(6)
@@ -303,7 +309,7 @@ def test_last_judge_alone_drops_nobody(world: World, how: str) -> None:
 
 
 def test_epoch_whose_judges_all_restart_is_undone(world: World) -> None:
-    """It ends at once, and they begin again from the checkpoint."""
+    """The epoch ends at once, and they begin again from the checkpoint."""
     founders = {0: 0, 1: 0, 2: 1}
     run = founded(world, founders, saved=True, rounds=10)
     before = known(run)
@@ -330,8 +336,9 @@ def test_epoch_whose_judges_all_restart_is_undone(world: World) -> None:
 
 @pytest.mark.parametrize("how", ["leave", "restart"])
 def test_judges_leaving_warm_up_give_newcomers_no_model(world: World, how: str) -> None:
-    """Clients leave by themselves if no source gives the model, for example while the Hub is down.
-    Wallets that never had the model would train on and say what it is.
+    """Clients leave by themselves if no source has the model, for example while the Hub is down.
+
+    Wallets that never had the model would train on and attest it.
     """
     run = founded(world, FOUNDERS, saved=True)
     for index, tier in FOUNDERS.items():
@@ -419,8 +426,9 @@ def test_progress_reset_by_owner_delays_nobody(world: World) -> None:
 
 
 def test_last_epochs_checkpoint_is_recorded_in_next_epoch(world: World) -> None:
-    """An upload takes longer than the wait for members. The epoch that runs may still be undone;
-    this model may not.
+    """An upload takes longer than the wait for members.
+
+    The running epoch may still be undone, but this checkpoint's model may not.
     """
     run = founded(world, FOUNDERS)
     run.train_of(FOUNDERS)
@@ -482,9 +490,7 @@ def test_absent_members_keep_their_seats_while_epoch_runs(world: World, who: str
 
 
 def test_epoch_without_step_makes_no_newcomer_a_finisher(world: World) -> None:
-    """Three wallets sit in the epoch in which an outage begins, and declare that they hold
-    everything.
-    """
+    """Three wallets that declare the whole model are in the epoch in which an outage begins."""
     run = founded(world, FOUNDERS)
     finishers = run.run.finishers
     join(run, FOUNDERS | dict.fromkeys(NEWCOMERS, 0))
@@ -501,9 +507,7 @@ def test_epoch_without_step_makes_no_newcomer_a_finisher(world: World) -> None:
 
 
 def test_finisher_banned_in_abandoned_warm_up_is_not_awaited(world: World) -> None:
-    """The owner bars the only finisher that holds level 0, while a warm-up runs
-    that is given up.
-    """
+    """During a warm-up that is abandoned, the owner bars the only finisher that holds level 0."""
     run = founded(world, {0: 0, 1: 1, 2: 2}, init_min_clients=2)
     join(run, {0: 0, 1: 1})
     world.advance(36)
@@ -519,8 +523,9 @@ def test_finisher_banned_in_abandoned_warm_up_is_not_awaited(world: World) -> No
 
 @pytest.mark.parametrize("first", [4, 2])
 def test_newcomers_replace_no_level_of_later_returners(world: World, first: int) -> None:
-    """The member that returns first holds the smaller levels. It stays, and the newcomers attest
-    the larger ones.
+    """The first member to return holds only the smaller levels and stays.
+
+    The newcomers attest the larger ones.
     """
     run = founded(world, FOUNDERS, saved=True)
     tier = FOUNDERS[first]
@@ -560,8 +565,9 @@ def test_undone_epoch_pays_nobody(world: World) -> None:
 def test_outvoted_first_returner_keeps_run_from_newcomers(
     world: World, how: str, stands: bool
 ) -> None:
-    """A client that cannot get what was attested joins again without a replica. One that leaves was
-    not outvoted.
+    """A client that cannot get the attested results joins again without a replica.
+
+    One that leaves was not outvoted.
     """
     run = founded(world, FOUNDERS)
     before = known(run)
@@ -589,8 +595,10 @@ def test_outvoted_first_returner_keeps_run_from_newcomers(
 
 
 def test_newcomers_do_not_outvote_judges_one_by_one(world: World) -> None:
-    """One of three established members is away, so newcomers vote, and leave out one of the other
-    two. If that judge lost its status, the next epoch could not be undone.
+    """One of three established members is away, so newcomers vote and leave out one of the other
+    two.
+
+    If that judge lost its status, the next epoch could not be undone.
     """
     run = founded(world, {0: 0, 1: 0, 2: 0}, rounds=6)
     newcomers = dict.fromkeys(NEWCOMERS, 0)
@@ -608,8 +616,9 @@ def test_newcomers_do_not_outvote_judges_one_by_one(world: World) -> None:
 
 
 def test_outvoted_member_stays_established_with_unsaved_levels(world: World) -> None:
-    """Three wallets outvote the only member that is there. No checkpoint has the levels, so epochs
-    are undone day after day until the owner helps.
+    """Three wallets outvote the only member that is present.
+
+    No checkpoint has the levels, so each epoch is undone until the owner acts.
     """
     run = founded(world, FOUNDERS, rounds=6)
     before = known(run)

@@ -1,5 +1,5 @@
-"""What `update` refuses: every rule of config, model, schema, metadata and progress, one error
-each.
+"""Test what `update` refuses: each rule of config, model, schema, metadata and progress has its own
+error.
 """
 
 from hashlib import sha256
@@ -37,7 +37,7 @@ CONFIG_FAULTS = [
 
 @pytest.fixture(scope="module")
 def created() -> Scenario:
-    """A created run for tests that change nothing."""
+    """Return a created run for tests that change nothing."""
     scenario = Scenario(World())
     scenario.create().ok()
     scenario.write_spec().ok()
@@ -76,7 +76,7 @@ def test_invalid_models_are_refused(created: Scenario, name: str, model: dict[st
 
 
 def test_partial_spec_is_valid_only_when_complete(world: World) -> None:
-    """A run whose spec is being written has none, and cannot start; its other parts stay."""
+    """A run whose spec is being written has no spec and cannot start. Its other parts stay."""
     scenario = Scenario(world)
     scenario.create().ok()
     scenario.configure().ok()

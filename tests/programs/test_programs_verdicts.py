@@ -1,4 +1,4 @@
-"""Verdicts of verifiers: who may give one, about whom, and what a quorum of mismatches does."""
+"""Test verdicts: who may give one, about whom, and what a quorum of mismatches does."""
 
 from aftermath.rules import committee
 from aftermath.rules.state import Committee, MemberState, RunState
@@ -54,14 +54,17 @@ def test_verdicts_eject_trainer(world: World) -> None:
 
 
 def roles_of(run: Scenario) -> tuple[list[int], list[int]]:
-    """The verifiers and the trainers of the current round."""
+    """Return the verifiers and the trainers of the current round."""
     roles = committee.roles(run.run.current, run.run.config.verification_percent)
     by_role = {kind: [seat for seat, role in roles.items() if role is kind] for kind in Committee}
     return by_role[Committee.VERIFIER], by_role[Committee.TRAINER]
 
 
 def test_fewer_than_three_verifiers_convict_nobody(world: World) -> None:
-    """One of three members verifies, and its word alone took another one's place and points."""
+    """One of three members verifies.
+
+    Its verdict alone once took another member's seat and points.
+    """
     for clients, percent, verifiers in ((3, 34, 1), (5, 40, 2), (6, 50, 3)):
         run = Scenario(World()).start(verification_percent=percent)
         run.train(range(clients))
@@ -75,7 +78,7 @@ def test_fewer_than_three_verifiers_convict_nobody(world: World) -> None:
 
 
 def test_one_verifier_does_not_use_room_of_others(world: World) -> None:
-    """It gave 32 verdicts about 32 members, and nobody else could convict the one that lied."""
+    """It once gave 32 verdicts about 32 members, so nobody else could convict the liar."""
     run = Scenario(world).start(verification_percent=10, min_clients=40, init_min_clients=40)
     run.train(range(40))
     judges, trainers = roles_of(run)

@@ -48,7 +48,7 @@ def test_first_returner_restarts_time_for_latecomers_in_a_day(world: World) -> N
 
 
 def test_only_established_member_back_waits_for_nobody(world: World) -> None:
-    """It was killed in the first round of an epoch. Nobody else can come."""
+    """It was killed in the first round of an epoch. No other established member can come."""
     run = founded(world, {0: 0}, saved=True, init_min_clients=1, min_clients=1, witness_nodes=0)
     before = known(run)
     join(run, {0: 0})
@@ -86,7 +86,7 @@ def test_newcomers_wait_a_day_if_nobody_attested_last_epoch(world: World) -> Non
 
 
 def test_claim_of_newcomers_without_step_lasts_one_epoch(world: World) -> None:
-    """The only holder restarts in the warm-up, and a wallet that holds nothing is left."""
+    """The only holder restarts in the warm-up, and only a wallet without the model is left."""
     run = founded(world, {0: 0}, init_min_clients=1, min_clients=1, witness_nodes=0)
     idle = 20
     sources = []

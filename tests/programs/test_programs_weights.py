@@ -1,5 +1,5 @@
-"""What a member counts for is earned: a newcomer the median at most, then twice what it delivered
-of its share.
+"""Test that members earn their weight: newcomers get the median at most, and others twice what they
+delivered.
 """
 
 from aftermath.rules import assignment, bitmap, committee
@@ -13,14 +13,17 @@ def weights(run: Scenario) -> dict[int, int]:
 
 
 def shares(run: Scenario) -> dict[int, int]:
-    """How many sequences each member of the current round is to train."""
+    """Return how many sequences each member of the current round trains."""
     planned = assignment.assign(run.run.current, run.members, run.run.config.verification_percent)
     seats = run.members.seats
     return {run.index_of(seats[seat].signer): share.len for seat, share in planned.items()}
 
 
 def epoch(run: Scenario, silent: dict[int, int] | None = None) -> None:
-    """Run the rounds of an epoch and its end. `silent` members deliver only that many rounds."""
+    """Play the rounds of an epoch and its end.
+
+    `silent` members deliver in only this many rounds.
+    """
     while run.run.state.training:
         current = run.run.current
         judged = run.run.round(run.run.config.judged(current.height))
@@ -35,7 +38,7 @@ def epoch(run: Scenario, silent: dict[int, int] | None = None) -> None:
 
 
 def again(run: Scenario, declared: dict[int, int]) -> None:
-    """The next epoch begins with members who declare these weights."""
+    """Start the next epoch with members that declare these weights."""
     for index, weight in declared.items():
         run.join(index, weight=weight).ok()
     run.world.advance(40)
@@ -45,7 +48,10 @@ def again(run: Scenario, declared: dict[int, int]) -> None:
 
 
 def test_member_without_share_next_to_large_weight_keeps_vote(world: World) -> None:
-    """It doubles, until others owe nothing in whole epochs: what the model is they say still."""
+    """One weight doubles until other members owe nothing in whole epochs.
+
+    They still attest the model.
+    """
     run = Scenario(world, tiers=1).start(
         init_min_clients=9, rounds_per_epoch=5, global_batch_size_start=9, global_batch_size_end=9
     )
@@ -74,8 +80,9 @@ def test_member_without_share_next_to_large_weight_keeps_vote(world: World) -> N
 
 
 def _rounds_of(run: Scenario, tiers: dict[int, int]) -> int:
-    """The rounds of an epoch of these members, of whom the first is slow. A bitmap of those who
-    owed something.
+    """Play the rounds of an epoch whose first member is slow.
+
+    Return the bitmap of the members that owed something.
     """
     for index, tier in tiers.items():
         run.join(index, tier=tier, weight=60_000 if index else 1).ok()
@@ -93,8 +100,9 @@ def _rounds_of(run: Scenario, tiers: dict[int, int]) -> int:
 
 
 def test_member_without_share_in_first_epoch_is_established(world: World) -> None:
-    """The only holder of level 0 is slow, and two newcomers declare the level too. It attests its
-    level, and they do not.
+    """The only holder of level 0 is slow, and two newcomers declare the level too.
+
+    Only the holder attests it.
     """
     known = {0: 0} | dict.fromkeys(range(1, 6), 1)
     newcomers = {7: 0, 8: 0}
@@ -123,7 +131,7 @@ def test_member_without_share_in_first_epoch_is_established(world: World) -> Non
 
 
 def _state(run: Scenario, tiers: dict[int, int], hashes: tuple[bytes, ...]) -> None:
-    """Attest the levels as each of these members that may."""
+    """Let each of these members that is elected attest the levels."""
     for index, tier in tiers.items():
         levels = committee.levels_to_attest(run.run, run.members, run.seat_of(index))
         if levels and run.run.state is RunState.COOLDOWN:
@@ -142,8 +150,9 @@ def test_newcomer_weight_is_capped_at_declared_median(run: Scenario) -> None:
 
 
 def test_excessive_declared_weight_is_capped_by_deliveries(world: World) -> None:
-    """A declared 65,535 against 60 would be 99 % of the data. The wallet has a tenth as a newcomer,
-    and almost nothing after that.
+    """A declared weight of 65,535 against 60 would get 99 % of the data.
+
+    The wallet gets a tenth as a newcomer, and almost nothing after that.
     """
     run = Scenario(world).start(global_batch_size_start=1000, global_batch_size_end=1000)
     declared = dict.fromkeys(range(10), 60) | {10: 65_535}
@@ -211,8 +220,8 @@ def test_dropped_or_leaving_member_weight_counts_deliveries(world: World) -> Non
 
 
 def test_leave_in_first_round_delivers_nothing(run: Scenario) -> None:
-    """The exploit: wallets left in round 0 of every epoch, and had a whole share planned for them
-    in the next again.
+    """The exploit: wallets left in round 0 of every epoch, and got a full share again in the next
+    one.
     """
     again(run, dict.fromkeys(range(5), 64))
     run.by(4, "leave_run").ok()
@@ -221,7 +230,7 @@ def test_leave_in_first_round_delivers_nothing(run: Scenario) -> None:
 
 
 def test_leave_in_warm_up_halves_weight(run: Scenario) -> None:
-    """Only its share of round 0 stays undone. Each time it does so again, its weight halves."""
+    """Only its share of round 0 stays untrained. Its weight halves each time."""
     for expected in (64, 32, 16):
         for index in range(5):
             run.join(index, weight=64).ok()
@@ -251,8 +260,8 @@ def test_abandoned_warm_up_keeps_weights(run: Scenario) -> None:
 
 
 def test_member_without_delivery_is_a_newcomer_again(run: Scenario) -> None:
-    """The exploit: wallets that were among themselves in a warm-up, or in an epoch without a step,
-    kept what they had declared there as if they had delivered it.
+    """The exploit: wallets alone in a warm-up, or in an epoch without a step, kept their declared
+    weight as if they had delivered.
     """
     for begins in (False, True):
         for index in (10, 11, 12):
@@ -285,7 +294,7 @@ def test_rounds_without_quorum_keep_weights(run: Scenario) -> None:
 
 
 def test_counts_of_many_members_are_exact() -> None:
-    """Members deliver different numbers of the rounds; the program's counts say so."""
+    """Members deliver in different numbers of rounds, and the program counts them."""
     run = Scenario(World()).start(
         rounds_per_epoch=40, min_clients=200, init_min_clients=200, witness_nodes=4,
         global_batch_size_start=2000, global_batch_size_end=2000,

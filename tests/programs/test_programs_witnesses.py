@@ -1,5 +1,5 @@
-"""Witnesses when members leave: the next in order steps in, votes keep their seat, and no round
-waits in vain.
+"""Test witnesses when members leave: the next in order replaces them, votes keep their seat, and
+rounds do not wait in vain.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def test_next_member_in_order_replaces_leaving_witness(world: World) -> None:
 
 
 def test_round_of_judges_with_one_witness_wanted_elects_two(world: World) -> None:
-    """One judge alone is no quorum, so electing one would end no round."""
+    """One judge alone is no quorum, so no round would end if only one was elected."""
     run = Scenario(world).start(witness_nodes=1, init_min_clients=3, rounds_per_epoch=3)
     members = dict.fromkeys(range(4), 0)
     begin(run, members)
@@ -57,7 +57,7 @@ def test_warm_up_next_in_line_reports_ready(world: World) -> None:
 
 
 def test_witness_leaving_after_attestation_is_not_replaced(world: World) -> None:
-    """A minority could otherwise vote, leave, and let the next of them vote."""
+    """Otherwise a minority could vote, leave, and let its next members vote."""
     run = Scenario(world).start(witness_nodes=3, min_clients=3, init_min_clients=9)
     run.train(range(9))
     first, second, third = run.elected()
@@ -91,8 +91,9 @@ def test_round_closes_when_no_witness_is_left(world: World) -> None:
 
 
 def test_minority_leaving_after_election_keeps_epoch(world: World) -> None:
-    """Two of five left after the election, and the three others could not be the quorum of four any
-    more.
+    """Two of five leave after the election.
+
+    The other three once could not reach the quorum of four.
     """
     run = Scenario(world).start(init_min_clients=5)
     run.train(range(5))
@@ -120,8 +121,9 @@ def test_silent_witness_counts_for_size_of_quorum(world: World) -> None:
 
 
 def test_only_remaining_quorum_convicts(world: World) -> None:
-    """Votes of witnesses that have gone since drop nobody: the number that a quorum is of would
-    fall twice.
+    """Votes of witnesses that have left drop nobody.
+
+    Otherwise the base of the quorum would shrink twice.
     """
     run = Scenario(world).start(init_min_clients=5, min_clients=1)
     run.train(range(5))
@@ -147,7 +149,7 @@ def test_member_dropped_by_quorum_reduces_quorum_base(world: World) -> None:
 
 @pytest.mark.parametrize("witnesses", [1, 2, 3, 4, 8])
 def test_few_elected_witnesses_drop_nobody(world: World, witnesses: int) -> None:
-    """Chance may make all of them one person's, who could have everybody else dropped in a single
+    """One person may own all of them by chance, and could have all other members dropped in a
     round.
     """
     run = Scenario(world).start(

@@ -1,4 +1,4 @@
-"""Steps are work: neither clocks nor votes alone move a run."""
+"""Test that only trained work makes steps: neither time nor votes alone do."""
 
 import pytest
 
@@ -11,7 +11,7 @@ IDLE = range(3)
 
 
 def _attest_nothing(run: Scenario, index: int) -> str | None:
-    """An attestation that names nobody's result, without waiting for anything."""
+    """Attest nobody's result, without waiting for anything."""
     metadata = {"step": 1, "loss_milli": 1, "tokens_per_sec": 1, "bytes_per_sec": 1}
     empty = (bytes(32), bytes(320))
     return run.by(index, "witness", run.seat_of(index), run.run.round_id, *empty, metadata).error
@@ -19,7 +19,7 @@ def _attest_nothing(run: Scenario, index: int) -> str | None:
 
 @pytest.mark.parametrize("overlap", [0, 1])
 def test_idle_wallets_close_no_round_at_once_and_make_no_step(world: World, overlap: int) -> None:
-    """They closed 1,001 rounds within one second, and a run of a thousand steps was finished."""
+    """They once closed 1,001 rounds within one second, and finished a run of a thousand steps."""
     run = Scenario(world).start(overlap=overlap, rounds_per_epoch=50)
     run.owner("set_future_epoch_rates", 1_000, 0).ok()
     run.train(IDLE)
@@ -42,8 +42,10 @@ def test_idle_wallets_close_no_round_at_once_and_make_no_step(world: World, over
 
 
 def test_rounds_without_min_time_still_wait_for_slots(world: World) -> None:
-    """A run whose rounds are short may say so. Idle wallets still close none while the chain stands
-    still, and one in four slots at most when it advances.
+    """A run may have rounds without a minimum time.
+
+    Idle wallets still close no round while the chain stands still, and at most one in four slots
+    when it advances.
     """
     run = Scenario(world).start(min_round_time=0, rounds_per_epoch=50)
     run.train(IDLE)
@@ -65,7 +67,7 @@ def test_rounds_without_min_time_still_wait_for_slots(world: World) -> None:
 
 
 def test_round_without_minimum_time_ends_with_last_attestation(world: World) -> None:
-    """It ends in its first second, once the slot of the next round's seed has passed."""
+    """The round ends in its first second, once the slot of the next seed has passed."""
     run = Scenario(world).start(min_round_time=0)
     run.train(IDLE)
     world.advance(0, run.run.seed_slot + 1 - world.slot)
@@ -102,8 +104,9 @@ def test_round_lasts_min_round_time(world: World) -> None:
 
 
 def test_two_silent_wallets_of_five_use_no_steps(world: World) -> None:
-    """They made a quorum fail in every first round; each epoch counted a step, and twelve of them
-    finished the run.
+    """They once made the quorum fail in every first round.
+
+    Each epoch counted a step, and twelve epochs finished the run.
     """
     run = Scenario(world).start(init_min_clients=5, total_steps=12, rounds_per_epoch=5)
     for epoch in range(12):
@@ -142,8 +145,9 @@ def test_epoch_without_step_keeps_model(world: World) -> None:
 
 
 def test_steps_are_counted_once_per_settled_round(world: World) -> None:
-    """With overlap a round's own label runs ahead of what is settled; a round that nobody delivers
-    gives it back.
+    """With overlap, a round's step number is ahead of the settled steps.
+
+    A round that nobody delivers takes it back.
     """
     run = Scenario(world).start(rounds_per_epoch=4)
     run.train(IDLE)

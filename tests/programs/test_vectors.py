@@ -30,7 +30,7 @@ def inspect(run: Scenario, which: int) -> bytes:
 
 
 def write_round(run: Scenario, rng: random.Random) -> None:
-    """A random round in ring place 0 and random members."""
+    """Write a random round at ring index 0, with random members."""
     clients = rng.choice([1, 2, 3, 5, 31, 32, 33, 64, 100, 255, 256, rng.randint(1, 256)])
     seats = rng.sample(range(256), clients)
     state = run.world.record("Run", "test")

@@ -62,9 +62,7 @@ def round_quorum(round: OracleRound, elected: int) -> int:
 
 
 class Transitions:
-    """A run that has been opened, with `levels` levels, and a first checkpoint of which no hash is
-    known.
-    """
+    """A started run with `levels` levels, and a first checkpoint without known hashes."""
 
     def __init__(
         self, config: Config, levels: int, now: int, rates: tuple[int, int] = (0, 0)
@@ -140,16 +138,16 @@ class Transitions:
         )
 
     def intervals(self) -> list[Interval]:
-        """What waits, as intervals that do not touch."""
+        """Return the backlog as intervals that do not touch."""
         return runs_of(self.backlog)
 
     def judged_by(self, round: OracleRound) -> OracleRound | None:
-        """The round whose results that round's witnesses attest."""
+        """Return the round whose results the witnesses of this round attest."""
         height = round.height - self.config.overlap
         return next((one for one in self.rounds if one.height == height), None)
 
     def _past(self, back: int) -> OracleRound | None:
-        """Return the round `back` before this one, as long as it is stored."""
+        """Return the round `back` rounds before this one, as long as it is stored."""
         return self.rounds[-1 - back] if back < min(len(self.rounds), STORED_ROUNDS) else None
 
     def named(self, at: RoundId, back: int) -> bool:
@@ -166,7 +164,7 @@ class Transitions:
         require(own and self.members[number].state is MemberState.HEALTHY, "SeatMismatch")
 
     def _held(self, seats: int) -> int:
-        """The levels that any of these members holds."""
+        """Return the levels that any of these members holds."""
         tiers = [self.members[number].tier for number in bitmap.seats(seats)]
         return self.every & ~((1 << min(tiers)) - 1) if tiers else 0
 
@@ -175,7 +173,7 @@ class Transitions:
         return sum(1 << level for level, (newest, durable) in pairs if newest != durable)
 
     def _unsaved(self) -> int:
-        """The levels that would be lost without their holders."""
+        """Return the levels that would be lost without their holders."""
         return self._beyond_checkpoint() & self.known.attested
 
     @property
@@ -210,7 +208,7 @@ class Transitions:
         return round.of_round(committee.COMMITTEE)[:count]
 
     def shares(self, round: OracleRound) -> dict[int, range]:
-        """The positions of the batch that each member trains."""
+        """Return the positions of the batch that each member trains."""
         idle = set(self.verifiers(round))
         ordered = round.of_round(committee.DATA)
         if round.trained_alone:
@@ -251,8 +249,9 @@ class Transitions:
         ]
 
     def _missing(self) -> list[Seat]:
-        """Established members, if there are three, that were dropped, or were in the last epoch
-        alone.
+        """Return the established members that were dropped, restarted, or left out of this epoch.
+
+        Empty with fewer than three.
         """
         if self._established().bit_count() < 3 or not self.judges:
             return []
@@ -267,8 +266,8 @@ class Transitions:
         return 2 * seat.delivered >= self.judged and seat.shown >= 0
 
     def judge(self) -> None:
-        """Counts who delivered all its levels in the last closed round, as
-        those who hold them say.
+        """Count which members delivered all their levels in the last closed round, as the levels'
+        judges recorded.
         """
         round = self._past(1)
         judged = self.judged_by(round) if round else None
@@ -307,8 +306,10 @@ class Transitions:
                 seat.shown -= 1
 
     def _had_by_all(self, round: OracleRound) -> set[int]:
-        """The levels that nobody has shown before of which all witnesses have the bytes: some who
-        declare one are not drawn, if nobody leaves, and fewer than sixteen are.
+        """Return the levels without established holders that all witnesses have.
+
+        For each, some declared holders are not drawn if nobody leaves, and fewer than sixteen are
+        drawn.
         """
         ordered = [
             seat
@@ -408,8 +409,9 @@ class Transitions:
         )
 
     def _lacks(self, votes: list[Vote], number: int, level: int) -> bool:
-        """Whether a quorum of a level's established holders, of whom the accused is one if it is,
-        did without it.
+        """Return whether a quorum of a level's established holders lacks it.
+
+        An accused holder votes for itself.
         """
         holders = {one for one in bitmap.seats(self.began) if self.members[one].established}
         holders = {one for one in holders if self.members[one].tier <= level}
@@ -420,11 +422,15 @@ class Transitions:
         return lacking >= max(quorum(len(judges)), min(2, len(holders)))
 
     def counts(self, number: int) -> bool:
-        """Whether it is counted what a seat shows: it began the epoch, also if it is gone."""
+        """Return whether this seat's level score counts: it began the epoch, even if it has left
+        since.
+        """
         return self.state.active and bitmap.contains(self.began, number)
 
     def words(self, number: int) -> tuple[int, ...]:
-        """Whether a seat is established, judges and is proven; in an epoch, what it has shown."""
+        """Return whether a seat is established, judges and is proven, and in an epoch its level
+        score.
+        """
         said = self.members[number].established, bitmap.contains(self.judges, number)
         shown = self.members[number].shown if self.counts(number) else 0
         return *said, bitmap.contains(self.proven, number), shown
@@ -515,7 +521,7 @@ class Transitions:
         return self._transition() or drawn
 
     def _fix(self) -> None:
-        """The slot for the next seed: the first of the next four."""
+        """Fix the slot of the next seed: the first of the next four."""
         self.seed_slot = self.slot // 4 * 4 + 4
 
     def _draw(self) -> bool:
@@ -576,7 +582,7 @@ class Transitions:
         return may_come and here.bit_count() < 3 and not here & ~self._undone()
 
     def _undone(self) -> int:
-        """The established members of the last epoch, if it made steps that do not count."""
+        """Return the established members of the last epoch, if its steps were undone."""
         undone = self.epoch_since and self.judged and self.step == self.start_step
         return self.judges & self._established() if undone else 0
 
@@ -586,7 +592,7 @@ class Transitions:
         )
 
     def _trusted_finishers(self) -> int:
-        """The finishers that are established, or all of them if none is."""
+        """Return the established finishers, or all finishers if none is established."""
         return self.finishers & self._established() or self.finishers
 
     def _begin(self, waiting: int) -> None:
@@ -654,13 +660,15 @@ class Transitions:
             seat.weight = max(1, min(seat.declared, seat.weight or median, MEDIANS * median))
 
     def _forget(self) -> None:
-        """Nobody has shown anything: who had not before has the weight of a newcomer again."""
+        """Reset members that were not established before to newcomers' weights, because nobody has
+        shown anything.
+        """
         for seat in self.members:
             if seat.state is not MemberState.IDLE and not seat.established:
                 seat.weight = int(seat.state is MemberState.EJECTED)
 
     def _go_back(self, lost: int, whole: bool) -> None:
-        """To the durable checkpoint, with the levels that nobody has, or with all."""
+        """Return to the durable checkpoint, for the levels that nobody has or for all."""
         durable = self.durable
         if whole:
             self._use_durable()
@@ -813,7 +821,7 @@ class Transitions:
         return bool(spoke) and bool(attests & self.healthy)
 
     def is_provisional(self) -> bool:
-        """Return whether the model is of an epoch that may be undone."""
+        """Return whether the model comes from an epoch that may be undone."""
         before = self.kept and self.kept[0]
         return before is not None and (before.hashes, before.step) != (
             self.known.hashes,
@@ -821,7 +829,7 @@ class Transitions:
         )
 
     def _remaining_judges(self) -> int:
-        """The established members that did not leave by themselves."""
+        """Return the established members that did not leave by themselves."""
         gone = (MemberState.DROPPED, MemberState.RESTARTED, MemberState.LEFT_EARLY)
         return self.judges & (self.healthy | reduce(or_, map(self._seats, gone)))
 
@@ -887,15 +895,17 @@ class Transitions:
 
     @staticmethod
     def _left_out(round: OracleRound, number: int) -> bool:
-        """Whether more than half of the elected witnesses attested without this member's result."""
+        """Return whether more than half of the elected witnesses attested without this member's
+        result.
+        """
         return sum(number not in vote.held for vote in round.votes) > round.elected // 2
 
     def _agreed(self, round: OracleRound) -> dict[int, int]:
-        """The results that a quorum of a round's witnesses recorded."""
+        """Return the results that a quorum of a round's witnesses recorded."""
         return self._recorded(round, round_quorum(round, round.elected))
 
     def _by_most(self, round: OracleRound) -> dict[int, int]:
-        """The results that more than half of the elected witnesses recorded."""
+        """Return the results that more than half of the elected witnesses recorded."""
         return self._recorded(round, round.elected // 2 + 1)
 
     def _recorded(self, round: OracleRound, least: int) -> dict[int, int]:
@@ -990,9 +1000,7 @@ class Transitions:
         return True
 
     def _unknown(self) -> int:
-        """Levels that were trained and not attested, of which half of those who could say what they
-        are have gone.
-        """
+        """Return the trained, unattested levels of which half of the committee or more has left."""
         lost = 0
         for level in range(self.levels):
             asked = self.electees(level)
@@ -1033,7 +1041,7 @@ class Transitions:
         self._enter(RunState.FINISHED if over else RunState.WAITING_FOR_MEMBERS)
 
     def _shown(self, seat: Seat) -> int:
-        """The most that it may count for in the next epoch."""
+        """Return the highest weight that a member may have in the next epoch."""
         if seat.state is MemberState.IDLE:
             return seat.weight
         if seat.state is MemberState.LEFT_EARLY:
@@ -1079,9 +1087,7 @@ class Transitions:
         )
 
     def _restore(self) -> bool:
-        """What an epoch changed that does not stand is undone. Finishers that were removed are none
-        any more.
-        """
+        """Undo what a provisional epoch changed. Finishers that were removed stay removed."""
         self.finishers &= ~self._unwanted()
         if self.kept is None:
             return False

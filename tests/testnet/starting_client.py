@@ -1,8 +1,8 @@
 """A client that starts slowly: it reports a loss when allowed, waits to be killed, and comes back.
 
-`python -m testnet.starting_client NUMBER PLACE … --events-dir DIRECTORY …` runs one of two. PLACE
-gets a file per client with a line for each action. The first client trains at once, and no more
-after its restart; the second trains once the first is back. Then the run is over.
+`python -m testnet.starting_client NUMBER PLACE … --events-dir DIRECTORY …` runs one of two clients.
+PLACE gets a file per client with a line for each action. The first client trains at once, but not
+after its restart. The second one trains once the first is back. Then the run is over.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ TRAINS = "trains"
 
 
 def actions(place: Path, number: int) -> list[str]:
-    """What the processes of a client have done so far."""
+    """Return the actions so far of all processes of a client."""
     file = place / f"actions-{number}"
     return file.read_text().split() if file.exists() else []
 

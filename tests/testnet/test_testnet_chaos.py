@@ -1,6 +1,4 @@
-"""Clients that are killed while the testnet runs: those that train, and none that is still
-starting.
-"""
+"""Test that the testnet kills only clients that have trained, and none that is still starting."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ from testnet.starting_client import STARTS, TRAINS, actions
 
 
 class Starting:
-    """Keeps no run; its clients start slowly, which is all they do."""
+    """A backend without a run. Its clients only start, slowly."""
 
     keeper = "nobody"
 
@@ -47,9 +45,7 @@ class Starting:
 def test_chaos_kills_only_clients_that_trained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Kills fall due far more often than a client starts: a client that is not training yet is left
-    alone.
-    """
+    """Kills are due far more often than a client takes to start."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(run, "BACK_SECONDS", 0.5)
     monkeypatch.setattr(run, "LOOK_SECONDS", 0.05)

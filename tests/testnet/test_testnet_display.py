@@ -1,6 +1,4 @@
-"""How a testnet is seen, where a terminal and tmux are and are not; what its processes print, read
-as it grows.
-"""
+"""Test how a testnet is shown with and without a terminal and tmux, and how it reads output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a testnet without panes prints of its clients."""
+"""Test the lines that a testnet without panes prints about its clients."""
 
 from __future__ import annotations
 

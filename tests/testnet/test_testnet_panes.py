@@ -1,4 +1,4 @@
-"""The panes of a testnet: each has a process, which is known, killed, started again, and ends with
+"""Test the panes of a testnet: each has a process that is watched, killed, restarted, and ends with
 us.
 """
 
@@ -63,7 +63,7 @@ def test_pane_process_is_watched_killed_and_restarted(panes: Panes) -> None:
 
 @pytest.mark.slow
 def test_pane_processes_end_with_their_opener(tmp_path: Path) -> None:
-    """Not even what ignores that its terminal is gone."""
+    """Even a process that ignores the loss of its terminal ends."""
     line = [sys.executable, "-c", STARTER, str(tmp_path)]
     with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as starter:
         assert starter.stdout is not None

@@ -1,6 +1,4 @@
-"""What a local testnet is asked for, before anything is started: the command's mistakes, the
-config, whom it kills.
-"""
+"""Test the checks before a local testnet starts: options, config, and the clients to kill."""
 
 from __future__ import annotations
 
@@ -38,7 +36,7 @@ def start(*words: str | Path | int) -> Outcome:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--client-matformer-tiers", "0,3"], "tier 3 is none"),
+        (["--client-matformer-tiers", "0,3"], "no tier 3"),
         (["--client-matformer-tiers", "0;1"], "not a list of numbers"),
         (["--client-matformer-tiers", "0,0,1,2"], "more than --num-clients 3"),
         (["--num-clients", "2"], "waits for 3"),
@@ -49,7 +47,7 @@ def start(*words: str | Path | int) -> Outcome:
         (["--random-kill-num", "2", "--allowed-to-kill", "3,3"], "only 1 client may be killed"),
         (["--random-kill-interval", "0"], "--random-kill-interval"),
         (["--config-path", "nowhere"], "there is no config at nowhere"),
-        (["--first-client-checkpoint", "nowhere"], "no directory and no repository"),
+        (["--first-client-checkpoint", "nowhere"], "neither a directory nor a repository"),
         (["--log", "loud"], "--log"),
         (["--tui", "maybe"], "--tui"),
         (["--backend", "ethereum"], "--backend"),
@@ -131,7 +129,7 @@ def test_testnet_checkpoint_directory_is_for_whole_model_clients(tmp_path: Path)
 
 
 def parsed(command: str, *words: str) -> dict[str, Any]:
-    """What the command line gives its command."""
+    """Return the options that the command receives from this command line."""
     given: dict[str, Any] = load(command).make_context(command, list(words)).params
     return {name: value for name, value in given.items() if name not in ("json_output", "dry_run")}
 
@@ -192,7 +190,7 @@ def test_missing_files_are_created_once_where_configured(tmp_path: Path) -> None
 
 
 def test_shipped_configs_state_their_needs() -> None:
-    """Whatever it names on this machine can be made."""
+    """Every local file that a config names can be made."""
     found = list(configs())
     assert len(found) >= 5
     for path in found:

@@ -1,4 +1,4 @@
-"""Processes end with their parent, whatever ended it."""
+"""Test that child processes end with their parent, even if it is killed."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_children_end_with_killed_parent(tmp_path: Path) -> None:
 
 
 def test_watched_process_ends_when_named_pipe_closes(tmp_path: Path) -> None:
-    """The pane of a terminal needs it, where the user has the standard input."""
+    """A process in a pane needs a named pipe, because its standard input belongs to the user."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     held = os.open(pipe, os.O_RDWR)

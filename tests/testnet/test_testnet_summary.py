@@ -1,4 +1,4 @@
-"""The line with which a local testnet ends."""
+"""Test the last line that a local testnet prints."""
 
 from __future__ import annotations
 

@@ -106,11 +106,10 @@ class RunAccess:
         return any_address if self.trusting or self.private_network else is_public
 
     def hub_token(self, repository: str) -> Literal[False] | None:
-        """Return the token for reading a repository:
+        """Return the token for a repository: None for the machine's token, False for no token.
 
-        None for the machine's token, False for no token. A run's owner may name any repository. If
-        the member always used its token, the owner could name a repository that only this member
-        can read, and the member would serve its weights to others.
+        A run's owner may name any repository, even one that only this member can read. If the
+        member always used its token, it would serve that repository's weights to others.
         """
         return None if self.trusting or repository in self.token_repositories else False
 

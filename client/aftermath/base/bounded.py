@@ -155,7 +155,10 @@ def _check_msgpack(data: bytes, most: int) -> None:
 
 
 def _value(data: bytes, at: int) -> tuple[int, int]:
-    """Return (end of the value at `at`, or start of its first inner value; its inner values)."""
+    """Return (next offset, number of inner values) of the value at `at`.
+
+    The next offset is the start of the first inner value, or the end of a value without any.
+    """
     first = data[at]
     at += 1
     if first < 0x80 or first >= 0xE0:

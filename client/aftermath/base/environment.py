@@ -1,4 +1,4 @@
-"""Set environment variables: none of the member's secrets for children, a short spin for OpenMP."""
+"""Keep the member's secrets from child processes, and let idle OpenMP threads sleep soon."""
 
 from __future__ import annotations
 

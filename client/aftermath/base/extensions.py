@@ -1,4 +1,4 @@
-"""Kinds that installed packages add to the built-in ones, by their entry points."""
+"""Find the classes that installed packages register as entry points."""
 
 from __future__ import annotations
 

@@ -72,8 +72,9 @@ def is_this_machine(host: str) -> bool:
 
 
 def _is_exempt(host: str, port: int | None, no_proxy: str) -> bool:
-    """Whether NO_PROXY has a host: as a name, a name it ends in, an address, a network, or with its
-    port.
+    """Return whether NO_PROXY exempts a host.
+
+    Entries are names, parent domains, addresses or networks, with or without a port.
     """
     for entry in no_proxy.replace(",", " ").lower().split():
         if entry == "*":

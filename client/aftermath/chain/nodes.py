@@ -1,8 +1,8 @@
 """Choose which RPC node a call asks next, and how long to avoid nodes that failed.
 
-After two failures in a row, calls use the next node. A single call tries the failed one again after
-a pause that doubles (10 s to 60 s), so that calls return to the primary without stalling. All times
-are seconds of the caller's clock.
+After two failures in a row, calls use the next node. After a pause that doubles (10 s to
+60 s), a single call tries the failed one again. So calls return to the primary without stalling.
+All times are seconds of the caller's clock.
 """
 
 from __future__ import annotations

@@ -87,9 +87,9 @@ class RunReader:
     async def _believed(self, account: AccountData, run: Run) -> Model:
         """Return the model in an account that a node sent.
 
-        A spec that is unreadable or differs from the last one can end a member, so it is accepted
-        only if no other node contradicts it. The owner may still replace the spec of a halted run,
-        so an unreadable one ends a member only after the run resumes. Raises Unsuitable.
+        An unreadable or changed spec can end a member, so it is accepted only if no other node
+        contradicts it. The owner may still replace the spec of a halted run, so an unreadable one
+        ends a member only after the run resumes. Raises Unsuitable.
         """
         model = parse_model(account.data, any_spec=True)
         last = self.last

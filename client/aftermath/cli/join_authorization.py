@@ -36,8 +36,7 @@ async def join_authorization_create(
 
     The wallet is the join authority. Without --run-id the authorization covers all its runs, also
     future ones. This renews a withdrawn authorization. Outside local networks you can open one run
-    to everybody only after its first epoch, because the members of the first epoch decide what the
-    model is.
+    to everybody only after its first epoch, whose members decide what the model is.
     """
     from aftermath.chain.addresses import EVERYONE
     from aftermath.chain.options import public_key

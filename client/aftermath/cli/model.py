@@ -96,10 +96,10 @@ def model_export(
 ) -> Result:
     """Export tiers of a full checkpoint, with a manifest.
 
-    Writes a directory `<name>-tier<t>` per tier, and a manifest with the SHA-256 of every file,
-    next to the checkpoint or, with a copy of it, into --out. Use --out for checkpoints of a run
-    (`<run>-step<n>`), because the member removes older ones. Copies tokenizer, generation config,
-    chat template, license and model card to each tier.
+    Writes a directory `<name>-tier<t>` per tier, and a manifest with the SHA-256 of every file.
+    They go next to the checkpoint, or into --out together with a copy of it. Use --out for
+    checkpoints of a run (`<run>-step<n>`), because the member removes older ones. Copies tokenizer,
+    generation config, chat template, license and model card to each tier.
     """
     import torch
 

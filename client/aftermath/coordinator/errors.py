@@ -48,7 +48,7 @@ class Unavailable(CoordinatorError):
 
 
 class NoSuchRun(CoordinatorError):
-    """The coordinator does not have this run, or has it no longer."""
+    """The coordinator does not have this run, or no longer has it."""
 
     code = "no-such-run"
 

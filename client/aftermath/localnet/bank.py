@@ -40,7 +40,7 @@ class Executed:
 
 
 class Listener(Protocol):
-    """Is called for every slot and every published transaction. Must not block."""
+    """Receives every slot and every published transaction. Must not block."""
 
     def on_slot(self, slot: int, parent: int) -> None: ...
 

@@ -1,7 +1,7 @@
 """The time that a local network's slots and its Clock sysvar follow.
 
-The slot is a function of the time source, not of how often a loop ran, so a virtual clock needs no
-cooperation from the event loop.
+The slot depends only on the time source and not on how often a loop ran. So a virtual clock needs
+no cooperation from the event loop.
 """
 
 from __future__ import annotations

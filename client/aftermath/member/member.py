@@ -111,7 +111,7 @@ class Member:
         self._ended_run: Run | None = (
             None  # the newest epoch that this member completed, as it ended
         )
-        self._joined_stateless = False  # whether it joined as stateless since its last replica
+        self._joined_stateless = False  # whether it has joined without a replica since its last one
         self.seat: int | None = None
 
     async def live(self) -> None:

@@ -57,7 +57,7 @@ class Candidate:
     late: bool = False
     """Whether this member, as a witness, received the announcement after it closed the round."""
     breaks_chain: bool = False
-    """Whether its private state is known to be discontinuous with the last result's."""
+    """Whether its private state is known not to continue from the last result's."""
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
     tasks_for_others: list[asyncio.Task[None]] = field(default_factory=list)
     """Tasks of `fetching` that fetch for others only."""

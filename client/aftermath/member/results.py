@@ -1,9 +1,9 @@
 """The announced results of recent rounds, and which of them passed the checks.
 
-An announcement counts only if it matches its sender's assignment (`RoundPlan.admits`). A witness
-attests no result of a member that signed two results of the round, or whose private state does not
-continue from its last result (`member.state_chain`). A result that a quorum accepted is applied
-anyway.
+An announcement counts only if it matches its sender's assignment (`RoundPlan.admits`). If a
+member signed two results of a round, a witness attests neither. It also skips a result whose
+private state does not continue from the member's last one (`member.state_chain`). A result that a
+quorum accepted is applied anyway.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ class Results:
         self.begin(-1)
         self._retract()
 
-    # --- what comes in ----------------------------------------------------------------------------
+    # --- incoming announcements -------------------------------------------------------------------
 
     def hear(self, commitment: Commitment, raw: bytes) -> None:
         """Record an announcement from its sender whose signature was checked."""
@@ -350,7 +350,7 @@ class Results:
                 event_types.Warning(message=f"a result could not be fetched: {error}")
             )
 
-    # --- what is known ----------------------------------------------------------------------------
+    # --- state of results ------------------------------------------------------------------------
 
     def candidates(self, height: int, seat: int) -> list[Candidate]:
         """Return a member's announced results of a round, in order of arrival."""
@@ -363,8 +363,8 @@ class Results:
     def attestable(self, height: int) -> dict[int, bytes]:
         """Return the attestable commitments: {seat: 32-byte digest}.
 
-        Such a result is the seat's only one, whole, valid and in time, and its private state
-        continues from the last one as far as known.
+        Such a result is the seat's only one, complete, valid and in time. As far as known, its
+        private state continues from the last one.
         """
         by_seat = sorted(self._candidates.get(height, {}).items())
         return {
@@ -409,7 +409,7 @@ class Results:
             if commitment.sender == self._ports.transport.node_id
         ]
 
-    # --- what others may ask ----------------------------------------------------------------------
+    # --- answers to peers -------------------------------------------------------------------------
 
     async def _answer(self, peer: bytes, body: bytes) -> bytes:
         """Answer a request with the seats' signed announcements: results, keys and closings."""

@@ -49,7 +49,7 @@ class Stake:
         return f"{steps} in no checkpoint, and no other member has {levels_named(self.levels)} of the model"
 
     def loss(self) -> str:
-        """Return that the steps are lost now, as a sentence without its end."""
+        """Return a sentence, without its full stop, that the steps are lost now."""
         steps = counted(self.steps, "trained step is", "trained steps are")
         why = "" if self.saves else " and no --checkpoint-dir"
         return f"{steps} lost: this member had the only copy of {levels_named(self.levels)} of the model{why}"

@@ -180,7 +180,7 @@ class StatusEvents:
 
 
 def _newest_copy(directory: Path | None, run: Run, checkpoint_step: int) -> str:
-    """Return which newer model this member saved and the chain does not name, as lines to add.
+    """Return lines about a newer model that this member saved and the chain does not name.
 
     Empty if there is none.
     """

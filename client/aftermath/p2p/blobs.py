@@ -1,8 +1,8 @@
 """Store blobs and serve ranges of them.
 
-A blob is bytes named by their BLAKE3 digest, held here (`publish`) or produced piece by piece
-(`publish_source`), so that a model needs no second copy in memory. Nothing is evicted. Pieces have
-long deadlines, because a member with little uplink serves many peers at once.
+A blob is bytes named by their BLAKE3 digest. The store holds them (`publish`), or a function
+produces them piece by piece (`publish_source`), so a model needs no second copy in memory. Nothing
+is evicted. Pieces have long deadlines, because a member with little uplink serves many peers.
 """
 
 from __future__ import annotations

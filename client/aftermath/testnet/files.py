@@ -1,8 +1,8 @@
 """Find a run's config, and create the model and the tokens that it names.
 
 A server's state.toml also serves as a config. Next to NAME.toml, NAME.files.toml holds the options
-of `model init`, `data tokenize` and `data fetch`. `aftermath-solana run-files CONFIG` creates what
-is missing, under another name first, so that files are whole.
+of `model init`, `data tokenize` and `data fetch`. `aftermath-solana run-files CONFIG` creates the
+missing ones. It writes under a temporary name first, so an interrupted run leaves no partial files.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def _config_path(checkpoint: str) -> dict[str, Any]:
     if is_repository(checkpoint):
         return {"Hub": {"repo_id": checkpoint}}
     raise UsageError(
-        f"--first-client-checkpoint {checkpoint} is no directory and no repository",
+        f"--first-client-checkpoint {checkpoint} is neither a directory nor a repository",
         "Name a checkpoint's directory, or a repository of the Hub as OWNER/NAME",
     )
 

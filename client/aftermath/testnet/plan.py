@@ -187,7 +187,7 @@ def clients_of(count: int, tiers: str, chosen: ChosenConfig) -> tuple[LocalTestn
         )
     if strange := [tier for tier in client_tiers if tier >= tier_count]:
         raise UsageError(
-            f"--client-matformer-tiers: {chosen.path} cuts the model into {tier_count}, and tier {strange[0]} is none",
+            f"--client-matformer-tiers: {chosen.path} has {counted(tier_count, 'tier')}, and no tier {strange[0]}",
             f"Choose from 0 to {tier_count - 1}, or write another number of tiers under [model.LLM.matformer]",
         )
     rules = chosen.config.config

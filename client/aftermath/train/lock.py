@@ -1,7 +1,8 @@
 """Allow one process per wallet and run. Two would send conflicting transactions.
 
 The lock is a file per wallet and run, in a directory of this user. It does not protect against a
-second machine with the same wallet. Then both members keep losing the seat and rejoin more rarely.
+second machine with the same wallet: both members then take turns losing the seat and rejoin with
+growing delays.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ async def test_unchanged_testnet_screen_draws_nothing(updates: list[str]) -> Non
 
 
 async def test_screen_under_no_color_uses_terminal_colors(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not text of one shade on a ground of the same."""
+    """Text and background must not have the same shade."""
     monkeypatch.setenv("NO_COLOR", "1")
     app = screen_of(busy_member())
     async with app.run_test(size=(80, 24)) as pilot:

@@ -70,7 +70,7 @@ def test_killed_member_restores_terminal(state: dict[str, str]) -> None:
     with Terminal([*PROCESS, "stays"], state) as terminal:
         terminal.shows("step 40 of 120")
         terminal.process.send_signal(signal.SIGUSR1)
-        terminal.shows("the process has ended without a word; it said last:")
+        terminal.shows("the process ended without a message; its last lines:")
         terminal.until(lambda: terminal.modes() == terminal.usual)
         terminal.shows("a library says something")
         assert terminal.ended() == -signal.SIGABRT
@@ -83,7 +83,7 @@ def test_member_interrupted_while_loading_prints_only_that(state: dict[str, str]
         terminal.press("\x03")
         terminal.shows("interrupted")
         terminal.until(lambda: terminal.modes() == terminal.usual)
-        assert "without a word" not in terminal.seen
+        assert "without a message" not in terminal.seen
         assert terminal.ended() == 130
 
 

@@ -122,7 +122,7 @@ class StragglerTracker:
                 * weight
                 / sum(weights.values())
             )
-            # bounded: one sequence is thousands of times the part of a member of weight 1
+            # bounded: for weight 1, one sequence can be thousands of times the exact part
             times += min(max(0.0, shares[seat].len / part - 1), _MOST_SLOWER)
             times *= min(max(1.0, sum(weights.values()) / len(weights) / weight), _MOST_SLOWER)
         return max(_LEAST, most_took * times)

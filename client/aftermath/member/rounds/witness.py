@@ -25,7 +25,7 @@ from aftermath.rules.state import MemberState, RunState
 
 _PATIENCE = 3.0  # seconds to wait for unreachable members; at least twice the time of our share
 _LOOK_AGAIN = 0.5
-_MOST_GRACE = 50.0  # seconds; less than what `ticker` gives
+_MOST_GRACE = 50.0  # seconds; below the longest extension of `ticker`
 _MOST_OPENING = 1.0  # seconds for two messages before and after the last call
 _SETTLE = 1.0  # seconds for a result to spread from its first holder to its last
 

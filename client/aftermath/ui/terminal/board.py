@@ -20,7 +20,7 @@ from aftermath.ui.terminal import messages
 
 STALE = 300.0
 """Seconds after which a warning disappears, if no later event resolves it."""
-_MOST = 20  # kept
+_MOST = 20  # alerts to keep
 
 
 @dataclass(frozen=True)
@@ -195,4 +195,4 @@ class Board:
 def last_words(log: KeptLines) -> str:
     """Return the last lines of a process that has ended."""
     lines = [text.plain for _, text in log.lines][-_LAST:]
-    return "\n".join(["the process has ended without a word; it said last:", *lines])
+    return "\n".join(["the process ended without a message; its last lines:", *lines])

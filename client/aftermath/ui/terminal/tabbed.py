@@ -46,7 +46,7 @@ Left         the tab before
 1 to {last}       a tab by its number
 Up, Down     a line; also Page Up, Page Down, Home, End
 ?            this page; any key closes it"""
-_KEYS = 9  # that are numbers
+_KEYS = 9  # number keys
 
 
 class Help(ModalScreen[None]):

@@ -69,7 +69,7 @@ class DrawnText(Static):
         self._drawn: list[Segment] | None = None
 
     def show(self, drawn: RenderableType) -> None:
-        """Show this."""
+        """Show this content."""
         width = max(1, self.container_size.width or self.app.size.width)
         segments = list(_PAPER.render(drawn, _PAPER.options.update(width=width)))
         if segments != self._drawn:
