@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 class TierSource:
     """Files that hold one tier (0: the full model) of a model."""
 
-    config: ModelConfig  # of the full model
+    config: ModelConfig  # the full model's config
     stored: int
     weights: tuple[Path, ...]
     form: Form = PLAIN
