@@ -138,7 +138,7 @@ class MeanApply:
         return change
 
     def _packed(self, votes: Sequence[WholeVotes]) -> list[PackedVotes]:
-        """Return the votes if all of them are packed on the model's device, else none."""
+        """Return the votes if all of them are packed on the model's device, else an empty list."""
         found = [
             vote
             for vote in votes
