@@ -63,7 +63,7 @@ _KINDS |= {
 
 
 class Mistake(NamedTuple):
-    """What is wrong at a key, as a sentence and as a code."""
+    """A mistake at a key, as a sentence and as a code."""
 
     path: Path
     sentence: str
