@@ -1,8 +1,8 @@
 """Schedule faults just before and just after state changes of the run, where bugs are likeliest.
 
-A change of the run's state, of the attested hashes or of the checkpoint on chain counts. Changes at
-a deadline are predictable, so faults can precede them. Round changes are frequent, so epoch changes
-have a higher weight.
+State changes are changes of the run's state, of the attested hashes and of the checkpoint on chain.
+Changes at a deadline are predictable, so faults can precede them. Round changes are frequent, so
+epoch changes have a higher weight.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The faults of a simulated run, one method each.
 
-Each lasts a while and records its victims. Victims are mostly members that matter at that moment:
-one that just sent a transaction, the only holder of a tier, or an elected witness. Failures of a
-victim are excused for `EXCUSED` seconds after the fault.
+Each lasts a while and records its victims. Victims are mostly members that matter at that moment.
+Examples are a member that just sent a transaction, the only holder of a tier, or an elected
+witness. Failures of a victim are excused for `EXCUSED` seconds after the fault.
 """
 
 from __future__ import annotations

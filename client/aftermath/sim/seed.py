@@ -114,7 +114,7 @@ def draw(seed: int, seconds: float, overlap: int | None = None) -> Scenario:
         "warmup_time": warmup,
         "cooldown_time": cooldown,
         "rounds_per_epoch": rounds,
-        # as late as a result may arrive with overlap
+        # the latest that a result may arrive with overlap
         "max_round_train_time": lot.choice((8, 12, 15)) * (2 - overlap),
         "round_witness_time": lot.randint(1, 2),
         "min_clients": least,
