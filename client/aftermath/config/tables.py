@@ -87,6 +87,7 @@ class Choice(Table):
     @model_validator(mode="before")
     @classmethod
     def _exactly_one(cls, value: Any) -> Any:
+        """Turn a bare name into a table, and check that one variant is chosen."""
         if isinstance(value, str):
             value = {value: {}}
         for name, advice in cls.NOT_HERE.items():

@@ -119,6 +119,7 @@ class DataServer:
     async def _serve_client(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
+        """Answer the requests of one connection until it closes."""
         task = asyncio.current_task()
         assert task is not None
         # drain() returns when the client received everything

@@ -157,6 +157,7 @@ class Together:
         self.check()
 
     def _results(self, kept: Mapping[str, Tensor]) -> list[tuple[int, Results]]:
+        """Return the saved pending results by step, in order."""
         found: dict[int, Results] = {}
         for path, payloads in kept.items():
             step, _, level = path.partition("/")

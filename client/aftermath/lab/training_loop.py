@@ -187,6 +187,7 @@ class Course:
 
     # --- the end
     def _finish(self) -> None:
+        """Apply pending results, save the checkpoint and report the end."""
         recipe = self._recipe
         trainer = self._begun.trainer
         trainer.settle()

@@ -407,6 +407,7 @@ def _fetch_tier(
     listed: Mapping[str, str],
     manifest_path: str,
 ) -> Path:
+    """Fetch a tier's files that the manifest lists, and return their directory."""
     config_path = next(path for path in listed.values() if path.endswith("config.json"))
     config, stored, _ = _config(source, config_path)
     if stored != entry.tier:

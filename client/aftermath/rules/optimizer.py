@@ -269,7 +269,9 @@ class Compressed(Optimizer):
 
     @classmethod
     def broken(cls, values: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
-        """Yield also settings that send more values than a block has."""
+        """Yield broken rules like the base class, and settings that send more values than a block
+        has.
+        """
         yield from super().broken(values)
         for name in (TOPK.name, TOPK_EMBEDDINGS.name):
             if (values[name] or 0) > values[CHUNK.name] ** 2:

@@ -219,7 +219,7 @@ class Run:
 
     @property
     def round_id(self) -> RoundId:
-        """Return the id of the current round."""
+        """Return the `RoundId` of the current round, for votes."""
         return RoundId(self.epoch, self.current.height, self.current.seed)
 
     def round(self, height: int) -> Round | None:

@@ -97,6 +97,7 @@ class Faults:
     # --- victims and durations ---
 
     def _victim(self) -> SimMember:
+        """Draw a member: any live one, the last sender, an only holder or a witness."""
         alive = [player for player in self._sim.players if player.alive]
         if not alive:
             return self._lot.choice(self._sim.players)

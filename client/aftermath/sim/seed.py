@@ -212,6 +212,7 @@ def _no_warnings() -> Iterator[None]:
 
 
 def _stage(scenario: Scenario, directory: Path) -> SimulatedRun:
+    """Create the run and the members of a scenario."""
     optimizer = {"SparseLoCo": dict(scenario.sparseloco)} if scenario.sparseloco else None
     sim = SimulatedRun(
         directory,
@@ -266,6 +267,7 @@ class Trial:
             self.broken = str(broken)
 
     async def play(self, directory: Path) -> None:
+        """Simulate the scenario with faults, and record its outcome."""
         sim = _stage(self._scenario, directory)
         chronicle = RunDigest(sim)
         aim = FaultScheduler(
@@ -286,11 +288,13 @@ class Trial:
         await sim.close()
 
     async def _phases(self, sim: SimulatedRun, aim: FaultScheduler, laws: Invariants) -> None:
+        """Run the scenario while invariants are checked, then check the end."""
         await first_of(self._watch(sim, laws), self._course(sim, aim, laws))
         sim.check(dropped=sim.players)  # drops without a reason were detected at the time
         laws.check_now()
 
     async def _course(self, sim: SimulatedRun, aim: FaultScheduler, laws: Invariants) -> None:
+        """Cause faults, wait for recovery, measure the pace, and pause the run."""
         await aim.storm(self._scenario.seconds)
         await asyncio.sleep(self._scenario.patience)
         start = sim.now
