@@ -239,7 +239,7 @@ def test_run_with_inner_steps_is_configured_and_shown(
     (warning,) = created("update-config", "--run-id", run_id, "--config-path", config).data[
         "warnings"
     ]
-    assert "overlap = 1: SparseLoCo learns less with it" in warning
+    assert "overlap = 1: SparseLoCo learns less with overlap" in warning
     head = head.replace("[config]\n", "[config]\noverlap = 0\n")
     config.write_text(
         head

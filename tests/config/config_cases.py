@@ -1,4 +1,4 @@
-"""The seed's config file, ways to change it, and what breaks each of the program's rules."""
+"""The shipped seed config, ways to change it, and a change that breaks each rule of the program."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ CHECKPOINT = "model.LLM.checkpoint.Hub"
 
 
 def changed(*replacements: tuple[str, str]) -> str:
-    """The seed's file with each (pattern, replacement) applied; a pattern must occur
-    exactly once.
+    """Return the seed config with each (pattern, replacement) applied. A pattern must occur exactly
+    once.
     """
     text = SEED
     for pattern, replacement in replacements:
@@ -22,7 +22,7 @@ def changed(*replacements: tuple[str, str]) -> str:
 
 
 def without(table: str, instead: str) -> str:
-    """The seed's file with one [table] (up to the next header) replaced."""
+    """Return the seed config with one [table] (up to the next header) replaced."""
     return changed((rf"^\[{re.escape(table)}\][^\[]*(?=\[|\Z)", instead + "\n"))
 
 

@@ -1,4 +1,4 @@
-"""The seed's config file works verbatim, and every variant reaches the program's form."""
+"""The seed config works verbatim, and every variant converts to the program's form."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from config.config_cases import CHECKPOINT, DISTRO, SEED, SPARSELOCO, changed, w
 
 REPOSITORY = Path(__file__).parents[2]
 CONFIGS = sorted((REPOSITORY / "config").glob("*/*config.toml"))
-"""Configs, without the files next to them that say what models and tokens are made from."""
+"""Config files, without the recipe files next to them."""
 
 
 def real(bits: int) -> float:
@@ -82,7 +82,7 @@ def test_seed_config_is_read_verbatim() -> None:
         0.999,
     )
     assert optimizer["quantize_1bit"] is True
-    # what the seed's keys say, they say of every tensor
+    # the seed config's keys apply to every tensor
     assert optimizer["compression_topk_embeddings"] is None
 
 
@@ -281,8 +281,8 @@ def test_light_preset_optimizer_tables_are_complete_and_valid() -> None:
 
 
 def test_light_preset_equals_best_measured_arm() -> None:
-    """The winner of benchmarks/arms.toml, at the rate it had at its largest size, and as it without
-    overlap.
+    """It equals the best arm of benchmarks/arms.toml, with that arm's rate at the largest size and
+    without overlap.
     """
     said = tomllib.loads((REPOSITORY / "benchmarks/arms.toml").read_text())
     winner: dict[str, Any] = {}

@@ -1,5 +1,5 @@
-"""What is told of a config's keys is there for each, and true: examples are taken, limits are where
-rules begin.
+"""Every config key has a correct description: its example is valid, and its limits equal the
+rules'.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ COMPANIONS = {
     "model.LLM.optimizer.SparseLoCo.compression_chunk": {"compression_topk": 1},
     "model.LLM.cold_start_warmup_steps": {},
 }
-"""Other keys that must be set for a key's own limit to count."""
+"""Other keys that must be set so that a key's limit applies."""
 
 
 def named(key: ConfigKey) -> Any:
@@ -81,7 +81,7 @@ def with_value(key: ConfigKey, value: Any) -> dict[str, Any]:
 
 
 def mistakes(tables: dict[str, Any]) -> str:
-    """What is wrong with these tables, empty if nothing is."""
+    """Return the mistakes in these tables."""
     lines = (f"{name} = {written.written(table)}" for name, table in tables.items())
     try:
         parse_as("\n".join(lines), "c", RunConfig)
@@ -91,7 +91,7 @@ def mistakes(tables: dict[str, Any]) -> str:
 
 
 def bounds(key: ConfigKey) -> Means:
-    """The limits that the program has for a key."""
+    """Return the program's limits of a key."""
     holder: Any = RunConfig
     for name in key.path[:-1]:
         holder = _plain(holder.model_fields[name].annotation)[0]
@@ -198,7 +198,9 @@ def test_config_key_is_found_by_full_name_or_last_part() -> None:
 
 
 def fits(document: dict[str, Any], value: Any, root: dict[str, Any]) -> bool:
-    """Whether a value is what a JSON Schema asks for, of those of its words that ours uses."""
+    """Return whether a value fits a JSON Schema. Only the keywords that our schema uses are
+    supported.
+    """
     if "$ref" in document and not fits(
         root["$defs"][document["$ref"].removeprefix("#/$defs/")], value, root
     ):
@@ -268,7 +270,7 @@ WORDS = {
 
 
 def words(document: Any) -> set[str]:
-    """The words of a JSON Schema, but for names of keys."""
+    """Return the keywords of a JSON Schema, without the names of keys."""
     if not isinstance(document, dict) or not document:
         return set()
     inner = [one for name in ("properties", "$defs") for one in document.get(name, {}).values()]

@@ -1,5 +1,5 @@
-"""A mistake in a config file is named with its line and what is allowed, in the program's words
-where it has them.
+"""Errors of a config file name the line and the allowed values, with the program's sentence if
+there is one.
 """
 
 from __future__ import annotations
@@ -249,7 +249,7 @@ def test_config_mistakes_all_have_fix(tmp_path: Path, content: bytes | None) -> 
     with pytest.raises(ConfigError) as caught:
         load_config(tmp_path / "config.toml")
     named = caught.value.fix.split("; ")[1].split()[0]
-    # the file that it names is there
+    # the named file exists
     assert load_config(Path(__file__).parents[2] / named).config.total_steps
 
 

@@ -37,7 +37,7 @@ def test_spec_of_config_encodes_and_decodes_to_itself() -> None:
 
 
 def test_spec_of_config_has_value_for_every_default() -> None:
-    """Only a key whose absence is the setting is absent."""
+    """A key is absent only if its absence is the setting."""
     text = SEED[: SEED.index("[model.LLM.optimizer.Distro]")] + "[model.LLM.optimizer.SparseLoCo]\n"
     spec = parse_as(text, "config.toml", RunConfig).llm.spec
     written = json.loads(spec.encode())["optimizer"]["SparseLoCo"]

@@ -11,7 +11,7 @@ SCRIPTS = Path(__file__).parents[2] / "scripts"
 
 
 def run(script: str, *arguments: str) -> tuple[int, str, str]:
-    """Return exit status, output and errors of a script, called as its command line would."""
+    """Run a script with these arguments. Return its exit status, output and errors."""
     spec = importlib.util.spec_from_file_location("script", SCRIPTS / script)
     assert spec is not None
     assert spec.loader is not None

@@ -41,7 +41,7 @@ def web() -> Iterator[Web]:
 
 @pytest.fixture
 def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
-    """Addresses that names resolve to from now on, each for one look-up."""
+    """Set the addresses that names resolve to, one for each look-up."""
     answers: dict[str, list[str]] = {}
     ask = socket.getaddrinfo
 

@@ -49,7 +49,7 @@ def place(tmp_path: Path) -> Path:
 
 @contextmanager
 def running(place: Path, port: int = 0) -> Iterator[int]:
-    """A server of these settings on a thread; gives its port."""
+    """Run a server with these settings on a thread, and yield its port."""
     settings = load_server_settings(place / "data.toml")
     server = DataServer(open_served_files(settings), 2)
     ports = [port]
@@ -172,7 +172,7 @@ async def test_read_turns_with_many_requests_of_one_address_alternate() -> None:
         for where in places
     ]
     await asyncio.sleep(0)
-    decode_request[1].cancel()  # a turn that nobody wants is passed on
+    decode_request[1].cancel()  # a cancelled turn goes to the next request
     await asyncio.gather(*decode_request, return_exceptions=True)
     assert order == ["flood", "member", "flood", "member", "flood", "flood", "flood"]
 
@@ -222,7 +222,7 @@ def test_unread_reply_is_freed_with_its_client(
         )
         first.sendall(question)
         took = len(first.recv(1))
-        if bound == "MAX_CLIENTS":  # twice as many may be there
+        if bound == "MAX_CLIENTS":  # twice as many may be connected
             stack.enter_context(socket.create_connection(("127.0.0.1", port), 10))
             second = stack.enter_context(socket.create_connection(("127.0.0.1", port), 10))
         second.sendall(question)
@@ -257,7 +257,7 @@ def test_invalid_request_gets_error_and_disconnect(place: Path, sent: bytes) -> 
 
 @contextmanager
 def saying(*answers: bytes) -> Iterator[int]:
-    """A server that sends these, whatever it is asked."""
+    """Run a server that sends these bytes, for any request."""
     listener = socket.create_server(("127.0.0.1", 0))
 
     def serve() -> None:
@@ -310,7 +310,7 @@ def test_single_sequence_is_served() -> None:
 
 @pytest.mark.parametrize("whole", [0, 1], ids=["description", "sequence"])
 def test_slow_reply_times_out(whole: int) -> None:
-    """It would be there after weeks."""
+    """At its speed the reply would take weeks."""
     answers = [encode_message(Description(2, 16, 5, [])), encode_message(TokensReply(bytes(32)))]
 
     def drip(listener: socket.socket) -> None:

@@ -1,4 +1,4 @@
-"""Token files behind HTTP: what is asked for, and every way a server can fail."""
+"""Token files behind HTTP: the requests, and every way in which a server can fail."""
 
 import json
 import logging
@@ -176,7 +176,7 @@ def test_redirects_are_followed(web: Web) -> None:
 
 
 def test_redirect_body_is_not_read(web: Web) -> None:
-    """It may be a thousand times as much as was sent, and exists before anybody counts it."""
+    """It may decompress to a thousand times its size before its bytes are counted."""
     web.faults = ["heavy", "heavy"]
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     assert len(CLIENT.read_range(f"{web.url}/a.bin", 0, 64).data) == 64
@@ -185,7 +185,7 @@ def test_redirect_body_is_not_read(web: Web) -> None:
 
 @pytest.mark.parametrize("fault", ["drip", "hints"])
 def test_reply_that_never_starts_times_out(web: Web, fault: str) -> None:
-    """However often something comes of it."""
+    """Single bytes that arrive do not extend the deadline."""
     web.faults = [fault] * TRIES
     with pytest.raises(SourceUnavailable, match="the server sends too slowly"):
         HttpClient(pause=0.001, timeout=0.2).read_range(f"{web.url}/a.bin", 0, 64)
@@ -240,7 +240,7 @@ def test_cached_sequence_is_not_fetched_again(web: Web, tmp_path: Path) -> None:
     web.asked.clear()
     source = opened(web, Cache(tmp_path))
     assert np.array_equal(source.read([3, 4, 8]), first)
-    assert len(web.asked) == 1  # the look at the file
+    assert len(web.asked) == 1  # the request that opens the file
     for path in tmp_path.rglob("*-32"):
         path.write_bytes(path.read_bytes()[:-1] + b"\xff")
     assert np.array_equal(source.read([3, 4, 8]), first)
@@ -268,6 +268,6 @@ def test_cache_stops_at_its_limit(web: Web, tmp_path: Path) -> None:
 
 
 def test_cache_limit_holds_for_processes_together(web: Web, tmp_path: Path) -> None:
-    for number in (1, 5, 9):  # each `Cache` counts as a process of its own does
+    for number in (1, 5, 9):  # each `Cache` counts like a separate process
         opened(web, Cache(tmp_path, most=2 * 4096)).read([number])
     assert len(list(tmp_path.rglob("*-32"))) == 2

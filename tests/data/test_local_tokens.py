@@ -76,7 +76,7 @@ def test_shuffle_is_a_bijection(count: int, seed: bytes, turn: int) -> None:
     [(10**6 + 3, 123456, 2, 859883), (10**13, 7, 0, 8509137422325)],
 )
 def test_shuffle_keeps_its_golden_values(count: int, place: int, turn: int, expected: int) -> None:
-    """Runs that have begun rely on it, with and without what is remembered of a pass."""
+    """Running runs rely on this order, with and without cached outputs of a pass."""
     order = ShuffledOrder(count, bytes(32))
     assert [order.at(place, turn) for _ in range(2)] == [expected] * 2
     assert order.at(place, turn + 1) != expected

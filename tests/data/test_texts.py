@@ -1,4 +1,4 @@
-"""Documents of text files: formats, what parts documents, and memory."""
+"""Documents of text files: formats, separators of documents, and memory."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_records_without_text_are_skipped_and_counted(
         (b"PK\x03\x04....", "a zip archive"),
         (b"version https://git-lfs.github.com/spec/v1\n", "a git-lfs pointer, not the file itself"),
         ("one".encode("utf-16"), NOT_TEXT),
-        ("one".encode("utf-16-le"), NOT_TEXT),  # valid UTF-8, with a NUL in every second place
+        ("one".encode("utf-16-le"), NOT_TEXT),  # valid UTF-8 in which every second byte is NUL
         (b"ends within a letter \xc3", NOT_TEXT),
     ],
 )

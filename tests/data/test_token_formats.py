@@ -140,7 +140,7 @@ BYTES = np.frombuffer(b"Every token is a byte of some text. " * 200, "u1")
     [
         (REAL, "<u4", 2, '4 bytes.*"FourBytes"'),
         (BYTES, "<u4", 2, '4 bytes.*"FourBytes"'),
-        (REAL + 65_000, "<u4", 2, '4 bytes.*"FourBytes"'),  # by a large vocabulary
+        (REAL + 65_000, "<u4", 2, '4 bytes.*"FourBytes"'),  # with a large vocabulary
         (REAL, ">u4", 2, "4 bytes"),
         (REAL, "<i8", 2, "4 bytes"),
         (REAL, "<i8", 4, "8 bytes.*<u4"),

@@ -46,7 +46,7 @@ def test_mixture_reads_each_source_in_its_order(tmp_path: Path, seed: bytes | No
     mixture = WeightedSources(files(tmp_path, a=30, b=10), [3.0, 1.0], shuffle_seed=seed)
     assert mixture.sequences == 40
     rows = mixture.read(range(40))[:, 0].tolist()
-    # weights as lengths: everything once
+    # weights equal lengths, so each sequence occurs once
     assert sorted(rows) == [*range(0, 120, 4), *range(1000, 1040, 4)]
     assert (rows == [*mixture.read(range(20))[:, 0], *mixture.read(range(20, 40))[:, 0]]) is True
     if seed is None:

@@ -1,4 +1,4 @@
-"""What a model is asked: likelihoods, the task of our own, and a member between its rounds."""
+"""Evaluation: likelihoods, our own task, and a member between its rounds."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_task_without_installed_harness_is_unsuitable(monkeypatch: pytest.Monkey
 
 
 class Member:
-    """Rounds that each leave a member time for `passes` passes of its model."""
+    """A member whose rounds each leave time for `passes` passes of its model."""
 
     passes = 40
 
@@ -150,7 +150,7 @@ class Member:
         return self.told
 
     async def round(self, over: Callable[[], Coroutine[Any, Any, object]]) -> None:
-        """One, which ends when that returns."""
+        """Run one round, which ends when `over` returns."""
         self.step += 1
         await self.asked.run(self.model, self.step, self._events, self.compute, over)
 
@@ -200,7 +200,7 @@ async def test_member_is_evaluated_between_rounds(
 
 
 async def test_evaluated_weights_are_of_reported_step(tokenizer: Tokenizer) -> None:
-    """The weights are others after the first round."""
+    """The weights change in the first round."""
     trained = CONFIG.build(0, init_weights(CONFIG, 3))
     at_first = evaluate(asked_of(trained), tokenizer, 24, EvalRequest((SOURCE_CHOICE,), docs=32))[
         0
@@ -224,9 +224,7 @@ async def test_evaluated_weights_are_of_reported_step(tokenizer: Tokenizer) -> N
 async def test_starting_round_interrupts_evaluation_pass(
     model: LanguageModel, tokenizer: Tokenizer
 ) -> None:
-    """It begins in the middle of one, and has the replica's thread at once; the pass is made
-    again.
-    """
+    """The round begins during a pass and gets the thread at once. The pass is repeated."""
     begun = threading.Event()
     resumed = threading.Event()
 

@@ -1,7 +1,7 @@
-"""The LM Evaluation Harness asks our models. All tests that import it are here.
+"""The LM Evaluation Harness evaluates our models. All tests that import it are here.
 
-They are nightly: importing it takes 12 CPU seconds, and what it asks of a model changes with its
-releases only.
+They are nightly: importing it takes 12 CPU seconds, and its requests to a model change only with
+its releases.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def test_task_unknown_to_harness_is_named() -> None:
 
 
 def task(place: Path, answer: str = TEXT[16:19], **said: Any) -> str:
-    """A task of one's own: a YAML file and its data."""
+    """A user's task: a YAML file and its data."""
     lines = [
         {"q": TEXT[:16], "c": [answer, "~~~"], "a": 0},
         {"q": TEXT[:10], "c": ["~~~", TEXT[10:13]], "a": 1},
@@ -132,7 +132,7 @@ def test_special_tokens_are_added_only_if_harness_asks(model: LanguageModel) -> 
     )
     assert asked.tok_encode("go") == [*b"!go"]
     assert asked.tok_encode("go", add_special_tokens=False) == [*b"go"]
-    assert asked.tok_encode("!go") == [*b"!go"]  # a text that has the prefix already
+    assert asked.tok_encode("!go") == [*b"!go"]  # a text that already has the prefix
 
 
 def test_missing_harness_data_is_unsuitable(

@@ -69,7 +69,7 @@ def test_dct_of_integers_equals_basis_product(edge: int, vectors: int) -> None:
 
 @st.composite
 def blocks(draw: st.DrawFn) -> tuple[np.ndarray, int, float]:
-    """Numbers with few or many equals and zeros, how many to keep, and what counts as zero."""
+    """Draw numbers with few or many ties and zeros, how many to keep, and what counts as zero."""
     size = draw(st.sampled_from([1, 2, 5, 64, 100, 255, 256, 257, 1000, 1024, 4096]))
     topk = min(
         size, draw(st.sampled_from([1, 2, 8, 15, 16, 17, 32, 64, 128, 200, 256, 1024, 4096]))
@@ -163,7 +163,7 @@ def pair(schema: Schema, tier: int) -> tuple[ErrorFeedback, ErrorFeedback]:
 def test_top_k_with_exactly_k_candidates_selects_them(topk: int) -> None:
     """All other numbers are small and nonzero, so the candidates are exactly the top-k."""
     values = np.full(4096, 1e-3, np.float32)
-    strong = np.arange(4096 - topk, 4096)  # in columns of their own, behind all that is weak
+    strong = np.arange(4096 - topk, 4096)  # in separate columns, after all weak numbers
     values[strong] = np.linspace(1, 2, topk, dtype=np.float32)
     indices, found = chosen(values, topk, SMALLEST)
     assert (indices == strong).all()
@@ -391,7 +391,7 @@ def test_segment_without_matrix_stack_raises() -> None:
 def test_kernels_without_numba_use_torch_and_give_reason(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert not runtime.needs_compilation()  # this module has had them compiled
+    assert not runtime.needs_compilation()  # this module has compiled them
     monkeypatch.setattr(runtime, "find_spec", lambda name: None)
     assert not runtime.needs_compilation()
     assert "aftermath[fast]" in str(runtime.unavailable_reason.__wrapped__())
@@ -469,7 +469,7 @@ def test_run_parallel_raises_error_of_task(threads: int) -> None:
 def test_run_parallel_waits_for_all_tasks_before_raising() -> None:
     """Kernels get bare addresses, whose arrays the caller may free after the error."""
     torch.set_num_threads(3)
-    for turn in range(4):  # whose error is seen first is the threads' luck
+    for turn in range(4):  # either error may be raised first
         together = threading.Barrier(3)
         numbers = itertools.count(turn % 2)
         over = threading.Event()

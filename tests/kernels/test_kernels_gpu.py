@@ -45,7 +45,7 @@ LONG = (
     "test_applied_parameters_equal_torch_on_cpu[larger blocks]",
     "test_device_with_different_results_is_refused[digits of 2 bits]",
 )
-"""A third of what the interpreter takes, for kernels that other cases call too."""
+"""Cases that take a third of the interpreter's time, for kernels that other cases also call."""
 
 
 @pytest.mark.parametrize(

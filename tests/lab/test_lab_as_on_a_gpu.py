@@ -32,11 +32,11 @@ ARMS: dict[str, dict[str, Any]] = {
 def test_lab_on_simulated_gpu_equals_cpu_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arm: str
 ) -> None:
-    # torch's fused AdamW is the CPU's alone, and rounds otherwise
+    # torch's fused AdamW runs only on the CPU and rounds differently
     for module in ("inner_optimizer", "moments"):
         monkeypatch.setattr(f"aftermath.optim.{module}.may_fuse", lambda _: False)
     root = prepare(tmp_path)
-    # its heads share keys, which a GPU's own attention rounds otherwise
+    # its heads share keys, and a GPU's attention rounds differently then
     shutil.rmtree(root / "model")
     write_checkpoint(root / "model", init_weights(WHOLE, 0), WHOLE, tier=0, companions={})
     given = ARMS[arm] | {"steps": 3, "save_every": 1}

@@ -184,7 +184,7 @@ def test_rejected_result_is_never_applied() -> None:
     assert together.hashes() == before
     together.step(2, [SEQUENCES[:3], SEQUENCES[3:6]], [False, True])
     after = together.hashes()
-    assert after[0] == before[0]  # of tier 1 nothing reaches the level that tier 0 alone holds
+    assert after[0] == before[0]  # no result of tier 1 reaches the level that only tier 0 holds
     assert after[1] != before[1]
 
 

@@ -79,7 +79,7 @@ def test_diverging_training_ends_with_error(place: Path, arm: str, steps: int) -
 
 
 class Killed(Exception):
-    """Stands for kill -9: the process does nothing afterwards."""
+    """Imitates kill -9: the process does nothing afterwards."""
 
 
 def killed_after(training: Course, steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,7 +175,7 @@ def test_training_resumed_without_state_gets_other_weights(
     killed_after(training, 5, monkeypatch)
     restored = course(place, **options, out=place / "cut")
     trainer = restored._begun.trainer
-    # what was sent last has to be a result
+    # the last sent values must be a valid result
     taken = trainer.restore
     sent = re.compile(r"\b(indices|values)\.")
 
@@ -215,7 +215,7 @@ def test_biases_and_norms_of_heads_are_trained_in_every_tier(
     ended = weights(place / "out")
     assert ended.keys() == started.keys()
     still = [name for name, tensor in ended.items() if torch.equal(tensor, started[name])]
-    # it moves all keys alike, which changes no attention
+    # it shifts all keys equally, which does not change attention
     assert all(name.endswith("k_proj.bias") for name in still)
 
 
@@ -259,7 +259,7 @@ def test_checkpoint_of_training_can_be_trained_on(place: Path) -> None:
     train(place, out=place / "out")
     assert load(place / "out" / CHECKPOINT, 1).keys() == load(place / "model", 1).keys()
     train(place, model=place / "out" / CHECKPOINT)
-    # of tier 1, the largest there is
+    # of tier 1, the largest tier here
     train(place, **DISTRO | {"tiers": "1,2", "members": 2}, out=place / "small")
     assert load(place / "small" / CHECKPOINT, 1)
     with pytest.raises(CheckpointError, match="slice of tier 1"):

@@ -1,6 +1,4 @@
-"""A small server with the Hub's API, spoken to over loopback, and the model that its repository
-holds.
-"""
+"""A small server with the Hub's API on loopback, and the model in its repository."""
 
 from __future__ import annotations
 
@@ -37,23 +35,23 @@ CONFIG = LlamaConfig.from_hf(
 
 
 class Hub(ThreadingHTTPServer):
-    """Repositories by name (path -> bytes), what was fetched from them, and what was pushed."""
+    """Repositories by name (path -> bytes), and records of fetches and pushes."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.repos: dict[str, dict[str, bytes]] = {}
         self.private: set[str] = set()
         self.commit = COMMIT
-        self.claimed: dict[str, object] = {}  # sizes the listing lies about
+        self.claimed: dict[str, object] = {}  # false sizes in the listing
         # where files are redirected to, as the Hub does for large ones
         self.elsewhere: Storage | None = None
-        self.tag = ""  # what the Hub calls every file's version, if it is not the digest
+        self.tag = ""  # the version that the Hub reports for every file, if it is not the digest
         self.trickling = False  # files come a byte at a time, until this is unset
         self.fetched: list[str] = []
-        # headers that came with questions about a repository
+        # headers of requests about a repository
         self.authorizations: set[str | None] = set()
         self.pushed: dict[str, bytes] = {}
-        self.status = 0  # answer everything with this when set
+        self.status = 0  # the status of every answer, if set
         self.endpoint = f"http://127.0.0.1:{self.server_address[1]}"
 
 

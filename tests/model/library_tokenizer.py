@@ -1,4 +1,4 @@
-"""A tokenizer of the library as a checkpoint's."""
+"""Turn a tokenizer of the `tokenizers` library into a checkpoint's tokenizer."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ from aftermath.model.tokenizer import Tokenizer
 
 
 def isolated_tokenizer(tokenizer: tokenizers.Tokenizer | None = None) -> Tokenizer:
-    """This one, or one token for each byte."""
+    """Return this tokenizer in a child process, or one with a token for each byte."""
     return Tokenizer((tokenizer or byte_tokenizer()).to_str().encode(), "tokenizer.json")

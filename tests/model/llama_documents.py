@@ -1,4 +1,4 @@
-"""`config.json` of Llamas that say the same, or something else, in other keys."""
+"""`config.json` documents of Llamas: equal models in different keys, and different models."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ CHANGES: dict[str, dict[str, Any]] = {
 
 
 def document(change: dict[str, Any]) -> dict[str, Any]:
-    """A whole config.json; keys of None are left out."""
+    """Return a whole config.json. Keys with the value None are left out."""
     return {key: value for key, value in (PLAIN | change).items() if value is not None}
 
 
 def tokens(vocab_size: int) -> torch.Tensor:
-    """Token ids [1, LENGTH] that every version of torch gives."""
+    """Return token ids [1, LENGTH] that are equal in every version of torch."""
     return ((torch.arange(LENGTH) * 37 + 11) % vocab_size)[None]

@@ -1,6 +1,4 @@
-"""NanoGPTs of every option with weights that show, and what they compute, written otherwise than
-the network.
-"""
+"""NanoGPTs with every option, and a second implementation of their function."""
 
 from __future__ import annotations
 
@@ -50,7 +48,7 @@ def config(option: str = "all", **changes: Any) -> NanoGPTConfig:
 
 
 def weights(shape: NanoGPTConfig, tier: int = 0) -> dict[str, Tensor]:
-    """Initial ones, but for lambdas, which would hide what they multiply."""
+    """Return initial weights with other lambdas. Initial lambdas would hide what they multiply."""
     params = init_weights(shape, 7, tier)
     generator = torch.Generator().manual_seed(3)
     for name in sorted(params):
@@ -66,8 +64,8 @@ def tokens(batch: int = 3, length: int = 12, seed: int = 1) -> Tensor:
 def restated(
     p: dict[str, Tensor], c: NanoGPTConfig, ids: Tensor, kept: tuple[int, ...] | None = None
 ) -> Tensor:
-    """One sequence [T], head by head and place by place, in float64; of the layers those that are
-    kept.
+    """Compute the logits of one sequence [T] in float64, head by head and token by token. Use only
+    the kept layers.
     """
     p = {name: tensor.double() for name, tensor in p.items()}
     dim = c.head_dim

@@ -1,5 +1,5 @@
-"""Reading checkpoints: every strategy gives the asked tier's exact prefix tensors or says
-why not.
+"""Reading checkpoints: every strategy returns the requested tier's exact tensors, or an error with
+the reason.
 """
 
 import json
@@ -123,7 +123,7 @@ def test_loaded_tensors_own_only_their_memory(full: Path, tier: int) -> None:
     )
     with (full / "model.safetensors").open(
         "r+b"
-    ) as file:  # a file that changes under its map changes no replica
+    ) as file:  # a change to the mapped file must not change a replica
         file.write(bytes((full / "model.safetensors").stat().st_size))
     assert same(params, tier)
 
@@ -353,7 +353,7 @@ def test_index_path_outside_directory_is_refused(full: Path, name: str) -> None:
 
 
 def test_pipe_or_device_in_checkpoint_is_not_read(full: Path) -> None:
-    """Reading a pipe or a device in the place of a file would never end."""
+    """Reading a pipe or a device instead of a file would never end."""
     (full / "model.safetensors").rename(full / "weights.safetensors")
     os.mkfifo(full / "other.safetensors")
     (full / "more.safetensors").symlink_to("/dev/zero")
@@ -429,7 +429,7 @@ def test_unreadable_checkpoint_file_is_permission_denied(
     real = os.access
 
     def access(path: Any, mode: int) -> bool:
-        """Root may read any file, so the system is asked as another user would be answered."""
+        """Let `os.access` answer as for another user, because root may read any file."""
         return real(path, mode) and Path(path) != full / file
 
     monkeypatch.setattr(os, "access", access)

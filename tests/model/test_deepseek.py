@@ -65,7 +65,7 @@ def config(file: dict[str, Any], **changes: Any) -> DeepseekConfig:
 
 
 def weights(shape: DeepseekConfig, tier: int = 0) -> dict[str, Tensor]:
-    """Initial ones, but for the bias of the choice, which must show."""
+    """Return initial weights with a nonzero choice bias, so that the bias has an effect."""
     params = init_weights(shape, 7, tier)
     generator = torch.Generator().manual_seed(3)
     for name in sorted(params):
@@ -79,7 +79,7 @@ def tokens(batch: int = 3, length: int = 12, seed: int = 1) -> Tensor:
 
 
 def drawn(version: int, seed: int) -> dict[str, Any]:
-    """A small config.json by chance."""
+    """Return a small random config.json."""
     dice = random.Random(100 * version + seed)
     groups = dice.choice((1, 2, 4))
     size = dice.choice((2, 3))
@@ -90,7 +90,7 @@ def drawn(version: int, seed: int) -> dict[str, Any]:
         "num_hidden_layers": dice.randint(1, 3),
         "num_attention_heads": heads,
         "q_lora_rank": dice.choice((None, 5, 12)),
-        # even, as what else lies before a rotated part: transformers' V2 needs it
+        # even, because transformers' V2 needs that before a rotated part
         "kv_lora_rank": dice.choice((4, 8)),
         "qk_nope_head_dim": dice.choice((4, 8)),
         "qk_rope_head_dim": dice.choice((2, 6)),
@@ -132,7 +132,7 @@ def theirs(place: Path) -> Any:
 
 
 def theirs_choices(other: Any) -> dict[int, Tensor]:
-    """Record, per layer, the experts that transformers' V3 chooses in the next pass."""
+    """Record the experts that transformers' V3 chooses in the next pass, per layer."""
     found: dict[int, Tensor] = {}
     for number, layer in enumerate(other.model.layers):
         if hasattr(layer.mlp, "gate"):
@@ -170,7 +170,7 @@ def test_deepseek_equals_transformers_in_logits_and_gradients(
     torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten()).backward()
     with (
         torch.no_grad()
-    ):  # their file of gradients has the Hub's names: experts are stacked in their memory alone
+    ):  # the file of gradients has the Hub's names, because experts are stacked only in memory
         for tensor in other.parameters():
             tensor.copy_(torch.zeros_like(tensor) if tensor.grad is None else tensor.grad)
     other.save_pretrained(tmp_path / "gradients")
@@ -231,9 +231,7 @@ def test_deepseek_tier_equals_full_model_without_other_units(
 def test_tier_with_narrow_experts_loads_in_transformers(
     file: dict[str, Any], hidden: int, width: int, dtype: torch.dtype, tmp_path: Path
 ) -> None:
-    """It loads without options, in either precision, though its grouped products want wider
-    rows.
-    """
+    """It loads without options in both precisions, although grouped products need wider rows."""
     from transformers import AutoModelForCausalLM
 
     shape = config(file, hidden_size=hidden, moe_intermediate_size=width)
@@ -261,7 +259,7 @@ TIERS: dict[str, list[dict[str, Any]]] = {
 @pytest.mark.parametrize("named", TIERS)
 @BOTH
 def test_deepseek_named_tier_equals_cut_full_model(file: dict[str, Any], named: str) -> None:
-    """A layer that is left out adds nothing to what passes by."""
+    """A skipped layer adds nothing to the residual stream."""
     shape = config(file, matformer_tiers=TIERS[named])
     ids = tokens()
     for tier in (1, 2):
@@ -528,7 +526,7 @@ LITE: dict[str, Any] = {
     "v_head_dim": 128,
     "vocab_size": 102400,
 }
-"""What DeepSeek-V2-Lite says of itself on the Hub, as far as it changes a function or a shape."""
+"""The keys of DeepSeek-V2-Lite on the Hub that change its function or its shapes."""
 
 
 def test_published_deepseek_config_is_cut_into_tiers() -> None:

@@ -1,4 +1,4 @@
-"""The bias by which DeepSeek-V3 chooses experts: what passes count of it, and how trainings move
+"""The bias by which DeepSeek-V3 chooses experts: how passes count choices, and how training moves
 it.
 """
 
@@ -26,7 +26,7 @@ ALONE: dict[str, Any] = {"optimizer": "adamw", "total_batch": 6}
 
 
 def test_expert_choices_are_counted_once_for_any_pass_size() -> None:
-    """What they are counted by is written otherwise here: a gate's answers, as they are given."""
+    """The test counts in another way: it records the outputs of each gate."""
     shape = config(V3)
     ids = tokens(6)
     counted = []
@@ -60,9 +60,7 @@ def test_expert_choices_are_counted_once_for_any_pass_size() -> None:
 def test_expert_bias_moves_at_its_rate_in_equal_replicas(
     optimizer: dict[str, Any], tmp_path: Path
 ) -> None:
-    """Members of three tiers, and one machine alone: the bias is a whole number of steps from where
-    it was.
-    """
+    """With members of three tiers and on one machine, the bias moves by whole steps."""
     prepare(tmp_path)
     shape = config(V3, vocab_size=64)
     write_checkpoint(tmp_path / "v3", init_weights(shape, 1), shape, tier=0, companions={})

@@ -1,6 +1,4 @@
-"""How often experts are chosen, by the gradients of a share, against counts made of the gates'
-logits alone.
-"""
+"""Compare the expert counts in a share's gradients with counts from the gates' logits."""
 
 from __future__ import annotations
 
@@ -47,7 +45,7 @@ BIAS = ".e_score_correction_bias"
 
 
 def made(tier: int) -> LanguageModel:
-    """A network whose biases are large enough to change choices."""
+    """Return a network whose biases are large enough to change choices."""
     config = config_of(FILE)
     params = init_weights(config, 7, tier)
     draws = torch.Generator().manual_seed(3)
@@ -58,7 +56,7 @@ def made(tier: int) -> LanguageModel:
 
 
 def share(labels: bool) -> Tensor:
-    """Sequences [n, T], or with labels [n, 2, T] of which many are not learnt."""
+    """Return sequences [n, T], or [n, 2, T] with labels, many of which are not learnt."""
     draws = torch.Generator().manual_seed(1)
     ids = torch.randint(0, 48, (SEQUENCES, LENGTH), generator=draws)
     left_out = torch.rand(ids.shape, generator=draws) < 0.5
@@ -66,8 +64,8 @@ def share(labels: bool) -> Tensor:
 
 
 def counted_alone(net: LanguageModel, ids: Tensor) -> dict[str, list[int]]:
-    """Count, by the biases' names, how often each expert is chosen for the tokens that something is
-    predicted from.
+    """Count how often each expert is chosen, by the name of its bias. Only tokens that predict
+    another one count.
 
     One token and one group after the other, in fp64 and in Python, of what the gates are given in a
     pass of its own.
@@ -134,7 +132,7 @@ def test_expert_counts_of_share_count_each_token_once(
         expected = counted_alone(net, given[:, 0] if labels else given)
         assert all(sum(counts) == 3 * SEQUENCES * (LENGTH - 1) for counts in expected.values())
         accumulate(Passes(net, Arithmetic(bf16, False)), given, micro, threading.Event())
-        if bf16:  # what gates are given is rounded there, so that choices that were close may fall otherwise
+        if bf16:  # bf16 rounds the inputs of gates, so close choices may differ
             assert {name: sum(counts) for name, counts in counts_of(net).items()} == {
                 name: sum(counts) for name, counts in expected.items()
             }
@@ -152,7 +150,7 @@ def test_expert_counts_exclude_evaluations_and_add_up(recompute: bool) -> None:
     with torch.no_grad():
         passes.loss(given)
     assert counts_of(net) == {}
-    passes.loss(given)  # with a graph, which nobody goes back through
+    passes.loss(given)  # with a graph, but without a backward pass
     assert counts_of(net) == {}
     for times in (1, 2):
         accumulate(passes, given, 2, threading.Event())

@@ -1,4 +1,4 @@
-"""Exported tiers: the strips merge back to the full model, and the scripts work and refuse as
+"""Exported tiers: they merge back into the full model, and the scripts accept and refuse like
 commands.
 """
 
@@ -116,7 +116,7 @@ def test_indivisible_width_export_is_refused_before_writing(made: Path) -> None:
 
 @pytest.fixture
 def kept(tmp_path: Path) -> Path:
-    """A run's checkpoint, as a member of tier 0 keeps it."""
+    """Return a run's checkpoint, as a member of tier 0 saves it."""
     status, _, errors = run("init-model.py", "--out", str(tmp_path / "kept" / "run-step40"), *INIT)
     assert status == 0, errors
     write_mark(tmp_path / "kept" / "run-step40", maker_name(""))
@@ -183,7 +183,7 @@ def test_export_does_not_change_linked_weights(kept: Path, tmp_path: Path) -> No
 
 
 def test_export_to_own_directory_overwrites_nothing(made: Path) -> None:
-    """Whatever else lies in the checkpoint stays, however its directory is spelled."""
+    """Other files in the checkpoint stay, for any spelling of its directory."""
     note = made / "README.md"
     note.write_text("what the model is\n")
     exported = export_tiers(made, [1], made / "..")
@@ -347,7 +347,7 @@ def test_tokenise_to_unwritable_directory_is_refused(tmp_path: Path) -> None:
 
 
 def test_init_does_not_overwrite_exported_checkpoint(made: Path) -> None:
-    (made / "README.md").unlink(missing_ok=True)  # of another test
+    (made / "README.md").unlink(missing_ok=True)  # created by another test
     (made / "optimizer.bin").write_text("added since")
     status, _, errors = run("init-model.py", "--out", str(made), *INIT)
     assert status == 1

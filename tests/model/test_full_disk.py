@@ -1,5 +1,5 @@
-"""A checkpoint that the operating system cuts off anywhere: the one before it stays, and nothing
-half-written does.
+"""If the system stops a checkpoint at any byte, the previous checkpoint stays and no partial one
+does.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def keep(directory: Path, step: int) -> Path:
 
 @contextmanager
 def largest_file(limit: int) -> Iterator[None]:
-    """Have the system refuse to write beyond `limit` bytes of any file."""
+    """Make the system refuse to write beyond `limit` bytes of any file."""
     # Python ignores SIGXFSZ, so the write fails with an error.
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))

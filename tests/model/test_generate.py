@@ -25,7 +25,7 @@ MODEL = Llama.of(CONFIG, 0, init_weights(CONFIG, 0))
 
 
 def ending(ends: int | list[int]) -> Llama:
-    """A copy of the model whose texts end at these tokens."""
+    """Return a copy of the model whose texts end at these tokens."""
     config = LlamaConfig.from_hf(CONFIG.to_hf() | {"eos_token_id": ends})
     return Llama.of(config, 0, init_weights(config, 0))
 

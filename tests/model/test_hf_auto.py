@@ -1,5 +1,5 @@
-"""Any causal language model of transformers as a run's model: its own function, its tiers,
-checkpoints both ways.
+"""Models of transformers as a run's model: equal function, tiers, and checkpoints in both
+directions.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ DROPOUT = {"gpt2": {"resid_pdrop": 0.5, "embd_pdrop": 0.5}, "opt": {"dropout": 0
 
 @pytest.fixture(params=MODELS)
 def saved(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Any, Path]:
-    """A model of transformers, and the checkpoint that it saved."""
+    """Return a model of transformers and its saved checkpoint."""
     name: str = request.param
     torch.manual_seed(1)
     made = transformers.AutoConfig.for_model(name, **MODELS[name], **DROPOUT.get(name, {}))
@@ -113,7 +113,7 @@ def test_hf_auto_equals_transformers_and_roundtrips(
     assert architecture_of(document(place)) == Architecture.HF_AUTO
     params = load(place, 0)
     ours = config.build(0, params)
-    ours.train()  # even then no dropout, which would draw from an unseeded generator
+    ours.train()  # no dropout, which would draw unseeded
     tokens = torch.randint(0, 64, (2, 12), generator=torch.Generator().manual_seed(2))
     assert torch.equal(ours(tokens), theirs(tokens).logits)
     ours.loss(tokens).backward()
@@ -167,8 +167,8 @@ SMALL = {
     ids=str,
 )
 def test_hf_null_and_padding_equal_transformers(said: dict[str, Any], tmp_path: Path) -> None:
-    """What a file does not say it has a default for; and the padding's row of the embedding learns
-    nothing.
+    """Missing keys get transformers' defaults, and the padding token's embedding row is not
+    trained.
     """
     written = SMALL | {"num_key_value_heads": 1} | said
     (tmp_path / "config.json").write_text(json.dumps(written))
@@ -241,7 +241,7 @@ def test_hf_unbuildable_network_has_one_tier() -> None:
         config.parameter_shapes()
 
 
-# With what one writes of its width: by this key, or by none.
+# The key under which each type writes its width, or none.
 CUT: dict[str, dict[str, Any]] = {
     **{name: MODELS[name] for name in ("gpt2", "olmo2", "opt", "gemma")},
     "gpt_neox": SMALL,
@@ -268,9 +268,7 @@ FAST_CUT = ("gpt2", "gptj", "opt", "starcoder2")
     "name", [pytest.param(name, marks=() if name in FAST_CUT else pytest.mark.slow) for name in CUT]
 )
 def test_tier_logits_equal_transformers_on_exported_tier(name: str, tmp_path: Path) -> None:
-    """It is transformers' own network of a smaller width: the first hidden units of each
-    feed-forward, and no other.
-    """
+    """A tier is transformers' network with only the first hidden units of each feed-forward."""
     torch.manual_seed(1)
     made = transformers.AutoConfig.for_model(name, **CUT[name])
     theirs = transformers.AutoModelForCausalLM.from_config(made)
@@ -307,7 +305,7 @@ def test_tier_logits_equal_transformers_on_exported_tier(name: str, tmp_path: Pa
         assert torch.equal(logits[-1], exported(tokens).logits)
         _, again = merged(tmp_path / "m", place)
         assert all(torch.equal(again[held], whole[held]) for held in whole)
-        # the whole model without the other units
+        # the full model without the other units
         blind = {held: tensor.clone() for held, tensor in whole.items()}
         for held in cut:
             dim = config.elastic_dim(held)
@@ -372,7 +370,7 @@ def test_hf_experts_are_stacked_from_single_tensors(
     ours = load_file(tmp_path / "ours" / "model.safetensors")
     assert ours.keys() == filed.keys()
     assert all(torch.equal(ours[name], filed[name]) for name in filed)
-    save_file(params, place / "model.safetensors")  # by the names of its modules
+    save_file(params, place / "model.safetensors")  # by module name
     assert all(torch.equal(load(place, 0)[name], params[name]) for name in params)
     listed = next(name for name in filed if ".experts.1." in name)
     for weights, says in (
@@ -453,7 +451,7 @@ def test_hf_config_refused_by_transformers_is_a_config_error(
 
 @pytest.mark.parametrize("name", ["musicgen", "blt"])
 def test_hf_model_not_of_text_alone_is_refused(name: str) -> None:
-    """The config has several parts for text, or none with a width."""
+    """The config has several text parts, or none with a width."""
     with pytest.raises(ModelConfigError, match=r"config\.json: "):
         config_of({"model_type": name, "vocab_size": 64})
 

@@ -1,6 +1,4 @@
-"""Models of many families of transformers, drawn by chance, compute here what they compute
-there.
-"""
+"""Random models of many families compute the same here as in transformers."""
 
 from __future__ import annotations
 
@@ -71,11 +69,11 @@ FAMILIES = {
     },
     "mamba": {"state_size": (3, 4), "use_conv_bias": (True, False)},
 }
-"""Settings of a family, besides its sizes, and the values to draw them from."""
+"""Settings of each family in addition to its sizes, with the values to draw."""
 
 
 def drawn(number: int) -> dict[str, Any]:
-    """A small config.json by chance: each family comes by in turn."""
+    """Return a small random config.json. Families take turns."""
     dice = random.Random(number)
     name = list(FAMILIES)[number % len(FAMILIES)]
     heads = dice.choice((2, 4))

@@ -1,6 +1,4 @@
-"""What a stranger's `config.json` may not say: numbers beyond any model, and keys that
-bring code.
-"""
+"""Untrusted `config.json` files: oversized numbers and keys that import code are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Hub: exactly the files that a tier needs are fetched, and what is pushed arrives."""
+"""The Hub: a fetch gets exactly the files that a tier needs, and pushed files arrive."""
 
 import json
 from functools import partial
@@ -114,7 +114,7 @@ def test_hub_fetches_only_shards_of_tier(
     expected = init_weights(config, 5, 1)
     assert {name for name in server.fetched if "-of-" in name} == held < set(index.values())
     assert all(torch.equal(params[name], expected[name]) for name in expected)
-    # the others come when they are needed
+    # the other files are fetched when they are needed
     assert load(fetch(), 0).keys() == config.parameter_shapes().keys()
 
 

@@ -21,7 +21,7 @@ PLACE = Checkpoint(CheckpointKind.HUB, "me/model", "")
 
 @pytest.fixture
 def hub(server: Hub, repo: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
-    """The Hub of a machine that has a token."""
+    """A Hub, and a machine that has a token for it."""
     template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, server.endpoint)
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
     monkeypatch.setattr(constants, "ENDPOINT", server.endpoint)
@@ -58,7 +58,7 @@ def test_private_repository_named_by_member_is_read_with_token(hub: Hub, access:
 def test_proxy_variable_refused_by_hub_client_is_named(
     hub: Hub, monkeypatch: pytest.MonkeyPatch, value: str
 ) -> None:
-    close_session()  # the client reads the variables when it is made
+    close_session()  # the client reads the variables when it is created
     monkeypatch.setenv("all_proxy", value)
     with pytest.raises(CheckpointError, match=r"proxy variables[\s\S]*ALL_PROXY"):
         resolve(PLACE, access=RunAccess())

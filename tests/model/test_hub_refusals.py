@@ -1,4 +1,4 @@
-"""What the Hub may do wrong, or a repository on purpose: each is one sentence, and nothing strange
+"""Failures of the Hub and malicious repositories: each gives a one-line error, and no unlisted file
 is fetched.
 """
 
@@ -165,7 +165,7 @@ def test_hub_invalid_commit_is_refused(fetch: Fetch, server: Hub, commit: str) -
 def test_hub_file_version_outside_cache_is_refused(
     fetch: Fetch, server: Hub, tmp_path: Path, tag: str, linked: bool
 ) -> None:
-    """The library names a file in its cache by what the Hub calls its version."""
+    """The library uses the version that the Hub sends as a file name in its cache."""
     server.tag = tag.format(tmp_path)
     server.elsewhere = Storage() if linked else None
     with pytest.raises(CheckpointError, match="sent an invalid file version"):
@@ -198,7 +198,7 @@ def test_hub_token_is_not_sent_to_other_hosts(fetch: Fetch, server: Hub) -> None
 
 
 def test_unknown_home_directory_is_not_a_checkpoint() -> None:
-    """A tier-0 member may have named it: that ends nobody's warm-up but by a sentence."""
+    """A tier-0 member may have named it, so it must give an error and not a crash."""
     with pytest.raises(CheckpointError, match="there is no checkpoint at ~nobody-of-this-name/x"):
         resolve(Checkpoint(CheckpointKind.LOCAL, "~nobody-of-this-name/x", ""))
 

@@ -66,7 +66,7 @@ FILES: dict[str, dict[str, Any]] = {
 
 
 def built(file: dict[str, Any], tier: int = 0, **fields: Any) -> LanguageModel:
-    """With weights of which none is at rest; a tier has its part of the same."""
+    """Return a network without neutral weights. A tier has its part of the full model's weights."""
     config = config_of(file).model_copy(update=fields)
     noise = torch.Generator().manual_seed(4)
     whole = {
@@ -115,7 +115,7 @@ def test_cache_cut_back_forgets_tokens(name: str) -> None:
     in_pieces(model, torch.cat((ids[:, :4], ids.flip(1)[:, :5]), 1), cache, (6, 3))
     cache.cut(11)
     assert cache.length == 9
-    cache.cut(4)  # behind it were tokens of another text
+    cache.cut(4)  # tokens of another text followed here
     assert cache.length == 4
     found = in_pieces(model, ids[:, 4:], cache, (1, 7))
     torch.testing.assert_close(found, model(ids)[:, 4:], rtol=1e-4, atol=1e-4)
@@ -123,9 +123,7 @@ def test_cache_cut_back_forgets_tokens(name: str) -> None:
 
 @torch.no_grad()
 def recomputed(model: LanguageModel, prompt: list[int], tokens: int) -> list[int]:
-    """The likeliest tokens, each of a pass of the whole window; those of two that are as likely are
-    none to ask for.
-    """
+    """Return the likeliest tokens, each from a pass over the whole window. Fail on a tie."""
     ids = list(prompt)
     for _ in range(tokens):
         two = model(torch.tensor([ids[-model.config.max_position_embeddings :]]))[0, -1].topk(2)
@@ -134,7 +132,7 @@ def recomputed(model: LanguageModel, prompt: list[int], tokens: int) -> list[int
     return ids[len(prompt) :]
 
 
-# The costliest two have the same cache; one of them is a slow test.
+# The two most expensive cases use the same cache, so one of them is a slow test.
 CACHED = [name for name in FILES if name != "deepseek_v2"] + [
     pytest.param("deepseek_v2", marks=pytest.mark.slow)
 ]
@@ -152,7 +150,7 @@ def test_cached_text_beyond_window_equals_uncached(name: str) -> None:
 
 
 def test_dynamic_positions_cache_text_up_to_model_length() -> None:
-    """A run's schema knows that length and not the window, which may then be longer."""
+    """A run's schema has that length but not the window, which may be longer."""
     known = 8
     model = built(FILES["dynamic"], rope_original_length=known)
     assert model.config.cacheable == known < model.config.max_position_embeddings

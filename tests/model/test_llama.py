@@ -1,4 +1,4 @@
-"""The model: HF names and shapes, causality, nested tiers, and that it learns."""
+"""The Llama: Hugging Face names and shapes, causality, nested tiers, and learning."""
 
 import math
 from typing import Any
@@ -162,8 +162,8 @@ def test_model_of_given_tensors_does_not_copy() -> None:
 
 
 def test_shared_heads_on_cpu_are_expanded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Torch's own sharing adds their gradients up otherwise: members on a CPU would have other bits
-    from then on.
+    """torch's shared heads sum gradients in another order, which would change the bits of members
+    on a CPU.
     """
     mixed: list[tuple[int, int]] = []
 

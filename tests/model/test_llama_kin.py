@@ -1,6 +1,4 @@
-"""Llama, Mistral, Qwen2 and Qwen3 against transformers: logits, gradients, checkpoints both ways;
-their tiers.
-"""
+"""Llama, Mistral, Qwen2 and Qwen3 against transformers: logits, gradients and checkpoints."""
 
 from __future__ import annotations
 
@@ -40,9 +38,7 @@ NUMBERS = [
 
 
 def random_config(number: int) -> dict[str, Any]:
-    """A small `config.json`, another for every number; by turns of every family and kind of
-    positions.
-    """
+    """Return a small `config.json` for each number. Families and kinds of positions take turns."""
     chance = random.Random(number)
     family = FAMILIES[number % 4]
     heads = chance.choice([2, 4])
@@ -85,7 +81,7 @@ def random_config(number: int) -> dict[str, Any]:
 
 
 def random_weights(config: LlamaConfig, seed: int) -> dict[str, Tensor]:
-    """Values of which none is at rest, biases and norms too."""
+    """Return weights without neutral values, for biases and norms too."""
     noise = torch.Generator().manual_seed(seed)
     return {
         name: torch.randn(shape, generator=noise) * 0.3 + ("norm" in name)
@@ -104,13 +100,13 @@ def test_llama_kin_logits_and_gradients_equal_transformers(number: int, tmp_path
     config = LlamaConfig.from_hf(given_config)
     weights = random_weights(config, number)
     write_checkpoint(tmp_path / "ours", weights, config, tier=0, companions={})
-    theirs = theirs_of(tmp_path / "ours")  # what our config.json says is what theirs computes
+    theirs = theirs_of(tmp_path / "ours")  # transformers computes the same from our config.json
     ours = Llama.of(config, 0, weights)
     longer = 80 if given_config["rope_parameters"]["rope_type"] == "dynamic" else 24
     tokens = torch.randint(
         0, config.vocab_size, (2, longer), generator=torch.Generator().manual_seed(number)
     )
-    # before the longer text, which theirs remembers where positions are dynamic
+    # before the longer text, which transformers remembers with dynamic positions
     logits = theirs(tokens[:, :-1]).logits
     torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()).backward()
     ours.loss(tokens).backward()
@@ -123,8 +119,8 @@ def test_llama_kin_logits_and_gradients_equal_transformers(number: int, tmp_path
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("padded", [False, True], ids=["not read", "read"])
 def test_padding_token_in_text_learns(tied: bool, padded: bool, tmp_path: Path) -> None:
-    """Logits and every other gradient are those of transformers, which gives that row nothing from
-    the input.
+    """Logits and all other gradients equal those of transformers, which does not train that row by
+    its inputs.
     """
     pad = 5
     config = LlamaConfig.from_hf(
@@ -185,9 +181,7 @@ def test_llama_kin_checkpoint_of_transformers_loads(number: int, tmp_path: Path)
     ids=["llama3", "yarn"],
 )
 def test_rope_positions_of_published_sizes_equal_transformers(table: dict[str, Any]) -> None:
-    """Heads as small as above have no frequency between those that are stretched and those that are
-    not.
-    """
+    """Small heads have no frequency between the stretched and the unchanged ones."""
     table = table | {"original_max_position_embeddings": 8192}
     given_config = random_config(0) | {
         "head_dim": 128,

@@ -1,6 +1,4 @@
-"""What a `config.json` says is computed, or refused by the key's name; what changes no function is
-kept.
-"""
+"""Every key of a `config.json` is honoured or refused by name. Keys without effect are accepted."""
 
 import json
 from pathlib import Path
@@ -29,9 +27,7 @@ LINEAR = {"rope_type": "linear", "factor": 2.0}
 
 @pytest.fixture(scope="module")
 def theirs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
-    """What transformers' Llama computes of the same weights, for every configuration: its last
-    logits.
-    """
+    """Return the last logits of transformers' Llama with the same weights, for every config."""
     found = {}
     for name, change in CHANGES.items():
         place = tmp_path_factory.mktemp("theirs") / "m"
@@ -137,7 +133,7 @@ def test_config_key_without_effect_is_accepted(key: str, value: object) -> None:
             {"eos_token_id": None, "bos_token_id": None},
             {"eos_token_id": None, "bos_token_id": None},
         ),
-        # what transformers takes for a Llama
+        # transformers' defaults for a Llama
         ({}, {"eos_token_id": 2, "bos_token_id": 1, "pad_token_id": None}),
         ({"pad_token_id": 0, "bos_token_id": 3}, {"pad_token_id": 0, "bos_token_id": 3}),
         ({"pad_token_id": -1}, {"pad_token_id": -1}),

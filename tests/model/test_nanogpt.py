@@ -1,5 +1,5 @@
-"""NanoGPT: against a restatement that is written otherwise, option by option; causality, gradients,
-tiers, learning.
+"""NanoGPT against a second implementation, option by option: causality, gradients, tiers and
+learning.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from model.nanogpt_reference import HF, OPTIONS, config, restated, tokens, weigh
 torch.set_num_threads(1)
 
 
-# A head of its own for every option; a tied one changes nothing that an option depends on.
+# Heads are untied for every option, because no option depends on tying.
 FAST_TIED = {"plain", "all"}
 
 
@@ -234,9 +234,7 @@ def test_nanogpt_unknown_key_without_similar_is_refused() -> None:
 
 
 def test_nanogpt_base_class_keys_are_accepted() -> None:
-    """transformers writes these keys for a model of a base class, and as other files say that there
-    is nothing.
-    """
+    """transformers writes the keys of its base class. Some files name absent features."""
     written = pytest.importorskip("transformers").PreTrainedConfig().to_dict()
     carried = written | {
         "torch_dtype": "bfloat16",

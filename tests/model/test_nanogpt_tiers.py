@@ -1,5 +1,5 @@
-"""Tiers of a NanoGPT that keep what they name, where skips bind layers to each other and tables
-bind heads.
+"""Tiers of a NanoGPT that keep named layers and heads. Skips connect layers, and tables have
+columns per head.
 """
 
 from __future__ import annotations

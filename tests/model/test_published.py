@@ -1,5 +1,5 @@
-"""Checkpoints as DeepSeek publishes them: weights in fp8 by blocks, and layers that are no part of
-the model.
+"""Checkpoints as DeepSeek publishes them: fp8 weights with block scales, and layers outside the
+model.
 """
 
 from __future__ import annotations
@@ -56,9 +56,7 @@ GATE = "model.layers.1.mlp.experts.3.gate_proj.weight"
 
 
 def in_fp8(tensor: Tensor) -> tuple[Tensor, Tensor]:
-    """Weights and scales, such that a block's largest number is the largest there is, block by
-    block.
-    """
+    """Return fp8 weights and scales. The largest number of each block is the largest fp8 value."""
     rows, columns = tensor.shape
     weights = torch.empty(tensor.shape, dtype=torch.float8_e4m3fn)
     scales = torch.empty(-(-rows // ROWS), -(-columns // COLUMNS))
@@ -71,7 +69,7 @@ def in_fp8(tensor: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def meant(weights: Tensor, scales: Tensor) -> Tensor:
-    """Number by number."""
+    """Return the numbers that fp8 weights and scales stand for, computed one by one."""
     out = weights.float()
     for i in range(out.shape[0]):
         for j in range(out.shape[1]):
@@ -81,8 +79,8 @@ def meant(weights: Tensor, scales: Tensor) -> Tensor:
 
 @pytest.fixture(scope="module")
 def quantized() -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """A published file's tensors, and the numbers that they mean. As published, tables and gates
-    are plain.
+    """Return a published file's tensors and the numbers that they stand for. Tables and gates are
+    plain.
     """
     params = init_weights(CONFIG, 1)
     filed = dict(params)
@@ -99,7 +97,7 @@ def quantized() -> tuple[dict[str, Tensor], dict[str, Tensor]]:
 def published(
     tmp_path: Path, quantized: tuple[dict[str, Tensor], dict[str, Tensor]]
 ) -> tuple[Path, dict[str, Tensor], dict[str, Tensor]]:
-    """A directory with that file, its tensors, and the numbers that they mean."""
+    """Return a directory with that file, its tensors, and the numbers that they stand for."""
     filed, wanted = quantized
     place = tmp_path / "m"
     place.mkdir()
@@ -228,9 +226,7 @@ def test_other_quantisation_is_refused_by_name(change: dict[str, Any]) -> None:
 
 
 def further() -> dict[str, Tensor]:
-    """The tensors of one layer that predicts a second token, as published: a layer, and what lies
-    around it.
-    """
+    """Return the tensors of one published layer that predicts a second token."""
     names = (
         "eh_proj.weight",
         "enorm.weight",

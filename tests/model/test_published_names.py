@@ -1,6 +1,4 @@
-"""Weights under the names of published checkpoints: without the base model's prefix, with masks,
-and in shards.
-"""
+"""Weights under published names: without the base model's prefix, with masks, and in shards."""
 
 from __future__ import annotations
 
@@ -60,14 +58,14 @@ MASK = torch.ones(1, 1, 32, 32)
 
 
 def without_prefix(prefix: str) -> Callable[[Weights], Weights]:
-    """The names of a checkpoint that was saved from the base model."""
+    """Return tensors under the names of a checkpoint saved from the base model."""
     return lambda weights: {name.removeprefix(prefix): tensor for name, tensor in weights.items()}
 
 
 def with_buffers(
     attention: str, *, dtype: torch.dtype = torch.float32
 ) -> Callable[[Weights], Weights]:
-    """The masks, and the rotary frequencies, that versions of transformers before 4.40 saved."""
+    """Add the masks and rotary frequencies that transformers before 4.40 saved."""
 
     def rename(weights: Weights) -> Weights:
         buffers: Weights = {}
@@ -82,7 +80,7 @@ def with_buffers(
 
 
 def with_head(embedding: str, head: str) -> Callable[[Weights], Weights]:
-    """A tied output head that the file holds as well."""
+    """Add a stored copy of a tied output head."""
     return lambda weights: weights | {head: weights[embedding].clone()}
 
 
@@ -124,7 +122,7 @@ def test_load_published_names_gives_equal_tensors(
     expected = load(tmp_path, 0)
     for rename in renames:
         weights = rename(weights)
-    if kind == "llama":  # Llama saved its frequencies alone
+    if kind == "llama":  # Llama saved only its frequencies
         weights = {
             name: tensor
             for name, tensor in weights.items()

@@ -1,6 +1,4 @@
-"""Tables of positions with numbers of every kind: what is read is what transformers makes of it, or
-it is refused.
-"""
+"""Position tables with all kinds of numbers: each is read like in transformers, or refused."""
 
 from __future__ import annotations
 
@@ -63,7 +61,7 @@ VALUES: tuple[Any, ...] = (
 
 
 def theirs(file: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Cosine and sine [T, K] of transformers; None where it has none."""
+    """Return cosine and sine [T, K] of transformers, or None if it refuses the table."""
     transformers = pytest.importorskip("transformers")
     try:
         rotary = transformers.models.llama.modeling_llama.LlamaRotaryEmbedding(
@@ -105,7 +103,7 @@ def test_rope_number_equals_transformers_or_is_refused(kind: str, where: str) ->
             assert isinstance(config, LlamaConfig)
             expected = theirs(file)
             if expected is None:
-                assert value is None  # it stumbles over a null that says nothing here
+                assert value is None  # transformers fails on a null that has no effect here
                 continue
             found = scaled_rotary(config, config.head_dim, LENGTH, torch.device("cpu"))
             for ours, other in zip(found, expected, strict=True):

@@ -1,5 +1,5 @@
-"""A run's checkpoints in a directory: how many stay, and what happens to those of a past that was
-left.
+"""A run's checkpoints in a directory: how many stay, and what happens to those from before a
+rewind.
 """
 
 import filecmp
@@ -80,7 +80,7 @@ def test_prune_keeps_newest_and_needed_steps(tmp_path: Path) -> None:
 
 
 def test_needed_step_by_any_path_is_kept(tmp_path: Path) -> None:
-    """An owner may have named it by a link, and a stranger what is no place at all."""
+    """An owner may have named it by a link, and an untrusted member by an invalid path."""
     for step in (1, 2, 3):
         keep(tmp_path / "kept", step)
     (tmp_path / "link").symlink_to(tmp_path / "kept")
@@ -167,9 +167,7 @@ def test_save_keeps_checkpoints_of_another_run_with_same_id(tmp_path: Path, earl
 
 
 def test_moved_aside_steps_are_pruned_first_and_bounded(tmp_path: Path) -> None:
-    """The owner goes back from 30 to 10 again and again; two are kept, whichever past they
-    are of.
-    """
+    """The owner rewinds from 30 to 10 repeatedly. Two directories stay, from any attempt."""
     keep(tmp_path, 3, run_id="other", seed=1)
     keep(tmp_path, 3, run_id="other", seed=2)
     others = names(tmp_path)
@@ -232,9 +230,7 @@ def test_failed_second_rename_restores_older_step(
 
 
 def test_concurrent_move_aside_of_step_happens_once(tmp_path: Path) -> None:
-    """The second finds what the first has put there, and not what it would have found a moment
-    before.
-    """
+    """The second process sees the directory that the first one put there, not the older one."""
     keep(tmp_path / "kept", 5, seed=1)
     child = os.fork()
     if child == 0:

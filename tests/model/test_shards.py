@@ -1,6 +1,4 @@
-"""Weights in several files: written, exported, merged and read for a tier without what the tier
-does not hold.
-"""
+"""Weights in several files: writing, exporting, merging, and reading only what a tier holds."""
 
 from __future__ import annotations
 
@@ -101,7 +99,7 @@ def test_same_step_needs_same_files(tmp_path: Path) -> None:
     assert keep(1) == place
     with pytest.raises(CheckpointError, match="holds another model"):
         keep(2)
-    (place / "model.safetensors").write_bytes(b"")  # it would count before all others
+    (place / "model.safetensors").write_bytes(b"")  # it would take precedence over all other files
     with pytest.raises(CheckpointError, match="holds another model"):
         keep(1)
 
@@ -128,8 +126,8 @@ def test_shards_of_skipped_layers_may_be_absent(tmp_path: Path) -> None:
 
 
 def touched(path: Path) -> int:
-    """Bytes of a file that this process has mapped and looked at, in whole pages and what the
-    kernel maps with them.
+    """Return the bytes of a file that are mapped into this process: read pages, and those that the
+    kernel adds.
     """
     count = 0
     ours = False
@@ -145,9 +143,7 @@ def touched(path: Path) -> int:
 def test_tier_reads_only_its_pages_of_full_file(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows that it lacks are never looked at, nor layers; of a matrix that is cut by columns every
-    page is.
-    """
+    """Missing rows and layers are never read. All pages of a matrix cut by columns are."""
     monkeypatch.setattr(store, "SHARD_BYTES", 1 << 40)
     said = LLAMA | {"hidden_size": 512, "intermediate_size": 8192}  # matrices of 16 MiB
     said |= {"matformer_tiers": [{"layers": [1]}]} if kind == "layers" else {}

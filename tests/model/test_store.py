@@ -1,4 +1,4 @@
-"""Writing checkpoints: all or nothing, up to a number, and none lost to a full disk or a crash."""
+"""Writing checkpoints: all or nothing, and a full disk or a crash loses no earlier one."""
 
 import errno
 import json
@@ -79,7 +79,7 @@ def test_save_of_same_step_again_changes_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("missing", [None, "model.safetensors", "config.json"])
 def test_save_of_another_model_for_step_is_refused(tmp_path: Path, missing: str | None) -> None:
-    """Unless the caller knows that nothing needs it: whatever is in it stays, whole or not."""
+    """The caller does not know that nothing needs it. So its contents stay, complete or not."""
     place = keep(tmp_path, 5, seed=1)
     if missing is not None:
         (place / missing).unlink()

@@ -1,5 +1,5 @@
-"""Tied or not, of every architecture: one tensor in the schema, a gradient of both its uses,
-checkpoints both ways.
+"""Tied embeddings in every architecture: one tensor in the schema, a gradient of both uses,
+checkpoints in both directions.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SEEDS = st.integers(0, 2**31)
 
 
 def pair(name: str) -> tuple[ModelConfig, ModelConfig]:
-    """The model tied, and with a head of its own."""
+    """Return the tied model, and the same model with an untied head."""
     if name.startswith("auto"):
         pytest.importorskip("transformers")
     tied, apart = (
@@ -54,7 +54,7 @@ def weights(config: ModelConfig, tier: int, seed: int) -> dict[str, Tensor]:
 def learnt(
     config: ModelConfig, tier: int, params: dict[str, Tensor], tokens: Tensor
 ) -> tuple[Tensor, dict[str, Any]]:
-    """Logits, and the gradient of the loss by name."""
+    """Return the logits, and the gradient of the loss by name."""
     model = config.build(tier, {name: tensor.clone() for name, tensor in params.items()})
     logits = model(tokens)
     model.loss(tokens).backward()
@@ -66,8 +66,8 @@ def learnt(
 @settings(max_examples=max(3, settings().max_examples // 10))
 @given(seed=SEEDS, data=st.data())
 def test_tied_gradient_equals_sum_of_both_uses(name: str, seed: int, data: st.DataObject) -> None:
-    """Gradients of the same model whose head is a copy of the embedding: equal logits, and two
-    gradients where here is one.
+    """Compare with a model whose head is a copy of the embedding. Its two gradients add up to the
+    tied one.
     """
     (tied, apart) = pair(name)
     tier = data.draw(st.sampled_from(tiers(name)), "tier")
@@ -91,7 +91,7 @@ def test_tied_gradient_equals_sum_of_both_uses(name: str, seed: int, data: st.Da
 
 @EVERY
 def test_tied_schema_has_one_tensor(name: str) -> None:
-    """At every tier; also after its document was read."""
+    """This holds at every tier, also after the schema's document was read."""
     count = len(tiers(name))
     tied, apart = (state_schema(config.to_hf(), count) for config in pair(name))
     config = pair(name)[0]
@@ -114,9 +114,7 @@ def test_tied_schema_has_one_tensor(name: str) -> None:
 @settings(max_examples=max(1, settings().max_examples // 50))
 @given(seed=SEEDS)
 def test_tied_checkpoints_load_tied_and_untied(name: str, tied: bool, seed: int) -> None:
-    """A directory gives what went into it, at every tier and to transformers, where it knows the
-    model, and back.
-    """
+    """A saved model loads unchanged at every tier, and in transformers if it knows the model."""
     config = pair(name)[0 if tied else 1]
     params = weights(config, 0, seed)
     tokens = torch.randint(

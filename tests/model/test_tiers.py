@@ -1,6 +1,4 @@
-"""Tiers that keep layers, heads and widths of their own: what they hold and compute, their files,
-bad entries.
-"""
+"""Tiers with named layers, heads and widths: their tensors, function and files, and bad entries."""
 
 from __future__ import annotations
 
@@ -47,7 +45,7 @@ BOUND = NANOGPT | {
     "x0_residual": True,
     "num_hidden_layers": 5,
 }
-"""A NanoGPT whose layers are bound to each other, and to tables of the tokens."""
+"""A NanoGPT with skips between layers and with token tables."""
 DEEPSEEK = {
     "model_type": "deepseek_v3",
     "vocab_size": 33,
@@ -86,7 +84,7 @@ KINDS: dict[str, list[dict[str, Any]]] = {
 
 
 def random_tiers(chance: random.Random, config: dict[str, Any]) -> list[dict[str, Any]]:
-    """Two entries, each with less than the one before."""
+    """Return two random entries, each smaller than the one before."""
     layers = config["num_hidden_layers"]
     heads = config.get("num_key_value_heads", config["num_attention_heads"])
     held = dict.fromkeys(range(layers), (config["intermediate_size"], heads))
@@ -106,8 +104,8 @@ def random_tiers(chance: random.Random, config: dict[str, Any]) -> list[dict[str
 
 
 def random_tiers_of_experts(chance: random.Random, config: dict[str, Any]) -> list[dict[str, Any]]:
-    """A tiered model whose first layers are dense, and which keeps layers of either kind, or
-    of one.
+    """Return a tiered model with dense first layers. It keeps dense and expert layers, or only one
+    kind.
     """
     dense = config["first_k_dense_replace"]
     whole = (config["intermediate_size"], config["moe_intermediate_size"])
@@ -150,7 +148,7 @@ def files_of(number: int) -> dict[str, Any]:
     return base | {"matformer_tiers": drawn(chance, base)}
 
 
-# Every base occurs in the first eight; the slow tier draws other tiers of them.
+# Every base occurs in the first eight. The slow tests draw other tiers of the same bases.
 NUMBERS = pytest.mark.parametrize(
     "number",
     [pytest.param(number, marks=pytest.mark.slow if number >= 10 else ()) for number in range(24)],

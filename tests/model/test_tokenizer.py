@@ -1,6 +1,4 @@
-"""A tokenizer.json may be a stranger's: whatever it asks for ends its own process at most, and is
-told.
-"""
+"""Untrusted tokenizer.json files: a bad one ends at most its own process, and gives an error."""
 
 from __future__ import annotations
 
@@ -60,8 +58,7 @@ REGEX = {
     "invert": False,
 }
 CUT = {"direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 3}
-# what the library does of them, by itself: end the process, end it after gigabytes, or raise what
-# is no Exception
+# in the library, these end the process, exhaust memory, or raise something that is not an Exception
 HOSTILE: dict[str, dict[str, Any]] = {
     "replacements that multiply": {"normalizer": _sequence(MORE, 4, "normalizers")},
     "a pattern without end": {"pre_tokenizer": REGEX},
@@ -129,7 +126,7 @@ def _with_tokens(*texts: str) -> tokenizers.Tokenizer:
 @pytest.mark.parametrize(
     ("tokens", "files", "begin", "end"),
     [
-        ((), {}, None, 256),  # <|endoftext|>, a usual one
+        ((), {}, None, 256),  # <|endoftext|>, a usual end token
         (("<s>",), {"tokenizer_config.json": {"bos_token": "<s>", "eos_token": "a"}}, 257, 97),
         (
             ("<|im_end|>",),
@@ -189,7 +186,7 @@ def test_endless_tokenizer_is_abandoned(monkeypatch: pytest.MonkeyPatch) -> None
     tokenizer = isolated_tokenizer()
     os.kill(tokenizer._child.pid, signal.SIGSTOP)
     monkeypatch.setattr(module, "_PATIENCE", 0.5)
-    for text in ("a", "a" * 1_000_000):  # which does not fit into the pipe
+    for text in ("a", "a" * 1_000_000):  # a request that does not fit into the pipe
         with pytest.raises(CheckpointError, match="cannot tokenise a text"):
             tokenizer.encode(text)
     assert tokenizer._child.poll() is not None
@@ -202,7 +199,7 @@ def test_endless_tokenizer_ends_itself_without_a_parent() -> None:
         **json.loads(byte_tokenizer().to_str()),
         "normalizer": _sequence(slow, 2000, "normalizers"),
     }
-    # as the parent may have it
+    # as the parent may have set it
     ignored = "import signal; signal.signal(signal.SIGALRM, signal.SIG_IGN)"
     run = f"{ignored}; from aftermath.model import tokenizer_process as it; it.PATIENCE = 1; it._main()"
     with subprocess.Popen(

@@ -1,4 +1,4 @@
-"""Set what all optimizer tests rely on."""
+"""Settings that all optimizer tests rely on."""
 
 from __future__ import annotations
 

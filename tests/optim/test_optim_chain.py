@@ -36,7 +36,7 @@ DECAY = 0.9
 WEIGHT_DECAY = 0.1
 PULL = 0.1
 CLEAR = 1e-5
-"""How clear a decision must be, relative to its size: above fp32's error in sums of 64 products
+"""Minimum margin of a decision, relative to its size: above fp32's error in sums of 64 products
 over three rounds.
 """
 NEAR_ZERO = 1e-6
@@ -156,7 +156,7 @@ class Member:
         votes: Arrays = {}
         for name, tensor in made.items():
             left = self.residual.get(name, np.zeros(1)) - self.sent.get(name, np.zeros(1))
-            # what is over an end is forgotten
+            # drop numbers beyond an end
             left = left * (cut(np.ones(tensor.shape)) > 0) * DECAY + cut(tensor)
             if self.bits:
                 votes[name] = self.sent[name] = on_lattice(strongest(left), self.bits == 2)

@@ -30,7 +30,7 @@ def test_integer_basis_is_the_rounded_real_basis(edge: int) -> None:
 def test_worst_sum_of_every_column_stays_within_27_bits(edge: int) -> None:
     columns = np.abs(np.array(integer_basis(edge), dtype=np.int64)).sum(axis=0)
     assert columns.max() <= 1 << 27
-    assert columns.max() > 1 << 25  # precision is not given away: at most two bits are left unused
+    assert columns.max() > 1 << 25  # the basis leaves at most two bits of precision unused
 
 
 @pytest.mark.parametrize("edge", EDGES)

@@ -120,7 +120,7 @@ def test_equal_results_give_equal_files() -> None:
     assert turned.to_bytes() == file.to_bytes()
 
 
-# --- what a stranger wrote ------------------------------------------------------------------------
+# --- untrusted files ------------------------------------------------------------------------------
 
 
 def changed(

@@ -264,7 +264,7 @@ def test_values_below_the_lattice_stay_in_the_residual() -> None:
         for _ in range(6)
     ]
     assert found[:4] == [0, 0, 0, 0]
-    assert found[4] > 0  # a quarter each with a decay of .95: 5 rounds make a whole
+    assert found[4] > 0  # a quarter each with a decay of 0.95: 5 rounds add up to a whole
 
 
 ONE_BIT = {"bits": 1, "divisor": "all", "outer_lr": 0.8}

@@ -150,7 +150,7 @@ def test_sparseloco_moves_balance_by_the_mean_step() -> None:
     before = everyone[0][0][BIAS].clone()
     for _, engine in everyone:
         engine.apply(votes(schema, made), RATE)
-    kept = signs.ne(0).sum(0).clamp(min=1)  # what nobody moved is not sent, and counts in no mean
+    kept = signs.ne(0).sum(0).clamp(min=1)  # unchanged values are not sent or counted
     torch.testing.assert_close(everyone[0][0][BIAS], before - RATE * signs.sum(0) / kept)
     assert all(torch.equal(params[BIAS], everyone[0][0][BIAS]) for params, _ in everyone)
 

@@ -71,7 +71,7 @@ def test_stacked_matrices_step_like_separate_ones() -> None:
     stack = torch.randn(2, 3, 8, 4)
     gradients = torch.randn(2, 3, 8, 4)
     params = {"experts.gate": stack.clone()}
-    # filters are no maps
+    # filters are not hidden matrices
     assert hidden_matrices(params | {"conv.weight": torch.ones(3, 1, 4)}) == ["experts.gate"]
     stepped(params, [{"experts.gate": gradients}], 0.1, MuonSettings())
     for place in itertools.product(range(2), range(3)):

@@ -47,7 +47,7 @@ def test_restored_replica_continues_bit_by_bit(tier: int, done: int) -> None:
     assert [train(weights, other, tier, step) for step in range(done, done + 3)] == expected
     assert all(torch.equal(weights[name], tensor) for name, tensor in params.items())
     fresh = tensors(SCHEMA, tier, 0)
-    if done:  # without what was kept it would not be the same
+    if done:  # without the restored state the result would differ
         assert train(fresh, Engine(SCHEMA, tier, fresh), tier, done) != expected[0]
 
 

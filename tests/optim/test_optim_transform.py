@@ -54,9 +54,7 @@ def test_cells_match_blocks_to_strided_tensors(
     tensor = torch.arange(1.0, 101.0).view(10, 10)[: shape[0], 3 : 3 + shape[-1]]
     if len(shape) == 1:
         tensor = torch.arange(1.0, 101.0)[::7][: shape[0]]
-    if (
-        len(shape) > 2
-    ):  # a strided stack; only the leading dimensions are joined, so those lie close
+    if len(shape) > 2:  # a strided stack: only the joined leading dimensions are contiguous
         tensor = torch.arange(1.0, 1 + math.prod(shape[:-1]) * 9).view(*shape[:-1], 9)[
             ..., : shape[-1]
         ]

@@ -26,11 +26,11 @@ GPU = torch.device("cuda:0")
 _CPU = torch.device("cpu")
 _aten = torch.ops.aten
 _ACROSS = {_aten.copy_.default, _aten._to_copy.default}
-"""What may have tensors of both places."""
+"""Operations whose arguments may be on different devices."""
 
 
 class OnGpu(Tensor):
-    """A tensor that is on the GPU for all that Python can see."""
+    """A tensor that Python sees as a tensor on the GPU."""
 
     inner: Tensor  # type: ignore[assignment]
 
@@ -67,8 +67,8 @@ class OnGpu(Tensor):
 
 
 def _computed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What an operation gives, where a GPU would have it. Raises RuntimeError for tensors of both
-    places.
+    """Return an operation's result on the device that a GPU would use. Raises RuntimeError for
+    tensors on two devices.
     """
     kwargs.pop("pin_memory", None)
     tensors = list(_tensors_in((*args, *kwargs.values())))
@@ -88,7 +88,7 @@ def _computed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     out = func(*_with_tensors(_inner, args), **given)
     if not on_gpu:
         return out
-    # in place: the very tensor that was given
+    # an operation in place returns its argument
     before = {id(tensor.inner): tensor for tensor in there}
     return _with_tensors(
         lambda tensor: before[id(tensor)] if id(tensor) in before else OnGpu(tensor), out
@@ -119,14 +119,14 @@ def _inner(tensor: Tensor) -> Tensor:
 
 
 def _in_backward() -> bool:
-    """Whether the engine runs: it makes tensors where it believes its gradients to be, here the
+    """Return whether the engine runs. It creates tensors where it expects gradients: here on the
     CPU.
     """
     return torch._C._current_graph_task_id() >= 0
 
 
 class _Operations(TorchDispatchMode):
-    """Makes tensors on the GPU where that is asked for, of none that is there yet."""
+    """Creates tensors on the GPU if a call without GPU tensors asks for that."""
 
     def __torch_dispatch__(
         self,
@@ -140,7 +140,7 @@ class _Operations(TorchDispatchMode):
 
 
 class _Places(TorchFunctionMode):
-    """Answers the calls that torch itself decides by the place of a tensor."""
+    """Answers the calls that torch decides by the device of a tensor."""
 
     def __torch_function__(
         self,
@@ -169,7 +169,9 @@ class _Places(TorchFunctionMode):
 
 
 def _moved(tensor: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """`tensor.to(...)`: itself where nothing is to change, else a copy in the other place."""
+    """Return `tensor.to(...)`: the tensor itself if nothing changes, else a copy on the other
+    device.
+    """
     device, dtype, _, _ = torch._C._nn._parse_to(
         *args, **{k: v for k, v in kwargs.items() if k != "copy"}
     )
@@ -191,11 +193,11 @@ def _refuse(what: str) -> Any:
 
 @contextlib.contextmanager
 def gpu_at_hand() -> Iterator[torch.device]:
-    """Inside, `cuda:0` is a device like any other; what is made of it may be used inside only."""
+    """Make `cuda:0` a device inside the block. Use its tensors only there."""
     basis.cache_clear()
     with mock.patch("torch.cuda._lazy_init"), _Places(), _Operations():  # type: ignore[no-untyped-call]
         yield GPU
-    basis.cache_clear()  # of tensors that are on the GPU
+    basis.cache_clear()  # for tensors on the GPU
 
 
 def without_gpu(work: Callable[..., Any]) -> Callable[..., Any]:

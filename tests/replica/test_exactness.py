@@ -1,6 +1,4 @@
-"""What makes a device exact is set in one place, is asserted, and is proved before anything is
-joined.
-"""
+"""Exact devices: one place configures them, and a member checks and proves them before it joins."""
 
 from __future__ import annotations
 
@@ -36,9 +34,9 @@ VARIABLES = (
 
 @pytest.fixture(autouse=True)
 def untouched(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No variable of the test's machine counts, and none is left behind."""
+    """Remove the machine's variables, and restore them afterwards."""
     for name in VARIABLES:
-        monkeypatch.setenv(name, "")  # so that it is put back
+        monkeypatch.setenv(name, "")  # so that it is restored
         monkeypatch.delenv(name)
     yield
     torch.set_float32_matmul_precision("highest")
@@ -109,7 +107,7 @@ def test_device_with_native_float64_passes_the_check() -> None:
 
 @pytest.mark.parametrize("bits", [24, 40, 51, 52])
 def test_device_emulating_float64_is_refused(monkeypatch: pytest.MonkeyPatch, bits: int) -> None:
-    """Products whose numbers, or sums, keep fewer than 53 bits."""
+    """Emulated products or sums keep fewer than 53 bits."""
     plain = simulated_gpu._computed
 
     def emulated(func: object, args: tuple[Tensor, ...], kwargs: dict[str, object]) -> object:

@@ -1,6 +1,4 @@
-"""A copy of a model's weights: it answers as the model did, and gives way in the middle of a
-pass.
-"""
+"""A copy of a model's weights: it computes like the model, and its passes can be interrupted."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Only labels are learnt, and the gradient is that of the mean over all of a share's labels,
-however it is cut.
+"""Only labels are learnt. The gradient is that of the mean over all labels of a share, for any
+micro-batch.
 """
 
 import threading
@@ -17,7 +17,7 @@ from aftermath.sim.setup import CONFIG
 GENERATOR = torch.Generator().manual_seed(5)
 IDS = torch.randint(0, 64, (6, 16), generator=GENERATOR)
 LABELS = torch.where(torch.rand((6, 16), generator=GENERATOR) < 0.7, -100, IDS)
-LABELS[2] = -100  # a row of which nothing is learnt
+LABELS[2] = -100  # a row without learnt labels
 SHARE = torch.stack([IDS, LABELS], 1)
 
 

@@ -1,4 +1,4 @@
-"""The model from one's peers: what is offered, what is believed, and from whom it is taken."""
+"""The model from peers: offers, their checks, and the choice of peers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def fetcher_of(inbox: ResultInbox, parallel: int, deadline_s: float) -> LevelFet
 
 
 def replica(seed: int) -> dict[str, torch.Tensor]:
-    """A whole model of repeatable values, no two tensors alike."""
+    """Return a full model of repeatable values. All tensors differ."""
     generator = torch.Generator().manual_seed(seed)
     return {
         name: torch.randn(shape, generator=generator)
@@ -49,7 +49,7 @@ def blank() -> dict[str, torch.Tensor]:
 
 
 def offered(inbox: ResultInbox, seat: int, seed: int) -> Offer:
-    """Let a member offer its replica; the offer of level 0."""
+    """Let a member offer its replica. Return the offer of level 0."""
     taken = snapshot(replica(seed), SCHEMA.state, 0, STEP)
     ModelShare(inbox.transports[seat]).offer(taken)
     return Offer(STEP, tuple(taken.manifest.levels[0]), (p2p_of(seat),))
@@ -75,7 +75,7 @@ def test_member_without_snapshot_refuses_silently(caplog: pytest.LogCaptureFixtu
 def test_unexpected_offer_error_drops_only_that_offer(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whatever nobody has thought of: it is said once."""
+    """An error of an unexpected kind is logged once."""
     read = modelshare.checked
 
     def fragile(reply: bytes, schema: StateSchema) -> SnapshotManifest | None:
@@ -112,7 +112,7 @@ def test_segments_are_fetched_from_all_holders() -> None:
 
 
 def test_offers_of_unattested_levels_fetch_nothing() -> None:
-    """An offer counts by the hash on chain, however many peers make it, in any order."""
+    """Only offers with the hash on chain count, for any number and order of peers."""
 
     async def story() -> None:
         inbox = ResultInbox()
@@ -138,7 +138,7 @@ def test_offers_of_unattested_levels_fetch_nothing() -> None:
 
 
 def test_false_level_is_detected_at_first_segment() -> None:
-    """The list of digests is right and the bytes are not: they come from another peer."""
+    """The digests are right but the bytes are wrong. Another peer then sends the bytes."""
 
     async def story() -> None:
         inbox = ResultInbox()

@@ -1,6 +1,4 @@
-"""On a real GPU, where there is one: `make gpu-check` runs these. Elsewhere `test_simulated_gpu.py`
-does what it can.
-"""
+"""Tests on a real GPU, which `make gpu-check` runs. `test_simulated_gpu.py` needs no GPU."""
 
 from __future__ import annotations
 
@@ -30,7 +28,7 @@ SHARE = torch.randint(0, 48, (6, 16), generator=torch.Generator().manual_seed(1)
 
 @pytest.fixture(scope="module")
 def gpu() -> torch.device:
-    """It proves that it is exact."""
+    """Return the GPU, after proving that it is exact."""
     return exact_device("cuda:0")
 
 
@@ -54,7 +52,7 @@ def _same(gpu: torch.device, model: str, optimizer: str) -> None:
 
 
 def test_equal_gradients_give_equal_payloads(gpu: torch.device) -> None:
-    """Passes may round otherwise each time; what is encoded of them may not."""
+    """Passes may round differently each time, but equal gradients must give equal payloads."""
     results = []
     for _ in range(2):
         replica = _replica(gpu, Arithmetic())

@@ -1,6 +1,4 @@
-"""The model's outline from peers: a newcomer believes it if it is the run's, whatever others
-send.
-"""
+"""The model's outline from peers: a newcomer accepts only the run's outline."""
 
 from __future__ import annotations
 
@@ -44,8 +42,8 @@ def of_the_run(config: Mapping[str, Any]) -> Schema:
 
 
 def told(outlines: Mapping[int, Outline], *, served: bytes | None = None) -> Outline | None:
-    """What member 0 learns of members that have these outlines; with `served` member 2 answers with
-    this.
+    """Return what member 0 receives from members with these outlines. With `served`, member 2
+    answers with it.
     """
 
     async def story() -> Outline | None:
@@ -81,7 +79,7 @@ def test_outline_with_another_schema_hash_is_rejected(liar: int) -> None:
 
 
 def test_schema_of_equal_configs_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may take seconds."""
+    """Computing one may take seconds."""
     layers: list[int] = []
 
     def counted(config: Mapping[str, Any]) -> Schema:
@@ -106,7 +104,7 @@ def test_unexpected_reply_error_drops_only_that_reply(monkeypatch: pytest.Monkey
 
 
 def test_disputed_tokenizer_is_left_out() -> None:
-    """No hash on chain says which is right; the model is."""
+    """No hash on chain says which tokenizer is right. The model is accepted."""
     assert told(
         {1: Outline(RIGHT, TOKENIZER), 2: Outline(RIGHT, {"tokenizer.json": b"{} "})}
     ) == Outline(RIGHT)
@@ -119,7 +117,7 @@ def test_unavailable_files_are_left_out() -> None:
 
 
 def test_companion_files_together_have_one_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A liar lists all names, and no peer sends any of the files."""
+    """A dishonest peer lists all names, but no peer sends any of the files."""
     files = {name: CompanionFile(10, bytes(32)) for name in COMPANIONS}
     served = msgspec.msgpack.encode(OutlineReply(Outline(RIGHT).config_json(), files))
 

@@ -1,5 +1,5 @@
-"""How a share is cut into passes: what fits, what happens where memory runs out, and that the
-gradient stays.
+"""How a share is cut into passes: what fits, what happens without memory, and that the gradient
+stays equal.
 """
 
 from __future__ import annotations
@@ -195,9 +195,7 @@ def test_free_memory_is_positive_and_below_a_terabyte() -> None:
 
 
 class _Tight:
-    """Stands in for a device: no more than `most` sequences at once, and none unless layers are
-    computed twice.
-    """
+    """A device that fits at most `most` sequences at once, and none without recomputed layers."""
 
     def __init__(self, replica: Replica, most: int, recompute: bool) -> None:
         self._model = replica.model
@@ -207,7 +205,7 @@ class _Tight:
 
     def loss(self, sequences: Tensor, labels: Tensor | None = None) -> Tensor:
         if len(sequences) > self._most or (self._recompute and not self._model.recompute):
-            self._loss(sequences[:1]).backward()  # a part of the work is done when memory runs out
+            self._loss(sequences[:1]).backward()  # memory runs out after a part of the work
             raise torch.OutOfMemoryError("CUDA out of memory")
         return self._loss(sequences, labels)
 

@@ -1,5 +1,5 @@
-"""How passes are computed: which options mean what where, that bf16 keeps what must be fp32, and
-that compiling, where it works and where it does not, changes what a step takes and not what it is.
+"""How passes are computed: the meaning of the options, what stays fp32 with bf16, and that
+compilation changes only the time of a step.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def gradients(passes: Passes, model: nn.Module) -> dict[str, Tensor]:
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> dict[str, bool]:
-    """A machine whose devices the test chooses: whether its `cuda`, and its `mps`, know bf16."""
+    """A machine with the given devices. `cuda` and `mps` say whether each supports bf16."""
     has = {"cuda": True, "mps": True}
     monkeypatch.setattr(torch.cuda, "device", lambda device: torch.no_grad())
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: has["cuda"])
@@ -145,9 +145,7 @@ def test_bf16_chooses_same_experts_as_fp32(model: str) -> None:
 
 
 def test_round_trained_in_bf16_applies_like_any_other() -> None:
-    """What is sent has the same size, parameters stay as they were while it is made, and replicas
-    end equal.
-    """
+    """Results have the same size, training leaves parameters unchanged, and replicas end equal."""
     plain = replica(Arithmetic())
     cast = replica(BF16)
     results = [own.train(SHARE, 0.1, 0.1, threading.Event()).payloads for own in (plain, cast)]
@@ -263,8 +261,8 @@ def test_machine_without_compiler_trains_uncompiled(
     ]
 )
 def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """What is behind `torch.compile`: C++ takes half a minute, and graphs and gradients are the
-    same without it.
+    """The backend of `torch.compile`. Compiling C++ takes half a minute, and graphs and gradients
+    are equal without it.
     """
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=request.param))
     return str(request.param)

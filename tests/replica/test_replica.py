@@ -1,6 +1,4 @@
-"""A replica's arithmetic: the gradient of a share, how it is clipped, and on which device that
-happens.
-"""
+"""A replica's arithmetic: the gradient of a share, its clipping, and the choice of the device."""
 
 from __future__ import annotations
 
@@ -41,7 +39,7 @@ def _replica(micro: int = 4, tier: int = 0, clip: float | None = None) -> Replic
 def _gradient(
     replica: Replica, monkeypatch: pytest.MonkeyPatch, sequences: torch.Tensor
 ) -> dict[str, torch.Tensor]:
-    """What a replica hands to its optimizer for these sequences."""
+    """Return the gradient that a replica passes to its optimizer for these sequences."""
     found: dict[str, torch.Tensor] = {}
     result = replica.optimizer._result
     compress = result.compress
@@ -68,7 +66,7 @@ def _norm(grads: dict[str, torch.Tensor]) -> float:
 def test_gradient_equals_share_mean_for_any_micro_batch(
     monkeypatch: pytest.MonkeyPatch, micro: int, tier: int
 ) -> None:
-    """Six sequences in micro-batches that do and do not divide them."""
+    """Micro-batches that divide six sequences, and others that do not."""
     model = _replica(tier=tier).model
     model.loss(SEQUENCES).backward()
     expected = {name: p.grad for name, p in model.named_parameters()}
@@ -100,7 +98,7 @@ def test_only_large_gradients_are_scaled_to_clip_norm(monkeypatch: pytest.Monkey
 def test_training_leaves_parameters_unchanged() -> None:
     replica = _replica()
     before = replica.hashes()
-    for _ in range(2):  # the second looks ahead along a delta that is not zero
+    for _ in range(2):  # the second share looks ahead along a nonzero residual
         payloads = replica.train(SEQUENCES, 0.1, 0.1, threading.Event()).payloads
     assert replica.hashes() == before
     assert payloads.keys() == {0, 1, 2}
@@ -114,7 +112,7 @@ def test_training_looks_ahead_along_delta(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_replicas_of_two_tiers_stay_equal_on_shared_levels() -> None:
-    """Each applies the results of both, of which the small one's has fewer levels."""
+    """Each applies the results of both. The smaller replica's result has fewer levels."""
     replicas = [_replica(tier=0), _replica(tier=1)]
     for step in range(3):
         payloads = [
@@ -173,7 +171,7 @@ def test_weight_is_sequences_per_minute_within_limits(
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
-    """A machine whose devices the test chooses: `gpus` and `mps` of them."""
+    """A machine with `gpus` GPUs, and with an MPS device if `mps`."""
     has = {"gpus": 0, "mps": 0}
     monkeypatch.setattr(torch.cuda, "is_available", lambda: has["gpus"] > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: has["gpus"])

@@ -1,6 +1,4 @@
-"""Whole rounds as on a GPU, where there is none: nothing mixes tensors of both places, and the bits
-are the CPU's.
-"""
+"""Whole rounds on a simulated GPU: no operation mixes devices, and the bits equal the CPU's."""
 
 from __future__ import annotations
 
@@ -29,21 +27,22 @@ torch.set_num_threads(1)
 
 @pytest.fixture(autouse=True)
 def _by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In both places: kernels, and torch's fused AdamW, are the CPU's alone and round otherwise
-    (`tests/kernels`).
+    """Disable compiled kernels and fused AdamW on both devices. They run only on the CPU and round
+    differently (`tests/kernels`).
     """
     monkeypatch.setattr("aftermath.optim.proof.unfit", lambda: "torch is compared with itself")
     monkeypatch.setattr("aftermath.optim.inner_optimizer.may_fuse", lambda _: False)
 
 
 HERE = [name for name in MODELS if name != "auto-experts"]
-"""All but the one whose experts transformers counts by `one_hot`: it makes tensors where no
-stand-in sees it, and loops over numbers that `FakeTensorMode` does not have. `test_on_cuda` has it.
+"""All models but the one whose experts transformers counts with `one_hot`. That function creates
+tensors outside the simulation, and loops over numbers that `FakeTensorMode` lacks. `test_on_cuda`
+covers this model.
 """
 ESSENTIAL = [("nanogpt", "distro"), ("qwen3", "sparseloco-muon")]
-"""Signs and a mean; the second with inner steps, Muon, and heads that share keys."""
+"""Signs, and a mean with inner steps, Muon and shared key heads."""
 ESSENTIAL += [("deepseek-v3", "distro"), ("auto", "distro"), ("llama", "sparseloco-whole-polar")]
-"""Experts, an architecture of transformers, and results that are sent whole."""
+"""Experts, a transformers architecture, and results with all numbers."""
 OTHERS = {(model, "distro") for model in HERE} | {("llama", name) for name in OPTIMIZERS}
 OTHERS -= {*ESSENTIAL, ("llama", "sparseloco-muon")}
 
@@ -57,7 +56,7 @@ def test_simulated_gpu_rounds_equal_cpu_bits(model: str, optimizer: str) -> None
     if model.startswith("auto"):
         pytest.importorskip("transformers")
     there = play(model, optimizer, CPU)
-    # in torch's own attention on a GPU, which rounds otherwise
+    # with torch's attention on a GPU, which rounds differently
     shares_heads = "num_key_value_heads" in MODELS[model]
     with gpu_at_hand() as gpu:
         here = play(model, optimizer, gpu, given=there.payloads if shares_heads else None)
@@ -93,8 +92,8 @@ def test_simulated_gpu_measures_speed_and_writes_text() -> None:
 def test_simulated_gpu_bf16_passes_have_gpu_types(
     monkeypatch: pytest.MonkeyPatch, model: str
 ) -> None:
-    """Without numbers, by torch's own rules for CUDA: what it would refuse, or compute in another
-    type, shows.
+    """Use torch's rules for CUDA without numbers. They show what it would refuse or compute in
+    another type.
     """
     if model.startswith("auto"):
         pytest.importorskip("transformers")

@@ -1,6 +1,4 @@
-"""Whole rounds of three replicas on one device, and what they leave, to be compared with another
-device's.
-"""
+"""Whole rounds of three replicas on one device, and their results, to compare two devices."""
 
 from __future__ import annotations
 
@@ -77,8 +75,8 @@ MODELS: dict[str, dict[str, Any]] = {
         "n_positions": 64,
     },
 }
-"""A `config.json` of each architecture; those that begin with `auto` need transformers. The experts
-of one are stacks of matrices.
+"""A `config.json` of each architecture; names with `auto` need transformers. One has
+stacked experts.
 """
 _DISTRO = {
     "topk": 4,
@@ -107,7 +105,7 @@ OPTIMIZERS: dict[str, Optimizer] = {
 
 @dataclass(frozen=True)
 class Left:
-    """What rounds left: in `payloads` by round and replica, in `hashes` by replica."""
+    """The results of rounds: `payloads` by round and replica, `hashes` by replica."""
 
     payloads: list[list[dict[int, bytes]]]
     hashes: list[dict[int, bytes]]
@@ -121,10 +119,11 @@ def play(
     device: torch.device,
     given: Sequence[Sequence[Mapping[int, bytes]]] | None = None,
 ) -> Left:
-    """Play two rounds with replicas of tiers 0, 1 and 2 (all of 0 where a model has one), and load
-    what they end with.
+    """Play two rounds with replicas of tiers 0, 1 and 2 (all of tier 0 for a model with one tier),
+    and load their final state.
 
-    Each trains, encodes, and applies the results of all: its own, or those `given`, if they are.
+    Each replica trains, encodes, and applies all results: those of this device, or those in
+    `given`.
     """
     config = config_of(MODELS[model])
     tiers = (0, 1, 2) if not model.startswith("auto") else (0, 0, 0)
@@ -164,7 +163,7 @@ def play(
 def votes_of(
     schema: Schema, replica: Replica, results: Sequence[Mapping[int, bytes]]
 ) -> dict[int, list[Votes]]:
-    """What a replica applies of everyone's results."""
+    """Return the votes that a replica applies of all results."""
     return {
         level: [
             decode_level(own[level], schema.results, level, replica.device)
@@ -194,9 +193,7 @@ def _replica(
 
 
 def _handed_on(replica: Replica) -> dict[str, Tensor]:
-    """The tensors of a joiner that takes a replica's snapshot, written where the joiner's replica
-    then is.
-    """
+    """Return the tensors of a joiner that fetched a replica's snapshot, on the joiner's device."""
     taken = snapshot(replica.params, replica.schema.state, replica.tier, 0)
     tensors = {name: torch.zeros_like(tensor) for name, tensor in replica.params.items()}
     for level, digests in taken.manifest.levels.items():

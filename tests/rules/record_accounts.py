@@ -33,7 +33,7 @@ value_bits = 1
 compression_topk_embeddings = 48
 weight_decay = 0.125
 """
-"""The kind with the most numbers, none of them zero."""
+"""The kind of schedule with the most numbers. None of them is zero."""
 
 
 def plain(value: Any) -> Any:

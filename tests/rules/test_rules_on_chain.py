@@ -301,7 +301,7 @@ def test_program_drops_members_that_incomplete_names(chain: Onchain, seed: int) 
         SEED, min_clients=2, init_min_clients=size, witness_nodes=2, rounds_per_epoch=60
     )
     chain.begin({number: (rng.randrange(3), 1) for number in range(1, size + 1)})
-    while chain.run.current.height < 2 + conviction.OFTEN:  # as many as a count can have fallen in
+    while chain.run.current.height < 2 + conviction.OFTEN:  # enough rounds to convict
         chain.at(chain.now + 1)
         for seat in committee.witnesses(chain.run.current, chain.members):
             chain.witness(

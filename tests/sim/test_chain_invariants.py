@@ -1,6 +1,4 @@
-"""The laws of a run are broken by what breaks them, and the simulated network keeps the real one's
-promises.
-"""
+"""Each invariant detects its violation. The simulated network has the real guarantees."""
 
 from __future__ import annotations
 
@@ -64,7 +62,7 @@ def test_sequences_assigned_again_after_rewind_count_once() -> None:
     record.note(
         builders.run(RunState.WAITING_FOR_MEMBERS, step=3, data_index=24), builders.members({})
     )
-    record.check_coverage([])  # and what went back further before does not count again
+    record.check_coverage([])  # an earlier rewind that went further back does not count again
     record.settled[2, 1] = [[19, 20]]
     with pytest.raises(InvariantBroken, match="sequence 19 was trained twice"):
         record.check_coverage([])

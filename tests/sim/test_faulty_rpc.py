@@ -1,6 +1,4 @@
-"""The real chain client on its simulated road: what a sick node says, or does not say, ends no
-member.
-"""
+"""The real chain client over a simulated connection: no answer of a faulty node ends a member."""
 
 from __future__ import annotations
 
@@ -21,13 +19,14 @@ from aftermath.sim.virtual_time import run_virtual
 from member.short_runs import SHORT
 
 SLOW = {NodeFault.SILENT, NodeFault.LIMITS, NodeFault.HTML, NodeFault.BEHIND, NodeFault.MUTE}
-"""No answer, an error, a wrong one, an old one, no pushes; others of these kinds are nightly."""
+"""No answer, an error, a wrong answer, an old answer, no notifications. Similar faults are nightly.
+"""
 
 
 @pytest.mark.slow
 def test_missing_genesis_hash_ends_no_member(tmp_path: Path) -> None:
-    """A node that was away is asked again which cluster it serves; whatever it says instead is not
-    another cluster.
+    """The client asks a returning node for its cluster again. An invalid answer is not another
+    cluster.
     """
 
     async def story(sim: SimulatedRun) -> None:
@@ -73,7 +72,7 @@ def test_member_with_faulty_node_for_ten_seconds_returns(tmp_path: Path, mood: N
 @pytest.mark.slow
 @pytest.mark.parametrize("mood", [NodeFault.SILENT, NodeFault.TYPES, NodeFault.BEHIND])
 def test_second_node_bridges_fault_of_first(tmp_path: Path, mood: NodeFault) -> None:
-    """Nobody is missed, although each member's first node is sick for the rest of the run."""
+    """No member drops out, although each member's first node stays faulty."""
 
     async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier, nodes=2) for tier in (0, 1, 2)]
@@ -102,7 +101,7 @@ def test_mute_websocket_is_replaced_by_polling(tmp_path: Path) -> None:
 
 
 def test_node_faults_match_their_names() -> None:
-    """The bytes that arrive, mood by mood."""
+    """Check the bytes that arrive with each fault."""
 
     async def main() -> dict[NodeFault, object]:
         chain = SimChain()

@@ -1,5 +1,5 @@
-"""Runs played from seeds: the laws hold, the same seed is the same run anywhere, and what breaks is
-found and told.
+"""Runs from seeds: invariants hold, a seed gives the same run anywhere, and a broken invariant is
+reported.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from aftermath.sim.simulation import SimulatedRun, play
 SHORT = 60.0
 
 
-@pytest.mark.nightly  # the slow tests play a shorter seed
+@pytest.mark.nightly  # the slow tests run a shorter seed
 @pytest.mark.parametrize("seed", range(100, 106))
 def test_invariants_hold_for_campaign_seeds(seed: int) -> None:
-    """More of them: `python -m aftermath.sim --seeds 100..199 --jobs 2`."""
+    """To run more seeds: `python -m aftermath.sim --seeds 100..199 --jobs 2`."""
     verdict = try_seed(seed, command.SECONDS)
     assert not verdict.broken, verdict
 

@@ -30,7 +30,7 @@ DataHash = Annotated[
 
 
 class SeededShuffle(BareVariant):
-    """The data is shuffled by 32 seed bytes."""
+    """An order that 32 seed bytes determine."""
 
     seed: SeedBytes = Field(examples=[list(range(1, 33))], description="32 numbers from 0 to 255.")
 
@@ -39,7 +39,7 @@ class SeededShuffle(BareVariant):
 
 
 class NoShuffle(Variant):
-    """The data is read in its own order."""
+    """The order in which the data is stored."""
 
     def to_chain(self) -> dict[str, Any]:
         return {"shuffle": 0, "shuffle_seed": _NO_SEED}
@@ -48,18 +48,18 @@ class NoShuffle(Variant):
 class Shuffle(Choice):
     """The order in which sequences are numbered."""
 
-    DontShuffle: NoShuffle | None = Field(default=None, description="The data's own order.")
+    DontShuffle: NoShuffle | None = Field(default=None, description="The stored order of the data.")
     Seeded: SeededShuffle | None = Field(default=None, description="An order made from a seed.")
 
     @property
     def seed(self) -> bytes | None:
-        """The seed's bytes, or None for the data's own order."""
+        """The seed's bytes, or None for the stored order."""
         return bytes(self.Seeded.seed) if self.Seeded is not None else None
 
 
 _NO_SHUFFLE = Shuffle(DontShuffle=NoShuffle())
 _TOKEN_SIZE = "Bytes of a token in the files. TwoBytes hold a vocabulary of up to 65,536."
-_ORDER = "In which order the sequences are trained."
+_ORDER = "Order in which the sequences are trained."
 
 
 def _location(
@@ -110,10 +110,10 @@ class DataSource(Variant, ABC):
             raise NoData(error.message, advice_to_member("data", self.local_path())) from None
 
     def check(self) -> None:
-        """Raise DataError for a location that is invalid without contacting it."""
+        """Raise DataError for an invalid location. This contacts no machine."""
 
     def local_path(self) -> str:
-        """Return the file or directory that it reads, as the run names it. Empty: none."""
+        """Return the path that it reads, as the run names it. Empty if there is none."""
         return ""
 
     def addresses(self) -> Sequence[str]:
@@ -215,11 +215,11 @@ class HttpFilesTable(Variant, ABC):
         """Return the files' name in errors, without secrets."""
 
     def address(self) -> str:
-        """Return what is contacted, without secrets."""
+        """Return the address that is contacted, without secrets."""
         return self.label()
 
     def host_is_trusted(self) -> bool:
-        """Return whether this machine's user named the host, and not the run."""
+        """Return whether the user of this machine, not the run, named the host."""
         return False
 
 
@@ -261,7 +261,7 @@ class NumberedUrlFiles(HttpFilesTable):
         default=0, description="Length that numbers are padded to with zeros."
     )
     num_files: Annotated[U32, Means("files", least=1)] = Field(
-        examples=[8], description="How many files there are."
+        examples=[8], description="Number of files."
     )
 
     def to_chain(self) -> dict[str, Any]:
@@ -298,10 +298,12 @@ class GcpFiles(HttpFilesTable):
     """A public Google Cloud bucket and the folder in it."""
 
     bucket_name: Location = Field(
-        examples=["my-tokens"], description="The bucket, which everybody may read."
+        examples=["my-tokens"], description="Name of the bucket. It must be public."
     )
     filter_directory: Location = Field(
-        default="", examples=["fineweb"], description="The folder in it; empty: all of the bucket."
+        default="",
+        examples=["fineweb"],
+        description="Folder in the bucket. Empty uses the whole bucket.",
     )
 
     def to_chain(self) -> dict[str, Any]:
@@ -342,7 +344,7 @@ class HttpLocation(Choice):
 
     @property
     def files(self) -> HttpFilesTable:
-        """The way that was chosen."""
+        """The chosen table."""
         chosen = self.chosen
         assert isinstance(chosen, HttpFilesTable)
         return chosen
@@ -426,12 +428,12 @@ class WeightedData(BareVariant, DataSource):
 
 
 class PreprocessedData(BareVariant, DataSource):
-    """A data set that is tokenised already."""
+    """A data set that is already tokenised."""
 
     has_labels: ClassVar[bool] = True
 
     path: Location = Field(
-        examples=["runs/mine/rows"], description="The folder of rows, which every member has."
+        examples=["runs/mine/rows"], description="Folder of rows, which every member must have."
     )
 
     def to_chain(self) -> dict[str, Any]:
@@ -449,13 +451,15 @@ class PreprocessedData(BareVariant, DataSource):
 
 @extensible("aftermath.data_sources", DataSource)  # type: ignore[type-abstract]
 class DataLocationChoice(Choice):
-    """Where the tokens are."""
+    """The location of the tokens."""
 
     Dummy: DummyData | None = Field(default=None, description="Made-up tokens.")
     Server: ServerData | None = Field(default=None, description="A data server.")
-    Local: LocalData | None = Field(default=None, description="Token files of every member.")
+    Local: LocalData | None = Field(default=None, description="Token files that every member has.")
     Http: HttpData | None = Field(default=None, description="Token files over HTTP.")
-    WeightedHttp: WeightedData | None = Field(default=None, description="A mixture of these.")
+    WeightedHttp: WeightedData | None = Field(
+        default=None, description="A mixture of data locations."
+    )
     Preprocessed: PreprocessedData | None = Field(
         default=None, description="Rows with labels, for finetuning."
     )

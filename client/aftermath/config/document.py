@@ -53,7 +53,7 @@ class RunRules(Table):
     )
     max_round_train_time: SomeSeconds = Field(
         examples=[60],
-        description="Maximum training time of a round: what the slowest member's share needs. A "
+        description="Maximum training time of a round. Set it to what the slowest member's share needs. A "
         "slower member misses the round, and is warned before it joins. Below `epoch_time`, if "
         "set.",
     )
@@ -91,7 +91,7 @@ class RunRules(Table):
         description="Members elected as witnesses of a round. 0: all of them, up to 32; at most "
         "`min_clients`. Where only established members witness, 1 elects two. Few witnesses need "
         "fewer transactions, but an offline one stalls the round, and a dishonest one may be the "
-        "whole committee. Nobody is dropped by fewer votes than a quorum with 0. Use a small value "
+        "whole committee. Dropping a member always takes as many votes as with 0. Use a small value "
         "only among members that you know.",
     )
     overlap: Annotated[U8, Means("rounds", most=1)] = Field(
@@ -135,14 +135,14 @@ class RunRules(Table):
 
 
 class Matformer(Table):
-    """`[model.LLM.matformer]`: how many tiers the model has; tier k keeps the first 1/2^k of every
+    """`[model.LLM.matformer]`: the number of tiers. Tier k keeps the first 1/2^k of every
     feed-forward layer.
     """
 
     tiers: Annotated[int, Field(ge=1, le=MAX_LEVELS), Means("tiers")] = Field(
         default=1,
         examples=[3],
-        description="Sizes of the model that members may hold. 1: everybody holds all of it.",
+        description="Number of model sizes that members may hold. 1: every member holds the whole model.",
     )
 
 
@@ -168,7 +168,7 @@ class Llm(Table):
         description="Steps over which the learning rate rises again after a pause. They must fit into one epoch.",
     )
     checkpoint: CheckpointChoice = Field(description="The checkpoint that the run begins with.")
-    data_location: DataLocationChoice = Field(description="Where the tokens are.")
+    data_location: DataLocationChoice = Field(description="Location of the tokens.")
     data_hash: DataHash = Field(
         default="",
         description="Hash of the data files. Members with other files are refused. If it is empty, "
@@ -179,7 +179,7 @@ class Llm(Table):
         description="How members learn, and what they send each other."
     )
     matformer: Matformer = Field(
-        default=Matformer(), description="Into how many tiers the model is cut."
+        default=Matformer(), description="Number of tiers that the model is cut into."
     )
 
     @property
@@ -246,7 +246,7 @@ class RunConfig(Table):
 
     @property
     def file(self) -> Path:
-        """The path that the config was loaded from, as it was given."""
+        """The path from which the config was loaded, unchanged."""
         return Path(self._source)
 
     def refused(

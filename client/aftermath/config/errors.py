@@ -63,7 +63,7 @@ _KINDS |= {
 
 
 class Mistake(NamedTuple):
-    """What is wrong at a key, as a sentence and as a code."""
+    """A mistake at a key, as a sentence and as a code."""
 
     path: Path
     sentence: str
@@ -152,6 +152,7 @@ def sentences(error: ValidationError, root: type[BaseModel]) -> list[Mistake]:
 
 
 def _sentence(item: Any, root: type[BaseModel]) -> str:
+    """Return one of pydantic's errors as a sentence."""
     *table, key = item["loc"] or ("",)
     where = f"[{'.'.join(map(str, table))}] {key}" if table else f"[{key}]"
     kind = item["type"]

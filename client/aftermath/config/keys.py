@@ -24,7 +24,7 @@ from aftermath.config.tables import BareVariant, Choice, Table
 _TYPES = {int: "whole number", float: "number", str: "text", bool: "true or false"}
 _RUN_CONFIG = ("run", "config")
 _NEAREST = 5
-_LEAST_PART = 3  # least letters of a word that may match a part of a key
+_LEAST_PART = 3  # minimum letters of a word that may match a part of a key
 
 
 @dataclass(frozen=True)

@@ -19,13 +19,13 @@ _OWN_STATE = (
 
 
 class HubCheckpoint(Variant):
-    """A Hugging Face repository; without a revision its default branch."""
+    """A Hugging Face repository. Without a revision, its default branch is used."""
 
     repo_id: Repository = Field(
         examples=["ada/my-model"], description="The repository, as OWNER/NAME."
     )
     revision: Annotated[str, Means(bytes=REVISION_BYTES)] = Field(
-        default="", description="A commit, tag or branch of it. Pin a commit where the run matters."
+        default="", description="A commit, tag or branch of it. Pin a commit for important runs."
     )
 
     def to_chain(self) -> dict[str, Any]:
@@ -33,7 +33,7 @@ class HubCheckpoint(Variant):
 
 
 class LocalCheckpoint(BareVariant):
-    """A directory every member has under the same path."""
+    """A directory that every member has under the same path."""
 
     path: Repository = Field(
         examples=["runs/mine/model"],
@@ -61,7 +61,7 @@ class DummyCheckpoint(Variant):
 
 
 class CheckpointChoice(Choice):
-    """The durable checkpoint a run starts from."""
+    """The durable checkpoint that a run starts from."""
 
     NOT_HERE: ClassVar[Mapping[str, str]] = {
         "Gcs": "checkpoints in Google Cloud Storage are not supported; copy it to the Hub and "
@@ -70,5 +70,7 @@ class CheckpointChoice(Choice):
         "P2PGcs": _OWN_STATE,
     }
     Hub: HubCheckpoint | None = Field(default=None, description="A Hugging Face repository.")
-    Local: LocalCheckpoint | None = Field(default=None, description="A directory of every member.")
+    Local: LocalCheckpoint | None = Field(
+        default=None, description="A directory that every member has."
+    )
     Dummy: DummyCheckpoint | None = Field(default=None, description="Weights made from a seed.")

@@ -33,7 +33,7 @@ U64 = Annotated[int, Field(ge=0, le=2**63 - 1)]
 
 
 class Table(BaseModel):
-    """A TOML table: unknown keys refused, values of exactly the declared types, not changed after
+    """A TOML table. It refuses unknown keys and values of other types, and does not change after
     loading.
     """
 
@@ -54,7 +54,7 @@ class Table(BaseModel):
 
     @classmethod
     def _shape(cls, table: dict[str, Any]) -> dict[str, Any]:
-        """Return the JSON Schema of what a file may hold for this table, given the table's own."""
+        """Return the JSON Schema for this table in a file. `table` is the schema of the class."""
         return table
 
 
@@ -68,7 +68,7 @@ class Variant(Table, ABC):
 
     @classmethod
     def summary(cls) -> str:
-        """Return what the variant is, in one sentence."""
+        """Return a description of the variant in one sentence."""
         return inspect.getdoc(cls) or ""
 
     @abstractmethod
@@ -77,7 +77,7 @@ class Variant(Table, ABC):
 
 
 class Choice(Table):
-    """A table that holds exactly one of its variants; every field is a variant and None when it was
+    """A table that holds exactly one of its variants. Every field is a variant, or None if it was
     not chosen.
     """
 
@@ -87,6 +87,7 @@ class Choice(Table):
     @model_validator(mode="before")
     @classmethod
     def _exactly_one(cls, value: Any) -> Any:
+        """Turn a bare name into a table, and check that one variant is chosen."""
         if isinstance(value, str):
             value = {value: {}}
         for name, advice in cls.NOT_HERE.items():
@@ -94,7 +95,7 @@ class Choice(Table):
                 raise ValueError(f"cannot be {name}: {advice}")
         if isinstance(value, dict) and (
             len(value) != 1 or None in value.values()
-        ):  # JSON has null, TOML has not
+        ):  # JSON has null, but TOML does not
             given = (
                 " and ".join(name for name, settings in value.items() if settings is not None)
                 or "none"
@@ -150,7 +151,9 @@ def extensible(group: str, base: type[Variant]) -> Callable[[type[C]], type[C]]:
 
 
 def extended(choice: type[C], variants: Mapping[str, type[Variant]]) -> type[C]:
-    """Return a choice that has these variants too. Raises BadExtension for a name that it has."""
+    """Return a choice that has these variants too. Raises BadExtension for a name that is already
+    taken.
+    """
     if taken := variants.keys() & choice.model_fields.keys():
         raise BadExtension(
             f"an installed package registers the name {min(taken)}, which a built-in variant has",

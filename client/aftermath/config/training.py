@@ -101,7 +101,7 @@ class WarmupStableDecayRate(Variant):
     cosine_decay_final_lr: FurtherRate = Field(
         default=0.0,
         examples=[4e-4],
-        description="Learning rate where the cosine ends, and the line begins.",
+        description="Learning rate at the end of the cosine, where the line begins.",
     )
     linear_decay_final_lr: FurtherRate = Field(
         default=0.0, description="Learning rate at the end of the line, and after it. Prefer 0."
@@ -129,7 +129,7 @@ class LearningRate(Choice):
     Linear: LinearRate | None = Field(default=None, description="A line.")
     Cosine: CosineRate | None = Field(default=None, description="Half a cosine wave.")
     WarmupStableDecay: WarmupStableDecayRate | None = Field(
-        default=None, description="One rate, then a fall: what the shipped configs do."
+        default=None, description="One rate, then a decay. The shipped configs use it."
     )
 
 

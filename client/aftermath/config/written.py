@@ -17,7 +17,7 @@ COLUMNS = 120
 
 
 def text_of(config: RunConfig, about: Sequence[str]) -> str:
-    """Return the file's text. `about`: lines of the comment at its top."""
+    """Return a config as TOML text. `about`: lines of the comment at its top."""
     lines = [f"# {line}".rstrip() for line in about]
     for name in type(config).model_fields:
         lines += _table(config, (), name)

@@ -1,6 +1,6 @@
 """Share a data server's slots and read turns fairly between client addresses.
 
-A client that waits for a reply keeps its slot as long as another client of its address is idle.
+A client that waits for a reply keeps its slot while another client of its address is idle.
 Otherwise a client that opens connections quickly would disconnect waiting members.
 """
 

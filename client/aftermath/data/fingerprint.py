@@ -1,4 +1,4 @@
-"""Fingerprints of token files, so that members with other files notice before they train.
+"""Fingerprints of token files, so that members with other files are detected before they train.
 
 A record has a file's name, its size and the SHA-256 of sampled blocks.
 """
@@ -17,7 +17,7 @@ from aftermath.data.source import FileRecord, Span, Store
 # changes nearly every sampled block. A single changed byte may go undetected, but it harms only
 # that member's results.
 BLOCK = 4096  # bytes
-MAX_BLOCKS = 1024  # of all files; each file has at least one
+MAX_BLOCKS = 1024  # for all files together; each file has at least one
 MAX_BLOCKS_OF_FILE = 16
 
 

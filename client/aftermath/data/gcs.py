@@ -20,7 +20,7 @@ from aftermath.data.source import MOST_FILES, DataError
 HOST = "https://storage.googleapis.com"
 _EMULATOR = "STORAGE_EMULATOR_HOST"
 _MOST_PAGES = 64
-_MOST_BYTES = 8 << 20  # of one page
+_MOST_BYTES = 8 << 20  # per page
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
 
 

@@ -46,7 +46,8 @@ _LONGEST_WANTED = 60.0  # seconds; a longer Retry-After is cut
 AT_ONCE = 8  # requests
 _LAST_PORT = 65535
 _MAX_REDIRECTS = 5
-# Failed connections, these codes, 5xx and short or slow replies may pass. Others are final.
+# Failed connections, these codes, 5xx, and short or slow replies are temporary. Other failures are
+# final.
 _TEMPORARY_CODES = {408, 425, 429}
 _MAX_REQUEST_BYTES = 16 << 20  # bytes of adjacent sequences that one request reads
 _WORDS: dict[type[Exception], str] = {
@@ -182,7 +183,7 @@ class HttpClient:
     async def _following_redirects(
         self, url: str, headers: dict[str, str]
     ) -> AsyncIterator[httpx.Response]:
-        """Give the reply after all redirects, with its body unread."""
+        """Yield the reply after all redirects, with its body unread."""
         request = self._client.build_request("GET", url, headers=headers)
         for _ in range(1 + _MAX_REDIRECTS):
             self._client.cookies.clear()
@@ -242,7 +243,7 @@ def _fix(url: str, why: str) -> str:
 
 
 class _TemporaryFailure(Exception):
-    """A failure that may pass. The next try should wait at least `pause` seconds."""
+    """A temporary failure. The next try should wait at least `pause` seconds."""
 
     def __init__(self, why: str, pause: float = 0.0) -> None:
         super().__init__(why)
@@ -396,7 +397,7 @@ def _check_redirect(answer: httpx.Response) -> None:
         )
 
 
-_DOWNLOAD_BYTES = 8 << 20  # of one request
+_DOWNLOAD_BYTES = 8 << 20  # per request
 
 
 # A file gets its final name when it is complete. Until then its name has a hash of size and ETag

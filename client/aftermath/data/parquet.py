@@ -63,6 +63,7 @@ def unpacked_rows(path: Path, seq_len: int, *, labels: bool) -> list[Path]:
 
 
 def _write_rows(path: Path, names: Sequence[str], seq_len: int, stream: BinaryIO) -> None:
+    """Write the rows of a column as a NumPy file."""
     header = {
         "descr": "<i4",
         "fortran_order": False,

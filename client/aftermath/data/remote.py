@@ -1,7 +1,7 @@
 """The sequences of a data server (`server`), over one connection.
 
-The server's description must match the run and must not change. Tokens are checked against the
-vocabulary here, because the server does not know the model.
+The server's description must match the run and must not change. The client checks tokens against
+the vocabulary, because the server does not know the model.
 """
 
 from __future__ import annotations

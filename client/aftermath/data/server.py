@@ -99,7 +99,7 @@ class DataServer:
 
     @contextlib.asynccontextmanager
     async def listening(self, host: str, port: int) -> AsyncIterator[int]:
-        """Listen until the block ends, and give the port. Raise DataError if the port is
+        """Listen until the block ends, and yield the port. Raise DataError if the port is
         not free.
         """
         try:
@@ -119,6 +119,7 @@ class DataServer:
     async def _serve_client(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
+        """Answer the requests of one connection until it closes."""
         task = asyncio.current_task()
         assert task is not None
         # drain() returns when the client received everything
@@ -136,7 +137,7 @@ class DataServer:
             with contextlib.suppress(OSError, TimeoutError):
                 await self._send(client, writer, encode_message(ErrorReply(str(error))))
         except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.CancelledError):
-            pass  # a client that left may come back
+            pass  # a client that disconnected may connect again
         finally:
             self._slots.leave(client)
             writer.transport.abort()  # `close` would wait forever for a client that reads nothing

@@ -1,4 +1,5 @@
-"""A seeded order of sequences: a Feistel permutation, walked until it lands inside the range.
+"""A seeded order of sequences: a Feistel permutation, repeated until the result is inside the
+range.
 
 Source: Black and Rogaway, "Ciphers with Arbitrary Finite Domains" (2002), with BLAKE2b as the
 round function.

@@ -91,6 +91,7 @@ class Texts:
                 ) from None
 
     def _of_file(self, path: Path) -> Iterator[TextPiece]:
+        """Yield the pieces of one file, or count it as left out."""
         with path.open("rb") as raw:
             head = raw.read(HEAD_BYTES)
             raw.seek(0)

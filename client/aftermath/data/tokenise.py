@@ -27,7 +27,7 @@ from aftermath.data.texts import NOT_TEXT, TextError, TextPiece, Texts
 TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 _BATCH_TEXTS = 64  # the most texts that are encoded together
-_BATCH_CHARACTERS = 1 << 20  # of them together; an encoding takes about 100 bytes per token
+_BATCH_CHARACTERS = 1 << 20  # per batch; an encoding takes about 100 bytes per token
 _NOT_CORPUS = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
 
 
@@ -108,12 +108,12 @@ def standard_library(budget: int) -> list[Path]:
 def hold_out(documents: Sequence[Path], root: Path, percent: int) -> tuple[list[Path], list[Path]]:
     """Split documents into those to train on and about `percent` percent to measure on.
 
-    The hash of the path below `root` decides, so a document stays on its side when others change.
-    Raise TextError if a side is empty.
+    The hash of the path below `root` decides, so other documents do not affect a document's part.
+    Raise TextError if a part is empty.
     """
     sides: tuple[list[Path], list[Path]] = ([], [])
     for path in documents:
-        # another hash than the one that chooses files
+        # independent of the hash that chooses files
         name = f"held out {path.relative_to(root).as_posix()}"
         position = int.from_bytes(
             hashlib.sha256(name.encode(errors="surrogateescape")).digest()[:8], "big"

@@ -1,6 +1,6 @@
-"""Several sources mixed by weight. Without weights, sources count by their length.
+"""Several sources mixed by weight. Without weights, each source is weighted by its length.
 
-One pass is as long as all sources together. The mixture may have an order of its own on top.
+One pass is as long as all sources together. The mixture itself may also be shuffled.
 """
 
 from __future__ import annotations

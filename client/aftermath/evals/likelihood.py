@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class Ask(Protocol):
-    """Run a function on the model and return its result. Raises whatever ends the evaluation."""
+    """Run a function on the model and return its result. Raises errors that end the evaluation."""
 
     def __call__(self, question: Callable[[LanguageModel], T], /) -> T: ...
 

@@ -68,8 +68,8 @@ def is_right(ask: Ask, tokenizer: Tokenizer, question: SourceQuestion) -> bool:
 
 @functools.cache
 def _texts() -> tuple[str, ...]:
-    """Return the held-out source files. Cached, because reading some MB takes a third of a
-    second.
+    """Return the held-out source files. The result is cached, because reading some MB takes a third
+    of a second.
     """
     _, files = hold_out(standard_library(_CORPUS_BYTES), standard_library_root(), _HELD_OUT_PERCENT)
     return tuple(text for file in files if len(text := _read(file)) > 4 * (_CONTEXT + _ANSWER))

@@ -72,7 +72,7 @@ def _count(
     counts: Numbers,
     touched: Numbers,
 ) -> int:
-    """Add a block's votes to sums and counts, list the touched places and return their number.
+    """Add a block's votes to sums and counts. List the places with votes and return their number.
 
     `addresses` [members, 3] point to positions, values (int64 if `whole`, else int8) and shifts (or
     0). `low` is the position of the block's first place. Each value is clamped to +-`most`.

@@ -1,7 +1,7 @@
 """Update the residual and select what to send, block by block in one pass over memory.
 
-Results equal those of `optim.error_feedback` bit by bit, except for two roundings: torch rounds a
-scaled pseudo-gradient before it adds it, and sums a DCT in another order. Neither affects other
+Results equal those of `optim.error_feedback` bit by bit, except for two roundings: torch rounds the
+scaled pseudo-gradient before the addition, and sums a DCT in another order. Neither affects other
 members.
 """
 

@@ -39,7 +39,7 @@ class Deal:
         return int.from_bytes(drawn[:8], "little") % 100 >= self._recipe.reject
 
     def return_(self, step: int, sequences: Sequence[int]) -> None:
-        """Queue the sequences of a result that does not count, to be trained again."""
+        """Queue the sequences of a rejected result, to be trained again."""
         if sequences:
             self._again.append((step + 1 + self._recipe.overlap, list(sequences)))
 

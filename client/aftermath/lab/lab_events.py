@@ -33,7 +33,7 @@ class Step(Event, frozen=True, kw_only=True):
 
 
 class HeldOut(Event, frozen=True, kw_only=True):
-    """A tier's loss on sequences that nobody trains."""
+    """A tier's loss on sequences that are not trained."""
 
     step: int
     tier: int

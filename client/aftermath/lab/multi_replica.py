@@ -1,8 +1,8 @@
 """Train all replicas of a run in one process with the members' own code.
 
 Every result is encoded to bytes and decoded. In a run, the network between members affects only
-which results are accepted; here the caller decides that. With an overlap of 1, the results of a
-round are applied after the next round was trained, as in a run.
+which results are accepted. Here the caller decides which ones are. With an overlap of 1, the
+results of a round are applied after the next round was trained, as in a run.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Together:
         return Stepped(losses, sent, tuple(left_out))
 
     def _train(self, member: int, sequences: Tensor, step: int) -> Trained | str:
-        """Return a member's result, or the reason why it has none."""
+        """Return a member's result, or the reason why there is none."""
         rates = (self._rate(step), self._rate(step - 1))
         travelling = self._travelling[member]
         try:
@@ -157,6 +157,7 @@ class Together:
         self.check()
 
     def _results(self, kept: Mapping[str, Tensor]) -> list[tuple[int, Results]]:
+        """Return the saved pending results by step, in order."""
         found: dict[int, Results] = {}
         for path, payloads in kept.items():
             step, _, level = path.partition("/")

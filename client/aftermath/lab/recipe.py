@@ -1,6 +1,6 @@
-"""A recipe: all values that decide the numbers of a training.
+"""A recipe: all values that determine the numbers of a training.
 
-A recipe survives JSON unchanged, because a saved state is bound to it.
+A recipe read back from JSON equals the original, because a saved state is bound to it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Recipe:
     data: str
     token_bytes: int
     shuffle_seed: str
-    """In hex; empty if the files are read in their own order."""
+    """Seed in hex. Empty reads the files in their stored order."""
     seq_len: int
     batch: Batch
     micro_batch: int

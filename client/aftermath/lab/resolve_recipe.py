@@ -136,7 +136,7 @@ def _from_hub(name: str) -> Path:
 
 
 def _data(said: LabSettings, config: RunConfig | None) -> dict[str, Any]:
-    """Return the recipe's fields for the data: its location, token size and order."""
+    """Return the recipe's data fields: location, token size and order."""
     chosen = config.llm.data_location if config else None
     if chosen is not None and said.data_path is None:
         _check_local(chosen)

@@ -42,7 +42,7 @@ class Counters(msgspec.Struct, frozen=True):
 
 
 def save_state(directory: Path, tensors: Mapping[str, Tensor], counters: Counters) -> None:
-    """Replace the last saved state. Raises CheckpointError, and leaves the last state as it was."""
+    """Replace the last saved state. Raises CheckpointError, and then keeps the last state."""
     with writing(directory), standing_in(directory / STATE) as partial:
         save_file(
             dict(tensors), partial, metadata={_COUNTERS: msgspec.json.encode(counters).decode()}

@@ -22,7 +22,7 @@ class Stepped:
     bytes: int = 0
     """Size of all members' results."""
     left_out: tuple[str, ...] = ()
-    """Reasons of the results that were left out."""
+    """Why results were left out, one reason each."""
 
 
 class Trainer(Protocol):

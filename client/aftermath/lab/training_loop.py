@@ -187,6 +187,7 @@ class Course:
 
     # --- the end
     def _finish(self) -> None:
+        """Apply pending results, save the checkpoint and report the end."""
         recipe = self._recipe
         trainer = self._begun.trainer
         trainer.settle()
@@ -304,7 +305,7 @@ def _same(kept: dict[str, Any], ours: dict[str, Any], out: Path) -> None:
     differing = _differing(kept, ours)
     if not differing:
         return
-    if "optimizer" in differing:  # other numbers follow from it
+    if "optimizer" in differing:  # other fields follow from this one
         differing = ["optimizer"]
     elif "settings" in differing and isinstance(kept.get("settings"), dict):
         differing.remove("settings")
@@ -313,7 +314,7 @@ def _same(kept: dict[str, Any], ours: dict[str, Any], out: Path) -> None:
     if "seed" in differing:
         differing = [name for name in differing if name != "shuffle_seed"]
     if "files" in differing and not {"data", "held_out", "model"}.isdisjoint(differing):
-        differing.remove("files")  # other paths have other files
+        differing.remove("files")  # if the paths differ, so do the files
     if "schedule" in differing:
         differing = _schedule_fields(differing, kept.get("schedule"), ours["schedule"])
         kept = kept | (kept.get("schedule") or {}) | {"kind": None}  # a number, which no user types
@@ -361,7 +362,7 @@ def _schedule_fields(
 ) -> list[str]:
     """Replace "schedule" by its first field that differs and that an option sets.
 
-    Other fields follow from that one or from --steps, or a config file sets them.
+    The other fields follow from that field or from --steps, or a config file sets them.
     """
     before = kept or {}
     by_option = ("kind", "base_lr", "warmup_steps")

@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 class TierSource:
     """Files that hold one tier (0: the full model) of a model."""
 
-    config: ModelConfig  # of the full model
+    config: ModelConfig  # the full model's config
     stored: int
     weights: tuple[Path, ...]
     form: Form = PLAIN
@@ -112,6 +112,7 @@ def _own_files(directory: Path, sibling: Path, tier: int, strategy: Strategy) ->
 
 
 def _from_manifest(path: Path, tier: int) -> TierSource:
+    """Return a tier's files by the manifest. Raises ManifestUnusable or CheckpointError."""
     manifest = parse_manifest(read_limited(path, MAX_MANIFEST_BYTES))
     entry = manifest.of_tier(tier)
     files = {listed: local_path(path.parent, listed, tier) for listed in entry.files}

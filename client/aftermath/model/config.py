@@ -189,7 +189,7 @@ class ModelConfig(BaseModel, ABC):
         return MAX_TIERS
 
     def tensor_plan(self, tier: int) -> TensorPlan | str:
-        """Return how ranks cut a tier's matrices, or why not. Raises ModelConfigError."""
+        """Return how ranks cut a tier's matrices, or why they cannot. Raises ModelConfigError."""
         del tier
         return "its config class does not say how to cut matrices"
 
@@ -224,12 +224,13 @@ class ModelConfig(BaseModel, ABC):
     def known(cls, hf_config: Mapping[str, Any]) -> dict[str, Any]:
         """Return the values of these fields in a `config.json`, with the full width.
 
-        As in transformers, null means absent, except for tokens, and false for a flag.
+        As in transformers, null means false for a flag and absent for other fields. A null token
+        stays null.
         """
         _, width = stored_tier(hf_config)
         if not width:
             raise ModelConfigError("config.json: intermediate_size is missing")
-        # null means that there is none
+        # null: the model has no such token
         tokens = {key: hf_config[key] for key in _TOKEN_KEYS if key in hf_config}
         known = {
             key: hf_config[key] for key in cls.model_fields if hf_config.get(key) is not None

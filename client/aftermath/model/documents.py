@@ -45,13 +45,13 @@ Strategy = Literal["auto", "sliced", "universal"]
 
 
 class CheckpointError(AftermathError):
-    """A checkpoint is missing, damaged, contradicts itself or does not fit what was asked."""
+    """A checkpoint is missing, damaged or contradictory, or does not fit the request."""
 
     code = "checkpoint"
 
 
 class HubAway(CheckpointError):
-    """The Hub does not answer now. This says nothing about what it holds."""
+    """The Hub cannot be reached now. The requested files may still exist there."""
 
 
 def damaged(path: Path, error: Exception) -> CheckpointError:
@@ -72,7 +72,9 @@ def is_file(path: Path) -> bool:
 
 
 def check_readable(path: Path) -> None:
-    """Raise CheckpointError if this user may not read a file. safetensors calls it missing."""
+    """Raise CheckpointError if this user may not read a file. safetensors would report it as
+    missing.
+    """
     if not os.access(path, os.R_OK):
         raise CheckpointError(
             f"cannot read {path}: permission denied", f"Allow it for this user: chmod u+r {path}"

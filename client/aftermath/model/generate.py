@@ -21,11 +21,11 @@ class Continuation:
 
     ids: list[int]
     passes: int
-    """Passes of the model, without passes of the draft."""
+    """Passes of the model, not counting those of the draft."""
     guessed: int
     """Tokens the draft proposed."""
     taken: int
-    """Guesses that the model confirmed."""
+    """Proposed tokens that the model confirmed."""
 
 
 @dataclass(frozen=True)

@@ -274,7 +274,9 @@ def _too_slow(repo: str) -> CheckpointError:
 MAX_SMALL_BYTES = 64 << 20  # an index
 MAX_OTHER_BYTES = 128 << 20  # the tokenizer and the other files that are copied with the weights
 _FETCHED = tuple(name for name in COMPANIONS if name != CARD_FILE)
-"""Without the model card, which describes the repository."""
+"""The files to fetch besides weights. The model card is left out, because it describes the
+repository.
+"""
 
 log = logging.getLogger(__name__)
 
@@ -336,7 +338,7 @@ def download_outline(
 
 
 def _base(source: Repository) -> PurePosixPath:
-    """Return the folder of the full model: the manifest's, if there is one."""
+    """Return the folder of the full model: the folder of the manifest, if there is one."""
     manifests = _manifests(source)
     return PurePosixPath(manifests[0]).parent if len(manifests) == 1 else PurePosixPath()
 
@@ -405,6 +407,7 @@ def _fetch_tier(
     listed: Mapping[str, str],
     manifest_path: str,
 ) -> Path:
+    """Fetch a tier's files that the manifest lists, and return their directory."""
     config_path = next(path for path in listed.values() if path.endswith("config.json"))
     config, stored, _ = _config(source, config_path)
     if stored != entry.tier:

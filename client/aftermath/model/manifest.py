@@ -87,8 +87,8 @@ def parse_manifest(data: bytes) -> Manifest:
 def local_path(directory: Path, listed: str, tier: int) -> Path:
     """Return the path on disk of a listed file of a tier.
 
-    Raises CheckpointError if it leads out of the checkpoint, ManifestUnusable if it leads to a
-    sibling of another name (as happens when the directory was renamed or is a copy).
+    Raises CheckpointError if it leads out of the checkpoint. Raises ManifestUnusable if it leads to
+    a sibling of another name, which happens when the directory was renamed or copied.
     """
     directory = directory.absolute()
     path_parts = _resolve((directory.name,), listed, clamp=False)

@@ -68,6 +68,7 @@ def form_of(hf_config: Mapping[str, Any]) -> Form:
 
 
 def _block(said: object) -> tuple[int, int] | None:
+    """Return the rows and columns of an fp8 block, or None without fp8."""
     if not said:
         return None
     if (
@@ -88,6 +89,7 @@ def _block(said: object) -> tuple[int, int] | None:
 
 
 def _foreign(hf_config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the name prefixes of the layers that predict further tokens."""
     layers = hf_config.get("num_hidden_layers")
     further = hf_config.get("num_nextn_predict_layers")
     if further is None:

@@ -1,7 +1,7 @@
 """The checkpoints of a run in a directory: their names, and which of them to keep.
 
-The checkpoint after n steps is `<run id>-step<n>`. A model of a step from a history that the run
-left becomes `<run id>-step<n>.replaced-<k>`; such directories are removed first.
+The checkpoint after n steps is `<run id>-step<n>`. A rewound run may train a step again. The step's
+older model is then renamed to `<run id>-step<n>.replaced-<k>`. Such directories are removed first.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def among(path: Path, others: Collection[Path]) -> bool:
 
 
 def move_aside(target: Path, place: Path) -> Path:
-    """Move the directory `target` aside and rename `place` to `target`. Return the moved one's
+    """Move directory `target` aside and rename `place` to `target`. Return the old directory's new
     path.
     """
     before = [_number(path) for path in _replaced(target.parent, target.name.rpartition(_STEP)[0])]

@@ -42,7 +42,7 @@ class Segment:
     dim: Literal[0, 1] | None
     start: int
     stop: int
-    shape: tuple[int, ...]  # of this part
+    shape: tuple[int, ...]  # the part's shape
 
     @property
     def numel(self) -> int:
@@ -141,7 +141,7 @@ def header(
     return len(text).to_bytes(_LENGTH, "little") + text
 
 
-ELEMENT_BYTES = 4  # of the model's state, fp32
+ELEMENT_BYTES = 4  # an fp32 number of the model's state
 
 # Keys of the model's config that change neither tensors nor gradients, and so are not part of the
 # schema.

@@ -50,9 +50,9 @@ def level_hash(params: Mapping[str, Tensor], schema: StateSchema, level: int) ->
     )
 
 
-# A level hash is a root over the BLAKE3 digests of its segments, so replicas of all tiers that hold
-# a level have the same hash. A peer offers the digests; they are checked against the chain first,
-# and each segment on arrival.
+# A level hash is a root over the BLAKE3 digests of the level's segments. So all replicas that hold
+# a level have the same hash, whatever their tier. A peer offers the digests; they are checked
+# against the chain first, and each segment on arrival.
 def level_root(schema: StateSchema, level: int, digests: Sequence[bytes]) -> bytes:
     """Return the SHA-256 over a domain prefix and the level's segments in canonical order.
 

@@ -60,9 +60,9 @@ class Saved:
     replaced: Path | None
 
 
-# A directory of a step is never overwritten: the chain may name it, and the run may need to return
-# to it. Saving the same model again changes nothing. Another model is moved aside if the caller
-# knows that nothing needs it; otherwise saving fails.
+# A step's directory is never overwritten, because the chain may name it and the run may return to
+# it. Saving the same model again changes nothing. Another model is moved aside if the caller knows
+# that nothing needs it; otherwise saving fails.
 def save(
     directory: Path,
     params: Mapping[str, Tensor],

@@ -55,7 +55,7 @@ class Prompt:
         return self.tokenizer.encode(self.text)
 
     def continued(self, ids: Sequence[int]) -> str:
-        """Return the text of tokens after the prompt, with the space before the first word."""
+        """Return the text of the tokens after the prompt. Keep the space before its first word."""
         return self.tokenizer.decode_after(self.ids, ids)
 
     def check(self, vocab_size: int) -> None:

@@ -1,8 +1,8 @@
 """The tiers that a `config.json` names (`matformer_tiers`): layers, heads and widths per tier.
 
-An entry inherits what it does not name from the tier before. Each tier is a part of the one before.
-Sources: MatFormer and its Mix'n'Match (arXiv 2310.07707) for widths; LayerDrop (arXiv 1909.11556)
-for skipped layers.
+An entry inherits every size that it does not name from the tier before. Each tier is a part of the
+tier before it. Sources: MatFormer and its Mix'n'Match (arXiv 2310.07707) for widths; LayerDrop
+(arXiv 1909.11556) for skipped layers.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ class Tokenizer:
         return token if type(token) is str else None
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
-        """Return the tokens of a text; `special` adds the tokenizer's own around it."""
+        """Return the tokens of a text; `special` adds the tokenizer's special tokens around it."""
         failed = "cannot tokenise a text"
         ids = self._ask(json.dumps({"text": text, "special": special}).encode(), failed)
         if type(ids) is not list or not all(
@@ -145,5 +145,5 @@ def _end(child: subprocess.Popen[bytes]) -> None:
     child.wait()
     for pipe in (child.stdin, child.stdout):
         if pipe is not None:
-            with suppress(OSError):  # what was not written yet
+            with suppress(OSError):  # the part that was not written yet
                 pipe.close()

@@ -59,7 +59,7 @@ def files_of(place: Path) -> tuple[bytes, dict[str, bytes]]:
 
 
 def same_tokens(one: bytes, other: bytes) -> bool:
-    """Return whether two files have equal models and added tokens; broken ones are equal."""
+    """Return whether two files have equal models and added tokens. Broken files count as equal."""
     try:
         documents = [json_value(data, MAX_TOKENIZER_BYTES) for data in (one, other)]
         first, second = (
@@ -125,7 +125,7 @@ def _named(companions: Mapping[str, bytes], key: str, id_of: IdOf) -> Iterator[i
 
 
 def _object(data: bytes | None) -> dict[str, Any]:
-    """Return a JSON object, empty for a file that is missing or is not one."""
+    """Return the JSON object in a file. It is empty if the file is missing or has none."""
     try:
         document = json_value(data) if data is not None else {}
     except Malformed:

@@ -2,7 +2,7 @@
 
 Messages are JSON after their length in four bytes, little-endian: first the file, then requests
 `{"text", "special"}`, `{"ids"}`, `{"token"}` and `{"id"}`. Answers are `{"is"}` or `{"error"}`.
-A slow answer also ends the process from within, because its parent may be dead.
+The process also ends itself if an answer takes too long, because its parent may be dead.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _told(call: Callable[[], Any]) -> Any:
 
 
 def _main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller ends it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
     if sys.platform != "win32":
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
     _bound_memory()

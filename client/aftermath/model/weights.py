@@ -35,8 +35,8 @@ FP8_KIND = "F8_E4M3"
 _SCALE_KINDS = ("F32", "BF16")
 
 
-# Files are mapped, so a tier reads only the pages that it needs. These are its rows of a matrix cut
-# by rows, all pages of a matrix cut by columns, and none of a skipped layer. Shards with only
+# Files are mapped, so a tier reads only the pages that it needs. It reads its own rows of a matrix
+# cut by rows, all of a matrix cut by columns, and nothing of a skipped layer. Shards with only
 # skipped layers may be absent. A single `model.safetensors` wins over an index, as in transformers.
 # A stored copy of a tied head must equal the embedding, because versions of transformers differ in
 # which of the two they load.
@@ -244,7 +244,7 @@ def _require_tied_head(
 def _require_bytes(files: Sequence[Path], shapes: Iterable[tuple[int, ...]]) -> None:
     """Raise CheckpointError if files are too small for the tensors, before allocation."""
     size = sum(path.stat().st_size for path in files)
-    if (numbers := sum(map(math.prod, shapes))) > size:  # a byte a number at least, in fp8
+    if (numbers := sum(map(math.prod, shapes))) > size:  # fp8 takes one byte per number
         raise CheckpointError(
             f"{files[0].parent} has {size:,} bytes of weights, too few for the {numbers:,} numbers of config.json",
             "Take weights and config.json from the same checkpoint",
@@ -252,7 +252,7 @@ def _require_bytes(files: Sequence[Path], shapes: Iterable[tuple[int, ...]]) -> 
 
 
 class _Parts:
-    """Reads single tensors from files of a form."""
+    """Reads single tensors from files of one published form."""
 
     def __init__(self, form: Form, scales: Mapping[str, Tensor], names: FileNames) -> None:
         self._form = form
@@ -282,8 +282,8 @@ class _Parts:
     def read(
         self, file: Any, name: str, there: tuple[int, ...], wanted: tuple[int, ...], path: Path
     ) -> Tensor:
-        """Return the first part [wanted] of a stored tensor [there] in fp32. Raises
-        CheckpointError.
+        """Return the part of shape `wanted` at the start of a tensor stored with shape `there`, in
+        fp32. Raises CheckpointError.
         """
         part = file.get_slice(name)
         shape = tuple(part.get_shape())

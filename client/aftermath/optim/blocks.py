@@ -117,5 +117,5 @@ def _blocks(segment: Segment, chunk: int, topk: int) -> Blocks:
 
 
 def _edge(size: int, limit: int) -> int:
-    """Return the shortest edge with as few blocks as `limit` gives, so that padding is least."""
+    """Return the shortest edge that needs no more blocks than `limit` does, to minimise padding."""
     return -(-size // -(-size // limit))

@@ -195,7 +195,7 @@ def _whole_on(
     layout: LevelLayout,
     level: int,
 ) -> Votes | None:
-    """Check a payload with a digit for every number on a GPU.
+    """On a GPU, check a payload that has a digit for every number.
 
     Return None if the GPU cannot, or if the payload is not valid.
     """

@@ -1,7 +1,7 @@
 """Digits: the encoding of blocks that keep most of their numbers.
 
-A digit says whether a number is kept, and its value: 0, or 1, -1, 3 or -3 times the block's power
-of two. Every row of digits has one encoding; other bytes are refused.
+A digit encodes whether a number is kept, and its value: 0, or 1, -1, 3 or -3 times the block's
+power of two. Every row of digits has one encoding; other bytes are refused.
 """
 
 from __future__ import annotations

@@ -114,8 +114,8 @@ class Engine:
         """Apply one round: per level the votes of the accepted results, in any order.
 
         Every replica must call it once per applied round, with the same votes for the levels it
-        holds. Raises ValueError, and leaves the parameters unchanged, for a level not held and for
-        votes that no run can have accepted.
+        holds. Raises ValueError for a level that is not held and for votes that no run can have
+        accepted. The parameters are then unchanged.
         """
         if self._training:
             raise RuntimeError("cannot apply results while a share is being trained")

@@ -192,6 +192,7 @@ class ErrorFeedback:
                 beyond.zero_()
 
     def _choose(self, level: int) -> None:
+        """Choose the entries of one level group by group with torch."""
         layout = self._layouts[level]
         entries = []
         for group, residual in zip(layout.groups, self._residuals[level], strict=True):

@@ -21,7 +21,7 @@ from aftermath.optim.vote_count import check_votes, tally
 # The computation per block of edges h x w (blocks of vectors have h = 1):
 # 1. Per coefficient the mean over the peers that kept it: m = round(2^26 S / c) (halves away from
 # zero), with c the number of peers that sent it and S the sum of their votes. Coefficients that
-# nobody sent are 0.
+# no peer sent are 0.
 # 2. T = round(2^-27 m Bw) (halves to even) with the integer basis Bw of edge w (`optim.dct_basis`).
 # 3. Y = Bh^T T (for h = 1: Y = m Bw, without rounding). The answer is sign(Y) in {-1, 0, +1}.
 # Edges of 1 have the basis (2^27), so step 2 leaves m unchanged for w = 1.
@@ -54,8 +54,8 @@ MEAN_BITS = 26
 _BATCH = {"cpu": 1 << 18, "cuda": 1 << 23}
 """Coefficients per transform. On a CPU, 2 MiB of float64 fit the cache; a GPU needs larger batches.
 """
-_FRACTION_BITS = 52  # of float64
-_EXPONENT_BIAS = 1023  # of float64
+_FRACTION_BITS = 52  # float64
+_EXPONENT_BIAS = 1023  # float64
 
 
 def signs(

@@ -85,7 +85,7 @@ class ResultFormat:
         return sum(blocks.entries for blocks in self.of_level(level))
 
     def as_digits(self, places: int, topk: int) -> bool:
-        """Return whether blocks are written as digits, because that takes fewer bits."""
+        """Return whether blocks are written as digits. They are if that takes fewer bits."""
         bits = self.values.bits
         return bits > 0 and digits.fewer(places, bits, bits_of(places, topk) + bits * topk)
 

@@ -21,7 +21,7 @@ from aftermath.optim.state_merkle import BlockSpan
 
 GoAhead = Callable[[Mapping[str, Tensor], float], None]
 """Changes parameters by -rate times the signs of the residual."""
-_PART_OF_A_GPU = 16  # saved parameters may take 1/16 of its memory
+_PART_OF_A_GPU = 16  # saved parameters may take 1/16 of a GPU's memory
 
 
 class GradientStep:
@@ -102,7 +102,9 @@ class GradientStep:
 
 
 def _place(params: Mapping[str, Tensor]) -> torch.device:
-    """Return where to save the parameters: on their GPU if they take little of it, else the CPU."""
+    """Return the device to save parameters on: their GPU if they fit in a small part of it, else
+    the CPU.
+    """
     device = next(iter(params.values())).device
     if device.type != "cuda" or not torch.cuda.is_available():
         return torch.device("cpu")

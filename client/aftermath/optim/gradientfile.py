@@ -1,8 +1,8 @@
 """One member's result of one round as a self-describing safetensors file.
 
 The tensor `level.N` is the payload of level N. The metadata has the member, the round, the learning
-rate and the schema. Equal results give equal files. A reader does not trust the file: it rebuilds
-the schema from its inputs and derives all sizes from it.
+rate and the schema. Equal results give equal files. A reader does not trust the file. It rebuilds
+the schema from the schema's inputs and derives all sizes from that.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The sizes of index codes (`optim.index_coding`).
 
-This module does not import torch, which takes seconds to load, because an owner's commands use it.
+An owner's commands use this module, so it does not import torch, which takes seconds to load.
 """
 
 from __future__ import annotations

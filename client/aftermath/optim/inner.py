@@ -1,4 +1,4 @@
-"""The private step of inner steps, each of the member's own optimizer.
+"""The private step that makes inner steps with the member's own optimizer.
 
 The share is cut into `inner_steps` parts (fewer if it has fewer sequences), and AdamW or Muon makes
 one step on each at the round's learning rate. The pseudo-gradient is the parameters before the

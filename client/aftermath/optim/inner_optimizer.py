@@ -32,7 +32,7 @@ EPSILON = 1e-8
 
 # An interface, because `parallel.sharded_inner` implements the steps on several devices.
 class Inner(Remembering, Protocol):
-    """Makes steps of parameters by the gradients in their `grad`."""
+    """Steps parameters along the gradients in their `grad`."""
 
     takes_gradients_as_they_are: ClassVar[bool]
     """Whether `step` ignores `factors`. If so, clipping need not wait for the norm."""
@@ -51,7 +51,7 @@ class Inner(Remembering, Protocol):
 
 
 MakeInner = Callable[[Mapping[str, Tensor], Optimizer], Inner]
-"""Builds the optimizer of such parameters, for example `InnerOptimizer`."""
+"""Builds the optimizer of the given parameters, for example `InnerOptimizer`."""
 
 
 class InnerOptimizer:

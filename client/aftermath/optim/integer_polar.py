@@ -49,7 +49,7 @@ POLYNOMIALS = (
 )
 """The a, b and c of each step."""
 _LIMIT = float(1 << 24)  # upper bound of squared row and column lengths
-_LENGTH = 4095  # of the longest row or column, at most 2^12 after fp32's rounding
+_LENGTH = 4095  # length of the longest row or column, at most 2^12 after fp32's rounding
 _UNITS = 2000  # unit of X from the second step on: singular values below 2.02
 # unit of B by step: singular values below 1 at first, then below 4.1
 _SQUARES = (4000, 1000, 1000, 1000)

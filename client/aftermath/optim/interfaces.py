@@ -111,7 +111,7 @@ class Compressor(Remembering, Protocol):
         """
 
     def measure(self, made: PseudoGradient) -> dict[int, Measured]:
-        """Return metrics per held level. The last `compress` must have had this argument."""
+        """Return metrics per held level. The argument must be that of the last `compress`."""
 
     def directions(self) -> Iterator[tuple[Part, Tensor]]:
         """Yield the signs of the residual plus the previous result, per segment: [n, h, w]."""

@@ -32,9 +32,9 @@ LARGEST = 3 << (MOST - LEAST)
 # needed. Magnitudes are integers there, so every processor and every order of additions makes the
 # same choice.
 _CANDIDATES = range(-2, 3)
-_FRACTION_BITS = 23  # of fp32
-_EXPONENT_BIAS = 127  # of fp32
-_HALF = 1 << _FRACTION_BITS - 1  # of the fraction: set in 1.5 times a power of two
+_FRACTION_BITS = 23  # fp32
+_EXPONENT_BIAS = 127  # fp32
+_HALF = 1 << _FRACTION_BITS - 1  # the fraction bit that is set in 1.5 times a power of two
 _ERROR_BITS = 55
 
 
@@ -62,7 +62,7 @@ def quantise(values: Tensor, bits: int) -> Tensor:
     scaled = (magnitudes * _power(fraction - highest)).floor_()
     count = used.sum(1, keepdim=True)
     total = _sum(scaled)
-    floor = torch.frexp((total // count.clamp(min=1)).double()).exponent - 1  # of log2 of the mean
+    floor = torch.frexp((total // count.clamp(min=1)).double()).exponent - 1  # floor(log2(mean))
     best = torch.full_like(floor, MOST)
     lowest = torch.full_like(total, torch.iinfo(torch.int64).max)
     for candidate in _CANDIDATES:

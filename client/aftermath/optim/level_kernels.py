@@ -164,6 +164,7 @@ def proof_layout(chunks: Sequence[tuple[int, int]] = ((11, 120), (7, 50), (1, 30
 
 
 def _moves_alike(device: torch.device) -> bool:
+    """Return whether every kernel gives the numbers of torch on the CPU."""
     layout = proof_layout()
     draws = torch.Generator().manual_seed(3)
     decay = 0.95

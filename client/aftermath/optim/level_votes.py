@@ -86,5 +86,5 @@ class WholeVotes(Votes):
         )
 
     def _voted(self, per_group: Sequence[Tensor]) -> Tensor:
-        """Select the numbers with a vote from per-group tensors, in wire order."""
+        """Return the numbers that have a vote from per-group tensors, in wire order."""
         return self._layout.canonical(per_group)[self._layout.canonical(self.digits) != 0]

@@ -95,6 +95,7 @@ class MeanApply:
         return change
 
     def _compiled_change(self, results: Mapping[int, Sequence[Votes]], most: int) -> Change:
+        """Count votes with compiled kernels. Return the change that applies them."""
         counted = {level: Counted(votes, self._layouts[level]) for level, votes in results.items()}
 
         def change() -> None:
@@ -138,7 +139,7 @@ class MeanApply:
         return change
 
     def _packed(self, votes: Sequence[WholeVotes]) -> list[PackedVotes]:
-        """Return the votes if all of them are packed on the model's device, else none."""
+        """Return the votes if all of them are packed on the model's device, else an empty list."""
         found = [
             vote
             for vote in votes
@@ -180,6 +181,7 @@ class MeanApply:
         return size * _PART_OF_A_GPU <= torch.cuda.get_device_properties(self._device).total_memory
 
     def _change_on_gpu(self, results: Mapping[int, Sequence[Votes]], most: int) -> Change:
+        """Count votes with kernels on a GPU. Return the change that applies them."""
         counted = {
             level: OnGpu(votes, self._layouts[level], self._device)
             for level, votes in results.items()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:  # owner commands build a schema without torch, which takes seconds to load
     from torch import Tensor
 
-# The network counts in the vector's `grad` how often it chose each expert. Counts are summed over
+# In the vector's `grad`, the network counts how often it chose each expert. Counts are summed over
 # micro-batches and ranks like gradients, and fp32 holds up to 2^24 choices per expert and share.
 #
 # Members send load errors like gradients, in blocks of one number, which the transform and top-k

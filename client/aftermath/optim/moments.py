@@ -64,7 +64,7 @@ def bytes_of(kind: Kind) -> int:
 
 
 def check_moments(kinds: Mapping[str, Kind], kept: Mapping[str, Tensor]) -> None:
-    """Raise BadState unless `kept` has all moments of such an optimizer, or none."""
+    """Raise BadState unless `kept` has all moments of this optimizer, or none."""
     if kept and kept.keys() != kinds.keys():
         raise BadState(
             f"the optimizer state has a missing or unexpected tensor {sorted(kept.keys() ^ kinds.keys())[0]}"

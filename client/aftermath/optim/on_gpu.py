@@ -46,7 +46,8 @@ def chooses(device: torch.device, block: int, topk: int, bits: int) -> bool:
 
 
 def proven(device: torch.device, alike: Callable[[torch.device], bool], what: str) -> bool:
-    """Return whether kernels and torch give equal results on a device, by `alike`. If not, log why.
+    """Return whether kernels and torch give equal results on a device, according to `alike`. If
+    not, log why.
 
     `what` is the log's wording for a difference, for example "differ from torch".
     """

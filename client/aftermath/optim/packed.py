@@ -166,7 +166,7 @@ def encoded(layout: LevelLayout, chosen: Sequence[tuple[Tensor, Tensor]], value_
 
 
 def packed_digits(found: Tensor, value_bits: int) -> Tensor:
-    """Return what `digits.to_bytes` gives for int8 digits in canonical order, on their device."""
+    """Encode int8 digits in canonical order like `digits.to_bytes`, on their device."""
     codes = _room(len(found), value_bits, found.device)
     codes[: len(found)] = found.abs().add_(found < 0)
     return _packed_codes(codes, len(found), value_bits)
@@ -267,7 +267,7 @@ def _numbers(value_bits: int) -> dict[str, int]:
 
 @lru_cache(maxsize=64)
 def _places(layout: LevelLayout, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return a table's lines without tensors, enough for a check, and each block's part number."""
+    """Return a table without tensors, which suffices for a check, and each block's part number."""
     empty = [torch.empty(part.segment.shape, device="meta") for part in layout.parts]
     table = level_kernels.LevelTensors(layout, empty, device=device)
     return table.lines, table.part_of

@@ -41,7 +41,8 @@ class ReplicaParts:
 
 
 class OptimizerParts(ABC, Generic[S]):
-    """Builds what trains and applies with these settings. `Optimizer.ENGINE` names a subclass.
+    """Builds the parts that train and apply with these settings. `Optimizer.ENGINE` names a
+    subclass.
 
     `optim.error_feedback` compresses the pseudo-gradients of every optimizer.
     """
@@ -55,7 +56,7 @@ class OptimizerParts(ABC, Generic[S]):
 
     @abstractmethod
     def apply(self, replica: ReplicaParts) -> Apply:
-        """Return the step by all members' results, which must have equal bits on every replica."""
+        """Return the step that applies all members' results, with equal bits on every replica."""
 
     @abstractmethod
     def step(self, replica: ReplicaParts, feedback: Compressor, apply: Apply) -> PrivateStep:

@@ -99,7 +99,7 @@ def _shapes() -> dict[str, tuple[int, ...]]:
 
 
 def _rounds(settings: Optimizer) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield (the kernel's, torch's) of everything that changes when results are chosen."""
+    """Yield (kernel's tensor, torch's tensor) for every tensor that choosing a result changes."""
     results, layout, params = _case(settings)
     bits = results.values.lattice_bits
     transformed = results.transform is Transform.DCT
@@ -142,7 +142,7 @@ def _chooses(settings: Optimizer) -> bool:
 
 
 def _votes(results: ResultFormat, layout: LevelLayout) -> list[Votes]:
-    """Return the votes of some members, as they arrive."""
+    """Return the votes of some members, in the form in which they are received."""
     random = np.random.default_rng(8)
     made = []
     for _ in range(_MEMBERS):

@@ -86,13 +86,13 @@ def digests_of(remembered: Mapping[str, Tensor]) -> list[bytes]:
 
 
 def block_of(remembered: Mapping[str, Tensor], place: BlockSpan) -> bytes:
-    """Return the current bytes of a block; empty if the tensor is gone."""
+    """Return the current bytes of a block. They are empty if its tensor no longer exists."""
     tensor = remembered.get(place.name)
     return b"" if tensor is None else bytes(_bytes(tensor, place.start, place.stop))
 
 
 def told_of(tensor: Tensor, start: int, size: int) -> bytes:
-    """Summarise one rank's bytes of a tensor. Another rank can then hash the whole tensor.
+    """Summarise one rank's bytes of a tensor, so that another rank can hash the whole tensor.
 
     The bytes begin at `start` of a tensor of `size` bytes. Return the bytes before the first whole
     block, the digests of the whole blocks, and the bytes after them.

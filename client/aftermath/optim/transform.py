@@ -1,7 +1,7 @@
 """The DCT of the encoder, the cut of tensors into blocks, and the choice of coefficients.
 
 A matrix is cut into height x width blocks, which are transformed along both edges. A vector has
-blocks of height 1. The matrices of a stack (experts) are cut one by one. fp32 is enough, because
+blocks of height 1. The matrices of a stack (experts) are cut one by one. fp32 suffices, because
 only the sender computes the transform.
 """
 

@@ -1,7 +1,7 @@
 """Compute the minimum memory that a tier requires, from the schema.
 
-It assumes passes of one sequence with activation checkpointing, the smallest that a member falls
-back to. A test compares the result with measured memory (docs/operations.md).
+It assumes the smallest passes that a member falls back to: one sequence with activation
+checkpointing. A test compares the result with measured memory (docs/operations.md).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A copy of a network's weights for evaluation on another thread, which can be interrupted.
 
-An interrupt ends copying at the next piece, and a pass at the next module. The caller can repeat a
-pass later with the same weights. The copy takes 4 bytes per parameter of the tier, on the model's
-device.
+An interrupt ends copying at the next piece, and a pass at the next module. The caller can repeat an
+interrupted pass later with the same weights. The copy takes 4 bytes per parameter of the tier, on
+the model's device.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Fetch the model from peers: members offer snapshots, and a joiner fetches tensors from several.
 
 The unit is the schema's segment, so a small tier fetches only what it holds. Sizes come from the
-schema, and only offers with the attested hash are used. Each segment has a digest, so a false one
-is detected on arrival and fetched from another peer.
+schema, and only offers with the attested hash are used. Each segment has a digest, so a false
+segment is detected on arrival and fetched from another peer.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _complaints = LogLimits(logging.getLogger(__name__))
 
 
 class ModelUnavailable(Exception):
-    """No peer could give a level of the model. The message says which and why."""
+    """No peer could deliver a level of the model. The message names the level and the reason."""
 
 
 class SnapshotManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

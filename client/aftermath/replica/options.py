@@ -1,6 +1,6 @@
 """The values of `--device`, `--precision` and `--compile`, checked before torch loads.
 
-These are a member's own choices: what it sends and applies is exact fp32 in any case.
+Each member chooses them for itself: results and the apply are exact fp32 in any case.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ Precision = Literal["auto", "fp32", "bf16"]
 Compile = Literal["auto", "on", "off"]
 
 PRECISION = (
-    "What passes are computed in; weights, gradients and their sums stay fp32. auto: bf16 on a GPU that has it, fp32 "
-    "on a CPU."
+    "Precision of forward and backward passes. Weights, gradients and their sums stay fp32. auto: bf16 on a GPU that "
+    "supports it, fp32 on a CPU."
 )
 COMPILE = (
-    "Compile the model with torch.compile, before the member joins; auto: on CUDA alone. If compilation fails, a "
+    "Compile the model with torch.compile, before the member joins. auto: only on CUDA. If compilation fails, a "
     "warning is printed and training continues without it."
 )
 

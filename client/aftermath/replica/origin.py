@@ -26,7 +26,7 @@ from aftermath.replica.replica import Replica
 from aftermath.rules.model import Checkpoint
 from aftermath.rules.state import CheckpointKind
 
-_MEASURE_SECONDS = 8.0  # for the passes, without making the replica
+_MEASURE_SECONDS = 8.0  # for the passes only; creating the replica is extra
 _SPREAD = 0.03
 
 
@@ -39,15 +39,15 @@ class Origin:
     strategy: Strategy
     device: torch.device
     pass_size: PassSize
-    """Pass size of all replicas that it makes. Later replicas reuse the first one's measurement."""
+    """Pass size of all replicas made here. Later replicas reuse the first one's measurement."""
     stopwatch: Callable[[], float]
     arithmetic: Arithmetic = PLAIN
     make: Callable[..., Replica] = Replica
-    """Makes a replica, for example the class itself."""
+    """Builds a replica, for example the class `Replica` itself."""
     access: RunAccess = TRUSTING
 
     def stand_in(self) -> Replica:
-        """Return a replica to measure with, before the weights are fetched."""
+        """Return a replica for measurements before the weights are fetched."""
         return self.replica(self._weights_like_new())
 
     def measure_weight(self, replica: Replica, seq_len: int) -> int:
@@ -60,7 +60,7 @@ class Origin:
             self.stand_in().warm_up(seq_len, labels)
 
     def _weights_like_new(self) -> dict[str, Tensor]:
-        """Return random weights, drawn fast, to measure the time of training only."""
+        """Return random weights that are quick to draw. They only serve to time training."""
         weights = self.blank()
         draws = torch.Generator().manual_seed(0)
         for name, tensor in weights.items():
@@ -93,12 +93,12 @@ class Origin:
     def read_config(self, checkpoint: Checkpoint) -> None:
         """Fetch a Hub checkpoint's config.json. Raises CheckpointError if it is another model."""
         document = load_hf_config(checkpoint, access=self.access)
-        if not is_type_of(document, self.config):  # before anything is built from it
+        if not is_type_of(document, self.config):  # before anything is built from the config
             raise _other_model(checkpoint)
         self._check(config_of(document), checkpoint)
 
     def _check(self, found: ModelConfig, checkpoint: Checkpoint) -> None:
-        """Raise CheckpointError for a checkpoint of another model. A stranger may have named it."""
+        """Raise CheckpointError for another model. An untrusted member may have named it."""
         if not same_model(found, self.config):
             raise _other_model(checkpoint)
 

@@ -1,8 +1,8 @@
 """Fetching the model's outline (config and tokenizer) from peers.
 
 A config is trusted only if its schema has the hash on chain. No hash covers the tokenizer, which
-training does not need. It is used if all peers with a correct answer have the same one. Replies are
-small; the tokenizer's files are blobs.
+training does not need. The tokenizer is used if all peers with a correct config serve the same one.
+Replies are small; the tokenizer's files are blobs.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class CompanionFile(msgspec.Struct, frozen=True, array_like=True):
 
 
 Answer = tuple[dict[str, Any], dict[str, CompanionFile]]
-"""A peer's config and the companion files that it names."""
+"""A peer's config, and the companion files that the peer names."""
 
 
 class OutlineReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -141,8 +141,8 @@ async def _files(
 ) -> dict[str, bytes]:
     """Return the companion files that peers serve.
 
-    A model can be trained without them, so one timeout of `_FETCH` seconds covers all files: a liar
-    may list many that no peer has.
+    A model can be trained without them. One timeout of `_FETCH` seconds covers all files, because a
+    dishonest peer may list many files that no peer has.
     """
     contents = {}
     with contextlib.suppress(TimeoutError):

@@ -16,7 +16,9 @@ from aftermath.base.text import counted
 Checkpointing = Literal["auto", "on", "off"]
 
 AUTO = 0
-"""Fit as many sequences as possible: a power of two up to 64. A pass of one sequence finds it."""
+"""Fit as many sequences as possible: a power of two up to 64. A first pass of one sequence measures
+how many.
+"""
 MOST = 64
 _PART = 0.8  # part of the free memory to use
 _UNCOUNTED = 1.25  # factor for temporary memory of operations and fragmentation
@@ -29,7 +31,7 @@ class OutOfMemory(AftermathError):
 
 
 class PassSize:
-    """The pass size that fits, as far as is known. `size` is AUTO or the sequences per pass."""
+    """The pass size that is known to fit. `size` is AUTO or the sequences per pass."""
 
     def __init__(self, size: int, checkpointing: Checkpointing) -> None:
         self._size = size
@@ -40,12 +42,12 @@ class PassSize:
 
     @property
     def size(self) -> int:
-        """Return the sequences per pass; one until it is known how many fit."""
+        """Return the sequences per pass. It is one until the pass size is measured."""
         return self._size or 1
 
     @property
     def unknown(self) -> bool:
-        """Return whether it is unknown how many fit."""
+        """Return whether the pass size is still unmeasured."""
         return self._size == AUTO
 
     def settle(self, peak: int, free: int) -> bool:
@@ -72,7 +74,7 @@ class PassSize:
         return True
 
     def recompute_now(self) -> bool:
-        """Recompute layers from now on. Return False if they are already, or must not be."""
+        """Recompute layers from now on. Return False if they already are, or must not be."""
         if self.recompute or not self._may_recompute:
             return False
         self.recompute = True

@@ -57,7 +57,7 @@ class Passes:
         self._tried: set[tuple[torch.Size, bool]] = set()
 
     def plain(self) -> Passes:
-        """Return the same passes without compilation, for few passes or many shapes."""
+        """Return the same passes without compilation, for few passes or for many shapes."""
         return Passes(self._model, replace(self.arithmetic, compiled=False))
 
     @property
@@ -91,9 +91,9 @@ class Passes:
         self, compiled: Callable[..., Tensor], input_ids: Tensor, labels: Tensor | None
     ) -> bool:
         """Return whether to use the compiled pass. If compiling fails, disable compilation."""
-        # Compile only the first kind of pass: one sequence, or several, of one length. So no round
-        # waits for the compiler because a share has a remainder. Try each new shape with a whole
-        # pass, forward and backward. Report a failure once and continue without compilation.
+        # Compile only the first kind of pass: one sequence, or several, of one length. Otherwise a
+        # share with a remainder would make a round wait for the compiler. Try each new shape with a
+        # whole pass, forward and backward. Report a failure once and continue without compilation.
         several = len(input_ids) > 1
         length = input_ids.shape[1]
         self._kind = self._kind or (several, length, labels is None)

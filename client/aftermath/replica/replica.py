@@ -119,7 +119,7 @@ class Replica:
                 )
 
     def _fit(self, sequence: Tensor, cancelled: threading.Event) -> None:
-        """Find how many sequences fit into a pass, from what one takes."""
+        """Find how many sequences fit into a pass, from the memory that one takes."""
         settled = False
         while not settled:
             self.model.recompute = self._pass_size.recompute
@@ -138,9 +138,9 @@ class Replica:
     def measure_weight(self, seq_len: int, seconds: float) -> int:
         """Return this machine's throughput in sequences per minute (1..65535), from timed passes.
 
-        The first pass is short and runs twice, to warm up caches and libraries. Each next one is
-        twice as long, up to a micro-batch (which runs twice too), unless it would end after
-        `seconds`. Passes are not compiled, because that would take longer than all of them.
+        The first pass is short and runs twice, to warm up caches and libraries. Each next pass is
+        twice as long, up to a micro-batch (which runs twice too). It is left out if it would end
+        after `seconds`. Passes are not compiled, because that would take longer than all of them.
         """
         passes = self.passes.plain()
         still = threading.Event()

@@ -30,7 +30,7 @@ _QUESTION = Struct(f"<{DIGEST}sI")  # root, index of a block
 
 
 class FalseBlock(AftermathError):
-    """A peer answered with another block than the requested one."""
+    """A peer answered with a block other than the requested one."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def copy_state(optimizer: Engine, tree: Tree) -> ServedState:
 
 
 class StateShare:
-    """Answers requests for the states that this member had last."""
+    """Answers requests for this member's latest states."""
 
     def __init__(self, transport: Transport) -> None:
         self._states: dict[bytes, ServedState] = {}
@@ -65,8 +65,8 @@ class StateShare:
 
     def offer(self, state: ServedState, *, hidden: bool = False) -> None:
         """Serve a state, after `show` if it is hidden. Keep as many earlier states as fit."""
-        # A round changes the state in place. While it trains, judges of the last but one result
-        # need the states before and after that result.
+        # A round changes the state in place. While it trains, judges still need the states before
+        # and after the member's last but one result.
         root = state.tree.root
         self._states.pop(root, None)
         self._states[root] = state

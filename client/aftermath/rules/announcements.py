@@ -133,7 +133,7 @@ class Commitment(
         return ResultPlace(self.run_id, self.epoch, self.height, self.seed, self.seat)
 
     def opened_by(self, key: bytes) -> bool:
-        """Return whether `key` masks this result's payloads."""
+        """Return whether this result's payloads are masked with `key`."""
         return seal_of(key, self.signer, self.place) == self.seal
 
 
@@ -309,9 +309,9 @@ def _check_commitment(announcement: Commitment) -> None:
     before, after, since = announcement.private
     if (before == NOTHING) != (since is None) or after == NOTHING:
         raise BadAnnouncement(
-            "a root of a private state must be one, and say since when, unless it begins with nothing"
+            "private must have a root after the share, and a since exactly if it has a root before the share"
         )
     if since is not None and since >= (announcement.epoch, announcement.height):
-        raise BadAnnouncement("a private state must be of an earlier round")
+        raise BadAnnouncement("the private state before a share must be of an earlier round")
     if not math.isfinite(announcement.loss) or not math.isfinite(announcement.tokens_per_sec):
         raise BadAnnouncement("loss and tokens per second must be finite numbers")

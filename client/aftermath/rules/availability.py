@@ -47,9 +47,9 @@ def judged_by(header: Round, run: Run, members: Members) -> dict[int, frozenset[
         )
 
     found = {level: holders(level, seats) for level in range(run.levels - 1)}
-    # If few of a level's judges are drawn, one person may own all of them and know it a round
-    # ahead. That person could hide the level from the other holders, who would have to apply it
-    # and would drop out. So all witnesses fetch and judge such a level (`had_by_all`).
+    # If few of a level's judges are drawn, one person may own all of them and know this a round
+    # ahead. That person could hide the level from the other holders, who would have to apply it and
+    # would drop out. So all witnesses fetch and judge such a level (`had_by_all`).
     return {
         level: of
         for level, of in found.items()

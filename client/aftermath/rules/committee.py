@@ -76,7 +76,7 @@ def in_order(header: Round, purpose: bytes, among: int) -> tuple[int, ...]:
 
 
 def quorum(elected: int) -> int:
-    """Return how many of the elected must agree: two thirds, rounded up, at least one."""
+    """Return how many of the elected members must agree: two thirds, rounded up, at least one."""
     return max(1, -(-2 * elected // 3))
 
 
@@ -90,7 +90,7 @@ def round_quorum(header: Round, elected: int) -> int:
 
 
 def wanted_witnesses(header: Round, nodes: int) -> int:
-    """Return how many witnesses a round elects if it has that many electors.
+    """Return how many witnesses a round with this number of electors elects.
 
     `nodes` is the config's `witness_nodes`. If only established members witness, one alone is not a
     quorum, so the program elects at least two.
@@ -155,10 +155,10 @@ def roles(header: Round, verification_percent: int) -> dict[int, Committee]:
 
 
 def _is_seated(members: Members, seat: int) -> bool:
-    """Return whether a member has shown the levels that it holds.
+    """Return whether a member counts as having shown the levels that it holds.
 
-    It showed them in this epoch, or in an earlier one and did not leave before the first round of
-    this epoch was over.
+    It counts if it showed them in this epoch. It also counts if it showed them in an earlier epoch
+    and did not leave before the first round of this epoch was over.
     """
     member = members.seats[seat]
     took_part = member.state is MemberState.HEALTHY or member.exited_height > 0
@@ -196,10 +196,10 @@ def _first_withheld(run: Run, members: Members) -> int:
 def cooldown_electees(run: Run, members: Members, level: int) -> tuple[int, ...]:
     """Return the committee of a level in cooldown: at most 32 seats, in shuffle order.
 
-    Members qualify by showing the level in this epoch or before. Only members that showed it before
-    qualify if one of them delivered and stayed until the cooldown began. The committee does not
-    change when members leave. It is empty if newcomers would attest a level that a missing member
-    holds.
+    Members qualify by showing the level in this epoch or before. If a member that showed it before
+    this epoch delivered and stayed until the cooldown began, only such members qualify. The
+    committee does not change when members leave. It is empty if newcomers would attest a level that
+    a missing member holds.
     """
     holders = bitmap.from_seats(
         seat for seat in bitmap.seats(run.current.began) if members.seats[seat].tier <= level

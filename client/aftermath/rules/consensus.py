@@ -153,7 +153,7 @@ def judging(
 
     The judges of a level hold it. If the epoch began with established holders, only these judge.
     Otherwise two newcomers that declare a tier could vouch for each other's results. If they hid
-    them from the only other holder, it would drop out of the run.
+    those results from the only other holder, that holder would drop out of the run.
     """
     may = availability.may_judge(run, members, level)
     return [
@@ -175,7 +175,8 @@ def vouched(
     """Return, for each level, the members whose accepted result is applied on that level.
 
     `judged_by` has the drawn judges by level (`availability.judged_by`). Every witness records the
-    other levels. `run` and `members` may be of any moment from the epoch's first round to its end.
+    other levels. `run` and `members` may be read at any moment from the epoch's first round to its
+    end.
     """
     recorded = {one.seat: unpack_fingerprints(one, roster) for one in attestations}
 
@@ -206,7 +207,7 @@ def _enough(drawn: int, *, its_own: bool) -> int:
     """Return how many of a level's drawn judges must have recorded a result.
 
     `its_own`: the result is from a judge that did not attest. The result then counts as recorded by
-    that judge, but a lying judge alone must not get its own result applied.
+    that judge, but a dishonest judge alone must not get its own result applied.
     """
     quorum = committee.quorum(drawn)
     return quorum if not its_own else max(quorum - 1, min(drawn - 1, drawn - quorum + 1))

@@ -1,8 +1,8 @@
 """The contents of each level at the start of an epoch: attested ones, else the checkpoint's.
 
-They follow from the chain alone, so every member gets the same answer. Members' messages are not
-used, because a member may tell each peer something else. While a level is not attested, the program
-accepts no checkpoint, so the durable one stays the same until the epoch ends.
+They follow from the chain alone, so every member gets the same answer. Messages of members are not
+used, because a member may tell each peer something different. While a level is not attested, the
+program accepts no checkpoint, so the durable one stays the same until the epoch ends.
 """
 
 from __future__ import annotations

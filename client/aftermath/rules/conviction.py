@@ -1,4 +1,4 @@
-"""Conviction: who may be dropped for not delivering a level, as in the program.
+"""Conviction: which members may be dropped for not delivering a level, as in the program.
 
 Only holders of a level can tell whether it was delivered, so a quorum of all witnesses is not
 enough. The judges are witnesses that showed the level in an earlier epoch. Otherwise two newcomers
@@ -43,7 +43,7 @@ def incomplete(run: Run, members: Members, attestations: Collection[Attestation]
         for seat, votes in scores(attestations).items()
         if votes >= round_quorum(judges, judges.elected)
     )
-    # A member that owed nothing is attested although no witness recorded a result of it.
+    # A member that owed nothing is attested, although no witness recorded a result from it.
     owing = ~judges.attested | recorded
     held = {one.seat: one.participation for one in remaining}
 

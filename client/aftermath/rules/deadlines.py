@@ -10,8 +10,8 @@ from aftermath.rules.run import Round, Run
 from aftermath.rules.state import ModelSource, RunState
 
 HOLDERS_WAIT = 24 * 60 * 60
-"""Seconds that newcomers wait for an established member, or established members for a trusted
-finisher.
+"""Seconds that newcomers wait for an established member, or that established members wait for a
+trusted finisher.
 """
 _DRAWS = (RunState.WARMUP, RunState.ROUND_TRAIN, RunState.ROUND_WITNESS)
 _WARMUP_DRAW = 1
@@ -86,7 +86,7 @@ def _smallest(holders: int, run: Run, members: Members) -> int:
 
 
 def _is_safe(run: Run, members: Members, model: Model) -> bool:
-    """Return whether every held level is attested and durable: the epoch made no new step."""
+    """Return whether every held level is attested and no step is newer than the checkpoint."""
     held = range(_smallest(members.healthy, run, members), run.levels)
     attested = all(run.levels_attested >> level & 1 for level in held)
     return bool(held) and attested and run.attested_step == model.checkpoint_step == run.step
@@ -103,8 +103,8 @@ def trusted_finishers(run: Run, members: Members) -> int:
 def expected(run: Run, members: Members) -> int:
     """Return the absent established members that the run waits for, as a bitmap of seats.
 
-    Empty if an established member waits whose last epoch was not undone, or if enough of them wait
-    to decide alone. Members that the owner removed do not count.
+    The result is empty if enough established members wait to decide alone. It is also empty if one
+    of them waits, unless its last epoch was undone. Members that the owner removed do not count.
     """
     here = members.established & members.pending
     if (
@@ -119,7 +119,7 @@ def expected(run: Run, members: Members) -> int:
 
 
 def _undone(run: Run, members: Members) -> int:
-    """Return the established members of an undone last epoch with steps, as a bitmap of seats."""
+    """Return the established members of the last epoch if its steps were undone, else none."""
     undone = run.epoch_started_at and members.judged and run.step == run.start_step
     return members.judges & members.established if undone else 0
 

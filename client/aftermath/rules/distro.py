@@ -50,5 +50,5 @@ class Distro(Compressed):
 
     @property
     def usual_rate(self) -> float:
-        """Return the rate of its first experiments."""
+        """Return the learning rate of DisTrO's first experiments."""
         return 1.5e-3

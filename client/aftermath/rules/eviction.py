@@ -49,7 +49,7 @@ def _worth(run: Run, seat: Seat, finisher: bool) -> tuple[bool, bool, bool, bool
 
 
 def _awaited(run: Run, members: Members, model: Model, now: int) -> int:
-    """Return a bitmap of the members that keep their seats: finishers and some established."""
+    """Return the members that keep their seats, as a bitmap: finishers and some established."""
     recent = bitmap.from_seats(
         number for number, seat in enumerate(members.seats) if seat.last_epoch + 1 >= run.epoch
     )
@@ -73,7 +73,7 @@ def _awaited(run: Run, members: Members, model: Model, now: int) -> int:
 
 
 def _last_established(members: Members) -> int:
-    """Return the established members without which no epoch could be undone, as a bitmap."""
+    """Return the established members, as a bitmap, if undoing an epoch needs all of them."""
     seats = enumerate(members.seats)
     unwanted = bitmap.from_seats(number for number, seat in seats if seat.removed or seat.barred)
     wanted = members.established & ~unwanted

@@ -1,6 +1,6 @@
 """The program's limits on a run's numbers.
 
-Clients check them before they pay a fee, and when they read what others wrote. A test compares each
+Clients check them before they pay a fee, and when they read data from others. A test compares each
 with the compiled program.
 """
 

@@ -43,8 +43,8 @@ class Members:
     - `delivered`: for each seat, in how many of them it delivered all that it owed.
     - `proven`: members that delivered a result in the epoch; those that left, only if they
       delivered in half of the rounds. In cooldown, members that may attest their levels.
-    - `established`: members that showed their levels in an earlier epoch, and in the last epoch
-      that they began for as long as they were present.
+    - `established`: members that showed their levels in an earlier epoch. They also showed them in
+      the last epoch that they began, for as long as they were present.
     - `judges`: the established members that began the epoch. The set does not change until its end.
     - `shown`: for each seat, rounds in which it delivered every level minus rounds in which it did
       not. A newcomer among established members starts at -1. Rounds on which the established
@@ -91,7 +91,7 @@ class Members:
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """A run's record of one wallet, with or without a seat.
+    """A run's record of one wallet, which may have a seat.
 
     `bond` (lamports) will be returned, `forfeited` (lamports) will not. `due` counts the rounds of
     the wallet's epochs, and `delivered` those in which it delivered. While the wallet has a seat,

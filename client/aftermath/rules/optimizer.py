@@ -124,8 +124,9 @@ class Optimizer:
     SUMMARY: ClassVar[str] = "From an installed package."
     """What it is for, in one sentence."""
     ENGINE: ClassVar[str] = ""
-    """`module:Class` of its `optim.parts.OptimizerParts`. If members do not exchange results, of a
-    function that builds a torch optimizer. It is a name, because configs are read without PyTorch.
+    """`module:Class` of its `optim.parts.OptimizerParts`. If members do not exchange results,
+    `module:function` of a function that builds a torch optimizer. Configs are read without PyTorch,
+    so this is a name and not the object.
     """
     EXCHANGED: ClassVar[bool] = True
     """Whether members exchange results with it. If not, it trains on one machine only."""
@@ -134,13 +135,13 @@ class Optimizer:
     IN_FILE: ClassVar[Mapping[str, Any]] = {}
     """Config-file defaults that differ from the class's: None, REQUIRED or a value."""
     SENTENCES: ClassVar[Mapping[str, str]] = {}
-    """Sentence of each rule that its keys name beyond SENTENCES."""
+    """Sentence of each rule that its keys name and that the module's SENTENCES lack."""
     OVERLAP: ClassVar[int] = 1
     """Default delay, in rounds, with which `train-local` applies results."""
     LATE: ClassVar[str] = ""
     """A warning about overlapped rounds; empty if they are harmless."""
     RECIPE: ClassVar[str] = ""
-    """The shipped config whose numbers `init --optimizer` begins with."""
+    """The shipped config from which `init --optimizer` takes its numbers."""
 
     def __post_init__(self) -> None:
         where = f"Set it in [model.LLM.optimizer.{self.TABLE}] of the run's config file"
@@ -268,7 +269,9 @@ class Compressed(Optimizer):
 
     @classmethod
     def broken(cls, values: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
-        """Yield also settings that send more values than a block has."""
+        """Yield broken rules like the base class, and settings that send more values than a block
+        has.
+        """
         yield from super().broken(values)
         for name in (TOPK.name, TOPK_EMBEDDINGS.name):
             if (values[name] or 0) > values[CHUNK.name] ** 2:

@@ -49,7 +49,8 @@ class Config:
     `rounds_per_epoch` are 0 if unset.
 
     With an `overlap` of 1, the results of a round travel while the next one trains, and the next
-    round's witnesses attest them. With 0, the round's own witnesses do. See `judged` and `judges`.
+    round's witnesses attest them. With 0, the witnesses of the same round attest them. See `judged`
+    and `judges`.
     """
 
     warmup_time: int
@@ -98,7 +99,7 @@ class Round:
     Its batch has the sequences of `redo`, in order, then fresh ones from `data_index` on. Seeded
     orders shuffle the members that `began` its epoch. `roster` has the members in the round; it is
     fixed when the previous round begins. `salt` is for the fingerprints attested in it.
-    `established` says what only the members in `Members.judges` do.
+    `established` says what is reserved for the members in `Members.judges`.
     """
 
     seed: int
@@ -218,7 +219,7 @@ class Run:
 
     @property
     def round_id(self) -> RoundId:
-        """Return the id of the current round."""
+        """Return the `RoundId` of the current round, for votes."""
         return RoundId(self.epoch, self.current.height, self.current.seed)
 
     def round(self, height: int) -> Round | None:

@@ -1,4 +1,4 @@
-"""Optimizers for one machine. `train-local` compares with them; a run cannot use them."""
+"""Optimizers for one machine. `train-local` uses them as baselines. A run cannot use them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from aftermath.rules.optimizer import REQUIRED, Clip, Optimizer, SettingKey, Wei
 
 @dataclass(frozen=True)
 class AdamWAlone(Optimizer):
-    """AdamW on every member, for members that train the same data; nothing is compressed."""
+    """AdamW on one machine. Nothing is compressed."""
 
     TABLE = "AdamW"
     SUMMARY = "Not supported in a run: AdamW has no results to exchange."

@@ -50,8 +50,8 @@ class SparseLoCo(Compressed):
     ENGINE = "aftermath.optim.sparseloco:SparseLoCoParts"
     OVERLAP = 0
     LATE = (
-        "SparseLoCo learns less with it, since members train at weights that lack what others sent; it pays only where "
-        "results travel for about as long as a round trains"
+        "SparseLoCo learns less with overlap, because members train on weights that lack the others' latest results. "
+        "Overlap pays only if results travel for about as long as a round trains"
     )
     RECIPE = "solana-test/light-config.toml"
     SENTENCES: ClassVar[Mapping[str, str]] = {

@@ -67,7 +67,7 @@ class ExitReason(IntEnum):
 
 
 class Alone(IntEnum):
-    """What only established members do in a round: nothing, witness, or also train."""
+    """What is reserved for established members in a round: nothing, witnessing or training too."""
 
     NOTHING = 0
     WITNESS = 1

@@ -16,7 +16,7 @@ _TICK_RANKS = 15
 
 
 def tick_order(run: Run, members: Members) -> list[int]:
-    """Return the seats that may tick, in order. Each state has another order, to share the fee."""
+    """Return the seats that may tick, in order. Each state has a different order, to share fees."""
     if run.state is RunState.WAITING_FOR_MEMBERS:
         mask = members.pending
     else:

@@ -1,4 +1,6 @@
-"""What is lost when a run's last members end: unsaved steps, and levels with a single holder."""
+"""Find what would be lost if a run's last members ended: unsaved steps, and levels with a single
+holder.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Schedule faults just before and just after state changes of the run, where bugs are likeliest.
 
-A change of the run's state, of the attested hashes or of the checkpoint on chain counts. Changes at
-a deadline are predictable, so faults can precede them. Round changes are frequent, so epoch changes
-have a higher weight.
+State changes are changes of the run's state, of the attested hashes and of the checkpoint on chain.
+Changes at a deadline are predictable, so faults can precede them. Round changes are frequent, so
+epoch changes have a higher weight.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ Place = tuple[RunState, int, int, bool]
 class FaultScheduler:
     """Causes the faults of one seed until the storm ends."""
 
-    def __init__(self, sim: SimulatedRun, lot: random.Random, eager: float) -> None:
+    def __init__(self, sim: SimulatedRun, rng: random.Random, eager: float) -> None:
         self._sim = sim
-        self._lot = lot
+        self._rng = rng
         self._eager = eager
         self._major = Pulse()
         self._minor = Pulse()
         self._position = self._run_position()
         self._height = -1
         self._under_way: dict[asyncio.Task[None], None] = {}
-        self.faults = Faults(sim, lot, self._border)
+        self.faults = Faults(sim, rng, self._border)
         sim.chain.observers.append(self._look)
 
     def _run_position(self) -> Place:
@@ -84,12 +84,12 @@ class FaultScheduler:
     async def _after_major(self) -> None:
         while True:
             await self._major.wait()
-            self._maybe(self._eager, self._lot.uniform(0, 2) if self._lot.random() < 0.5 else 0.0)
+            self._maybe(self._eager, self._rng.uniform(0, 2) if self._rng.random() < 0.5 else 0.0)
 
     async def _after_minor(self) -> None:
         while True:
             await self._minor.wait()
-            self._maybe(self._eager * _MINOR, self._lot.uniform(0, 2))
+            self._maybe(self._eager * _MINOR, self._rng.uniform(0, 2))
 
     async def _before_deadlines(self) -> None:
         """Cause faults just before a deadline changes the state."""
@@ -99,7 +99,7 @@ class FaultScheduler:
             wait = (
                 1.0
                 if deadline is None
-                else deadline - START - self._sim.now - self._lot.uniform(0, 1)
+                else deadline - START - self._sim.now - self._rng.uniform(0, 1)
             )
             await asyncio.sleep(max(wait, 0.5))
             if deadline is not None and self._sim.run.seq == run.seq:
@@ -108,7 +108,7 @@ class FaultScheduler:
 
     def _maybe(self, chance: float, after: float) -> None:
         """Draw whether to cause a fault, and which one."""
-        drawn = self._lot.random()
+        drawn = self._rng.random()
         fault = self.faults.choose(self._position[0])
         if drawn < chance and len(self._under_way) < _AT_ONCE:
             self._start(fault, after)

@@ -1,8 +1,8 @@
 """The faults of a simulated run, one method each.
 
-Each lasts a while and records its victims. Victims are mostly members that matter at that moment:
-one that just sent a transaction, the only holder of a tier, or an elected witness. Failures of a
-victim are excused for `EXCUSED` seconds after the fault.
+Each lasts a while and records its victims. Victims are mostly members that matter at that moment.
+Examples are a member that just sent a transaction, the only holder of a tier, or an elected
+witness. Failures of a victim are excused for `EXCUSED` seconds after the fault.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ class Faults:
     """
 
     def __init__(
-        self, sim: SimulatedRun, lot: random.Random, border: Callable[[int | None], Awaitable[None]]
+        self, sim: SimulatedRun, rng: random.Random, border: Callable[[int | None], Awaitable[None]]
     ) -> None:
         self._sim = sim
-        self._lot = lot
+        self._rng = rng
         self._border = border
         self.windows: list[Window] = []
         self._everywhere: list[Fault] = [
@@ -84,8 +84,8 @@ class Faults:
 
     def choose(self, state: RunState) -> Fault:
         """Draw a fault for this state. ROUND_TRAIN stands for both states of a round."""
-        return self._lot.choice(
-            self._lot.choice([self._everywhere, self._aimed.get(state, self._everywhere)])
+        return self._rng.choice(
+            self._rng.choice([self._everywhere, self._aimed.get(state, self._everywhere)])
         )
 
     def absences(self, name: str, when: float) -> bool:
@@ -97,9 +97,10 @@ class Faults:
     # --- victims and durations ---
 
     def _victim(self) -> SimMember:
+        """Draw a member: any live one, the last sender, an only holder or a witness."""
         alive = [player for player in self._sim.players if player.alive]
         if not alive:
-            return self._lot.choice(self._sim.players)
+            return self._rng.choice(self._sim.players)
         tiers = [player.tier for player in alive]
         run = self._sim.run
         members = self._sim.members
@@ -111,7 +112,7 @@ class Faults:
             [player for player in alive if tiers.count(player.tier) == 1],
             [player for player in alive if player.wallet in elected],
         ]
-        return self._lot.choice(self._lot.choice(groups) or alive)
+        return self._rng.choice(self._rng.choice(groups) or alive)
 
     def _begin(self, what: str, players: Iterable[SimMember]) -> Window:
         window = Window(what, frozenset(player.name for player in players), self._sim.now)
@@ -120,14 +121,14 @@ class Faults:
 
     async def _last(self, longest: float = _LONGEST) -> None:
         """Wait some seconds, or until just after one of the next state changes."""
-        drawn = self._lot.random()
-        after = self._lot.uniform(0, 1.5)
+        drawn = self._rng.random()
+        after = self._rng.uniform(0, 1.5)
         if drawn < 0.35:
-            await asyncio.sleep(self._lot.uniform(0.2, min(15.0, longest)))
+            await asyncio.sleep(self._rng.uniform(0.2, min(15.0, longest)))
             return
         try:
             await asyncio.wait_for(
-                self._border(self._lot.randint(1, 3) if drawn < 0.7 else None), longest
+                self._border(self._rng.randint(1, 3) if drawn < 0.7 else None), longest
             )
         except TimeoutError:
             return
@@ -182,10 +183,10 @@ class Faults:
         """
         player = self._victim()
         window = self._begin("mood", [player])
-        index = self._lot.randrange(len(player.moods))
+        index = self._rng.randrange(len(player.moods))
         for mood in (
-            *self._lot.sample(_ABSENT, self._lot.randint(0, 1)),
-            self._lot.choice(_SPOILT),
+            *self._rng.sample(_ABSENT, self._rng.randint(0, 1)),
+            self._rng.choice(_SPOILT),
         ):
             moods = list(player.moods)
             moods[index] = mood
@@ -211,7 +212,7 @@ class Faults:
         player = self._victim()
         window = self._begin("replies", [player])
         if player.chain is not None:
-            player.chain.replies_lost = self._lot.randint(1, 4)
+            player.chain.replies_lost = self._rng.randint(1, 4)
         self._end(window)
 
     async def pause(self) -> None:
@@ -239,7 +240,7 @@ class Faults:
         one = self._victim()
         others = [player for player in self._sim.players if player is not one]
         window = self._begin("cut", self._sim.players)
-        for other in self._lot.sample(others, self._lot.randint(1, len(others))):
+        for other in self._rng.sample(others, self._rng.randint(1, len(others))):
             self._sim.network.cut(one.id, other.id)
         await self._last()
         self._sim.network.heal()
@@ -247,9 +248,9 @@ class Faults:
 
     async def lose(self) -> None:
         window = self._begin("lose", self._sim.players)
-        lot = random.Random(self._lot.random())
-        share = self._lot.choice((0.2, 0.5, 0.9))
-        self._sim.network.loses = lambda sender, receiver: lot.random() < share
+        rng = random.Random(self._rng.random())
+        share = self._rng.choice((0.2, 0.5, 0.9))
+        self._sim.network.loses = lambda sender, receiver: rng.random() < share
         await self._last()
         self._sim.network.loses = lambda sender, receiver: False
         self._end(window)

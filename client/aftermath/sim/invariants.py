@@ -73,11 +73,11 @@ class Invariants:
             name = next((one.name for one in self._sim.players if one.wallet == signer), "")
             if name and not self._faults.absences(name, event["t"]):
                 raise InvariantBroken(
-                    f"{player.name} was closed before it heard of {name} in round {event['height']}"
+                    f"{player.name} got the result of {name} after it had closed round {event['height']}"
                 )
 
     def _check_replica(self, player: SimMember) -> None:
-        """Check that members of a level hold equal bits, by their hashes since the last call."""
+        """Compare the hashes that holders of each level reported since the last call."""
         for event in player.events[self._compared[player.name] :]:
             for level, digest in event.get("hashes", {}).items():
                 key = *state_of(event), level

@@ -93,62 +93,62 @@ class Scenario:
 
 def draw(seed: int, seconds: float, overlap: int | None = None) -> Scenario:
     """Return the scenario of a seed, with this `overlap` if given."""
-    lot = random.Random(f"scenario {seed}")
+    rng = random.Random(f"scenario {seed}")
     if overlap is None:
-        # not drawn from `lot`, so that older seeds keep their scenarios
+        # not drawn from `rng`, so that older seeds keep their scenarios
         overlap = random.Random(f"overlap {seed}").randint(0, 1)
-    count = lot.randint(3, 6)
-    scarce = lot.random() < 0.5  # one holder of tier 0 only
-    tiers = [0] + [lot.randint(1 if scarce else 0, 2) for _ in range(count - 1)]
+    count = rng.randint(3, 6)
+    scarce = rng.random() < 0.5  # one holder of tier 0 only
+    tiers = [0] + [rng.randint(1 if scarce else 0, 2) for _ in range(count - 1)]
     seats = tuple(
-        MemberScenario(tier, lot.choice((0.3, 0.6, 1.0, 1.5)), lot.choice((1, 1, 2)))
+        MemberScenario(tier, rng.choice((0.3, 0.6, 1.0, 1.5)), rng.choice((1, 1, 2)))
         for tier in tiers
     )
-    least = lot.randint(1, count - 1)
-    batch = lot.randint(count, 4 * count)
-    ends = lot.random() < 0.1
-    warmup = lot.choice((15, 30, 60))
-    cooldown = lot.choice((8, 15, 25))
-    rounds = lot.randint(2, 7)
+    least = rng.randint(1, count - 1)
+    batch = rng.randint(count, 4 * count)
+    ends = rng.random() < 0.1
+    warmup = rng.choice((15, 30, 60))
+    cooldown = rng.choice((8, 15, 25))
+    rounds = rng.randint(2, 7)
     rules = {
         "warmup_time": warmup,
         "cooldown_time": cooldown,
         "rounds_per_epoch": rounds,
-        # as late as a result may arrive with overlap
-        "max_round_train_time": lot.choice((8, 12, 15)) * (2 - overlap),
-        "round_witness_time": lot.randint(1, 2),
+        # the latest that a result may arrive with overlap
+        "max_round_train_time": rng.choice((8, 12, 15)) * (2 - overlap),
+        "round_witness_time": rng.randint(1, 2),
         "min_clients": least,
-        "init_min_clients": lot.randint(least, count),
-        "witness_nodes": min(lot.choice((0, 0, 1, 2, 3)), least),
+        "init_min_clients": rng.randint(least, count),
+        "witness_nodes": min(rng.choice((0, 0, 1, 2, 3)), least),
         "overlap": overlap,
-        "waiting_for_members_extra_time": lot.randint(1, 3),
+        "waiting_for_members_extra_time": rng.randint(1, 3),
         "global_batch_size_start": batch,
         "global_batch_size_end": batch,
-        "cold_start_warmup_steps": min(lot.choice((0, 0, 3)), rounds),
-        "total_steps": lot.randint(15, 40) if ends else 1_000_000,
+        "cold_start_warmup_steps": min(rng.choice((0, 0, 3)), rounds),
+        "total_steps": rng.randint(15, 40) if ends else 1_000_000,
     }
     return Scenario(
         seed=seed,
         seconds=seconds,
         seats=seats,
         rules=tuple(sorted(rules.items())),
-        quantize=lot.random() < 0.7,
-        sparseloco=_sparseloco(random.Random(f"learning {seed}")),  # also not drawn from `lot`
-        keeps=lot.random() < 0.85,
-        eager=lot.choice((0.2, 0.4, 0.7)),
+        quantize=rng.random() < 0.7,
+        sparseloco=_sparseloco(random.Random(f"learning {seed}")),  # also not drawn from `rng`
+        keeps=rng.random() < 0.85,
+        eager=rng.choice((0.2, 0.4, 0.7)),
     )
 
 
-def _sparseloco(lot: random.Random) -> tuple[tuple[str, str | float], ...]:
-    if lot.random() >= 0.5:
+def _sparseloco(rng: random.Random) -> tuple[tuple[str, str | float], ...]:
+    if rng.random() >= 0.5:
         return ()
-    topk = lot.choice((4, _BLOCK))
+    topk = rng.choice((4, _BLOCK))
     return (
-        ("inner_steps", lot.choice((1, 2, 4))),
-        ("inner_optimizer", lot.choice(get_args(InnerOptimizerName))),
-        ("value_bits", lot.choice((1, 2))),
-        ("divisor", lot.choice(get_args(DivisorName))),
-        ("orthogonal_lr", lot.choice((0.0, 10.0))),
+        ("inner_steps", rng.choice((1, 2, 4))),
+        ("inner_optimizer", rng.choice(get_args(InnerOptimizerName))),
+        ("value_bits", rng.choice((1, 2))),
+        ("divisor", rng.choice(get_args(DivisorName))),
+        ("orthogonal_lr", rng.choice((0.0, 10.0))),
         ("compression_chunk", _EDGE),
         ("compression_topk", topk),
         ("compression_topk_embeddings", topk),
@@ -212,6 +212,7 @@ def _no_warnings() -> Iterator[None]:
 
 
 def _stage(scenario: Scenario, directory: Path) -> SimulatedRun:
+    """Create the run and the members of a scenario."""
     optimizer = {"SparseLoCo": dict(scenario.sparseloco)} if scenario.sparseloco else None
     sim = SimulatedRun(
         directory,
@@ -266,39 +267,46 @@ class Trial:
             self.broken = str(broken)
 
     async def play(self, directory: Path) -> None:
+        """Simulate the scenario with faults, and record its outcome."""
         sim = _stage(self._scenario, directory)
-        chronicle = RunDigest(sim)
-        aim = FaultScheduler(
+        digest = RunDigest(sim)
+        scheduler = FaultScheduler(
             sim, random.Random(f"faults {self._scenario.seed}"), self._scenario.eager
         )
-        laws = Invariants(sim, aim.faults)
+        invariants = Invariants(sim, scheduler.faults)
         try:
-            await self._phases(sim, aim, laws)
+            await self._phases(sim, scheduler, invariants)
         except (InvariantBroken, AftermathError) as broken:
             self.broken = f"at {sim.now:.1f} s: {broken}"
         self.virtual = sim.now
         self.steps = sim.run.step
-        self.faults = [window.describe() for window in aim.faults.windows]
+        self.faults = [window.describe() for window in scheduler.faults.windows]
         self.events = [
             {"member": player.name, **event} for player in sim.players for event in player.events
         ]
-        self.digest = chronicle.sum_up()
+        self.digest = digest.sum_up()
         await sim.close()
 
-    async def _phases(self, sim: SimulatedRun, aim: FaultScheduler, laws: Invariants) -> None:
-        await first_of(self._watch(sim, laws), self._course(sim, aim, laws))
+    async def _phases(
+        self, sim: SimulatedRun, scheduler: FaultScheduler, invariants: Invariants
+    ) -> None:
+        """Run the scenario while invariants are checked, then check the end."""
+        await first_of(self._watch(sim, invariants), self._course(sim, scheduler, invariants))
         sim.check(dropped=sim.players)  # drops without a reason were detected at the time
-        laws.check_now()
+        invariants.check_now()
 
-    async def _course(self, sim: SimulatedRun, aim: FaultScheduler, laws: Invariants) -> None:
-        await aim.storm(self._scenario.seconds)
+    async def _course(
+        self, sim: SimulatedRun, scheduler: FaultScheduler, invariants: Invariants
+    ) -> None:
+        """Cause faults, wait for recovery, measure the pace, and pause the run."""
+        await scheduler.storm(self._scenario.seconds)
         await asyncio.sleep(self._scenario.patience)
         start = sim.now
         step_before = sim.run.step
         await asyncio.sleep(WINDOW)
         if sim.run.state is RunState.FINISHED:
             return
-        laws.check_presence(start)
+        invariants.check_presence(start)
         late = (sim.run.step - step_before) / (sim.now - start)
         sim.pause(True)
         await sim.until(lambda run: run.state is RunState.PAUSED, self._scenario.patience)
@@ -306,12 +314,12 @@ class Trial:
         await asyncio.sleep(self._scenario.rule("max_round_train_time") + 30)
         self.late = late
 
-    async def _watch(self, sim: SimulatedRun, laws: Invariants) -> None:
+    async def _watch(self, sim: SimulatedRun, invariants: Invariants) -> None:
         """Check the invariants continuously, and restart members whose chain was unreachable."""
         gone_since: dict[str, float] = {}
         while True:
             await asyncio.sleep(_LOOK)
-            laws.check_now()
+            invariants.check_now()
             for player in sim.players:
                 if player.alive or player.task is None or player.task.cancelled():
                     gone_since.pop(player.name, None)

@@ -60,7 +60,7 @@ class SimChain:
 
     @property
     def down(self) -> bool:
-        """Whether nobody can reach the chain."""
+        """Whether no member can reach the chain."""
         return self._down
 
     @down.setter

@@ -39,7 +39,7 @@ class SimMember:
     compute: InlineWorker | None = None
     events: list[Said] = field(default_factory=list)
     lost: str = ""
-    """The error with which it ended, if trained steps were in no checkpoint."""
+    """The error with which it ended because no checkpoint had the trained steps."""
 
     @property
     def id(self) -> bytes:

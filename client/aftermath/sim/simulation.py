@@ -266,7 +266,9 @@ class SimulatedRun:
     async def stop(
         self, player: SimMember, again: Callable[[bool], bool] = lambda saved: False
     ) -> None:
-        """Stop a member as Ctrl-C does: it leaves the run on chain. `again`: see `Member.stops`."""
+        """Stop a member like Ctrl-C, so that it leaves the run on chain. `again`: see
+        `Member.stops`.
+        """
         assert player.member is not None
         player.member.stops(again)
         await self._end(player)

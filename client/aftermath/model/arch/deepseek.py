@@ -141,7 +141,7 @@ class LatentAttention(nn.Module):
         return projected.view(batch, length, self.heads, -1).transpose(1, 2)  # [B, H, T, n]
 
     def _rotate(self, heads: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
-        """Rotate heads. Published weights pair 2i with 2i + 1: move them to i and i + R/2."""
+        """Rotate heads. Published weights pair 2i with 2i + 1, so move them to i and i + R/2."""
         if self._pairs:
             heads = heads.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)
         return rotate(heads, rotation)
@@ -182,7 +182,7 @@ class Gate(nn.Module):
         groups, allowed = self.config.groups
         if allowed < groups:
             grouped = scores.unflatten(-1, (groups, -1))  # [N, groups, E / groups]
-            strength = grouped.topk(best, -1).values.sum(-1)  # values alone: ties change nothing
+            strength = grouped.topk(best, -1).values.sum(-1)  # ties do not change the values
             kept = torch.zeros_like(strength, dtype=torch.bool).scatter(
                 1, _highest(strength, allowed), True
             )
@@ -208,7 +208,8 @@ class Experts(nn.Module):
         chosen, weights = self.gate(tokens)  # [N, S]
         tokens, weights = self.given(tokens), self.given(weights)
         # Experts add to their tokens in ascending order, so sums do not depend on a device's write
-        # order. An expert without tokens stays in the graph: its gradient is zero, not absent.
+        # order. An expert without tokens stays in the graph, so its gradient is zero and not
+        # missing.
         out = torch.zeros_like(tokens)
         for number, expert in enumerate(self.experts):
             # rows are unique: a token takes an expert once

@@ -106,7 +106,9 @@ class DeepseekShape(ScaledConfig):
         return TierShape.of([(ModelConfig.width(self, tier), 0, 0)] * dense + experts)
 
     def width(self, tier: int) -> int:
-        """Return the hidden units of the widest dense layer, or the file's number without one."""
+        """Return the hidden units of the widest dense layer, or the file's value if no layer is
+        dense.
+        """
         held = max(self.shape(tier).intermediate_size)
         return held or (
             self.intermediate_size if self.matformer_tiers else ModelConfig.width(self, tier)
@@ -225,8 +227,8 @@ class DeepseekShape(ScaledConfig):
 
 _BIASES = ("attention_bias", "mlp_bias", "sliding_window")
 # transformers multiplies all experts at once, which needs matrix rows in multiples of 16 bytes. For
-# other widths the exported file asks for one expert after the other.
-_AT_ONCE = 8  # numbers of bf16 in 16 bytes; what fp32 needs is half of it
+# other widths, the exported file makes it compute one expert at a time.
+_AT_ONCE = 8  # bf16 numbers in 16 bytes; fp32 needs half as many
 
 
 class DeepseekConfig(DeepseekShape):

@@ -55,8 +55,8 @@ class HfAutoConfig(ModelConfig):
 
     MODEL_TYPE: ClassVar[str] = "hf_auto"
     ELASTIC_DIMS: ClassVar[Mapping[str, Literal[0, 1]]] = {}
-    # Keys that do not change the computed function (names, versions, tokens) are left out, so that
-    # all files of a model give the same schema. The feed-forward width is always written, because a
+    # Keys that do not change the computed function (names, versions, tokens) are left out. So all
+    # files of a model give the same schema. The feed-forward width is always written, because a
     # tier's file does not show whether the full model's file omits it.
     document: str = Field(max_length=LONGEST)
     """Canonical JSON of the keys that change the function. Null keys stay, because transformers
@@ -100,7 +100,7 @@ class HfAutoConfig(ModelConfig):
         )
 
     def to_hf(self, tier: int = 0) -> dict[str, Any]:
-        """Return the file of a tier: the document, the tokens, and the full model's width."""
+        """Return a tier's `config.json`: the document, the tokens, and the full model's width."""
         width = self.width(tier)
         tokens = self.model_dump(include={"bos_token_id", "eos_token_id"})
         document: dict[str, Any] = json.loads(self.document_of(tier))

@@ -62,7 +62,7 @@ def without_choices(said: Any) -> Any:
 
 
 def check_document(said: Any) -> None:
-    """Raise ModelConfigError for oversized numbers and for keys that bring code."""
+    """Raise ModelConfigError for oversized numbers and for keys that import code."""
     for key, value in _entries(said, ""):
         if (key in _CODE and value) or _is_choice(key):
             raise ModelConfigError(
@@ -292,7 +292,7 @@ def pieces_of(document: str) -> Mapping[str, FileTensor]:
     from transformers.core_model_loading import revert_weight_conversion
 
     class Views(TorchDispatchMode):
-        """Replaces the copies of a conversion by views, which show their source tensor."""
+        """Replaces the copies of a conversion with views, which show their source tensor."""
 
         def __torch_dispatch__(
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None

@@ -107,7 +107,7 @@ class GroupedAttention(nn.Module):
         shared = query.shape[1] // key.shape[1]
         if (
             query.device.type == "cpu" and shared > 1
-        ):  # enable_gqa saves nothing on a CPU, and existing runs have the bits of this path
+        ):  # enable_gqa saves nothing on a CPU and would change the bits of existing runs
             # [B, H, T, K]
             key, value = key.repeat_interleave(shared, 1), value.repeat_interleave(shared, 1)
         # [B, H, T, K]

@@ -32,7 +32,7 @@ class _Family(NamedTuple):
     window: str
     """Key that limits attention to a window."""
     tokens: bool
-    """Whether a text begins with 1 and ends with 2."""
+    """Whether token 1 begins a text and token 2 ends it."""
 
 
 _FAMILIES: Mapping[str, _Family] = {

@@ -71,7 +71,7 @@ class NanoGPTDecoder(nn.Module):
         skips = list[Tensor]()  # outputs of the first layers, for their mirror images
         for name, layer in self.layers.items():
             number = int(name)
-            # layers that the tier leaves out pass on their input
+            # a layer that the tier skips returns its input
             skips += [hidden] * (min(number, config.skips) - len(skips))
             if number >= layers - config.skips:
                 hidden = hidden + self.skip_lambdas[number - layers] * skips[layers - 1 - number]
@@ -118,7 +118,7 @@ class NanoGPTAttention(nn.Module):
         super().__init__()
         self.config = config
         inner = self.inner = heads * config.head_dim
-        self.first = 0  # of the columns of the table that are added to these heads
+        self.first = 0  # first column of the table that is added to these heads
         self.q_proj = linear(config.hidden_size, inner)  # [H K, D]
         self.k_proj = linear(config.hidden_size, inner)  # [H K, D]
         self.v_proj = linear(config.hidden_size, inner)  # [H K, D]

@@ -41,7 +41,7 @@ class NanoGPTConfig(TransformerConfig):
     logit_softcap: float = Field(30.0, ge=0, le=1e4)
     """Soft cap: tanh limits logits to ± this value. 0 disables it."""
     value_embeddings: int = Field(0, ge=0, le=256)
-    """Number of token tables added to the values of as many first and last layers."""
+    """Number N of token tables, added to the values of the first N and the last N layers."""
     x0_residual: bool = False
     """Every layer mixes the token's embedding into its input."""
     unet_skips: bool = False
@@ -74,8 +74,8 @@ class NanoGPTConfig(TransformerConfig):
                 f"config.json: {other} {shown(hf_config[other])} is not supported",
                 f"Remove {other}, which a NanoGPT does not have",
             )
-        # Other NanoGPTs give `use_...` keys another meaning, so a set one is refused above. So is
-        # any unknown key (`known_keys`).
+        # Other NanoGPTs give `use_...` keys another meaning, so the check above refuses them.
+        # `known_keys` refuses unknown keys.
         passed = {key for key in hf_config if key.startswith("use_")}  # all of them are false here
         refuse_strange(
             hf_config, cls.model_fields, JUDGED | passed | {*_LLAMAS, "num_key_value_heads"}
@@ -102,7 +102,7 @@ class NanoGPTConfig(TransformerConfig):
 
     @property
     def skips(self) -> int:
-        """Return how many layers end with a skip; as many begin with one."""
+        """Return how many layers end with a skip. The same number begin with one."""
         return self.num_hidden_layers // 2 if self.unet_skips else 0
 
     def value_table(self, layer: int) -> int | None:
@@ -121,9 +121,9 @@ class NanoGPTConfig(TransformerConfig):
                 tables[table] = max(tables.get(table, 0), kept.of_layer(layer)[1])
         return dict(sorted(tables.items()))
 
-    # A skipped layer passes on its input, to its mirror image too. So every kept layer of the
-    # second half has its skip. `skip_lambdas` is whole in every tier with a skip; entries that a
-    # tier does not use get a gradient of zero.
+    # A skipped layer returns its input, and its mirror image receives that input. So every kept
+    # layer of the second half has its skip. `skip_lambdas` is whole in every tier with a skip;
+    # entries that a tier does not use get a gradient of zero.
     def has_skips(self, tier: int) -> bool:
         """Return whether a tier has a layer that begins with a skip."""
         return self.skips > 0 and self.shape(tier).layers[-1] >= self.num_hidden_layers - self.skips

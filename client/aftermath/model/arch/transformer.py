@@ -96,7 +96,7 @@ def scaled_rotary(
         return _angles(_llama3(rope, frequencies), length)
     if rope.rope_type == "yarn":
         cosine, sine = _angles(_yarn(rope, powers, head_dim), length)
-        loudness = _loudness(rope)
+        loudness = _attention_factor(rope)
         return cosine * loudness, sine * loudness
     return _angles(frequencies, length)
 
@@ -152,8 +152,8 @@ def _yarn(rope: Rope, powers: Tensor, head_dim: int) -> Tensor:
     return 1.0 / (rope.rope_factor * powers) * (1 - plain) + 1.0 / powers * plain
 
 
-def _loudness(rope: Rope) -> float:
-    """Return the factor by which YaRN sharpens attention."""
+def _attention_factor(rope: Rope) -> float:
+    """Return YaRN's attention factor, which multiplies cosine and sine."""
 
     def scale(mscale: float) -> float:
         return 1.0 if rope.rope_factor <= 1 else 0.1 * mscale * math.log(rope.rope_factor) + 1.0

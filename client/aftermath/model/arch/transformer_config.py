@@ -33,7 +33,7 @@ JUDGED = frozenset(
 class TransformerConfig(ModelConfig):
     """Hyper-parameters under their Hugging Face names."""
 
-    ELASTIC_DIMS: ClassVar[Mapping[str, Literal[0, 1]]] = {  # of a MatFormer FFN (arXiv 2310.07707)
+    ELASTIC_DIMS: ClassVar[Mapping[str, Literal[0, 1]]] = {  # MatFormer FFN (arXiv 2310.07707)
         "mlp.gate_proj.weight": 0,
         "mlp.up_proj.weight": 0,
         "mlp.down_proj.weight": 1,
@@ -146,7 +146,9 @@ class TransformerConfig(ModelConfig):
         return self.shape(tier).units if self.matformer_tiers else self.width(tier)
 
     def kept(self, tier: int) -> str:
-        """Describe the width, and layers and heads if the file names its tiers."""
+        """Describe what a tier keeps: its width, and its layers and heads if the file names its
+        tiers.
+        """
         if not self.matformer_tiers:
             return super().kept(tier)
         shape = self.shape(tier)
