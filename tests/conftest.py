@@ -102,6 +102,14 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+@pytest.fixture(autouse=True, scope="session")
+def default_hangup() -> Iterator[None]:
+    """Hear SIGHUP as usual, also in the processes of tests. Under nohup it would be ignored."""
+    previous = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, previous)
+
+
 @pytest.fixture(autouse=True)
 def own_logging() -> Iterator[None]:
     """A session sets this process's logging up; the next test begins with what was there before."""

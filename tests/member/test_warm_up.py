@@ -228,7 +228,9 @@ def test_missing_peers_with_valid_own_copy_are_not_warned(tmp_path: Path, own: i
             await joiner.obtain(kept=kept)
             assert joiner.said("model", "source") == ["the checkpoint"]
         warned = joiner.said("warning", "message")
-        assert ("level 1 of the model: no peer offers it" in warned) is (own != ATTESTED)
+        assert ("cannot fetch level 1 of the model: no peer offers it" in warned) is (
+            own != ATTESTED
+        )
 
     run_virtual(story())
 
