@@ -655,6 +655,8 @@ class Transitions:
             if compared
         ]
         declared = sorted(seat.declared for seat in seats)
+        if len(established) >= 3:
+            medians = medians[-1:]
         median = max(medians, default=declared[(len(declared) - 1) // 2])
         for seat in seats:
             seat.weight = max(1, min(seat.declared, seat.weight or median, MEDIANS * median))
@@ -696,10 +698,10 @@ class Transitions:
             for seat in self.members:
                 seat.state = MemberState.IDLE
             self._restore()
-            if self._has_unproven_claims():
-                self.finishers = 0
             if self.cold and self.known.source is ModelSource.CHECKPOINT and not self.finishers:
                 self.epoch_since = 0
+            if self._has_unproven_claims():
+                self.finishers = 0
             self._enter(RunState.WAITING_FOR_MEMBERS)
             return True
         if self.seed_slot:

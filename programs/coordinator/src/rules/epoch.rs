@@ -79,11 +79,11 @@ impl Machine<'_> {
         members::remove_unwanted_finishers(self.run, self.members);
         provisional::restore(self.run, self.members, &mut self.witnesses.backlog);
         let run = &mut *self.run;
-        if has_unproven_claims(run, self.members) {
-            run.finishers = [0; 32];
-        }
         if run.cold_start == 1 && run.model_source == model_source::DURABLE && bitmap::is_empty(&run.finishers) {
             run.epoch_started_at = 0; // the next epoch is still the first one after `rewind`
+        }
+        if has_unproven_claims(run, self.members) {
+            run.finishers = [0; 32];
         }
         sequence::bump(&mut run.members_seq)?;
         self.enter(run_state::WAITING_FOR_MEMBERS, moment);

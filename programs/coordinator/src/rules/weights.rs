@@ -4,7 +4,7 @@
 //! delivered of their last share, and eight medians: nobody recomputes results, so a declared speed must not win most of
 //! the work.
 
-use super::{bitmap, level_holders, quorum};
+use super::{bitmap, committee, level_holders, quorum};
 use crate::{constants::*, state::*};
 use alloc::vec::Vec;
 
@@ -81,9 +81,10 @@ pub fn reset_newcomers(members: &mut Members) {
     }
 }
 
-/// Return the lower median of the weights of established members or of all experienced ones, whichever is higher, or
-/// of all declared weights if there are none. Neither one established member nor any number of wallets that deliver
-/// nothing, which become experienced with a weight of 1, can lower it alone.
+/// Return the lower median of the weights of three or more established members. With fewer, return the higher one of
+/// theirs and that of all experienced members, or that of all declared weights if there are none. Neither one
+/// established member nor any number of wallets that deliver nothing, which become experienced with a weight of 1, can
+/// lower it alone.
 fn median(members: &Members) -> u16 {
     let mut declared = Vec::new();
     let mut experienced = Vec::new();
@@ -103,7 +104,11 @@ fn median(members: &Members) -> u16 {
     if experienced.is_empty() {
         experienced = declared;
     }
-    lower_median(&experienced).max(lower_median(&established))
+    let of_established = lower_median(&established);
+    if established.len() >= committee::MIN_ESTABLISHED as usize {
+        return of_established;
+    }
+    lower_median(&experienced).max(of_established)
 }
 
 /// Return the lower median, found byte by byte: sorting 256 numbers would cost several times as much.
