@@ -28,7 +28,7 @@ def test_passes_with_free_memory_reach_largest_size(ranks: Ranks) -> None:
     alone, led = two(ranks, "llama", 0, AUTO)
     led.measure_weight(16, 0.0)
     assert led.at_once == MOST * ranks.size // ranks.tensor
-    assert [news.partition(":")[0] for news in led.news()] == [f"passes of {MOST} sequences"]
+    assert [news.partition(",")[0] for news in led.news()] == [f"using passes of {MOST} sequences"]
     same(ranks, alone, led)
 
 
