@@ -90,6 +90,12 @@ def test_interrupted_lone_member_resumes_from_saved_steps(
         assert first.wait(30) == 0
     assert stopped["continues"]
     assert Path(stopped["path"]).is_dir()
+    with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as waiting:
+        list(events_until(waiting, lambda event: event["kind"] == "model"))
+        waiting.send_signal(number)  # it waits for the end of its epoch
+        kept = list(events_until(waiting, lambda event: event["kind"] == "stopped"))[-1]
+        assert waiting.wait(30) == 0
+    assert (kept["step"], kept["continues"]) == (stopped["step"], True)
     with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as again:
         events_read = list(events_until(again, lambda event: event["kind"] == "applied"))
         again.send_signal(signal.SIGINT)

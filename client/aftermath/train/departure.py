@@ -57,6 +57,8 @@ class Departure:
             self._warn(stake, how if self._can_ask else "")
             if self._has_asked:
                 return None
+        if self.member is not None and stake is None:
+            self.member.stops(self._save_ended)  # it may still wait for the epoch that it resumed
         self.lost = stake
         self._events.emit(event_types.Leaving())
         return 0.0
