@@ -96,9 +96,9 @@ def test_holder_after_missed_round_fetches_from_attesters(tmp_path: Path) -> Non
         liar, holder, *_ = [sim.add(tier) for tier in TIERS]
         await sim.until_round(1)
         falsify_results(liar, hides_from(liar, 0, [holder]))
-        holder.set_moods([NodeFault.REFUSES])
+        holder.set_node_faults([NodeFault.REFUSES])
         await sim.until(lambda _: _over(sim, 3))
-        holder.set_moods([NodeFault.GOOD])
+        holder.set_node_faults([NodeFault.GOOD])
         await sim.until(lambda run: run.epoch == 1)
 
     rules = {

@@ -41,7 +41,12 @@ EXPERTS = SHAPE | {
     "topk_group": 2,
     "first_k_dense_replace": 1,
 }
-IDEAS = {"logit_softcap": 15.0, "value_embeddings": 1, "x0_residual": True, "unet_skips": True}
+NANOGPT_KEYS = {
+    "logit_softcap": 15.0,
+    "value_embeddings": 1,
+    "x0_residual": True,
+    "unet_skips": True,
+}
 YARN = {
     "rope_type": "yarn",
     "factor": 2.0,
@@ -59,7 +64,7 @@ FILES: dict[str, dict[str, Any]] = {
     | {"model_type": "llama", "rope_scaling": {"type": "dynamic", "factor": 8.0}},
     "qwen3": GROUPED | {"model_type": "qwen3", "head_dim": 12},
     "what tiers keep": GROUPED | {"model_type": "llama", "matformer_tiers": LATER},
-    "nanogpt": SHAPE | {"model_type": "nanogpt", **IDEAS},
+    "nanogpt": SHAPE | {"model_type": "nanogpt", **NANOGPT_KEYS},
     "deepseek_v2": EXPERTS | {"model_type": "deepseek_v2", "topk_method": "group_limited_greedy"},
     "deepseek_v3": EXPERTS | {"model_type": "deepseek_v3"},
 }

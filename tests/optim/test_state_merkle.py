@@ -16,9 +16,9 @@ from aftermath.optim.state_merkle import (
     StateOutline,
     block_of,
     digests_of,
-    digests_told,
+    digests_of_summaries,
     outline,
-    told_of,
+    summary_of,
     tree_of,
 )
 from optim.private_states import OPTIMIZERS, trained
@@ -131,6 +131,6 @@ def test_summaries_of_runs_give_the_block_digests(
         for part, first in zip(whole.split(step), range(0, size // 4, step), strict=True):
             start = 4 * first
             stop = 4 * (first + len(part))
-            told = told_of(part, start, size)
+            told = summary_of(part, start, size)
             runs.append((start, stop, told))
-        assert digests_told(runs, size) == expected
+        assert digests_of_summaries(runs, size) == expected

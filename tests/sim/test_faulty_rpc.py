@@ -32,9 +32,13 @@ def test_missing_genesis_hash_ends_no_member(tmp_path: Path) -> None:
     async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(1)
-        for mood, seconds in ((NodeFault.FAILS, 4), (NodeFault.GENESIS, 6), (NodeFault.GOOD, 0)):
+        for node_fault, seconds in (
+            (NodeFault.FAILS, 4),
+            (NodeFault.GENESIS, 6),
+            (NodeFault.GOOD, 0),
+        ):
             for player in players:
-                player.set_moods([mood])
+                player.set_node_faults([node_fault])
             await asyncio.sleep(seconds)
         await sim.until_finished()
 
@@ -44,23 +48,27 @@ def test_missing_genesis_hash_ends_no_member(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "mood",
+    "node_fault",
     [
         NodeFault.TYPES,
         *(
-            pytest.param(mood, marks=pytest.mark.slow if mood in SLOW else pytest.mark.nightly)
-            for mood in NodeFault
-            if mood not in (NodeFault.GOOD, NodeFault.TYPES)
+            pytest.param(
+                node_fault, marks=pytest.mark.slow if node_fault in SLOW else pytest.mark.nightly
+            )
+            for node_fault in NodeFault
+            if node_fault not in (NodeFault.GOOD, NodeFault.TYPES)
         ),
     ],
 )
-def test_member_with_faulty_node_for_ten_seconds_returns(tmp_path: Path, mood: NodeFault) -> None:
+def test_member_with_faulty_node_for_ten_seconds_returns(
+    tmp_path: Path, node_fault: NodeFault
+) -> None:
     async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(1)
-        players[2].set_moods([mood])
+        players[2].set_node_faults([node_fault])
         await asyncio.sleep(10)
-        players[2].set_moods([NodeFault.GOOD])
+        players[2].set_node_faults([NodeFault.GOOD])
         await sim.until_finished()
 
     sim = play(tmp_path, story, rounds_per_epoch=4, total_steps=8)
@@ -70,15 +78,15 @@ def test_member_with_faulty_node_for_ten_seconds_returns(tmp_path: Path, mood: N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mood", [NodeFault.SILENT, NodeFault.TYPES, NodeFault.BEHIND])
-def test_second_node_bridges_fault_of_first(tmp_path: Path, mood: NodeFault) -> None:
+@pytest.mark.parametrize("node_fault", [NodeFault.SILENT, NodeFault.TYPES, NodeFault.BEHIND])
+def test_second_node_bridges_fault_of_first(tmp_path: Path, node_fault: NodeFault) -> None:
     """No member drops out, although each member's first node stays faulty."""
 
     async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier, nodes=2) for tier in (0, 1, 2)]
         await sim.until_round(1)
         for player in players:
-            player.set_moods([mood, NodeFault.GOOD])
+            player.set_node_faults([node_fault, NodeFault.GOOD])
         await sim.until_finished()
 
     sim = play(tmp_path, story, max_round_train_time=30, cooldown_time=60, **SHORT)
@@ -92,7 +100,7 @@ def test_mute_websocket_is_replaced_by_polling(tmp_path: Path) -> None:
         player = sim.add(0)
         for tier in (1, 2):
             sim.add(tier)
-        player.set_moods([NodeFault.MUTE])
+        player.set_node_faults([NodeFault.MUTE])
         await sim.until_finished()
 
     sim = play(tmp_path, story, **SHORT)
@@ -119,7 +127,7 @@ def test_node_faults_match_their_names() -> None:
         genesis = json.loads(str(await ask(GetGenesisHash())))["result"]
         slot = json.loads(str(await ask(GetSlot())))
         assert len(genesis) in (43, 44)
-        for mood in (
+        for node_fault in (
             NodeFault.LIMITS,
             NodeFault.FAILS,
             NodeFault.HTML,
@@ -128,10 +136,10 @@ def test_node_faults_match_their_names() -> None:
             NodeFault.GENESIS,
             NodeFault.BEHIND,
         ):
-            member.road.set_moods([mood])
-            asked = GetGenesisHash() if mood is NodeFault.GENESIS else GetSlot()
-            found[mood] = await ask(
-                asked if mood is not NodeFault.TYPES else GetAccountInfo(keypair.pubkey())
+            member.road.set_node_faults([node_fault])
+            asked = GetGenesisHash() if node_fault is NodeFault.GENESIS else GetSlot()
+            found[node_fault] = await ask(
+                asked if node_fault is not NodeFault.TYPES else GetAccountInfo(keypair.pubkey())
             )
         assert json.loads(str(found[NodeFault.BEHIND]))["result"] == slot["result"] - BEHIND
         assert json.loads(str(found[NodeFault.GENESIS]))["result"] != genesis
@@ -150,7 +158,7 @@ def test_lagging_node_shows_old_run(tmp_path: Path) -> None:
         players = [sim.add(tier, nodes=2) for tier in (0, 1, 2)]
         await sim.until_round(3)
         assert players[0].chain is not None
-        players[0].set_moods([NodeFault.BEHIND, NodeFault.GOOD])
+        players[0].set_node_faults([NodeFault.BEHIND, NodeFault.GOOD])
         run = (await players[0].chain.view(fresh=True)).run
         assert run.current.height >= 3, "a reply older than what is known is not taken"
         await sim.until(lambda run: run.state is RunState.COOLDOWN)

@@ -292,7 +292,7 @@ def parse_as(text: str, source: str, kind: type[C]) -> C:
     try:
         tables = toml_value(text)
     except Malformed as error:
-        raise config_errors.no_toml(
+        raise config_errors.invalid_toml(
             source, text, str(error), f"Correct the named line; {_OURS}"
         ) from None
     try:

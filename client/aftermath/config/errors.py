@@ -90,7 +90,7 @@ class Mistaken(ConfigError):
         )
 
 
-def no_toml(source: str, text: str, why: str, fix: str) -> Mistaken:
+def invalid_toml(source: str, text: str, why: str, fix: str) -> Mistaken:
     """Return the error for a `text` that is not valid TOML. `why`: the parser's message."""
     found = re.search(r"at line (\d+)", why)
     line = int(found[1]) if found else 1

@@ -91,7 +91,7 @@ def block_of(remembered: Mapping[str, Tensor], place: BlockSpan) -> bytes:
     return b"" if tensor is None else bytes(_bytes(tensor, place.start, place.stop))
 
 
-def told_of(tensor: Tensor, start: int, size: int) -> bytes:
+def summary_of(tensor: Tensor, start: int, size: int) -> bytes:
     """Summarise one rank's bytes of a tensor, so that another rank can hash the whole tensor.
 
     The bytes begin at `start` of a tensor of `size` bytes. Return the bytes before the first whole
@@ -105,7 +105,7 @@ def told_of(tensor: Tensor, start: int, size: int) -> bytes:
     )
 
 
-def digests_told(runs: Iterable[tuple[int, int, bytes]], size: int) -> list[bytes]:
+def digests_of_summaries(runs: Iterable[tuple[int, int, bytes]], size: int) -> list[bytes]:
     """Return the digests of a tensor's blocks from summaries of its bytes [start, stop).
 
     `runs` covers the whole tensor, in order.

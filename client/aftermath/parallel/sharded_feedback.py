@@ -21,7 +21,7 @@ from aftermath.optim.interfaces import Measured, PseudoGradient
 from aftermath.optim.layout import Part, level_layout
 from aftermath.optim.schema import Schema
 from aftermath.optim.state_checks import check_state, state_sizes
-from aftermath.optim.state_merkle import BlockSpan, block_of, digests_told, told_of
+from aftermath.optim.state_merkle import BlockSpan, block_of, digests_of_summaries, summary_of
 from aftermath.parallel.feedback_split import Rows, parts_of, split_blocks
 from aftermath.parallel.group import Ranks, Sharded, StateReplaced, as_byte_tensor, on_all_ranks
 
@@ -175,7 +175,7 @@ class ShardedFeedback(Sharded):
         summaries: dict[str, Tensor] = {}
         for name, tensor in self._remembered_part().items():
             start, _, size = self._span(self.ranks.rank, name)
-            summaries[name] = as_byte_tensor(told_of(tensor, start, size))
+            summaries[name] = as_byte_tensor(summary_of(tensor, start, size))
         runs: defaultdict[str, list[tuple[int, int, bytes]]] = defaultdict(list)
         for rank, own in enumerate(self.ranks.gather(summaries)):
             for name, data in own.items():
@@ -184,7 +184,7 @@ class ShardedFeedback(Sharded):
         return [
             digest
             for name in sorted(runs)
-            for digest in digests_told(runs[name], self._sizes[name])
+            for digest in digests_of_summaries(runs[name], self._sizes[name])
         ]
 
     def block(self, place: BlockSpan) -> bytes:

@@ -74,11 +74,11 @@ class Faults:
                 self.lose,
                 self.replies,
             ),
-            *(self.pause, self.mood),
+            *(self.pause, self.node_fault),
         ]
         self._aimed: dict[RunState, list[Fault]] = {
             RunState.WARMUP: [self.pause, self.pause, self.stop, self.kill],
-            RunState.ROUND_TRAIN: [self.alone, self.alone, self.kill, self.mood],
+            RunState.ROUND_TRAIN: [self.alone, self.alone, self.kill, self.node_fault],
             RunState.COOLDOWN: [self.kill, self.kill, self.restart, self.alone],
         }
 
@@ -174,32 +174,32 @@ class Faults:
         """Cut one member off from the chain."""
         player = self._victim()
         window = self._begin("alone", [player])
-        await self._under(player, [NodeFault.REFUSES] * len(player.moods))
+        await self._under(player, [NodeFault.REFUSES] * len(player.node_faults))
         self._end(window)
 
-    async def mood(self) -> None:
+    async def node_fault(self) -> None:
         """Make one of a member's nodes faulty, often after an absence, so that it is checked
         again.
         """
         player = self._victim()
         window = self._begin("mood", [player])
-        index = self._rng.randrange(len(player.moods))
-        for mood in (
+        index = self._rng.randrange(len(player.node_faults))
+        for node_fault in (
             *self._rng.sample(_ABSENT, self._rng.randint(0, 1)),
             self._rng.choice(_SPOILT),
         ):
-            moods = list(player.moods)
-            moods[index] = mood
-            window.what = f"{window.what} {mood}"
-            await self._under(player, moods)
+            node_faults = list(player.node_faults)
+            node_faults[index] = node_fault
+            window.what = f"{window.what} {node_fault}"
+            await self._under(player, node_faults)
         self._end(window)
 
-    async def _under(self, player: SimMember, moods: list[NodeFault]) -> None:
-        player.set_moods(moods)
+    async def _under(self, player: SimMember, node_faults: list[NodeFault]) -> None:
+        player.set_node_faults(node_faults)
         try:
             await self._last()
         finally:
-            player.set_moods([NodeFault.GOOD] * len(moods))
+            player.set_node_faults([NodeFault.GOOD] * len(node_faults))
 
     async def outage(self) -> None:
         window = self._begin("outage", self._sim.players)
@@ -261,7 +261,7 @@ class Faults:
         self._sim.network.heal()
         self._sim.network.loses = lambda sender, receiver: False
         for player in self._sim.players:
-            player.set_moods([NodeFault.GOOD] * len(player.moods))
+            player.set_node_faults([NodeFault.GOOD] * len(player.node_faults))
         self.resume()
         for player in self._sim.players:
             self._return(player)

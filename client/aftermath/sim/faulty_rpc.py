@@ -75,7 +75,7 @@ class FaultyRpc(httpx.AsyncBaseTransport):
     """One member's `Wire`, and its HTTP transport."""
 
     def __init__(self, cluster: RpcCluster, seed: int, nodes: int = 1) -> None:
-        self.moods = [NodeFault.GOOD] * nodes
+        self.node_faults = [NodeFault.GOOD] * nodes
         self.replies_lost = 0
         """Number of next transactions that land although the connection breaks before the reply."""
         self._cluster = cluster
@@ -85,30 +85,32 @@ class FaultyRpc(httpx.AsyncBaseTransport):
 
     @property
     def endpoints(self) -> list[Endpoint]:
-        return [endpoint(f"http://node{index}.sim:8899") for index in range(len(self.moods))]
+        return [endpoint(f"http://node{index}.sim:8899") for index in range(len(self.node_faults))]
 
     @property
     def down(self) -> bool:
         """Whether no node can be reached."""
-        return all(mood is NodeFault.REFUSES for mood in self.moods)
+        return all(node_fault is NodeFault.REFUSES for node_fault in self.node_faults)
 
     @down.setter
     def down(self, down: bool) -> None:
-        self.set_moods([NodeFault.REFUSES if down else NodeFault.GOOD] * len(self.moods))
+        self.set_node_faults(
+            [NodeFault.REFUSES if down else NodeFault.GOOD] * len(self.node_faults)
+        )
 
-    def set_moods(self, moods: Sequence[NodeFault]) -> None:
+    def set_node_faults(self, node_faults: Sequence[NodeFault]) -> None:
         """Set how the nodes treat this member from now on."""
-        self.moods = list(moods)
+        self.node_faults = list(node_faults)
         self.broken()
 
     def broken(self) -> None:
         """Close the websockets whose nodes are unreachable."""
         for socket in sorted(self._sockets, key=lambda socket: socket.number):
-            if self.mood(socket.index) is NodeFault.REFUSES:
+            if self.node_fault(socket.index) is NodeFault.REFUSES:
                 socket.end()
 
-    def mood(self, index: int) -> NodeFault:
-        return NodeFault.REFUSES if self._cluster.down else self.moods[index]
+    def node_fault(self, index: int) -> NodeFault:
+        return NodeFault.REFUSES if self._cluster.down else self.node_faults[index]
 
     # --- HTTP ---
 
@@ -119,40 +121,40 @@ class FaultyRpc(httpx.AsyncBaseTransport):
         index = _index(request.url.host)
         body = await request.aread()
         await asyncio.sleep(self._cluster.latency)
-        mood = self.mood(index)
-        if mood is NodeFault.REFUSES:
+        node_fault = self.node_fault(index)
+        if node_fault is NodeFault.REFUSES:
             raise httpx.ConnectError("refused")
-        if mood is NodeFault.SILENT:
+        if node_fault is NodeFault.SILENT:
             await asyncio.sleep(_NEVER)
             raise httpx.ReadTimeout("silent")
-        if mood in (NodeFault.LIMITS, NodeFault.FAILS):
-            return httpx.Response(429 if mood is NodeFault.LIMITS else 500, content=b"no")
-        answer = await self._cluster.node.answer(body, lagging=mood is NodeFault.BEHIND)
+        if node_fault in (NodeFault.LIMITS, NodeFault.FAILS):
+            return httpx.Response(429 if node_fault is NodeFault.LIMITS else 500, content=b"no")
+        answer = await self._cluster.node.answer(body, lagging=node_fault is NodeFault.BEHIND)
         if self.replies_lost and _SENDS in body:
             self.replies_lost -= 1
             raise httpx.ReadError("broken")
         await asyncio.sleep(self._cluster.latency)
-        if self.mood(index) is NodeFault.REFUSES:
+        if self.node_fault(index) is NodeFault.REFUSES:
             raise httpx.ReadError("broken")
         before = self._before.get(index, b"{}")
         self._before[index] = answer
-        if mood is NodeFault.IDS:
+        if node_fault is NodeFault.IDS:
             return httpx.Response(200, content=before)
-        if mood is NodeFault.GENESIS and _ASKS_GENESIS in body:
+        if node_fault is NodeFault.GENESIS and _ASKS_GENESIS in body:
             return httpx.Response(200, content=self._without_hash(answer))
-        return httpx.Response(200, content=self._spoilt(mood, answer))
+        return httpx.Response(200, content=self._spoilt(node_fault, answer))
 
     def _without_hash(self, answer: bytes) -> bytes:
         return msgspec.json.encode(
             {**msgspec.json.decode(answer), "result": self._random.choice(_NO_HASHES)}
         )
 
-    def _spoilt(self, mood: NodeFault, data: bytes) -> bytes:
-        if mood is NodeFault.HTML:
+    def _spoilt(self, node_fault: NodeFault, data: bytes) -> bytes:
+        if node_fault is NodeFault.HTML:
             return _HTML
-        if mood is NodeFault.CUT:
+        if node_fault is NodeFault.CUT:
             return data[: len(data) // 2]
-        return self._retyped(data) if mood is NodeFault.TYPES else data
+        return self._retyped(data) if node_fault is NodeFault.TYPES else data
 
     def _retyped(self, data: bytes) -> bytes:
         """Return the JSON with one value that is not null replaced by a value of another type."""
@@ -172,9 +174,9 @@ class FaultyRpc(httpx.AsyncBaseTransport):
     async def websocket(self, url: str) -> AsyncIterator[_Socket]:
         socket = _Socket(self, _index(httpx.URL(url).host), len(self._sockets))
         await asyncio.sleep(self._cluster.latency)
-        if self.mood(socket.index) is NodeFault.REFUSES:
+        if self.node_fault(socket.index) is NodeFault.REFUSES:
             raise ConnectionRefusedError("refused")
-        if self.mood(socket.index) is NodeFault.SILENT:
+        if self.node_fault(socket.index) is NodeFault.SILENT:
             await asyncio.sleep(_PINGED)
             raise TimeoutError
         self._sockets.add(socket)
@@ -195,10 +197,10 @@ class FaultyRpc(httpx.AsyncBaseTransport):
 
     def passed(self, index: int, text: str) -> str | None:
         """Return the part of a websocket message that arrives, or None."""
-        mood = self.mood(index)
-        if mood in (NodeFault.MUTE, NodeFault.SILENT, NodeFault.REFUSES):
+        node_fault = self.node_fault(index)
+        if node_fault in (NodeFault.MUTE, NodeFault.SILENT, NodeFault.REFUSES):
             return None
-        return self._spoilt(mood, text.encode()).decode()
+        return self._spoilt(node_fault, text.encode()).decode()
 
 
 class _Socket:
@@ -220,7 +222,7 @@ class _Socket:
     async def send(self, message: str, /) -> None:
         sent = asyncio.get_running_loop().time()
         await self._road.delay(sent)
-        if self._road.mood(self.index) not in (NodeFault.SILENT, NodeFault.REFUSES):
+        if self._road.node_fault(self.index) not in (NodeFault.SILENT, NodeFault.REFUSES):
             self._calls.answer(message)
 
     async def recv(self) -> str:
@@ -229,7 +231,7 @@ class _Socket:
                 async with asyncio.timeout(_PINGED):
                     sent, text = await self._arriving.get()
             except TimeoutError:
-                if self._road.mood(self.index) in (NodeFault.SILENT, NodeFault.REFUSES):
+                if self._road.node_fault(self.index) in (NodeFault.SILENT, NodeFault.REFUSES):
                     raise ConnectionClosedError(None, None) from None
                 continue
             if text is None:

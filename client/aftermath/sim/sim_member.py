@@ -53,13 +53,15 @@ class SimMember:
         return bytes(self.key.pubkey())
 
     @property
-    def moods(self) -> list[NodeFault]:
+    def node_faults(self) -> list[NodeFault]:
         """The fault of each of its RPC nodes."""
-        return self.chain.road.moods if self.chain is not None else [NodeFault.GOOD] * self.nodes
+        return (
+            self.chain.road.node_faults if self.chain is not None else [NodeFault.GOOD] * self.nodes
+        )
 
-    def set_moods(self, moods: Sequence[NodeFault]) -> None:
+    def set_node_faults(self, node_faults: Sequence[NodeFault]) -> None:
         if self.chain is not None:
-            self.chain.road.set_moods(moods)
+            self.chain.road.set_node_faults(node_faults)
 
     @property
     def alive(self) -> bool:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from aftermath.base.errors import shown
-from aftermath.model.arch.known_keys import refuse_contradictions, refuse_ideas
+from aftermath.model.arch.known_keys import refuse_contradictions, refuse_nanogpt_keys
 from aftermath.model.arch.rope_config import rope_table
 from aftermath.model.arch.transformer_config import POSITIONS, ScaledConfig, fields_of_positions
 from aftermath.model.config import (
@@ -271,7 +271,7 @@ class DeepseekConfig(DeepseekShape):
     @classmethod
     def from_hf(cls, hf_config: Mapping[str, Any]) -> Self:
         """Return the config of a `config.json`. Raises ModelConfigError."""
-        refuse_ideas(hf_config)
+        refuse_nanogpt_keys(hf_config)
         refuse_contradictions(hf_config, cls.ALIASES)
         derived = {"num_key_value_heads": "num_attention_heads", "head_dim": "qk_rope_head_dim"}
         only_these = {"moe_layer_freq": 1, **cls.ONLY} | {

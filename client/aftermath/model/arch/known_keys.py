@@ -9,7 +9,7 @@ from typing import Any
 from aftermath.base.errors import shown
 from aftermath.model.config import ModelConfigError
 
-IDEAS = (
+NANOGPT_KEYS = (
     "relu_squared",
     "qk_norm",
     "logit_softcap",
@@ -77,9 +77,9 @@ _GPT2S: Mapping[str, str] = {
 _NEAR = 0.3
 
 
-def refuse_ideas(hf_config: Mapping[str, Any]) -> None:
+def refuse_nanogpt_keys(hf_config: Mapping[str, Any]) -> None:
     """Raise ModelConfigError for a key of a NanoGPT."""
-    if other := next((key for key in IDEAS if hf_config.get(key)), None):
+    if other := next((key for key in NANOGPT_KEYS if hf_config.get(key)), None):
         raise ModelConfigError(
             f"config.json: only models of type nanogpt have the key {other}",
             f'Set model_type to "nanogpt", or remove {other}',
@@ -99,7 +99,7 @@ def refuse_contradictions(hf_config: Mapping[str, Any], aliases: Mapping[str, st
 
 # transformers ignores keys that it does not read, so they pass. No other program defines the keys
 # of a NanoGPT: unknown ones are refused, with the closest known key.
-def refuse_strange(
+def refuse_unknown_keys(
     hf_config: Mapping[str, Any], options: Collection[str], others: Collection[str]
 ) -> None:
     """Raise ModelConfigError for a key outside of `options` and `others`."""

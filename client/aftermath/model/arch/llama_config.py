@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self
 from pydantic import model_validator
 
 from aftermath.base.errors import shown
-from aftermath.model.arch.known_keys import refuse_ideas
+from aftermath.model.arch.known_keys import refuse_nanogpt_keys
 from aftermath.model.arch.transformer_config import POSITIONS, ScaledConfig, fields_of_positions
 from aftermath.model.config import ModelConfigError, sized
 
@@ -75,7 +75,7 @@ class LlamaConfig(ScaledConfig):
     @classmethod
     def from_hf(cls, hf_config: Mapping[str, Any]) -> Self:
         """Return the config of a `config.json`. Raises ModelConfigError, also for other models."""
-        refuse_ideas(hf_config)
+        refuse_nanogpt_keys(hf_config)
         name = str(hf_config.get("model_type") or cls.MODEL_TYPE)
         family = _FAMILIES[name]
         _refuse_windows(hf_config, family)

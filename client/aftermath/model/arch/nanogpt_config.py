@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from aftermath.base.errors import shown
-from aftermath.model.arch.known_keys import IDEAS, refuse_strange
+from aftermath.model.arch.known_keys import NANOGPT_KEYS, refuse_unknown_keys
 from aftermath.model.arch.rope_config import rope_table
 from aftermath.model.arch.transformer_config import JUDGED, TransformerConfig
 from aftermath.model.config import ModelConfigError
@@ -59,7 +59,7 @@ class NanoGPTConfig(TransformerConfig):
     def from_hf(cls, hf_config: Mapping[str, Any]) -> Self:
         """Return the config of a `config.json`. Raises ModelConfigError."""
         for key in hf_config:
-            if key in IDEAS and hf_config[key] is None:
+            if key in NANOGPT_KEYS and hf_config[key] is None:
                 raise ModelConfigError(
                     f"config.json: {key} must not be null",
                     f"Set {key} to a value, or remove it",
@@ -67,7 +67,7 @@ class NanoGPTConfig(TransformerConfig):
             if key.startswith("use_") and key not in JUDGED and hf_config[key]:
                 raise ModelConfigError(
                     f"config.json: {key} is a key of another NanoGPT variant",
-                    f"If the weights were trained with it, use these keys instead: {', '.join(IDEAS)}",
+                    f"If the weights were trained with it, use these keys instead: {', '.join(NANOGPT_KEYS)}",
                 )
         if other := next((key for key in _LLAMAS if hf_config.get(key)), None):
             raise ModelConfigError(
@@ -77,7 +77,7 @@ class NanoGPTConfig(TransformerConfig):
         # Other NanoGPTs give `use_...` keys another meaning, so the check above refuses them.
         # `known_keys` refuses unknown keys.
         passed = {key for key in hf_config if key.startswith("use_")}  # all of them are false here
-        refuse_strange(
+        refuse_unknown_keys(
             hf_config, cls.model_fields, JUDGED | passed | {*_LLAMAS, "num_key_value_heads"}
         )
         if (kind := rope_table(hf_config, 1)["rope_type"]) != "default":
