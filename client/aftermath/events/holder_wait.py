@@ -7,7 +7,7 @@ import shlex
 from aftermath.rules.deadlines import waits_a_day, waits_for_holder
 from aftermath.rules.members import Members
 from aftermath.rules.model import Model
-from aftermath.rules.run import Run
+from aftermath.rules.run import Run, steps_before
 
 
 def holder_wait(run: Run, members: Members, model: Model, *, has_commands: bool) -> str | None:
@@ -24,7 +24,9 @@ def holder_wait(run: Run, members: Members, model: Model, *, has_commands: bool)
     if not has_commands:
         return holder
     run_id = shlex.quote(run.run_id)
+    step = steps_before(model.checkpoint_step)
     return (
         f"{holder}; to continue from the checkpoint instead, the owner runs aftermath-solana set-paused "
-        f"--run-id {run_id} pause, then aftermath-solana rewind --run-id {run_id}"
+        f"--run-id {run_id} pause, then aftermath-solana rewind --run-id {run_id} --to-step {step}, then "
+        f"aftermath-solana set-paused --run-id {run_id} resume"
     )
