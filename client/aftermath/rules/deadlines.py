@@ -113,9 +113,14 @@ def expected(run: Run, members: Members) -> int:
         or here & ~_undone(run, members)
     ):
         return 0
+    return wanted_established(members) & ~members.pending
+
+
+def wanted_established(members: Members) -> int:
+    """Return the established members that no authority removed or barred, as a bitmap."""
     seats = enumerate(members.seats)
     unwanted = bitmap.from_seats(number for number, seat in seats if seat.removed or seat.barred)
-    return members.established & ~unwanted & ~members.pending
+    return members.established & ~unwanted
 
 
 def _undone(run: Run, members: Members) -> int:

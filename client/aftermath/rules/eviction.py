@@ -8,7 +8,12 @@ from __future__ import annotations
 
 from aftermath.rules import bitmap, committee
 from aftermath.rules.contents import unsaved_levels
-from aftermath.rules.deadlines import HOLDERS_WAIT, expected, trusted_finishers
+from aftermath.rules.deadlines import (
+    HOLDERS_WAIT,
+    expected,
+    trusted_finishers,
+    wanted_established,
+)
 from aftermath.rules.members import Members, Seat
 from aftermath.rules.model import Model
 from aftermath.rules.run import Run
@@ -74,7 +79,5 @@ def _awaited(run: Run, members: Members, model: Model, now: int) -> int:
 
 def _last_established(members: Members) -> int:
     """Return the established members, as a bitmap, if undoing an epoch needs all of them."""
-    seats = enumerate(members.seats)
-    unwanted = bitmap.from_seats(number for number, seat in seats if seat.removed or seat.barred)
-    wanted = members.established & ~unwanted
+    wanted = wanted_established(members)
     return wanted if wanted.bit_count() <= committee.MIN_ESTABLISHED else 0
