@@ -3,6 +3,7 @@
 PYTHON ?= python3
 ENGINE ?= embedded
 MODEL ?= llama
+OPTIMIZER ?= sparseloco
 VENV := .venv
 STAMP := $(VENV)/.installed
 RUN := $(VENV)/bin/python
@@ -36,8 +37,8 @@ $(STAMP): pyproject.toml
 	@$(RUN) -c 'import torch, anchorpy, iroh, huggingface_hub, matplotlib.pyplot, textual.app; from aftermath.kernels.runtime import unavailable_reason; unavailable_reason()'
 	@touch $@
 
-demo: $(STAMP)  ## the main job: three members, one killed (ENGINE=validator, MODEL=nanogpt, DEVICE=cuda, DIR=...)
-	$(RUN) -m aftermath.demo --engine $(ENGINE) --model $(MODEL) --device $(DEVICE) $(if $(DIR),--dir "$(DIR)")
+demo: $(STAMP)  ## the main job: three members, one killed (ENGINE=validator, MODEL=nanogpt, OPTIMIZER=distro, DEVICE=cuda, DIR=...)
+	$(RUN) -m aftermath.demo --engine $(ENGINE) --model $(MODEL) --optimizer $(OPTIMIZER) --device $(DEVICE) $(if $(DIR),--dir "$(DIR)")
 
 local-testnet: $(STAMP)  ## a run and its clients on this machine (CONFIG=demo, CLIENTS=3, TIERS=0,1,2, ARGS="--headless")
 	$(VENV)/bin/aftermath-solana local-testnet start --num-clients $(CLIENTS) --config-path "$(CONFIG)" --client-matformer-tiers $(TIERS) $(ARGS)

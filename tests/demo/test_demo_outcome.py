@@ -10,7 +10,14 @@ import pytest
 from aftermath.config.document import load_config
 from aftermath.data.bytelevel import VOCAB_SIZE
 from aftermath.data.local import open_tokens
-from aftermath.demo.commands import REPOSITORY, DemoFailed, Places, model_config, write_config
+from aftermath.demo.commands import (
+    OPTIMIZERS,
+    REPOSITORY,
+    DemoFailed,
+    Places,
+    model_config,
+    write_config,
+)
 from aftermath.demo.outcome import (
     HELD_OUT_SEQUENCES,
     OFTEN,
@@ -26,18 +33,19 @@ from aftermath.model.initial import init_weights
 from model.library_tokenizer import isolated_tokenizer
 
 
-def stage(root: Path, sequences: int) -> Places:
+def stage(root: Path, sequences: int, optimizer: str = "sparseloco") -> Places:
     """Return a corpus in which every token of a sequence is the sequence's number."""
     places = Places(root)
     places.data.mkdir()
-    write_config(places, REPOSITORY / "config" / "demo" / "config.toml")
+    write_config(places, REPOSITORY / "config" / "demo" / OPTIMIZERS[optimizer][0])
     length = load_config(places.config).llm.max_seq_len
     np.repeat(np.arange(sequences, dtype="<u2"), length).tofile(places.data / "tokens.bin")
     return places
 
 
-def test_held_out_text_is_never_trained(tmp_path: Path) -> None:
-    places = stage(tmp_path, 40_000)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_held_out_text_is_never_trained(tmp_path: Path, optimizer: str) -> None:
+    places = stage(tmp_path, 40_000, optimizer)
     kept = {int(sequence[0]) for sequence in held_out(places, 65_536)}
     assert len(kept) == HELD_OUT_SEQUENCES
     run = load_config(places.config)

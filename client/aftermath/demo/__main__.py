@@ -18,6 +18,7 @@ from aftermath.demo.commands import (
     DEMO_NAMES,
     KILLED,
     MODELS,
+    OPTIMIZERS,
     REPOSITORY,
     TIERS,
     Commands,
@@ -46,13 +47,20 @@ class Demo:
     """One run of the demonstration."""
 
     def __init__(
-        self, places: Places, engine: str, model: str, device: str, console: Console
+        self,
+        places: Places,
+        engine: str,
+        model: str,
+        device: str,
+        console: Console,
+        optimizer: str = "sparseloco",
     ) -> None:
         self.places = places
         self.engine = engine
         self.model = model
         self.console = console
         self.device = device
+        self.optimizer = optimizer
         self.started = time.monotonic()
         self.story = RunProgress([MemberProgress(member_name(tier), tier) for tier in TIERS])
         self.processes: dict[str, Process] = {}
@@ -71,7 +79,9 @@ class Demo:
             soft_wrap=True,
         )
         prepare_files(self.places, self.model)
-        write_config(self.places, REPOSITORY / "config" / "demo" / "config.toml", self.model)
+        config_name, how_it_trains = OPTIMIZERS[self.optimizer]
+        write_config(self.places, REPOSITORY / "config" / "demo" / config_name, self.model)
+        self.console.print(f"Optimizer: {how_it_trains}.", highlight=False, soft_wrap=True)
         await_chain(self.processes["localnet"], self.commands.chain)
         self.console.print(f"The chain answers at {self.commands.chain.rpc}; creating the run ...")
         create_run(self.commands, [member.name for member in self.story.members])
@@ -182,6 +192,12 @@ def _chosen() -> argparse.Namespace:
         "--model", choices=MODELS, default="llama", help="architecture of the model"
     )
     parser.add_argument(
+        "--optimizer",
+        choices=OPTIMIZERS,
+        default="sparseloco",
+        help="how the members train and what they send",
+    )
+    parser.add_argument(
         "--device",
         default="cpu",
         help="device of the tier-0 member, as for train; the others train on the CPU",
@@ -203,7 +219,14 @@ def _perform(chosen: argparse.Namespace) -> int:
         with (
             claimed_workdir(root, "demo", "make demo DIR=...", DEMO_NAMES),
             contextlib.closing(
-                Demo(Places(root), chosen.engine, chosen.model, chosen.device, console)
+                Demo(
+                    Places(root),
+                    chosen.engine,
+                    chosen.model,
+                    chosen.device,
+                    console,
+                    chosen.optimizer,
+                )
             ) as demo,
         ):
             return demo.perform()

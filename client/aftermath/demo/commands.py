@@ -24,6 +24,17 @@ CORPUS_BYTES: int = FILES["tokens"]["budget-bytes"]
 # and their names in a run's config
 MODELS = {"llama": "HfLlama", "deepseek": "HfDeepseek", "nanogpt": "HfNanoGPT"}
 MODEL: dict[str, int] = FILES["model"]
+OPTIMIZERS = {
+    "sparseloco": (
+        "config.toml",
+        "SparseLoCo: every member takes four steps of Muon in a round and sends what they changed",
+    ),
+    "distro": (
+        "distro-config.toml",
+        "DisTrO: a round is one step, and every member sends its largest coefficients",
+    ),
+}
+"""The run's config in config/demo, and what the demo says about the optimizer, by its name."""
 KILLED = 1  # the member that is killed in the first epoch
 TRAIN_THREADS = 1
 
