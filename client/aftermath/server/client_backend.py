@@ -1,7 +1,7 @@
 """Connect a member to the run of a server, as `train.connection` does for a cluster.
 
 An identity is a seed of 32 secret bytes for the signing key. The peer key is derived from it and
-the run id, as for a wallet. A member without an identity gets a temporary one.
+the run id, as for a wallet. This machine keeps an identity for a member that is given none.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from aftermath.coordinator.errors import CoordinatorError, Unavailable
 from aftermath.p2p.discovery import Whereabouts
 from aftermath.rules.run import RoundId
 from aftermath.server.connection import ServerConnection
+from aftermath.server.kept_identity import kept_identity
 from aftermath.server.tls_trust import TlsTrust, unreachable_fix
 from aftermath.train.connection import START_PATIENCE, MemberBackend
 from aftermath.train.settings import TrainSettings
@@ -166,11 +167,16 @@ def server_backend(
     Raises UsageError now, and WalletError when the function is called.
     """
     check_address(address)
-    # A process keeps its temporary identity, even if it connects several times.
-    wallet_once = functools.cache(lambda: load_identity(identity))
+
+    # A process keeps its identity, even if it connects several times.
+    @functools.cache
+    def wallet_for(run_id: str) -> Wallet:
+        if identity is None and not os.environ.get(IDENTITY_VARIABLE):
+            return kept_identity(address, run_id)
+        return load_identity(identity)
 
     def backend(settings: TrainSettings) -> MemberBackend:
-        wallet = wallet_once()
+        wallet = wallet_for(settings.run_id)
         link, pool, secret = _build_connection(
             address, trust, settings.run_id, wallet, START_PATIENCE
         )

@@ -55,7 +55,8 @@ def client_train(
 
     Like `aftermath-solana train`, but without a chain, a wallet or fees. The server identifies a
     member by its key and sends it the addresses of its peers. Without --identity-secret-key-path
-    the member has a new identity at every start. Ctrl-C leaves the run and exits 0.
+    this machine keeps a key for each server and run, and another one for each further process.
+    Ctrl-C leaves the run and exits 0.
     """
     from aftermath.server.client_backend import server_backend
     from aftermath.train.session import run_member

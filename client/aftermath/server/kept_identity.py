@@ -1,0 +1,50 @@
+"""Identities that this machine keeps for members that are started without one.
+
+A member that starts again must have the same identity: the run may wait for the member that has the
+model. Several members of a run on one machine need different ones, so a process locks the file of
+its identity for as long as it runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+from itertools import count
+
+from solders.keypair import Keypair
+
+from aftermath.base.files import state_directory
+from aftermath.base.locks import hold
+from aftermath.chain.wallet import Wallet, WalletError, create_identity, identity_secret
+
+log = logging.getLogger(__name__)
+_locks: list[contextlib.ExitStack] = []
+"""Locks that this process holds. The system releases them when it ends."""
+
+
+def kept_identity(address: str, run_id: str) -> Wallet:
+    """Return the first identity of this server's run that no running process uses.
+
+    Makes one if all are in use. Returns a temporary identity if the directory cannot be written.
+    Raises WalletError if a file is not an identity.
+    """
+    # The address counts too: a server must not meet the key that another server knows.
+    name = hashlib.sha256(f"{address}\n{run_id}".encode()).hexdigest()[:16]
+    directory = state_directory() / "identities" / name
+    for number in count(1):
+        path = directory / f"{number}.key"
+        try:
+            if not path.exists():
+                create_identity(path)
+            lock = hold(path.with_suffix(".lock"))
+        except BlockingIOError:
+            continue
+        except (WalletError, OSError) as error:
+            if path.exists():
+                continue  # another process made it meanwhile
+            log.warning("this member has a new identity at every start: %s", error)
+            return Wallet(Keypair(), "made for this process")
+        _locks.append(lock)
+        return Wallet(Keypair.from_seed(identity_secret("", Wallet(Keypair()), path)), str(path))
+    raise AssertionError("unreachable")
