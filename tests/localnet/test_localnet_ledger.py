@@ -21,7 +21,7 @@ from solders.keypair import Keypair
 from solders.pubkey import Pubkey
 from solders.signature import Signature
 
-from aftermath.localnet import LedgerError, LocalnetConfig, VirtualTime, serve
+from aftermath.localnet import LedgerError, LocalnetConfig, LocalnetError, VirtualTime, serve
 from aftermath.localnet.ledger import DATABASE, Ledger, holds_chain, is_of_older_format
 from aftermath.localnet.node import EmbeddedNode
 from localnet.localnet_processes import start
@@ -315,6 +315,20 @@ async def test_ledger_keeps_accounts_of_runtime(tmp_path: Path) -> None:
         await running.close()
     assert held[1] == held[0] + SOL
     assert held[2] == held[1]
+
+
+async def test_unwritable_ledger_warns_operator_once_a_minute(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    node = EmbeddedNode(LocalnetConfig(ledger=tmp_path, time=VirtualTime()))
+    assert node._ledger is not None
+    assert node._ledger._connection is not None
+    node._ledger._connection.execute("PRAGMA query_only = ON")
+    for _ in range(2):
+        with pytest.raises(LocalnetError, match="cannot be written"):
+            await node.provide(Keypair().pubkey(), SOL)
+    assert caplog.text.count("Free space on its disk") == 1
+    await node.close()
 
 
 async def test_forget_with_unwritable_ledger_keeps_accounts(

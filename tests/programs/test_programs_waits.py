@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import pytest
-
 from aftermath.rules import bitmap
 from aftermath.rules.deadlines import HOLDERS_WAIT, next_deadline
 from aftermath.rules.state import ModelSource, RunState
@@ -14,7 +12,6 @@ from programs.scenario import Scenario
 from programs.test_programs_undone_epochs import (
     HASHES,
     NEWCOMERS,
-    NEWER,
     attest,
     begin,
     end,
@@ -170,33 +167,39 @@ def test_delivery_in_undone_epoch_permits_no_checkpoint(world: World) -> None:
     assert run.run.step > run.run.start_step
     end(run, NEWCOMERS[0])
     assert (run.run.state, known(run)[:5]) == (RunState.WAITING_FOR_MEMBERS, before)
-    assert (run.run.finishers, run.members.proven) == (newcomers, 0)
+    assert (run.run.finishers, run.members.proven) == (0, 0)
     for index in NEWCOMERS:
         checkpoint(run, index, HASHES).refused("NotAllowedToCheckpoint")
 
 
-@pytest.mark.parametrize("rounds", [1, 4])
-def test_finishers_that_missed_rounds_save_model_if_alone(world: World, rounds: int) -> None:
-    """The only established member attests and leaves in the cooldown."""
-    run = founded(world, {0: 0}, rounds=rounds, init_min_clients=1, min_clients=1, witness_nodes=0)
-    join(run, {0: 0} | dict.fromkeys(NEWCOMERS, 0))
+def test_undone_epoch_leaves_weights_of_established_members(world: World) -> None:
+    """Newcomers outvote the two founders that are there. The third one comes back later."""
+    run = founded(world, THREE, saved=True)
+    join(run, {0: 0, 1: 1} | dict.fromkeys(NEWCOMERS, 0))
+    seats = [run.seat_of(index) for index in (*THREE, *NEWCOMERS)]
     newcomers = bitmap.from_seats(run.seat_of(index) for index in NEWCOMERS)
+    world.advance(HOLDERS_WAIT)
+    run.tick(0).ok()
+    begin(run, 0)
+    before = [run.members.seats[seat].weight for seat in seats]
+    assert min(before[:3]) > 1
+    train(run, 0, lambda index, height: newcomers)
+    end(run, NEWCOMERS[0])
+    assert run.run.step == run.run.start_step, "the epoch is undone"
+    assert [run.members.seats[seat].weight for seat in seats] == [*before[:3], 0, 0, 0, 0]
+
+
+def test_established_members_get_claim_in_epoch_without_step(world: World) -> None:
+    """They loaded the model from the only finisher, which may leave the run now."""
+    run = founded(world, THREE)
+    record = world.record("Run", "test")
+    record["finishers"][0] = bitmap.to_bytes(1 << run.seat_of(0))
+    world.store("Run", "test", record)
+    join(run, THREE)
     world.advance(6)
     run.tick(0).ok()
     begin(run, 0)
-    train(run, 0, lambda index, height: ~newcomers if height in (2, 3) else ~0)
-    attest(run, [0], NEWER)
-    checkpoint(run, NEWCOMERS[0], NEWER).refused("NotAllowedToCheckpoint")
-    run.by(0, "leave_run").ok()
-    end(run, NEWCOMERS[0])
-    assert run.run.finishers == newcomers
-    assert not newcomers & (run.members.established | run.members.proven)
-    waiting = world.snapshot()
-    checkpoint(run, 0, NEWER).refused("NotAllowedToCheckpoint")
-    checkpoint(run, NEWCOMERS[0], NEWER).ok()
-    world.load(waiting)
-    join(run, dict.fromkeys(NEWCOMERS, 0))
-    world.advance(HOLDERS_WAIT)
-    run.tick(NEWCOMERS[0]).ok()
-    assert run.run.state is RunState.WARMUP
-    checkpoint(run, NEWCOMERS[0], NEWER).refused("NotAllowedToCheckpoint")
+    train(run, 0, lambda index, height: None)
+    end(run, 0)
+    assert run.run.step == run.run.start_step
+    assert run.run.finishers == bitmap.from_seats(run.seat_of(index) for index in THREE)

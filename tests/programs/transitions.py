@@ -1024,14 +1024,16 @@ class Transitions:
                 taken = min(seat.points, self.rates[1])
                 seat.points, seat.slashed = seat.points - taken, seat.slashed + taken
                 seat.established = False
-            if self.judged:
+            if self.judged and not undone:
                 seat.weight = self._shown(seat)
-        if not self.judged:
+        if undone or not self.judged:
             self._forget()
         for seat in self.members:
             seat.state = MemberState.IDLE
         if not undone:
             self._take_over(healthy, unknown)
+        elif self._has_unproven_claims():
+            self.finishers = 0
         self.epoch += 1
         if self.pausing:
             self._pause()
@@ -1069,7 +1071,8 @@ class Transitions:
         holders = trained if trained and self.step != self.start_step else healthy
         if self.step == self.start_step and self.known.source is ModelSource.PEERS:
             # nobody has anything newer
-            holders = self.finishers & ~(self.began & ~healthy) or healthy
+            remaining = self.finishers & ~(self.began & ~healthy)
+            holders = remaining | healthy & self._established() if remaining else healthy
             holders = healthy & self._established() if self._has_unproven_claims() else holders
         self.finishers = holders & ~self._unwanted()
         marked = self.known.lost if self.step == self.start_step else unknown

@@ -7,7 +7,7 @@ no client reads a state that is not on disk. The sync blocks the loop for some m
 from __future__ import annotations
 
 import asyncio
-import logging
+import contextlib
 import time
 from typing import Any
 
@@ -16,8 +16,6 @@ from solders.transaction import VersionedTransaction
 from aftermath.localnet.bank import Bank, Executed
 from aftermath.localnet.errors import INTERNAL_ERROR, JsonRpcError, LedgerError
 from aftermath.localnet.ledger import MARK_SLOTS, Ledger
-
-log = logging.getLogger(__name__)
 
 # While several clients send, a batch waits for half of the last sync's duration, at most this many
 # seconds, so that more transactions share the next sync. A single client never waits.
@@ -95,13 +93,9 @@ class Committer:
         """Store how far the chain got, every `MARK_SLOTS` slots."""
         if self._ledger is None or slot < self._marked + MARK_SLOTS:
             return
-        troubled = self.trouble
-        try:
+        with contextlib.suppress(LedgerError):  # the ledger has logged it
             self._ledger.mark(slot)
             self._marked = slot
-        except LedgerError as error:
-            if troubled is None:
-                log.warning("slot not marked: %s", error.message)
 
     def on_transaction(self, executed: Executed) -> None:
         """Do nothing: the transaction is stored already."""

@@ -6,8 +6,10 @@ left their accounts and never executes them again, so a newer runtime recovers t
 
 from __future__ import annotations
 
+import logging
 import re
 import sqlite3
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,9 +30,12 @@ MARK_SLOTS = 25
 """Slots between two updates of an idle chain's slot on disk. A start skips this many slots."""
 HISTORY_BYTES = 64 * 1024 * 1024
 """Bytes of transactions to keep. Those that could still be sent again are kept in any case."""
+REMIND_SECONDS = 60.0
+"""Least seconds between two warnings that writes fail."""
 FORMAT = 3
 """Formats 1 and 2 were journals with snapshots."""
 
+log = logging.getLogger(__name__)
 _APPLICATION = int.from_bytes(b"AFML")
 _SCHEMA = (
     # `eras` is msgpack. There is one row.
@@ -72,6 +77,7 @@ class Ledger:
         self._path = directory / DATABASE
         self._connection: sqlite3.Connection | None = None
         self._position = 0
+        self._warned_at: float | None = None
         try:
             directory.mkdir(parents=True, exist_ok=True)
             self._lock = hold(directory / "lock")
@@ -217,11 +223,23 @@ class Ledger:
                 yield self._connection
         except sqlite3.Error as error:
             self.trouble = str(error)
-            raise LedgerError(
+            failure = LedgerError(
                 f"the ledger {self._path} cannot be written: {error}",
                 "Free space on its disk, or check its permissions; the chain is unchanged",
-            ) from None
+            )
+            self._warn(failure)
+            raise failure from None
         self.trouble = None
+
+    def _warn(self, failure: LedgerError) -> None:
+        """Log a failed write for the operator of this chain, once in `REMIND_SECONDS`.
+
+        On a full disk small writes may still succeed between two that fail.
+        """
+        now = time.monotonic()
+        if self._warned_at is None or now - self._warned_at >= REMIND_SECONDS:
+            self._warned_at = now
+            log.warning("%s. %s", failure.message, failure.fix)
 
     def close(self) -> None:
         """Close the database and let other processes use the directory."""

@@ -95,12 +95,18 @@ impl Machine<'_> {
     #[inline(never)]
     pub fn end_epoch(&mut self, unknown: u8, moment: &Moment) -> Result<()> {
         let healthy = self.members.healthy;
-        weights::end(self.members);
         let undone = provisional::restore(self.run, self.members, &mut self.witnesses.backlog);
+        if undone {
+            weights::reset_newcomers(self.members);
+        } else {
+            weights::end(self.members);
+        }
         self.pay(bitmap::count(&healthy));
         sequence::bump(&mut self.run.members_seq)?;
         if !undone {
             self.take_over(&healthy, unknown);
+        } else if has_unproven_claims(self.run, self.members) {
+            self.run.finishers = [0; 32];
         }
         let run = &mut *self.run;
         run.epoch = run.epoch.checked_add(1).ok_or(CoordinatorError::Overflow)?;
@@ -118,7 +124,7 @@ impl Machine<'_> {
 
     /// Record which of the `healthy` members, which finished the epoch, hold the model: the established ones, which
     /// include all that delivered. An epoch without a step leaves the model as it was: then the previous finishers keep
-    /// their claim, except those that left the epoch. If all left, newcomers may have loaded the model from them and get
+    /// their claim, except those that left the epoch, and established members get one. If all left, newcomers may have loaded the model from them and get
     /// a claim, for one epoch.
     fn take_over(&mut self, healthy: &Bitmap, unknown: u8) {
         let run = &mut *self.run;
@@ -136,7 +142,7 @@ impl Machine<'_> {
             if has_unproven_claims(run, self.members) {
                 holders = established;
             } else if !bitmap::is_empty(&remaining) {
-                holders = remaining;
+                holders = bitmap::either(&remaining, &established);
             }
         }
         run.finishers = bitmap::without(&holders, &members::unwanted(self.members));
