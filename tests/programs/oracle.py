@@ -260,7 +260,8 @@ class Oracle(Transitions):
         cooling = self.state is RunState.COOLDOWN and seat.state is MemberState.HEALTHY
         cooling = cooling and bitmap.contains(self.round.roster, number)
         trained = seat.established or bitmap.contains(self.proven, number)
-        holds = trained and (cooling or bitmap.contains(self.finishers, number))
+        finished = bitmap.contains(self.finishers, number)
+        holds = (trained and (cooling or finished)) or (finished and self._is_last_resort(seat))
         holds = holds and seat.tier == 0
         require(holds, "NotAllowedToCheckpoint")
         require(
@@ -273,6 +274,19 @@ class Oracle(Transitions):
         require(known.step > self.durable.step or same, "CheckpointNotNewer")
         self._name(Named(known.hashes, known.step, known.data_index, turn))
         self._follow()
+
+    def _is_last_resort(self, seat: Seat) -> bool:
+        """Return whether a finisher delivered in the last epoch, which no established member
+        finished.
+        """
+        is_over = self.halted or self.state is RunState.WAITING_FOR_MEMBERS
+        made_steps = self.step != self.start_step
+        return (
+            is_over
+            and made_steps
+            and not self.finishers & self._established()
+            and seat.delivered > 0
+        )
 
     def _name(self, named: Named) -> None:
         """Record a checkpoint. Keep at most two of one step."""

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+import pytest
+
 from aftermath.rules import bitmap
 from aftermath.rules.deadlines import HOLDERS_WAIT, next_deadline
 from aftermath.rules.state import ModelSource, RunState
-from programs.harness import World
+from programs.harness import Outcome, World
+from programs.scenario import Scenario
 from programs.test_programs_undone_epochs import (
+    HASHES,
     NEWCOMERS,
+    NEWER,
     attest,
     begin,
     end,
@@ -19,6 +26,20 @@ from programs.test_programs_undone_epochs import (
 
 HALF_DAY = HOLDERS_WAIT // 2
 THREE = {0: 0, 1: 1, 2: 2}
+
+
+def checkpoint(run: Scenario, index: int, hashes: Mapping[int, bytes]) -> Outcome:
+    """Let a member record a checkpoint on the Hub."""
+    place = {"kind": 1, "repo": f"team/{index}", "revision": "r1"}
+    return run.by(index, "checkpoint", place | {"hashes": list(hashes.values())})
+
+
+def claim_for_newcomers(run: Scenario) -> None:
+    """Make the newcomers the only finishers of the last epoch."""
+    record = run.world.record("Run", "test")
+    newcomers = bitmap.from_seats(run.seat_of(index) for index in NEWCOMERS)
+    record["finishers"][0] = bitmap.to_bytes(newcomers)
+    run.world.store("Run", "test", record)
 
 
 def test_member_that_joins_and_leaves_adds_no_second_day(world: World) -> None:
@@ -124,10 +145,7 @@ def test_established_member_takes_over_claim_of_newcomers(world: World) -> None:
     """It loaded the model from finishers that are not established, and no step followed."""
     run = founded(world, {0: 0}, init_min_clients=1, min_clients=1, witness_nodes=0)
     join(run, {0: 0} | dict.fromkeys(NEWCOMERS, 0))
-    record = world.record("Run", "test")
-    newcomers = bitmap.from_seats(run.seat_of(index) for index in NEWCOMERS)
-    record["finishers"][0] = bitmap.to_bytes(newcomers)
-    world.store("Run", "test", record)
+    claim_for_newcomers(run)
     world.advance(6)
     run.tick(0).ok()
     begin(run, 0)
@@ -136,3 +154,49 @@ def test_established_member_takes_over_claim_of_newcomers(world: World) -> None:
     assert run.run.step == run.run.start_step
     assert run.run.finishers == 1 << run.seat_of(0)
     assert run.run.model_source is ModelSource.PEERS
+
+
+def test_delivery_in_undone_epoch_permits_no_checkpoint(world: World) -> None:
+    """Newcomers have a claim on the model, and outvote the only judge of the next epoch."""
+    run = founded(world, THREE)
+    before = known(run)[:5]
+    join(run, {0: 0} | dict.fromkeys(NEWCOMERS, 0))
+    claim_for_newcomers(run)
+    newcomers = run.run.finishers
+    world.advance(HOLDERS_WAIT)
+    run.tick(0).ok()
+    begin(run, 0)
+    train(run, 0, lambda index, height: newcomers if index in NEWCOMERS else ~0)
+    assert run.run.step > run.run.start_step
+    end(run, NEWCOMERS[0])
+    assert (run.run.state, known(run)[:5]) == (RunState.WAITING_FOR_MEMBERS, before)
+    assert (run.run.finishers, run.members.proven) == (newcomers, 0)
+    for index in NEWCOMERS:
+        checkpoint(run, index, HASHES).refused("NotAllowedToCheckpoint")
+
+
+@pytest.mark.parametrize("rounds", [1, 4])
+def test_finishers_that_missed_rounds_save_model_if_alone(world: World, rounds: int) -> None:
+    """The only established member attests and leaves in the cooldown."""
+    run = founded(world, {0: 0}, rounds=rounds, init_min_clients=1, min_clients=1, witness_nodes=0)
+    join(run, {0: 0} | dict.fromkeys(NEWCOMERS, 0))
+    newcomers = bitmap.from_seats(run.seat_of(index) for index in NEWCOMERS)
+    world.advance(6)
+    run.tick(0).ok()
+    begin(run, 0)
+    train(run, 0, lambda index, height: ~newcomers if height in (2, 3) else ~0)
+    attest(run, [0], NEWER)
+    checkpoint(run, NEWCOMERS[0], NEWER).refused("NotAllowedToCheckpoint")
+    run.by(0, "leave_run").ok()
+    end(run, NEWCOMERS[0])
+    assert run.run.finishers == newcomers
+    assert not newcomers & (run.members.established | run.members.proven)
+    waiting = world.snapshot()
+    checkpoint(run, 0, NEWER).refused("NotAllowedToCheckpoint")
+    checkpoint(run, NEWCOMERS[0], NEWER).ok()
+    world.load(waiting)
+    join(run, dict.fromkeys(NEWCOMERS, 0))
+    world.advance(HOLDERS_WAIT)
+    run.tick(NEWCOMERS[0]).ok()
+    assert run.run.state is RunState.WARMUP
+    checkpoint(run, NEWCOMERS[0], NEWER).refused("NotAllowedToCheckpoint")

@@ -1094,6 +1094,7 @@ class Transitions:
         if self.kept is None:
             return False
         (self.known, data_index), self.kept = self.kept, None
+        self.proven = 0
         if self.step != self.start_step:
             self.step = self.start_step
             self.data_index = data_index

@@ -122,7 +122,8 @@ _TEXTS = {
     "CheckpointNotNewer": ("{run} has a checkpoint of this step already, or a later one", ""),
     "CheckpointPlaceRefused": (
         "this wallet may record only a Hub repository as the checkpoint of {run}",
-        "Pass --repo OWNER/NAME; only the owner may record the first directory",
+        "Pass --repo OWNER/NAME; members may record a directory only if a recorded checkpoint is one, "
+        "or the newest is older than the last epoch",
     ),
     "NotGrantor": (
         "another wallet granted this authorization",

@@ -189,7 +189,7 @@ pub enum CoordinatorError {
     CheckpointMismatch,
     #[msg("The run already has a checkpoint of a later step, or of this step from a member with an earlier turn.")]
     CheckpointNotNewer,
-    #[msg("Name a Hub repository. Members may name a directory only if a recorded checkpoint is one.")]
+    #[msg("Name a Hub repository. Members may name a directory only if a recorded checkpoint is one, or the newest is older than the last epoch.")]
     CheckpointPlaceRefused,
     #[msg("There is no checkpoint of this step at this place: 0 is the present one, 1 to 3 the earlier ones.")]
     NoSuchCheckpoint,

@@ -4,7 +4,7 @@ use super::{read_checkpoint, CheckpointSource, PermissionlessModel};
 use crate::{
     constants::*,
     errors::CoordinatorError,
-    rules::{bitmap, checkpoints, levels, members, provisional, sequence, Machine, Moment},
+    rules::{bitmap, checkpoints, levels, members, provisional, sequence, weights, Machine, Moment},
     state::*,
 };
 use alloc::{string::String, vec::Vec};
@@ -68,9 +68,21 @@ fn check_sender(run: &Run, members: &Members, sender: &Address) -> Result<u8> {
     let has_trained = bitmap::has(&bitmap::either(&members.proven, &members.established), index as u8);
     let stayed = cooling && bitmap::has(&run.current().roster, index as u8);
     let finished = bitmap::has(&run.finishers, index as u8);
-    let holds = seat.tier == 0 && has_trained && (stayed || finished);
+    let may_name = has_trained && (stayed || finished) || finished && is_last_resort(run, members, index as u8);
+    let holds = seat.tier == 0 && may_name;
     require!(holds, CoordinatorError::NotAllowedToCheckpoint);
     Ok(checkpoints::turn(run, index as u8))
+}
+
+/// Return whether a finisher may name a checkpoint although it missed levels too often to be in `proven`: it delivered
+/// in the last epoch, and no established member finished it. Otherwise only the owner could save the epoch's model.
+fn is_last_resort(run: &Run, members: &Members, seat: u8) -> bool {
+    let is_over = run.halted() || run.state == run_state::WAITING_FOR_MEMBERS;
+    let made_steps = run.step != run.start_step;
+    is_over
+        && made_steps
+        && !bitmap::intersects(&run.finishers, &members.established)
+        && weights::delivered(members, seat) > 0
 }
 
 /// Return whether a member may name a directory: a recorded checkpoint is one, or the current checkpoint is older than

@@ -87,8 +87,12 @@ pub fn expected(run: &Run, members: &Members, pending: &Bitmap) -> Bitmap {
     if provisional::ends_wait(run, members, pending) {
         return [0; 32];
     }
-    let wanted = bitmap::without(&members.established, &unwanted(members));
-    bitmap::without(&wanted, pending)
+    bitmap::without(&wanted_established(members), pending)
+}
+
+/// Return the established members that no authority has removed or barred.
+fn wanted_established(members: &Members) -> Bitmap {
+    bitmap::without(&members.established, &unwanted(members))
 }
 
 /// Return the used seats that match `condition`.
@@ -225,8 +229,7 @@ struct ReservedSeats {
 impl ReservedSeats {
     #[inline(never)]
     fn new(run: &Run, members: &Members, unsaved: bool, now: u64) -> Self {
-        let wanted = bitmap::without(&members.established, &unwanted(members));
-        let few_established = bitmap::count(&wanted) <= committee::MIN_ESTABLISHED;
+        let few_established = bitmap::count(&wanted_established(members)) <= committee::MIN_ESTABLISHED;
         if run.state != run_state::WAITING_FOR_MEMBERS {
             return Self {
                 expected: [0; 32],

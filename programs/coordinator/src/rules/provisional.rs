@@ -111,6 +111,7 @@ pub fn restore(run: &mut Run, members: &mut Members, backlog: &mut Backlog) -> b
         return false;
     }
     members.before.kept = 0;
+    members.proven = [0; 32]; // a delivery in an undone epoch gives no right to name checkpoints
     let before = &members.before;
     run.level_hashes = before.level_hashes;
     run.attested_data_index = before.attested_data_index;
