@@ -114,7 +114,20 @@ class LastMember:
         if seat is None or replica is None or not steps:
             return None
         levels = sole_levels(run, members, seat, self._ports.transport.reachable())
-        return Stake(steps, levels, self._checkpoints.directory is not None) if levels else None
+        if not levels:
+            return None
+        saves = self._checkpoints.directory is not None
+        return Stake(steps, levels, saves, goes_back=self._goes_back(run, members, seat))
+
+    def _goes_back(self, run: Run, members: Members, seat: int) -> bool:
+        """Return whether the run goes back to its checkpoint if this member saves and leaves: no
+        other member has a part of its model, and the coordinator keeps no seat.
+        """
+        if self._ports.coordinator.keeps_seats or run.state is RunState.FINISHED:
+            return False
+        in_epoch = run.state is RunState.WARMUP or run.state.active
+        holders = members.mask(MemberState.HEALTHY) if in_epoch else run.finishers
+        return not holders & ~(1 << seat)
 
     # --- being stopped ----------------------------------------------------------------------------
 
@@ -168,6 +181,9 @@ class LastMember:
                 run.epoch, run.epoch_started_at, step, str(checkpoint.absolute())
             )
             write_mark(mark_path(directory, run), unfinished)
+        if not self._ports.coordinator.keeps_seats:  # `stake` needs a checkpoint recorded meanwhile
+            with contextlib.suppress(AftermathError):
+                await self._ports.feed.put(await self._ports.coordinator.view(fresh=True))
         self._ports.events.emit(
             event_types.Stopped(step=step, path=str(checkpoint), continues=self.stays)
         )
