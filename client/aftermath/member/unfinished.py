@@ -29,7 +29,7 @@ from aftermath.member.stake import SAVE_SECONDS, Stake, levels_named
 from aftermath.model.saved_checkpoints import stem_of_run
 from aftermath.replica.origin import Origin
 from aftermath.replica.replica import Replica
-from aftermath.rules.deadlines import next_deadline
+from aftermath.rules.deadlines import rounds_end
 from aftermath.rules.members import Members
 from aftermath.rules.model import Checkpoint, Model
 from aftermath.rules.run import Run, steps_before
@@ -344,14 +344,11 @@ class LastMember:
 
     def _report_wait(self) -> None:
         """Report that this member waits for the end of an epoch that makes no more steps."""
-        view = self._ports.feed.view
-        run = view.run
-        deadline = next_deadline(run, view.members, view.model)
-        if not run.state.training or deadline is None:
+        run = self._ports.feed.run
+        if not run.state.training:
             return
-        if run.state is RunState.ROUND_WITNESS:  # one more round begins, and nobody trains it
-            deadline += run.config.max_round_train_time
-        ends_in = max(0, round(deadline - self._ports.coordinator.now()))
+        now = self._ports.coordinator.now()
+        ends_in = round(rounds_end(run, int(now)) - now)
         self._ports.events.emit(event_types.Waiting(epoch=run.epoch + 1, ends_in=ends_in))
 
     def _warn(self, message: str, until: str | None = None) -> None:
