@@ -165,7 +165,7 @@ def test_finished_run_without_checkpoint_warns(
     ticked = invoke("tick", *signed, "--ms-interval", 100)
     assert (ticked.code, "which is now finished" in ticked.out) == (0, True)
     unknown = (
-        "no checkpoint on chain has the last 2 steps, but a member's --checkpoint-dir may have one"
+        "no recorded checkpoint has the last 2 steps, but a member's --checkpoint-dir may have one"
     )
     refused = invoke("reopen", *signed, "--total-steps", 30)
     assert refused.code == 2

@@ -127,7 +127,7 @@ def test_watch_shows_run_from_start_to_epoch_end(watched: Watched) -> None:
     )
     assert member["seen"].startswith("epoch 0, round ")
     assert (
-        "no checkpoint on chain has the last 2 steps, but a member's --checkpoint-dir may"
+        "no recorded checkpoint has the last 2 steps, but a member's --checkpoint-dir may"
         in watched.text
     )
     for text in (

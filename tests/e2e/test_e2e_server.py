@@ -75,6 +75,35 @@ def test_server_run_survives_kill_of_server_and_member(
         server_run.kill_all()
 
 
+def test_only_client_of_server_that_stops_ends_with_lost_steps(
+    xprocess: XProcess, run_inputs: RunInputs, tmp_path: Path
+) -> None:
+    alone = {"init_min_clients": 1, "min_clients": 1}
+    server_run = ServerRun(
+        xprocess, tmp_path, run_inputs, ServerRunOptions(), rounds_per_epoch=100, **alone
+    )
+    try:
+        name = server_run.start(0)
+        server_run.until(lambda: server_run.applied(name) >= 2, "the client trains")
+        member = server_run.members[name]
+        member.interrupt(90)
+        assert member.code == 12
+        event_log = server_run.event_logs[name]
+        (stopped,) = event_log.events_of("stopped")
+        assert stopped["step"] >= 2
+        assert not stopped["continues"]
+        assert Path(stopped["path"]).is_dir()
+        assert "the run goes back to its checkpoint" in event_log.events[-1]["message"]
+        server_run.start(0)
+        lost = "steps of training are lost"
+        server_run.until(
+            lambda: any(lost in event["message"] for event in event_log.events_of("warning")),
+            "the next start begins from the checkpoint",
+        )
+    finally:
+        server_run.kill_all()
+
+
 def test_members_on_separate_networks_meet_through_tls_server(
     xprocess: XProcess, run_inputs: RunInputs, tmp_path: Path
 ) -> None:

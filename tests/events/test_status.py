@@ -139,6 +139,17 @@ def test_status_of_day_long_wait_names_rewind_on_chain(has_tick: bool) -> None:
     assert ("then aftermath-solana rewind --run-id test --to-step" in waiting.waits[1]) is has_tick
 
 
+def test_status_of_reopened_saved_run_loses_no_step() -> None:
+    away, given = away_for_a_day()
+    model = builders.model(checkpoint_step=61)
+    waiting = at(RunState.WAITING_FOR_MEMBERS, members_=away, model=model, step=61, **given)
+    assert waiting.waits[1].startswith(
+        "a member that trained before (after 24 hours, any member); to begin at once from the "
+        "checkpoint, which has all 60 steps, the owner runs"
+    )
+    assert "rewind --run-id test --to-step 60, then" in waiting.waits[1]
+
+
 @pytest.mark.parametrize("reason", [ExitReason.NO_ATTESTATION, ExitReason.QUORUM_MISSING])
 def test_status_after_all_left_names_no_silent_witness(reason: ExitReason) -> None:
     """A newcomer that waits did not take part in the last epoch."""
@@ -349,7 +360,7 @@ def test_standing_without_checkpoint_mentions_checkpoint_dir() -> None:
     """The chain does not know about the copy that a stopped member saved in its own directory."""
     found = at(RunState.ROUND_TRAIN, step=7, epoch=1)
     for words in (str(facts_of(found)["checkpoint"]), line(found)):
-        assert "no checkpoint on chain has the last 6 steps" in words
+        assert "no recorded checkpoint has the last 6 steps" in words
         assert "--checkpoint-dir may have one" in words
 
 

@@ -222,7 +222,7 @@ def test_background_error_of_archive_is_a_warning(tmp_path: Path, repository: Re
         f"cannot record the checkpoint of step {step} on the chain: nobody expected this"
         for step in (3, 6)
     ]
-    assert last.startswith("no checkpoint on chain has the last 6 steps,")
+    assert last.startswith("no recorded checkpoint has the last 6 steps,")
 
 
 def test_upload_without_name_leaves_directory_on_chain(

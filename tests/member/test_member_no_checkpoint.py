@@ -14,7 +14,7 @@ from member.disk import Disk
 from member.short_runs import ALONE, SHORT
 
 LOST = (
-    "no checkpoint on chain has the last {}, but a member's --checkpoint-dir may have one; otherwise that "
+    "no recorded checkpoint has the last {}, but a member's --checkpoint-dir may have one; otherwise that "
     "training is lost when the last member ends"
 )
 

@@ -57,6 +57,27 @@ def test_lone_member_stopped_in_mid_epoch_loses_no_step(
     sim.record.check_coverage(sim.backlog)
 
 
+@pytest.mark.parametrize("later", [0.0, 1.5])
+def test_wait_resumed_after_deadline_names_its_end(tmp_path: Path, later: float) -> None:
+    """Nobody ticked meanwhile. `later`: before and after the member attested in its last round."""
+
+    async def story(sim: SimulatedRun) -> None:
+        player = sim.add(0)
+        await sim.until_round(2)
+        await asyncio.sleep(later)
+        await sim.stop(player)
+        await asyncio.sleep(100)
+        sim.start(player)
+        await sim.until(lambda _: bool(player.saw("waiting")))
+        began = sim.now
+        (waiting,) = player.saw("waiting", epoch=1)
+        assert waiting["ends_in"] > 5
+        await sim.until(lambda run: run.state is RunState.COOLDOWN)
+        assert waiting["ends_in"] - 5 < sim.now - began < waiting["ends_in"] + 5
+
+    play(tmp_path, story, **ALONE | {"rounds_per_epoch": 20, "round_witness_time": 20})
+
+
 @pytest.mark.parametrize("how", ["stop", "kill"])
 def test_resumed_member_stopped_before_epoch_ends_loses_no_step(tmp_path: Path, how: str) -> None:
     async def story(sim: SimulatedRun) -> None:

@@ -87,7 +87,7 @@ def test_finished_names_copy_of_this_member_first(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("saved", "named"), [([], None), ([3], 3), ([2, 4, 9], 4)])
-def test_lost_steps_name_copy_that_chain_does_not_know(
+def test_lost_steps_name_copy_that_run_does_not_use(
     tmp_path: Path, saved: list[int], named: int | None
 ) -> None:
     events: list[event_types.Event] = []
@@ -102,3 +102,4 @@ def test_lost_steps_name_copy_that_chain_does_not_know(
     assert "was saved" not in warning
     assert (f"{tmp_path / f'test-step{named}'} is a copy of step {named}" in warning) is bool(named)
     assert ("start a new run from the copy" in warning) is bool(named)
+    assert "chain" not in warning, "the run may be a server's"

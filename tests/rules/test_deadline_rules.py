@@ -63,6 +63,32 @@ def test_round_with_quorum_waits_for_min_round_time(
     assert deadlines.next_deadline(trains) == 1000 + wait
 
 
+@pytest.mark.parametrize(
+    ("state", "attestations", "draining", "now", "end"),
+    [
+        (RunState.ROUND_TRAIN, 0, False, 1010, 1032),
+        (RunState.ROUND_TRAIN, 0, False, 1100, 1102),  # nobody ticked
+        (RunState.ROUND_TRAIN, 1, False, 1010, 1010 + 32),  # another round begins
+        (RunState.ROUND_TRAIN, 1, False, 1100, 1100 + 32),
+        (RunState.ROUND_TRAIN, 1, True, 1100, 1100),
+        (RunState.ROUND_WITNESS, 0, False, 1001, 1002),
+        (RunState.ROUND_WITNESS, 0, False, 1100, 1100),
+        (RunState.ROUND_WITNESS, 1, False, 1100, 1100 + 32),
+    ],
+)
+def test_rounds_without_attestations_end_in_time(
+    state: RunState, attestations: int, draining: bool, now: int, end: int
+) -> None:
+    lone = run(
+        state,
+        config=TIMES,
+        rounds=(header(0b1, attestations=attestations),),
+        state_started_at=1000,
+        draining=draining,
+    )
+    assert deadlines.rounds_end(lone, now) == end
+
+
 @pytest.mark.parametrize("state", [RunState.UNINITIALIZED, RunState.PAUSED, RunState.FINISHED])
 def test_halted_run_has_no_deadline(state: RunState) -> None:
     assert deadlines.next_deadline(run(state, config=TIMES)) is None

@@ -101,6 +101,25 @@ def test_failed_save_asks_for_another_ctrl_c_on_terminal(
     assert departure.lost is None
 
 
+@pytest.mark.parametrize("goes_back", [True, False])
+def test_saved_copy_of_run_that_goes_back_is_a_loss(goes_back: bool) -> None:
+    """A server's only client saved its model, and the run does not continue from it."""
+    departure = Departure(Events(lambda: 0.0, []), can_ask=True)
+    member = AtStake(Stake(6, [0, 1], saves=True, goes_back=goes_back))
+    departure.member = member  # type: ignore[assignment]
+    assert departure.on_signal(signal.SIGINT) == 60.0
+    assert member.stopped is not None
+    assert not member.stopped(True)
+    assert (departure.lost is not None) is goes_back
+    if departure.lost is not None:
+        error = departure.lost.lost()
+        assert error.code == "model-lost"
+        assert "6 trained steps are only in the copy" in error.message
+    member.at_stake = None  # a checkpoint was recorded meanwhile
+    assert not member.stopped(True)
+    assert departure.lost is None
+
+
 @pytest.mark.parametrize(
     ("stdin", "stdout", "asks", "on_stderr"),
     [

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import shlex
 
+from aftermath.base.text import counted
 from aftermath.rules.deadlines import waits_a_day, waits_for_holder
 from aftermath.rules.members import Members
 from aftermath.rules.model import Model
 from aftermath.rules.run import Run, steps_before
+from aftermath.rules.unsaved import unsaved_steps
 
 
 def holder_wait(run: Run, members: Members, model: Model, *, has_commands: bool) -> str | None:
@@ -15,18 +17,27 @@ def holder_wait(run: Run, members: Members, model: Model, *, has_commands: bool)
 
     `has_commands`: whether the owner can end the wait with commands.
     """
+    step = steps_before(model.checkpoint_step)
+    saved = step > 0 and not unsaved_steps(run, model)
     if waits_for_holder(run, members, model):
-        holder = "a member that finished the last epoch, because the chain knows of no checkpoint with its steps"
+        holder = (
+            "a member that finished the last epoch, because no recorded checkpoint has its steps"
+        )
     elif waits_a_day(run, members, model):
-        holder = "a member that has the model (after 24 hours, any member)"
+        known = "trained before" if saved else "has the model"
+        holder = f"a member that {known} (after 24 hours, any member)"
     else:
         return None
     if not has_commands:
         return holder
     run_id = shlex.quote(run.run_id)
-    step = steps_before(model.checkpoint_step)
+    how = (
+        f"to begin at once from the checkpoint, which has all {counted(step, 'step')}"
+        if saved
+        else "to continue from the checkpoint instead"
+    )
     return (
-        f"{holder}; to continue from the checkpoint instead, the owner runs aftermath-solana set-paused "
+        f"{holder}; {how}, the owner runs aftermath-solana set-paused "
         f"--run-id {run_id} pause, then aftermath-solana rewind --run-id {run_id} --to-step {step}, then "
         f"aftermath-solana set-paused --run-id {run_id} resume"
     )

@@ -397,9 +397,7 @@ def state_of(status: RunStatus) -> str:
 
 
 def checkpoint_of(status: RunStatus) -> str:
-    """Return the newest checkpoint's step and location, or a warning that the chain knows of
-    none.
-    """
+    """Return the newest checkpoint's step and location, or a warning that none is recorded."""
     if status.checkpoint_step:
         machine = ", on the machine that saved it" if status.checkpoint_is_local else ""
         return f"step {status.checkpoint_step:,} at {status.checkpoint}{machine}"
@@ -407,11 +405,11 @@ def checkpoint_of(status: RunStatus) -> str:
 
 
 def not_recorded(steps: int) -> str:
-    """Return the beginning of a sentence: no checkpoint on chain has the newest steps."""
-    # A member that is stopped saves its model in its own directory, which is not recorded on chain.
+    """Return the beginning of a sentence: no recorded checkpoint has the newest steps."""
+    # A member that is stopped saves its model in its own directory, which is not recorded.
     last = counted(steps, "step")
     return (
-        f"no checkpoint on chain has the last {last}, but a member's --checkpoint-dir may have one"
+        f"no recorded checkpoint has the last {last}, but a member's --checkpoint-dir may have one"
     )
 
 

@@ -195,8 +195,8 @@ class CheckpointWriter:
         companions = self._archive.companions
 
         # Write on the replica's thread, so that the parameters do not change meanwhile. If this
-        # step's directory holds another model, it dates from before a rewind. Move it aside unless
-        # the chain names it.
+        # step's directory holds another model, the run went back since, by a rewind or an undone
+        # epoch. Move it aside unless the chain names it.
         def write() -> Saved:
             return save(
                 directory,
@@ -212,8 +212,8 @@ class CheckpointWriter:
         saved = await self._workers.compute(write)
         if saved.replaced is not None:
             self._warn(
-                f"{saved.place} held another model of step {run.trained_steps}, from before a rewind: it was moved to "
-                f"{saved.replaced} and will be removed first"
+                f"{saved.place} held another model of step {run.trained_steps}: it was moved to {saved.replaced} and "
+                "will be removed first"
             )
         return saved.place.resolve()
 

@@ -42,6 +42,10 @@ class Stake:
     """Levels whose newest contents no other member has."""
     saves: bool
     """Whether this member can save them to its checkpoint directory."""
+    goes_back: bool = False
+    """Whether the run goes back to its checkpoint, although this member saves them."""
+    is_copied: bool = False
+    """Whether they are saved, in a copy that the run does not use."""
 
     def sentence(self) -> str:
         """Return the loss as a sentence without its full stop."""
@@ -56,7 +60,13 @@ class Stake:
 
     def lost(self) -> ModelLost:
         """Return the error of a member that leaves anyway."""
-        return _model_lost(self.steps, _NEXT_TIME)
+        if not self.is_copied:
+            return _model_lost(self.steps, _NEXT_TIME)
+        steps = counted(self.steps, "trained step is", "trained steps are")
+        return ModelLost(
+            f"the run goes back to its checkpoint: {steps} only in the copy that this member saved",
+            "To keep that training, start a new run from the copy",
+        )
 
 
 def levels_named(levels: Sequence[int]) -> str:

@@ -195,8 +195,8 @@ def _newest_copy(directory: Path | None, run: Run, checkpoint_step: int) -> str:
     if not copies:
         return ""
     return (
-        f"\n{copies[-1]} is a copy of step {step_of(copies[-1])} that the chain does not know: the run continues "
-        "without it. To keep that training, start a new run from the copy"
+        f"\n{copies[-1]} is a copy of step {step_of(copies[-1])} that the run does not use. To keep that training, "
+        "start a new run from the copy"
     )
 
 

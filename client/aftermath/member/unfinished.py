@@ -29,7 +29,7 @@ from aftermath.member.stake import SAVE_SECONDS, Stake, levels_named
 from aftermath.model.saved_checkpoints import stem_of_run
 from aftermath.replica.origin import Origin
 from aftermath.replica.replica import Replica
-from aftermath.rules.deadlines import next_deadline
+from aftermath.rules.deadlines import rounds_end
 from aftermath.rules.members import Members
 from aftermath.rules.model import Checkpoint, Model
 from aftermath.rules.run import Run, steps_before
@@ -114,7 +114,20 @@ class LastMember:
         if seat is None or replica is None or not steps:
             return None
         levels = sole_levels(run, members, seat, self._ports.transport.reachable())
-        return Stake(steps, levels, self._checkpoints.directory is not None) if levels else None
+        if not levels:
+            return None
+        saves = self._checkpoints.directory is not None
+        return Stake(steps, levels, saves, goes_back=self._goes_back(run, members, seat))
+
+    def _goes_back(self, run: Run, members: Members, seat: int) -> bool:
+        """Return whether the run goes back to its checkpoint if this member saves and leaves: no
+        other member has a part of its model, and the coordinator keeps no seat.
+        """
+        if self._ports.coordinator.keeps_seats or run.state is RunState.FINISHED:
+            return False
+        in_epoch = run.state is RunState.WARMUP or run.state.active
+        holders = members.mask(MemberState.HEALTHY) if in_epoch else run.finishers
+        return not holders & ~(1 << seat)
 
     # --- being stopped ----------------------------------------------------------------------------
 
@@ -168,6 +181,9 @@ class LastMember:
                 run.epoch, run.epoch_started_at, step, str(checkpoint.absolute())
             )
             write_mark(mark_path(directory, run), unfinished)
+        if not self._ports.coordinator.keeps_seats:  # `stake` needs a checkpoint recorded meanwhile
+            with contextlib.suppress(AftermathError):
+                await self._ports.feed.put(await self._ports.coordinator.view(fresh=True))
         self._ports.events.emit(
             event_types.Stopped(step=step, path=str(checkpoint), continues=self.stays)
         )
@@ -328,14 +344,11 @@ class LastMember:
 
     def _report_wait(self) -> None:
         """Report that this member waits for the end of an epoch that makes no more steps."""
-        view = self._ports.feed.view
-        run = view.run
-        deadline = next_deadline(run, view.members, view.model)
-        if not run.state.training or deadline is None:
+        run = self._ports.feed.run
+        if not run.state.training:
             return
-        if run.state is RunState.ROUND_WITNESS:  # one more round begins, and nobody trains it
-            deadline += run.config.max_round_train_time
-        ends_in = max(0, round(deadline - self._ports.coordinator.now()))
+        now = self._ports.coordinator.now()
+        ends_in = round(rounds_end(run, int(now)) - now)
         self._ports.events.emit(event_types.Waiting(epoch=run.epoch + 1, ends_in=ends_in))
 
     def _warn(self, message: str, until: str | None = None) -> None:

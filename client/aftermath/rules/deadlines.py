@@ -72,6 +72,25 @@ def next_deadline(
     return max(run.state_started_at + max(least, wait), day_ends)
 
 
+def rounds_end(run: Run, now: int) -> int:
+    """Return the chain time at which the rounds end at the latest if nobody attests after `now`.
+
+    `run` is in a round. A deadline in the past counts as `now`, because each tick makes one
+    transition.
+    """
+    config = run.config
+    round = run.current
+    end = run.state_started_at
+    if run.state is RunState.ROUND_TRAIN:
+        end += config.min_round_time if _has_quorum(round) else config.max_round_train_time
+        end = max(end, now)
+    if run.state is RunState.ROUND_WITNESS or round.attestations < round.elected:
+        end = max(end + config.round_witness_time, now)
+    if round.attestations and not run.draining:  # another round begins
+        end += config.max_round_train_time + config.round_witness_time
+    return end
+
+
 def _has_quorum(round: Round) -> bool:
     """Return whether a training round waits only for its minimum time and the next seed."""
     return round.attestations >= committee.round_quorum(round, round.elected)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, TextIO
 
 from aftermath.events import event_types
@@ -66,7 +67,7 @@ class Departure:
     def _save_ended(self, saved: bool) -> bool:
         """Handle the end of a save. Return whether the member stays to save again."""
         if saved or self.lost is None:
-            self.lost = None
+            self.lost = self._lost_despite_copy() if saved else None
             return False
         if not self._has_asked:
             how = "Or free some disk space: this member has stopped training and retries the save"
@@ -74,6 +75,11 @@ class Departure:
             if self._has_asked:
                 self.stay()
         return self._has_asked
+
+    def _lost_despite_copy(self) -> Stake | None:
+        """Return what the run loses although this member saved a copy, or None."""
+        stake = self.member.stake() if self.member is not None else None
+        return replace(stake, is_copied=True) if stake is not None and stake.goes_back else None
 
     def _warn(self, stake: Stake, extra: str) -> None:
         """Warn about the steps that are lost, and ask for another Ctrl-C if a person is there."""

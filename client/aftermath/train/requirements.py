@@ -125,7 +125,7 @@ def data_of(model: Model, schema: Schema, access: RunAccess) -> Source:
     table = source_of(location)
     if table.is_mixture and not location.files_hash and not access.trusting:
         raise Unsuitable(
-            f"the chain has no hash of the mixture document {name_of(location, access)}, so members could get "
+            f"the run has no hash of the mixture document {name_of(location, access)}, so members could get "
             "different data",
             "Ask the run's owner to run aftermath-solana update-config on a machine that can read the data",
         )
