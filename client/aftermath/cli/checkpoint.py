@@ -245,8 +245,8 @@ async def _check_reopen(options: SigningOptions, run_id: str, total_steps: int) 
     """
     from aftermath.cli.connection import connect
     from aftermath.owner.warnings import idle_when_reopened
+    from aftermath.rules.contents import unsaved_steps
     from aftermath.rules.state import RunState
-    from aftermath.rules.unsaved import unsaved_steps
 
     async with connect(options) as chain:
         run, model, _ = await chain.coordinator.snapshot(run_id)

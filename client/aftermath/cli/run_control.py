@@ -17,7 +17,7 @@ from aftermath.cli.consent import YES, agreed, check_can_ask
 from aftermath.cli.options import RunId, SigningOptions
 from aftermath.cli.present import EXIT_KNOWN, Result, facts, note
 from aftermath.coordinator.errors import Refused
-from aftermath.rules.unsaved import unsaved_steps
+from aftermath.rules.contents import unsaved_steps
 
 if TYPE_CHECKING:
     from aftermath.events.status import RunStatus

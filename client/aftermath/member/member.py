@@ -33,10 +33,9 @@ from aftermath.member.rounds.collect import LINGER
 from aftermath.member.rounds.divergence import Divergence
 from aftermath.member.rounds.epoch import CarriedOver, EpochStart
 from aftermath.member.rounds.rounds import Rounds
-from aftermath.member.run_changes import require_unchanged
 from aftermath.member.signed_results import SignedResults
 from aftermath.member.stake import ModelLost, Stake, find_loss
-from aftermath.member.status_events import StatusEvents
+from aftermath.member.status_events import StatusEvents, require_unchanged
 from aftermath.member.ticker import Ticker
 from aftermath.member.unfinished import LastMember, UnsavedWork
 from aftermath.member.warmup import NoModel, WarmUp

@@ -27,7 +27,7 @@ from aftermath.member.rounds.stragglers import Allowances
 from aftermath.member.rounds.throughput import Throughput
 from aftermath.member.rounds.train import Training
 from aftermath.member.rounds.witness import WitnessDuty, time_for_results
-from aftermath.member.traffic import report_traffic
+from aftermath.member.status_events import report_traffic
 from aftermath.rules import bitmap
 from aftermath.rules.announcements import Commitment
 from aftermath.rules.run import Run
