@@ -61,7 +61,7 @@ async def estimate(
 
     from aftermath.cli.config_check import planned_document
     from aftermath.config.document import load_config
-    from aftermath.config.recipe import recipe_of
+    from aftermath.config.recipe_file import recipe_of
     from aftermath.owner.schema import shape_of
     from aftermath.rules.run import Config
 

@@ -15,7 +15,7 @@ from aftermath.base.errors import UsageError
 from aftermath.cli.model_init import document
 from aftermath.config.data_sources import DataLocationChoice, LocalData
 from aftermath.config.document import RunConfig, RunRules
-from aftermath.config.recipe import recipe_of
+from aftermath.config.recipe_file import recipe_of
 from aftermath.config.start_checkpoint import CheckpointChoice, LocalCheckpoint
 from aftermath.config.training import LearningRate
 from aftermath.data.bytelevel import VOCAB_SIZE
