@@ -15,7 +15,7 @@ import pytest
 from solders.keypair import Keypair
 from solders.pubkey import Pubkey
 
-from aftermath.chain import run_source, subscription, wire
+from aftermath.chain import newest_run, node_client, subscription
 from aftermath.chain.accounts import fetch
 from aftermath.chain.addresses import CLOCK, run_addresses
 from aftermath.chain.client import CoordinatorClient
@@ -242,7 +242,7 @@ async def test_unexpected_read_error_does_not_end_watch(
     embedded: FundedNetwork, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     await embedded.configured_run()
-    read = run_source.parse_run
+    read = newest_run.parse_run
     trips = 0
 
     def trip(data: bytes) -> Run:
@@ -251,10 +251,10 @@ async def test_unexpected_read_error_does_not_end_watch(
         raise RecursionError("as a parser might")
 
     async with watching(embedded, silence=0.05) as watcher:
-        monkeypatch.setattr(run_source, "parse_run", trip)
+        monkeypatch.setattr(newest_run, "parse_run", trip)
         newest = await change(embedded, 3)
         await asyncio.wait_for(_until(lambda: trips > 3), 10)
-        monkeypatch.setattr(run_source, "parse_run", read)
+        monkeypatch.setattr(newest_run, "parse_run", read)
         await seen(watcher, newest, 10)
     assert caplog.text.count("cannot be read") <= 2, "said when it begins, by poll and by push"
 
@@ -467,14 +467,14 @@ async def test_websocket_garbage_flood_causes_few_logs_and_polls(
 ) -> None:
     coordinator = await embedded.configured_run()
     polls = 0
-    read = run_source.RunSource.read
+    read = newest_run.RunSource.read
 
     async def counted(*given: Any, **more: Any) -> Any:
         nonlocal polls
         polls += 1
         return await read(*given, **more)
 
-    monkeypatch.setattr(run_source.RunSource, "read", counted)
+    monkeypatch.setattr(newest_run.RunSource, "read", counted)
     after = [_notification(coordinator.program_id, bytes(size)) for size in (7, 8)]
     async with (
         faulty_websocket(*after, every=0.01) as faulty,
@@ -491,7 +491,9 @@ async def test_websocket_garbage_flood_causes_few_logs_and_polls(
 async def test_websocket_with_message_above_limit_is_left() -> None:
     pushes: list[AccountData] = []
     async with (
-        faulty_websocket(json.dumps({"method": "other", "pad": [[]] * wire.MAX_MESSAGE})) as faulty,
+        faulty_websocket(
+            json.dumps({"method": "other", "pad": [[]] * node_client.MAX_MESSAGE})
+        ) as faulty,
         RpcPool([Endpoint("http://127.0.0.1:9", faulty.url)]) as pool,
     ):
         follows = AccountSocket(pool, Pubkey.new_unique(), pushes.append, lambda: None)

@@ -185,7 +185,7 @@ def rent_of(size: int) -> int:
 def highest_fee() -> int:
     """Return the most that a transaction with one signature costs, in lamports."""
     from aftermath.chain import defaults
-    from aftermath.chain.fees import transaction_fee
+    from aftermath.chain.funding import transaction_fee
 
     return transaction_fee(1, _UNITS, defaults.PRIORITY_FEE)
 

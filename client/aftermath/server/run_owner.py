@@ -19,9 +19,9 @@ from solders.keypair import Keypair
 from aftermath.chain.authorizer import Authorizer
 from aftermath.chain.client import CoordinatorClient
 from aftermath.chain.endpoints import endpoint
+from aftermath.chain.node_client import Connection
 from aftermath.chain.rpc import RpcPool
 from aftermath.chain.wallet import Wallet, create_wallet, load_wallet
-from aftermath.chain.wire import Connection
 from aftermath.cli.connection import SignedCluster
 from aftermath.cli.create_run import LATER_TRANSACTIONS, missing_instructions
 from aftermath.config.document import RunConfig
@@ -40,7 +40,7 @@ _URL = "http://127.0.0.1:1"  # a placeholder: calls stay in this process
 
 
 class _InProcessWire(httpx.AsyncBaseTransport):
-    """A `chain.wire.Wire` to the chain of this process."""
+    """A `chain.node_client.Wire` to the chain of this process."""
 
     def __init__(self, rpc: Rpc) -> None:
         self._rpc = rpc
