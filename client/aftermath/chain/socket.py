@@ -1,8 +1,8 @@
 """One account subscription that reconnects until it is cancelled: back-off, and the next endpoint
 after a failure.
 
-solana-py makes the requests and reads the messages. The connection is `chain.node_client`'s, because
-solana-py 0.36 connects with the deprecated client of websockets, which knows no proxies.
+solana-py makes the requests and reads the messages. `chain.node_client` opens the connection,
+because solana-py 0.36 connects with the deprecated client of websockets, which knows no proxies.
 """
 
 from __future__ import annotations

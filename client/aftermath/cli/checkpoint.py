@@ -14,8 +14,7 @@ import typer
 from aftermath.base.bounded import U32_MAX
 from aftermath.base.errors import UsageError
 from aftermath.base.text import counted, is_repository
-from aftermath.cli.command import JSON, command, run_in_loop
-from aftermath.cli.consent import YES, agreed, check_can_ask
+from aftermath.cli.command import JSON, YES, agreed, check_can_ask, command, run_in_loop
 from aftermath.cli.options import RunId, SigningOptions
 from aftermath.cli.present import EXIT_KNOWN, CommandError, Result, facts, listing, note
 from aftermath.rules.model import Model, Recorded

@@ -1,11 +1,14 @@
 """Turn a function into a command: option groups, `--json`, error messages and an example.
 
 A parameter annotated with a dataclass becomes the options of its fields. Coroutines get a loop.
+A command may ask before an action that cannot be undone. The question needs a terminal. Without
+one, or with --json, `--yes` replaces it.
 """
 
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from typing import Annotated, Any, TypeVar, get_args, get_type_hints
@@ -18,6 +21,7 @@ from aftermath.base.signals import asyncio_handles_interrupts, hear_ignored_inte
 from aftermath.base.stdio import VERBOSITY, Verbosity
 from aftermath.cli.next_steps import say_next
 from aftermath.cli.present import Ended, Result, remember_options, reporting, show
+from aftermath.events.printable import printable
 
 Body = Callable[..., Result | Coroutine[Any, Any, Result]]
 Done = TypeVar("Done")
@@ -34,6 +38,9 @@ class OptionGroup:
 JSON = Annotated[
     bool,
     typer.Option("--json", help="Print one JSON document instead of text.", show_default=False),
+]
+YES = Annotated[
+    bool, typer.Option("--yes", help="Do not ask for confirmation.", show_default=False)
 ]
 
 
@@ -267,3 +274,17 @@ def keyword(name: str, annotation: object, default: object) -> inspect.Parameter
         annotation=annotation,
         default=empty if default is ... else default,
     )
+
+
+def check_can_ask(command: str, effect: str, *, as_json: bool) -> None:
+    """Raise UsageError if there is no terminal to ask on, or with --json."""
+    terminal = all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stderr))
+    if as_json or not terminal:
+        reason = "--json asks no questions" if as_json else "there is no terminal to ask on"
+        raise UsageError(f"{command} {effect}, and {reason}", "Add --yes to confirm")
+
+
+def agreed(question: str) -> bool:
+    """Ask on the terminal, and return whether the answer is yes."""
+    print(f"{printable(question)} [y/N] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")

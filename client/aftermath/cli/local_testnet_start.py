@@ -287,7 +287,7 @@ def local_testnet_start(
     from rich.console import Console
 
     from aftermath.base.errors import UsageError
-    from aftermath.cli.variables import child_environment
+    from aftermath.cli.main import child_environment
     from aftermath.events.trackers import TrackerOptions
     from aftermath.testnet.backends import Centralized, Solana
     from aftermath.testnet.display import DisplayMode, shown
