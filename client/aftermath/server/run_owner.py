@@ -25,9 +25,9 @@ from aftermath.chain.wallet import Wallet, create_wallet, load_wallet
 from aftermath.cli.connection import SignedCluster
 from aftermath.cli.create_run import LATER_TRANSACTIONS, missing_instructions
 from aftermath.config.document import RunConfig
+from aftermath.localnet.json_rpc import Rpc
 from aftermath.localnet.ledger import holds_chain
 from aftermath.localnet.node import EmbeddedNode
-from aftermath.localnet.rpc import Rpc
 from aftermath.owner.agreed_data import with_agreed_data
 from aftermath.owner.change import Change
 from aftermath.owner.difference import differences
