@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from aftermath.base.outputs import write_mark
-from aftermath.coordinator.view import View
+from aftermath.coordinator.ports import View
 from aftermath.events import event_types
 from aftermath.events.stream import Events
 from aftermath.member.status_events import StatusEvents, is_last_epoch

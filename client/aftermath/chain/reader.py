@@ -26,7 +26,7 @@ from aftermath.chain.views import (
     witness_round_range,
 )
 from aftermath.coordinator.errors import Refused
-from aftermath.coordinator.view import View
+from aftermath.coordinator.ports import View
 from aftermath.rules.model import Model
 from aftermath.rules.run import Attestation, Round, Run
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from aftermath.chain.authorizer import Authorization
     from aftermath.cli.connection import Cluster
-    from aftermath.coordinator.view import View
+    from aftermath.coordinator.ports import View
     from aftermath.optim.schema import Schema
     from aftermath.parallel.mesh import Mesh
     from aftermath.rules.members import Membership

@@ -13,7 +13,7 @@ from aftermath.base.quiet_interrupts import EXIT_INTERRUPTED
 from aftermath.base.stdio import VERBOSITY, Verbosity
 from aftermath.cli.command import command
 from aftermath.cli.present import Result
-from aftermath.testnet.options import DisplayOption
+from aftermath.testnet.display_option import DisplayOption
 
 if TYPE_CHECKING:
     from aftermath.events.trackers import TrackerOptions

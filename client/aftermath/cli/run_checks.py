@@ -18,7 +18,7 @@ from aftermath.cli.findings import Finding, Subject, broken, dubious, fine
 
 if TYPE_CHECKING:
     from aftermath.coordinator.errors import Refused
-    from aftermath.coordinator.view import View
+    from aftermath.coordinator.ports import View
 
 SKEW_SECONDS = 60.0
 """Tolerated difference. The chain's clock lags by seconds, and TLS certificates tolerate minutes.
@@ -144,7 +144,7 @@ async def read_run(subject: Subject) -> None:
 
     from aftermath.chain.addresses import run_addresses
     from aftermath.chain.memberships import membership_of
-    from aftermath.coordinator.view import View
+    from aftermath.coordinator.ports import View
 
     chain = subject.chain
     assert chain is not None

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from solders.pubkey import Pubkey
 
 from aftermath.base.text import counted
-from aftermath.events.holder_wait import holder_wait
 from aftermath.events.printable import printable
-from aftermath.events.progress import in_words, span
+from aftermath.events.progress import holder_wait, in_words, span
 from aftermath.rules import bitmap, committee
 from aftermath.rules.contents import unsaved_steps
 from aftermath.rules.deadlines import next_deadline

@@ -13,8 +13,7 @@ from collections.abc import Callable
 from aftermath.base.concurrency import cancel, first_of
 from aftermath.base.errors import AftermathError
 from aftermath.coordinator.errors import Refused, Unavailable
-from aftermath.coordinator.ports import Coordinator
-from aftermath.coordinator.view import View
+from aftermath.coordinator.ports import Coordinator, View
 from aftermath.data.source import Source
 from aftermath.events import event_types
 from aftermath.member.checkpoint_writer import Archive, CheckpointWriter

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from aftermath.base.errors import AftermathError
 from aftermath.base.text import counted
-from aftermath.coordinator.view import View
+from aftermath.coordinator.ports import View
 from aftermath.model.saved_checkpoints import stem_of_run, step_directory
 from aftermath.rules.contents import claimed_by_no_other, unsaved_steps
 from aftermath.rules.run import Run

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from aftermath.base.errors import AftermathError
 from aftermath.base.text import counted
-from aftermath.coordinator.view import View
+from aftermath.coordinator.ports import View
 from aftermath.events import event_types
-from aftermath.events.holder_wait import holder_wait
+from aftermath.events.progress import holder_wait
 from aftermath.events.status import lost_with_members
 from aftermath.events.stream import Events
 from aftermath.member.ports import Ports

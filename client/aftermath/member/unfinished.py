@@ -20,7 +20,7 @@ from aftermath.base.files import replacing
 from aftermath.base.rate_limit import Backoff
 from aftermath.base.text import counted
 from aftermath.coordinator.errors import Unavailable
-from aftermath.coordinator.view import View
+from aftermath.coordinator.ports import View
 from aftermath.events import event_types
 from aftermath.member.checkpoint_writer import CheckpointWriter
 from aftermath.member.ports import Desync, Ports, Role, Workers

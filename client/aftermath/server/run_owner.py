@@ -29,8 +29,7 @@ from aftermath.localnet.json_rpc import Rpc
 from aftermath.localnet.ledger import holds_chain
 from aftermath.localnet.node import EmbeddedNode
 from aftermath.owner.agreed_data import with_agreed_data
-from aftermath.owner.change import Change
-from aftermath.owner.difference import differences
+from aftermath.owner.change import Change, differences
 from aftermath.rules.model import Model
 from aftermath.rules.run import Config, Run
 from aftermath.rules.state import RunState

@@ -23,8 +23,8 @@ from aftermath.events import event_types
 from aftermath.events.printable import printable
 from aftermath.events.reader import EventRecord
 from aftermath.events.text import Sentences, in_full
+from aftermath.testnet.display_option import DisplayOption
 from aftermath.testnet.member_progress import member_of
-from aftermath.testnet.options import DisplayOption
 from aftermath.testnet.plan import RUN_ID, LocalTestnetPlan
 from aftermath.ui.terminal.messages import Clients
 from aftermath.ui.terminal.screen import Screen

@@ -19,8 +19,7 @@ from aftermath.base.concurrency import ThreadWorker, Worker, cancel
 from aftermath.base.files import state_directory
 from aftermath.chain.member import SolanaMember
 from aftermath.coordinator.errors import CoordinatorError
-from aftermath.coordinator.ports import Clock
-from aftermath.coordinator.view import View
+from aftermath.coordinator.ports import Clock, View
 from aftermath.data.source import Source, SourceUnavailable
 from aftermath.events import event_types
 from aftermath.events.status import RunStatus, status_of

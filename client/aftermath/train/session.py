@@ -27,7 +27,7 @@ from aftermath.base.signals import asyncio_handles_interrupts, on_interrupt
 from aftermath.base.stdio import say
 from aftermath.chain.wallet import Wallet
 from aftermath.coordinator.errors import CoordinatorError, NoSuchRun
-from aftermath.coordinator.view import View
+from aftermath.coordinator.ports import View
 from aftermath.events import event_types
 from aftermath.events.console import show_debug_logs
 from aftermath.events.stream import Events, LogWarnings

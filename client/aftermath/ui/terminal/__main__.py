@@ -20,9 +20,8 @@ import time
 import msgspec
 from rich.console import Console
 
-from aftermath.ui.terminal.board import Board
+from aftermath.ui.terminal.board import Board, ScreenOptions, errors_of
 from aftermath.ui.terminal.messages import End, message_of
-from aftermath.ui.terminal.opening import ScreenOptions, errors_of
 from aftermath.ui.terminal.run_app import RunApp
 from aftermath.ui.terminal.tabbed import Tabbed
 from aftermath.ui.terminal.testnet_app import LocalTestnetApp, LocalTestnetBoard

@@ -28,7 +28,7 @@ from aftermath.events.progress import Progress
 from aftermath.events.status import RunStatus
 from aftermath.events.stream import Wall
 from aftermath.ui.terminal import terminal
-from aftermath.ui.terminal.board import Role
+from aftermath.ui.terminal.board import Role, ScreenOptions, errors_of
 from aftermath.ui.terminal.messages import (
     MESSAGES,
     Clients,
@@ -41,7 +41,6 @@ from aftermath.ui.terminal.messages import (
     Told,
     line_of,
 )
-from aftermath.ui.terminal.opening import ScreenOptions, errors_of
 
 _LOOK = 1.0  # seconds between two reads of the run's status
 _CLOSE = 0.6  # seconds that the screen has to close
