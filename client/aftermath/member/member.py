@@ -29,8 +29,7 @@ from aftermath.member.readiness import Readiness, announce_ready, whole_from_pee
 from aftermath.member.results import Results
 from aftermath.member.reveal import Reveals
 from aftermath.member.rounds.collect import LINGER
-from aftermath.member.rounds.divergence import Divergence
-from aftermath.member.rounds.epoch import CarriedOver, EpochStart
+from aftermath.member.rounds.epoch import CarriedOver, Divergence, EpochStart
 from aftermath.member.rounds.rounds import Rounds
 from aftermath.member.signed_results import SignedResults
 from aftermath.member.stake import ModelLost, Stake, find_loss
