@@ -354,7 +354,7 @@ def reach(subject: Subject) -> Finding | None:
     """Name the local files that the run reads, and the addresses that it contacts."""
     if subject.view is None or not subject.view.model.configured:
         return None
-    from aftermath.train.access_report import access_report
+    from aftermath.train.access import access_report
 
     lines = access_report(subject.view.model, subject.access()).lines()
     return fine(f"the run {'; '.join(lines) or 'reads no files and contacts no addresses'}")
