@@ -118,17 +118,16 @@ def command(
     return wrap
 
 
-def _entry(
-    name: str,
-    body: Body,
-    groups: Mapping[str, OptionGroup],
-    *,
-    until_interrupt: bool,
-    json_errors: bool,
-) -> Callable[..., None]:
+Built = Mapping[str, tuple[Callable[..., Any], list[str]]]
+"""The builder of each grouped parameter of a body, and the options that it takes."""
+
+
+def _expanded(
+    body: Body, groups: Mapping[str, OptionGroup], hints: Mapping[str, Any]
+) -> tuple[list[inspect.Parameter], Built]:
+    """Return the options of a body with its groups expanded, and how to build the groups."""
     built: dict[str, tuple[Callable[..., Any], list[str]]] = {}
     parameters: list[inspect.Parameter] = []
-    hints = get_type_hints(body, include_extras=True)
     for name_in_body, parameter in inspect.signature(body).parameters.items():
         group = groups.get(name_in_body) or _dataclass_group(hints[name_in_body])
         if group is None:
@@ -141,6 +140,19 @@ def _entry(
         options = group.options()
         built[name_in_body] = (group.build, [option.name for option in options])
         parameters += options
+    return parameters, built
+
+
+def _entry(
+    name: str,
+    body: Body,
+    groups: Mapping[str, OptionGroup],
+    *,
+    until_interrupt: bool,
+    json_errors: bool,
+) -> Callable[..., None]:
+    hints = get_type_hints(body, include_extras=True)
+    parameters, built = _expanded(body, groups, hints)
     reads_json = "json_output" in hints
     if not reads_json:
         parameters.append(keyword("json_output", JSON, False))
