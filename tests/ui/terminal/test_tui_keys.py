@@ -11,7 +11,7 @@ from textual.pilot import Pilot
 from textual.widgets import DataTable, RichLog, TabbedContent
 
 from aftermath.ui.terminal.board import Role
-from aftermath.ui.terminal.messages import MESSAGES, TABS, Facts, Line, Stands
+from aftermath.ui.terminal.messages import MESSAGES, TABS, Facts, Line, StatusMessage
 from aftermath.ui.terminal.tabbed import Help
 from ui.terminal.tui_boards import (
     EVIL,
@@ -54,7 +54,7 @@ ROWS = {
 
 
 def watch() -> list[MESSAGES]:
-    return [Stands(where())]
+    return [StatusMessage(where())]
 
 
 STATES: dict[str, tuple[Role, Callable[[], list[MESSAGES]]]] = {
@@ -130,7 +130,7 @@ async def test_tab_and_arrow_keys_cycle_tabs() -> None:
 
 
 async def test_up_and_down_keys_move_in_table_and_log() -> None:
-    app = screen_of([*busy_member(), Stands(where(count=60))])
+    app = screen_of([*busy_member(), StatusMessage(where(count=60))])
     async with app.run_test(size=(80, 24)) as pilot:
         await on(pilot, "Members")
         await pilot.press("end")
@@ -138,7 +138,7 @@ async def test_up_and_down_keys_move_in_table_and_log() -> None:
         assert table.cursor_row == 59
         await pilot.press("up", "up")
         assert table.cursor_row == 57
-        app._board.take(Stands(where(step=42, count=60)))
+        app._board.take(StatusMessage(where(step=42, count=60)))
         app.draw()
         await drawn(pilot)
         assert table.cursor_row == 57, "what changes leaves the eye where it was"
@@ -202,7 +202,7 @@ async def test_text_of_strangers_is_escaped_on_every_tab() -> None:
     evil = replace(where(), name=EVIL, description=EVIL)
     messages = [
         *failing_member(),
-        Stands(evil),
+        StatusMessage(evil),
         event_message("checkpoint", t=1.0, step=1, path=EVIL),
         event_message("model", t=1.0, source=EVIL, step=0),
         event_message("sample", t=1.0, step=1, prompt=EVIL, text=EVIL),

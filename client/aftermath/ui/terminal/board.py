@@ -123,8 +123,8 @@ class Board:
     run_id: str
     tier: int | None = None
     now: str = _FIRST
-    standing: RunStatus | None = None
-    here: frozenset[bytes] | None = None
+    status: RunStatus | None = None
+    connected: frozenset[bytes] | None = None
     progress: Progress = field(default_factory=Progress)
     alerts: Alerts = field(default_factory=Alerts)
     losses: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=_LOSSES))
@@ -139,11 +139,11 @@ class Board:
     def take(self, message: messages.MESSAGES) -> None:
         """Add a message."""
         match message:
-            case messages.Told():
+            case messages.EventMessage():
                 self._take(message.event)
-            case messages.Stands():
-                self.standing = message.standing
-                self.here = message.here
+            case messages.StatusMessage():
+                self.status = message.status
+                self.connected = message.connected
             case messages.Facts():
                 self.facts.setdefault(message.tab, {}).update(message.rows)
             case messages.Line():
