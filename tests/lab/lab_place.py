@@ -79,7 +79,7 @@ def train(root: Path, **given: Any) -> list[EventDict]:
     return [plain(event) for event in events]
 
 
-def told(out: Path) -> list[EventDict]:
+def events_without_times(out: Path) -> list[EventDict]:
     """Return the events in a directory, without what depends on the clock."""
     events = [json.loads(line) for line in (out / EVENTS).read_text().splitlines()]
     return [

@@ -23,7 +23,7 @@ from ui.terminal.tui_boards import (
     server,
     where,
 )
-from ui.terminal.tui_screen import drawn, seen
+from ui.terminal.tui_screen import drawn, screen_text
 
 ROWS = {
     "Run": ["run", "name", "now", "state", "steps", "deadline", "members", "waits for"],
@@ -155,7 +155,7 @@ async def test_question_mark_opens_help_and_any_key_closes_it() -> None:
         for key in ("x", "tab", "escape"):
             await pilot.press("question_mark")
             await drawn(pilot)
-            assert "leave the run, and end within two seconds" in seen(pilot.app)
+            assert "leave the run, and end within two seconds" in screen_text(pilot.app)
             await pilot.press(key)
             await drawn(pilot)
             assert not isinstance(pilot.app.screen, Help)
@@ -172,11 +172,11 @@ async def test_leave_is_shown_until_done(key: str, role: Role, says: str) -> Non
     left: list[int] = []
     app = screen_of(busy_member(), role, leave=lambda: left.append(1))
     async with app.run_test(size=(80, 24)) as pilot:
-        assert says not in seen(app)
+        assert says not in screen_text(app)
         await pilot.press(key)
         await drawn(pilot)
         assert left == [1]
-        assert says in seen(app)
+        assert says in screen_text(app)
         assert app.is_running
 
 
@@ -185,7 +185,7 @@ async def test_external_signal_is_shown_as_leaving() -> None:
         size=(80, 24)
     ) as pilot:
         await drawn(pilot)
-        assert "Leaving: the run" in seen(pilot.app)
+        assert "Leaving: the run" in screen_text(pilot.app)
 
 
 async def test_leave_works_while_help_is_open() -> None:
@@ -225,12 +225,12 @@ async def test_log_follows_and_wraps_again_for_another_width() -> None:
         app._board.take(Line(NOW, "word " * 20 + "end"))
         app.draw()
         await drawn(pilot)
-        assert "end" in seen(app).split()
+        assert "end" in screen_text(app).split()
         await pilot.resize_terminal(140, 24)
-        await until(pilot, lambda: "word " * 20 + "end" in seen(app))
+        await until(pilot, lambda: "word " * 20 + "end" in screen_text(app))
         for number in range(1100):
             app._board.take(Line(NOW, f"line {number}"))
         app.draw()
         await drawn(pilot)
-        assert "line 1099" in seen(app)
+        assert "line 1099" in screen_text(app)
         assert len(app.query_one(RichLog).lines) <= 1000
