@@ -27,7 +27,7 @@ from solders.pubkey import Pubkey
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 from aftermath.chain.instructions import SPEC_PART
-from aftermath.rules import assignment, bitmap, committee, conviction
+from aftermath.rules import assignment, bitmap, committee, eviction
 from aftermath.rules.run import MAX_WITNESSES
 from aftermath.rules.state import Alone, Committee, MemberState, RunState
 from programs import evidence
@@ -370,11 +370,11 @@ def level_drop(clients: int) -> int:
     everyone_attests(run, [judged.roster & ~(hidden if seat in without else 0) for seat in chosen])
     record = run.world.record("Members", run.run_id)
     appoint(run, record, 3)
-    lately(run, record, conviction.OFTEN)
+    lately(run, record, eviction.OFTEN)
     for bit in range(7):
         everybody = (1 << bitmap.MAX_MEMBERS) - 1
         record["shown"][0][bit] = bitmap.to_bytes(
-            everybody if 64 - conviction.OFTEN >> bit & 1 else 0
+            everybody if 64 - eviction.OFTEN >> bit & 1 else 0
         )
     run.world.store("Members", run.run_id, record)
     sender = run.index_of(seats[without[0]].signer)

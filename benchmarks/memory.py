@@ -34,7 +34,7 @@ from typing import Any
 import torch
 
 from aftermath.config.document import RunConfig, parse_as
-from aftermath.config.recipe import recipe_of
+from aftermath.config.recipe_file import recipe_of
 from aftermath.data.bytelevel import VOCAB_SIZE
 from aftermath.model.architectures import config_of
 from aftermath.model.presets import PRESETS

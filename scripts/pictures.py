@@ -27,7 +27,7 @@ from aftermath.events.reader import EventReader
 from aftermath.localnet.free_ports import free_ports
 from aftermath.testnet.plan import RUN_ID
 from aftermath.ui.terminal.board import Board
-from aftermath.ui.terminal.messages import Stands, Told
+from aftermath.ui.terminal.messages import EventMessage, StatusMessage
 from aftermath.ui.terminal.run_app import RunApp
 from aftermath.ui.web.follower import RunFollower
 
@@ -89,7 +89,7 @@ async def draw_screen(events: Path, rpc: str) -> None:
         status = await RunFollower(CoordinatorClient(pool), RUN_ID).now()
     board = Board("member", RUN_ID, TIER)
     told = [record.event for record in EventReader([events]).read()]
-    for message in (*map(Told, told), Stands(status)):
+    for message in (*map(EventMessage, told), StatusMessage(status)):
         board.take(message)
     app = RunApp(board, lambda: told[-1].t, lambda: None)
     async with app.run_test(size=(80, 24)) as pilot:

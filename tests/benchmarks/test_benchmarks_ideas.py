@@ -32,6 +32,7 @@ from optim.optim_replica import gradients, tensors
 from optim.test_optim_mean import random_votes
 
 module("worth"), module("heterogeneity")
+idea_methods = module("idea_methods")
 ideas = module("ideas")
 SAID = INNER | {"orthogonal_lr": 1.5, "mean": "all", "steps": 4}
 
@@ -47,7 +48,7 @@ def _trained(place: Path, idea: dict[str, Any] | None = None, **said: Any) -> di
         one = course(place, **said)
         one.run()
     else:
-        with ideas.with_idea(idea, said):
+        with idea_methods.with_idea(idea, said):
             one = course(place, **said)
             one.run()
     trainer = one._begun.trainer
@@ -136,7 +137,7 @@ def test_idea_changes_training_and_is_removed_afterwards(
 @pytest.mark.slow
 def test_training_after_all_ideas_is_plain_again(place: Path, plain: dict[str, Tensor]) -> None:
     for name, chosen in SOMETHING.items():
-        with ideas.with_idea({name: chosen}, SAID):
+        with idea_methods.with_idea({name: chosen}, SAID):
             pass
     assert _equal(_trained(place, None, **SAID), plain)
 
@@ -153,7 +154,7 @@ def test_results_arrive_with_and_without_dct(idea: dict[str, Any]) -> None:
     params = tensors(schema, 0, 0)
     made = gradients(schema, 0, 1)
     before = {name: tensor.clone() for name, tensor in params.items()}
-    with ideas.with_idea(idea, {}):
+    with idea_methods.with_idea(idea, {}):
         sent = ErrorFeedback(schema.results, 0, params, 1.0).compress(
             PseudoGradient(made, 1.0, 0.0)
         )
@@ -165,7 +166,7 @@ def test_results_arrive_with_and_without_dct(idea: dict[str, Any]) -> None:
 
 
 def test_unknown_idea_is_refused() -> None:
-    with pytest.raises(KeyError, match="wishes"), ideas.with_idea({"wishes": 1}, {}):
+    with pytest.raises(KeyError, match="wishes"), idea_methods.with_idea({"wishes": 1}, {}):
         pass
 
 
@@ -181,7 +182,7 @@ def test_momentum_equals_formula() -> None:
         plain = tensors(schema, 2, 0)
         Engine(schema, 2, plain).apply({2: votes}, 1e-3)
         moved.append({name: before[name] - tensor for name, tensor in plain.items()})
-    with ideas.with_idea({"momentum": 0.5}, {}):
+    with idea_methods.with_idea({"momentum": 0.5}, {}):
         engine = Engine(schema, 2, params)
         for votes in rounds:
             engine.apply({2: votes}, 1e-3)
@@ -198,7 +199,7 @@ def test_vote_of_weight_two_counts_twice() -> None:
     assert isinstance(settings, SparseLoCo)
     one, other = random_votes(schema, 1, 2, seed=3)
     most = most_of(settings, 1.0)
-    with ideas.with_idea({"weights": [2, 5, 1]}, {"tiers": "0,2,1"}):
+    with idea_methods.with_idea({"weights": [2, 5, 1]}, {"tiers": "0,2,1"}):
         found = mean.changes([one, other], 1, settings, most)
     counted = changes([one, one, other], 1, settings, most)
     assert all(torch.equal(own, expected) for own, expected in zip(found, counted, strict=True))
@@ -207,18 +208,18 @@ def test_vote_of_weight_two_counts_twice() -> None:
 def test_low_rank_approximation_improves_with_rank() -> None:
     blocks = torch.randn(5, 24, 16, generator=torch.Generator().manual_seed(7))
     left = [
-        float((blocks - ideas._of_rank(blocks, rank, 2)).norm() / blocks.norm())
+        float((blocks - idea_methods._of_rank(blocks, rank, 2)).norm() / blocks.norm())
         for rank in (1, 4, 8)
     ]
     assert left == sorted(left, reverse=True)
     assert left[-1] < 0.6
     signs = torch.ones(1, 16, 16)
-    torch.testing.assert_close(ideas._of_rank(signs, 1, 2), signs, atol=0.02, rtol=0)
+    torch.testing.assert_close(idea_methods._of_rank(signs, 1, 2), signs, atol=0.02, rtol=0)
 
 
 def test_small_member_learns_its_part_of_whole_gradient(place: Path) -> None:
     said = SAID | {"inner_steps": 1}
-    with ideas.with_idea({"whole_forward": True}, said):
+    with idea_methods.with_idea({"whole_forward": True}, said):
         trainer = course(place, **said)._begun.trainer
         assert isinstance(trainer, Together)
         whole, _, small = trainer.replicas
@@ -239,7 +240,7 @@ def test_small_member_learns_its_part_of_whole_gradient(place: Path) -> None:
 
 def test_large_member_as_smaller_has_smaller_gradient(place: Path) -> None:
     said = SAID | {"inner_steps": 1}
-    with ideas.with_idea({"as_smaller": [2]}, said):
+    with idea_methods.with_idea({"as_smaller": [2]}, said):
         trainer = course(place, **said)._begun.trainer
         assert isinstance(trainer, Together)
         whole, _, small = trainer.replicas
@@ -263,7 +264,7 @@ def test_every_idea_arm_is_trainable_and_has_expectation() -> None:
         for one in arm.trainings:
             assert ideas.bytes_of(one) > 0
             assert one.said["steps"] * one.inner_steps == one.steps
-            assert set(one.said.get(ideas.IDEA, {})) <= ideas.IDEAS.keys()
+            assert set(one.said.get(ideas.IDEA, {})) <= idea_methods.IDEAS.keys()
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ import pytest
 from solders.keypair import Keypair
 from solders.pubkey import Pubkey
 
-from aftermath.chain import wire
+from aftermath.chain import node_client
 from aftermath.chain.addresses import EVERYONE
 from aftermath.chain.authorizer import Authorizer
 from aftermath.chain.client import CoordinatorClient
@@ -48,10 +48,10 @@ def share_tls_context(patch: pytest.MonkeyPatch) -> None:
     certificates.
     """
 
-    def http(_: wire.Internet) -> httpx.AsyncClient:
-        return httpx.AsyncClient(timeout=wire.HTTP_SECONDS, verify=_tls_context())
+    def http(_: node_client.Internet) -> httpx.AsyncClient:
+        return httpx.AsyncClient(timeout=node_client.HTTP_SECONDS, verify=_tls_context())
 
-    patch.setattr(wire.Internet, "http", http)
+    patch.setattr(node_client.Internet, "http", http)
 
 
 def config_table(**changes: Any) -> dict[str, Any]:

@@ -17,8 +17,7 @@ from aftermath.chain.addresses import run_addresses
 from aftermath.chain.authorizer import Authorizer
 from aftermath.chain.client import CoordinatorClient
 from aftermath.chain.endpoints import Endpoint, endpoint
-from aftermath.chain.fees import percentile
-from aftermath.chain.funding import ensure_funds
+from aftermath.chain.funding import ensure_funds, percentile
 from aftermath.chain.rpc import RpcPool
 from aftermath.chain.sender import pack, transaction_size
 from aftermath.chain.wallet import Wallet

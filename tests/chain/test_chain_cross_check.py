@@ -150,7 +150,7 @@ async def watched(
         yield coordinator, pool, watcher
 
 
-async def seen(watcher: RunWatcher, seq: int) -> None:
+async def wait_for_seq(watcher: RunWatcher, seq: int) -> None:
     async with asyncio.timeout(60):
         async for run in watcher.updates():
             if run.seq >= seq:
@@ -176,7 +176,7 @@ async def test_state_contradicted_by_one_node_is_ignored(
         reader = RunReader(pool, coordinator.program_id, embedded.run_id, watcher)
         node.on = True
         for rate in (3, 4):
-            await seen(watcher, await changed(embedded, rate))
+            await wait_for_seq(watcher, await changed(embedded, rate))
             view = await reader.view()
             assert view.run.state is RunState.WAITING_FOR_MEMBERS
             assert view.run.future_earning_rate == rate
@@ -199,7 +199,7 @@ async def test_end_of_run_without_contradiction_is_accepted(
         await coordinator.set_paused(embedded.run_id, True)
         await coordinator.close_run(embedded.run_id)
         with pytest.raises(NoSuchRun, match="was closed"):
-            await seen(watcher, 1 << 60)
+            await wait_for_seq(watcher, 1 << 60)
 
 
 async def test_finish_confirmed_later_by_second_node_is_accepted(
@@ -253,7 +253,7 @@ async def test_spec_contradicted_by_one_node_is_ignored(
             await coordinator.set_paused(embedded.run_id, paused)
             if paused:
                 await coordinator.update_client_version(embedded.run_id, "x")
-            await seen(watcher, (await coordinator.run(embedded.run_id)).seq)
+            await wait_for_seq(watcher, (await coordinator.run(embedded.run_id)).seq)
             model = (await reader.view()).model
             assert model == replace(honest, client_version="x")
         client = CoordinatorClient(pool)

@@ -22,8 +22,7 @@ from aftermath.chain.authorizer import Authorizer
 from aftermath.chain.client import CoordinatorClient
 from aftermath.chain.deploy import deploy_program, deployment_cost
 from aftermath.chain.endpoints import Endpoint
-from aftermath.chain.fees import transaction_fee
-from aftermath.chain.funding import ensure_funds
+from aftermath.chain.funding import ensure_funds, transaction_fee
 from aftermath.chain.member import SolanaMember
 from aftermath.chain.options import open_pool
 from aftermath.chain.rpc import RpcPool

@@ -4,9 +4,13 @@ parameters.
 
 from __future__ import annotations
 
+import logging
+import math
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from aftermath.chain.endpoints import endpoint
 from aftermath.chain.failures import BEHIND, RpcError
@@ -15,12 +19,16 @@ from aftermath.chain.nodes import (
     LAG_SECONDS,
     LEAVE_MAX,
     LEAVE_SECONDS,
+    PAUSE_FIRST,
+    PAUSE_MAX,
     Node,
     Nodes,
+    Outages,
 )
 
 UNASKED: Any = None
 DOUBLED = (20.0, 40.0, 60.0, 60.0)
+STEPS = st.lists(st.tuples(st.floats(0.1, 900.0), st.booleans()), max_size=200)
 
 
 @pytest.fixture
@@ -82,3 +90,65 @@ def test_node_is_left_only_if_it_stays_behind(
         nodes.failed(primary, behind, now)
     assert nodes.choose([], LAG_SECONDS + 1) is fallback
     assert "does not answer (Minimum context slot" in caplog.text
+
+
+@given(STEPS)
+def test_outage_log_of_many_outages_is_short_and_complete(steps: list[tuple[float, bool]]) -> None:
+    outages = Outages()
+    now = 0.0
+    there = False
+    began = 0
+    told = 0
+    said_back = 0
+    counted = 0
+    said_away = False
+    for seconds, away in steps:
+        now += seconds
+        if away:
+            began += not there
+            also = outages.lasts(now)
+            if also is not None:
+                told, said_away = told + 1, True
+                counted += int(also.split()[1]) if also else 0
+        elif outages.ends():
+            said_back, said_away = said_back + 1, False
+        there = away
+        assert not said_away or there, "what was said last is so"
+    assert said_back == told - said_away
+    assert told + counted + outages.unreported + (there and not said_away) == began, (
+        "each is told or counted"
+    )
+    assert told <= 1 + now / PAUSE_FIRST
+    assert not began or told, "the first is told at once"
+
+
+def test_outage_log_of_flapping_endpoint_is_limited(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """An endpoint that fails and recovers all day causes few lines. If it stays away, the last line
+    says so.
+    """
+    unasked: Any = None
+    nodes = Nodes([Node(endpoint("http://127.0.0.1:1"), unasked)], "RPC endpoint")
+    (node,) = nodes.all
+    day = 24 * 3600
+    every = 10
+    with caplog.at_level(logging.WARNING):
+        for now in range(0, day, every):
+            for _ in range(FAILURES_BEFORE_LEAVING):
+                nodes.failed(node, TimeoutError(), float(now))
+            nodes.answered(node, float(now))
+        away = caplog.text.count("does not answer")
+        doublings = math.ceil(math.log2(PAUSE_MAX / PAUSE_FIRST))
+        assert day / PAUSE_MAX <= away <= day / PAUSE_MAX + doublings + 1
+        assert caplog.text.count("answers again") == away
+        assert "(no answer in time), 359 times more since the last report" in caplog.text
+        caplog.clear()
+        for now in range(day, day + 2 * int(PAUSE_MAX), every):
+            nodes.failed(node, TimeoutError(), float(now))
+        assert caplog.text.count("does not answer") == 1
+        caplog.clear()
+        nodes.answered(node, float(now))
+        for _ in range(FAILURES_BEFORE_LEAVING):
+            nodes.failed(node, TimeoutError(), 2.0 * day)
+        assert caplog.text.count("does not answer") == 1, "after long peace it is told at once"

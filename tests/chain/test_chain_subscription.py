@@ -15,7 +15,7 @@ import pytest
 from solders.keypair import Keypair
 from solders.pubkey import Pubkey
 
-from aftermath.chain import run_source, subscription, wire
+from aftermath.chain import newest_run, node_client, subscription
 from aftermath.chain.accounts import fetch
 from aftermath.chain.addresses import CLOCK, run_addresses
 from aftermath.chain.client import CoordinatorClient
@@ -58,7 +58,7 @@ async def change(funded: FundedNetwork, rate: int) -> int:
     return (await coordinator.run(funded.run_id)).seq
 
 
-async def seen(watcher: RunWatcher, seq: int, within: float) -> Run:
+async def wait_for_seq(watcher: RunWatcher, seq: int, within: float) -> Run:
     async with asyncio.timeout(within):
         async for run in watcher.updates():
             if run.seq >= seq:
@@ -95,7 +95,7 @@ async def test_slow_reader_gets_newest_state(embedded: FundedNetwork) -> None:
         await anext(updates)
         for rate in range(1, 6):
             newest = await change(embedded, rate)
-        await seen(watcher, newest, 5)
+        await wait_for_seq(watcher, newest, 5)
         assert (await anext(updates)).seq == newest
         assert (await anext(watcher.updates())).seq == newest
 
@@ -113,7 +113,7 @@ async def test_silent_websocket_is_replaced_by_polling(
         for rate in range(1, 4):
             newest = await change(embedded, rate)
             started = now()
-            await seen(watcher, newest, 10)
+            await wait_for_seq(watcher, newest, 10)
             assert now() - started < subscription.SILENCE_SECONDS + 0.7
         # a mute socket is dropped and opened again
         await asyncio.wait_for(_until(lambda: mute.subscriptions >= 2), 10)
@@ -132,7 +132,7 @@ async def test_lost_websocket_and_its_return_are_logged(
             watching(embedded, pool) as watcher,
         ):
             await asyncio.wait_for(_until(lambda: "polling the run instead" in caplog.text), 20)
-            await seen(watcher, await change(embedded, 1), 5)
+            await wait_for_seq(watcher, await change(embedded, 1), 5)
             await way.open()
             await asyncio.wait_for(_until(lambda: "the websocket is back" in caplog.text), 20)
     assert caplog.text.count("polling the run instead") == 1
@@ -145,7 +145,7 @@ async def test_outages_are_reported_within_five_seconds(
     await embedded.configured_run()
     now = asyncio.get_running_loop().time
 
-    async def told(words: str, times: int) -> None:
+    async def wait_for_log(words: str, times: int) -> None:
         async with asyncio.timeout(60):
             while sum(words in message for message in caplog.messages) < times:
                 await asyncio.sleep(0.25)
@@ -159,12 +159,12 @@ async def test_outages_are_reported_within_five_seconds(
             began = now()
             for way in (http, ws):
                 way.black_hole() if hangs else await way.close()
-            await told("does not answer", number)
+            await wait_for_log("does not answer", number)
             assert now() - began < 5.0
             await asyncio.sleep(10)
             for way in (http, ws):
                 await way.open()
-            await told("answers again", number)
+            await wait_for_log("answers again", number)
             await asyncio.sleep(5)
             assert (
                 caplog.text.count("does not answer") == caplog.text.count("answers again") == number
@@ -184,7 +184,7 @@ async def test_mute_websocket_is_left_for_next_endpoint(embedded: FundedNetwork)
         rate = 0
         while watcher.push_bytes_max == 0:
             rate += 1
-            await seen(watcher, await change(embedded, rate), 5)
+            await wait_for_seq(watcher, await change(embedded, rate), 5)
 
 
 NONSENSE = {
@@ -234,7 +234,7 @@ async def _left_for_the_next(funded: FundedNetwork, faulty: FaultyNode, case: st
             rate += 1
             newest = await change(funded, rate)
             await watcher.refresh()
-            await seen(watcher, newest, 5)
+            await wait_for_seq(watcher, newest, 5)
         assert faulty.subscriptions == 1, case
 
 
@@ -242,7 +242,7 @@ async def test_unexpected_read_error_does_not_end_watch(
     embedded: FundedNetwork, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     await embedded.configured_run()
-    read = run_source.parse_run
+    read = newest_run.parse_run
     trips = 0
 
     def trip(data: bytes) -> Run:
@@ -251,11 +251,11 @@ async def test_unexpected_read_error_does_not_end_watch(
         raise RecursionError("as a parser might")
 
     async with watching(embedded, silence=0.05) as watcher:
-        monkeypatch.setattr(run_source, "parse_run", trip)
+        monkeypatch.setattr(newest_run, "parse_run", trip)
         newest = await change(embedded, 3)
         await asyncio.wait_for(_until(lambda: trips > 3), 10)
-        monkeypatch.setattr(run_source, "parse_run", read)
-        await seen(watcher, newest, 10)
+        monkeypatch.setattr(newest_run, "parse_run", read)
+        await wait_for_seq(watcher, newest, 10)
     assert caplog.text.count("cannot be read") <= 2, "said when it begins, by poll and by push"
 
 
@@ -280,12 +280,12 @@ async def test_watch_survives_node_outage_in_mid_run(funded: FundedNetwork, faul
                 one.black_hole()
         newest = await change(funded, 9)
         with pytest.raises(TimeoutError):
-            await seen(watcher, newest, 1.5)
+            await wait_for_seq(watcher, newest, 1.5)
         for one in (http, ws):
             await one.open()
-        assert (await seen(watcher, newest, 60)).future_earning_rate == 9
+        assert (await wait_for_seq(watcher, newest, 60)).future_earning_rate == 9
         newest = await change(funded, 10)
-        await seen(watcher, newest, 10)
+        await wait_for_seq(watcher, newest, 10)
 
 
 async def test_fallback_takes_over_and_pushes_continue(funded: FundedNetwork) -> None:
@@ -301,7 +301,7 @@ async def test_fallback_takes_over_and_pushes_continue(funded: FundedNetwork) ->
             await asyncio.wait_for(_until(lambda: not watcher._socket.ready.is_set()), 5)
             await asyncio.wait_for(watcher._socket.ready.wait(), 5)
             newest = await change(funded, 4)
-            await seen(watcher, newest, 5)
+            await wait_for_seq(watcher, newest, 5)
 
 
 async def _until(condition: Callable[[], bool]) -> None:
@@ -344,7 +344,7 @@ async def test_permanent_outage_ends_updates_with_reason(embedded: FundedNetwork
         await http.close()
         await ws.close()
         with pytest.raises(Unavailable, match="no Solana RPC endpoint answered"):
-            await seen(watcher, 1 << 60, 120)
+            await wait_for_seq(watcher, 1 << 60, 120)
 
 
 async def test_closed_run_ends_updates(funded: FundedNetwork) -> None:
@@ -352,7 +352,7 @@ async def test_closed_run_ends_updates(funded: FundedNetwork) -> None:
     async with watching(funded) as watcher:
         await coordinator.close_run(funded.run_id)
         with pytest.raises(NoSuchRun, match="the run was closed"):
-            await seen(watcher, 1 << 60, 10)
+            await wait_for_seq(watcher, 1 << 60, 10)
 
 
 async def test_recreated_run_ends_updates(funded: FundedNetwork) -> None:
@@ -368,7 +368,7 @@ async def test_recreated_run_ends_updates(funded: FundedNetwork) -> None:
             await another.set_future_epoch_rates(funded.run_id, earning=rate, slashing=None)
         assert (await another.run(funded.run_id)).seq > first.seq
         with pytest.raises(NoSuchRun, match="the run was closed"):
-            await seen(watcher, 1 << 60, 10)
+            await wait_for_seq(watcher, 1 << 60, 10)
         assert watcher.latest.main_authority == bytes(funded.wallet.pubkey)
 
 
@@ -382,7 +382,7 @@ async def test_older_state_never_replaces_newer(funded: FundedNetwork) -> None:
     async with watching(funded, silence=60) as watcher:
         old = watcher.latest
         newest = await change(funded, 3)
-        await seen(watcher, newest, 5)
+        await wait_for_seq(watcher, newest, 5)
         watcher.newest.take(old, watcher.newest.slot + 100)
         assert watcher.latest.seq == newest
 
@@ -424,7 +424,7 @@ async def test_finish_reported_only_by_websocket_is_ignored(embedded: FundedNetw
         await _until(lambda: watcher.push_bytes_max > 0)
         await asyncio.sleep(1)
         assert watcher.latest.state is not RunState.FINISHED
-        await seen(watcher, await change(embedded, 3), 5)
+        await wait_for_seq(watcher, await change(embedded, 3), 5)
 
 
 async def test_run_state_change_is_pushed(embedded: FundedNetwork) -> None:
@@ -432,7 +432,7 @@ async def test_run_state_change_is_pushed(embedded: FundedNetwork) -> None:
     async with watching(embedded, silence=60) as watcher:
         await coordinator.set_paused(embedded.run_id, False)
         newest = await coordinator.run(embedded.run_id)
-        assert (await seen(watcher, newest.seq, 5)).state is newest.state
+        assert (await wait_for_seq(watcher, newest.seq, 5)).state is newest.state
 
 
 async def test_notification_of_another_run_is_ignored(
@@ -446,7 +446,7 @@ async def test_notification_of_another_run_is_ignored(
         RpcPool([Endpoint(embedded.network.rpc_url, faulty.url)]) as pool,
         watching(embedded, pool, silence=0.1) as watcher,
     ):
-        await seen(watcher, await change(embedded, 3), 5)
+        await wait_for_seq(watcher, await change(embedded, 3), 5)
         assert watcher.latest.run_id == embedded.run_id
     assert caplog.text.count("sent another run") == 1
 
@@ -459,7 +459,7 @@ async def test_websocket_repeating_old_state_does_not_stop_polling(embedded: Fun
         RpcPool([Endpoint(embedded.network.rpc_url, faulty.url)]) as pool,
         watching(embedded, pool, silence=0.2) as watcher,
     ):
-        await seen(watcher, await change(embedded, 3), 2)
+        await wait_for_seq(watcher, await change(embedded, 3), 2)
 
 
 async def test_websocket_garbage_flood_causes_few_logs_and_polls(
@@ -467,14 +467,14 @@ async def test_websocket_garbage_flood_causes_few_logs_and_polls(
 ) -> None:
     coordinator = await embedded.configured_run()
     polls = 0
-    read = run_source.RunSource.read
+    read = newest_run.RunSource.read
 
     async def counted(*given: Any, **more: Any) -> Any:
         nonlocal polls
         polls += 1
         return await read(*given, **more)
 
-    monkeypatch.setattr(run_source.RunSource, "read", counted)
+    monkeypatch.setattr(newest_run.RunSource, "read", counted)
     after = [_notification(coordinator.program_id, bytes(size)) for size in (7, 8)]
     async with (
         faulty_websocket(*after, every=0.01) as faulty,
@@ -491,7 +491,9 @@ async def test_websocket_garbage_flood_causes_few_logs_and_polls(
 async def test_websocket_with_message_above_limit_is_left() -> None:
     pushes: list[AccountData] = []
     async with (
-        faulty_websocket(json.dumps({"method": "other", "pad": [[]] * wire.MAX_MESSAGE})) as faulty,
+        faulty_websocket(
+            json.dumps({"method": "other", "pad": [[]] * node_client.MAX_MESSAGE})
+        ) as faulty,
         RpcPool([Endpoint("http://127.0.0.1:9", faulty.url)]) as pool,
     ):
         follows = AccountSocket(pool, Pubkey.new_unique(), pushes.append, lambda: None)

@@ -13,8 +13,7 @@ from aftermath.cli import config_page
 from aftermath.config import errors
 from aftermath.config.document import load_config
 from aftermath.config.errors import Mistaken
-from aftermath.config.json_schema import json_schema
-from aftermath.config.keys import keys
+from aftermath.config.keys import json_schema, keys
 from aftermath.config.rules import rule_sentences
 from aftermath.owner import schema
 from aftermath.owner import warnings as owner_warnings

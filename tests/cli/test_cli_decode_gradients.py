@@ -114,12 +114,12 @@ def test_decode_gradients_mistakes_are_refused(
     (tmp_path / "text.safetensors").write_text("no tensors here")
     (tmp_path / "taken").write_text("")
 
-    def told(*words: Any) -> dict[str, str]:
+    def decode_error(*words: Any) -> dict[str, str]:
         return invoke("decode-gradients", *words, "--json").error
 
-    assert "is not a result of a member" in told(tmp_path / "text.safetensors")["error"]
-    assert "cannot read" in told(tmp_path / "gone.safetensors")["error"]
-    assert "cannot write to" in told(path, "--out", tmp_path / "taken")["error"]
+    assert "is not a result of a member" in decode_error(tmp_path / "text.safetensors")["error"]
+    assert "cannot read" in decode_error(tmp_path / "gone.safetensors")["error"]
+    assert "cannot write to" in decode_error(path, "--out", tmp_path / "taken")["error"]
     assert (
         "the same name"
         in invoke("decode-gradients", path, twin, "--out", tmp_path / "x", "--json").mistake[
@@ -132,7 +132,7 @@ def test_decode_gradients_mistakes_are_refused(
     )
     assert invoke("decode-gradients", "--json").mistake["error"] == "files is missing"
     monkeypatch.setattr(command, "LARGEST_TENSOR", 100)
-    assert "more than the limit of 100" in told(path, "--out", tmp_path / "x")["error"]
+    assert "more than the limit of 100" in decode_error(path, "--out", tmp_path / "x")["error"]
     assert path.read_bytes() == result_of(SCHEMA, 1).to_bytes()
 
 

@@ -17,7 +17,7 @@ import pytest
 from aiohttp import web
 
 from aftermath.chain.wallet import create_wallet, load_wallet
-from aftermath.cli import findings, machine_checks, network_checks
+from aftermath.cli import findings, machine_checks
 from aftermath.cli.findings import Status, Subject
 from aftermath.cli.run_checks import SKEW_SECONDS
 from aftermath.p2p.iroh import IrohTransport
@@ -121,7 +121,7 @@ def test_doctor_unknown_interface_is_a_failure() -> None:
 
 
 def test_doctor_blocked_udp_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(network_checks, "CONNECT_SECONDS", 0.1)
+    monkeypatch.setattr(machine_checks, "CONNECT_SECONDS", 0.1)
     monkeypatch.setattr(IrohTransport, "reachable", lambda _: [])
     code, checks = examined()
     assert (code, checks["udp"]["status"]) == (1, "failure")
@@ -153,17 +153,17 @@ def test_doctor_udp_without_interfaces_is_a_failure() -> None:
 def test_doctor_absent_relay_fails_within_seconds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(network_checks, "RELAY_SECONDS", 0.5)
+    monkeypatch.setattr(machine_checks, "RELAY_SECONDS", 0.5)
     code, checks = examined("--iroh-relay", "http://127.0.0.1:9")
     assert (code, checks["relay"]["status"]) == (1, "failure")
-    assert f"within {network_checks.RELAY_SECONDS} s" in checks["relay"]["message"]
+    assert f"within {machine_checks.RELAY_SECONDS} s" in checks["relay"]["message"]
     assert "TCP port 9" in checks["relay"]["fix"]
 
 
 async def test_doctor_relay_without_handshake_is_a_failure(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(network_checks, "RELAY_SECONDS", 0.5)
+    monkeypatch.setattr(machine_checks, "RELAY_SECONDS", 0.5)
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if (await reader.readuntil(b"\r\n\r\n")).startswith(b"GET /ping"):
@@ -174,7 +174,7 @@ async def test_doctor_relay_without_handshake_is_a_failure(
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     subject = Subject("cpu", relay=url)
-    found = await network_checks.relay(subject)
+    found = await machine_checks.relay(subject)
     server.close()
     assert found.status is Status.FAILURE
     assert url in found.message
@@ -209,7 +209,7 @@ def test_doctor_without_relay_advises_one() -> None:
 def test_relay_view_of_addresses_names_how_peers_connect(
     chosen: str, addresses: list[str] | None, named: bool, status: str, word: str
 ) -> None:
-    found = network_checks.relay_finding(chosen, addresses, named=named)
+    found = machine_checks.relay_finding(chosen, addresses, named=named)
     assert (found.status, bool(found.fix)) == (status, bool(word))
     assert word in found.fix
     if addresses and not word:

@@ -57,15 +57,15 @@ class Writer:
 
 
 @pytest.fixture
-def kept(tmp_path: Path) -> Path:
+def event_directories(tmp_path: Path) -> Path:
     """Return the events of two members, in one directory each."""
     for tier in (0, 1):
         Writer(tmp_path / "events" / f"member-{tier}", tier).train(1, 7)
     return tmp_path / "events"
 
 
-def test_events_replay_covers_all_events(kept: Path) -> None:
-    said_ = invoke("events", kept)
+def test_events_replay_covers_all_events(event_directories: Path) -> None:
+    said_ = invoke("events", event_directories)
     assert said_.code == 0
     lines = said_.out.splitlines()
     assert lines[0].startswith(
@@ -77,18 +77,20 @@ def test_events_replay_covers_all_events(kept: Path) -> None:
     assert "no way" not in said_.out
 
 
-def test_events_of_chosen_kinds_are_shown(kept: Path) -> None:
-    shown = invoke("events", kept, "--kind", "fetch_failed")
+def test_events_of_chosen_kinds_are_shown(event_directories: Path) -> None:
+    shown = invoke("events", event_directories, "--kind", "fetch_failed")
     assert len(shown.out.splitlines()) == 14
     assert "fetch_failed: height 1, seat 2, why =1+1�[2J" in shown.out
     assert "\x1b" not in shown.out
-    refused = invoke("events", kept, "--kind", "trained,nonsense", "--json")
+    refused = invoke("events", event_directories, "--kind", "trained,nonsense", "--json")
     assert "--kind nonsense is not a kind of event" in refused.mistake["error"]
     assert "trained" in refused.mistake["fix"]
 
 
-def test_events_json_replay_contains_everything(kept: Path) -> None:
-    lines = [json.loads(line) for line in invoke("events", kept, "--json").out.splitlines()]
+def test_events_json_replay_contains_everything(event_directories: Path) -> None:
+    lines = [
+        json.loads(line) for line in invoke("events", event_directories, "--json").out.splitlines()
+    ]
     assert len(lines) == 2 * (1 + 2 + 7 * 3)
     assert [line["at"] for line in lines] == sorted(line["at"] for line in lines)
     first = {
@@ -101,15 +103,19 @@ def test_events_json_replay_contains_everything(kept: Path) -> None:
     assert first.items() <= lines[0].items()
 
 
-def test_events_replay_speed_scales_pauses(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_events_replay_speed_scales_pauses(
+    event_directories: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     slept: list[float] = []
     monkeypatch.setattr("time.sleep", slept.append)
-    assert invoke("events", kept, "--speed", "2").code == 0
+    assert invoke("events", event_directories, "--speed", "2").code == 0
     # from the first member's first event to the second member's last
     assert sum(slept) == pytest.approx(7.1 / 2)
 
 
-def test_events_of_missing_or_empty_place_are_refused(tmp_path: Path, kept: Path) -> None:
+def test_events_of_missing_or_empty_place_are_refused(
+    tmp_path: Path, event_directories: Path
+) -> None:
     gone = invoke("events", tmp_path / "nowhere", "--json")
     assert "no such file or directory" in gone.error["error"]
     (tmp_path / "empty").mkdir()
@@ -119,7 +125,7 @@ def test_events_of_missing_or_empty_place_are_refused(tmp_path: Path, kept: Path
     )
     assert (
         "there are no matching events"
-        in invoke("events", kept, "--kind", "ejected", "--json").error["error"]
+        in invoke("events", event_directories, "--kind", "ejected", "--json").error["error"]
     )
     assert "no training events" in invoke("plot", tmp_path / "empty", "--json").error["error"]
 
@@ -145,11 +151,11 @@ def test_unreadable_events_error_has_fix(
     assert "--events-dir" not in failed["fix"]
 
 
-def test_events_invalid_lines_are_skipped_with_warning(kept: Path) -> None:
-    path = sorted(kept.rglob("*.jsonl"))[-1]
+def test_events_invalid_lines_are_skipped_with_warning(event_directories: Path) -> None:
+    path = sorted(event_directories.rglob("*.jsonl"))[-1]
     with path.open("a") as file:
         file.write('not an event\n{"at":"2026')
-    shown = invoke("events", kept)
+    shown = invoke("events", event_directories)
     assert shown.code == 0
     assert "skipped the incomplete last line of " in shown.err
     assert "which this version cannot read" in shown.err
@@ -169,14 +175,17 @@ def test_export_of_file_without_events_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("way", ["file", "standard output"])
 def test_events_csv_has_row_per_event_without_formulas(
-    kept: Path, tmp_path: Path, way: str
+    event_directories: Path, tmp_path: Path, way: str
 ) -> None:
     if way == "file":
         out = tmp_path / "events.csv"
-        assert invoke("events", kept, "--csv", "--out", out, "--json").data["events"] == 48
+        assert (
+            invoke("events", event_directories, "--csv", "--out", out, "--json").data["events"]
+            == 48
+        )
         text = out.read_text()
     else:
-        text = invoke("events", kept, "--csv").out
+        text = invoke("events", event_directories, "--csv").out
     rows = list(csv.DictReader(text.splitlines()))
     assert list(rows[0]) == list(columns())
     assert len(rows) == 48
@@ -188,25 +197,28 @@ def test_events_csv_has_row_per_event_without_formulas(
     assert {row["why"] for row in rows if row["kind"] == "fetch_failed"} == {"'" + EVIL}
 
 
-def test_merged_event_file_reads_like_member_files(kept: Path, tmp_path: Path) -> None:
+def test_merged_event_file_reads_like_member_files(event_directories: Path, tmp_path: Path) -> None:
     whole = tmp_path / "whole.jsonl"
-    assert invoke("events", kept, "--out", whole).code == 0
-    assert invoke("events", whole).out == invoke("events", kept).out
+    assert invoke("events", event_directories, "--out", whole).code == 0
+    assert invoke("events", whole).out == invoke("events", event_directories).out
     assert invoke("events", whole, "--jsonl").out == whole.read_text()
     first, again = (
-        invoke("plot", place, "--out", tmp_path / "a.svg", "--json").data for place in (kept, whole)
+        invoke("plot", place, "--out", tmp_path / "a.svg", "--json").data
+        for place in (event_directories, whole)
     )
     assert first == again
 
 
-def test_failed_export_keeps_existing_file(kept: Path, tmp_path: Path) -> None:
-    assert invoke("events", kept, "--out", tmp_path / "no" / "x.csv", "--json").error["error"]
+def test_failed_export_keeps_existing_file(event_directories: Path, tmp_path: Path) -> None:
+    assert invoke("events", event_directories, "--out", tmp_path / "no" / "x.csv", "--json").error[
+        "error"
+    ]
     assert not (tmp_path / "no").exists()
 
 
-def test_events_with_closed_output_pipe_is_not_an_error(kept: Path) -> None:
+def test_events_with_closed_output_pipe_is_not_an_error(event_directories: Path) -> None:
     done = subprocess.run(
-        ["bash", "-c", f"set -o pipefail; {CONSOLE} events {kept} | head -1"],
+        ["bash", "-c", f"set -o pipefail; {CONSOLE} events {event_directories} | head -1"],
         capture_output=True,
         text=True,
         check=False,
@@ -215,16 +227,26 @@ def test_events_with_closed_output_pipe_is_not_an_error(kept: Path) -> None:
     assert done.stdout.count("\n") == 1
 
 
-def test_events_follow_shows_last_and_new_events(kept: Path) -> None:
+def test_events_follow_shows_last_and_new_events(event_directories: Path) -> None:
     """Show members that start later, too. Ctrl-C ends the command."""
-    command = [CONSOLE, "events", kept, "--follow", "--kind", "trained", "--lines", "3", "--json"]
+    command = [
+        CONSOLE,
+        "events",
+        event_directories,
+        "--follow",
+        "--kind",
+        "trained",
+        "--lines",
+        "3",
+        "--json",
+    ]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None
         seen = [json.loads(process.stdout.readline()) for _ in range(3)]
         assert [(line["member_tier"], line["step"]) for line in seen] == [(1, 6), (0, 7), (1, 7)]
-        Writer(kept / "member-2", 2).train(8, 9)
+        Writer(event_directories / "member-2", 2).train(8, 9)
         seen = [json.loads(process.stdout.readline()) for _ in range(2)]
         assert [(line["member_tier"], line["step"]) for line in seen] == [(2, 8), (2, 9)]
         process.send_signal(signal.SIGINT)
@@ -232,13 +254,13 @@ def test_events_follow_shows_last_and_new_events(kept: Path) -> None:
         assert process.stdout.read() == ""
 
 
-def test_plot_reports_drawn_losses(kept: Path, tmp_path: Path) -> None:
+def test_plot_reports_drawn_losses(event_directories: Path, tmp_path: Path) -> None:
     out = tmp_path / "loss.svg"
-    drawn = invoke("plot", kept, "--out", out, "--json").data
+    drawn = invoke("plot", event_directories, "--out", out, "--json").data
     assert drawn["loss_by_tier"] == {"0": 4.3, "1": 4.3}
     assert (drawn["run_id"], drawn["steps"], drawn["epochs"]) == ("demo", 7, 2)
     assert "<svg" in out.read_text()
-    shown = invoke("plot", kept, "--out", tmp_path / "loss.png")
+    shown = invoke("plot", event_directories, "--out", tmp_path / "loss.png")
     assert "tier 1: 4.3000" in shown.out
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
 
@@ -288,40 +310,44 @@ def test_plot_of_local_trainings_overlays_them_by_name(tmp_path: Path) -> None:
     )
 
 
-def test_plot_of_training_with_run_is_refused(kept: Path, tmp_path: Path) -> None:
+def test_plot_of_training_with_run_is_refused(event_directories: Path, tmp_path: Path) -> None:
     one = local_training(tmp_path / "adamw", [5.0])
-    refused = invoke("plot", one, kept, "--json").mistake
-    assert f"{kept} is not an --out directory of train-local" in refused["error"]
-    result = invoke("events", kept, one)
+    refused = invoke("plot", one, event_directories, "--json").mistake
+    assert f"{event_directories} is not an --out directory of train-local" in refused["error"]
+    result = invoke("events", event_directories, one)
     assert f"skipped {one / lab_events.EVENTS}, which train-local wrote" in result.err
 
 
-def test_plot_to_csv_writes_numbers_of_run(kept: Path, tmp_path: Path) -> None:
-    assert invoke("plot", kept, "--out", tmp_path / "loss.csv").code == 0
+def test_plot_to_csv_writes_numbers_of_run(event_directories: Path, tmp_path: Path) -> None:
+    assert invoke("plot", event_directories, "--out", tmp_path / "loss.csv").code == 0
     assert "tier 1,7,4.3" in (tmp_path / "loss.csv").read_text().splitlines()
 
 
-def test_plot_that_cannot_be_drawn_is_refused(kept: Path, tmp_path: Path) -> None:
+def test_plot_that_cannot_be_drawn_is_refused(event_directories: Path, tmp_path: Path) -> None:
     assert (
         "must end in one of .png"
-        in invoke("plot", kept, "--out", tmp_path / "loss.txt", "--json").mistake["error"]
+        in invoke("plot", event_directories, "--out", tmp_path / "loss.txt", "--json").mistake[
+            "error"
+        ]
     )
     assert (
         "cannot write"
-        in invoke("plot", kept, "--out", tmp_path / "no" / "loss.png", "--json").error["error"]
+        in invoke("plot", event_directories, "--out", tmp_path / "no" / "loss.png", "--json").error[
+            "error"
+        ]
     )
-    other = Events(lambda: 1.0, [EpochFiles(kept / "other", lambda: NOON)])
+    other = Events(lambda: 1.0, [EpochFiles(event_directories / "other", lambda: NOON)])
     other.emit(sample_event("started", run_id="another", wallet="x"))
     other.emit(sample_event("trained", step=1, loss=2.0))
-    mixed = invoke("plot", kept, "--out", tmp_path / "loss.png", "--json").error
+    mixed = invoke("plot", event_directories, "--out", tmp_path / "loss.png", "--json").error
     assert (
         "belong to several runs: another (its events do not say who owns it); demo"
         in mixed["error"]
     )
     assert (
-        invoke("plot", kept, "--run", "demo", "--out", tmp_path / "loss.png", "--json").data[
-            "run_id"
-        ]
+        invoke(
+            "plot", event_directories, "--run", "demo", "--out", tmp_path / "loss.png", "--json"
+        ).data["run_id"]
         == "demo"
     )
 
@@ -390,10 +416,10 @@ def test_export_of_two_runs_with_one_id_distinguishes_them(namesakes: Path, tmp_
     ],
 )
 def test_export_without_format_uses_file_ending(
-    kept: Path, tmp_path: Path, ending: str, options: tuple[str, ...], is_table: bool
+    event_directories: Path, tmp_path: Path, ending: str, options: tuple[str, ...], is_table: bool
 ) -> None:
     out = tmp_path / f"ev.{ending}"
-    assert invoke("events", kept, *options, "--out", out).code == 0
+    assert invoke("events", event_directories, *options, "--out", out).code == 0
     assert out.read_text().startswith(",".join(columns())) == is_table
 
 
@@ -406,22 +432,22 @@ def test_export_without_format_uses_file_ending(
     ],
 )
 def test_events_with_contradicting_options_is_refused(
-    kept: Path, options: tuple[str, ...], named: tuple[str, str]
+    event_directories: Path, options: tuple[str, ...], named: tuple[str, str]
 ) -> None:
-    refused = invoke("events", kept, *options, "--json").mistake
+    refused = invoke("events", event_directories, *options, "--json").mistake
     assert refused["error"] == f"{named[0]} and {named[1]} contradict each other"
 
 
-def test_events_lines_without_follow_are_the_last_ones(kept: Path) -> None:
-    shown = invoke("events", kept, "--kind", "trained", "--lines", "2", "--json")
+def test_events_lines_without_follow_are_the_last_ones(event_directories: Path) -> None:
+    shown = invoke("events", event_directories, "--kind", "trained", "--lines", "2", "--json")
     assert [json.loads(line)["step"] for line in shown.out.splitlines()] == [7, 7]
 
 
 @pytest.mark.parametrize(("ending", "flag"), [("csv", "--jsonl"), ("jsonl", "--csv")])
 def test_export_format_against_file_ending_is_refused(
-    kept: Path, tmp_path: Path, ending: str, flag: str
+    event_directories: Path, tmp_path: Path, ending: str, flag: str
 ) -> None:
     out = tmp_path / f"ev.{ending}"
-    refused = invoke("events", kept, flag, "--out", out, "--json").mistake
+    refused = invoke("events", event_directories, flag, "--out", out, "--json").mistake
     assert flag in refused["error"]
     assert not out.exists()

@@ -143,15 +143,15 @@ def test_mistyped_command_gets_suggestion() -> None:
 
 @pytest.mark.parametrize("other", ["tick", "can-join", "show-identity"])
 def test_train_option_help_equals_other_commands(other: str) -> None:
-    def told(command: str) -> dict[str, tuple[object, ...]]:
+    def option_table(command: str) -> dict[str, tuple[object, ...]]:
         options = {option.opts[0]: option for option in load(command).params}
         return {
             flag: (option.help, option.opts, option.envvar, option.default)
             for flag, option in options.items()
         }
 
-    ours = told("train")
-    theirs = told(other)
+    ours = option_table("train")
+    theirs = option_table(other)
     common = ours.keys() & theirs.keys() - {"--json"} - (
         {"--run-id"} if other == "show-identity" else set()
     )

@@ -16,7 +16,7 @@ from aftermath.cli.new_config import RECIPE, apply_options, begin, scale_schedul
 from aftermath.config.document import RunConfig, load_config, parse_as
 from aftermath.config.keys import find
 from aftermath.config.read import schedule_of
-from aftermath.config.recipe import recipe_of
+from aftermath.config.recipe_file import recipe_of
 from aftermath.data.bytelevel import byte_tokenizer
 from aftermath.model.presets import PRESETS
 from aftermath.owner.warnings import warning_about_schedule

@@ -38,7 +38,7 @@ def texts(node: ast.expr) -> Iterator[str]:
         yield from (*texts(node.body), *texts(node.orelse))
 
 
-def told() -> Iterator[tuple[str, str, bool]]:
+def error_texts() -> Iterator[tuple[str, str, bool]]:
     """Return (location, text, whether it is a fix) of every message and fix of an error."""
     named = {kind.__name__: 1 if issubclass(kind, Refused) else 0 for kind in kinds(AftermathError)}
     for path in SOURCES:
@@ -58,7 +58,7 @@ def told() -> Iterator[tuple[str, str, bool]]:
 
 
 def test_error_texts_start_lowercase_and_have_no_final_stop() -> None:
-    found = list(told())
+    found = list(error_texts())
     assert len(found) > 300
     odd = [
         (where, text)

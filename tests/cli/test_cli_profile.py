@@ -17,10 +17,9 @@ from aftermath.chain import defaults
 from aftermath.chain.endpoints import CLUSTERS, endpoint
 from aftermath.chain.wallet import PATH_VARIABLE, WALLET_VARIABLE, WalletError, create_wallet
 from aftermath.cli.index import Index
-from aftermath.cli.main import INDEX, SOLANA
+from aftermath.cli.main import INDEX, SOLANA, child_environment
 from aftermath.cli.present import remember_profile, reporting
 from aftermath.cli.profile import KEY_VARIABLE, PROFILE_VARIABLE, VARIABLES, Name
-from aftermath.cli.variables import child_environment
 from aftermath.coordinator.errors import NoSuchRun, Refused, Unavailable
 from aftermath.server.index import CENTRALIZED
 from cli.cli_runs import Shell, invoke

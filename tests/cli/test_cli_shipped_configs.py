@@ -20,7 +20,7 @@ from huggingface_hub import constants
 from aftermath.cli.main import load
 from aftermath.cli.model_init import _SIZES, Kind, _sized_document
 from aftermath.config.document import load_config
-from aftermath.config.recipe import recipe_of
+from aftermath.config.recipe_file import recipe_of
 from aftermath.model import hub as hub_module
 from aftermath.model.presets import PRESETS
 from aftermath.testnet.files import COMMANDS, SHIPPED, configs, flags

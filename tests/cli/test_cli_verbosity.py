@@ -19,7 +19,7 @@ from aftermath.events.console import ConsoleLines, LogLines, show_debug_logs
 from aftermath.events.event_types import Leaving, Warning
 from aftermath.lab.lab_events import Finished
 from aftermath.lab.step_lines import StepLines
-from aftermath.owner.difference import Difference
+from aftermath.owner.change import Difference
 from aftermath.server.index import CENTRALIZED
 from cli.cli_runs import invoke
 

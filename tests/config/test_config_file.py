@@ -16,8 +16,8 @@ from aftermath.config.document import Llm, RunConfig, load_config, parse_as
 from aftermath.config.spec import ARCHITECTURES
 from aftermath.rules.distro import Distro
 from aftermath.rules.model import LrSchedule
+from aftermath.rules.optimizers import AdamWAlone
 from aftermath.rules.schedules import learning_rate
-from aftermath.rules.single_optimizers import AdamWAlone
 from aftermath.rules.sparseloco import SparseLoCo
 from aftermath.rules.state import ScheduleKind
 from config.config_cases import CHECKPOINT, DISTRO, SEED, SPARSELOCO, changed, without

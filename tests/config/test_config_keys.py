@@ -13,11 +13,21 @@ from typing import Any
 import pytest
 
 from aftermath.base.errors import ConfigError
-from aftermath.config import json_schema, written
 from aftermath.config.document import RunConfig, parse_as
-from aftermath.config.keys import ConfigKey, _plain, find, first_sentences, held_by, keys, nearest
-from aftermath.config.meaning import Means
-from aftermath.config.tables import Choice
+from aftermath.config.keys import (
+    COLUMNS,
+    ConfigKey,
+    _plain,
+    config_text,
+    find,
+    first_sentences,
+    held_by,
+    json_schema,
+    keys,
+    nearest,
+    written,
+)
+from aftermath.config.tables import Choice, Means
 from config.config_cases import SEED
 from config.test_config_file import CONFIGS
 
@@ -82,7 +92,7 @@ def with_value(key: ConfigKey, value: Any) -> dict[str, Any]:
 
 def mistakes(tables: dict[str, Any]) -> str:
     """Return the mistakes in these tables."""
-    lines = (f"{name} = {written.written(table)}" for name, table in tables.items())
+    lines = (f"{name} = {written(table)}" for name, table in tables.items())
     try:
         parse_as("\n".join(lines), "c", RunConfig)
     except ConfigError as error:
@@ -111,7 +121,7 @@ def test_config_keys_all_have_descriptions() -> None:
 
 def test_config_key_descriptions_fit_one_line() -> None:
     for key in keys():
-        assert len(first_sentences(key.text, 0)) + len(key.unit) <= written.COLUMNS - 5, key.name
+        assert len(first_sentences(key.text, 0)) + len(key.unit) <= COLUMNS - 5, key.name
         assert first_sentences(key.text, 10_000) == key.text
 
 
@@ -158,10 +168,10 @@ def test_config_text_length_equals_program_limit(key: ConfigKey) -> None:
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: f"{path.parent.name}-{path.stem}")
 def test_written_config_is_read_back_unchanged(path: Any) -> None:
     config = parse_as(path.read_text(), str(path), RunConfig)
-    text = written.text_of(config, ["What it is.", ""])
+    text = config_text(config, ["What it is.", ""])
     assert parse_as(text, "written", RunConfig).model_dump() == config.model_dump()
     lines = text.splitlines()
-    assert max(map(len, [line for line in lines if line.startswith("#")])) <= written.COLUMNS
+    assert max(map(len, [line for line in lines if line.startswith("#")])) <= COLUMNS
     bare = [
         line
         for before, line in itertools.pairwise(lines)
@@ -175,14 +185,13 @@ def test_written_variant_is_read_back(key: ConfigKey) -> None:
     tables = with_value(key, tomllib.loads(key.example)[key.path[-1]])
     config = RunConfig.model_validate(tables)
     assert (
-        parse_as(written.text_of(config, []), "written", RunConfig).model_dump()
-        == config.model_dump()
+        parse_as(config_text(config, []), "written", RunConfig).model_dump() == config.model_dump()
     )
 
 
 @pytest.mark.parametrize("text", ['"', "\\", "\x7f", "\x1b[2J", "\n", "é", "'", "a # b"])
 def test_written_text_of_any_characters_is_read_back(text: str) -> None:
-    assert tomllib.loads(f"key = {written.written(text)}") == {"key": text}
+    assert tomllib.loads(f"key = {written(text)}") == {"key": text}
 
 
 def test_config_key_is_found_by_full_name_or_last_part() -> None:
@@ -243,7 +252,7 @@ def fits(document: dict[str, Any], value: Any, root: dict[str, Any]) -> bool:
     return True
 
 
-SCHEMA = json_schema.json_schema()
+SCHEMA = json_schema()
 WORDS = {
     *(
         "$ref",

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from aftermath.base.bounded import Malformed
 from aftermath.base.concurrency import ThreadWorker
-from aftermath.data.client_slots import FRESH_SECONDS, ClientSlots, DataClient, ReadTurns
 from aftermath.data.messages import (
     Description,
     ErrorReply,
@@ -27,7 +26,15 @@ from aftermath.data.messages import (
     encode_message,
 )
 from aftermath.data.remote import RemoteTokens
-from aftermath.data.server import DataServer, load_server_settings, open_served_files
+from aftermath.data.server import (
+    FRESH_SECONDS,
+    ClientSlots,
+    DataClient,
+    DataServer,
+    ReadTurns,
+    load_server_settings,
+    open_served_files,
+)
 from aftermath.data.source import DataError, SourceUnavailable
 
 TOML = """

@@ -50,7 +50,9 @@ def events(
     return lines
 
 
-def told(place: Path, written: dict[int, list[Event]], *, returns: bool = True) -> RunProgress:
+def progress_of(
+    place: Path, written: dict[int, list[Event]], *, returns: bool = True
+) -> RunProgress:
     members = [MemberProgress(f"m{tier}", tier) for tier in TIERS]
     story = RunProgress(members)
     for member in members:
@@ -75,7 +77,7 @@ def report_of(story: RunProgress) -> dict[str, Any]:
 
 
 def test_demo_report_equals_member_events(tmp_path: Path) -> None:
-    story = told(tmp_path, {tier: events(tier) for tier in TIERS})
+    story = progress_of(tmp_path, {tier: events(tier) for tier in TIERS})
     report = report_of(story)
     assert report == {
         "rounds": LAST,
@@ -100,7 +102,7 @@ def test_demo_report_equals_member_events(tmp_path: Path) -> None:
 
 
 def test_one_differing_replica_fails_demo(tmp_path: Path) -> None:
-    story = told(tmp_path, {0: events(0), 1: events(1, wrong_at=7), 2: events(2)})
+    story = progress_of(tmp_path, {0: events(0), 1: events(1, wrong_at=7), 2: events(2)})
     report = report_of(story)
     assert report["replicas_identical"] is False
     assert ["level 2 at step 7" in sentence for sentence in shortcomings(story, report)] == [True]
@@ -108,7 +110,7 @@ def test_one_differing_replica_fails_demo(tmp_path: Path) -> None:
 
 def test_uncompared_replicas_are_not_called_identical(tmp_path: Path) -> None:
     silent = [line for line in events(1) if not isinstance(line, Applied)]
-    story = told(tmp_path, {0: events(0), 1: silent, 2: silent})
+    story = progress_of(tmp_path, {0: events(0), 1: silent, 2: silent})
     report = report_of(story)
     assert report["replicas_identical"] is False
     assert "nothing was compared" in shortcomings(story, report)[0]
@@ -125,11 +127,11 @@ def test_uncompared_replicas_are_not_called_identical(tmp_path: Path) -> None:
 def test_demo_shortcomings_name_broken_promises(
     tmp_path: Path, change: Any, returns: bool, says: str
 ) -> None:
-    story = told(tmp_path, {tier: events(tier, **change) for tier in TIERS}, returns=returns)
+    story = progress_of(tmp_path, {tier: events(tier, **change) for tier in TIERS}, returns=returns)
     assert [says in sentence for sentence in shortcomings(story, report_of(story))] == [True]
     assert TIERS[KILLED] == story.members[KILLED].tier
 
 
 def test_demo_report_without_loss_fails(tmp_path: Path) -> None:
     with pytest.raises(DemoFailed, match="no member reported a loss"):
-        report_of(told(tmp_path, {tier: events(tier, steps=0) for tier in TIERS}))
+        report_of(progress_of(tmp_path, {tier: events(tier, steps=0) for tier in TIERS}))

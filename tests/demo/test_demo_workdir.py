@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from aftermath.base.outputs import OutputError
-from aftermath.cli.variables import child_environment
+from aftermath.cli.main import child_environment
 from aftermath.demo.commands import DEMO_NAMES
 from aftermath.testnet.processes import ProcessError
 from aftermath.testnet.workdir import claimed_workdir

@@ -10,7 +10,7 @@ from pathlib import Path
 from aftermath.member import results
 from aftermath.member.rounds import collect
 from aftermath.optim.state_merkle import BLOCK
-from aftermath.p2p import accept_limits, announce, blobs, limits, link, links, log_limits, requests
+from aftermath.p2p import announce, blobs, incoming, limits, link, links, requests
 from aftermath.p2p.transport import MAX_ANNOUNCEMENT, MAX_REQUEST
 from aftermath.replica import stateshare
 from aftermath.rules.bitmap import MAX_MEMBERS
@@ -24,9 +24,9 @@ SENT = blobs.LARGE_PIECES * blobs.PIECE + (SERVED - blobs.LARGE_PIECES) * blobs.
 STORED = results._MAX_PER_MEMBER
 ROWS = {
     "handshakes": (
-        f"{accept_limits.MAX_HANDSHAKES_OF_ADDRESS} at a time, {accept_limits.ADDRESS_RATE:.0f} a second "
-        f"after the first {accept_limits.ADDRESS_BURST:.0f}, per address (IPv6: per /64)",
-        f"{accept_limits.MAX_HANDSHAKES}; from {accept_limits.MAX_HANDSHAKES // 2} on, addresses must be proven first",
+        f"{incoming.MAX_HANDSHAKES_OF_ADDRESS} at a time, {incoming.ADDRESS_RATE:.0f} a second "
+        f"after the first {incoming.ADDRESS_BURST:.0f}, per address (IPv6: per /64)",
+        f"{incoming.MAX_HANDSHAKES}; from {incoming.MAX_HANDSHAKES // 2} on, addresses must be proven first",
     ),
     "bytes before the greeting ends": (
         f"{link.MOST_BEFORE_GREETING >> 10} KiB; {link.MOST_BEFORE_ANSWER >> 20} MiB if we dialled",
@@ -81,7 +81,7 @@ ROWS = {
         f"blocks of {BLOCK >> 10} KiB",
         f"{stateshare.COPIES >> 20} MiB",
     ),
-    "log lines": ("one for each kind of fault", f"{log_limits.MOST:,} per component"),
+    "log lines": ("one for each kind of fault", f"{limits.MOST_LOGGED:,} per component"),
 }
 
 

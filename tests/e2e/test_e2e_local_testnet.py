@@ -37,7 +37,7 @@ def start(xprocess: XProcess, config: Path, place: Path, *words: str | Path | in
     return Running(xprocess, "local-testnet", [str(word) for word in line])
 
 
-def said(testnet: Running) -> dict[str, Any]:
+def final_document(testnet: Running) -> dict[str, Any]:
     """Return the JSON document at the end of the output, after the lines."""
     document: dict[str, Any] = json.loads(testnet.output[testnet.output.index("\n{\n") :])
     return document
@@ -77,7 +77,7 @@ def test_embedded_testnet_with_killed_member_finishes(
     ]
     testnet = start(xprocess, config, place, *words)
     assert testnet.wait() == 0, testnet.last_words
-    summary = said(testnet)
+    summary = final_document(testnet)
     assert (summary["ending"], summary["steps"], summary["tiers"]) == ("finished", 36, [0, 1, 2])
     assert (summary["failed"], summary["differing"], summary["directory"]) == ([], [], str(place))
     assert summary["kills"] >= 1
@@ -133,7 +133,7 @@ def test_testnet_failing_clients_are_reported_not_restarted(
     testnet = start(xprocess, config, tmp_path / "testnet", *words)
     testnet.expected = False
     assert testnet.wait() == 1
-    summary = said(testnet)
+    summary = final_document(testnet)
     assert (summary["ending"], sorted(summary["failed"])) == ("failed", ["client-1", "client-2"])
     assert re.search(r"client-1 ended with code [12]; its last words", testnet.output)
     assert "cuda:99" in testnet.output
@@ -169,6 +169,6 @@ def test_testnet_after_time_limit_ends(
     assert client.environ()["HF_TOKEN"] == "hf_of_nobody"
     assert not any("hf_of_nobody" in word for one in descendants for word in one.cmdline())
     assert testnet.wait() == 0, testnet.last_words
-    assert said(testnet)["ending"] == "time"
+    assert final_document(testnet)["ending"] == "time"
     assert psutil.wait_procs(descendants, 10)[1] == []
     shutil.rmtree(tmp_path / "testnet")  # nobody writes there any more

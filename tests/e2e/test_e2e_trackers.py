@@ -14,7 +14,7 @@ from e2e.event_log import EventLog
 from e2e.processes import CONSOLE, Running
 from e2e.run_inputs import RunInputs
 from events.test_trackers import with_trackio, with_wandb
-from events.wandb_file import kept
+from events.wandb_file import read_wandb_file
 
 # tests/watch/test_trackers.py covers both trackers in the slow tests.
 pytestmark = pytest.mark.nightly
@@ -24,7 +24,7 @@ def losses_of_wandb(place: Path) -> dict[str, list[Any]]:
     """Return the losses by wallet."""
     found = {}
     for file in place.glob("wandb/offline-run-*/*.wandb"):
-        about, rows = kept(file)
+        about, rows = read_wandb_file(file)
         found[about["config"]["wallet"]] = [
             (row["step"], row["loss"]) for row in rows if "loss" in row
         ]

@@ -50,7 +50,7 @@ def steps(told: list[EventRecord]) -> list[tuple[str, int]]:
     ]
 
 
-def kept(*places: Path) -> list[EventRecord]:
+def read_events(*places: Path) -> list[EventRecord]:
     return list(EventReader(places).read())
 
 
@@ -83,7 +83,7 @@ def test_every_epoch_has_own_event_file_with_header(tmp_path: Path) -> None:
         assert about.items() <= first.items()
         assert first.get("part", 0) == part
         assert datetime.fromisoformat(first["at"]) >= NOON
-    records = kept(tmp_path / "events")
+    records = read_events(tmp_path / "events")
     names = [str(type(one.event).__struct_config__.tag) for one in records]
     assert names == [
         "started",
@@ -227,16 +227,16 @@ def test_reader_merges_members_by_time(tmp_path: Path, apart: bool) -> None:
                 member.say("state", epoch=step // 10, state="WARMUP")
             member.say("trained", after=1, step=step)
     expected = [(name, step) for step in range(1, 40) for name in "AB"]
-    assert steps(kept(tmp_path)) == expected
+    assert steps(read_events(tmp_path)) == expected
     files = list(tmp_path.rglob("*.jsonl"))
-    assert steps(kept(*files)) == expected, "files are named one by one"
+    assert steps(read_events(*files)) == expected, "files are named one by one"
 
 
 def test_clock_set_back_keeps_event_order(tmp_path: Path) -> None:
     member = Member(tmp_path, "A")
     for step, jump in ((1, 1), (2, -3600), (3, 1)):
         member.say("trained", after=jump, step=step)
-    assert steps(kept(tmp_path)) == [("A", 1), ("A", 2), ("A", 3)]
+    assert steps(read_events(tmp_path)) == [("A", 1), ("A", 2), ("A", 3)]
 
 
 def test_reader_follows_growing_and_new_files(tmp_path: Path) -> None:
@@ -330,11 +330,11 @@ def test_event_objects_are_read_back_unchanged(tmp_path: Path) -> None:
         for kind in KINDS:
             if kind != "started":
                 member.say(kind, after=0.25)
-    records = kept(tmp_path / "events")
+    records = read_events(tmp_path / "events")
     assert len(records) == 2 * len(KINDS)
     whole = tmp_path / "whole.jsonl"
     whole.write_text("".join(json.dumps(flat(one)) + "\n" for one in records))
-    again = kept(whole)
+    again = read_events(whole)
     assert [(one.at, one.about, one.event) for one in again] == [
         (one.at, one.about, one.event) for one in records
     ]

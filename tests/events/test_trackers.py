@@ -14,7 +14,7 @@ import pytest
 
 from aftermath.base.errors import AftermathError
 from aftermath.events.trackers import TrackerOptions
-from events.wandb_file import kept
+from events.wandb_file import read_wandb_file
 
 TESTS = Path(__file__).parents[1]
 TELLS = """
@@ -99,7 +99,7 @@ def trackio_rows(place: Path) -> list[tuple[str, int, dict[str, float]]]:
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tracked_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the directory in which a member, started twice, sent three steps each time to all
     installed trackers.
     """
@@ -121,8 +121,8 @@ def wandb_files(place: Path) -> list[Path]:
 
 @pytest.mark.slow
 @with_wandb
-def test_wandb_keeps_member_events(told: Path) -> None:
-    about, rows = kept(wandb_files(told)[0])
+def test_wandb_keeps_member_events(tracked_runs: Path) -> None:
+    about, rows = read_wandb_file(wandb_files(tracked_runs)[0])
     assert (about["project"], about["entity"], about["group"]) == ("lab", "team", "demo")
     assert about["name"] == "demo-tier1-Wal1etWa"
     assert about["config"] == {
@@ -137,28 +137,30 @@ def test_wandb_keeps_member_events(told: Path) -> None:
     assert [row["round_seconds/wait"] for row in rows if "round_seconds/wait" in row] == [0.25] * 3
     assert [row["gpu_power_watts/0"] for row in rows if "cpu_percent" in row] == [250.5]
     assert rows[-1] == {"eval/source-choice/acc": 0.5, "step": 1}
-    assert not list(told.glob("wandb/**/requirements.txt")), "nor what is installed there"
+    assert not list(tracked_runs.glob("wandb/**/requirements.txt")), "nor what is installed there"
 
 
 @pytest.mark.slow
 @with_wandb
-def test_restarted_member_continues_its_wandb_run(told: Path, tmp_path: Path) -> None:
+def test_restarted_member_continues_its_wandb_run(tracked_runs: Path, tmp_path: Path) -> None:
     tell(tmp_path, wandb_project="lab", wandb_run="another")
     tell(tmp_path, identity="fedcba9876543210", wandb_project="lab")  # a later run of the same id
-    runs = [kept(file)[0] for file in (*wandb_files(told), *wandb_files(tmp_path))]
+    runs = [
+        read_wandb_file(file)[0] for file in (*wandb_files(tracked_runs), *wandb_files(tmp_path))
+    ]
     assert sorted(run["name"] for run in runs) == ["another", *["demo-tier1-Wal1etWa"] * 3]
     assert len({run["id"] for run in runs}) == 3
 
 
 @pytest.mark.slow
 @with_trackio
-def test_trackio_keeps_rows_across_restart(told: Path) -> None:
-    rows = trackio_rows(told)
+def test_trackio_keeps_rows_across_restart(tracked_runs: Path) -> None:
+    rows = trackio_rows(tracked_runs)
     assert {name for name, _, _ in rows} == {"demo-tier1-Wal1etWa-01234567"}
     losses = [(step, row["loss"]) for _, step, row in rows if "loss" in row]
     assert losses == [(0, 9), (1, 8), (2, 7), (3, 6), (4, 5), (5, 4)]
     assert [row["gpu_power_watts/0"] for _, _, row in rows if "cpu_percent" in row] == [250.5] * 2
-    with sqlite3.connect(told / "trackio" / "lab.db") as database:
+    with sqlite3.connect(tracked_runs / "trackio" / "lab.db") as database:
         configs = [json.loads(text) for (text,) in database.execute("select config from configs")]
     assert [(config["tier"], config["_Group"]) for config in configs] == [(1, "demo")], "one run"
 
@@ -166,9 +168,9 @@ def test_trackio_keeps_rows_across_restart(told: Path) -> None:
 @pytest.mark.slow
 @with_wandb
 @with_trackio
-def test_both_trackers_receive_equal_rows(told: Path) -> None:
-    rows = [row for file in wandb_files(told) for row in kept(file)[1]]
-    assert rows == [{"step": step, **row} for _, step, row in trackio_rows(told)]
+def test_both_trackers_receive_equal_rows(tracked_runs: Path) -> None:
+    rows = [row for file in wandb_files(tracked_runs) for row in read_wandb_file(file)[1]]
+    assert rows == [{"step": step, **row} for _, step, row in trackio_rows(tracked_runs)]
 
 
 @pytest.mark.slow

@@ -37,7 +37,7 @@ def opened(tracker: Tracker) -> Callable[[MemberStarted], Tracker]:
     return lambda started: tracker
 
 
-def told(tracking: Tracking, steps: int) -> None:
+def send_steps(tracking: Tracking, steps: int) -> None:
     tracking(STARTED)
     tracking(FOUND)
     for step in range(steps):
@@ -51,7 +51,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 def test_tracker_gets_every_row_in_order_and_is_closed(caplog: pytest.LogCaptureFixture) -> None:
     notebook = Notebook()
     with Tracking("notes", opened(notebook)) as tracking:
-        told(tracking, 100)
+        send_steps(tracking, 100)
     assert [row.step for row in notebook.rows] == list(range(100))
     assert notebook.finished
     assert warnings(caplog) == []
@@ -69,7 +69,7 @@ def test_tracker_opens_once_run_is_found() -> None:
         tracking(sample_event("error"))
     assert begun == []
     with Tracking("notes", begin) as tracking:
-        told(tracking, 1)
+        send_steps(tracking, 1)
     ((name, identity),) = ((started.run_id, started.identity) for started in begun)
     assert (name, identity) == ("demo", "0123456789abcdef")
 
@@ -81,7 +81,7 @@ def test_tracker_failing_at_start_is_reported_once_and_skipped(
         raise ConnectionError("no network\nand a long text")
 
     with Tracking("notes", begin) as tracking:
-        told(tracking, 50)
+        send_steps(tracking, 50)
     told_of = "training continues without notes, which failed to start: ConnectionError: no network"
     assert warnings(caplog) == [told_of]
 
@@ -93,7 +93,7 @@ def test_failing_tracker_warns_once_and_is_retried(caplog: pytest.LogCaptureFixt
 
     notebook = Notebook(odd)
     with Tracking("notes", opened(notebook)) as tracking:
-        told(tracking, 10)
+        send_steps(tracking, 10)
     assert [row.step for row in notebook.rows] == [0, 2, 4, 6, 8]
     assert notebook.finished
     assert warnings(caplog) == ["notes failed and may lack metrics: RuntimeError"]
@@ -106,7 +106,7 @@ def test_hanging_tracker_delays_neither_events_nor_end(
     never = threading.Event()
     tracking = Tracking("notes", opened(Notebook(lambda row: never.wait())), end=0.01, most=20)
     with tracking:
-        told(tracking, 1000)
+        send_steps(tracking, 1000)
     assert warnings(caplog) == ["notes is too slow and loses metrics"]
     never.set()
 
@@ -119,7 +119,7 @@ def test_tracker_hanging_at_start_is_reported(caplog: pytest.LogCaptureFixture) 
         return Notebook()
 
     with Tracking("notes", begin, stuck=0.0, end=0.01) as tracking:
-        told(tracking, 5)
+        send_steps(tracking, 5)
     assert warnings(caplog) == ["notes has not answered for 0 s and may lose metrics"]
     never.set()
 
@@ -128,7 +128,7 @@ def test_slow_tracker_loses_only_rows_beyond_its_queue() -> None:
     go = threading.Event()
     notebook = Notebook(lambda row: go.wait())
     with Tracking("notes", opened(notebook), most=5) as tracking:
-        told(tracking, 100)
+        send_steps(tracking, 100)
         go.set()
     steps = [row.step for row in notebook.rows]
     assert steps[:5] == [0, 1, 2, 3, 4]
@@ -140,7 +140,7 @@ def test_leaving_member_closes_tracker_at_once(caplog: pytest.LogCaptureFixture)
     closed = threading.Event()
     notebook = Notebook(lambda row: closed.set() if row is None else None)
     with Tracking("notes", opened(notebook)) as tracking:
-        told(tracking, 3)
+        send_steps(tracking, 3)
         tracking(sample_event("leaving"))
         assert closed.wait(60)
         tracking(sample_event("trained", step=9))
@@ -153,7 +153,7 @@ def test_leaving_member_does_not_wait_for_hanging_tracker(
 ) -> None:
     never = threading.Event()
     with Tracking("notes", opened(Notebook(lambda row: never.wait())), end=3600) as tracking:
-        told(tracking, 3)
+        send_steps(tracking, 3)
         tracking(sample_event("leaving"))
     assert warnings(caplog) == ["notes did not finish in time and may lack the last metrics"]
     never.set()

@@ -31,7 +31,7 @@ def _records(data: bytes) -> Iterator[bytes]:
             record = b""
 
 
-def kept(file: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def read_wandb_file(file: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Return the run's metadata with its `config`, and its rows by series, without wandb's own
     series.
     """

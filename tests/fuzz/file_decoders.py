@@ -34,13 +34,13 @@ from aftermath.data.local import open_tokens
 from aftermath.localnet.bank import Bank
 from aftermath.localnet.errors import LedgerError
 from aftermath.localnet.genesis import open_chain
+from aftermath.localnet.json_rpc import Rpc
 from aftermath.localnet.ledger import DATABASE, Ledger
 from aftermath.localnet.pubsub import SubscriberConnection
 from aftermath.localnet.read_methods import ReadMethods
 from aftermath.localnet.records import Chain, Era, Landed
-from aftermath.localnet.rpc import Rpc
+from aftermath.localnet.slots import VirtualTime
 from aftermath.localnet.subscriptions import Subscriptions
-from aftermath.localnet.timing import VirtualTime
 from aftermath.model import manifest as manifests
 from aftermath.model.arch.llama_config import LlamaConfig
 from aftermath.model.architectures import config_of

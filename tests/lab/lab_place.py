@@ -19,7 +19,7 @@ from aftermath.lab.training_loop import Course
 from aftermath.model.initial import init_weights
 from aftermath.model.store import write_checkpoint
 from aftermath.sim.setup import CONFIG
-from aftermath.sim.sim_member import Said
+from aftermath.sim.sim_member import EventDict
 
 CPU = torch.device("cpu")
 DISTRO = {"optimizer": "distro", "members": 3, "tiers": "0,1,2", "total_batch": 6}
@@ -72,14 +72,14 @@ def course(
     )
 
 
-def train(root: Path, **given: Any) -> list[Said]:
+def train(root: Path, **given: Any) -> list[EventDict]:
     """Train, and return all events."""
     events: list[Event] = []
     course(root, events, **given).run()
     return [plain(event) for event in events]
 
 
-def told(out: Path) -> list[Said]:
+def events_without_times(out: Path) -> list[EventDict]:
     """Return the events in a directory, without what depends on the clock."""
     events = [json.loads(line) for line in (out / EVENTS).read_text().splitlines()]
     return [

@@ -26,8 +26,8 @@ from aftermath.model.initial import init_weights
 from aftermath.model.store import write_checkpoint
 from aftermath.optim.muon import MuonSettings
 from aftermath.rules.distro import Distro
+from aftermath.rules.optimizers import AdamWAlone
 from aftermath.rules.schedules import learning_rate
-from aftermath.rules.single_optimizers import AdamWAlone
 from aftermath.rules.sparseloco import SparseLoCo
 from aftermath.sim.setup import CONFIG, RULES
 from model.hub_server import Hub, serving

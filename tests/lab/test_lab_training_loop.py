@@ -27,7 +27,7 @@ from aftermath.model.initial import init_weights
 from aftermath.model.store import write_checkpoint
 from aftermath.optim.clip import Diverged
 from aftermath.sim.setup import CONFIG
-from lab.lab_place import DISTRO, INNER, course, prepare, told, train
+from lab.lab_place import DISTRO, INNER, course, events_without_times, prepare, train
 
 ARMS: dict[str, dict[str, Any]] = {
     "adamw": {"optimizer": "adamw"},
@@ -153,9 +153,15 @@ def test_killed_training_resumes_to_same_end(
         others.fresh,
         others.again,
     )
-    steps = [event for event in told(place / "cut") if event["kind"] in ("step", "held_out")]
+    steps = [
+        event
+        for event in events_without_times(place / "cut")
+        if event["kind"] in ("step", "held_out")
+    ]
     assert steps == [
-        event for event in told(place / "whole") if event["kind"] in ("step", "held_out")
+        event
+        for event in events_without_times(place / "whole")
+        if event["kind"] in ("step", "held_out")
     ]
     assert (place / "cut" / PLOT).stat().st_size == pytest.approx(
         (place / "whole" / PLOT).stat().st_size, rel=0.05

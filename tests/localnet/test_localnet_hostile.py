@@ -20,8 +20,8 @@ from aftermath.localnet import LocalnetConfig, LocalnetError, VirtualTime, pubsu
 from aftermath.localnet.bank import Bank
 from aftermath.localnet.commit import Committer
 from aftermath.localnet.genesis import faucet_of, open_chain
+from aftermath.localnet.json_rpc import Rpc
 from aftermath.localnet.read_methods import ReadMethods
-from aftermath.localnet.rpc import Rpc
 from aftermath.localnet.server import MAX_BODY_BYTES
 from aftermath.localnet.transaction_methods import TransactionMethods
 from localnet.localnet_requests import SOL, fund, move, post, recent, rpc, sign

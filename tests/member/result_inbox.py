@@ -30,7 +30,7 @@ from aftermath.rules.run import Round, Run
 from aftermath.rules.seal import Key, key_of, masked, seal_of
 from aftermath.rules.state import RunState
 from aftermath.sim.setup import CONFIG
-from aftermath.sim.sim_member import Said
+from aftermath.sim.sim_member import EventDict
 from aftermath.sim.sim_transport import SimNetwork, SimTransport
 from aftermath.sim.virtual_time import InlineWorker, VirtualClock
 from rules import builders
@@ -121,7 +121,7 @@ class ResultInbox:
         self.transports = [network.open(p2p_of(seat)) for seat in range(3)]
         for transport in self.transports:
             transport.set_members(p2p_of(seat) for seat in range(3))
-        self.events: list[Said] = []
+        self.events: list[EventDict] = []
         self.feed = RunFeed(builders.view(run_at(4), three_members()))
         clock = VirtualClock()
         self.ports = Ports(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aftermath.member.rounds.divergence import MOST_IN_A_ROW, Divergence
+from aftermath.member.rounds.epoch import MOST_IN_A_ROW, Divergence
 from aftermath.optim.clip import Diverged
 
 

@@ -78,10 +78,10 @@ def test_run_after_lost_level_keeps_its_pace(tmp_path: Path) -> None:
     counts = []
     for story in (False, True):
 
-        async def told(sim: SimulatedRun, story: bool = story) -> None:
+        async def count_steps(sim: SimulatedRun, story: bool = story) -> None:
             counts.append(await steps(sim, story))
 
-        sim = play(tmp_path / str(story), told, total_steps=10_000)
+        sim = play(tmp_path / str(story), count_steps, total_steps=10_000)
         assert sim.compare(sim.players) > 0
     assert counts[1] > counts[0] * 4 / 5, counts
 

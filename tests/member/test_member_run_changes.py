@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from aftermath.base.errors import Unsuitable
-from aftermath.member.run_changes import RunChanged, require_unchanged
+from aftermath.member.status_events import RunChanged, require_unchanged
 from aftermath.rules.state import RunState
 from aftermath.sim.sim_member import SimMember
 from aftermath.sim.simulation import SimulatedRun, play

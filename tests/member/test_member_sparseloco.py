@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from aftermath.base.errors import Unsuitable
-from aftermath.rules.single_optimizers import AdamWAlone
+from aftermath.rules.optimizers import AdamWAlone
 from aftermath.rules.sparseloco import SparseLoCo
 from aftermath.rules.state import RunState
 from aftermath.sim.sim_member import SimMember

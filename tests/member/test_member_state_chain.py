@@ -36,14 +36,14 @@ def root(number: int) -> bytes:
     return bytes([number]) * 32
 
 
-def said(
+def commitment(
     height: int, before: int, after: int, since: tuple[int, int] | None, epoch: int = 2
 ) -> Commitment:
     roots = PrivateRoots(root(before) if since else NOTHING, root(after), since)
     return commitment_of(None, 0, height, epoch=epoch, private=roots)
 
 
-def heard(*commitments: Commitment) -> StateChain:
+def chain_of(*commitments: Commitment) -> StateChain:
     lineage = StateChain()
     for one in commitments:
         lineage.hear(one)
@@ -54,9 +54,9 @@ def heard(*commitments: Commitment) -> StateChain:
 
 
 def test_state_chain_accepts_continuous_state() -> None:
-    chain = [said(0, 0, 1, None), said(1, 1, 2, (2, 0)), said(3, 2, 3, (2, 1))]
-    assert [heard(*chain).fault(one) for one in chain] == [None] * 3
-    assert [heard(*reversed(chain)).fault(one) for one in chain] == [None] * 3, (
+    chain = [commitment(0, 0, 1, None), commitment(1, 1, 2, (2, 0)), commitment(3, 2, 3, (2, 1))]
+    assert [chain_of(*chain).fault(one) for one in chain] == [None] * 3
+    assert [chain_of(*reversed(chain)).fault(one) for one in chain] == [None] * 3, (
         "in whatever order it was heard"
     )
 
@@ -64,11 +64,11 @@ def test_state_chain_accepts_continuous_state() -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        said(1, 9, 2, (2, 0)),
-        said(3, 9, 3, (2, 1)),
-        said(3, 1, 3, (2, 0)),
-        said(3, 0, 3, None),
-        said(3, 1, 3, (1, 7)),
+        commitment(1, 9, 2, (2, 0)),
+        commitment(3, 9, 3, (2, 1)),
+        commitment(3, 1, 3, (2, 0)),
+        commitment(3, 0, 3, None),
+        commitment(3, 1, 3, (1, 7)),
     ],
     ids=[
         "another root",
@@ -79,36 +79,36 @@ def test_state_chain_accepts_continuous_state() -> None:
     ],
 )
 def test_state_chain_faults_discontinuous_state(wrong: Commitment) -> None:
-    chain = [said(0, 0, 1, None), said(1, 1, 2, (2, 0))]
-    assert (heard(*chain).fault(wrong) or "").startswith(BROKEN)
-    assert heard().fault(wrong) is None, "who heard nothing of it cannot tell"
+    chain = [commitment(0, 0, 1, None), commitment(1, 1, 2, (2, 0))]
+    assert (chain_of(*chain).fault(wrong) or "").startswith(BROKEN)
+    assert chain_of().fault(wrong) is None, "who heard nothing of it cannot tell"
 
 
 def test_state_chain_ignores_missing_commitment() -> None:
     """The member's announcement of round 1 was lost, or reached only other members."""
-    assert heard(said(0, 0, 1, None)).fault(said(2, 7, 8, (2, 1))) is None
+    assert chain_of(commitment(0, 0, 1, None)).fault(commitment(2, 7, 8, (2, 1))) is None
 
 
 def test_epoch_continues_last_state_or_begins_without() -> None:
-    lineage = heard(said(6, 0, 5, None), said(7, 5, 6, (2, 6)))
+    lineage = chain_of(commitment(6, 0, 5, None), commitment(7, 5, 6, (2, 6)))
     lineage.begin(3)
-    assert lineage.fault(said(0, 6, 7, (2, 7), epoch=3)) is None
-    assert lineage.fault(said(0, 0, 7, None, epoch=3)) is None
-    assert lineage.fault(said(0, 9, 7, (2, 7), epoch=3)) is not None
-    assert lineage.fault(said(0, 5, 7, (2, 6), epoch=3)) is not None
+    assert lineage.fault(commitment(0, 6, 7, (2, 7), epoch=3)) is None
+    assert lineage.fault(commitment(0, 0, 7, None, epoch=3)) is None
+    assert lineage.fault(commitment(0, 9, 7, (2, 7), epoch=3)) is not None
+    assert lineage.fault(commitment(0, 5, 7, (2, 6), epoch=3)) is not None
     lineage.begin(4)
     assert lineage._roots == {}
 
 
 def test_repeated_epoch_forgets_first_attempt() -> None:
-    lineage = heard(said(0, 0, 1, None))
+    lineage = chain_of(commitment(0, 0, 1, None))
     lineage.begin(2)
-    assert lineage.fault(said(1, 9, 2, (2, 0))) is None
+    assert lineage.fault(commitment(1, 9, 2, (2, 0))) is None
 
 
 def test_state_may_continue_from_either_of_two_results() -> None:
-    lineage = heard(said(0, 0, 1, None), said(0, 0, 2, None))
-    assert [lineage.fault(said(1, before, 3, (2, 0))) is None for before in (1, 2, 3)] == [
+    lineage = chain_of(commitment(0, 0, 1, None), commitment(0, 0, 2, None))
+    assert [lineage.fault(commitment(1, before, 3, (2, 0))) is None for before in (1, 2, 3)] == [
         True,
         True,
         False,
@@ -116,9 +116,9 @@ def test_state_may_continue_from_either_of_two_results() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 5)), max_size=60))
-def test_remembered_roots_are_bounded(told: list[tuple[int, int]]) -> None:
+def test_remembered_roots_are_bounded(record_commitments: list[tuple[int, int]]) -> None:
     lineage = StateChain()
-    for height, signer in told:
+    for height, signer in record_commitments:
         lineage.hear(commitment_of(None, 0, height, signer=root(signer)))
     assert all(len(places) <= 8 for places in lineage._roots.values())
 
@@ -170,7 +170,7 @@ def test_state_chain_compares_late_earlier_result() -> None:
 # --- members --------------------------------------------------------------------------------------
 
 
-def told(sim: SimulatedRun) -> dict[str, list[Commitment]]:
+def record_commitments(sim: SimulatedRun) -> dict[str, list[Commitment]]:
     """Return every commitment of every member in order, over restarts."""
     found: dict[str, list[Commitment]] = {player.name: [] for player in sim.players}
     for player in sim.players:
@@ -221,7 +221,7 @@ def test_state_roots_form_chain_over_epochs(
     async def story(sim: SimulatedRun) -> None:
         for tier in (0, 1, 2):
             sim.add(tier)
-        chains.update(told(sim))
+        chains.update(record_commitments(sim))
         await sim.until_finished()
 
     sim = play(tmp_path, story, optimizer=optimizer, overlap=overlap, **SHORT)
@@ -249,7 +249,7 @@ def test_restarted_member_resumes_its_saved_state_or_none(tmp_path: Path) -> Non
             sim.remembers = remembers
             for tier in (0, 1, 2):
                 sim.add(tier)
-            chains.update(told(sim))
+            chains.update(record_commitments(sim))
             await sim.until(
                 lambda run: run.epoch == 1 and run.state is RunState.WAITING_FOR_MEMBERS
             )
@@ -350,7 +350,7 @@ def test_checker_receives_states_around_judged_round(tmp_path: Path) -> None:
         nonlocal compared
         for tier in (0, 1, 2):
             sim.add(tier)
-        chains = told(sim)
+        chains = record_commitments(sim)
         await sim.until_round(3)
         await asyncio.sleep(0.2)  # its witnesses are closed, and it is opened
         checker = sim.players[0].transport
@@ -384,7 +384,7 @@ def test_state_is_not_served_before_reveal(tmp_path: Path) -> None:
     async def story(sim: SimulatedRun) -> None:
         nonlocal refused
         sim.add(0), sim.add(1), sim.add(2, seconds=3.0)
-        chains = told(sim)
+        chains = record_commitments(sim)
         checker = sim.players[0].transport
         player = sim.players[1]
         assert checker is not None

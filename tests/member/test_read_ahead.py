@@ -8,7 +8,7 @@ import pytest
 
 from aftermath.data.dummy import DummyTokens
 from aftermath.data.source import DataError, Sequences, SourceUnavailable
-from aftermath.member.rounds.read_ahead import Reading
+from aftermath.member.rounds.train import Reading
 from aftermath.sim.virtual_time import InlineWorker, run_virtual
 from member.result_inbox import ResultInbox
 

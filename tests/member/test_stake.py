@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from aftermath.base.outputs import write_mark
-from aftermath.coordinator.view import View
+from aftermath.coordinator.ports import View
 from aftermath.events.stream import Events
 from aftermath.member.stake import ModelLost, find_loss
 from aftermath.model.saved_checkpoints import maker_name

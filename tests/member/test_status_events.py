@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from aftermath.base.outputs import write_mark
-from aftermath.coordinator.view import View
+from aftermath.coordinator.ports import View
 from aftermath.events import event_types
 from aftermath.events.stream import Events
-from aftermath.member.status_events import StatusEvents
+from aftermath.member.status_events import StatusEvents, is_last_epoch
 from aftermath.model.saved_checkpoints import maker_name
 from aftermath.rules.state import MemberState, RunState
 from rules import builders
@@ -103,3 +104,25 @@ def test_lost_steps_name_copy_that_run_does_not_use(
     assert (f"{tmp_path / f'test-step{named}'} is a copy of step {named}" in warning) is bool(named)
     assert ("start a new run from the copy" in warning) is bool(named)
     assert "chain" not in warning, "the run may be a server's"
+
+
+@pytest.mark.parametrize(
+    ("state", "step", "height", "overlap", "rounds", "last"),
+    [
+        (RunState.WARMUP, 41, 0, 0, 20, True),
+        (RunState.WARMUP, 40, 0, 0, 20, False),
+        (RunState.ROUND_TRAIN, 46, 5, 0, 20, True),
+        (RunState.ROUND_TRAIN, 45, 5, 0, 20, False),  # a round made no step
+        (RunState.ROUND_TRAIN, 45, 5, 1, 20, True),
+        (RunState.COOLDOWN, 61, 20, 1, 20, True),
+        (RunState.COOLDOWN, 60, 20, 1, 20, False),
+        (RunState.WAITING_FOR_MEMBERS, 61, 0, 0, 20, False),
+        (RunState.ROUND_TRAIN, 60, 5, 0, 0, False),  # its epochs last for a time
+    ],
+)
+def test_last_epoch_by_steps_and_rounds_left(
+    state: RunState, step: int, height: int, overlap: int, rounds: int, last: bool
+) -> None:
+    run = builders.run(state, rounds=(builders.header(0b1, height=height, step=step),), step=step)
+    config = replace(run.config, rounds_per_epoch=rounds, total_steps=60, overlap=overlap)
+    assert is_last_epoch(replace(run, config=config)) is last

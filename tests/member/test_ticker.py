@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from aftermath.chain.refusals import refusal
-from aftermath.rules.deadlines import next_deadline
+from aftermath.rules.deadlines import TICK_STEP, next_deadline, tick_order
 from aftermath.rules.state import RunState
-from aftermath.rules.tick_turns import TICK_STEP, tick_order
 from aftermath.sim.sim_member import SimMember
 from aftermath.sim.simulation import SimulatedRun, play
 

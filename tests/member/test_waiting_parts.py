@@ -14,8 +14,7 @@ import pytest
 from aftermath.base.concurrency import Pulse, ThreadWorker, first_of
 from aftermath.chain.refusals import refusal
 from aftermath.coordinator.errors import Refusal, Refused, Unavailable
-from aftermath.coordinator.ports import Coordinator
-from aftermath.coordinator.view import View
+from aftermath.coordinator.ports import Coordinator, View
 from aftermath.events.stream import Events
 from aftermath.member.feed import RunFeed
 from aftermath.member.ports import Ports

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from aftermath.coordinator.view import View
+from aftermath.coordinator.ports import View
 from aftermath.member.feed import RunFeed
 from aftermath.member.ports import Desync
 from aftermath.member.warmup import NoModel, WarmUp, why_no_model

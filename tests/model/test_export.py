@@ -115,7 +115,7 @@ def test_indivisible_width_export_is_refused_before_writing(made: Path) -> None:
 
 
 @pytest.fixture
-def kept(tmp_path: Path) -> Path:
+def run_checkpoint(tmp_path: Path) -> Path:
     """Return a run's checkpoint, as a member of tier 0 saves it."""
     status, _, errors = run("init-model.py", "--out", str(tmp_path / "kept" / "run-step40"), *INIT)
     assert status == 0, errors
@@ -126,27 +126,27 @@ def kept(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("name", ["run-step40", "run-step40.replaced-1"])
 @pytest.mark.parametrize("out", [None, "kept", "kept/NAME", "kept/NAME/tiers"])
 def test_export_into_pruned_directory_is_refused(
-    kept: Path, tmp_path: Path, out: str | None, name: str
+    run_checkpoint: Path, tmp_path: Path, out: str | None, name: str
 ) -> None:
-    kept = kept.rename(kept.with_name(name))
+    run_checkpoint = run_checkpoint.rename(run_checkpoint.with_name(name))
     out = out and out.replace("NAME", name)
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(CheckpointError, match=r"its member will remove[\s\S]*--out"):
-        export_tiers(kept, [1], None if out is None else tmp_path / out)
-    (tmp_path / "link").symlink_to(kept)
+        export_tiers(run_checkpoint, [1], None if out is None else tmp_path / out)
+    (tmp_path / "link").symlink_to(run_checkpoint)
     with pytest.raises(CheckpointError, match="its member will remove"):
         export_tiers(tmp_path / "link", [1])
     (tmp_path / "link").unlink()
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_export_survives_pruning_of_its_checkpoint(kept: Path, tmp_path: Path) -> None:
-    expected = {tier: load(kept, tier, "universal") for tier in range(3)}
+def test_export_survives_pruning_of_its_checkpoint(run_checkpoint: Path, tmp_path: Path) -> None:
+    expected = {tier: load(run_checkpoint, tier, "universal") for tier in range(3)}
     out = tmp_path / "out"
     status, output, errors = run(
         "export_matformer_tiers.py",
         "--src",
-        str(kept),
+        str(run_checkpoint),
         "--tiers",
         "2",
         "1",
@@ -156,15 +156,20 @@ def test_export_survives_pruning_of_its_checkpoint(kept: Path, tmp_path: Path) -
     )
     assert status == 0, errors
     assert json.loads(output)["manifest"] == str(out / "run-step40" / MANIFEST_FILE)
-    assert sorted(path.name for path in kept.parent.iterdir()) == ["run-step40"]
-    assert not (kept / MANIFEST_FILE).exists()
-    config = load_config(kept)
+    assert sorted(path.name for path in run_checkpoint.parent.iterdir()) == ["run-step40"]
+    assert not (run_checkpoint / MANIFEST_FILE).exists()
+    config = load_config(run_checkpoint)
     for step in (41, 42):
         save(
-            kept.parent, init_weights(config, step), config, run_id="run", step=step, companions={}
+            run_checkpoint.parent,
+            init_weights(config, step),
+            config,
+            run_id="run",
+            step=step,
+            companions={},
         )
-    prune(kept.parent, "run", 42, 1, ())
-    assert not kept.exists()
+    prune(run_checkpoint.parent, "run", 42, 1, ())
+    assert not run_checkpoint.exists()
     for tier, strategy in ((0, "universal"), (1, "sliced"), (2, "sliced"), (2, "universal")):
         loaded = load(out / "run-step40", tier, strategy)  # type: ignore[arg-type]
         assert all(torch.equal(tensor, expected[tier][name]) for name, tensor in loaded.items())
@@ -173,11 +178,11 @@ def test_export_survives_pruning_of_its_checkpoint(kept: Path, tmp_path: Path) -
         assert file_sha256(out / "run-step40" / name) == digest
 
 
-def test_export_does_not_change_linked_weights(kept: Path, tmp_path: Path) -> None:
-    weights = kept / "model.safetensors"
+def test_export_does_not_change_linked_weights(run_checkpoint: Path, tmp_path: Path) -> None:
+    weights = run_checkpoint / "model.safetensors"
     weights.chmod(0o640)
-    export_tiers(kept, [1], tmp_path / "out")
-    copy = tmp_path / "out" / kept.name / weights.name
+    export_tiers(run_checkpoint, [1], tmp_path / "out")
+    copy = tmp_path / "out" / run_checkpoint.name / weights.name
     assert copy.samefile(weights)
     assert weights.stat().st_mode & 0o777 == 0o640
 

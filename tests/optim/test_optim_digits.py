@@ -137,7 +137,7 @@ def test_changed_payload_is_refused_or_gives_other_votes(name: str) -> None:
     data = encode_level(
         results, 2, indices, np.sign(values) if results.values is Values.SIGN else values
     )
-    before = said(decode_level(data, results, 2))
+    before = plain_votes(decode_level(data, results, 2))
     refused = 0
     for _ in range(100):
         changed = bytearray(data)
@@ -145,14 +145,15 @@ def test_changed_payload_is_refused_or_gives_other_votes(name: str) -> None:
             changed[bit // 8] ^= 1 << bit % 8
         try:
             assert (
-                bytes(changed) == data or said(decode_level(bytes(changed), results, 2)) != before
+                bytes(changed) == data
+                or plain_votes(decode_level(bytes(changed), results, 2)) != before
             )
         except BadPayload:
             refused += 1
     assert 0 < refused < 100
 
 
-def said(votes: object) -> tuple[list[int], list[int], list[int] | None]:
+def plain_votes(votes: object) -> tuple[list[int], list[int], list[int] | None]:
     shifts = votes.shifts.tolist() if votes.shifts is not None else None  # type: ignore[attr-defined]
     return votes.positions.tolist(), votes.values.tolist(), shifts  # type: ignore[attr-defined]
 

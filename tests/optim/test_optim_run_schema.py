@@ -14,8 +14,7 @@ from aftermath.optim.parts import OptimizerParts, parts_of
 from aftermath.optim.run_schema import agreed_schema
 from aftermath.rules.distro import Distro
 from aftermath.rules.optimizer import Optimizer
-from aftermath.rules.optimizers import BUILT_IN, configurable, sentences
-from aftermath.rules.single_optimizers import AdamWAlone
+from aftermath.rules.optimizers import BUILT_IN, AdamWAlone, configurable, sentences
 from aftermath.rules.sparseloco import SparseLoCo
 from aftermath.sim.setup import CONFIG
 

@@ -11,8 +11,7 @@ from aftermath.chain.instructions import CoordinatorInstructions
 from aftermath.chain.programs import coordinator_program
 from aftermath.config.document import RunConfig, parse_as
 from aftermath.optim.run_schema import agreed_schema
-from aftermath.owner.change import CannotChange, Change
-from aftermath.owner.difference import differences
+from aftermath.owner.change import CannotChange, Change, differences
 from aftermath.owner.schema import Shape
 from aftermath.rules.state import ModelSource
 from aftermath.sim.setup import CONFIG, RULES

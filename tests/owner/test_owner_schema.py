@@ -9,7 +9,7 @@ import pytest
 
 from aftermath.config.document import CORRECT, RunConfig, load_config
 from aftermath.config.errors import Mistaken
-from aftermath.config.recipe import recipe_file
+from aftermath.config.recipe_file import recipe_file
 from aftermath.data.source import DataError
 from aftermath.owner.agreed_data import open_run_data, with_agreed_data
 from aftermath.owner.schema import shape_of

@@ -20,7 +20,7 @@ import iroh
 import psutil
 import pytest
 
-from aftermath.p2p import accept_limits, announce, blobs, limits, link, links, requests
+from aftermath.p2p import announce, blobs, incoming, limits, link, links, requests
 from aftermath.p2p.discovery import LocalDirectory
 from aftermath.p2p.iroh import IrohTransport
 from aftermath.p2p.link import greet
@@ -209,7 +209,7 @@ async def victim(opened, costs: dict[str, float], tmp_path: Path) -> AsyncIterat
 
 
 MEMORY = {
-    "connections": lambda peers: accept_limits.MAX_HANDSHAKES * link.MOST_BEFORE_GREETING,
+    "connections": lambda peers: incoming.MAX_HANDSHAKES * link.MOST_BEFORE_GREETING,
     "ungreeted": lambda peers: peers * QUIC_STREAMS * QUIC_WINDOW // 8,
     "half_open": lambda peers: peers * requests.STREAMS * MAX_REQUEST,
     "resets": lambda peers: peers * requests.STREAMS * MAX_REQUEST,
@@ -284,13 +284,13 @@ def _check_cost(
 ) -> None:
     """Check that the work stayed within the peers' quotas, at the cost of honest messages."""
     streams = _most(peers, limits.REQUEST_BURST, limits.REQUEST_RATE, seconds)
-    looked_at = _most(1, accept_limits.LOOKED_AT_BURST, accept_limits.LOOKED_AT_RATE, seconds)
+    looked_at = _most(1, incoming.LOOKED_AT_BURST, incoming.LOOKED_AT_RATE, seconds)
     assert did["heard"] <= _most(
         peers, limits.ANNOUNCEMENT_BURST, limits.ANNOUNCEMENT_RATE, seconds
     )
     assert did["answered"] - asks <= streams
     assert did["looked_at"] <= looked_at + _most(
-        1, accept_limits.LEFT_BURST, accept_limits.LEFT_RATE, seconds
+        1, incoming.LEFT_BURST, incoming.LEFT_RATE, seconds
     )
     if how == "requests":
         streams = did["answered"] - asks

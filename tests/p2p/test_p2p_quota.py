@@ -11,8 +11,8 @@ import iroh
 import pytest
 from blake3 import blake3
 
-from aftermath.p2p import accept_limits, attempt, blobs, fetch, limits, link, links, requests
-from aftermath.p2p.accept_limits import (
+from aftermath.p2p import attempt, blobs, fetch, incoming, limits, link, links, requests
+from aftermath.p2p.incoming import (
     ADDRESS_BURST,
     MAX_HANDSHAKES,
     MAX_HANDSHAKES_OF_ADDRESS,
@@ -201,7 +201,7 @@ def test_full_slots_evict_oldest_of_busiest_address() -> None:
     assert [begun.where for begun in gave_way] == [
         f"crowd {number % 4}" for number in range(others)
     ]
-    now = accept_limits.GIVE_WAY_S
+    now = incoming.GIVE_WAY_S
     assert not enter("one 7")
     assert enter("another")
     one.leave(gave_way[0])  # which has ended
@@ -244,7 +244,7 @@ def test_equal_addresses_evict_oldest_handshake() -> None:
     first = enter("first")
     assert first is not None
     assert all(enter(str(number)) for number in range(MAX_HANDSHAKES - 2))
-    now = accept_limits.GIVE_WAY_S
+    now = incoming.GIVE_WAY_S
     assert enter("first")
     one.leave(first)
     assert enter("last")
@@ -255,12 +255,12 @@ def test_equal_addresses_evict_oldest_handshake() -> None:
 def test_remembered_addresses_and_peers_are_bounded() -> None:
     one = AcceptLimits(time.monotonic)
     measured = PeerMeasurements(time.monotonic)
-    for number in range(2 * accept_limits.REMEMBERED):
+    for number in range(2 * incoming.REMEMBERED):
         begun = one.enter(str(number))
         assert begun is not None
         one.leave(begun)
         measured.failed(number.to_bytes(32, "big"))
-    assert len(one._rates) == accept_limits.REMEMBERED
+    assert len(one._rates) == incoming.REMEMBERED
     assert len(measured.peers) == limits.REMEMBERED_PEERS
     assert not one._inside
 
@@ -446,8 +446,8 @@ async def test_single_byte_sender_costs_few_reads(opened, rogue, monkeypatch):
 
 
 async def test_overrun_accept_limits_drop_connections(opened, monkeypatch):
-    monkeypatch.setattr(accept_limits, "LOOKED_AT_RATE", 1e-3)
-    monkeypatch.setattr(accept_limits, "LOOKED_AT_BURST", 1.0)
+    monkeypatch.setattr(incoming, "LOOKED_AT_RATE", 1e-3)
+    monkeypatch.setattr(incoming, "LOOKED_AT_BURST", 1.0)
     node = await opened(1)
     first = await opened(2)
     second = await opened(3)

@@ -23,7 +23,7 @@ from aftermath.optim.interfaces import BadState
 from aftermath.optim.schema import build_schema
 from aftermath.optim.state_merkle import BLOCK, BlockSpan, block_of
 from aftermath.parallel.group import Ranks
-from aftermath.parallel.moment_split import inner_shapes, split_moments
+from aftermath.parallel.sharded_inner import inner_shapes, split_moments
 from aftermath.replica.replica import Cancelled
 from parallel.rank_processes import (
     MODELS,

@@ -9,13 +9,13 @@ from collections.abc import Collection
 import pytest
 
 from aftermath.chain import views
-from aftermath.rules import bitmap, conviction
+from aftermath.rules import bitmap, eviction
 from aftermath.rules.state import MemberState
 from programs.harness import World
 from programs.level_holders import LIARS, TIERS, begin, established, one_round
 from programs.scenario import Scenario
 
-LONG = 4 * conviction.OFTEN
+LONG = 4 * eviction.OFTEN
 
 
 def _accuse(run: Scenario, by: int, seats: Collection[int], *, guilty: bool) -> None:
@@ -27,7 +27,7 @@ def _accuse(run: Scenario, by: int, seats: Collection[int], *, guilty: bool) -> 
     assert closed is not None
     offset, length = views.witness_round_range(ring, closed.attestations)
     data = run.world.data(run.accounts["witnesses"])[offset : offset + length]
-    found = conviction.incomplete(
+    found = eviction.incomplete(
         state, run.members, views.parse_witness_round(data, closed.attestations)
     )
     assert bitmap.from_seats(seats) & found == (bitmap.from_seats(seats) if guilty else 0)
@@ -51,10 +51,10 @@ def test_members_hiding_level_from_its_holder_are_dropped(
     run, honest = established(world, rounds=LONG)
     begin(run, honest | dict.fromkeys(LIARS, 0))
     lacks = {0: LIARS} | dict.fromkeys(LIARS, (0,))
-    while _shown(run, 7) > -conviction.OFTEN:
+    while _shown(run, 7) > -eviction.OFTEN:
         one_round(run, lacks)
         _accuse(run, 7, (0,), guilty=False)
-        _accuse(run, 1, LIARS, guilty=_shown(run, 7) <= -conviction.OFTEN)
+        _accuse(run, 1, LIARS, guilty=_shown(run, 7) <= -eviction.OFTEN)
     assert run.members.mask(MemberState.DROPPED) == bitmap.from_seats(LIARS)
     assert _shown(run, 0) > 0
     _accuse(run, 2, (0,), guilty=False)
@@ -66,12 +66,12 @@ def test_members_hiding_level_from_its_holder_are_dropped(
 def test_holder_delivering_again_is_not_dropped(world: World) -> None:
     run, honest = established(world, rounds=LONG)
     begin(run, honest | {7: 0})
-    while _shown(run, 7) > -conviction.OFTEN:
+    while _shown(run, 7) > -eviction.OFTEN:
         one_round(run, {0: (7,)})
     one_round(run, {})
     _accuse(run, 1, (7,), guilty=False)
     one_round(run, {0: (7,)})
-    assert _shown(run, 7) == -conviction.OFTEN
+    assert _shown(run, 7) == -eviction.OFTEN
     _accuse(run, 1, (7,), guilty=True)
 
 
@@ -84,12 +84,12 @@ def test_one_of_two_holders_drops_nobody(world: World) -> None:
     run, honest = established(world, (0, 0, 1, 1, 2, 2, 1, 2), LONG)
     begin(run, honest | {8: 0})
     lacks = {0: (1, 8), 1: (0,), 8: (0, 1)}
-    for index in range(3 * conviction.OFTEN):
+    for index in range(3 * eviction.OFTEN):
         one_round(run, lacks, silent=(1,) if index % 2 else (0,) if index % 3 == 0 else ())
         for seat in (0, 1, 8):
             _accuse(run, 2, (seat,), guilty=False)
     assert min(_shown(run, 0), _shown(run, 1)) > 0
-    while _shown(run, 8) > -conviction.OFTEN:
+    while _shown(run, 8) > -eviction.OFTEN:
         one_round(run, lacks, silent=(1,))
     one_round(run, {0: (1, 8), 1: (0, 8)})
     _accuse(run, 2, (0,), guilty=False)
@@ -101,7 +101,7 @@ def test_holder_of_many_is_dropped_and_judges_no_more(world: World) -> None:
     run, honest = established(world, (0, 0, 0, 1, 2, 2, 1), LONG)
     begin(run, honest)
     lacks = {0: (2,), 1: (2,), 2: (0, 1)}
-    while _shown(run, 2) > -conviction.OFTEN:
+    while _shown(run, 2) > -eviction.OFTEN:
         one_round(run, lacks)
     for innocent in (0, 1):
         _accuse(run, 2, (innocent,), guilty=False)
@@ -122,7 +122,7 @@ def test_judges_stay_the_same_during_epoch(world: World) -> None:
     assert run.run.levels_established == 0b111
     # of three, two have what 7 delivers; without the liar, one of two
     lacks = {0: (2,), 1: (2, 7), 2: (0, 1)}
-    while _shown(run, 2) > -conviction.OFTEN:
+    while _shown(run, 2) > -eviction.OFTEN:
         one_round(run, lacks)
     before = _shown(run, 7)
     _accuse(run, 3, (2,), guilty=True)
@@ -144,7 +144,7 @@ def test_middle_tier_level_has_its_own_holders(world: World) -> None:
     """
     run, honest = established(world, (0, 1, 1, 2, 2, 2, 2, 2, 2), LONG)
     begin(run, honest | {9: 1})
-    while _shown(run, 9) > -conviction.OFTEN:
+    while _shown(run, 9) > -eviction.OFTEN:
         one_round(run, {0: (9,), 1: (9,), 2: (9,), 3: (1,), 4: (1,)})
     _accuse(run, 3, (1,), guilty=False)
     _accuse(run, 3, (9,), guilty=True)
@@ -155,11 +155,11 @@ def test_members_without_shown_levels_convict_nobody(world: World) -> None:
     run = Scenario(world).start(init_min_clients=3, rounds_per_epoch=LONG)
     begin(run, dict(enumerate(TIERS)) | dict.fromkeys(LIARS, 0))
     lacks = {0: LIARS} | dict.fromkeys(LIARS, (0,))
-    for _ in range(2 * conviction.OFTEN):
+    for _ in range(2 * eviction.OFTEN):
         one_round(run, lacks)
         _accuse(run, 7, (0,), guilty=False)
         _accuse(run, 1, LIARS, guilty=False)
-    assert _shown(run, 0) < -conviction.OFTEN
+    assert _shown(run, 0) < -eviction.OFTEN
 
 
 @pytest.mark.parametrize("gone", [2, 3])
@@ -169,7 +169,7 @@ def test_conviction_needs_quorum_of_all_remaining(world: World, gone: int) -> No
     """
     run, honest = established(world, rounds=LONG)
     begin(run, honest | {7: 0})
-    while _shown(run, 7) > -conviction.OFTEN:
+    while _shown(run, 7) > -eviction.OFTEN:
         one_round(run, {0: (7,)})
     for index in range(7 - gone, 7):
         run.by(index, "leave_run").ok()

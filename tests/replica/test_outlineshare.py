@@ -41,7 +41,9 @@ def of_the_run(config: Mapping[str, Any]) -> Schema:
     return schema
 
 
-def told(outlines: Mapping[int, Outline], *, served: bytes | None = None) -> Outline | None:
+def receive_outline(
+    outlines: Mapping[int, Outline], *, served: bytes | None = None
+) -> Outline | None:
     """Return what member 0 receives from members with these outlines. With `served`, member 2
     answers with it.
     """
@@ -65,17 +67,17 @@ def told(outlines: Mapping[int, Outline], *, served: bytes | None = None) -> Out
 
 
 def test_outline_config_and_tokenizer_come_from_members() -> None:
-    assert told({1: Outline(RIGHT, TOKENIZER), 2: Outline(RIGHT, TOKENIZER)}) == Outline(
+    assert receive_outline({1: Outline(RIGHT, TOKENIZER), 2: Outline(RIGHT, TOKENIZER)}) == Outline(
         RIGHT, TOKENIZER
     )
 
 
 @pytest.mark.parametrize("liar", [1, 2])
 def test_outline_with_another_schema_hash_is_rejected(liar: int) -> None:
-    assert told({liar: Outline(OTHER, {}), 3 - liar: Outline(RIGHT, TOKENIZER)}) == Outline(
-        RIGHT, TOKENIZER
-    )
-    assert told({liar: Outline(OTHER, TOKENIZER)}) is None
+    assert receive_outline(
+        {liar: Outline(OTHER, {}), 3 - liar: Outline(RIGHT, TOKENIZER)}
+    ) == Outline(RIGHT, TOKENIZER)
+    assert receive_outline({liar: Outline(OTHER, TOKENIZER)}) is None
 
 
 def test_schema_of_equal_configs_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,7 +89,7 @@ def test_schema_of_equal_configs_is_computed_once(monkeypatch: pytest.MonkeyPatc
         return SCHEMA
 
     monkeypatch.setattr(sys.modules[__name__], "of_the_run", counted)
-    told({1: Outline(RIGHT, {}), 2: Outline(RIGHT, {})})
+    receive_outline({1: Outline(RIGHT, {}), 2: Outline(RIGHT, {})})
     assert layers == [RIGHT["num_hidden_layers"]]
 
 
@@ -98,14 +100,14 @@ def test_unexpected_reply_error_drops_only_that_reply(monkeypatch: pytest.Monkey
         return SCHEMA
 
     monkeypatch.setattr(sys.modules[__name__], "of_the_run", fragile)
-    assert told({1: Outline(OTHER, TOKENIZER), 2: Outline(RIGHT, TOKENIZER)}) == Outline(
+    assert receive_outline({1: Outline(OTHER, TOKENIZER), 2: Outline(RIGHT, TOKENIZER)}) == Outline(
         RIGHT, TOKENIZER
     )
 
 
 def test_disputed_tokenizer_is_left_out() -> None:
     """No hash on chain says which tokenizer is right. The model is accepted."""
-    assert told(
+    assert receive_outline(
         {1: Outline(RIGHT, TOKENIZER), 2: Outline(RIGHT, {"tokenizer.json": b"{} "})}
     ) == Outline(RIGHT)
 
@@ -113,7 +115,7 @@ def test_disputed_tokenizer_is_left_out() -> None:
 def test_unavailable_files_are_left_out() -> None:
     gone = {name: CompanionFile(len(data), bytes(32)) for name, data in TOKENIZER.items()}
     said = msgspec.msgpack.encode(OutlineReply(Outline(RIGHT).config_json(), gone))
-    assert told({}, served=said) == Outline(RIGHT)
+    assert receive_outline({}, served=said) == Outline(RIGHT)
 
 
 def test_companion_files_together_have_one_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,5 +179,7 @@ STRANGE = {
 @pytest.mark.parametrize("reply", STRANGE.values(), ids=STRANGE)
 def test_malformed_outline_counts_as_no_reply(reply: bytes) -> None:
     assert checked(reply) is None or len(reply) > MAX_CONFIG_BYTES
-    assert told({1: Outline(RIGHT, TOKENIZER)}, served=reply) == Outline(RIGHT, TOKENIZER)
-    assert told({}, served=reply) is None
+    assert receive_outline({1: Outline(RIGHT, TOKENIZER)}, served=reply) == Outline(
+        RIGHT, TOKENIZER
+    )
+    assert receive_outline({}, served=reply) is None

@@ -6,7 +6,7 @@ from dataclasses import fields
 from typing import Any
 
 from aftermath.chain.views import VERSION
-from aftermath.coordinator.view import View
+from aftermath.coordinator.ports import View
 from aftermath.rules import bitmap
 from aftermath.rules.members import Members, Seat
 from aftermath.rules.model import Checkpoint, LrSchedule, Metadata, Model

@@ -302,7 +302,7 @@ def test_reveal_out_of_range_is_refused(good: Closed | Key, changed: dict[str, A
     fields = {"tag": tag} | dict(zip(good.__struct_fields__, values, strict=True))
     head = announcements.head_of(good)
 
-    def said(values: dict[str, Any]) -> bytes:
+    def encoded(values: dict[str, Any]) -> bytes:
         body = announcements._encoder.encode(list(values.values()))
         return (
             SENDER
@@ -311,9 +311,9 @@ def test_reveal_out_of_range_is_refused(good: Closed | Key, changed: dict[str, A
             + body
         )
 
-    assert decode_announcement(said(fields)) == good
+    assert decode_announcement(encoded(fields)) == good
     with pytest.raises(BadAnnouncement):
-        decode_announcement(said(fields | changed))
+        decode_announcement(encoded(fields | changed))
 
 
 @given(st.data())

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aftermath.rules import bitmap, deadlines, tick_turns
+from aftermath.rules import bitmap, deadlines
 from aftermath.rules.state import MemberState, ModelSource, RunState
 from rules.builders import config, header, members, run, seat
 
@@ -175,21 +175,21 @@ def test_tick_order_has_each_healthy_member_once(
         rounds=(header(bitmap.from_seats(present), seed=seed),),
         state_started_at=started,
     )
-    assert sorted(tick_turns.tick_order(state, table)) == sorted(present - gone)
-    assert tick_turns.tick_order(state, table) == tick_turns.tick_order(state, table)
+    assert sorted(deadlines.tick_order(state, table)) == sorted(present - gone)
+    assert deadlines.tick_order(state, table) == deadlines.tick_order(state, table)
 
 
 def test_waiting_members_may_tick_epoch_to_start() -> None:
     table = members(
         {3: seat(3, state=MemberState.IDLE, pending=True), 4: seat(4, state=MemberState.IDLE)}
     )
-    assert tick_turns.tick_order(run(RunState.WAITING_FOR_MEMBERS), table) == [3]
+    assert deadlines.tick_order(run(RunState.WAITING_FOR_MEMBERS), table) == [3]
 
 
 def test_tick_fee_is_shared_over_time() -> None:
     table = members({index: seat(index) for index in range(4)})
     first = [
-        tick_turns.tick_order(
+        deadlines.tick_order(
             run(RunState.ROUND_TRAIN, rounds=(header(0b1111),), state_started_at=now), table
         )[0]
         for now in range(400)
@@ -198,8 +198,8 @@ def test_tick_fee_is_shared_over_time() -> None:
 
 
 def test_tick_delay_grows_with_rank_up_to_bound() -> None:
-    delays = [tick_turns.tick_delay(rank) for rank in range(256)]
+    delays = [deadlines.tick_delay(rank) for rank in range(256)]
     assert delays[0] == 0.0
     assert delays == sorted(delays)
-    assert delays[1] == tick_turns.TICK_STEP
+    assert delays[1] == deadlines.TICK_STEP
     assert delays[-1] <= 30.0

@@ -16,7 +16,7 @@ from solders.account import Account
 from aftermath.chain import views
 from aftermath.config.document import RunConfig
 from aftermath.config.rules import program_errors
-from aftermath.rules import assignment, bitmap, committee, consensus, conviction
+from aftermath.rules import assignment, bitmap, committee, consensus, eviction
 from aftermath.rules.deadlines import next_deadline
 from aftermath.rules.run import Run
 from aftermath.rules.state import Alone, MemberState, RunState
@@ -301,7 +301,7 @@ def test_program_drops_members_that_incomplete_names(chain: Onchain, seed: int) 
         SEED, min_clients=2, init_min_clients=size, witness_nodes=2, rounds_per_epoch=60
     )
     chain.begin({number: (rng.randrange(3), 1) for number in range(1, size + 1)})
-    while chain.run.current.height < 2 + conviction.OFTEN:  # enough rounds to convict
+    while chain.run.current.height < 2 + eviction.OFTEN:  # enough rounds to convict
         chain.at(chain.now + 1)
         for seat in committee.witnesses(chain.run.current, chain.members):
             chain.witness(
@@ -312,7 +312,7 @@ def test_program_drops_members_that_incomplete_names(chain: Onchain, seed: int) 
         given = [rng.getrandbits(size) | rng.getrandbits(size) for _ in range(rng.randint(1, size))]
         _write_attestations(chain, given, attested=rng.getrandbits(size) | rng.getrandbits(size))
         _appoint(chain, rng.getrandbits(size) | rng.getrandbits(size))
-        counts = [64 - conviction.OFTEN + rng.randint(-1, 1) for _ in range(size)]
+        counts = [64 - eviction.OFTEN + rng.randint(-1, 1) for _ in range(size)]
         planes = [
             bitmap.to_bytes(sum((one >> bit & 1) << at for at, one in enumerate(counts)))
             for bit in range(7)
@@ -326,7 +326,7 @@ def test_program_drops_members_that_incomplete_names(chain: Onchain, seed: int) 
         assert ring is not None
         attestations = chain.attestations(ring, len(given))
         absent = consensus.left_out(judges, attestations, chain.run, members) & ~judges.attested
-        found = conviction.incomplete(chain.run, members, attestations)
+        found = eviction.incomplete(chain.run, members, attestations)
         for seat in range(size):
             assert _takes(chain, 1 << seat) == bitmap.contains(found | absent, seat), (given, seat)
             taken += bitmap.contains(found & ~absent, seat)

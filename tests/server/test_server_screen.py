@@ -17,8 +17,8 @@ from aftermath.data.remote import RemoteTokens
 from aftermath.localnet.free_ports import free_ports
 from aftermath.rules.state import RunState
 from aftermath.server.screen import connected_members, network_facts, run_status
-from aftermath.server.served_data import load_served_data, serve_data
 from aftermath.server.server import RunServer
+from aftermath.server.state_file import load_served_data, serve_data
 from config.config_cases import SEED
 from server import in_process_server
 from server.in_process_server import Visitor

@@ -59,7 +59,7 @@ def test_different_seeds_draw_different_runs() -> None:
 
 
 @pytest.fixture
-def told(
+def seed_output(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Iterator[pytest.CaptureFixture[str]]:
     monkeypatch.setattr(sys, "argv", ["aftermath.sim", "--seeds", "2..2", "--seconds", "10"])
@@ -68,12 +68,12 @@ def told(
 
 @pytest.mark.slow
 def test_seed_breaking_invariant_is_reported_with_replay(
-    told: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    seed_output: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(invariants, "PACE", 1000.0)
     monkeypatch.setattr(trial, "WINDOW", 20.0)
     assert command.main() == 1
-    out = told.readouterr().out
+    out = seed_output.readouterr().out
     assert "seed 2      BROKEN" in out
     assert "steps per hour, where the undisturbed run makes" in out
     assert "replay: python -m aftermath.sim --seed 2 --seconds 10" in out
@@ -82,12 +82,12 @@ def test_seed_breaking_invariant_is_reported_with_replay(
 
 @pytest.mark.parametrize("text", ["7", "9..7", "a..b", "1.."])
 def test_seed_range_is_validated(
-    told: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, text: str
+    seed_output: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["aftermath.sim", "--seeds", text])
     with pytest.raises(SystemExit):
         command.main()
-    assert "is not A..B, for example 0..99" in told.readouterr().err
+    assert "is not A..B, for example 0..99" in seed_output.readouterr().err
 
 
 def test_unloadable_checkpoint_breaks_invariants(tmp_path: Path) -> None:

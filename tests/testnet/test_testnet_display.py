@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from aftermath.testnet.display import MOST_READ, DisplayMode, ProcessOutput, display_mode
-from aftermath.testnet.options import DisplayOption
+from aftermath.testnet.display_option import DisplayOption
 
 
 @pytest.mark.parametrize("pictures", DisplayOption)

@@ -31,5 +31,5 @@ def test_lines_mark_warnings_of_clients(event: event_types.Event, line: str) -> 
     told = EventRecord(
         at=datetime.now(UTC), about=about, event=event, path=Path("events/client-1/events.jsonl")
     )
-    DisplayLines(console, Verbosity.INFO, 8).told([told])
+    DisplayLines(console, Verbosity.INFO, 8).show_events([told])
     assert out.getvalue().rstrip() == line

@@ -14,7 +14,7 @@ import pytest
 from aftermath.cli.main import load
 from aftermath.cli.train import build_settings
 from aftermath.config.document import load_config
-from aftermath.config.recipe import recipe_of
+from aftermath.config.recipe_file import recipe_of
 from aftermath.events.trackers import TrackerOptions
 from aftermath.testnet.files import SHIPPED, chosen, configs, find, make_missing
 from aftermath.testnet.plan import ChaosSchedule, ClientExtras, LocalTestnetClient, LocalTestnetPlan

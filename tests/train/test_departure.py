@@ -13,7 +13,7 @@ import pytest
 from aftermath.events import event_types
 from aftermath.events.stream import Events
 from aftermath.member.stake import Stake
-from aftermath.train.departure import Departure, ask_on_stderr, is_a_person_there
+from aftermath.train.interrupts import Departure, ask_on_stderr, is_a_person_there
 
 
 @dataclass

@@ -13,7 +13,7 @@ from aftermath.base.allowed_places import TRUSTING, RunAccess
 from aftermath.base.errors import AftermathError, Unsuitable
 from aftermath.base.outputs import write_mark
 from aftermath.config.document import RunConfig, parse_as
-from aftermath.coordinator.view import View
+from aftermath.coordinator.ports import View
 from aftermath.model.outline import Outline
 from aftermath.model.saved_checkpoints import maker_name
 from aftermath.optim.run_schema import agreed_schema

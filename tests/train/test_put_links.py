@@ -15,7 +15,7 @@ from aiohttp.test_utils import TestServer
 from aftermath.base.outputs import MARK
 from aftermath.model.documents import CheckpointError
 from aftermath.train import put_links
-from aftermath.train.own_choices import hub_of
+from aftermath.train.assembly import hub_of
 from aftermath.train.put_links import PutLinks
 from aftermath.train.settings import TrainSettings
 

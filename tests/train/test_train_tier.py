@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from aftermath.base.errors import UsageError
-from aftermath.coordinator.view import View
+from aftermath.coordinator.ports import View
 from aftermath.model.schema import state_schema
 from aftermath.parallel.mesh import Mesh
 from aftermath.replica.fit import _layer_count, needs

@@ -22,9 +22,9 @@ from aftermath.chain.instructions import GROWTH, MEMBERS, WITNESSES, Coordinator
 from aftermath.chain.memberships import membership_of
 from aftermath.chain.node_client import AccountData, NodeClient
 from aftermath.chain.programs import authorizer_program, coordinator_program, error_tables
+from aftermath.chain.reader import cross_check
 from aftermath.chain.rpc import RpcPool
 from aftermath.chain.sender import Sender
-from aftermath.chain.spec_check import cross_check
 from aftermath.chain.views import (
     members_account,
     membership_account,

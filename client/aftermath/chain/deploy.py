@@ -25,7 +25,7 @@ from aftermath.chain import loader
 from aftermath.chain.accounts import fetch, rent
 from aftermath.chain.confirm import deliver_all
 from aftermath.chain.dry_run import PlannedTransaction
-from aftermath.chain.fees import transaction_fee
+from aftermath.chain.funding import transaction_fee
 from aftermath.chain.node_client import AccountData
 from aftermath.chain.sender import MAX_TRANSACTION, Sender, transaction_size
 from aftermath.chain.wallet import load_wallet, write_key_file

@@ -19,8 +19,7 @@ from solders.signature import Signature
 
 from aftermath.chain.accounts import balance, rent
 from aftermath.chain.failures import TransactionFailed
-from aftermath.chain.fees import signature_count, transaction_fee
-from aftermath.chain.funding import rent_due
+from aftermath.chain.funding import rent_due, signature_count, transaction_fee
 from aftermath.chain.refusals import lacks_funds, no_funds
 from aftermath.chain.sender import MAX_UNITS, Sender, allowed_units
 from aftermath.coordinator.errors import Refused

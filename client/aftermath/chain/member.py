@@ -26,7 +26,7 @@ from aftermath.chain.rpc import RpcPool
 from aftermath.chain.subscription import RunWatcher
 from aftermath.chain.wallet import Wallet
 from aftermath.coordinator.errors import Refusal, Refused, Unavailable
-from aftermath.coordinator.view import View
+from aftermath.coordinator.ports import View
 from aftermath.rules.announcements import signed_part
 from aftermath.rules.bitmap import contains
 from aftermath.rules.eviction import evicted

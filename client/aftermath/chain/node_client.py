@@ -1,7 +1,8 @@
 """One RPC node over HTTP: solana-py's client with replies that are bounded before they are parsed.
 
 `NodeClient` adds what `AsyncClient` lacks: `minContextSlot`, the accounts after a simulation, and
-recent priority fees. It makes one request and does not retry; `chain.rpc` does.
+recent priority fees. It makes one request and does not retry; `chain.rpc` does. A `Wire` carries
+the bytes, over this machine's network or a simulated one.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ import json
 import logging
 import zlib
 from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import httpx
 import msgspec
@@ -47,8 +49,10 @@ from solders.rpc.responses import (
     SimulateTransactionResp,
 )
 from solders.transaction import VersionedTransaction
+from websockets.asyncio.client import connect
 
 from aftermath.base.bounded import MAX_JSON_VALUES, json_as
+from aftermath.base.proxies import ProxyTransport, proxy_url
 from aftermath.chain.endpoints import shown
 from aftermath.chain.failures import BadReply, TransactionFailed, error_json, raise_error
 
@@ -65,6 +69,49 @@ _MOST_COOKIES = 16  # load balancers set a cookie to keep a client on one node
 _GZIP = zlib.MAX_WBITS | 16
 _COMMITMENT = CommitmentLevel.Confirmed
 _BASE64 = UiAccountEncoding.Base64
+MAX_MESSAGE = 1 << 13
+"""Maximum size of a websocket message in bytes. A push of the Run account takes about 2,000."""
+PING_SECONDS = 5.0
+OPEN_SECONDS = 5.0
+CLOSE_SECONDS = 0.2  # a node that does not answer must not hold up the end of a process
+HTTP_SECONDS = 30.0
+
+
+class Connection(Protocol):
+    """A websocket. It raises websockets' own errors."""
+
+    async def send(self, message: str, /) -> None: ...
+
+    async def recv(self) -> str | bytes: ...
+
+    async def close(self) -> None: ...
+
+
+class Wire(Protocol):
+    """Opens HTTP sessions and websockets to a node."""
+
+    def http(self) -> httpx.AsyncClient: ...
+
+    def websocket(self, url: str) -> AbstractAsyncContextManager[Connection]: ...
+
+
+class Internet:
+    """Opens real connections. Websocket messages are size-limited and not compressed."""
+
+    def http(self) -> httpx.AsyncClient:
+        return httpx.AsyncClient(timeout=HTTP_SECONDS, transport=ProxyTransport())
+
+    def websocket(self, url: str) -> AbstractAsyncContextManager[Connection]:
+        return connect(
+            url,
+            proxy=proxy_url(url),
+            compression=None,
+            max_size=MAX_MESSAGE,
+            open_timeout=OPEN_SECONDS,
+            ping_interval=PING_SECONDS,
+            ping_timeout=PING_SECONDS,
+            close_timeout=CLOSE_SECONDS,
+        )
 
 
 @dataclass(frozen=True, slots=True)

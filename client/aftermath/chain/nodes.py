@@ -1,4 +1,4 @@
-"""Choose which RPC node a call asks next, and how long to avoid nodes that failed.
+"""Choose which RPC node a call asks next, and limit the reports about nodes that fail.
 
 After two failures in a row, calls use the next node. After a pause that doubles (10 s to
 60 s), a single call tries the failed one again. So calls return to the primary without stalling.
@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 import httpx
 
 from aftermath.base.rate_limit import retry_after
+from aftermath.base.text import counted
 from aftermath.chain.endpoints import Endpoint, advice, describe
 from aftermath.chain.failures import BEHIND, RpcError
 from aftermath.chain.node_client import NodeClient
-from aftermath.chain.outage_log import Outages
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +28,59 @@ LEAVE_MAX = 60.0
 # seconds that a node may be behind the requested slot; nodes behind a load balancer differ by some
 # slots
 LAG_SECONDS = 5.0
+PAUSE_FIRST = 60.0  # seconds between two reports of an outage
+PAUSE_MAX = 3600.0
+
+
+@dataclass
+class Outages:
+    """Counts the outages of one node or connection, and limits their log lines.
+
+    The first outage is reported at once. The pause after each report doubles from one minute to one
+    hour, and resets after an equal time without an outage. The next report counts the skipped ones.
+    """
+
+    pause: float = 0.0
+    silent_until: float = 0.0
+    """Time until which no outage is reported."""
+    unreported: int = 0
+    """Outages that ended before they were reported."""
+    is_out: bool = False
+    is_reported: bool = False
+    """Whether the present outage was reported."""
+    seen_at: float = 0.0
+    """Time of the last outage."""
+
+    def lasts(self, now: float, *, long: bool = False) -> str | None:
+        """Record an outage. Return the end of its log line, or None if it must not be logged.
+
+        A `long` outage is logged even during a pause.
+        """
+        if not self.is_out and now - max(self.silent_until, self.seen_at) >= self.pause:
+            self.pause = 0.0
+        self.is_out = True
+        self.seen_at = now
+        if self.is_reported or (now < self.silent_until and not long):
+            return None
+        self.pause = min(max(2 * self.pause, PAUSE_FIRST), PAUSE_MAX)
+        self.silent_until = now + self.pause
+        repeat_note = (
+            f", {counted(self.unreported, 'time')} more since the last report"
+            if self.unreported
+            else ""
+        )
+        self.is_reported = True
+        self.unreported = 0
+        return repeat_note
+
+    def ends(self) -> bool:
+        """Record the end of an outage. Return whether to log it: only if the outage was logged."""
+        was_reported = self.is_reported
+        if self.is_out and not was_reported:
+            self.unreported += 1
+        self.is_out = False
+        self.is_reported = False
+        return was_reported
 
 
 @dataclass(eq=False)

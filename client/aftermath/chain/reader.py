@@ -17,7 +17,6 @@ from aftermath.chain.failures import BadReply
 from aftermath.chain.node_client import AccountData, NodeClient
 from aftermath.chain.nodes import FAILURES_BEFORE_LEAVING
 from aftermath.chain.rpc import MAX_ENDPOINTS, RpcPool
-from aftermath.chain.spec_check import cross_check, same_spec
 from aftermath.chain.subscription import GIVE_UP_SECONDS, RunWatcher
 from aftermath.chain.views import (
     parse_members,
@@ -27,12 +26,34 @@ from aftermath.chain.views import (
     witness_round_range,
 )
 from aftermath.coordinator.errors import Refused
-from aftermath.coordinator.view import View
+from aftermath.coordinator.ports import View
 from aftermath.rules.model import Model
 from aftermath.rules.run import Attestation, Round, Run
 
 # Tries to read attestations that no node sends whole.
 _READINGS = FAILURES_BEFORE_LEAVING * MAX_ENDPOINTS
+
+
+async def cross_check(pool: RpcPool, address: Pubkey, model: Model, slot: int) -> None:
+    """Raise BadReply if another node sends a training spec that differs from `model`'s.
+
+    A node sends the spec and its hash in one account, so it can forge both. A spec that would end
+    members is accepted only if no other node contradicts it.
+
+    Reads the account at `address` as of `slot` or later.
+    """
+
+    async def agrees(node: NodeClient) -> bool:
+        _, account = await node.account(address, min_slot=slot or None)
+        return account is None or same_spec(parse_model(account.data, any_spec=True), model)
+
+    if not await pool.uncontradicted(agrees):
+        raise BadReply("the RPC node sent another training spec than another node")
+
+
+def same_spec(first: Model, second: Model) -> bool:
+    """Return whether members train by the same spec and sequence length in both."""
+    return (first.spec_hash, first.max_seq_len) == (second.spec_hash, second.max_seq_len)
 
 
 class RunReader:

@@ -23,9 +23,8 @@ from aftermath.base.proxies import proxy_for
 from aftermath.base.rate_limit import doubled
 from aftermath.chain.endpoints import PUBLIC_GENESIS, Endpoint, describe
 from aftermath.chain.failures import MALFORMED, BadReply, RpcError, RpcRejected, TransactionFailed
-from aftermath.chain.node_client import NodeClient
+from aftermath.chain.node_client import Internet, NodeClient, Wire
 from aftermath.chain.nodes import FAILURES_BEFORE_LEAVING, Node, Nodes
-from aftermath.chain.wire import Internet, Wire
 from aftermath.coordinator.errors import CoordinatorError, Unavailable
 
 log = logging.getLogger(__name__)

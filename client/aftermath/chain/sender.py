@@ -25,8 +25,14 @@ from aftermath.base.concurrency import both
 from aftermath.chain.accounts import balance, rent
 from aftermath.chain.confirm import Expired, deliver
 from aftermath.chain.failures import TransactionFailed
-from aftermath.chain.fees import payer_and_signers, priority_price, signature_count, transaction_fee
-from aftermath.chain.funding import ensure_funds, rent_due
+from aftermath.chain.funding import (
+    ensure_funds,
+    payer_and_signers,
+    priority_price,
+    rent_due,
+    signature_count,
+    transaction_fee,
+)
 from aftermath.chain.node_client import Simulation
 from aftermath.chain.refusals import Errors, lacks_funds, lamports_short, refused
 from aftermath.chain.rpc import RpcPool

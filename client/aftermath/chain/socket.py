@@ -1,8 +1,8 @@
 """One account subscription that reconnects until it is cancelled: back-off, and the next endpoint
 after a failure.
 
-solana-py makes the requests and reads the messages. The connection is `chain.wire`'s, because
-solana-py 0.36 connects with the deprecated client of websockets, which knows no proxies.
+solana-py makes the requests and reads the messages. `chain.node_client` opens the connection,
+because solana-py 0.36 connects with the deprecated client of websockets, which knows no proxies.
 """
 
 from __future__ import annotations
@@ -24,10 +24,9 @@ from aftermath.base.bounded import json_as
 from aftermath.base.rate_limit import TokenBucket
 from aftermath.chain.endpoints import describe, shown
 from aftermath.chain.failures import BadReply
-from aftermath.chain.node_client import AccountData
-from aftermath.chain.outage_log import Outages
+from aftermath.chain.node_client import OPEN_SECONDS, AccountData, Connection
+from aftermath.chain.nodes import Outages
 from aftermath.chain.rpc import RpcPool, understood
-from aftermath.chain.wire import OPEN_SECONDS, Connection
 
 log = logging.getLogger(__name__)
 

@@ -19,11 +19,10 @@ from aftermath.base.concurrency import cancel
 from aftermath.base.errors import AftermathError
 from aftermath.chain.clock import ChainClock
 from aftermath.chain.endpoints import describe
-from aftermath.chain.newest_run import OUTAGE_SECONDS, NewestRun
+from aftermath.chain.newest_run import OUTAGE_SECONDS, NewestRun, RunSource
 from aftermath.chain.node_client import AccountData, NodeClient
-from aftermath.chain.outage_log import Outages
+from aftermath.chain.nodes import Outages
 from aftermath.chain.rpc import RpcPool
-from aftermath.chain.run_source import RunSource
 from aftermath.chain.socket import AccountSocket
 from aftermath.coordinator.errors import Unavailable
 from aftermath.rules.run import Run

@@ -106,7 +106,7 @@ async def answer(subject: Subject, findings: list[tuple[str, Finding]]) -> Resul
     """Check the machine, and return the answer of `can-join`. `findings`: the chain's findings."""
     from aftermath.cli.check_list import FIT, examine, refusals
     from aftermath.coordinator.errors import Unavailable
-    from aftermath.train.access_report import access_report
+    from aftermath.train.access import access_report
 
     assert subject.view is not None
     final = _is_final(subject, refusals(findings))

@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 
 from aftermath.base.errors import AftermathError
-from aftermath.cli import machine_checks, network_checks, run_checks
+from aftermath.cli import machine_checks, run_checks
 from aftermath.cli.findings import Finding, Subject, broken, failed
 
 Check = Callable[[Subject], Finding | Awaitable[Finding | None] | None]
@@ -22,8 +22,8 @@ CHECKS: Mapping[str, Check] = {
     "disk": machine_checks.disk,
     "wallet": machine_checks.wallet,
     "hub-token": machine_checks.hub_token,
-    "metrics-port": network_checks.metrics_port,
-    "udp": network_checks.udp,
+    "metrics-port": machine_checks.metrics_port,
+    "udp": machine_checks.udp,
     "rpc": run_checks.rpc,
     "server": run_checks.server,
     "websocket": run_checks.websocket,
@@ -45,7 +45,7 @@ CHECKS: Mapping[str, Check] = {
     "tier": run_checks.tier,
     "memory": run_checks.memory,
     "data": run_checks.data,
-    "relay": network_checks.relay,
+    "relay": machine_checks.relay,
 }
 # Checks of a wallet against the chain. They do not need PyTorch.
 ADMISSION = (

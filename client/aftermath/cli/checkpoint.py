@@ -14,8 +14,7 @@ import typer
 from aftermath.base.bounded import U32_MAX
 from aftermath.base.errors import UsageError
 from aftermath.base.text import counted, is_repository
-from aftermath.cli.command import JSON, command, run_in_loop
-from aftermath.cli.consent import YES, agreed, check_can_ask
+from aftermath.cli.command import JSON, YES, agreed, check_can_ask, command, run_in_loop
 from aftermath.cli.options import RunId, SigningOptions
 from aftermath.cli.present import EXIT_KNOWN, CommandError, Result, facts, listing, note
 from aftermath.rules.model import Model, Recorded
@@ -245,8 +244,8 @@ async def _check_reopen(options: SigningOptions, run_id: str, total_steps: int) 
     """
     from aftermath.cli.connection import connect
     from aftermath.owner.warnings import idle_when_reopened
+    from aftermath.rules.contents import unsaved_steps
     from aftermath.rules.state import RunState
-    from aftermath.rules.unsaved import unsaved_steps
 
     async with connect(options) as chain:
         run, model, _ = await chain.coordinator.snapshot(run_id)

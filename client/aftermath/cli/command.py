@@ -1,11 +1,14 @@
 """Turn a function into a command: option groups, `--json`, error messages and an example.
 
 A parameter annotated with a dataclass becomes the options of its fields. Coroutines get a loop.
+A command may ask before an action that cannot be undone. The question needs a terminal. Without
+one, or with --json, `--yes` replaces it.
 """
 
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from typing import Annotated, Any, TypeVar, get_args, get_type_hints
@@ -18,6 +21,7 @@ from aftermath.base.signals import asyncio_handles_interrupts, hear_ignored_inte
 from aftermath.base.stdio import VERBOSITY, Verbosity
 from aftermath.cli.next_steps import say_next
 from aftermath.cli.present import Ended, Result, remember_options, reporting, show
+from aftermath.events.printable import printable
 
 Body = Callable[..., Result | Coroutine[Any, Any, Result]]
 Done = TypeVar("Done")
@@ -34,6 +38,9 @@ class OptionGroup:
 JSON = Annotated[
     bool,
     typer.Option("--json", help="Print one JSON document instead of text.", show_default=False),
+]
+YES = Annotated[
+    bool, typer.Option("--yes", help="Do not ask for confirmation.", show_default=False)
 ]
 
 
@@ -111,17 +118,16 @@ def command(
     return wrap
 
 
-def _entry(
-    name: str,
-    body: Body,
-    groups: Mapping[str, OptionGroup],
-    *,
-    until_interrupt: bool,
-    json_errors: bool,
-) -> Callable[..., None]:
+Built = Mapping[str, tuple[Callable[..., Any], list[str]]]
+"""The builder of each grouped parameter of a body, and the options that it takes."""
+
+
+def _expanded(
+    body: Body, groups: Mapping[str, OptionGroup], hints: Mapping[str, Any]
+) -> tuple[list[inspect.Parameter], Built]:
+    """Return the options of a body with its groups expanded, and how to build the groups."""
     built: dict[str, tuple[Callable[..., Any], list[str]]] = {}
     parameters: list[inspect.Parameter] = []
-    hints = get_type_hints(body, include_extras=True)
     for name_in_body, parameter in inspect.signature(body).parameters.items():
         group = groups.get(name_in_body) or _dataclass_group(hints[name_in_body])
         if group is None:
@@ -134,6 +140,19 @@ def _entry(
         options = group.options()
         built[name_in_body] = (group.build, [option.name for option in options])
         parameters += options
+    return parameters, built
+
+
+def _entry(
+    name: str,
+    body: Body,
+    groups: Mapping[str, OptionGroup],
+    *,
+    until_interrupt: bool,
+    json_errors: bool,
+) -> Callable[..., None]:
+    hints = get_type_hints(body, include_extras=True)
+    parameters, built = _expanded(body, groups, hints)
     reads_json = "json_output" in hints
     if not reads_json:
         parameters.append(keyword("json_output", JSON, False))
@@ -267,3 +286,17 @@ def keyword(name: str, annotation: object, default: object) -> inspect.Parameter
         annotation=annotation,
         default=empty if default is ... else default,
     )
+
+
+def check_can_ask(command: str, effect: str, *, as_json: bool) -> None:
+    """Raise UsageError if there is no terminal to ask on, or with --json."""
+    terminal = all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stderr))
+    if as_json or not terminal:
+        reason = "--json asks no questions" if as_json else "there is no terminal to ask on"
+        raise UsageError(f"{command} {effect}, and {reason}", "Add --yes to confirm")
+
+
+def agreed(question: str) -> bool:
+    """Ask on the terminal, and return whether the answer is yes."""
+    print(f"{printable(question)} [y/N] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")

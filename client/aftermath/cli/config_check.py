@@ -18,7 +18,7 @@ from aftermath.cli.usage import ParserError, usage_error
 from aftermath.config.document import RunConfig, load_config
 from aftermath.config.errors import LocatedMistake, Mistake, Mistaken
 from aftermath.config.read import location_of, rules_of, schedule_of
-from aftermath.config.recipe import RECIPE_SUFFIX, recipe_of
+from aftermath.config.recipe_file import RECIPE_SUFFIX, recipe_of
 from aftermath.data.fingerprint import records_hash
 from aftermath.data.source import WrongTokens
 from aftermath.owner import warnings as owner_warnings

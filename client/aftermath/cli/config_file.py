@@ -144,7 +144,7 @@ def config_schema() -> Result:
     Save it as run.schema.json. Editors complete and check a config file next to it whose first line
     is #:schema ./run.schema.json.
     """
-    from aftermath.config.json_schema import json_schema
+    from aftermath.config.keys import json_schema
 
     document = json_schema()
     return Result(document, json_text(document, indent=2))

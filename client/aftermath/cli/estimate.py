@@ -61,7 +61,7 @@ async def estimate(
 
     from aftermath.cli.config_check import planned_document
     from aftermath.config.document import load_config
-    from aftermath.config.recipe import recipe_of
+    from aftermath.config.recipe_file import recipe_of
     from aftermath.owner.schema import shape_of
     from aftermath.rules.run import Config
 
@@ -185,7 +185,7 @@ def rent_of(size: int) -> int:
 def highest_fee() -> int:
     """Return the most that a transaction with one signature costs, in lamports."""
     from aftermath.chain import defaults
-    from aftermath.chain.fees import transaction_fee
+    from aftermath.chain.funding import transaction_fee
 
     return transaction_fee(1, _UNITS, defaults.PRIORITY_FEE)
 

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
     from aftermath.chain.authorizer import Authorization
     from aftermath.cli.connection import Cluster
-    from aftermath.coordinator.view import View
+    from aftermath.coordinator.ports import View
     from aftermath.optim.schema import Schema
     from aftermath.parallel.mesh import Mesh
     from aftermath.rules.members import Membership
-    from aftermath.train.access_options import AccessChoice
+    from aftermath.train.access import AccessChoice
 
 
 class Status(StrEnum):
@@ -86,7 +86,7 @@ class Subject:
 
     def access(self) -> RunAccess:
         """Return what the run may open and contact here. Needs `view`."""
-        from aftermath.train.access_options import access_for
+        from aftermath.train.access import access_for
 
         assert self.view is not None
         local = self.chain is not None and self.chain.pool.is_local

@@ -23,7 +23,7 @@ from aftermath.base.stdio import is_quiet
 from aftermath.cli.command import command
 from aftermath.cli.error_docs import with_local_pages
 from aftermath.cli.present import CommandError, Result, note, plain_text, writing
-from aftermath.config.recipe import making, recipe_file
+from aftermath.config.recipe_file import making, recipe_file
 from aftermath.model.presets import PRESETS
 from aftermath.rules.bitmap import MAX_MEMBERS
 from aftermath.rules.limits import MAX_LEVELS
@@ -112,7 +112,7 @@ def init(
     from aftermath.cli.new_config import RECIPE, NewRunOptions, apply_options, begin
     from aftermath.config.document import RunConfig, parse_as
     from aftermath.config.errors import Mistaken
-    from aftermath.config.written import tables_of, text_of
+    from aftermath.config.keys import config_text, tables_text
 
     to_stdout = str(out) == STANDARD_OUTPUT
     if to_stdout and json_output:
@@ -137,7 +137,7 @@ def init(
     new_options = NewRunOptions(**asdict(options))
     recipe = begin(new_options.recipe or RECIPE)
     config, files = apply_options(*recipe, new_options, f"runs/{'run' if to_stdout else out.stem}")
-    text = text_of(config, _header_lines(options, None if to_stdout else files_path, files))
+    text = config_text(config, _header_lines(options, None if to_stdout else files_path, files))
     parsed = parse_as(text, str(out), RunConfig)
     checked = check_config(parsed, files)
     if checked.mistakes:
@@ -151,7 +151,7 @@ def init(
             sys.stdout.write(text)
         return Result(None, None)
     header = f"How run-files makes the model and the tokens of {out.name} if they do not exist yet."
-    _write_both(out, text, files_path, tables_of(files, [header]) if files else "")
+    _write_both(out, text, files_path, tables_text(files, [header]) if files else "")
     new = set(checked.warnings).difference(check_config(*recipe).warnings)
     new_warnings = [warning for warning in checked.warnings if warning in new]
     for _, warning in new_warnings:

@@ -144,7 +144,7 @@ def _ended(report: DryRunReport, tier: int, reason: str) -> Ended:
     from rich.console import Group
 
     from aftermath.chain.refusals import sol
-    from aftermath.cli.dry_run import ended
+    from aftermath.cli.connection import ended
 
     end = ended(report)
     paid = report.rent + report.bond

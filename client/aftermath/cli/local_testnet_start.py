@@ -13,7 +13,7 @@ from aftermath.base.quiet_interrupts import EXIT_INTERRUPTED
 from aftermath.base.stdio import VERBOSITY, Verbosity
 from aftermath.cli.command import command
 from aftermath.cli.present import Result
-from aftermath.testnet.options import DisplayOption
+from aftermath.testnet.display_option import DisplayOption
 
 if TYPE_CHECKING:
     from aftermath.events.trackers import TrackerOptions
@@ -287,7 +287,7 @@ def local_testnet_start(
     from rich.console import Console
 
     from aftermath.base.errors import UsageError
-    from aftermath.cli.variables import child_environment
+    from aftermath.cli.main import child_environment
     from aftermath.events.trackers import TrackerOptions
     from aftermath.testnet.backends import Centralized, Solana
     from aftermath.testnet.display import DisplayMode, shown

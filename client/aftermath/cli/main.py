@@ -1,9 +1,15 @@
-"""The console script `aftermath-solana`: the index of its commands (see `index`)."""
+"""The console script `aftermath-solana`: the index of its commands (see `index`).
+
+`child_environment` is for programs that start these commands.
+"""
 
 from __future__ import annotations
 
+import os
+
 from aftermath.cli.index import Entry, Index
-from aftermath.cli.profile import option_values
+from aftermath.cli.next_steps import QUIET
+from aftermath.cli.profile import PROFILE_VARIABLE, option_values
 
 OWN = "Own a run"
 MEMBER = "Take part in a run"
@@ -124,6 +130,18 @@ SOLANA = Index(
 load = SOLANA.load
 app = SOLANA.app
 main = SOLANA.main
+
+
+def child_environment() -> dict[str, str]:
+    """Return this process's environment without option variables, keys and profile, and quiet."""
+    from aftermath.chain.wallet import IDENTITY_VARIABLE, WALLET_VARIABLE  # slow to import
+
+    options = {
+        str(option.envvar) for name in INDEX for option in load(name).params if option.envvar
+    }
+    hidden = options | {WALLET_VARIABLE, IDENTITY_VARIABLE}
+    inherited = {name: value for name, value in os.environ.items() if name not in hidden}
+    return inherited | {PROFILE_VARIABLE: "", QUIET: "1"}
 
 
 if __name__ == "__main__":

@@ -14,8 +14,8 @@ from typing import Any
 from aftermath.base.errors import UsageError
 from aftermath.cli.model_init import document
 from aftermath.config.data_sources import DataLocationChoice, LocalData
-from aftermath.config.document import RunConfig, RunRules
-from aftermath.config.recipe import recipe_of
+from aftermath.config.document import Llm, RunConfig, RunRules
+from aftermath.config.recipe_file import recipe_of
 from aftermath.config.start_checkpoint import CheckpointChoice, LocalCheckpoint
 from aftermath.config.training import LearningRate
 from aftermath.data.bytelevel import VOCAB_SIZE
@@ -56,25 +56,8 @@ def apply_options(
 
     `directory`: directory for the model and the tokens.
     """
-    rules = config.config
-    llm = config.llm
-    steps = new_options.steps or rules.total_steps
-    if new_options.optimizer is not None and new_options.optimizer != optimizer_name(config):
-        optimizer_recipe, _ = begin(optimizers()[new_options.optimizer].RECIPE)
-        keys = ("overlap", "global_batch_size_start", "global_batch_size_end")
-        rules = rules.model_copy(
-            update={name: getattr(optimizer_recipe.config, name) for name in keys}
-        )
-        rates = scale_schedule(
-            optimizer_recipe.llm.lr_schedule, optimizer_recipe.config.total_steps, steps
-        )
-        llm = llm.model_copy(
-            update={"optimizer": optimizer_recipe.llm.optimizer, "lr_schedule": rates}
-        )
-    else:
-        llm = llm.model_copy(
-            update={"lr_schedule": scale_schedule(llm.lr_schedule, rules.total_steps, steps)}
-        )
+    steps = new_options.steps or config.config.total_steps
+    rules, llm = _with_optimizer(config, new_options.optimizer, steps)
     if new_options.tiers is not None:
         llm = llm.model_copy(
             update={"matformer": llm.matformer.model_copy(update={"tiers": new_options.tiers})}
@@ -94,24 +77,7 @@ def apply_options(
                 "checkpoint": CheckpointChoice(Local=LocalCheckpoint(path=f"{directory}/model"))
             }
         )
-    if new_options.data_path is not None:
-        files = {name: options for name, options in files.items() if name == "model"}
-        tokenizer = _tokenizer_of(new_options.data_path)
-        if "model" in files and tokenizer is not None:
-            files["model"]["tokenizer"] = str(tokenizer)
-    tokens_path = f"{directory}/tokens" if files.keys() & {"tokens", "fetch"} else None
-    if (
-        tokens_path := tokens_path if new_options.data_path is None else str(new_options.data_path)
-    ) is not None:
-        local_data = llm.data_location.Local
-        local = (
-            LocalData(path=tokens_path)
-            if local_data is None
-            else local_data.model_copy(update={"path": tokens_path})
-        )
-        llm = llm.model_copy(
-            update={"data_location": DataLocationChoice(Local=local), "data_hash": ""}
-        )
+    llm, files = _with_data(llm, files, new_options.data_path, directory)
     rules = _with_members(
         rules,
         new_options.members,
@@ -120,6 +86,47 @@ def apply_options(
     rules = rules.model_copy(update={"total_steps": steps})
     model = config.model.model_copy(update={"LLM": llm})
     return config.model_copy(update={"config": rules, "model": model}), files
+
+
+def _with_optimizer(config: RunConfig, optimizer: str | None, steps: int) -> tuple[RunRules, Llm]:
+    """Return the rules and the model table with the optimizer and a schedule of `steps`.
+
+    Another optimizer than the config's also brings the batch sizes and the overlap of its recipe.
+    """
+    rules = config.config
+    llm = config.llm
+    if optimizer is None or optimizer == optimizer_name(config):
+        schedule = scale_schedule(llm.lr_schedule, rules.total_steps, steps)
+        return rules, llm.model_copy(update={"lr_schedule": schedule})
+    recipe, _ = begin(optimizers()[optimizer].RECIPE)
+    keys = ("overlap", "global_batch_size_start", "global_batch_size_end")
+    rules = rules.model_copy(update={name: getattr(recipe.config, name) for name in keys})
+    schedule = scale_schedule(recipe.llm.lr_schedule, recipe.config.total_steps, steps)
+    return rules, llm.model_copy(
+        update={"optimizer": recipe.llm.optimizer, "lr_schedule": schedule}
+    )
+
+
+def _with_data(llm: Llm, files: FILES, data_path: Path | None, directory: str) -> tuple[Llm, FILES]:
+    """Return the model table and the files tables with the owner's tokens, or those to be made."""
+    tokens_path = f"{directory}/tokens" if files.keys() & {"tokens", "fetch"} else None
+    if data_path is not None:
+        tokens_path = str(data_path)
+        files = {name: options for name, options in files.items() if name == "model"}
+        tokenizer = _tokenizer_of(data_path)
+        if "model" in files and tokenizer is not None:
+            files["model"]["tokenizer"] = str(tokenizer)
+    if tokens_path is None:
+        return llm, files
+    local_data = llm.data_location.Local
+    local = (
+        LocalData(path=tokens_path)
+        if local_data is None
+        else local_data.model_copy(update={"path": tokens_path})
+    )
+    return llm.model_copy(
+        update={"data_location": DataLocationChoice(Local=local), "data_hash": ""}
+    ), files
 
 
 def _tokenizer_of(data: Path) -> Path | None:

@@ -18,7 +18,7 @@ from aftermath.cli.findings import Finding, Subject, broken, dubious, fine
 
 if TYPE_CHECKING:
     from aftermath.coordinator.errors import Refused
-    from aftermath.coordinator.view import View
+    from aftermath.coordinator.ports import View
 
 SKEW_SECONDS = 60.0
 """Tolerated difference. The chain's clock lags by seconds, and TLS certificates tolerate minutes.
@@ -144,7 +144,7 @@ async def read_run(subject: Subject) -> None:
 
     from aftermath.chain.addresses import run_addresses
     from aftermath.chain.memberships import membership_of
-    from aftermath.coordinator.view import View
+    from aftermath.coordinator.ports import View
 
     chain = subject.chain
     assert chain is not None
@@ -354,7 +354,7 @@ def reach(subject: Subject) -> Finding | None:
     """Name the local files that the run reads, and the addresses that it contacts."""
     if subject.view is None or not subject.view.model.configured:
         return None
-    from aftermath.train.access_report import access_report
+    from aftermath.train.access import access_report
 
     lines = access_report(subject.view.model, subject.access()).lines()
     return fine(f"the run {'; '.join(lines) or 'reads no files and contacts no addresses'}")

@@ -12,12 +12,11 @@ import typer
 from aftermath.base.bounded import U64_MAX
 from aftermath.base.errors import UsageError
 from aftermath.base.text import counted
-from aftermath.cli.command import JSON, command, run_in_loop
-from aftermath.cli.consent import YES, agreed, check_can_ask
+from aftermath.cli.command import JSON, YES, agreed, check_can_ask, command, run_in_loop
 from aftermath.cli.options import RunId, SigningOptions
 from aftermath.cli.present import EXIT_KNOWN, Result, facts, note
 from aftermath.coordinator.errors import Refused
-from aftermath.rules.unsaved import unsaved_steps
+from aftermath.rules.contents import unsaved_steps
 
 if TYPE_CHECKING:
     from aftermath.events.status import RunStatus

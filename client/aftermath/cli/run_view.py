@@ -83,7 +83,7 @@ def _showing(run_id: str, facts: Facts, *, as_json: bool) -> Iterator[Callable[[
             nonlocal last_status
             last_status = status
             if screen.open:
-                screen.stands(status)
+                screen.show_status(status)
                 logged(status)
             else:
                 lines(status)

@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 
     from aftermath.cli.connection import SignedCluster
     from aftermath.config.document import RunConfig
-    from aftermath.owner.change import Change
-    from aftermath.owner.difference import Difference
+    from aftermath.owner.change import Change, Difference
     from aftermath.owner.schema import Shape
     from aftermath.rules.model import Checkpoint, Model
     from aftermath.rules.run import Run
@@ -169,7 +168,7 @@ async def _send(
     Raises CannotChange or Refused if the run does not accept the change.
     """
     from aftermath.chain.dry_run import DryRunReport
-    from aftermath.owner.difference import default_keys, differences
+    from aftermath.owner.change import default_keys, differences
 
     steps = change.instructions(chain.coordinator.ix, run, model)
     changed_keys = differences(change, run, model)

@@ -9,8 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from aftermath.base.allowed_places import RunAccess, advice_to_member, any_address
-from aftermath.config.meaning import Location, Means
-from aftermath.config.tables import U8, U32, BareVariant, Choice, Variant, extensible
+from aftermath.config.tables import (
+    U8,
+    U32,
+    BareVariant,
+    Choice,
+    Location,
+    Means,
+    Variant,
+    extensible,
+)
 from aftermath.rules.state import DataKind
 
 if TYPE_CHECKING:  # readers need NumPy and HTTP, and a config is checked without them

@@ -16,10 +16,9 @@ from aftermath.base.errors import ConfigError
 from aftermath.config import errors as config_errors
 from aftermath.config import rules as config_rules
 from aftermath.config.data_sources import DataHash, DataLocationChoice
-from aftermath.config.meaning import Means, Seconds, SomeSeconds
 from aftermath.config.spec import ArchitectureName, DataTypeName, Spec, spec_hash
 from aftermath.config.start_checkpoint import CheckpointChoice
-from aftermath.config.tables import U8, U16, U32, U64, Table
+from aftermath.config.tables import U8, U16, U32, U64, Means, Seconds, SomeSeconds, Table
 from aftermath.config.training import LearningRate, OptimizerChoice
 from aftermath.rules.bitmap import MAX_MEMBERS
 from aftermath.rules.limits import MAX_LEVELS, MAX_SEQ_LEN, MAX_WARMUP_TOKENS

@@ -1,6 +1,7 @@
-"""Describe every key of a run's config file, from the classes that read it.
+"""Describe every key of a run's config file, and write config files and their JSON Schema.
 
-The docs page, `config explain` and the comments in generated files all use these descriptions.
+The descriptions come from the classes that read the file. The docs page, `config explain`, editors
+and the comments in generated files all use them.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import difflib
 import json
 import re
 import types
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -18,13 +19,13 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from aftermath.config.document import RunConfig
-from aftermath.config.meaning import Means
-from aftermath.config.tables import BareVariant, Choice, Table
+from aftermath.config.tables import BareVariant, Choice, Means, Table
 
 _TYPES = {int: "whole number", float: "number", str: "text", bool: "true or false"}
 _RUN_CONFIG = ("run", "config")
 _NEAREST = 5
 _LEAST_PART = 3  # minimum letters of a word that may match a part of a key
+COLUMNS = 120
 
 
 @dataclass(frozen=True)
@@ -214,3 +215,77 @@ def written(value: Any) -> str:
     if isinstance(value, Mapping):
         return "{ " + ", ".join(f"{name} = {written(one)}" for name, one in value.items()) + " }"
     return "[" + ", ".join(map(written, value)) + "]"
+
+
+def json_schema() -> dict[str, Any]:
+    """Return the JSON Schema, draft 7, which TOML editors support.
+
+    It has no $id, because config files refer to it by path. It has only the limits of single keys;
+    `config validate` also checks the rules between keys.
+    """
+    held = RunConfig.model_json_schema()
+    return (
+        {"$schema": "http://json-schema.org/draft-07/schema#"}
+        | held
+        | {"title": "Config of an aftermath run"}
+    )
+
+
+def config_text(config: RunConfig, about: Sequence[str]) -> str:
+    """Return a config as TOML text with a one-line comment for every key.
+
+    Keys with default values are written too. `about`: lines of the comment at its top.
+    """
+    lines = [f"# {line}".rstrip() for line in about]
+    for name in type(config).model_fields:
+        lines += _table(config, (), name)
+    return "\n".join(lines) + "\n"
+
+
+def tables_text(tables: dict[str, dict[str, Any]], about: Sequence[str]) -> str:
+    """Return the text of a file of plain tables without comments, such as a recipe file."""
+    lines = [f"# {line}" for line in about]
+    for name, values in tables.items():
+        lines += ["", f"[{name}]", *(f"{key} = {written(value)}" for key, value in values.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _table(holder: Table, above: tuple[str, ...], name: str) -> Iterator[str]:
+    """Yield the lines of a table and of its inner tables."""
+    held = getattr(holder, name)
+    path = (*above, name)
+    comment = _comment(path)
+    if isinstance(held, Choice):
+        path = (*path, _chosen(held))
+        held = held.chosen
+    inner = [one for one in type(held).model_fields if _is_table(getattr(held, one))]
+    values = [
+        one
+        for one in type(held).model_fields
+        if getattr(held, one) is not None and one not in inner
+    ]
+    if values or not inner:
+        yield from ("", comment, f"[{'.'.join(path)}]")
+    for one in values:
+        value = getattr(held, one)
+        yield _comment((*path, one))
+        yield f"{one} = {written(_chosen(value) if isinstance(value, Choice) else value)}"
+    for one in inner:
+        yield from _table(held, path, one)
+
+
+def _is_table(value: object) -> bool:
+    """Return whether a value needs a header. A variant without keys is written as its name."""
+    return isinstance(value, Table) and not (
+        isinstance(value, Choice) and not type(value.chosen).model_fields
+    )
+
+
+def _chosen(choice: Choice) -> str:
+    return next(name for name in type(choice).model_fields if getattr(choice, name) is not None)
+
+
+def _comment(path: tuple[str, ...]) -> str:
+    key = find(".".join(path))[0]
+    unit = f" ({key.unit})" if key.unit else ""
+    return f"# {first_sentences(key.text, COLUMNS - 2 - len(unit))}{unit}"

@@ -7,8 +7,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from aftermath.config.meaning import Means, Repository
-from aftermath.config.tables import BareVariant, Choice, Variant
+from aftermath.config.tables import BareVariant, Choice, Means, Repository, Variant
 from aftermath.rules.limits import REVISION_BYTES
 from aftermath.rules.state import CheckpointKind
 

@@ -1,4 +1,4 @@
-"""Base classes of the tables in a config file: plain tables, variants, and choices of one variant.
+"""Base classes of the tables in a config file, and the unit and limits of a key.
 
 Types are strict and unknown keys are errors. Variants have upstream's enum syntax:
 `[model.LLM.checkpoint.Hub]`, `checkpoint = { Hub = { … } }`, or only the name of a variant without
@@ -11,6 +11,7 @@ import inspect
 import struct
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, TypeVar, get_args
 
 from pydantic import (
@@ -24,6 +25,7 @@ from pydantic import (
 from pydantic_core import CoreSchema
 
 from aftermath.base.extensions import BadExtension, extensions
+from aftermath.rules.limits import LOCATION_BYTES, MAX_TIME, REPO_BYTES
 
 U8 = Annotated[int, Field(ge=0, le=2**8 - 1)]
 U16 = Annotated[int, Field(ge=0, le=2**16 - 1)]
@@ -207,3 +209,44 @@ def _as_written(given: dict[str, Any]) -> dict[str, Any]:
 def bits(value: float) -> int:
     """Return the bits of an IEEE double as a u64."""
     return int.from_bytes(struct.pack("<d", value), "little")
+
+
+@dataclass(frozen=True)
+class Means:
+    """A key's unit (may be empty) and its limits beyond those of the type (None: no such limit).
+
+    `config.rules` enforces the limits with the program's own sentences. A test compares both.
+    """
+
+    unit: str = ""
+    least: float | None = None
+    most: float | None = None
+    above: float | None = None
+    below: float | None = None
+    bytes: int | None = None
+    """Maximum length of a text in bytes."""
+    form: str = ""
+    """The form of a text with a pattern, in words. Errors and pages show it."""
+
+    def __get_pydantic_json_schema__(
+        self, core: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        """Add the limits to the JSON Schema."""
+        document = dict(handler(core))
+        known = {
+            "minimum": self.least,
+            "maximum": self.most,
+            "exclusiveMinimum": self.above,
+            "exclusiveMaximum": self.below,
+            "maxLength": self.bytes,  # no text has more characters than bytes
+            "unit": self.unit or None,  # `Table` moves it into the description
+        }
+        return document | {name: value for name, value in known.items() if value is not None}
+
+
+Seconds = Annotated[U64, Means("seconds", most=MAX_TIME)]
+SomeSeconds = Annotated[U64, Means("seconds", least=1, most=MAX_TIME)]
+Location = Annotated[str, Means(bytes=LOCATION_BYTES)]
+"""A data location: a path, an address or a bucket."""
+Repository = Annotated[str, Means(bytes=REPO_BYTES)]
+"""The repository name or the path of a checkpoint."""

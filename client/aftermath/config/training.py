@@ -9,8 +9,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import AfterValidator, Field, create_model
 from pydantic_core import PydanticKnownError
 
-from aftermath.config.meaning import Means
-from aftermath.config.tables import U16, U32, C, Choice, Table, Variant, bits, extended
+from aftermath.config.tables import U16, U32, C, Choice, Means, Table, Variant, bits, extended
 from aftermath.rules.optimizer import Optimizer, OptimizerSetting
 from aftermath.rules.optimizers import configurable
 from aftermath.rules.state import ScheduleKind

@@ -1,16 +1,30 @@
-"""The interfaces that a member is written against: a clock, and the coordinator of its run.
+"""The interfaces that a member is written against: a clock, the coordinator of its run, its views.
 
-The third one, to its peers, is `p2p.transport.Transport`. Modules of `member/` read no wall clock,
+The interface to its peers is `p2p.transport.Transport`. Modules of `member/` read no wall clock,
 open no socket and draw no hidden randomness: all of it comes through these interfaces.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
-from aftermath.coordinator.view import View
-from aftermath.rules.run import Attestation, Round, RoundId
+from aftermath.rules.members import Members
+from aftermath.rules.model import Model
+from aftermath.rules.run import Attestation, Round, RoundId, Run
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A run, its members and its model at one moment.
+
+    No decision mixes newer members with an older run.
+    """
+
+    run: Run
+    members: Members
+    model: Model
 
 
 class Clock(Protocol):

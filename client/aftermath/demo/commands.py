@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from aftermath.cli.variables import child_environment
-from aftermath.config.recipe import recipe_of
+from aftermath.cli.main import child_environment
+from aftermath.config.recipe_file import recipe_of
 from aftermath.testnet.chain import SOLANA, LocalNetwork, launch_chain
 from aftermath.testnet.files import SHIPPED
 from aftermath.testnet.processes import Process, ProcessError, at_once, call

@@ -1,16 +1,23 @@
 """A run's progress and a member's current phase, in a few words: "step 40 of 120, 2 min left".
 
 Everything comes from the chain, so all members show the same. The pace is that of the last steps,
-including the pauses between epochs, because they recur.
+including the pauses between epochs, because they recur. `holder_wait` says for whom a run waits.
 """
 
 from __future__ import annotations
 
+import shlex
 from collections import deque
 
 import msgspec
 
+from aftermath.base.text import counted
 from aftermath.events import event_types
+from aftermath.rules.contents import unsaved_steps
+from aftermath.rules.deadlines import waits_a_day, waits_for_holder
+from aftermath.rules.members import Members
+from aftermath.rules.model import Model
+from aftermath.rules.run import Run, steps_before
 from aftermath.rules.state import RunState
 
 _WINDOW = 100  # steps from which the pace is computed
@@ -120,3 +127,34 @@ def in_words(state: RunState) -> str:
     """Return a run's state as it follows "the run is"."""
     words = state_words(state.name)
     return f"in {words}" if state in (RunState.WARMUP, RunState.COOLDOWN) else words
+
+
+def holder_wait(run: Run, members: Members, model: Model, *, has_commands: bool) -> str | None:
+    """Return for which absent members the run waits, or None if it waits for no holder.
+
+    `has_commands`: whether the owner can end the wait with commands.
+    """
+    step = steps_before(model.checkpoint_step)
+    saved = step > 0 and not unsaved_steps(run, model)
+    if waits_for_holder(run, members, model):
+        holder = (
+            "a member that finished the last epoch, because no recorded checkpoint has its steps"
+        )
+    elif waits_a_day(run, members, model):
+        known = "trained before" if saved else "has the model"
+        holder = f"a member that {known} (after 24 hours, any member)"
+    else:
+        return None
+    if not has_commands:
+        return holder
+    run_id = shlex.quote(run.run_id)
+    how = (
+        f"to begin at once from the checkpoint, which has all {counted(step, 'step')}"
+        if saved
+        else "to continue from the checkpoint instead"
+    )
+    return (
+        f"{holder}; {how}, the owner runs aftermath-solana set-paused "
+        f"--run-id {run_id} pause, then aftermath-solana rewind --run-id {run_id} --to-step {step}, then "
+        f"aftermath-solana set-paused --run-id {run_id} resume"
+    )

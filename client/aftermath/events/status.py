@@ -12,16 +12,15 @@ from dataclasses import dataclass
 from solders.pubkey import Pubkey
 
 from aftermath.base.text import counted
-from aftermath.events.holder_wait import holder_wait
 from aftermath.events.printable import printable
-from aftermath.events.progress import in_words, span
+from aftermath.events.progress import holder_wait, in_words, span
 from aftermath.rules import bitmap, committee
+from aftermath.rules.contents import unsaved_steps
 from aftermath.rules.deadlines import next_deadline
 from aftermath.rules.members import Members, Seat
 from aftermath.rules.model import Model
 from aftermath.rules.run import STORED_ROUNDS, Run, steps_before
 from aftermath.rules.state import CheckpointKind, ExitReason, MemberState, RunState
-from aftermath.rules.unsaved import unsaved_steps
 
 _LEAST = 3  # minimum steps of an epoch to measure its pace
 _OVERDUE = 15  # seconds after a deadline without a tick until a warning

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import msgspec
 from rich.console import Console
@@ -61,82 +63,26 @@ class Sentences:
         """Return an event's sentence, or None for events that only logs need."""
         self._progress.take(event)
         sentence = _SENTENCES.get(type(event))
-        if self._is_repeated_sign_up(event):
+        if self._is_repeated_sign_up(event) or sentence is None:
             return None
-        if sentence is None or (
-            isinstance(event, event_types.RoundStarted) and event.height
-        ):  # each has its own lines
-            return None
+        if isinstance(event, event_types.RoundStarted) and event.height:
+            return None  # each has its own lines
+        if isinstance(event, event_types.Applied) and not event.results:
+            return f"round {event.height} did not count: too few results were confirmed in time"
         values = msgspec.structs.asdict(event)
         fields = {
             name: escape(printable(v, keep="\n")) if isinstance(v, str) else v
             for name, v in values.items()
         }
-        if isinstance(event, event_types.ShareTrained) and event.loss is None:
-            fields["loss"] = math.nan
-        elif isinstance(event, event_types.StateChanged):
-            fields |= {
-                "state": escape(state_words(printable(event.state))),
-                "progress": self._progress.words(),
-            }
+        if isinstance(event, event_types.StateChanged | event_types.RoundStarted):
+            fields["progress"] = self._progress.words()
+        if isinstance(event, event_types.StateChanged):
+            fields["state"] = escape(state_words(printable(event.state)))
             fields["last"] = " (the last)" if event.last else ""
             if event.state == "FINISHED":
                 return f"{fields['state']}; {fields['progress']}"
-        elif isinstance(event, event_types.Waiting):
-            running = f"epoch {event.epoch - 1}" if event.epoch else "the epoch"
-            fields["waits"] = (
-                f"waiting for epoch {event.epoch}; {running} has begun without this member"
-            )
-            if event.ends_in is not None:
-                fields["waits"] = (
-                    f"waiting for epoch {event.epoch}; {running} makes no more steps and ends in {span(event.ends_in)} "
-                    "at the latest"
-                )
-            if event.leaves:
-                fields["waits"] = (
-                    f"this member leaves: {running} is the last and began without it (the owner adds steps with reopen)"
-                )
-        elif isinstance(event, event_types.RoundStarted):
-            fields["progress"] = self._progress.words()
-        elif isinstance(event, event_types.Applied):
-            fields["results"] = counted(event.results, "result")
-            if not event.results:
-                return f"round {event.height} did not count: too few results were confirmed in time"
-        elif isinstance(event, event_types.ModelReady):
-            if event.checkpoint_step not in (None, event.step):
-                fields["source"] = f"{fields['source']} of step {event.checkpoint_step:,}"
-        elif isinstance(event, event_types.Kernels):
-            fields["by"] = (
-                "compiled CPU kernels"
-                if event.missing is None
-                else f"PyTorch kernels: {fields['missing']}"
-            )
-        elif isinstance(event, event_types.Dropped):
-            seats = ", ".join(map(str, event.seats))
-            several = len(event.seats) > 1
-            fields["members"] = f"the member{'s' * several} in seat{'s' * several} {seats}"
-            fields["are"] = "are" if several else "is"
-        elif isinstance(event, event_types.Kicked):
-            fields["kicked"] = "barred" if event.barred else "removed"
-        elif isinstance(event, event_types.SpeedMeasured):
-            # A machine of unknown speed also declares the minimum weight, so do not show a speed.
-            least = event.weight <= 1
-            fields["trains"] = (
-                f"{'declares' if least else 'trains about'} {counted(event.weight, 'sequence')}"
-            )
-        elif isinstance(event, event_types.Warning | event_types.Error):
-            # a fix has its own line
-            fields["message"] = fields["message"].replace("\n", "\n    ")
-        elif isinstance(event, event_types.Leaving):
-            fields["how"] = ", saving the model first" if event.saves else ""
-        elif isinstance(event, event_types.Stopped):
-            use = "start the same command again and the run continues from it"
-            fields["use"] = (
-                use if event.continues else "this is only a copy; the run does not continue from it"
-            )
-        elif isinstance(event, event_types.RunFinished):
-            fields["steps"] = counted(event.step, "step")
-            fields["model"] = _model_of(event, fields["checkpoint"])
+        elif (own_fields := _OWN_FIELDS.get(type(event))) is not None:
+            fields |= own_fields(event, fields)
         return sentence.format_map(fields)
 
     def _is_repeated_sign_up(self, event: event_types.Event) -> bool:
@@ -150,6 +96,85 @@ class Sentences:
         if begins or isinstance(event, event_types.Kicked):
             self._signed_up = None
         return False
+
+
+Fields = Mapping[str, Any]
+"""The values of an event's fields by name, with text escaped for rich."""
+
+
+def _waiting_fields(event: event_types.Waiting, _: Fields) -> Fields:
+    running = f"epoch {event.epoch - 1}" if event.epoch else "the epoch"
+    if event.leaves:
+        waits = f"this member leaves: {running} is the last and began without it (the owner adds steps with reopen)"
+    elif event.ends_in is not None:
+        waits = (
+            f"waiting for epoch {event.epoch}; {running} makes no more steps and ends in {span(event.ends_in)} "
+            "at the latest"
+        )
+    else:
+        waits = f"waiting for epoch {event.epoch}; {running} has begun without this member"
+    return {"waits": waits}
+
+
+def _model_ready_fields(event: event_types.ModelReady, fields: Fields) -> Fields:
+    if event.checkpoint_step in (None, event.step):
+        return {}
+    return {"source": f"{fields['source']} of step {event.checkpoint_step:,}"}
+
+
+def _kernels_fields(event: event_types.Kernels, fields: Fields) -> Fields:
+    compiled = event.missing is None
+    return {"by": "compiled CPU kernels" if compiled else f"PyTorch kernels: {fields['missing']}"}
+
+
+def _dropped_fields(event: event_types.Dropped, _: Fields) -> Fields:
+    seats = ", ".join(map(str, event.seats))
+    several = len(event.seats) > 1
+    return {
+        "members": f"the member{'s' * several} in seat{'s' * several} {seats}",
+        "are": "are" if several else "is",
+    }
+
+
+def _speed_fields(event: event_types.SpeedMeasured, _: Fields) -> Fields:
+    # A machine of unknown speed also declares the minimum weight, so do not show a speed.
+    least = event.weight <= 1
+    return {
+        "trains": f"{'declares' if least else 'trains about'} {counted(event.weight, 'sequence')}"
+    }
+
+
+def _stopped_fields(event: event_types.Stopped, _: Fields) -> Fields:
+    if event.continues:
+        return {"use": "start the same command again and the run continues from it"}
+    return {"use": "this is only a copy; the run does not continue from it"}
+
+
+def _message_fields(_: event_types.Event, fields: Fields) -> Fields:
+    return {"message": fields["message"].replace("\n", "\n    ")}  # a fix has its own line
+
+
+_OWN_FIELDS: Mapping[type[event_types.Event], Callable[[Any, Fields], Fields]] = {
+    event_types.Waiting: _waiting_fields,
+    event_types.ModelReady: _model_ready_fields,
+    event_types.Kernels: _kernels_fields,
+    event_types.Dropped: _dropped_fields,
+    event_types.SpeedMeasured: _speed_fields,
+    event_types.Stopped: _stopped_fields,
+    event_types.Warning: _message_fields,
+    event_types.Error: _message_fields,
+    event_types.ShareTrained: lambda event, _: {"loss": math.nan} if event.loss is None else {},
+    event_types.Applied: lambda event, _: {"results": counted(event.results, "result")},
+    event_types.Kicked: lambda event, _: {"kicked": "barred" if event.barred else "removed"},
+    event_types.Leaving: lambda event, _: {
+        "how": ", saving the model first" if event.saves else ""
+    },
+    event_types.RunFinished: lambda event, fields: {
+        "steps": counted(event.step, "step"),
+        "model": _model_of(event, fields["checkpoint"]),
+    },
+}
+"""Fields of sentences that an event does not have itself, or not in this form."""
 
 
 def _model_of(event: event_types.RunFinished, place: object) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from aftermath.localnet.config import LocalnetConfig, LocalnetEngine, Network
 from aftermath.localnet.errors import LedgerError, LocalnetError
 from aftermath.localnet.server import EmbeddedEngine, RunningLocalnet, run_localnet, serve
-from aftermath.localnet.timing import RealTime, TimeSource, VirtualTime
+from aftermath.localnet.slots import RealTime, TimeSource, VirtualTime
 from aftermath.localnet.validator import ValidatorEngine, validator_binary
 
 __all__ = [

@@ -19,11 +19,9 @@ from solders.signature import Signature
 from solders.transaction import VersionedTransaction
 
 from aftermath.localnet.fees import RecentFees
-from aftermath.localnet.history import History, keys_of
-from aftermath.localnet.records import Chain, Landed
+from aftermath.localnet.records import Chain, History, Landed, keys_of
 from aftermath.localnet.runtime import AccountState, ExecutionOutcome, Runtime
-from aftermath.localnet.slots import MAX_PROCESSING_AGE, SLOTS_PER_EPOCH, Slots
-from aftermath.localnet.timing import TimeSource
+from aftermath.localnet.slots import MAX_PROCESSING_AGE, SLOTS_PER_EPOCH, Slots, TimeSource
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import Protocol
 from solders.pubkey import Pubkey
 
 from aftermath.localnet.errors import LocalnetError
-from aftermath.localnet.timing import RealTime, TimeSource
+from aftermath.localnet.slots import RealTime, TimeSource
 
 MAX_PORT = 65535
 

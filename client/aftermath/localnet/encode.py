@@ -24,7 +24,7 @@ from aftermath.localnet.errors import (
     JsonRpcError,
     invalid_params,
 )
-from aftermath.localnet.params import ConfigObject
+from aftermath.localnet.json_rpc import ConfigObject
 from aftermath.localnet.records import Landed
 
 ACCOUNT_ENCODINGS = ("binary", "base58", "base64", "base64+zstd", "jsonParsed")

@@ -19,19 +19,17 @@ from solders.keypair import Keypair
 from solders.pubkey import Pubkey
 
 from aftermath.localnet.bank import Bank
-from aftermath.localnet.history import History
 from aftermath.localnet.ledger import MARK_SLOTS, Ledger, Recovered
-from aftermath.localnet.loader import (
+from aftermath.localnet.preloaded_programs import (
     elf_of,
     is_upgradeable,
     preloaded,
     program_data_address,
     read_program,
 )
-from aftermath.localnet.records import Era
+from aftermath.localnet.records import Era, History
 from aftermath.localnet.runtime import SYSTEM_ID, minimum_balance
-from aftermath.localnet.slots import Slots, time_of
-from aftermath.localnet.timing import TimeSource
+from aftermath.localnet.slots import Slots, TimeSource, time_of
 
 log = logging.getLogger(__name__)
 

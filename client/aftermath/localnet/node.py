@@ -20,8 +20,8 @@ from aftermath.localnet.commit import Committer
 from aftermath.localnet.config import LocalnetConfig
 from aftermath.localnet.errors import NODE_UNHEALTHY, JsonRpcError, LedgerError, LocalnetError
 from aftermath.localnet.genesis import faucet_of, open_chain
+from aftermath.localnet.json_rpc import Handler, Rpc
 from aftermath.localnet.read_methods import ReadMethods
-from aftermath.localnet.rpc import Handler, Rpc
 from aftermath.localnet.runtime import SYSTEM_ID, AccountState
 from aftermath.localnet.subscriptions import Subscriptions
 from aftermath.localnet.transaction_methods import TransactionMethods

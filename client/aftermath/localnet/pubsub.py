@@ -18,7 +18,7 @@ from aftermath.localnet.errors import (
     PARSE_ERROR,
     JsonRpcError,
 )
-from aftermath.localnet.rpc import check_call, failure
+from aftermath.localnet.json_rpc import check_call, failure
 from aftermath.localnet.subscriptions import Outbox, Subscriptions
 
 log = logging.getLogger(__name__)

@@ -23,7 +23,7 @@ from aftermath.localnet.errors import (
     invalid_params,
 )
 from aftermath.localnet.fees import fee_of
-from aftermath.localnet.params import ConfigObject, Params, decoded, parse_filters, signature
+from aftermath.localnet.json_rpc import ConfigObject, Params, decoded, parse_filters, signature
 from aftermath.localnet.records import Landed
 from aftermath.localnet.runtime import minimum_balance
 from aftermath.localnet.slots import SLOTS_PER_EPOCH

@@ -26,7 +26,7 @@ from solders.transaction_metadata import FailedTransactionMetadata, TransactionM
 
 from aftermath.localnet.errors import INTERNAL_ERROR, JsonRpcError
 from aftermath.localnet.fees import Fee, fee_of
-from aftermath.localnet.loader import elf_of, program_data_of
+from aftermath.localnet.preloaded_programs import elf_of, program_data_of
 
 LOOKUP_PROGRAM_ID = Pubkey.from_string("AddressLookupTab1e1111111111111111111111111")
 

@@ -21,7 +21,7 @@ from aftermath.localnet.errors import LocalnetError
 from aftermath.localnet.free_ports import free_ports
 from aftermath.localnet.node import EmbeddedNode
 from aftermath.localnet.pubsub import SubscriberConnection
-from aftermath.localnet.timing import TimeSource
+from aftermath.localnet.slots import TimeSource
 
 log = logging.getLogger(__name__)
 

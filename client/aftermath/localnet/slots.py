@@ -1,15 +1,21 @@
-"""Slots, blockhashes and block times of the embedded network.
+"""The time source of a local network, and its slots, blockhashes and block times.
 
-One slot lasts `slot_ms`, idle or not, and block height equals the slot. The hash of slot s is
-SHA-256(genesis hash || s): idle slots take no space, and recent blockhashes stay valid across a
-restart. Neither slots nor chain time run backwards when the machine's clock is set back.
+One slot lasts `slot_ms`, idle or not, and block height equals the slot. The slot depends only on
+the time source. The hash of slot s is SHA-256(genesis hash || s): idle slots take no space, and
+recent blockhashes stay valid across a restart. Neither slots nor chain time run backwards.
 """
 
 from __future__ import annotations
 
+import asyncio
 import bisect
 import hashlib
+import heapq
+import itertools
 import struct
+import time
+from collections.abc import Callable
+from typing import Protocol
 
 from solders.hash import Hash
 
@@ -20,6 +26,55 @@ MAX_PROCESSING_AGE = 150
 MAX_SLOT_HASHES = 512
 SLOTS_PER_EPOCH = 432_000
 SLOT_HASHES_BYTES = 8 + MAX_SLOT_HASHES * 40
+
+
+class TimeSource(Protocol):
+    def now(self) -> float:
+        """Unix time in seconds; never decreases."""
+
+    async def sleep(self, seconds: float) -> None:
+        """Return once `now()` has advanced by at least `seconds`."""
+
+
+class RealTime:
+    """The monotonic clock from the wall clock at the start, which is read once."""
+
+    def __init__(self, wall: Callable[[], float] = time.time) -> None:
+        # Later changes of the wall clock do not affect a running network.
+        self._origin = wall() - time.monotonic()
+
+    def now(self) -> float:
+        return self._origin + time.monotonic()
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+
+class VirtualTime:
+    """Time that moves with `advance` only. Sleepers wake in the order of their deadlines."""
+
+    def __init__(self, start: float = 1_700_000_000.0) -> None:
+        self._now = start
+        self._order = itertools.count()
+        self._sleepers: list[tuple[float, int, asyncio.Future[None]]] = []
+
+    def now(self) -> float:
+        return self._now
+
+    async def sleep(self, seconds: float) -> None:
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._sleepers, (self._now + seconds, next(self._order), waiter))
+        await waiter
+
+    def advance(self, seconds: float) -> None:
+        """Move time forward by `seconds` (at least 0) and wake every sleeper that is due."""
+        if seconds < 0:
+            raise ValueError(f"time cannot go back by {-seconds} s")
+        self._now += seconds
+        while self._sleepers and self._sleepers[0][0] <= self._now:
+            waiter = heapq.heappop(self._sleepers)[2]
+            if not waiter.done():
+                waiter.set_result(None)
 
 
 class Slots:

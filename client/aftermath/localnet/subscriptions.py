@@ -20,7 +20,7 @@ from solders.sysvar import CLOCK, SLOT_HASHES
 from aftermath.localnet.bank import Bank, Executed
 from aftermath.localnet.encode import AccountView
 from aftermath.localnet.errors import JsonRpcError, invalid_params
-from aftermath.localnet.params import Filter, Params, parse_filters, pubkey, signature
+from aftermath.localnet.json_rpc import Filter, Params, parse_filters, pubkey, signature
 from aftermath.localnet.runtime import SYSTEM_ID
 
 _encode = msgspec.json.Encoder().encode

@@ -27,7 +27,7 @@ from aftermath.localnet.errors import (
     invalid_params,
     sentence,
 )
-from aftermath.localnet.params import ConfigObject, Params, decoded, pubkey
+from aftermath.localnet.json_rpc import ConfigObject, Params, decoded, pubkey
 from aftermath.localnet.read_methods import ReadMethods
 from aftermath.localnet.runtime import ExecutionOutcome
 

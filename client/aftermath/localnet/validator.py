@@ -24,8 +24,8 @@ from aftermath.base.files import cache_directory
 from aftermath.localnet.config import LocalnetConfig
 from aftermath.localnet.errors import LocalnetError
 from aftermath.localnet.free_ports import free_ports, is_free
-from aftermath.localnet.loader import read_program
-from aftermath.localnet.timing import RealTime
+from aftermath.localnet.preloaded_programs import read_program
+from aftermath.localnet.slots import RealTime
 
 NAME = "solana-test-validator"
 VARIABLE = "AFTERMATH_VALIDATOR"

@@ -13,7 +13,7 @@ from aftermath.member.checkpoint_writer import CheckpointWriter
 from aftermath.member.ports import Ports, Role
 from aftermath.member.private import PrivateState
 from aftermath.member.retry import Duty
-from aftermath.member.traffic import report_traffic
+from aftermath.member.status_events import report_traffic
 from aftermath.replica.modelshare import ModelShare, snapshot
 from aftermath.replica.replica import Replica
 from aftermath.rules.committee import levels_to_attest

@@ -18,9 +18,9 @@ from aftermath.member.retry import Duty
 from aftermath.rules.announcements import Commitment, decode_announcement
 from aftermath.rules.bitmap import MAX_MEMBERS
 from aftermath.rules.consensus import Fingerprint, unpack_fingerprints
+from aftermath.rules.deadlines import TICK_STEP, tick_order
 from aftermath.rules.run import Attestation
 from aftermath.rules.state import MemberState
-from aftermath.rules.tick_turns import TICK_STEP, tick_order
 
 MOST = MAX_MEMBERS
 """Maximum number of pairs: one for every member that a run can have."""

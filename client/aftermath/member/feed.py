@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from aftermath.coordinator.ports import Coordinator
-from aftermath.coordinator.view import View
+from aftermath.coordinator.ports import Coordinator, View
 from aftermath.rules.members import Members
 from aftermath.rules.model import Model
 from aftermath.rules.run import Run

@@ -15,7 +15,7 @@ from aftermath.events import event_types
 from aftermath.member.ports import Ports, Role
 from aftermath.member.readiness import Readiness
 from aftermath.member.results import Results
-from aftermath.p2p.log_limits import LogLimits
+from aftermath.p2p.limits import LogLimits
 from aftermath.p2p.transport import Announcement, TransportError, short
 from aftermath.rules import bitmap
 from aftermath.rules.announcements import Commitment, Ready, decode_announcement

@@ -13,8 +13,7 @@ from collections.abc import Callable
 from aftermath.base.concurrency import cancel, first_of
 from aftermath.base.errors import AftermathError
 from aftermath.coordinator.errors import Refused, Unavailable
-from aftermath.coordinator.ports import Coordinator
-from aftermath.coordinator.view import View
+from aftermath.coordinator.ports import Coordinator, View
 from aftermath.data.source import Source
 from aftermath.events import event_types
 from aftermath.member.checkpoint_writer import Archive, CheckpointWriter
@@ -30,13 +29,11 @@ from aftermath.member.readiness import Readiness, announce_ready, whole_from_pee
 from aftermath.member.results import Results
 from aftermath.member.reveal import Reveals
 from aftermath.member.rounds.collect import LINGER
-from aftermath.member.rounds.divergence import Divergence
-from aftermath.member.rounds.epoch import CarriedOver, EpochStart
+from aftermath.member.rounds.epoch import CarriedOver, Divergence, EpochStart
 from aftermath.member.rounds.rounds import Rounds
-from aftermath.member.run_changes import require_unchanged
 from aftermath.member.signed_results import SignedResults
 from aftermath.member.stake import ModelLost, Stake, find_loss
-from aftermath.member.status_events import StatusEvents
+from aftermath.member.status_events import StatusEvents, require_unchanged
 from aftermath.member.ticker import Ticker
 from aftermath.member.unfinished import LastMember, UnsavedWork
 from aftermath.member.warmup import NoModel, WarmUp

@@ -10,7 +10,7 @@ import math
 
 from aftermath.base.concurrency import Worker, first_of
 from aftermath.base.text import counted
-from aftermath.coordinator.view import View
+from aftermath.coordinator.ports import View
 from aftermath.events import event_types
 from aftermath.member.ports import Ports, Role
 from aftermath.member.rounds.throughput import WHAT_HELPS

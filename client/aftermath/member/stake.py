@@ -8,10 +8,10 @@ from pathlib import Path
 
 from aftermath.base.errors import AftermathError
 from aftermath.base.text import counted
-from aftermath.coordinator.view import View
+from aftermath.coordinator.ports import View
 from aftermath.model.saved_checkpoints import stem_of_run, step_directory
+from aftermath.rules.contents import claimed_by_no_other, unsaved_steps
 from aftermath.rules.run import Run
-from aftermath.rules.unsaved import claimed_by_no_other, unsaved_steps
 
 SAVE_SECONDS = 60.0
 """Seconds that a stopped member has for the last results and the file.

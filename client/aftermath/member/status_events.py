@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from aftermath.base.errors import AftermathError
 from aftermath.base.text import counted
-from aftermath.coordinator.view import View
+from aftermath.coordinator.ports import View
 from aftermath.events import event_types
-from aftermath.events.holder_wait import holder_wait
+from aftermath.events.progress import holder_wait
 from aftermath.events.status import lost_with_members
 from aftermath.events.stream import Events
+from aftermath.member.ports import Ports
 from aftermath.model.saved_checkpoints import (
     saved_steps,
     stem_of_run,
@@ -17,16 +19,23 @@ from aftermath.model.saved_checkpoints import (
     step_of,
 )
 from aftermath.rules import contents
-from aftermath.rules.last_epoch import is_last_epoch
+from aftermath.rules.contents import never_saved
 from aftermath.rules.model import Model
 from aftermath.rules.run import Run, steps_before
 from aftermath.rules.state import CheckpointKind, ModelSource, RunState
-from aftermath.rules.unsaved import never_saved
 
 _HALTED = {
     RunState.UNINITIALIZED: "the run has not begun; this member joins when its owner runs set-paused resume",
     RunState.PAUSED: "the run is paused; this member joins when its owner runs set-paused resume",
 }
+_READ_ONCE = {
+    "architecture": "architecture",
+    "schema_hash": "model or optimizer",
+    "data_type": "data_type",
+    "data_location": "data_location",
+    "max_seq_len": "max_seq_len",
+}
+"""Fields of `Model` that a member reads once, and their names for people."""
 
 
 class StatusEvents:
@@ -207,3 +216,58 @@ def _own_copy(directory: Path | None, run: Run, step: int | None) -> Path | None
     stem = stem_of_run(directory, run.run_id, run.identity)
     copy = step_directory(directory, stem, step).absolute()
     return copy if copy.is_dir() else None
+
+
+def report_traffic(ports: Ports) -> None:
+    """Emit one event with the bytes sent and received so far, and the coordinator's costs."""
+    stats = ports.transport.stats()
+    ports.events.emit(
+        event_types.Traffic(
+            sent=sum(stats.sent.values()),
+            received=sum(stats.received.values()),
+            sent_by_kind={str(kind): sent for kind, sent in stats.sent.items()},
+            peers=len(ports.transport.reachable()),
+            costs=dict(ports.coordinator.costs()),
+        )
+    )
+
+
+class RunChanged(AftermathError):
+    """The owner changed what a run trains while this member was connected.
+
+    A member reads the schedule and the rules again at each epoch. It opens the data and builds the
+    model once, when it starts.
+    """
+
+    code = "run-changed"
+
+
+def require_unchanged(first: Model, now: Model) -> None:
+    """Raise RunChanged if a member that started with `first` cannot train `now`."""
+    changed = [
+        name for field, name in _READ_ONCE.items() if getattr(first, field) != getattr(now, field)
+    ]
+    if changed:
+        raise RunChanged(
+            f"the run's owner changed its {', '.join(changed)} while this member was connected",
+            "Restart train with the same options to read the new values",
+        )
+
+
+def is_last_epoch(run: Run) -> bool:
+    """Return whether the run ends with the running epoch if each of its rounds makes a step.
+
+    False if the epoch's length is a time, since the number of its rounds is unknown.
+    """
+    rounds = run.config.rounds_per_epoch
+    missing = run.config.total_steps - run.trained_steps
+    if run.state is RunState.WARMUP:
+        return 0 < missing <= rounds
+    if run.state is RunState.COOLDOWN:
+        return missing <= 0
+    # With overlap, the step of the round before this one is not counted yet.
+    return (
+        run.state.training
+        and missing <= rounds - run.current.height + run.config.overlap
+        and rounds > 0
+    )

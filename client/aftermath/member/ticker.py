@@ -11,11 +11,10 @@ from aftermath.coordinator.errors import Refused, Unavailable
 from aftermath.coordinator.ports import Clock, Coordinator
 from aftermath.member.feed import RunFeed
 from aftermath.member.stall_detector import StallDetector
-from aftermath.rules.deadlines import next_deadline
+from aftermath.rules.deadlines import next_deadline, tick_delay, tick_order
 from aftermath.rules.members import Members
 from aftermath.rules.run import Run
 from aftermath.rules.state import RunState
-from aftermath.rules.tick_turns import tick_delay, tick_order
 
 _LOOK_AGAIN = 1.0  # seconds between checks of a deadline that passed without effect
 _ALLOWANCES = 3  # extensions per state; without a limit, a slow node could stall the run forever

@@ -20,7 +20,7 @@ from aftermath.base.files import replacing
 from aftermath.base.rate_limit import Backoff
 from aftermath.base.text import counted
 from aftermath.coordinator.errors import Unavailable
-from aftermath.coordinator.view import View
+from aftermath.coordinator.ports import View
 from aftermath.events import event_types
 from aftermath.member.checkpoint_writer import CheckpointWriter
 from aftermath.member.ports import Desync, Ports, Role, Workers
@@ -29,12 +29,12 @@ from aftermath.member.stake import SAVE_SECONDS, Stake, levels_named
 from aftermath.model.saved_checkpoints import stem_of_run
 from aftermath.replica.origin import Origin
 from aftermath.replica.replica import Replica
+from aftermath.rules.contents import sole_levels, unsaved_steps
 from aftermath.rules.deadlines import rounds_end
 from aftermath.rules.members import Members
 from aftermath.rules.model import Checkpoint, Model
 from aftermath.rules.run import Run, steps_before
 from aftermath.rules.state import CheckpointKind, MemberState, RunState
-from aftermath.rules.unsaved import sole_levels, unsaved_steps
 
 _FIRST_RETRY = 1.0
 _LONGEST_RETRY = 15.0  # seconds

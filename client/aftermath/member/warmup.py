@@ -18,7 +18,7 @@ from torch import Tensor
 from aftermath.base.allowed_places import advice_to_member
 from aftermath.base.concurrency import first_of
 from aftermath.base.rate_limit import Backoff
-from aftermath.coordinator.view import View
+from aftermath.coordinator.ports import View
 from aftermath.events import event_types
 from aftermath.member.ports import Desync, Ports, Role, Workers
 from aftermath.model.config import ModelConfigError

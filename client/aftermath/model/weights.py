@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -166,12 +166,8 @@ def read_weights(
     joined = {name: torch.empty(shape) for name, shape in joined_shapes.items()}
     read_pieces: set[str] = set()
     skipped: set[str] = set()  # in the files, but not in the tier
-    for path in files:
-        check_readable(path)
     listed_shapes = {listed: stored_shapes[name] for listed, name in names.items()}
-    scales = read_scales(files, listed_shapes, form.block) if form.block else {}
-    known_names = FileNames(names.keys() | pieces.keys(), config.base_prefix, config.ignored_names)
-    parts = _Parts(form, scales, known_names)
+    parts = _open_parts(files, config, form, listed_shapes=listed_shapes, pieces=pieces.keys())
     for path in files:
         try:
             with safe_open(path, framework="pt") as file:
@@ -195,12 +191,7 @@ def read_weights(
         except (SafetensorError, OSError) as error:
             raise damaged(path, error) from None
     directory = files[0].parent
-    if parts.foreign:
-        log.warning(
-            "%s: skipped %s of multi-token prediction layers",
-            directory,
-            counted(parts.foreign, "tensor"),
-        )
+    parts.warn_about_foreign(directory)
     if double := sorted(params.keys() & {pieces[listed].name for listed in read_pieces}):
         raise CheckpointError(
             f"{directory} holds {double[0]} both whole and in pieces", "Remove one of the two"
@@ -279,6 +270,15 @@ class _Parts:
                 )
         return known
 
+    def warn_about_foreign(self, directory: Path) -> None:
+        """Log how many tensors were skipped because they are not part of the model."""
+        if self.foreign:
+            log.warning(
+                "%s: skipped %s of multi-token prediction layers",
+                directory,
+                counted(self.foreign, "tensor"),
+            )
+
     def read(
         self, file: Any, name: str, there: tuple[int, ...], wanted: tuple[int, ...], path: Path
     ) -> Tensor:
@@ -314,3 +314,22 @@ class _Parts:
                 f"{path}: {name} has a value that is not finite", "Use another checkpoint"
             )
         return tensor
+
+
+def _open_parts(
+    files: Sequence[Path],
+    config: ModelConfig,
+    form: Form,
+    *,
+    listed_shapes: Mapping[str, tuple[int, ...]],
+    pieces: Set[str],
+) -> _Parts:
+    """Return the reader of the files' tensors. Raises CheckpointError if a file is unreadable.
+
+    `listed_shapes`: shapes of whole tensors by their names in files. `pieces`: names of the others.
+    """
+    for path in files:
+        check_readable(path)
+    scales = read_scales(files, listed_shapes, form.block) if form.block else {}
+    names = FileNames(listed_shapes.keys() | pieces, config.base_prefix, config.ignored_names)
+    return _Parts(form, scales, names)

@@ -24,7 +24,7 @@ from aftermath.optim.moments import (
 from aftermath.optim.muon import Muon, MuonSettings
 from aftermath.optim.state_merkle import BlockSpan, block_of, digests_of
 from aftermath.rules.optimizer import Optimizer
-from aftermath.rules.single_optimizers import AdamWAlone
+from aftermath.rules.optimizers import AdamWAlone
 
 BETAS = (0.9, 0.95)
 EPSILON = 1e-8

@@ -14,7 +14,7 @@ from aftermath.base.errors import AftermathError, ConfigError
 from aftermath.config.document import RunConfig
 from aftermath.config.errors import Mistake
 from aftermath.config.read import location_of
-from aftermath.config.recipe import made_first
+from aftermath.config.recipe_file import made_first
 from aftermath.data.fingerprint import records_hash
 from aftermath.data.source import DataError, Source, WrongTokens
 from aftermath.model.tokenizer_files import TOKENIZER_FILE, same_tokens

@@ -14,7 +14,7 @@ from aftermath.base.text import is_repository
 from aftermath.config.document import RunConfig
 from aftermath.config.errors import Mistake
 from aftermath.config.read import checkpoint_of, schedule_of
-from aftermath.config.recipe import made_first
+from aftermath.config.recipe_file import made_first
 from aftermath.model.architectures import architecture_of, config_of
 from aftermath.model.config import stored_tier
 from aftermath.model.documents import CheckpointError

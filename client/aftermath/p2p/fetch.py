@@ -17,9 +17,9 @@ from aftermath.base.concurrency import cancel
 from aftermath.base.rate_limit import Backoff
 from aftermath.p2p.attempt import LEAST_PROGRESS, STRIPE_FROM, PartialBlob, Pull
 from aftermath.p2p.blobs import PIECE, hash_of
+from aftermath.p2p.limits import LogLimits
 from aftermath.p2p.link import Link
 from aftermath.p2p.links import Links
-from aftermath.p2p.log_limits import LogLimits
 from aftermath.p2p.peer_stats import PeerMeasurements
 from aftermath.p2p.transport import (
     BlobRejected,

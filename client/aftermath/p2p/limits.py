@@ -1,15 +1,17 @@
-"""Quotas and bans: rate limits for one peer and for all peers together."""
+"""Quotas, bans and log limits: bound what one peer and all peers together can cause."""
 
 from __future__ import annotations
 
 import asyncio
 import heapq
+import logging
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
 
 from aftermath.base.rate_limit import TokenBucket
+from aftermath.p2p.transport import escaped, short
 from aftermath.rules.bitmap import MAX_MEMBERS
 
 CONNECTION_RATE = 0.5
@@ -33,6 +35,7 @@ REMEMBERED_PEERS = 2 * MAX_MEMBERS
 """Peers to remember: a run's members and as many former ones."""
 
 Clock = Callable[[], float]
+MOST_LOGGED = 1024
 
 
 class SharedLimit:
@@ -137,3 +140,31 @@ class Bans:
         """Return the seconds that this peer is still banned, or 0."""
         record = self._records.get(peer)
         return max(0.0, record.until - self._clock()) if record is not None else 0.0
+
+
+class LogLimits:
+    """Logs a problem that peers can cause at will only once per kind and peer.
+
+    After MOST_LOGGED different entries it logs nothing more.
+    """
+
+    def __init__(self, log: logging.Logger) -> None:
+        self._log = log
+        self._logged: set[tuple[str, bytes]] = set()
+
+    def is_new(self, doing: str, peer: bytes) -> bool:
+        """Return whether `doing` is logged for the first time for `peer`."""
+        if (doing, peer) in self._logged or len(self._logged) >= MOST_LOGGED:
+            return False
+        self._logged.add((doing, peer))
+        return True
+
+    def failure(self, doing: str, peer: bytes, error: Exception) -> None:
+        """Log once that `doing` failed for `peer`.
+
+        The error may quote a stranger, so its text is escaped and cut, without a traceback.
+        """
+        if not self.is_new(doing, peer):
+            return
+        why = f"{type(error).__name__}: {escaped(str(error))}"
+        self._log.warning("%s peer %s failed (logged once): %s", doing, short(peer), why)

@@ -16,19 +16,19 @@ import iroh
 
 from aftermath.base.concurrency import cancel, first_of
 from aftermath.p2p.incoming import IncomingConnections
-from aftermath.p2p.limits import Bans, Quota
+from aftermath.p2p.limits import Bans, LogLimits, Quota
 from aftermath.p2p.link import (
     MOST_UNREAD,
     MOST_UNREAD_OF_ALL,
     Link,
+    Peer,
+    backoff,
     close_connection,
     close_reason,
     greet,
     only_an_answer,
     run_link,
 )
-from aftermath.p2p.log_limits import LogLimits
-from aftermath.p2p.peer import Peer, backoff
 from aftermath.p2p.peer_stats import PeerMeasurements
 from aftermath.p2p.transport import PeerUnreachable, TransportError, escaped, short
 from aftermath.p2p.wire import ALPN, Code, ProtocolViolation, cause

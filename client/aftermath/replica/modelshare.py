@@ -25,7 +25,7 @@ from aftermath.base.text import counted
 from aftermath.coordinator.ports import Clock
 from aftermath.model.schema import ELEMENT_BYTES, Segment, StateSchema
 from aftermath.model.segments import SegmentError, level_root, segment_bytes, write_segment
-from aftermath.p2p.log_limits import LogLimits
+from aftermath.p2p.limits import LogLimits
 from aftermath.p2p.transport import RequestRefused, Transport, TransportError
 
 TOPIC = "model"

@@ -25,7 +25,7 @@ from aftermath.model.documents import COMPANIONS, MAX_CONFIG_BYTES
 from aftermath.model.outline import Outline
 from aftermath.model.store import MAX_COMPANION_BYTES
 from aftermath.optim.schema import Schema
-from aftermath.p2p.log_limits import LogLimits
+from aftermath.p2p.limits import LogLimits
 from aftermath.p2p.transport import Transport, TransportError
 
 TOPIC = "outline"

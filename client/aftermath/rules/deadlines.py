@@ -1,4 +1,8 @@
-"""Deadlines: when a run may be ticked. `rules.tick_turns` says which member does it."""
+"""Deadlines: when a run may be ticked, and which member ticks it first.
+
+A seeded ranking orders the members, so one transaction usually suffices. A silent member costs
+`TICK_STEP` seconds.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ from aftermath.rules.contents import unsaved_levels
 from aftermath.rules.members import Members
 from aftermath.rules.model import Model
 from aftermath.rules.run import Round, Run
-from aftermath.rules.state import ModelSource, RunState
+from aftermath.rules.state import MemberState, ModelSource, RunState
 
 HOLDERS_WAIT = 24 * 60 * 60
 """Seconds that newcomers wait for an established member, or that established members wait for a
@@ -186,3 +190,28 @@ def _missing(run: Run, members: Members, model: Model, first: int) -> list[int]:
     here = _smallest(trusted_finishers(run, members) & members.pending, run, members)
     unsaved = unsaved_levels(run, model)
     return [level for level in range(first, here) if bitmap.contains(unsaved, level)]
+
+
+TICK_STEP = 2.0  # seconds
+_TICK_RANKS = 15
+
+
+def tick_order(run: Run, members: Members) -> list[int]:
+    """Return the seats that may tick, in order. Each state has a different order, to share fees."""
+    if run.state is RunState.WAITING_FOR_MEMBERS:
+        mask = members.pending
+    else:
+        mask = run.current.roster & members.mask(MemberState.HEALTHY)
+    candidates = list(bitmap.seats(mask))
+    purpose = b"tick" + bytes([run.state]) + run.state_started_at.to_bytes(8, "little")
+    return [
+        candidates[rank] for rank in committee.order(run.current.seed, purpose, len(candidates))
+    ]
+
+
+def tick_delay(rank: int) -> float:
+    """Return the seconds after the deadline at which a rank in `tick_order` tries.
+
+    The delay is bounded, so that one member always tries.
+    """
+    return TICK_STEP * min(rank, _TICK_RANKS)

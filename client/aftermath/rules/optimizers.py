@@ -1,17 +1,68 @@
-"""The registry of optimizers. Packages add some by the entry points `aftermath.optimizers`.
+"""The registry of optimizers, and the two that train on one machine only.
 
-Configs, options, pages and errors derive from the registered classes.
+Packages add optimizers by the entry points `aftermath.optimizers`. Configs, options, pages and
+errors derive from the registered classes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
+from typing import Annotated, Any, ClassVar
 
 from aftermath.rules.distro import Distro
-from aftermath.rules.optimizer import SENTENCES, Optimizer
-from aftermath.rules.single_optimizers import AdamWAlone, MuonAlone
+from aftermath.rules.optimizer import REQUIRED, SENTENCES, Clip, Optimizer, SettingKey, WeightDecay
 from aftermath.rules.sparseloco import SparseLoCo
+
+
+@dataclass(frozen=True)
+class AdamWAlone(Optimizer):
+    """AdamW on one machine, the baseline of `train-local`. A run cannot use it."""
+
+    TABLE = "AdamW"
+    SUMMARY = "Not supported in a run: AdamW has no results to exchange."
+    ENGINE = "aftermath.optim.inner_optimizer:adamw_of"
+    EXCHANGED = False
+    IN_FILE: ClassVar[Mapping[str, Any]] = {
+        "betas": REQUIRED,
+        "weight_decay": REQUIRED,
+        "eps": REQUIRED,
+        "clip": None,
+    }
+
+    betas: Annotated[
+        tuple[float, float],
+        SettingKey("betas", "AdamW's beta1 and beta2, each below 1.", least=0, below=1),
+    ] = (0.9, 0.95)
+    weight_decay: WeightDecay = 0.0
+    eps: Annotated[
+        float, SettingKey("eps", "AdamW's epsilon, which avoids a division by zero.", least=0)
+    ] = 1e-8
+    clip: Clip = 1.0
+
+    @property
+    def usual_rate(self) -> float:
+        """Return the rate of the inner steps of SparseLoCo."""
+        return 2e-3
+
+
+@dataclass(frozen=True)
+class MuonAlone(Optimizer):
+    """Muon on one machine, with AdamW for vectors and tables. A config file cannot name it."""
+
+    TABLE = "Muon"
+    ENGINE = "aftermath.optim.muon:muon_of"
+    EXCHANGED = False
+    IN_CONFIG = False
+
+    clip: Clip = 1.0
+
+    @property
+    def usual_rate(self) -> float:
+        """Return the rate of the inner steps of SparseLoCo."""
+        return 2e-2
+
 
 GROUP = "aftermath.optimizers"
 BUILT_IN: tuple[type[Optimizer], ...] = (Distro, SparseLoCo, AdamWAlone, MuonAlone)

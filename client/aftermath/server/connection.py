@@ -1,8 +1,8 @@
 """A member's authenticated websockets to its server, used instead of an RPC node.
 
-`ServerConnection` is a `chain.wire.Wire`, so the client code for a cluster works on top of it. All
-calls share one connection, which opens at the first call and reopens after a failure. It also
-receives the addresses of peers. The account subscription has a connection of its own.
+`ServerConnection` is a `chain.node_client.Wire`, so the client code for a cluster works on top of
+it. All calls share one connection, which opens at the first call and reopens after a failure. It
+also receives the addresses of peers. The account subscription has a connection of its own.
 """
 
 from __future__ import annotations

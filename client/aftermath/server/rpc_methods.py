@@ -18,9 +18,8 @@ from solders.transaction import VersionedTransaction
 
 from aftermath.chain.addresses import ED25519
 from aftermath.localnet.errors import INVALID_REQUEST, JsonRpcError, invalid_params
+from aftermath.localnet.json_rpc import Handler, Params
 from aftermath.localnet.node import EmbeddedNode
-from aftermath.localnet.params import Params
-from aftermath.localnet.rpc import Handler
 from aftermath.localnet.transaction_methods import transaction_of
 from aftermath.p2p.discovery import Whereabouts, believable
 from aftermath.server.accounts import Accounts

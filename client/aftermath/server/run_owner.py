@@ -19,18 +19,17 @@ from solders.keypair import Keypair
 from aftermath.chain.authorizer import Authorizer
 from aftermath.chain.client import CoordinatorClient
 from aftermath.chain.endpoints import endpoint
+from aftermath.chain.node_client import Connection
 from aftermath.chain.rpc import RpcPool
 from aftermath.chain.wallet import Wallet, create_wallet, load_wallet
-from aftermath.chain.wire import Connection
 from aftermath.cli.connection import SignedCluster
 from aftermath.cli.create_run import LATER_TRANSACTIONS, missing_instructions
 from aftermath.config.document import RunConfig
+from aftermath.localnet.json_rpc import Rpc
 from aftermath.localnet.ledger import holds_chain
 from aftermath.localnet.node import EmbeddedNode
-from aftermath.localnet.rpc import Rpc
 from aftermath.owner.agreed_data import with_agreed_data
-from aftermath.owner.change import Change
-from aftermath.owner.difference import differences
+from aftermath.owner.change import Change, differences
 from aftermath.rules.model import Model
 from aftermath.rules.run import Config, Run
 from aftermath.rules.state import RunState
@@ -40,7 +39,7 @@ _URL = "http://127.0.0.1:1"  # a placeholder: calls stay in this process
 
 
 class _InProcessWire(httpx.AsyncBaseTransport):
-    """A `chain.wire.Wire` to the chain of this process."""
+    """A `chain.node_client.Wire` to the chain of this process."""
 
     def __init__(self, rpc: Rpc) -> None:
         self._rpc = rpc

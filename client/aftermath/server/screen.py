@@ -86,7 +86,7 @@ async def _update_screen(server: RunServer, screen: Screen) -> None:
     previous = ""
     while screen.open:
         status = run_status(server)
-        screen.stands(status, connected_members(server, status))
+        screen.show_status(status, connected_members(server, status))
         screen.facts("Network", network_facts(server))
         line = _line(status)
         if line != previous:

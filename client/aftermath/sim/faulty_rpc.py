@@ -1,4 +1,4 @@
-"""A member's simulated connection to the chain's nodes (`chain.wire.Wire`), with faults.
+"""A member's simulated connection to the chain's nodes (`chain.node_client.Wire`), with faults.
 
 Every message takes `latency` seconds each way. A node that refuses, limits or fails has not
 executed the request. A node whose answer is damaged on the way has executed it. The connection's
@@ -204,7 +204,7 @@ class FaultyRpc(httpx.AsyncBaseTransport):
 
 
 class _Socket:
-    """A websocket (`chain.wire.Connection`) and its subscriptions' outbox."""
+    """A websocket (`chain.node_client.Connection`) and its subscriptions' outbox."""
 
     def __init__(self, road: FaultyRpc, index: int, number: int) -> None:
         self.index = index

@@ -29,7 +29,7 @@ from aftermath.sim.chain_invariants import InvariantBroken
 from aftermath.sim.fault_scheduler import FaultScheduler
 from aftermath.sim.invariants import Invariants, check_pace
 from aftermath.sim.setup import CONFIG
-from aftermath.sim.sim_member import Said
+from aftermath.sim.sim_member import EventDict
 from aftermath.sim.simulation import SimulatedRun
 from aftermath.sim.virtual_time import run_virtual
 
@@ -171,7 +171,7 @@ class Verdict:
     cpu: float
     steps: int
     faults: tuple[str, ...]
-    events: tuple[Said, ...]
+    events: tuple[EventDict, ...]
     """The events of every member, with its name as `member`."""
     broken: str
 
@@ -253,7 +253,7 @@ class Trial:
         self.late: float | None = None
         """Steps per second after the faults ended."""
         self.faults: list[str] = []
-        self.events: list[Said] = []
+        self.events: list[EventDict] = []
 
     def judge(self, pace: float, seconds: float) -> None:
         """Compare with the undisturbed run: `pace` steps per second and `seconds` of virtual

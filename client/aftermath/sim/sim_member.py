@@ -18,7 +18,7 @@ from aftermath.sim.sim_chain import SimMemberChain
 from aftermath.sim.sim_transport import SimTransport
 from aftermath.sim.virtual_time import InlineWorker
 
-Said = dict[str, Any]
+EventDict = dict[str, Any]
 """An event of a member, as the flat object of its JSON."""
 
 
@@ -37,7 +37,7 @@ class SimMember:
     chain: SimMemberChain | None = None
     transport: SimTransport | None = None
     compute: InlineWorker | None = None
-    events: list[Said] = field(default_factory=list)
+    events: list[EventDict] = field(default_factory=list)
     lost: str = ""
     """The error with which it ended because no checkpoint had the trained steps."""
 
@@ -67,7 +67,7 @@ class SimMember:
     def alive(self) -> bool:
         return self.task is not None and not self.task.done()
 
-    def saw(self, kind: str, **fields: Any) -> list[Said]:
+    def saw(self, kind: str, **fields: Any) -> list[EventDict]:
         return [
             e
             for e in self.events

@@ -19,11 +19,10 @@ from solders.pubkey import Pubkey
 from aftermath.localnet.bank import Bank, Executed
 from aftermath.localnet.commit import Committer
 from aftermath.localnet.genesis import FIRST_SLOT, faucet_of
-from aftermath.localnet.history import History
-from aftermath.localnet.loader import preloaded, read_program
+from aftermath.localnet.json_rpc import Rpc
+from aftermath.localnet.preloaded_programs import preloaded, read_program
 from aftermath.localnet.read_methods import ReadMethods
-from aftermath.localnet.records import Era
-from aftermath.localnet.rpc import Rpc
+from aftermath.localnet.records import Era, History
 from aftermath.localnet.runtime import minimum_balance
 from aftermath.localnet.slots import Slots
 from aftermath.localnet.subscriptions import Subscriptions
@@ -36,7 +35,7 @@ _GENESIS = Hash(hashlib.sha256(b"aftermath simulated cluster").digest())
 
 
 class LoopTime:
-    """The `localnet.timing.TimeSource` of the running virtual loop."""
+    """The `localnet.slots.TimeSource` of the running virtual loop."""
 
     def now(self) -> float:
         return START + asyncio.get_running_loop().time()

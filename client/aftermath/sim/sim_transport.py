@@ -9,8 +9,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 
 from blake3 import blake3
 
-from aftermath.p2p.limits import Bans
-from aftermath.p2p.log_limits import LogLimits
+from aftermath.p2p.limits import Bans, LogLimits
 from aftermath.p2p.transport import (
     KINDS,
     MAX_ANNOUNCEMENT,

@@ -31,7 +31,7 @@ from aftermath.chain.views import (
 from aftermath.config.document import RunConfig
 from aftermath.config.spec import spec_hash
 from aftermath.coordinator.errors import CoordinatorError
-from aftermath.coordinator.view import View
+from aftermath.coordinator.ports import View
 from aftermath.data.local import open_tokens
 from aftermath.events.stream import Events
 from aftermath.member.checkpoint_writer import Archive, Hub

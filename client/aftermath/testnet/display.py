@@ -23,8 +23,8 @@ from aftermath.events import event_types
 from aftermath.events.printable import printable
 from aftermath.events.reader import EventRecord
 from aftermath.events.text import Sentences, in_full
+from aftermath.testnet.display_option import DisplayOption
 from aftermath.testnet.member_progress import member_of
-from aftermath.testnet.options import DisplayOption
 from aftermath.testnet.plan import RUN_ID, LocalTestnetPlan
 from aftermath.ui.terminal.messages import Clients
 from aftermath.ui.terminal.screen import Screen
@@ -42,11 +42,11 @@ class DisplayLines:
         self._width = max(width, len(OWN))
         self._sentences: dict[str, Sentences] = defaultdict(Sentences)
 
-    def own(self, sentence: str) -> None:
+    def report_action(self, sentence: str) -> None:
         """Report an action of the testnet itself."""
         self._tell(OWN, escape(printable(sentence, keep="\n")))
 
-    def told(self, events: Iterable[EventRecord]) -> None:
+    def show_events(self, events: Iterable[EventRecord]) -> None:
         """Report clients' events of this level and above."""
         for record in events:
             name = member_of(record)
@@ -59,7 +59,7 @@ class DisplayLines:
             if sentence is not None and (serious or self._level is not Verbosity.WARNING):
                 self._tell(name, sentence)
 
-    def stands(self, clients: Clients) -> None:
+    def show_clients(self, clients: Clients) -> None:
         """Ignore the clients' current state, which lines do not show."""
 
     def _tell(self, name: str, markup: str) -> None:
@@ -158,9 +158,9 @@ class _OnScreen(DisplayLines):
         elif name == OWN:
             self._screen.line(Text.from_markup(markup).plain)
         else:
-            self._screen.said(name, Text.from_markup(markup).plain)
+            self._screen.report(name, Text.from_markup(markup).plain)
 
-    def stands(self, clients: Clients) -> None:
-        self._screen.clients(clients)
+    def show_clients(self, clients: Clients) -> None:
+        self._screen.show_clients(clients)
         for name, lines in self._printed.read():
             self._screen.output(name, lines)

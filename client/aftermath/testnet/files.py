@@ -22,7 +22,7 @@ from aftermath.base.files import parents_made
 from aftermath.base.quiet_interrupts import QuietInterrupts
 from aftermath.base.text import is_repository
 from aftermath.config.document import RunConfig, load_config, parse_as
-from aftermath.config.recipe import recipe_of
+from aftermath.config.recipe_file import recipe_of
 from aftermath.testnet.chain import SOLANA
 from aftermath.testnet.processes import call
 

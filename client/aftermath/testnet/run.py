@@ -145,7 +145,7 @@ class Testnet:
         for path in make_missing(
             plan.chosen.path, plan.chosen.config, plan.log("files"), self._environment
         ):
-            self._lines.own(f"made {path}")
+            self._lines.report_action(f"made {path}")
         with ExitStack() as stack:
             panes = None
             self._open = logged(plan, self._environment)
@@ -160,7 +160,7 @@ class Testnet:
             for client in plan.clients:
                 self._start(client)
             output_text = "what it says" if len(plan.clients) == 1 else "what they say"
-            self._lines.own(
+            self._lines.report_action(
                 f"started {counted(len(plan.clients), 'client')}; {output_text} is in {plan.place / 'logs'}"
             )
             viewer = panes.attach() if panes else None
@@ -204,10 +204,10 @@ class Testnet:
         return Ending.FAILED if self._failed else Ending.LEFT
 
     def _read(self) -> None:
-        self._lines.told(self.story.read(time.monotonic()))
+        self._lines.show_events(self.story.read(time.monotonic()))
         progress = self.story.progress
         clients = tuple(map(self._row, self._plan.clients, self.story.members))
-        self._lines.stands(
+        self._lines.show_clients(
             Clients(
                 config=str(self._plan.chosen.path),
                 state=self.story.state,
@@ -253,7 +253,7 @@ class Testnet:
         for number in self._kills.now(time.monotonic(), list(by_number)):
             client = by_number[number]
             self._running[client].kill()
-            self._lines.own(f"{client.name} was killed (kill -9)")
+            self._lines.report_action(f"{client.name} was killed (kill -9)")
 
     def _see_to_ended(self) -> None:
         """Record the clients that ended, and restart those that a signal ended."""
@@ -267,7 +267,7 @@ class Testnet:
                 self._back[client] = now + BACK_SECONDS
             elif code:
                 self._failed.append(client.name)
-                self._lines.own(
+                self._lines.report_action(
                     f"{client.name} ended with code {code}; its last words:\n{process.last_words()}"
                 )
         for client in [client for client, at in self._back.items() if now >= at or self._finished]:
@@ -275,4 +275,4 @@ class Testnet:
             if not self._finished:
                 self._start(client)
                 self._returned[client] += 1
-                self._lines.own(f"{client.name} is started again")
+                self._lines.report_action(f"{client.name} is started again")

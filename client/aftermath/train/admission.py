@@ -20,7 +20,7 @@ from aftermath.chain.options import public_key
 from aftermath.chain.rpc import RpcPool
 from aftermath.chain.views import require_readable
 from aftermath.config.spec import ARCHITECTURES
-from aftermath.coordinator.view import View
+from aftermath.coordinator.ports import View
 from aftermath.p2p.iroh import check_interface, check_port
 from aftermath.replica.options import indices_named
 from aftermath.rules.model import Model

@@ -1,6 +1,7 @@
-"""Build a member: its model, replica, threads, data and measured speed.
+"""Build a member: its model, replica, threads, data, measured speed, and the features it chose.
 
-`admission` has already refused members that the run would not admit.
+`admission` has already refused members that the run would not admit. The prompt, the evaluations
+and the checkpoint upload do not change the run's arithmetic.
 """
 
 from __future__ import annotations
@@ -19,22 +20,23 @@ from aftermath.base.concurrency import ThreadWorker, Worker, cancel
 from aftermath.base.files import state_directory
 from aftermath.chain.member import SolanaMember
 from aftermath.coordinator.errors import CoordinatorError
-from aftermath.coordinator.ports import Clock
-from aftermath.coordinator.view import View
+from aftermath.coordinator.ports import Clock, View
 from aftermath.data.source import Source, SourceUnavailable
 from aftermath.events import event_types
 from aftermath.events.status import RunStatus, status_of
 from aftermath.events.stream import Events
 from aftermath.kernels.runtime import needs_compilation, unavailable_reason
-from aftermath.member.checkpoint_writer import Archive
+from aftermath.member.checkpoint_writer import Archive, Hub
 from aftermath.member.feed import RunFeed
 from aftermath.member.local_options import LocalOptions
 from aftermath.member.member import Member
 from aftermath.member.ports import Ports, Role, Workers
+from aftermath.member.rounds.evaluations import Evaluations
 from aftermath.member.speed import measured_weight
 from aftermath.member.stall_detector import StallDetector
 from aftermath.model.outline import Outline
 from aftermath.model.saved_checkpoints import saved_steps, stem_of_run
+from aftermath.model.text import Prompt, check_vocabulary
 from aftermath.optim.proof import unfit
 from aftermath.optim.schema import Schema
 from aftermath.p2p.iroh import IrohTransport
@@ -46,18 +48,64 @@ from aftermath.replica.pass_size import PassSize
 from aftermath.rules.model import Checkpoint
 from aftermath.rules.run import Run
 from aftermath.rules.state import CheckpointKind, DataType
-from aftermath.train.access_options import access_for
+from aftermath.train.access import access_for
 from aftermath.train.checkpoint_checks import check_room, checkpoint_warning
-from aftermath.train.departure import is_a_person_there
 from aftermath.train.device_options import DeviceSetup
+from aftermath.train.interrupts import is_a_person_there
 from aftermath.train.newcomer import Newcomer
-from aftermath.train.own_choices import evaluations_of, hub_of, prompt_of
+from aftermath.train.option_checks import eval_request_of
+from aftermath.train.put_links import PutLinks
 from aftermath.train.requirements import data_of
-from aftermath.train.settings import TrainSettings
+from aftermath.train.settings import PROMPT_TOKENS, TrainSettings
 from aftermath.train.tier import check_memory
 
 _SHOW = 1.0  # seconds between two updates of the status
 _ASK_AGAIN = 10.0  # seconds between two attempts to open unavailable data
+
+
+def prompt_of(settings: TrainSettings, outline: Outline, schema: Schema) -> Prompt | None:
+    """Return the prompt of --prompt-text, or None.
+
+    Raises UsageError, or CheckpointError if the model has no tokenizer.
+    """
+    if settings.prompt_text is None:
+        return None
+    prompt = Prompt(
+        settings.prompt_text, settings.prompt_tokens or PROMPT_TOKENS, outline.tokenizer()
+    )
+    prompt.check(schema.state.config.vocab_size)
+    return prompt
+
+
+def evaluations_of(settings: TrainSettings, outline: Outline, schema: Schema) -> Evaluations | None:
+    """Return the evaluations of --eval-tasks, or None.
+
+    Raises CheckpointError if the model has no tokenizer.
+    """
+    if (request := eval_request_of(settings)) is None:
+        return None
+    tokenizer = outline.tokenizer()
+    config = schema.state.config
+    check_vocabulary(tokenizer, config.vocab_size)
+    return Evaluations(request, tokenizer, config.max_position_embeddings)
+
+
+def hub_of(settings: TrainSettings) -> Hub | None:
+    """Return the upload of checkpoints that the options choose, or None."""
+    if settings.checkpoint_put_links is not None:
+        return Hub("", PutLinks(settings.checkpoint_put_links).put, recordable=False)
+    if settings.hub_repo is None:
+        return None
+    from aftermath.model.hub import upload
+
+    token = settings.hub_token
+    repo = settings.hub_repo
+    return Hub(
+        repo,
+        lambda directory, message: upload(
+            directory, repo, token=token, message=message, card=False
+        ),
+    )
 
 
 class RealClock:

@@ -15,8 +15,7 @@ from aftermath.base.allowed_places import RunAccess
 from aftermath.base.concurrency import Worker
 from aftermath.base.errors import AftermathError
 from aftermath.coordinator.errors import Refused, Unavailable
-from aftermath.coordinator.ports import Clock, Coordinator
-from aftermath.coordinator.view import View
+from aftermath.coordinator.ports import Clock, Coordinator, View
 from aftermath.events import event_types
 from aftermath.events.stream import Events
 from aftermath.model.outline import Outline

@@ -27,7 +27,7 @@ from aftermath.base.signals import asyncio_handles_interrupts, on_interrupt
 from aftermath.base.stdio import say
 from aftermath.chain.wallet import Wallet
 from aftermath.coordinator.errors import CoordinatorError, NoSuchRun
-from aftermath.coordinator.view import View
+from aftermath.coordinator.ports import View
 from aftermath.events import event_types
 from aftermath.events.console import show_debug_logs
 from aftermath.events.stream import Events, LogWarnings
@@ -43,8 +43,13 @@ from aftermath.rules.state import RunState
 from aftermath.train.admission import Admitted, check_admission, check_options
 from aftermath.train.checkpoint_checks import check_hub, gradients_directory
 from aftermath.train.connection import MemberBackend, member_of, on_solana
-from aftermath.train.departure import Departure, ask_on_stderr, is_a_person_there
-from aftermath.train.interrupts import CLOSE_SECONDS, Interrupts
+from aftermath.train.interrupts import (
+    CLOSE_SECONDS,
+    Departure,
+    Interrupts,
+    ask_on_stderr,
+    is_a_person_there,
+)
 from aftermath.train.lock import only_process
 from aftermath.train.machine import report_machine_use
 from aftermath.train.settings import TrainSettings
@@ -161,7 +166,7 @@ def _with_tier(
     """Return the settings with the tier that suits this machine, for --matformer-tier auto."""
     say(LOADING)
     _load_torch()
-    from aftermath.train.access_options import access_for
+    from aftermath.train.access import access_for
     from aftermath.train.requirements import schema_of
     from aftermath.train.tier import choose_tier_here
 

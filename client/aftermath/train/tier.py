@@ -16,7 +16,7 @@ from aftermath.base.errors import UsageError
 if TYPE_CHECKING:
     from torch import device as Device
 
-    from aftermath.coordinator.view import View
+    from aftermath.coordinator.ports import View
     from aftermath.optim.schema import Schema
     from aftermath.parallel.mesh import Mesh
     from aftermath.replica.options import Arithmetic

@@ -13,7 +13,15 @@ from rich.console import Console
 
 from aftermath.events.progress import span
 from aftermath.ui.terminal.board import Alerts, Board
-from aftermath.ui.terminal.messages import MESSAGES, End, Facts, Line, Stands, line_of, message_of
+from aftermath.ui.terminal.messages import (
+    MESSAGES,
+    End,
+    Facts,
+    Line,
+    StatusMessage,
+    line_of,
+    message_of,
+)
 from aftermath.ui.terminal.pages import LABEL, chart, progress_words, run_page
 from events.sample_events import sample_event
 from rules import builders
@@ -26,7 +34,7 @@ def shown(alerts: Alerts, now: float) -> list[str]:
 
 def test_run_page_without_answer_is_red() -> None:
     board = Board("watch", "demo")
-    board.take(Stands(replace(where(), silent=12)))
+    board.take(StatusMessage(replace(where(), silent=12)))
     console = Console(file=io.StringIO(), width=80, force_terminal=True, color_system="standard")
     console.print(run_page(board, 0.0, 80, 24))
     written = console.file.getvalue()
@@ -53,7 +61,7 @@ def test_run_page_of_waiting_member_shows_join_time(
         event_message("waiting", epoch=3),
     ):
         board.take(message)
-    board.take(Stands(where(config=rules, epoch=epoch)))
+    board.take(StatusMessage(where(config=rules, epoch=epoch)))
     console = Console(file=io.StringIO(), width=80)
     console.print(run_page(board, 0.0, 80, 24))
     written = console.file.getvalue()
@@ -120,9 +128,9 @@ def test_waiting_member_sees_steps_of_others() -> None:
             "state", t=11.0, epoch=2, state="ROUND_TRAIN", step=17, total_steps=120, since=1000
         )
     )
-    board.take(Stands(where(19)))
+    board.take(StatusMessage(where(19)))
     assert progress_words(board) == "step 17 of 120"
-    board.take(Stands(where(23)))
+    board.take(StatusMessage(where(23)))
     assert progress_words(board).startswith("step 22 of 120, ")
     page = Console(width=80, file=io.StringIO(), color_system=None)
     page.print(run_page(board, 130.0, 80, 24))
@@ -202,7 +210,7 @@ def test_chart_without_data_or_room_is_empty() -> None:
 def test_member_messages_survive_transport() -> None:
     sent: list[MESSAGES] = [
         *busy_member(2),
-        Stands(where(), frozenset([bytes(32)])),
+        StatusMessage(where(), frozenset([bytes(32)])),
         Facts("Run", {EVIL: EVIL}),
         Line(1.5, f"{EVIL}\nand more"),
         End(),
@@ -218,10 +226,10 @@ def test_run_page_of_restarted_member_shows_deadline() -> None:
     board = Board("member", "demo", 0)
     rules = builders.config(rounds_per_epoch=50, max_round_train_time=40, init_min_clients=1)
     board.take(event_message("waiting", epoch=3, ends_in=31))
-    board.take(Stands(where(config=rules, epoch=2)))
-    assert board.standing is not None
-    assert board.standing.deadline is not None
+    board.take(StatusMessage(where(config=rules, epoch=2)))
+    assert board.status is not None
+    assert board.status.deadline is not None
     console = Console(file=io.StringIO(), width=80)
     console.print(run_page(board, 0.0, 80, 24))
-    when = span(max(0, board.standing.deadline))
+    when = span(max(0, board.status.deadline))
     assert f"waits: it joins at the next epoch, in {when} at the latest" in console.file.getvalue()

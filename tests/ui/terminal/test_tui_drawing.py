@@ -6,7 +6,7 @@ import pytest
 from rich.console import RenderableType
 from textual.widgets import Static
 
-from aftermath.ui.terminal.messages import TABS, Stands
+from aftermath.ui.terminal.messages import TABS, StatusMessage
 from aftermath.ui.terminal.testnet_app import LocalTestnetApp
 from ui.terminal.tui_boards import busy_member, event_message, screen_of, where
 from ui.terminal.tui_screen import drawn
@@ -50,7 +50,7 @@ async def test_new_value_redraws_only_its_widget_once(updates: list[str]) -> Non
     async with app.run_test(size=(80, 24)) as pilot:
         await drawn(pilot)
         updates.clear()
-        app._board.take(Stands(where(step=42)))
+        app._board.take(StatusMessage(where(step=42)))
         for _ in range(LOOKS):
             app.draw()
         assert updates == ["page-Run"]

@@ -11,7 +11,7 @@ from textual.pilot import Pilot
 from textual.widgets import DataTable, RichLog, TabbedContent
 
 from aftermath.ui.terminal.board import Role
-from aftermath.ui.terminal.messages import MESSAGES, TABS, Facts, Line, Stands
+from aftermath.ui.terminal.messages import MESSAGES, TABS, Facts, Line, StatusMessage
 from aftermath.ui.terminal.tabbed import Help
 from ui.terminal.tui_boards import (
     EVIL,
@@ -23,7 +23,7 @@ from ui.terminal.tui_boards import (
     server,
     where,
 )
-from ui.terminal.tui_screen import drawn, seen
+from ui.terminal.tui_screen import drawn, screen_text
 
 ROWS = {
     "Run": ["run", "name", "now", "state", "steps", "deadline", "members", "waits for"],
@@ -54,7 +54,7 @@ ROWS = {
 
 
 def watch() -> list[MESSAGES]:
-    return [Stands(where())]
+    return [StatusMessage(where())]
 
 
 STATES: dict[str, tuple[Role, Callable[[], list[MESSAGES]]]] = {
@@ -130,7 +130,7 @@ async def test_tab_and_arrow_keys_cycle_tabs() -> None:
 
 
 async def test_up_and_down_keys_move_in_table_and_log() -> None:
-    app = screen_of([*busy_member(), Stands(where(count=60))])
+    app = screen_of([*busy_member(), StatusMessage(where(count=60))])
     async with app.run_test(size=(80, 24)) as pilot:
         await on(pilot, "Members")
         await pilot.press("end")
@@ -138,7 +138,7 @@ async def test_up_and_down_keys_move_in_table_and_log() -> None:
         assert table.cursor_row == 59
         await pilot.press("up", "up")
         assert table.cursor_row == 57
-        app._board.take(Stands(where(step=42, count=60)))
+        app._board.take(StatusMessage(where(step=42, count=60)))
         app.draw()
         await drawn(pilot)
         assert table.cursor_row == 57, "what changes leaves the eye where it was"
@@ -155,7 +155,7 @@ async def test_question_mark_opens_help_and_any_key_closes_it() -> None:
         for key in ("x", "tab", "escape"):
             await pilot.press("question_mark")
             await drawn(pilot)
-            assert "leave the run, and end within two seconds" in seen(pilot.app)
+            assert "leave the run, and end within two seconds" in screen_text(pilot.app)
             await pilot.press(key)
             await drawn(pilot)
             assert not isinstance(pilot.app.screen, Help)
@@ -172,11 +172,11 @@ async def test_leave_is_shown_until_done(key: str, role: Role, says: str) -> Non
     left: list[int] = []
     app = screen_of(busy_member(), role, leave=lambda: left.append(1))
     async with app.run_test(size=(80, 24)) as pilot:
-        assert says not in seen(app)
+        assert says not in screen_text(app)
         await pilot.press(key)
         await drawn(pilot)
         assert left == [1]
-        assert says in seen(app)
+        assert says in screen_text(app)
         assert app.is_running
 
 
@@ -185,7 +185,7 @@ async def test_external_signal_is_shown_as_leaving() -> None:
         size=(80, 24)
     ) as pilot:
         await drawn(pilot)
-        assert "Leaving: the run" in seen(pilot.app)
+        assert "Leaving: the run" in screen_text(pilot.app)
 
 
 async def test_leave_works_while_help_is_open() -> None:
@@ -202,7 +202,7 @@ async def test_text_of_strangers_is_escaped_on_every_tab() -> None:
     evil = replace(where(), name=EVIL, description=EVIL)
     messages = [
         *failing_member(),
-        Stands(evil),
+        StatusMessage(evil),
         event_message("checkpoint", t=1.0, step=1, path=EVIL),
         event_message("model", t=1.0, source=EVIL, step=0),
         event_message("sample", t=1.0, step=1, prompt=EVIL, text=EVIL),
@@ -225,12 +225,12 @@ async def test_log_follows_and_wraps_again_for_another_width() -> None:
         app._board.take(Line(NOW, "word " * 20 + "end"))
         app.draw()
         await drawn(pilot)
-        assert "end" in seen(app).split()
+        assert "end" in screen_text(app).split()
         await pilot.resize_terminal(140, 24)
-        await until(pilot, lambda: "word " * 20 + "end" in seen(app))
+        await until(pilot, lambda: "word " * 20 + "end" in screen_text(app))
         for number in range(1100):
             app._board.take(Line(NOW, f"line {number}"))
         app.draw()
         await drawn(pilot)
-        assert "line 1099" in seen(app)
+        assert "line 1099" in screen_text(app)
         assert len(app.query_one(RichLog).lines) <= 1000

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from aftermath.events.status import RunStatus
-from aftermath.ui.terminal.messages import Stands
+from aftermath.ui.terminal.messages import StatusMessage
 from aftermath.ui.terminal.run_app import table
 from ui.terminal.tui_boards import WALLET, screen_of, server, where
 from ui.terminal.tui_screen import drawn
@@ -27,7 +27,7 @@ async def test_server_screen_of_80_columns_shows_last_seen(count: int) -> None:
     """The scroll bar that many members need does not hide the column."""
     found = members(count=count)
     here = frozenset(one.signer for one in found.members[:2])
-    app = screen_of([*server(), Stands(found, here)], "server")
+    app = screen_of([*server(), StatusMessage(found, here)], "server")
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.press("2")
         lines = [line for line in (await drawn(pilot)).splitlines() if "…" in line]

@@ -12,7 +12,7 @@ from solders.pubkey import Pubkey
 from aftermath.events.status import RunStatus, status_of
 from aftermath.rules.state import MemberState, RunState
 from aftermath.ui.terminal.board import Board, Role
-from aftermath.ui.terminal.messages import MESSAGES, Facts, Line, Stands, Told
+from aftermath.ui.terminal.messages import MESSAGES, EventMessage, Facts, Line, StatusMessage
 from aftermath.ui.terminal.run_app import RunApp
 from events.sample_events import sample_event
 from rules import builders
@@ -23,8 +23,8 @@ SIGNERS = [hashlib.sha256(bytes([seat])).digest() for seat in range(64)]
 WALLET = str(Pubkey(SIGNERS[1]))
 
 
-def event_message(kind: str, **fields: Any) -> Told:
-    return Told(sample_event(kind, **fields))  # type: ignore[arg-type]
+def event_message(kind: str, **fields: Any) -> EventMessage:
+    return EventMessage(sample_event(kind, **fields))  # type: ignore[arg-type]
 
 
 def where(step: int = 41, *, count: int = 5, **given: Any) -> RunStatus:
@@ -124,7 +124,7 @@ def busy_member(steps: int = 41) -> list[MESSAGES]:
             text="total(self, values):\n    return sum(values)",
         ),
         Facts("Chain", {"rpc": "http://127.0.0.1:8899"}),
-        Stands(where()),
+        StatusMessage(where()),
     ]
     return messages
 
@@ -160,7 +160,7 @@ def server() -> list[MESSAGES]:
             {"address": "0.0.0.0:20000", "connected": "2 members", "strangers": "0 connections"},
         ),
         Line(1.0, "run demo is training: epoch 2, step 41 of 120"),
-        Stands(found, here),
+        StatusMessage(found, here),
     ]
 
 

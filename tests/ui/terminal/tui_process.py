@@ -22,7 +22,7 @@ from aftermath.base.quiet_interrupts import end_at_once
 from aftermath.base.signals import on_interrupt
 from aftermath.train.settings import TrainSettings
 from aftermath.train.sinks import events_of
-from aftermath.ui.terminal.messages import Told
+from aftermath.ui.terminal.messages import EventMessage
 from ui.terminal.tui_boards import busy_member, event_message, where
 
 
@@ -36,7 +36,7 @@ def main(how: str) -> None:
         events = events_of(TrainSettings(run_id="demo", matformer_tier=1, logs="tui"), stack)
         events.look(where)
         for message in busy_member(40):
-            if isinstance(message, Told):
+            if isinstance(message, EventMessage):
                 events.emit(message.event)
         os.write(2, b"a library says something\n")
         if how == "ends":

@@ -9,7 +9,7 @@ LOOKS = 3
 """In a row that find the same: each lets every widget do what it was told until then."""
 
 
-def seen(app: App[None]) -> str:
+def screen_text(app: App[None]) -> str:
     """Return the characters on the terminal, without styles."""
     lines = app.screen._compositor.render_strips()
     return "\n".join(strip.text.rstrip() for strip in lines)
@@ -22,6 +22,6 @@ async def drawn(pilot: Pilot[None]) -> str:
     while same < LOOKS:
         # which scrolling is, also where nothing is animated
         await pilot.wait_for_scheduled_animations()
-        now = seen(pilot.app)
+        now = screen_text(pilot.app)
         same, shown = (same + 1 if now == shown else 0), now
     return shown

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from aftermath.ui.terminal.messages import MESSAGES, ClientRow, Clients, Line, Output, Said
+from aftermath.ui.terminal.messages import MESSAGES, ClientRow, Clients, Line, Output, ReportMessage
 from aftermath.ui.terminal.testnet_app import LocalTestnetApp, LocalTestnetBoard
 
 NAMES = ("localnet", "client-1", "client-2", "client-3")
@@ -45,7 +45,7 @@ def busy() -> list[MESSAGES]:
         for name in NAMES[1:]:
             text = f"step {step}  loss {4 - step / 20:.4f}"
             messages += [
-                Said(20.0 + 4 * step, name, text),
+                ReportMessage(20.0 + 4 * step, name, text),
                 Output(name, (f"{step:9.2f}s  {text}",)),
             ]
     return [*messages, stands()]

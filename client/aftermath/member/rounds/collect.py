@@ -19,7 +19,7 @@ from aftermath.member.payloads import Candidate
 from aftermath.member.ports import Desync, Ports
 from aftermath.member.results import MOST_PER_SEAT, TOPIC, Results
 from aftermath.optim.level_votes import Votes
-from aftermath.p2p.log_limits import LogLimits
+from aftermath.p2p.limits import LogLimits
 from aftermath.p2p.transport import TransportError
 from aftermath.rules.announcements import (
     MAX_ANNOUNCEMENT_BYTES,

@@ -1,7 +1,7 @@
 """Report members that did not deliver, so that the run stops waiting for them.
 
 A member is reported if a quorum of witnesses missed its result. It is also reported if it often
-missed a level and a quorum of that level's holders agrees (`rules.conviction`). Members report in a
+missed a level and a quorum of that level's holders agrees (`rules.eviction`). Members report in a
 seeded order, so one report is enough. No member reports itself.
 """
 
@@ -12,13 +12,13 @@ from aftermath.coordinator.ports import Coordinator
 from aftermath.events import event_types
 from aftermath.member.ports import Ports
 from aftermath.member.retry import Duty
-from aftermath.rules import bitmap, conviction
+from aftermath.rules import bitmap, eviction
 from aftermath.rules.committee import round_quorum
 from aftermath.rules.consensus import left_out, scores
+from aftermath.rules.deadlines import TICK_STEP, tick_order
 from aftermath.rules.members import Members
 from aftermath.rules.run import Run
 from aftermath.rules.state import MemberState
-from aftermath.rules.tick_turns import TICK_STEP, tick_order
 
 
 def unseen(run: Run, members: Members) -> int:
@@ -46,7 +46,7 @@ class AbsenceReports:
         """
         missing = unseen(run, members)
         attesting = run.round(run.current.height - 1)
-        if attesting is None or not (missing or self._excused or conviction.suspects(run, members)):
+        if attesting is None or not (missing or self._excused or eviction.suspects(run, members)):
             return 0
         attestations = await coordinator.attestations(attesting)
         votes_by_member = scores(attestations)
@@ -66,7 +66,7 @@ class AbsenceReports:
         )
         excused = held_up & ~self._excused
         self._excused |= excused
-        return missing & ~excused | conviction.incomplete(run, members, attestations)
+        return missing & ~excused | eviction.incomplete(run, members, attestations)
 
 
 async def report_undelivered(ports: Ports, absences: AbsenceReports, run: Run, seat: int) -> None:

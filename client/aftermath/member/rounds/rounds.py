@@ -15,19 +15,16 @@ from aftermath.member.local_options import LocalOptions
 from aftermath.member.plan import RoundPlan
 from aftermath.member.ports import Desync, Ports, Role, Workers
 from aftermath.member.rounds.announce import Announcing
-from aftermath.member.rounds.apply import Applying
-from aftermath.member.rounds.background import BackgroundTasks
+from aftermath.member.rounds.apply import Applying, BackgroundTasks, RoundResolver
 from aftermath.member.rounds.epoch import CarriedOver, Epoch, EpochStart
 from aftermath.member.rounds.evaluations import Evaluations
 from aftermath.member.rounds.health import AbsenceReports, report_undelivered
 from aftermath.member.rounds.prompt import Continuations
-from aftermath.member.rounds.read_ahead import Reading
-from aftermath.member.rounds.resolve import RoundResolver
 from aftermath.member.rounds.stragglers import Allowances
 from aftermath.member.rounds.throughput import Throughput
-from aftermath.member.rounds.train import Training
+from aftermath.member.rounds.train import Reading, Training
 from aftermath.member.rounds.witness import WitnessDuty, time_for_results
-from aftermath.member.traffic import report_traffic
+from aftermath.member.status_events import report_traffic
 from aftermath.rules import bitmap
 from aftermath.rules.announcements import Commitment
 from aftermath.rules.run import Run

@@ -1,1 +1,1 @@
-"""The commands of `aftermath-centralized`, one file each."""
+"""The commands of `aftermath-centralized`. `server.index` names the file of each."""

@@ -20,9 +20,8 @@ import time
 import msgspec
 from rich.console import Console
 
-from aftermath.ui.terminal.board import Board
+from aftermath.ui.terminal.board import Board, ScreenOptions, errors_of
 from aftermath.ui.terminal.messages import End, message_of
-from aftermath.ui.terminal.opening import ScreenOptions, errors_of
 from aftermath.ui.terminal.run_app import RunApp
 from aftermath.ui.terminal.tabbed import Tabbed
 from aftermath.ui.terminal.testnet_app import LocalTestnetApp, LocalTestnetBoard
@@ -31,7 +30,7 @@ _LONGEST = 1 << 24  # bytes of a message
 _LINGER = 5.0  # seconds without a parent process after which the screen ends
 
 
-class ToldScreen(Tabbed):
+class FedScreen(Tabbed):
     """A screen that receives messages from the parent process."""
 
     learns: Board | LocalTestnetBoard
@@ -68,17 +67,17 @@ class ToldScreen(Tabbed):
         return self.exit()
 
 
-class ToldTui(ToldScreen, RunApp):
+class FedRunApp(FedScreen, RunApp):
     """The screen of a run."""
 
 
-class ToldOverview(ToldScreen, LocalTestnetApp):
+class FedTestnetApp(FedScreen, LocalTestnetApp):
     """The screen of a testnet."""
 
 
-def screen_of(opening: ScreenOptions, descriptor: int) -> ToldScreen:
+def screen_of(opening: ScreenOptions, descriptor: int) -> FedScreen:
     """Return the screen for the process that started this one."""
-    app: ToldScreen
+    app: FedScreen
     board: Board | LocalTestnetBoard
     parent = os.getppid()
 
@@ -91,10 +90,10 @@ def screen_of(opening: ScreenOptions, descriptor: int) -> ToldScreen:
 
     if opening.role == "testnet":
         board = LocalTestnetBoard(opening.run_id, opening.names)
-        app = ToldOverview(board, clock, leave)
+        app = FedTestnetApp(board, clock, leave)
     else:
         board = Board(opening.role, opening.run_id, opening.tier)
-        app = ToldTui(board, clock, leave)
+        app = FedRunApp(board, clock, leave)
     app.learns = board
     app.descriptor = descriptor
     return app

@@ -1,4 +1,4 @@
-"""The state behind a screen: newest events, losses, warnings and a log.
+"""The state behind a screen: its arguments, newest events, losses, warnings and a log.
 
 Its memory is bounded. The caller passes the time, so that the display depends on nothing else.
 """
@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal, TypeVar
 
+import msgspec
 from rich.text import Text
 
+from aftermath.base.files import state_directory
 from aftermath.events import event_types
 from aftermath.events.printable import printable
 from aftermath.events.progress import Progress, phase, span
@@ -120,8 +123,8 @@ class Board:
     run_id: str
     tier: int | None = None
     now: str = _FIRST
-    standing: RunStatus | None = None
-    here: frozenset[bytes] | None = None
+    status: RunStatus | None = None
+    connected: frozenset[bytes] | None = None
     progress: Progress = field(default_factory=Progress)
     alerts: Alerts = field(default_factory=Alerts)
     losses: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=_LOSSES))
@@ -136,11 +139,11 @@ class Board:
     def take(self, message: messages.MESSAGES) -> None:
         """Add a message."""
         match message:
-            case messages.Told():
+            case messages.EventMessage():
                 self._take(message.event)
-            case messages.Stands():
-                self.standing = message.standing
-                self.here = message.here
+            case messages.StatusMessage():
+                self.status = message.status
+                self.connected = message.connected
             case messages.Facts():
                 self.facts.setdefault(message.tab, {}).update(message.rows)
             case messages.Line():
@@ -196,3 +199,22 @@ def last_words(log: KeptLines) -> str:
     """Return the last lines of a process that has ended."""
     lines = [text.plain for _, text in log.lines][-_LAST:]
     return "\n".join(["the process ended without a message; its last lines:", *lines])
+
+
+class ScreenOptions(msgspec.Struct, frozen=True):
+    """What the screen shows.
+
+    `started` is on the machine's monotonic clock, which all its processes share. `names` are the
+    processes of a testnet, in the order of their tabs.
+    """
+
+    role: Role
+    run_id: str
+    tier: int | None
+    started: float
+    names: tuple[str, ...] = ()
+
+
+def errors_of(process: int) -> Path:
+    """Return the file to which a screen process writes the error that ended it."""
+    return state_directory() / f"screen-{process}.log"

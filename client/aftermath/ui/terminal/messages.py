@@ -17,17 +17,17 @@ class Message(msgspec.Struct, frozen=True, tag_field="is", tag=str.lower):
     """Base class of the messages."""
 
 
-class Told(Message, frozen=True):
+class EventMessage(Message, frozen=True):
     """A member emitted this event."""
 
     event: MEMBER_EVENTS
 
 
-class Stands(Message, frozen=True):
-    """The run's status. `here`: the identities that are connected, if known."""
+class StatusMessage(Message, frozen=True):
+    """The run's status. `connected`: the identities that are connected, if known."""
 
-    standing: RunStatus
-    here: frozenset[bytes] | None = None
+    status: RunStatus
+    connected: frozenset[bytes] | None = None
 
 
 class Facts(Message, frozen=True):
@@ -69,7 +69,7 @@ class Clients(Message, frozen=True):
     clients: tuple[ClientRow, ...]
 
 
-class Said(Message, frozen=True):
+class ReportMessage(Message, frozen=True):
     """A client of a testnet reported this. `t` is in seconds since the start."""
 
     t: float
@@ -88,7 +88,7 @@ class End(Message, frozen=True):
     """The screen must close."""
 
 
-MESSAGES = Told | Stands | Facts | Line | Clients | Said | Output | End
+MESSAGES = EventMessage | StatusMessage | Facts | Line | Clients | ReportMessage | Output | End
 
 
 def line_of(message: MESSAGES) -> bytes:

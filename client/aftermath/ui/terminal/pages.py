@@ -41,7 +41,7 @@ def _further(board: Board) -> RunStatus | None:
     While the member waits for the next epoch, it has no events about the rounds of the others.
     """
     progress = board.progress
-    status = board.standing
+    status = board.status
     return (
         status
         if status is not None and (not progress.total or status.step > progress.step + 1)
@@ -55,7 +55,7 @@ def run_page(board: Board, now: float, width: int, height: int) -> RenderableTyp
     if board.role == "member":
         rows["now"] = _waits_for_epoch(board) or board.now
     rows |= dict.fromkeys(("state", "steps", "deadline", "members", "waits for"), UNKNOWN)
-    if (status := board.standing) is not None:
+    if (status := board.status) is not None:
         fact_rows = facts_of(status)
         rows |= {name: fact_rows[name] for name in ("name", "state", "deadline", "waits for")}
         rows["members"] = f"{taking_part(status)} take part, {fact_rows['members']}"
@@ -80,7 +80,7 @@ def _waits_for_epoch(board: Board) -> str:
     yet.
     """
     waiting = board.of(event_types.Waiting)
-    status = board.standing
+    status = board.status
     if (
         waiting is None
         or waiting.leaves
@@ -144,7 +144,7 @@ def _training_from_outside(board: Board) -> RenderableType:
     rows: Facts = dict.fromkeys(("steps", "pace", "tiers", "losses"), UNKNOWN)
     rows["steps"] = progress_words(board)
     rows["losses"] = "only members report these: train --logs tui, or plot their --events-dir"
-    if (status := board.standing) is not None:
+    if (status := board.status) is not None:
         if status.left is not None and status.total_steps > status.step:
             rows["pace"] = (
                 f"{status.left / (status.total_steps - status.step):.1f} s a step, in this epoch"
@@ -198,7 +198,7 @@ def network_page(board: Board, now: float, width: int, height: int) -> Renderabl
         rows["trouble"] = counts.trouble
     elif board.role == "watch":
         rows["peers"] = "only members know their peers: train --logs tui"
-    if (status := board.standing) is not None and board.role != "member":
+    if (status := board.status) is not None and board.role != "member":
         rows["members"] = (
             f"{taking_part(status)} of {counted(len(status.members), 'member')} take part"
         )
@@ -208,7 +208,7 @@ def network_page(board: Board, now: float, width: int, height: int) -> Renderabl
 def chain_page(board: Board, now: float, width: int, height: int) -> RenderableType:
     """Draw the coordinator's view of the run, and the costs so far."""
     rows: Facts = dict.fromkeys(("epoch", "round", "state", "deadline", "witnesses"), UNKNOWN)
-    if (status := board.standing) is not None:
+    if (status := board.status) is not None:
         fact_rows = facts_of(status)
         rows["epoch"] = f"{status.epoch}"
         rows["round"] = UNKNOWN if status.round is None else f"{status.round}"

@@ -61,7 +61,7 @@ class RunApp(Tabbed):
         return self._board.leaving
 
     def _draw_members(self) -> None:
-        status = self._board.standing
+        status = self._board.status
         started = self._board.of(event_types.MemberStarted)
         shown: Table = (COLUMNS, {})
         if status is not None:
@@ -69,7 +69,7 @@ class RunApp(Tabbed):
                 _SCROLLBAR if len(status.members) > self.size.height - _AROUND else 0
             )
             shown = table(
-                status, self._board.here, started.wallet if started is not None else None, room
+                status, self._board.connected, started.wallet if started is not None else None, room
             )
         self.bottom.query_one(KeyedTable).show(*shown)
 

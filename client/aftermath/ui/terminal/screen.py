@@ -28,20 +28,19 @@ from aftermath.events.progress import Progress
 from aftermath.events.status import RunStatus
 from aftermath.events.stream import Wall
 from aftermath.ui.terminal import terminal
-from aftermath.ui.terminal.board import Role
+from aftermath.ui.terminal.board import Role, ScreenOptions, errors_of
 from aftermath.ui.terminal.messages import (
     MESSAGES,
     Clients,
     End,
+    EventMessage,
     Facts,
     Line,
     Output,
-    Said,
-    Stands,
-    Told,
+    ReportMessage,
+    StatusMessage,
     line_of,
 )
-from aftermath.ui.terminal.opening import ScreenOptions, errors_of
 
 _LOOK = 1.0  # seconds between two reads of the run's status
 _CLOSE = 0.6  # seconds that the screen has to close
@@ -106,7 +105,7 @@ class Screen:
         if self._going:
             self._last.append(event)
         if self._open:
-            self._put(Told(event))  # type: ignore[arg-type]
+            self._put(EventMessage(event))  # type: ignore[arg-type]
         else:
             self._lines(event)
 
@@ -114,17 +113,17 @@ class Screen:
         """Poll this function for the run's status on another thread."""
         self._look = look
 
-    def stands(self, standing: RunStatus, here: frozenset[bytes] | None = None) -> None:
+    def show_status(self, status: RunStatus, connected: frozenset[bytes] | None = None) -> None:
         """Show the run's status."""
-        self._renew(Stands(standing, here))
+        self._renew(StatusMessage(status, connected))
 
-    def clients(self, clients: Clients) -> None:
+    def show_clients(self, clients: Clients) -> None:
         """Show the state of a testnet and its clients."""
         self._renew(clients)
 
-    def said(self, name: str, text: str) -> None:
+    def report(self, name: str, text: str) -> None:
         """Show a report of a testnet's client."""
-        self._put(Said(self.elapsed(), name, text))
+        self._put(ReportMessage(self.elapsed(), name, text))
 
     def output(self, name: str, lines: Sequence[str]) -> None:
         """Show lines that a testnet's process printed."""
@@ -247,7 +246,7 @@ class Screen:
                     newest, self._newest = self._newest, {}
                     self._queue.clear()
                 if self._look is not None and not closing:
-                    newest[Stands] = Stands(self._look())
+                    newest[StatusMessage] = StatusMessage(self._look())
                 messages += [
                     message
                     for kind, message in newest.items()

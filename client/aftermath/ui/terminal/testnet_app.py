@@ -138,7 +138,7 @@ class LocalTestnetBoard:
             case messages.Line():
                 self.lately.append((message.t, printable(message.text.partition("\n")[0])))
                 self._say(message.t, OWN, message.text)
-            case messages.Said():
+            case messages.ReportMessage():
                 self._say(message.t, message.name, message.text)
             case messages.Output() if message.name in self.printed:
                 for line in message.lines:

@@ -1,4 +1,4 @@
-"""List the local files and the addresses that a member uses for a run.
+"""Limit what a run may read and contact to a member's options, and list the files and addresses.
 
 The list has no peers, relays and RPC nodes, because the member's own options name them.
 """
@@ -8,14 +8,49 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Protocol
 
 from aftermath.base.allowed_places import RunAccess
 from aftermath.base.errors import AftermathError
 from aftermath.base.text import is_repository
 from aftermath.config.data_sources import DataSource
 from aftermath.config.read import source_of
+from aftermath.model.saved_checkpoints import maker_name
 from aftermath.rules.model import Checkpoint, Model
+from aftermath.rules.run import Run
 from aftermath.rules.state import CheckpointKind
+
+
+class AccessChoice(Protocol):
+    """The options that limit the files and addresses that a run may use."""
+
+    @property
+    def data_path(self) -> Path | None: ...
+    @property
+    def model_path(self) -> Path | None: ...
+    @property
+    def data_root(self) -> Path | None: ...
+    @property
+    def allow_private_network(self) -> bool: ...
+    @property
+    def token_repositories(self) -> tuple[str, ...]: ...
+
+
+def access_for(options: AccessChoice, run: Run, *, on_local_network: bool) -> RunAccess:
+    """Return the files and addresses that a run may use.
+
+    `on_local_network` is `RpcPool.is_local`.
+    """
+    return RunAccess(
+        options.data_path,
+        options.model_path,
+        options.data_root,
+        on_local_network=on_local_network,
+        own_maker=maker_name(run.identity),
+        private_network=options.allow_private_network or on_local_network,
+        token_repositories=options.token_repositories,
+    )
 
 
 @dataclass(frozen=True)

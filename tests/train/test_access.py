@@ -20,7 +20,7 @@ from aftermath.rules.model import Checkpoint, DataLocation, Recorded, marked
 from aftermath.rules.state import CheckpointKind
 from aftermath.sim.setup import CONFIG, RULES
 from aftermath.train import requirements
-from aftermath.train.access_report import access_report
+from aftermath.train.access import access_report
 from faulty_web import serving
 from rules import builders
 

@@ -1,4 +1,4 @@
-"""The command `server run`: host one run."""
+"""The commands `server run` and `server validate-config`: host one run, and check its files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from aftermath.cli.command import command
-from aftermath.cli.present import Result, note
+from aftermath.cli.present import Result, facts, note
 from aftermath.server.commands.options import DataConfig, MaybeRunId, State
 
 Switch = Literal["true", "false"]
@@ -96,9 +96,8 @@ async def server_run(
     from aftermath.server.option_files import create_state_directory, load_allowlist, load_tls
     from aftermath.server.run_owner import ensure_run, owner_cluster, owner_wallet
     from aftermath.server.screen import print_ready, watch
-    from aftermath.server.served_data import load_served_data, serve_data
     from aftermath.server.server import ServerConfig, open_server
-    from aftermath.server.state_file import load_state_file
+    from aftermath.server.state_file import load_served_data, load_state_file, serve_data
 
     chosen, file = load_state_file(state, run_id, init_warmup_time)
     served = load_served_data(data_config, file) if data_config is not None else None
@@ -125,3 +124,34 @@ async def server_run(
         print_ready(server)
         await watch(server, tui == "true")
     return Result({}, None)
+
+
+@command(
+    "server validate-config",
+    example="aftermath-centralized server validate-config --state state.toml --data-config data.toml",
+)
+def server_validate_config(
+    state: State, data_config: DataConfig = None, run_id: MaybeRunId = None
+) -> Result:
+    """Check the files of a server without starting it.
+
+    Checks the run's rules, its model and the cut into tiers. With --data-config also checks the
+    data, and that both files match.
+    """
+    from aftermath.owner.schema import shape_of
+    from aftermath.server.state_file import load_served_data, load_state_file
+
+    chosen, config = load_state_file(state, run_id)
+    shape = shape_of(config)
+    data = {
+        "run_id": chosen,
+        "num_parameters": shape.num_parameters,
+        "tiers": list(shape.schema.state.widths),
+        "bytes_per_round": shape.bytes_per_round,
+        "total_steps": config.config.total_steps,
+        "sequences": None,
+    }
+    if data_config is not None:
+        data["sequences"] = load_served_data(data_config, config)[1].sequences
+    shown = {name: value for name, value in data.items() if value is not None}
+    return Result(data, facts(shown | {"bytes_per_round": shape.bytes_in_words}))
