@@ -31,9 +31,8 @@ from aftermath.chain.wallet import (
 from aftermath.config.document import RunConfig, parse_as
 from aftermath.data.bytelevel import byte_tokenizer
 from aftermath.data.local import open_tokens
-from aftermath.localnet.bank import Bank
+from aftermath.localnet.bank import Bank, open_chain
 from aftermath.localnet.errors import LedgerError
-from aftermath.localnet.genesis import open_chain
 from aftermath.localnet.json_rpc import Rpc
 from aftermath.localnet.ledger import DATABASE, Ledger
 from aftermath.localnet.pubsub import SubscriberConnection

@@ -85,7 +85,7 @@ def test_together_equals_members_of_simulated_run(
 
     began: list[Any] = []
     sim = play(tmp_path, story, rounds_per_epoch=STEPS, total_steps=STEPS, **rules)
-    hashes = {event["step"]: event["hashes"] for event in sim.players[0].saw("applied")}
+    hashes = {event["step"]: event["hashes"] for event in sim.sim_members[0].saw("applied")}
     assert sorted(hashes) == list(range(1, STEPS + 1))
 
     seats = {seat.tier: number for number, seat in enumerate(plans[1].seats) if number < 3}

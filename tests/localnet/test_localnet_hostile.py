@@ -17,9 +17,8 @@ from solana.rpc.async_api import AsyncClient
 from solders.keypair import Keypair
 
 from aftermath.localnet import LocalnetConfig, LocalnetError, VirtualTime, pubsub, serve
-from aftermath.localnet.bank import Bank
+from aftermath.localnet.bank import Bank, faucet_of, open_chain
 from aftermath.localnet.commit import Committer
-from aftermath.localnet.genesis import faucet_of, open_chain
 from aftermath.localnet.json_rpc import Rpc
 from aftermath.localnet.read_methods import ReadMethods
 from aftermath.localnet.server import MAX_BODY_BYTES

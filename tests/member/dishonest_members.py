@@ -27,9 +27,9 @@ from aftermath.sim.simulation import SimulatedRun
 Lie = Callable[[Commitment, SimTransport], Awaitable[None]]
 
 
-def falsify_results(player: SimMember, lie: Lie) -> None:
+def falsify_results(sim_member: SimMember, lie: Lie) -> None:
     """Replace all later announcements of results by `lie`, and answer no questions."""
-    transport = player.transport
+    transport = sim_member.transport
     assert transport is not None
     honest = transport.announce
 
@@ -47,8 +47,8 @@ def falsify_results(player: SimMember, lie: Lie) -> None:
     transport.handle(COMMITMENTS_TOPIC, answer)
 
 
-def sign(player: SimMember, said: Commitment) -> bytes:
-    return encode_announcement(said, player.identity.secret())
+def sign(sim_member: SimMember, said: Commitment) -> bytes:
+    return encode_announcement(said, sim_member.identity.secret())
 
 
 def tell_all(transport: SimTransport, raw: bytes) -> None:
@@ -56,68 +56,70 @@ def tell_all(transport: SimTransport, raw: bytes) -> None:
         transport.tell(peer, raw)
 
 
-def payload_of(player: SimMember, said: Commitment, transport: SimTransport, level: int) -> bytes:
+def payload_of(
+    sim_member: SimMember, said: Commitment, transport: SimTransport, level: int
+) -> bytes:
     """Return the encoded payload, which the member serves masked."""
     return masked(
         transport._blobs[said.levels[level].blake3],
-        key_of(player.identity.secret(), said.place),
+        key_of(sim_member.identity.secret(), said.place),
         level,
     )
 
 
 def with_payload(
-    player: SimMember, said: Commitment, transport: SimTransport, level: int, data: bytes
+    sim_member: SimMember, said: Commitment, transport: SimTransport, level: int, data: bytes
 ) -> Commitment:
     """Return the commitment to these bytes, masked, instead of the member's own."""
-    sealed = masked(data, key_of(player.identity.secret(), said.place), level)
+    sealed = masked(data, key_of(sim_member.identity.secret(), said.place), level)
     levels = {**said.levels, level: LevelPayload(transport.publish(sealed), len(data))}
     return msgspec.structs.replace(said, levels=levels)
 
 
-def garbage_in(player: SimMember, levels: range) -> Lie:
+def garbage_in(sim_member: SimMember, levels: range) -> Lie:
     """Commit, at these levels, to bytes of the right size that are not a valid encoding."""
 
     async def lie(said: Commitment, transport: SimTransport) -> None:
         for level in levels:
             size = said.levels[level].size
-            said = with_payload(player, said, transport, level, b"\xff" * size)
-        tell_all(transport, sign(player, said))
+            said = with_payload(sim_member, said, transport, level, b"\xff" * size)
+        tell_all(transport, sign(sim_member, said))
 
     return lie
 
 
-def hides(player: SimMember, level: int) -> Lie:
+def hides(sim_member: SimMember, level: int) -> Lie:
     """Commit to a correct result and serve all levels except one."""
 
     async def lie(said: Commitment, transport: SimTransport) -> None:
         transport.retract(said.levels[level].blake3)
-        tell_all(transport, sign(player, said))
+        tell_all(transport, sign(sim_member, said))
 
     return lie
 
 
-def serves_late(player: SimMember, level: int, seconds: float) -> Lie:
+def serves_late(sim_member: SimMember, level: int, seconds: float) -> Lie:
     """Commit to a correct result and serve one level with a delay."""
 
     async def lie(said: Commitment, transport: SimTransport) -> None:
         digest = said.levels[level].blake3
         asyncio.get_running_loop().call_later(seconds, transport.publish, transport._blobs[digest])
         transport.retract(digest)
-        tell_all(transport, sign(player, said))
+        tell_all(transport, sign(sim_member, said))
 
     return lie
 
 
-def hides_from(player: SimMember, level: int, victims: Sequence[SimMember]) -> Lie:
+def hides_from(sim_member: SimMember, level: int, victims: Sequence[SimMember]) -> Lie:
     """Commit to a correct result and serve one level to all members except these."""
     hidden: set[bytes] = set()
     for victim in victims:
         assert victim.transport is not None
-        never_fetch_from(victim.transport, player.id, hidden)
+        never_fetch_from(victim.transport, sim_member.id, hidden)
 
     async def lie(said: Commitment, transport: SimTransport) -> None:
         hidden.add(said.levels[level].blake3)
-        tell_all(transport, sign(player, said))
+        tell_all(transport, sign(sim_member, said))
 
     return lie
 
@@ -135,14 +137,14 @@ def never_fetch_from(transport: SimTransport, shunning: bytes, hidden: set[bytes
     transport.fetch = found  # type: ignore[method-assign]
 
 
-def conspire(players: Sequence[SimMember], level: int) -> None:
+def conspire(sim_members: Sequence[SimMember], level: int) -> None:
     """Let these members serve a level of their results only to each other."""
     shared: dict[bytes, bytes] = {}
-    for player in players:
-        transport = player.transport
+    for sim_member in sim_members:
+        transport = sim_member.transport
         assert transport is not None
         _fetch_from(transport, shared)
-        falsify_results(player, _shares_with_few(player, level, shared))
+        falsify_results(sim_member, _shares_with_few(sim_member, level, shared))
 
 
 def _fetch_from(transport: SimTransport, shared: Mapping[bytes, bytes]) -> None:
@@ -156,44 +158,44 @@ def _fetch_from(transport: SimTransport, shared: Mapping[bytes, bytes]) -> None:
     transport.fetch = found  # type: ignore[method-assign]
 
 
-def _shares_with_few(player: SimMember, level: int, shared: dict[bytes, bytes]) -> Lie:
+def _shares_with_few(sim_member: SimMember, level: int, shared: dict[bytes, bytes]) -> Lie:
     async def lie(said: Commitment, transport: SimTransport) -> None:
         digest = said.levels[level].blake3
         shared[digest] = transport._blobs[digest]
         transport.retract(digest)
-        tell_all(transport, sign(player, said))
+        tell_all(transport, sign(sim_member, said))
 
     return lie
 
 
-def nan_in(sim: SimulatedRun, player: SimMember) -> Lie:
+def nan_in(sim: SimulatedRun, sim_member: SimMember) -> Lie:
     """Commit to float votes that are NaN."""
 
     async def lie(said: Commitment, transport: SimTransport) -> None:
         for level in said.levels:
-            data = bytearray(payload_of(player, said, transport, level))
+            data = bytearray(payload_of(sim_member, said, transport, level))
             start = sim.schema.results.place_bytes(level)
             data[start:] = np.full((len(data) - start) // 4, np.nan, "<f4").tobytes()
-            said = with_payload(player, said, transport, level, bytes(data))
-        tell_all(transport, sign(player, said))
+            said = with_payload(sim_member, said, transport, level, bytes(data))
+        tell_all(transport, sign(sim_member, said))
 
     return lie
 
 
 def other_result(sim: SimulatedRun, said: Commitment, transport: SimTransport) -> Commitment:
     """Return another valid result of the share: one vote of the common level has the other sign."""
-    level, player = (
+    level, sim_member = (
         max(said.levels),
-        next(player for player in sim.players if player.id == said.sender),
+        next(sim_member for sim_member in sim.sim_members if sim_member.id == said.sender),
     )
-    data = bytearray(payload_of(player, said, transport, level))
+    data = bytearray(payload_of(sim_member, said, transport, level))
     data[sim.schema.results.place_bytes(level)] ^= 1
-    return with_payload(player, said, transport, level, bytes(data))
+    return with_payload(sim_member, said, transport, level, bytes(data))
 
 
-def offer_garbage(sim: SimulatedRun, player: SimMember, fill: float) -> None:
+def offer_garbage(sim: SimulatedRun, sim_member: SimMember, fill: float) -> None:
     """Answer every joiner with a valid manifest of tensors that are full of one number."""
-    transport = player.transport
+    transport = sim_member.transport
     assert transport is not None
 
     async def answer(peer: bytes, body: bytes) -> bytes:
@@ -202,7 +204,7 @@ def offer_garbage(sim: SimulatedRun, player: SimMember, fill: float) -> None:
                 transport.publish(np.full(segment_size(segment) // 4, fill, "<f4").tobytes())
                 for segment in sim.schema.state.of_level(level)
             ]
-            for level in range(player.tier, sim.schema.state.levels)
+            for level in range(sim_member.tier, sim.schema.state.levels)
         }
         return msgspec.msgpack.encode(SnapshotManifest(sim.run.attested_step, levels))
 
@@ -210,10 +212,10 @@ def offer_garbage(sim: SimulatedRun, player: SimMember, fill: float) -> None:
     transport.handle = lambda topic, handler: None  # type: ignore[method-assign]
 
 
-def offer_inconsistently(player: SimMember, friends: Collection[bytes]) -> None:
+def offer_inconsistently(sim_member: SimMember, friends: Collection[bytes]) -> None:
     """Offer the real model to `friends` and a made-up one to all others."""
-    transport = player.transport
-    member = player.member
+    transport = sim_member.transport
+    member = sim_member.member
     assert transport is not None
     assert member is not None
     honest = member._share._answer

@@ -37,8 +37,8 @@ def _start(
     return [sim.add(tier) for tier in (0, *tiers)]
 
 
-def _warned(player: SimMember) -> list[str]:
-    return [event["message"] for event in player.saw("warning")]
+def _warned(sim_member: SimMember) -> list[str]:
+    return [event["message"] for event in sim_member.saw("warning")]
 
 
 @pytest.mark.slow
@@ -58,8 +58,8 @@ def test_upload_continues_during_next_epoch(tmp_path: Path, repository: Reposito
 
     sim = play(tmp_path / "run", story, **SHORT)
     assert sim.check() == 24
-    assert len(sim.players[0].saw("applied")) == 6
-    assert not _warned(sim.players[0])
+    assert len(sim.sim_members[0].saw("applied")) == 6
+    assert not _warned(sim.sim_members[0])
     # although the run has finished
     assert (sim.model.checkpoint_step, sim.model.checkpoint.revision) == (7, "sim-step-6")
     weights = load(repository.place / "sim-step-6", 0)
@@ -83,7 +83,7 @@ def test_newest_waiting_checkpoint_is_uploaded_next(tmp_path: Path, repository: 
     sim.check()
     assert repository.commits == ["sim-step-12", "sim-step-3", "sim-step-9"]
     assert sim.model.checkpoint.repo == str(sim.place / "kept" / "m0" / "sim-step12")
-    messages = _warned(sim.players[0])
+    messages = _warned(sim.sim_members[0])
     assert (
         messages[0] == "step 6 is not uploaded: an earlier upload took so long that it is outdated"
     )
@@ -103,15 +103,16 @@ def test_endless_upload_is_abandoned_and_directory_named(
     async def story(sim: SimulatedRun) -> None:
         _start(sim, repository, seconds=10 * longest)
         await sim.until(lambda run: run.state is RunState.FINISHED)
-        assert sim.players[0].alive
+        assert sim.sim_members[0].alive
         await asyncio.sleep(2 * longest)
-        assert not sim.players[0].alive
+        assert not sim.sim_members[0].alive
 
     sim = play(tmp_path / "run", story, **ALONE)
     sim.check()
     assert not repository.sources
     assert (
-        _warned(sim.players[0])[0] == "step 3 was not uploaded: the upload took longer than 300 s"
+        _warned(sim.sim_members[0])[0]
+        == "step 3 was not uploaded: the upload took longer than 300 s"
     )
     assert sim.model.checkpoint.repo == str(sim.place / "kept" / "m0" / "sim-step6")
 
@@ -130,7 +131,7 @@ def test_refusing_hub_costs_only_the_upload(tmp_path: Path, repository: Reposito
 
     sim = play(tmp_path / "run", story, **ALONE)
     sim.check()
-    assert _warned(sim.players[0]) == [
+    assert _warned(sim.sim_members[0]) == [
         f"step {step} was not uploaded: {error}" for step, error in zip((3, 6), errors, strict=True)
     ]
     assert sorted(path.name for path in (sim.place / "kept" / "m0").iterdir()) == [
@@ -158,14 +159,14 @@ def test_upload_after_recorded_directory_is_a_warning(
     assert sim.check() > 0
     other = sim.place / "kept" / "m3"
     chosen = {steps_before(one.step): one.checkpoint for one in reversed(sim.model.recorded)}
-    assert _warned(sim.players[0]) == [
+    assert _warned(sim.sim_members[0]) == [
         f"the chain does not name team/model@sim-step-{step} of step {step}: "
         f"it already names {other / f'sim-step{step}'} of step {step}"
         for step in (3, 6, 9)
         if chosen[step].kind is CheckpointKind.LOCAL
     ]
     assert CheckpointKind.LOCAL in {one.kind for one in chosen.values()}  # so a member named it
-    assert not _warned(sim.players[3])
+    assert not _warned(sim.sim_members[3])
 
 
 @pytest.mark.slow
@@ -173,7 +174,7 @@ def test_directory_does_not_replace_hub_checkpoint(tmp_path: Path, repository: R
     """If the run's checkpoint is on the Hub, a member that only writes to a directory keeps it."""
 
     async def story(sim: SimulatedRun) -> None:
-        players = _start(sim, repository, 1, 2)
+        sim_members = _start(sim, repository, 1, 2)
         await sim.until(
             lambda run: sim.model.checkpoint_step == 4 and run.state is RunState.ROUND_TRAIN
         )
@@ -181,12 +182,12 @@ def test_directory_does_not_replace_hub_checkpoint(tmp_path: Path, repository: R
         sim.add(0)
         # the member has shown level 0
         await sim.until(lambda run: run.epoch == 3 and run.state is RunState.ROUND_TRAIN)
-        await sim.kill(players[0])
+        await sim.kill(sim_members[0])
         await sim.until_finished()
 
     sim = play(tmp_path / "run", story, rounds_per_epoch=3, total_steps=15)
-    assert sim.check(dropped=[sim.players[0]]) > 0
-    late = sim.players[3]
+    assert sim.check(dropped=[sim.sim_members[0]]) > 0
+    late = sim.sim_members[3]
     assert [event["step"] for event in late.saw("checkpoint")][-1] == 15
     assert (sim.model.checkpoint.kind, sim.model.checkpoint_step) == (CheckpointKind.HUB, 7)
 
@@ -201,7 +202,7 @@ def test_lost_checkpoint_reply_is_not_warned(tmp_path: Path, repository: Reposit
     sim = play(tmp_path / "run", story, **ALONE)
     sim.check()
     assert sim.model.checkpoint.revision == "sim-step-6"
-    assert not _warned(sim.players[0])
+    assert not _warned(sim.sim_members[0])
 
 
 def test_background_error_of_archive_is_a_warning(tmp_path: Path, repository: Repository) -> None:
@@ -217,7 +218,7 @@ def test_background_error_of_archive_is_a_warning(tmp_path: Path, repository: Re
 
     sim = play(tmp_path / "run", story, **ALONE)
     sim.check()
-    *untold, last = _warned(sim.players[0])
+    *untold, last = _warned(sim.sim_members[0])
     assert untold == [
         f"cannot record the checkpoint of step {step} on the chain: nobody expected this"
         for step in (3, 6)
@@ -248,8 +249,8 @@ def test_upload_without_name_leaves_directory_on_chain(
 
     sim = play(tmp_path / "run", story, **ALONE)
     sim.check()
-    assert _warned(sim.players[0]) == ["step 3 was not uploaded: the link has expired"]
-    assert [event["path"] for event in sim.players[0].saw("checkpoint")][-1] == "sim-step-6"
+    assert _warned(sim.sim_members[0]) == ["step 3 was not uploaded: the link has expired"]
+    assert [event["path"] for event in sim.sim_members[0].saw("checkpoint")][-1] == "sim-step-6"
     assert sim.model.checkpoint.repo == str(sim.place / "kept" / "m0" / "sim-step6")
 
 
@@ -291,5 +292,5 @@ def test_second_directory_of_same_step_causes_no_warning(tmp_path: Path) -> None
         tmp_path, story, rounds_per_epoch=2, total_steps=2, min_clients=2, init_min_clients=2
     )
     assert sim.check() > 0
-    assert [len(player.saw("checkpoint")) for player in sim.players] == [1, 1]
-    assert not [message for player in sim.players for message in _warned(player)]
+    assert [len(sim_member.saw("checkpoint")) for sim_member in sim.sim_members] == [1, 1]
+    assert not [message for sim_member in sim.sim_members for message in _warned(sim_member)]

@@ -72,11 +72,11 @@ def test_stopped_member_abandons_running_and_waiting_upload(
         sim.hub = repository.hub
         sim.keeps = False
         sim.upload_seconds = 500.0
-        player = sim.add(0)
+        sim_member = sim.add(0)
         await sim.until(lambda run: run.epoch == 2 and run.state is RunState.ROUND_TRAIN)
         assert len(_in(temporary)) == 2
         before = sim.now
-        await sim.stop(player)
+        await sim.stop(sim_member)
         assert sim.now - before < 2
         assert not _in(temporary)
 
@@ -106,7 +106,7 @@ def test_save_with_unexpected_error_is_a_warning(
 
     sim = play(tmp_path / "run", story, **ALONE)
     sim.check()
-    messages = [event["message"] for event in sim.players[0].saw("warning")]
+    messages = [event["message"] for event in sim.sim_members[0].saw("warning")]
     failed = [
         f"no checkpoint of step {step} was saved: CUDA error: out of memory" for step in (3, 6)
     ]
@@ -150,7 +150,7 @@ def test_old_steps_are_deleted_except_the_recorded_one(
         named = sim.model.checkpoint
         assert named.kind is CheckpointKind.LOCAL
         assert named.repo == str(sim.place / "kept" / "m0" / "sim-step3")
-        chain = sim.players[0].chain
+        chain = sim.sim_members[0].chain
         assert chain is not None
 
         async def checkpoint(*_: object) -> None:
@@ -190,7 +190,7 @@ def test_step_of_rewound_past_is_deleted(tmp_path: Path) -> None:
         aside = place / "sim-step3.replaced-1"
         (said,) = [
             event["message"]
-            for event in sim.players[0].saw("warning")
+            for event in sim.sim_members[0].saw("warning")
             if "another model" in event["message"]
         ]
         assert f"{place / 'sim-step3'} held another model of step 3" in said
@@ -213,7 +213,7 @@ def test_rewound_step_named_by_chain_is_kept(tmp_path: Path) -> None:
         named = sim.model.checkpoint
         past = (place / "sim-step3" / "model.safetensors").read_bytes()
         assert named.repo == str(place / "sim-step3")
-        chain = sim.players[0].chain
+        chain = sim.sim_members[0].chain
         assert chain is not None
 
         async def checkpoint(*_: object) -> None:
@@ -221,7 +221,7 @@ def test_rewound_step_named_by_chain_is_kept(tmp_path: Path) -> None:
 
         chain.checkpoint = checkpoint  # type: ignore[method-assign]
         await _epoch_from_the_start(sim)
-        messages = [event["message"] for event in sim.players[0].saw("warning")]
+        messages = [event["message"] for event in sim.sim_members[0].saw("warning")]
         assert sum("which holds another model" in message for message in messages) == 1
         assert (place / "sim-step3" / "model.safetensors").read_bytes() == past
         assert sim.model.checkpoint == named

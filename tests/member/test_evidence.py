@@ -82,20 +82,23 @@ def test_partial_equivocation_is_proven_by_all_members(tmp_path: Path) -> None:
     """
 
     async def story(sim: SimulatedRun) -> None:
-        players = [sim.add(tier) for tier in (0, 0, 1, 1, 2)]
+        sim_members = [sim.add(tier) for tier in (0, 0, 1, 1, 2)]
         await sim.until_round(1)
 
         async def offer_inconsistently(said: Commitment, transport: SimTransport) -> None:
-            faces = sign(players[0], said), sign(players[0], other_result(sim, said, transport))
+            faces = (
+                sign(sim_members[0], said),
+                sign(sim_members[0], other_result(sim, said, transport)),
+            )
             for index, peer in enumerate(sorted(transport.reachable())):
                 transport.tell(peer, faces[index % 2])
 
         lie: Lie = offer_inconsistently
-        falsify_results(players[0], lie)
+        falsify_results(sim_members[0], lie)
         await sim.until(lambda run: run.epoch == 1)
 
     sim = play(tmp_path, story, init_min_clients=5, rounds_per_epoch=4)
-    liar, *honest = sim.players
+    liar, *honest = sim.sim_members
     assert sim.compare(honest) > 0
     check_evidence(liar, honest)
     check_ejected(sim, liar, honest)
@@ -103,27 +106,27 @@ def test_partial_equivocation_is_proven_by_all_members(tmp_path: Path) -> None:
 
 def test_open_equivocation_is_proven_by_all_members(tmp_path: Path) -> None:
     async def story(sim: SimulatedRun) -> None:
-        players = [sim.add(tier) for tier in (0, 1, 2)]
+        sim_members = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(1)
 
         async def both(said: Commitment, transport: SimTransport) -> None:
-            tell_all(transport, sign(players[0], said))
-            tell_all(transport, sign(players[0], other_result(sim, said, transport)))
+            tell_all(transport, sign(sim_members[0], said))
+            tell_all(transport, sign(sim_members[0], other_result(sim, said, transport)))
 
         lie: Lie = both
-        falsify_results(players[0], lie)
+        falsify_results(sim_members[0], lie)
         await sim.until(lambda run: run.epoch == 1)
 
     sim = play(tmp_path, story, rounds_per_epoch=4)
-    check_evidence(sim.players[0], sim.players[1:])
-    check_ejected(sim, sim.players[0], sim.players[1:])
+    check_evidence(sim.sim_members[0], sim.sim_members[1:])
+    check_ejected(sim, sim.sim_members[0], sim.sim_members[1:])
 
 
 def check_evidence(liar: SimMember, honest: list[SimMember]) -> None:
     """Check that every honest member recorded a proof against the liar and none against others."""
-    for player in honest:
-        reports = player.saw("equivocated")
-        assert reports, player.name
+    for sim_member in honest:
+        reports = sim_member.saw("equivocated")
+        assert reports, sim_member.name
         assert {e["seat"] for e in reports} == {seat_of(liar)}
         assert all(
             proves(Pair(bytes.fromhex(e["first"]), bytes.fromhex(e["second"]))) for e in reports
@@ -132,16 +135,16 @@ def check_evidence(liar: SimMember, honest: list[SimMember]) -> None:
 
 def check_ejected(sim: SimulatedRun, liar: SimMember, honest: list[SimMember]) -> None:
     """Check that one member submitted the proof and that the program ejected the liar."""
-    told = [event for player in honest for event in player.saw("ejected")]
+    told = [event for sim_member in honest for event in sim_member.saw("ejected")]
     assert [event["seat"] for event in told] == [seat_of(liar)]
     weights = {
-        player.id: seat.weight
-        for player in sim.players
+        sim_member.id: seat.weight
+        for sim_member in sim.sim_members
         for seat in sim.members.seats
-        if seat.p2p == player.id
+        if seat.p2p == sim_member.id
     }
     assert weights[liar.id] == 1
-    assert all(weights[player.id] > 1 for player in honest)
+    assert all(weights[sim_member.id] > 1 for sim_member in honest)
 
 
 def test_agreeing_witnesses_dispute_nobody() -> None:

@@ -18,8 +18,8 @@ from member.repository import Repository
 from member.short_runs import ALONE
 
 
-def _warned(player: SimMember) -> list[str]:
-    return [event["message"] for event in player.saw("warning")]
+def _warned(sim_member: SimMember) -> list[str]:
+    return [event["message"] for event in sim_member.saw("warning")]
 
 
 def _name_falsely(sim: SimulatedRun, repo: str) -> None:
@@ -68,9 +68,9 @@ def test_falsely_named_step_is_taken_from_members(tmp_path: Path) -> None:
         other = sim.add(1)
         await sim.until(lambda run: run.epoch == 1 and run.state is RunState.ROUND_TRAIN)
         _name_falsely(sim, "/etc")
-        for player in (keeper, other):
-            await sim.kill(player)
-            player.events.clear()
+        for sim_member in (keeper, other):
+            await sim.kill(sim_member)
+            sim_member.events.clear()
         sim.start(other)
         sim.keeps = True
         # the directory that it named before cannot be read by the other, as on another machine
@@ -85,7 +85,7 @@ def test_falsely_named_step_is_taken_from_members(tmp_path: Path) -> None:
     sim = play(
         tmp_path, story, rounds_per_epoch=3, total_steps=12, min_clients=2, init_min_clients=2
     )
-    assert sim.compare(sim.players) > 0
+    assert sim.compare(sim.sim_members) > 0
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_directory_replaces_only_false_place(
         sim.read_hub = read
         sim.upload_seconds = 1.0
         owner = SimMember("m0", 0, sim.owner, sim.owner, 1.0)
-        sim.players.append(owner)
+        sim.sim_members.append(owner)
         sim.start(owner)
         await sim.until(lambda run: run.epoch == 1 and run.state is RunState.ROUND_TRAIN)
         _name_falsely(sim, repo)

@@ -26,7 +26,9 @@ def _witness(sim: SimulatedRun) -> SimMember:
     """Return the only witness of the running round."""
     (seat,) = witnesses(sim.run.current, sim.members)
     wallet = sim.members.seats[seat].signer
-    return next(player for player in sim.players if bytes(player.key.pubkey()) == wallet)
+    return next(
+        sim_member for sim_member in sim.sim_members if bytes(sim_member.key.pubkey()) == wallet
+    )
 
 
 @pytest.mark.parametrize("leavers", [pytest.param(1, marks=pytest.mark.slow), 2])
@@ -54,7 +56,7 @@ def test_leaving_witness_does_not_delay_round(tmp_path: Path, leavers: int) -> N
         init_min_clients=4,
         rounds_per_epoch=4,
     )
-    assert sim.compare(sim.players) > 0
+    assert sim.compare(sim.sim_members) > 0
     assert not sim.record.dropped
 
 
@@ -75,10 +77,10 @@ def test_death_in_warm_up_drops_member_after_first_round(tmp_path: Path) -> None
     """The first round shows it on chain. The other members train its sequences again."""
 
     async def story(sim: SimulatedRun) -> None:
-        players = [sim.add(tier) for tier in (0, 0, 1, 2)]
+        sim_members = [sim.add(tier) for tier in (0, 0, 1, 2)]
         await sim.until(lambda run: run.state is RunState.WARMUP)
         began = sim.now
-        await sim.kill(players[1])
+        await sim.kill(sim_members[1])
         await sim.until_round(0)
         assert sim.now - began < 30, "the others do not wait for it all through the warm-up"
         await sim.until_round(3)
@@ -86,7 +88,7 @@ def test_death_in_warm_up_drops_member_after_first_round(tmp_path: Path) -> None
         await sim.until(lambda run: run.epoch == 1)
 
     sim = play(tmp_path, story, warmup_time=100, init_min_clients=4, rounds_per_epoch=4)
-    assert sim.check(dropped=[sim.players[1]]) > 0
+    assert sim.check(dropped=[sim.sim_members[1]]) > 0
     assert sim.run.lost_sequences == 0
 
 
@@ -113,7 +115,7 @@ def test_refused_attestation_is_retried_with_backoff(tmp_path: Path) -> None:
     )
     said = Counter(
         event["message"]
-        for event in sim.players[0].saw("warning")
+        for event in sim.sim_members[0].saw("warning")
         if "was refused" in event["message"]
     )
     assert len(said) == 5, "of the warm-up and of four rounds"
@@ -125,9 +127,9 @@ def test_holder_dying_in_cooldown_leaves_model_attested(tmp_path: Path) -> None:
     """The other holder of level 0 attests it, so no level returns to the checkpoint."""
 
     async def story(sim: SimulatedRun) -> None:
-        players = [sim.add(tier) for tier in (0, 0, 1, 2)]
+        sim_members = [sim.add(tier) for tier in (0, 0, 1, 2)]
         await sim.until(lambda run: run.state is RunState.COOLDOWN)
-        await sim.kill(players[1])
+        await sim.kill(sim_members[1])
         run = await sim.until(lambda run: run.epoch == 1)
         assert (run.model_source, run.levels_attested, run.attested_step) == (
             ModelSource.PEERS,
@@ -138,12 +140,12 @@ def test_holder_dying_in_cooldown_leaves_model_attested(tmp_path: Path) -> None:
         assert sim.model.checkpoint_step == sim.run.step
 
     sim = play(tmp_path, story, init_min_clients=3, rounds_per_epoch=3, total_steps=100)
-    for player in (sim.players[0], *sim.players[2:]):
-        assert [event["source"] for event in player.saw("model")] == [
+    for sim_member in (sim.sim_members[0], *sim.sim_members[2:]):
+        assert [event["source"] for event in sim_member.saw("model")] == [
             "the checkpoint",
             "its own replica",
-        ], player.name
-    assert sim.check(dropped=[sim.players[1]]) > 0
+        ], sim_member.name
+    assert sim.check(dropped=[sim.sim_members[1]]) > 0
 
 
 @pytest.mark.slow
@@ -156,9 +158,9 @@ def test_level_lost_before_checkpoint_does_not_block_run(
 
     async def story(sim: SimulatedRun) -> None:
         sim.upload_seconds = 1e6
-        players = [sim.add(tier) for tier in (0, 1, 2)]
+        sim_members = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until(lambda run: run.state is RunState.COOLDOWN and run.levels_attested == 0b111)
-        await sim.stop(players[0])
+        await sim.stop(sim_members[0])
         late = sim.add(0)
         await sim.until(lambda run: bool(late.saw("applied")), limit=600)
         assert [event["source"] for event in late.saw("model")] == ["peers and the checkpoint"]
@@ -196,8 +198,8 @@ def test_stall_of_all_members_drops_nobody(tmp_path: Path) -> None:
     """
 
     async def story(sim: SimulatedRun) -> None:
-        players = [sim.add(tier) for tier in (0, 1, 2, 2)]
-        idle = players[3].member
+        sim_members = [sim.add(tier) for tier in (0, 1, 2, 2)]
+        idle = sim_members[3].member
         assert idle is not None
         idle._weight = 1
         for height in range(1, 12):
@@ -206,12 +208,15 @@ def test_stall_of_all_members_drops_nobody(tmp_path: Path) -> None:
             plan = idle._results.plan(height)
             if plan is not None and idle.seat not in plan.owing:
                 break
-        _all_take(players, 16.0)
+        _all_take(sim_members, 16.0)
         stalled = await sim.until_round(height + 1)
-        _all_take(players, 1.0)
+        _all_take(sim_members, 1.0)
         await sim.until(lambda run: run.epoch > 0 or run.step >= stalled.step + 3)
         assert (sim.run.epoch, sim.run.lost_sequences) == (0, 0)
-        assert all(player.saw("witnessed", height=height, held=0, sent=True) for player in players)
+        assert all(
+            sim_member.saw("witnessed", height=height, held=0, sent=True)
+            for sim_member in sim_members
+        )
         await sim.until_finished()
 
     batch = {"global_batch_size_start": 10, "global_batch_size_end": 10}
@@ -264,7 +269,7 @@ def test_member_attesting_its_withheld_share_is_dropped(
     )
     assert len(withheld) == 2, "excused once, dropped the next time"
     assert len(sim.record.dropped) == 1
-    assert sim.check(dropped=[sim.players[3]]) > 0
+    assert sim.check(dropped=[sim.sim_members[3]]) > 0
 
 
 @pytest.mark.parametrize("overlap", EITHER_OVERLAP)
@@ -295,7 +300,9 @@ def test_round_finishes_when_all_suspended_members_resume(tmp_path: Path, overla
         **batch,
     )
     assert not sim.record.dropped
-    assert not [event for event in sim.players[0].saw("warning") if "too slow" in event["message"]]
+    assert not [
+        event for event in sim.sim_members[0].saw("warning") if "too slow" in event["message"]
+    ]
     assert sim.check() > 0
 
 
@@ -304,12 +311,12 @@ def _waits_for(run: Run, slow: SimMember, quick: Sequence[SimMember]) -> bool:
     assert slow.member is not None
     height = run.current.height
     plan = slow.member._results.plan(height) if run.state is RunState.ROUND_TRAIN else None
-    trained = [bool(player.saw("trained", height=height)) for player in (slow, *quick)]
+    trained = [bool(sim_member.saw("trained", height=height)) for sim_member in (slow, *quick)]
     return plan is not None and slow.member.seat in plan.owing and trained == [False, True, True]
 
 
-def _all_take(players: Sequence[SimMember], seconds: float) -> None:
+def _all_take(sim_members: Sequence[SimMember], seconds: float) -> None:
     """Set the time that each job of a member takes."""
-    for player in players:
-        assert player.compute is not None
-        player.compute._seconds = seconds
+    for sim_member in sim_members:
+        assert sim_member.compute is not None
+        sim_member.compute._seconds = seconds

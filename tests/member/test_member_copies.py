@@ -35,8 +35,8 @@ Copied = Callable[[Commitment, Commitment, bytes, SimTransport], Commitment]
 """From a copier's own commitment, that of its victim and the victim's key, if it waits for that."""
 
 
-def seat_of(player: SimMember) -> int:
-    seat: int = player.saw("joined")[-1]["seat"]
+def seat_of(sim_member: SimMember) -> int:
+    seat: int = sim_member.saw("joined")[-1]["seat"]
     return seat
 
 
@@ -102,10 +102,10 @@ def _an_epoch(
     """Run one epoch of tiers 0, 1, 2 and 0. The first member attacks from round 1 on."""
 
     async def story(sim: SimulatedRun) -> None:
-        players = [sim.add(tier) for tier in (0, 1, 2, 0)]
-        _SECRETS.update({player.id: player.identity.secret() for player in players})
+        sim_members = [sim.add(tier) for tier in (0, 1, 2, 0)]
+        _SECRETS.update({sim_member.id: sim_member.identity.secret() for sim_member in sim_members})
         await sim.until_round(1)
-        hostile(sim, players)
+        hostile(sim, sim_members)
         await sim.until(lambda run: run.epoch == 1)
 
     return play(place, story, init_min_clients=4, rounds_per_epoch=4, **rules)
@@ -113,13 +113,13 @@ def _an_epoch(
 
 def _honest_are_whole(sim: SimulatedRun) -> None:
     """Check that all other members finished the epoch with equal replicas."""
-    hostile, *honest = sim.players
+    hostile, *honest = sim.sim_members
     assert sim.check(hostile=[hostile]) > 0
-    for player in honest:
-        assert [e["epoch"] for e in player.saw("cooldown")] == [0], player.name
+    for sim_member in honest:
+        assert [e["epoch"] for e in sim_member.saw("cooldown")] == [0], sim_member.name
         assert not [
-            e for e in player.saw("refused", why=CLOSED_ON) if e["seat"] != seat_of(hostile)
-        ], player.name
+            e for e in sim_member.saw("refused", why=CLOSED_ON) if e["seat"] != seat_of(hostile)
+        ], sim_member.name
     assert sim.run.lost_sequences == 0
 
 
@@ -143,16 +143,21 @@ def test_copied_result_is_not_credited_and_member_drops_out(
     round.
     """
 
-    def hostile(sim: SimulatedRun, players: list[SimMember]) -> None:
+    def hostile(sim: SimulatedRun, sim_members: list[SimMember]) -> None:
         falsify_results(
-            players[0], copies(sim, players[0], players[3], copied, opened=copied is the_work)
+            sim_members[0],
+            copies(sim, sim_members[0], sim_members[3], copied, opened=copied is the_work),
         )
 
     sim = _an_epoch(tmp_path, hostile, overlap=overlap)
     _honest_are_whole(sim)
-    assert _dropped(sim) == {sim.players[0].wallet}
-    copier = seat_of(sim.players[0])
-    refused = [event for player in sim.players[1:] for event in player.saw("refused", seat=copier)]
+    assert _dropped(sim) == {sim.sim_members[0].wallet}
+    copier = seat_of(sim.sim_members[0])
+    refused = [
+        event
+        for sim_member in sim.sim_members[1:]
+        for event in sim_member.saw("refused", seat=copier)
+    ]
     assert copied is not the_work or any(event["why"] == CLOSED_ON for event in refused)
 
 
@@ -164,7 +169,7 @@ def test_copied_result_with_lying_witness_is_not_credited(tmp_path: Path) -> Non
     credited: set[int] = set()
 
     async def story(sim: SimulatedRun) -> None:
-        players = [sim.add(tier) for tier in (0, 1, 2, 0, 1)]
+        sim_members = [sim.add(tier) for tier in (0, 1, 2, 0, 1)]
 
         def look() -> None:
             run = sim.run
@@ -172,32 +177,34 @@ def test_copied_result_with_lying_witness_is_not_credited(tmp_path: Path) -> Non
             for header in run.rounds:
                 if judged(header.height) > 0 and header.height < run.current.height:
                     rounds.add(judged(header.height))
-                    if bitmap.contains(header.attested, seat_of(players[0])):
+                    if bitmap.contains(header.attested, seat_of(sim_members[0])):
                         credited.add(judged(header.height))
 
-        _SECRETS.update({player.id: player.identity.secret() for player in players})
+        _SECRETS.update({sim_member.id: sim_member.identity.secret() for sim_member in sim_members})
         await sim.until_round(1)
-        for liar in players[:2]:
+        for liar in sim_members[:2]:
             _closes_early_and_continues(liar)
         sim.chain.observers.append(look)
-        falsify_results(players[0], copies(sim, players[0], players[3], the_work, opened=True))
+        falsify_results(
+            sim_members[0], copies(sim, sim_members[0], sim_members[3], the_work, opened=True)
+        )
         await sim.until(lambda run: run.epoch == 1)
 
     sim = play(tmp_path, story, init_min_clients=5)
-    assert sim.check(hostile=sim.players[:2]) > 0
+    assert sim.check(hostile=sim.sim_members[:2]) > 0
     assert rounds
     assert not credited
-    for player in sim.players[2:]:
-        assert [e["epoch"] for e in player.saw("cooldown")] == [0], player.name
+    for sim_member in sim.sim_members[2:]:
+        assert [e["epoch"] for e in sim_member.saw("cooldown")] == [0], sim_member.name
     assert sim.run.lost_sequences == 0
 
 
 # --- abusing the defence --------------------------------------------------------------------------
 
 
-def _closes_early_and_continues(player: SimMember) -> None:
+def _closes_early_and_continues(sim_member: SimMember) -> None:
     """Close each round as soon as it begins, and attest later results anyway."""
-    member = player.member
+    member = sim_member.member
     assert member is not None
     results = member._results
     opening = member._reveals
@@ -208,7 +215,7 @@ def _closes_early_and_continues(player: SimMember) -> None:
     def early(plan: RoundPlan) -> None:
         opened(plan)
         if plan.owing:
-            closing.append(asyncio.ensure_future(opening.close_round(plan, seat_of(player))))
+            closing.append(asyncio.ensure_future(opening.close_round(plan, seat_of(sim_member))))
 
     results.open = early  # type: ignore[method-assign]
 
@@ -216,17 +223,21 @@ def _closes_early_and_continues(player: SimMember) -> None:
 @pytest.mark.parametrize("overlap", EITHER_OVERLAP)
 def test_early_closing_member_leaves_out_nobody(tmp_path: Path, overlap: int) -> None:
     sim = _an_epoch(
-        tmp_path, lambda sim, players: _closes_early_and_continues(players[0]), overlap=overlap
+        tmp_path,
+        lambda sim, sim_members: _closes_early_and_continues(sim_members[0]),
+        overlap=overlap,
     )
     _honest_are_whole(sim)
     assert not sim.record.dropped
-    assert {e["results"] for player in sim.players for e in player.saw("applied")} == {4}
+    assert {e["results"] for sim_member in sim.sim_members for e in sim_member.saw("applied")} == {
+        4
+    }
 
 
 def _intercept(
-    player: SimMember, kind: type, instead: Callable[[bytes, SimTransport], None]
+    sim_member: SimMember, kind: type, instead: Callable[[bytes, SimTransport], None]
 ) -> None:
-    transport = player.transport
+    transport = sim_member.transport
     assert transport is not None
     honest = transport.announce
 
@@ -243,9 +254,9 @@ def _intercept(
 def test_member_never_revealing_delivers_nothing(tmp_path: Path, overlap: int) -> None:
     """It costs an epoch one round's time, like any late member."""
 
-    def hostile(sim: SimulatedRun, players: list[SimMember]) -> None:
-        _intercept(players[0], Key, lambda data, transport: None)
-        transport = players[0].transport
+    def hostile(sim: SimulatedRun, sim_members: list[SimMember]) -> None:
+        _intercept(sim_members[0], Key, lambda data, transport: None)
+        transport = sim_members[0].transport
         assert transport is not None
 
         async def answer(peer: bytes, body: bytes) -> bytes:
@@ -255,8 +266,8 @@ def test_member_never_revealing_delivers_nothing(tmp_path: Path, overlap: int) -
 
     sim = _an_epoch(tmp_path, hostile, overlap=overlap)
     _honest_are_whole(sim)
-    assert _dropped(sim) == {sim.players[0].wallet}
-    rounds = [e["t"] for e in sim.players[1].saw("round", epoch=0)]
+    assert _dropped(sim) == {sim.sim_members[0].wallet}
+    rounds = [e["t"] for e in sim.sim_members[1].saw("round", epoch=0)]
     assert sum(later - now > 0.8 * ROUND_SECONDS for now, later in pairwise(rounds)) <= 1
 
 
@@ -264,8 +275,10 @@ def test_member_never_revealing_delivers_nothing(tmp_path: Path, overlap: int) -
 def test_reveal_to_one_peer_reaches_all(tmp_path: Path, overlap: int) -> None:
     """Every member relays the keys that it has."""
 
-    def hostile(sim: SimulatedRun, players: list[SimMember]) -> None:
-        _intercept(players[0], Key, lambda data, transport: transport.tell(players[1].id, data))
+    def hostile(sim: SimulatedRun, sim_members: list[SimMember]) -> None:
+        _intercept(
+            sim_members[0], Key, lambda data, transport: transport.tell(sim_members[1].id, data)
+        )
 
     sim = _an_epoch(tmp_path, hostile, overlap=overlap)
     _honest_are_whole(sim)
@@ -277,12 +290,12 @@ def test_reveal_to_one_peer_reaches_all(tmp_path: Path, overlap: int) -> None:
 def test_witness_never_closing_delays_nobody(tmp_path: Path, overlap: int) -> None:
     sim = _an_epoch(
         tmp_path,
-        lambda sim, players: _intercept(players[0], Closed, lambda data, transport: None),
+        lambda sim, sim_members: _intercept(sim_members[0], Closed, lambda data, transport: None),
         overlap=overlap,
     )
     _honest_are_whole(sim)
     assert not sim.record.dropped
-    rounds = [e["t"] for e in sim.players[1].saw("round", epoch=0)]
+    rounds = [e["t"] for e in sim.sim_members[1].saw("round", epoch=0)]
     assert max(later - now for now, later in pairwise(rounds)) < 0.8 * ROUND_SECONDS
 
 
@@ -301,7 +314,10 @@ def test_small_runs_reveal_their_results(tmp_path: Path, count: int, overlap: in
     sim.check()
     assert not sim.record.dropped
     assert sim.run.lost_sequences == 0
-    assert all({e["results"] for e in player.saw("applied")} == {count} for player in sim.players)
+    assert all(
+        {e["results"] for e in sim_member.saw("applied")} == {count}
+        for sim_member in sim.sim_members
+    )
 
 
 @pytest.mark.slow
@@ -309,21 +325,21 @@ def test_restarted_member_reveals_earlier_commitment(tmp_path: Path) -> None:
     """It has only its secret left. The result still counts."""
 
     async def story(sim: SimulatedRun) -> None:
-        players = [sim.add(tier) for tier in (0, 1, 2, 0)]
+        sim_members = [sim.add(tier) for tier in (0, 1, 2, 0)]
         await sim.until_round(1)
-        await sim.until(lambda run: bool(players[3].saw("trained", height=1)))
+        await sim.until(lambda run: bool(sim_members[3].saw("trained", height=1)))
         await asyncio.sleep(0.1)
-        await sim.kill(players[3])
-        sim.start(players[3])
+        await sim.kill(sim_members[3])
+        sim.start(sim_members[3])
         header = (await sim.until_round(3)).round(2)  # its witnesses judged round 1
         assert header is not None
-        credited.append(bitmap.contains(header.attested, seat_of(players[3])))
+        credited.append(bitmap.contains(header.attested, seat_of(sim_members[3])))
         await sim.until(lambda run: run.state is RunState.COOLDOWN)
 
     credited: list[bool] = []
     sim = play(tmp_path, story, init_min_clients=4, rounds_per_epoch=4)
     assert credited == [True]
-    sim.check(dropped=[sim.players[3]])
+    sim.check(dropped=[sim.sim_members[3]])
 
 
 # --- the invariant --------------------------------------------------------------------------------
@@ -331,11 +347,11 @@ def test_restarted_member_reveals_earlier_commitment(tmp_path: Path) -> None:
 
 def test_closing_on_timely_member_violates_invariant(tmp_path: Path) -> None:
     async def story(sim: SimulatedRun) -> None:
-        players = [sim.add(tier) for tier in (0, 1, 2)]
+        sim_members = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(1)
         judge = Invariants(sim, Faults(sim, None, None))  # type: ignore[arg-type]
         judge.check_now()
-        players[0].member._results.close_round(2)  # type: ignore[union-attr]
+        sim_members[0].member._results.close_round(2)  # type: ignore[union-attr]
         await sim.until_round(3)
         with pytest.raises(InvariantBroken, match=r"got the result of .* after it had closed"):
             judge.check_now()

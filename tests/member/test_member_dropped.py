@@ -16,14 +16,14 @@ RULES = ALONE | {"min_clients": 2, "init_min_clients": 3, "rounds_per_epoch": 5,
 
 async def _drop(sim: SimulatedRun, first: int) -> SimMember:
     """Cut off a tier-0 member from round `first` on until the others have dropped it."""
-    player = sim.players[0]
+    sim_member = sim.sim_members[0]
     await sim.until_round(first)
-    for other in sim.players[1:]:
-        sim.network.cut(player.id, other.id)
-    seat = sim.members.find(player.wallet)
+    for other in sim.sim_members[1:]:
+        sim.network.cut(sim_member.id, other.id)
+    seat = sim.members.find(sim_member.wallet)
     assert seat is not None
     await sim.until(lambda _: sim.members.seats[seat].state is MemberState.DROPPED, limit=300)
-    return player
+    return sim_member
 
 
 @pytest.mark.parametrize(
@@ -35,13 +35,13 @@ def test_dropped_last_holder_of_level_saves_copy(
     async def story(sim: SimulatedRun) -> None:
         for tier in (0, *tiers):
             sim.add(tier)
-        player = await _drop(sim, first=2)
-        await sim.until(lambda _: len(player.saw("joined")) > 1)
-        messages = [event["message"] for event in player.saw("warning")]
+        sim_member = await _drop(sim, first=2)
+        await sim.until(lambda _: len(sim_member.saw("joined")) > 1)
+        messages = [event["message"] for event in sim_member.saw("warning")]
         copies = [message for message in messages if "this member alone had" in message]
         assert len(copies) == saves, messages
-        kept = sorted(path.name for path in (tmp_path / "kept" / player.name).glob("sim-step*"))
-        step = max(event["step"] for event in player.saw("applied"))
+        kept = sorted(path.name for path in (tmp_path / "kept" / sim_member.name).glob("sim-step*"))
+        step = max(event["step"] for event in sim_member.saw("applied"))
         assert kept == [f"sim-step{step}"] * saves
         if saves:
             assert copies[0].startswith(
@@ -57,11 +57,11 @@ def test_dropped_member_still_receives_last_results(tmp_path: Path) -> None:
     async def story(sim: SimulatedRun) -> None:
         for tier in (0, 0, 1):
             sim.add(tier)
-        player = await _drop(sim, first=3)
+        sim_member = await _drop(sim, first=3)
         sim.network.heal()
         await sim.until(lambda run: run.epoch == 1)
-        assert max(event["step"] for event in player.saw("applied")) == 5
-        assert player.saw("cooldown")
-        assert not player.saw("warning")
+        assert max(event["step"] for event in sim_member.saw("applied")) == 5
+        assert sim_member.saw("cooldown")
+        assert not sim_member.saw("warning")
 
     play(tmp_path, story, **RULES)

@@ -25,7 +25,7 @@ from member.short_runs import SHORT
 READY = b"\x02"  # the head of an announcement that is not a commitment
 
 
-def noise(player: SimMember, said: bytes) -> Iterator[bytes]:
+def noise(sim_member: SimMember, said: bytes) -> Iterator[bytes]:
     """Yield announcements that no member sends: too deeply nested, signed or not, and changed real
     ones.
     """
@@ -33,8 +33,13 @@ def noise(player: SimMember, said: bytes) -> Iterator[bytes]:
     for body in (nested(1000), unknown + nested(1000), nested(MAX_ANNOUNCEMENT_BYTES - 100)):
         yield body
         yield msgspec.msgpack.encode([body, bytes(64)])
-        yield player.id + bytes(64) + body
-        yield player.id + bytes(player.identity.sign_message(statement(READY, body))) + READY + body
+        yield sim_member.id + bytes(64) + body
+        yield (
+            sim_member.id
+            + bytes(sim_member.identity.sign_message(statement(READY, body)))
+            + READY
+            + body
+        )
     yield from mutations(random.Random(5), [said], 100)
 
 
@@ -44,16 +49,22 @@ async def junk(peer: bytes, body: bytes) -> bytes:
     return nested(5000)
 
 
-async def pester(player: SimMember, transport: SimTransport) -> None:
+async def pester(sim_member: SimMember, transport: SimTransport) -> None:
     """Send and answer garbage until cancelled."""
     for topic in (COMMITMENTS, MODEL):
         transport.handle(topic, junk)
     said = sign(
-        player,
-        Ready(sender=player.id, signer=bytes(player.key.pubkey()), run_id="sim", epoch=0, seat=0),
+        sim_member,
+        Ready(
+            sender=sim_member.id,
+            signer=bytes(sim_member.key.pubkey()),
+            run_id="sim",
+            epoch=0,
+            seat=0,
+        ),
     )
     while True:
-        for data in noise(player, said):
+        for data in noise(sim_member, said):
             for peer in sorted(transport.reachable()):
                 transport.tell(peer, data)
         for peer in sorted(transport.reachable()):
@@ -78,16 +89,16 @@ def test_garbage_messages_change_no_replica(tmp_path: Path) -> None:
         pestering.cancel()
 
     sim = play(tmp_path, story, init_min_clients=4, **SHORT)
-    pest, *others = sim.players
+    pest, *others = sim.sim_members
     assert sim.check(hostile=[pest]) > 0
     assert sim.run.lost_sequences == 0
-    for player in others:
-        assert len(player.saw("applied")) == 6
-        assert len([event for event in player.saw("refused") if event.get("peer")]) == 1, (
+    for sim_member in others:
+        assert len(sim_member.saw("applied")) == 6
+        assert len([event for event in sim_member.saw("refused") if event.get("peer")]) == 1, (
             "logged once"
         )
-        assert player.transport is not None
-        assert len({who for who, _ in player.transport.barred}) == 1
+        assert sim_member.transport is not None
+        assert len({who for who, _ in sim_member.transport.barred}) == 1
 
 
 def test_message_handler_error_costs_only_that_message(
@@ -113,5 +124,5 @@ def test_message_handler_error_costs_only_that_message(
 
     sim = play(tmp_path, story, init_min_clients=4, rounds_per_epoch=3)
     assert heard > len(errors)
-    assert sim.check(dropped=sim.players[:1]) > 0
+    assert sim.check(dropped=sim.sim_members[:1]) > 0
     assert caplog.text.count("logged once") == 3

@@ -31,17 +31,17 @@ from member.short_runs import ALONE, EITHER_OVERLAP, SHORT
 STEPS = range(1, SHORT["total_steps"] + 1)
 
 
-def files_of(sim: SimulatedRun, player: SimMember) -> dict[str, bytes]:
+def files_of(sim: SimulatedRun, sim_member: SimMember) -> dict[str, bytes]:
     """Return all files in a member's directory, by name."""
-    place = sim.place / "gradients" / player.name
+    place = sim.place / "gradients" / sim_member.name
     return {path.name: path.read_bytes() for path in sorted(place.iterdir())}
 
 
-def results_of(sim: SimulatedRun, player: SimMember) -> dict[int, list[GradientFile]]:
+def results_of(sim: SimulatedRun, sim_member: SimMember) -> dict[int, list[GradientFile]]:
     """Return the files by step, in the order of seats."""
     found: dict[int, list[GradientFile]] = defaultdict(list)
-    for name in files_of(sim, player):
-        file = read_gradient_file(sim.place / "gradients" / player.name / name)
+    for name in files_of(sim, sim_member):
+        file = read_gradient_file(sim.place / "gradients" / sim_member.name / name)
         assert file.name == name
         found[file.about.step].append(file)
     return {
@@ -64,7 +64,7 @@ def whole_run(tmp_path: Path, tiers: Sequence[int], **rules: Any) -> SimulatedRu
 def test_gradient_files_of_one_tier_are_equal(tmp_path: Path) -> None:
     sim = whole_run(tmp_path, (0, 0, 0))
     assert sim.check() > 0
-    first, *others = (files_of(sim, player) for player in sim.players)
+    first, *others = (files_of(sim, sim_member) for sim_member in sim.sim_members)
     assert sorted(first) == [
         f"step-{step:06}-member-{seat}.safetensors" for step in STEPS for seat in range(3)
     ]
@@ -87,12 +87,14 @@ def test_gradient_files_contain_applied_votes(
     sim = whole_run(tmp_path, (0, 1, 2), overlap=overlap)
     assert sim.check() > 0
     tiers = {
-        event["seat"]: event["tier"] for player in sim.players for event in player.saw("joined")
+        event["seat"]: event["tier"]
+        for sim_member in sim.sim_members
+        for event in sim_member.saw("joined")
     }
-    for player in sim.players:
-        kept = results_of(sim, player)
+    for sim_member in sim.sim_members:
+        kept = results_of(sim, sim_member)
         assert [*kept] == [*STEPS]
-        for (step, files), (votes, lr) in zip(kept.items(), applied[player.tier], strict=True):
+        for (step, files), (votes, lr) in zip(kept.items(), applied[sim_member.tier], strict=True):
             assert {file.about.seat: file.about.tier for file in files} == tiers
             assert (
                 {file.about.learning_rate for file in files}
@@ -100,7 +102,7 @@ def test_gradient_files_contain_applied_votes(
                 == {learning_rate(sim.model.lr_schedule, step)}
             )
             decoded = [file.votes() for file in files]
-            for level in range(player.tier, 3):
+            for level in range(sim_member.tier, 3):
                 expected = votes[level]
                 found = [one[level] for one in decoded if level in one]
                 assert len(found) == len(expected) > 0
@@ -131,13 +133,13 @@ def test_full_disk_is_one_warning_each_time_it_fills(
 
     sim = play(tmp_path, story, **ALONE | {"rounds_per_epoch": 4, "total_steps": 8})
     sim.check()
-    (player,) = sim.players
-    messages = [event["message"] for event in player.saw("warning")]
+    (sim_member,) = sim.sim_members
+    messages = [event["message"] for event in sim_member.saw("warning")]
     assert len(messages) == 2
     for message in messages:
         assert "not all results of step" in message
-        assert f"the disk of {sim.place / 'gradients' / player.name} is full" in message
-    kept = {int(name.split("-")[1]) for name in files_of(sim, player)}
+        assert f"the disk of {sim.place / 'gradients' / sim_member.name} is full" in message
+    kept = {int(name.split("-")[1]) for name in files_of(sim, sim_member)}
     assert {4, 8} <= kept < {*range(1, 9)}
 
 
@@ -150,17 +152,17 @@ def test_removed_gradient_directory_is_recreated_or_warned(tmp_path: Path) -> No
         for tier in (0, 2):
             sim.add(tier)
         await sim.until_round(3)
-        for player in sim.players:
-            shutil.rmtree(sim.place / "gradients" / player.name)
+        for sim_member in sim.sim_members:
+            shutil.rmtree(sim.place / "gradients" / sim_member.name)
         (sim.place / "gradients" / "m0").write_text("in the way")
         await sim.until_finished()
 
     sim = play(tmp_path, story, init_min_clients=2, rounds_per_epoch=4, total_steps=8)
     assert sim.check() == 10
-    (warning,) = sim.players[0].saw("warning")
+    (warning,) = sim.sim_members[0].saw("warning")
     assert f"cannot write to {sim.place / 'gradients' / 'm0'}" in warning["message"]
-    assert not sim.players[1].saw("warning")
-    assert max(results_of(sim, sim.players[1])) == 8
+    assert not sim.sim_members[1].saw("warning")
+    assert max(results_of(sim, sim.sim_members[1])) == 8
 
 
 @pytest.mark.slow
@@ -175,10 +177,15 @@ def test_slow_gradient_disk_costs_files_but_no_memory(tmp_path: Path) -> None:
         await sim.until_finished()
 
     sim = play(tmp_path, story, init_min_clients=2, rounds_per_epoch=12, total_steps=12)
-    assert sim.compare(sim.players) > 0
-    messages = [event["message"] for event in sim.players[0].saw("warning")]
+    assert sim.compare(sim.sim_members) > 0
+    messages = [event["message"] for event in sim.sim_members[0].saw("warning")]
     assert any("is slower than the rounds" in message for message in messages)
-    assert 0 < len(results_of(sim, sim.players[0])) < len(results_of(sim, sim.players[1])) == 12
+    assert (
+        0
+        < len(results_of(sim, sim.sim_members[0]))
+        < len(results_of(sim, sim.sim_members[1]))
+        == 12
+    )
 
 
 OURS = "0123456789abcdef"
@@ -237,8 +244,10 @@ def test_optim_metrics_every_n_steps_change_nothing(tmp_path: Path) -> None:
     plain = run(tmp_path / "plain", 0)
     asked = run(tmp_path / "asked", 2)
     assert asked.check() == 8
-    for one, other in zip(plain.players, asked.players, strict=True):
-        hashes = [[event["hashes"] for event in player.saw("applied")] for player in (one, other)]
+    for one, other in zip(plain.sim_members, asked.sim_members, strict=True):
+        hashes = [
+            [event["hashes"] for event in sim_member.saw("applied")] for sim_member in (one, other)
+        ]
         assert hashes[0] == hashes[1]
         assert not one.saw("optimizer")
         metrics = other.saw("optimizer")

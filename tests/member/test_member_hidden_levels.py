@@ -63,11 +63,11 @@ def test_level_hidden_from_nonwitness_holders_drops_nobody(
     tmp_path: Path, lie: str, overlap: int
 ) -> None:
     sim = _epoch(tmp_path, lie, overlap)
-    liar, *honest = sim.players
+    liar, *honest = sim.sim_members
     assert sim.compare(honest) > 0
-    for player in honest:
-        assert [e["epoch"] for e in player.saw("cooldown")] == [0], player.name
-        assert not player.saw("warning"), player.name
+    for sim_member in honest:
+        assert [e["epoch"] for e in sim_member.saw("cooldown")] == [0], sim_member.name
+        assert not sim_member.saw("warning"), sim_member.name
     assert {sim.members.seats[seat].signer for _, seat in sim.record.dropped} <= {
         bytes(liar.key.pubkey())
     }
@@ -81,8 +81,8 @@ def _over(sim: SimulatedRun, height: int) -> bool:
 
 
 def _holder_went_through(sim: SimulatedRun) -> bool:
-    holder = sim.players[1]
-    sim.compare(sim.players[1:])
+    holder = sim.sim_members[1]
+    sim.compare(sim.sim_members[1:])
     return not any("out of this epoch" in e["message"] for e in holder.saw("warning")) and bool(
         holder.saw("cooldown")
     )
@@ -108,7 +108,7 @@ def test_holder_after_missed_round_fetches_from_attesters(tmp_path: Path) -> Non
         "overlap": 0,
     }
     sim = play(tmp_path, story, rounds_per_epoch=8, **rules)
-    began = {e["height"] for e in sim.players[1].saw("round")}
+    began = {e["height"] for e in sim.sim_members[1].saw("round")}
     assert len(began) < 8, "it missed rounds"
     assert _holder_went_through(sim)
 
@@ -127,9 +127,9 @@ def test_replacement_witness_serves_fetched_levels(tmp_path: Path) -> None:
             drawn = _names(sim, availability.drawn(sim.run.current, sim.run, sim.members))
             if height > 1 and not replaced and not drawn & {liar.name, holder.name}:
                 replaced.append(height)
-                for player in sim.players:
-                    if player.name in drawn:
-                        await sim.stop(player)
+                for sim_member in sim.sim_members:
+                    if sim_member.name in drawn:
+                        await sim.stop(sim_member)
             await sim.until(lambda _, height=height: _over(sim, height + 1))
         await sim.until(lambda run: run.epoch == 1)
 
@@ -171,7 +171,7 @@ def test_late_apply_uses_epoch_start_rules(tmp_path: Path) -> None:
         "total_steps": 30,
     }
     sim = play(tmp_path, story, rounds_per_epoch=12, **rules)
-    assert sim.compare(sim.players) > 0
+    assert sim.compare(sim.sim_members) > 0
 
 
 @pytest.mark.slow
@@ -215,13 +215,13 @@ def test_early_closed_round_drops_no_other_holder(tmp_path: Path, lie: str) -> N
         global_batch_size_end=22,
         **rules,
     )
-    _, *honest = sim.players
+    _, *honest = sim.sim_members
     assert sim.compare(honest) > 0
-    for player in honest:
-        assert [e["epoch"] for e in player.saw("cooldown")] == [0], player.name
-        assert not player.saw("warning"), player.name
+    for sim_member in honest:
+        assert [e["epoch"] for e in sim_member.saw("cooldown")] == [0], sim_member.name
+        assert not sim_member.saw("warning"), sim_member.name
     assert {sim.members.seats[seat].signer for _, seat in sim.record.dropped} <= {
-        sim.players[0].wallet
+        sim.sim_members[0].wallet
     }
 
 
@@ -250,7 +250,7 @@ def test_hidden_level_of_few_witnesses_stretches_two_rounds(tmp_path: Path, over
         "global_batch_size_end": 22,
     }
     sim = play(tmp_path, story, rounds_per_epoch=8, **rules)
-    assert sim.compare(sim.players[1:]) > 0
+    assert sim.compare(sim.sim_members[1:]) > 0
     assert len(took) >= 6
     assert sum(seconds > 0.7 * 15 for seconds in took) <= 2, took
 
@@ -304,8 +304,8 @@ def test_holder_dying_before_attesting_leaves_no_liar_alone(tmp_path: Path, over
         "global_batch_size_end": 22,
     }
     sim = play(tmp_path, story, rounds_per_epoch=5, **rules)
-    _, holder, dies, *_ = sim.players
-    assert sim.compare([player for player in sim.players if player is not dies]) > 0
+    _, holder, dies, *_ = sim.sim_members
+    assert sim.compare([sim_member for sim_member in sim.sim_members if sim_member is not dies]) > 0
     assert [e["height"] for e in holder.saw("applied", epoch=0)] == [*range(5)]
     assert dies.wallet in {sim.members.seats[seat].signer for _, seat in sim.record.dropped}
 
@@ -329,18 +329,18 @@ def test_level_with_one_slow_holder_delays_nobody(tmp_path: Path, overlap: int) 
         "global_batch_size_end": 14,
     }
     sim = play(tmp_path, story, rounds_per_epoch=5, **rules)
-    assert sim.compare(sim.players) > 0
+    assert sim.compare(sim.sim_members) > 0
     assert sim.run.lost_sequences == 0
-    assert {e["results"] for e in sim.players[1].saw("applied", epoch=0)} == {7}
+    assert {e["results"] for e in sim.sim_members[1].saw("applied", epoch=0)} == {7}
 
 
-def _attests_nothing(player: SimMember) -> None:
-    assert player.chain is not None
+def _attests_nothing(sim_member: SimMember) -> None:
+    assert sim_member.chain is not None
 
     async def witness(*_: object, **__: object) -> None:
         return
 
-    player.chain.witness = witness  # type: ignore[method-assign]
+    sim_member.chain.witness = witness  # type: ignore[method-assign]
 
 
 def _denies(liar: SimMember, victim: SimMember, sim: SimulatedRun) -> None:
@@ -360,4 +360,4 @@ def _denies(liar: SimMember, victim: SimMember, sim: SimulatedRun) -> None:
 
 def _names(sim: SimulatedRun, seats: tuple[int, ...]) -> set[str]:
     wallets = {sim.members.seats[seat].signer for seat in seats}
-    return {player.name for player in sim.players if player.wallet in wallets}
+    return {sim_member.name for sim_member in sim.sim_members if sim_member.wallet in wallets}

@@ -44,18 +44,18 @@ def _epoch_with_a_liar(
     """Run the first epoch to its end. Member 0 lies from round 1 on."""
 
     async def story(sim: SimulatedRun) -> None:
-        players = [sim.add(tier) for tier in tiers]
+        sim_members = [sim.add(tier) for tier in tiers]
         await sim.until_round(1)
-        lie: Lie = lie_of(sim, players[0])  # type: ignore[operator]
-        falsify_results(players[0], lie)
+        lie: Lie = lie_of(sim, sim_members[0])  # type: ignore[operator]
+        falsify_results(sim_members[0], lie)
         await sim.until(lambda run: run.epoch == 1)
 
     return play(place, story, init_min_clients=len(tiers), rounds_per_epoch=rounds, **rules)
 
 
-def seat_of(player: SimMember) -> int:
+def seat_of(sim_member: SimMember) -> int:
     """Return a member's seat, which depends on the order of joins."""
-    seat: int = player.saw("joined")[-1]["seat"]
+    seat: int = sim_member.saw("joined")[-1]["seat"]
     return seat
 
 
@@ -63,10 +63,10 @@ def _undisturbed(sim: SimulatedRun) -> None:
     """Check that honest members finished the epoch with equal replicas and only the liar was
     dropped.
     """
-    liar, *honest = sim.players
+    liar, *honest = sim.sim_members
     assert sim.check(hostile=[liar]) > 0
-    for player in honest:
-        assert [e["epoch"] for e in player.saw("cooldown")] == [0], player.name
+    for sim_member in honest:
+        assert [e["epoch"] for e in sim_member.saw("cooldown")] == [0], sim_member.name
     assert {sim.members.seats[seat].signer for _, seat in sim.record.dropped} == {
         bytes(liar.key.pubkey())
     }
@@ -77,9 +77,9 @@ def test_garbage_payloads_are_left_out_without_delay(tmp_path: Path) -> None:
     sim = _epoch_with_a_liar(tmp_path, lambda sim, liar: garbage_in(liar, range(3)), rounds=4)
     _undisturbed(sim)
     assert any(
-        "a bit after the last place is set" in e["why"] for e in sim.players[1].saw("refused")
+        "a bit after the last place is set" in e["why"] for e in sim.sim_members[1].saw("refused")
     )
-    rounds = [e["t"] for e in sim.players[1].saw("round", epoch=0)]
+    rounds = [e["t"] for e in sim.sim_members[1].saw("round", epoch=0)]
     assert max(b - a for a, b in pairwise(rounds)) < ROUND_SECONDS
 
 
@@ -94,23 +94,23 @@ def test_garbage_on_upper_levels_costs_large_tiers_nothing(tmp_path: Path) -> No
         tiers=(0, 0, 0, 2, 2, 2, 2, 2, 2),
         rounds=4,
     )
-    honest = sim.players[1:]
+    honest = sim.sim_members[1:]
     assert sim.compare(honest) > 0
-    for player in honest:
-        assert [e["epoch"] for e in player.saw("cooldown")] == [0], player.name
-        assert not player.saw("warning"), player.name
+    for sim_member in honest:
+        assert [e["epoch"] for e in sim_member.saw("cooldown")] == [0], sim_member.name
+        assert not sim_member.saw("warning"), sim_member.name
     sequences = {e["height"]: e["results"] for e in honest[0].saw("applied")}
-    assert sequences[1] == len(sim.players)  # the result counts where it is valid
+    assert sequences[1] == len(sim.sim_members)  # the result counts where it is valid
 
 
 def _runs_without_level_0(sim: SimulatedRun, *, waits: int = 1) -> None:
     """Check that no member is dropped and no replica has level 0 of the liar's results."""
-    honest = sim.players[1:]
+    honest = sim.sim_members[1:]
     assert sim.compare(honest) > 0
     assert not sim.record.dropped
-    for player in honest:
-        assert [e["epoch"] for e in player.saw("cooldown")] == [0], player.name
-        assert not player.saw("warning"), player.name
+    for sim_member in honest:
+        assert [e["epoch"] for e in sim_member.saw("cooldown")] == [0], sim_member.name
+        assert not sim_member.saw("warning"), sim_member.name
     assert sim.run.lost_sequences == 0
     assert any("level 0 left out" in e["why"] for e in honest[0].saw("refused"))
     rounds = [e["t"] for e in honest[0].saw("round", epoch=0)]
@@ -145,12 +145,12 @@ def test_two_colluding_newcomers_do_not_drop_holder(tmp_path: Path, overlap: int
     sim = play(
         tmp_path, story, overlap=overlap, init_min_clients=5, rounds_per_epoch=4, total_steps=100
     )
-    *honest, _, _ = sim.players
+    *honest, _, _ = sim.sim_members
     assert sim.compare(honest) > 0
-    for player in honest:
-        assert [e["epoch"] for e in player.saw("cooldown")] == [0, 1], player.name
-        assert not player.saw("warning"), player.name
-    assert len({e["epoch"] for liar in sim.players[5:] for e in liar.saw("trained")}) == 1
+    for sim_member in honest:
+        assert [e["epoch"] for e in sim_member.saw("cooldown")] == [0, 1], sim_member.name
+        assert not sim_member.saw("warning"), sim_member.name
+    assert len({e["epoch"] for liar in sim.sim_members[5:] for e in liar.saw("trained")}) == 1
     assert any("level 0 left out" in e["why"] for e in honest[0].saw("refused"))
     assert sim.run.lost_sequences == 0
 
@@ -166,14 +166,14 @@ def test_hidden_level_without_overlap_costs_time_only(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_member_ignoring_one_peer_does_not_drop_it(tmp_path: Path) -> None:
     async def story(sim: SimulatedRun) -> None:
-        players = [sim.add(tier) for tier in (0, 0, 1, 2)]
+        sim_members = [sim.add(tier) for tier in (0, 0, 1, 2)]
         await sim.until_round(1)
-        liar, shunned = (player.transport for player in players[:2])
+        liar, shunned = (sim_member.transport for sim_member in sim_members[:2])
         assert liar is not None
         assert shunned is not None
         honest = liar.set_members
         liar.set_members = lambda ids: honest(one for one in ids if one != shunned.node_id)  # type: ignore[method-assign]
-        liar.set_members(player.id for player in players)
+        liar.set_members(sim_member.id for sim_member in sim_members)
         await sim.until(lambda run: run.epoch == 1)
 
     _runs_without_level_0(play(tmp_path, story, init_min_clients=4, rounds_per_epoch=6))
@@ -182,7 +182,7 @@ def test_member_ignoring_one_peer_does_not_drop_it(tmp_path: Path) -> None:
 def test_nan_votes_are_refused(tmp_path: Path) -> None:
     sim = _epoch_with_a_liar(tmp_path, nan_in, rounds=4, quantize=False)
     _undisturbed(sim)
-    assert any("not finite" in e["why"] for e in sim.players[1].saw("refused"))
+    assert any("not finite" in e["why"] for e in sim.sim_members[1].saw("refused"))
 
 
 def _wrong_size(sim: SimulatedRun, liar: SimMember) -> Lie:
@@ -199,7 +199,7 @@ def _wrong_size(sim: SimulatedRun, liar: SimMember) -> Lie:
 def _share_of_another(sim: SimulatedRun, liar: SimMember) -> Lie:
     async def lie(said: Commitment, transport: SimTransport) -> None:
         stolen = msgspec.structs.replace(
-            said, seat=seat_of(sim.players[1]), signer=bytes(sim.players[1].key.pubkey())
+            said, seat=seat_of(sim.sim_members[1]), signer=bytes(sim.sim_members[1].key.pubkey())
         )
         tell_all(transport, sign(liar, stolen))
 
@@ -212,8 +212,8 @@ def _share_of_another(sim: SimulatedRun, liar: SimMember) -> Lie:
 def test_unassigned_result_is_refused_before_fetching(tmp_path: Path, lie_of: object) -> None:
     sim = _epoch_with_a_liar(tmp_path, lie_of)
     _undisturbed(sim)
-    assert sim.players[1].saw("refused", why="not what it was assigned", height=1)
-    assert not sim.players[1].saw("fetched", seat=seat_of(sim.players[0]), height=1)
+    assert sim.sim_members[1].saw("refused", why="not what it was assigned", height=1)
+    assert not sim.sim_members[1].saw("fetched", seat=seat_of(sim.sim_members[0]), height=1)
 
 
 @pytest.mark.slow
@@ -230,12 +230,12 @@ def test_unassigned_result_is_reported_once_with_sender(tmp_path: Path) -> None:
 
     sim = _epoch_with_a_liar(tmp_path, flood)
     _undisturbed(sim)
-    liar = sim.players[0]
-    honest = sim.players[1]
+    liar = sim.sim_members[0]
+    honest = sim.sim_members[1]
     assert honest.transport is not None
     assert {who for who, _ in honest.transport.barred} == {liar.id}
     refusals = honest.saw("refused", why="not what it was assigned")
-    assert [event["seat"] for event in refusals] == [seat_of(sim.players[0])] * len(refusals)
+    assert [event["seat"] for event in refusals] == [seat_of(sim.sim_members[0])] * len(refusals)
     assert 0 < len(refusals) == len({event["height"] for event in refusals})
 
 
@@ -254,12 +254,12 @@ def test_sender_of_invalid_announcement_is_banned_once(tmp_path: Path) -> None:
 
     sim = _epoch_with_a_liar(tmp_path, babble)
     _undisturbed(sim)
-    liar, *honest = sim.players
-    for player in honest:
-        assert player.transport is not None
-        assert {who for who, _ in player.transport.barred} == {liar.id}
-        assert any("another head" in why for _, why in player.transport.barred)
-        assert len([e for e in player.saw("refused") if "peer" in e]) == 1
+    liar, *honest = sim.sim_members
+    for sim_member in honest:
+        assert sim_member.transport is not None
+        assert {who for who, _ in sim_member.transport.barred} == {liar.id}
+        assert any("another head" in why for _, why in sim_member.transport.barred)
+        assert len([e for e in sim_member.saw("refused") if "peer" in e]) == 1
 
 
 @pytest.mark.slow
@@ -274,7 +274,7 @@ def test_holder_serving_wrong_bytes_delivers_nothing(tmp_path: Path) -> None:
 
     sim = _epoch_with_a_liar(tmp_path, lying_bytes, rounds=4)
     _undisturbed(sim)
-    assert sim.players[1].saw("fetch_failed", seat=seat_of(sim.players[0]))
+    assert sim.sim_members[1].saw("fetch_failed", seat=seat_of(sim.sim_members[0]))
 
 
 @pytest.mark.slow
@@ -288,7 +288,7 @@ def test_two_results_of_one_share_count_as_none(tmp_path: Path) -> None:
 
     sim = _epoch_with_a_liar(tmp_path, both)
     _undisturbed(sim)
-    assert sim.players[1].saw("refused", why="it announced another result too")
+    assert sim.sim_members[1].saw("refused", why="it announced another result too")
 
 
 @pytest.mark.slow
@@ -302,11 +302,11 @@ def test_equivocating_member_does_not_fork_replicas(tmp_path: Path) -> None:
         return lie
 
     sim = _epoch_with_a_liar(tmp_path, offer_inconsistently, tiers=(0, 1, 2, 0, 1))
-    honest = sim.players[1:]
+    honest = sim.sim_members[1:]
     assert sim.compare(honest) > 0
     sim.record.check_coverage(sim.backlog)
-    for player in honest:
-        assert [e["epoch"] for e in player.saw("cooldown")] == [0], player.name
+    for sim_member in honest:
+        assert [e["epoch"] for e in sim_member.saw("cooldown")] == [0], sim_member.name
 
 
 @pytest.mark.slow
@@ -317,7 +317,7 @@ def test_hidden_accepted_result_is_fetched_from_other_peers(tmp_path: Path) -> N
 
     def hiding(sim: SimulatedRun, liar: SimMember) -> Lie:
         async def lie(said: Commitment, transport: SimTransport) -> None:
-            victim = sim.players[1].id
+            victim = sim.sim_members[1].id
             for peer in sorted(transport.reachable() - {victim}):
                 transport.tell(peer, sign(liar, said))
             for tokens in (1.0, 2.0):
@@ -330,9 +330,9 @@ def test_hidden_accepted_result_is_fetched_from_other_peers(tmp_path: Path) -> N
         return lie
 
     sim = _epoch_with_a_liar(tmp_path, hiding, tiers=(0, 0, 1, 2, 0))
-    honest = sim.players[1:]
+    honest = sim.sim_members[1:]
     assert sim.compare(honest) > 0
-    assert [e["epoch"] for e in sim.players[1].saw("cooldown")] == [0]
+    assert [e["epoch"] for e in sim.sim_members[1].saw("cooldown")] == [0]
 
 
 @pytest.mark.slow
@@ -346,12 +346,12 @@ def test_flood_of_early_announcements_displaces_nobody(tmp_path: Path) -> None:
         return lie
 
     sim = _epoch_with_a_liar(tmp_path, flooding)
-    liar, *honest = sim.players
+    liar, *honest = sim.sim_members
     assert sim.check(hostile=[liar]) > 0
-    for player in honest:
-        early = player.member._results._early  # type: ignore[union-attr]
+    for sim_member in honest:
+        early = sim_member.member._results._early  # type: ignore[union-attr]
         assert sum(len(kept) for of in early.values() for kept in of.values()) <= 8
-        assert len(player.saw("trained", epoch=0)) == 3
+        assert len(sim_member.saw("trained", epoch=0)) == 3
 
 
 def test_readiness_counts_only_for_its_own_key(tmp_path: Path) -> None:
@@ -370,9 +370,9 @@ def test_readiness_counts_only_for_its_own_key(tmp_path: Path) -> None:
         await sim.until_round(0)
 
     sim = play(tmp_path, story, max_round_train_time=40)
-    loaded = sim.players[2].saw("model")[0]["t"]
-    assert all(e["t"] >= loaded for p in sim.players for e in p.saw("round"))
-    assert loaded > sim.players[1].saw("model")[0]["t"] + 3
+    loaded = sim.sim_members[2].saw("model")[0]["t"]
+    assert all(e["t"] >= loaded for p in sim.sim_members for e in p.saw("round"))
+    assert loaded > sim.sim_members[1].saw("model")[0]["t"] + 3
 
 
 def test_readiness_of_key_counts_for_last_named_wallet() -> None:
@@ -392,9 +392,9 @@ def test_readiness_of_key_counts_for_last_named_wallet() -> None:
 @pytest.mark.slow
 def test_nonfinite_gradient_is_left_out(tmp_path: Path) -> None:
     async def story(sim: SimulatedRun) -> None:
-        players = [sim.add(tier) for tier in (0, 1, 2)]
+        sim_members = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(1)
-        replica = players[1].member._replica  # type: ignore[union-attr]
+        replica = sim_members[1].member._replica  # type: ignore[union-attr]
         assert replica is not None
         name = "model.norm.weight"
         hook = replica.params[name].register_hook(lambda grad: torch.full_like(grad, float("nan")))
@@ -403,24 +403,24 @@ def test_nonfinite_gradient_is_left_out(tmp_path: Path) -> None:
         await sim.until_finished()
 
     sim = play(tmp_path, story, **SHORT)
-    assert any("this member skips step" in e["message"] for e in sim.players[1].saw("warning"))
+    assert any("this member skips step" in e["message"] for e in sim.sim_members[1].saw("warning"))
     assert sim.run.lost_sequences == 0
-    assert sim.check(dropped=[sim.players[1]]) > 0
-    assert len(sim.players[0].saw("applied")) == 6
+    assert sim.check(dropped=[sim.sim_members[1]]) > 0
+    assert len(sim.sim_members[0].saw("applied")) == 6
 
 
 def test_witness_record_names_held_results(tmp_path: Path) -> None:
     """The chain stores fingerprints of the announced commitments, salted by the attesting round."""
 
     async def story(sim: SimulatedRun) -> None:
-        players = [sim.add(tier) for tier in (0, 1, 2)]
+        sim_members = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until(lambda run: run.current.height == 2)
-        assert players[0].chain is not None
+        assert sim_members[0].chain is not None
         before = sim.run.round(0)
         attesting = sim.run.round(1)
         assert before is not None
         assert attesting is not None
-        seen = await players[0].chain.attestations(attesting)
+        seen = await sim_members[0].chain.attestations(attesting)
         assert all(
             set(unpack_fingerprints(one, before.roster)) == set(bitmap.seats(before.roster))
             for one in seen

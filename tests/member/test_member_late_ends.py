@@ -12,16 +12,16 @@ from aftermath.sim.sim_member import SimMember
 from aftermath.sim.simulation import SimulatedRun, play
 
 
-async def _asleep_in_round(sim: SimulatedRun, player: SimMember, height: int) -> None:
+async def _asleep_in_round(sim: SimulatedRun, sim_member: SimMember, height: int) -> None:
     await sim.until_round(height)
     await asyncio.sleep(1)
-    assert player.chain is not None
-    player.chain.down = True
+    assert sim_member.chain is not None
+    sim_member.chain.down = True
 
 
-def _awake(player: SimMember) -> None:
-    assert player.chain is not None
-    player.chain.down = False
+def _awake(sim_member: SimMember) -> None:
+    assert sim_member.chain is not None
+    sim_member.chain.down = False
 
 
 @pytest.mark.slow
@@ -32,33 +32,33 @@ def test_rounds_cleared_by_new_warm_up_do_not_count(tmp_path: Path, end: str) ->
     """
 
     async def story(sim: SimulatedRun) -> None:
-        players = [sim.add(tier) for tier in (0, 0, 1, 2)]
-        await _asleep_in_round(sim, players[0], 1)
+        sim_members = [sim.add(tier) for tier in (0, 0, 1, 2)]
+        await _asleep_in_round(sim, sim_members[0], 1)
         await sim.until(lambda run: run.epoch == 1 and run.state is RunState.WARMUP)
         if end == "abandoned":
-            for player in players[2:]:
-                await sim.stop(player)
+            for sim_member in sim_members[2:]:
+                await sim.stop(sim_member)
             await sim.until(lambda run: run.state is RunState.WAITING_FOR_MEMBERS, limit=5)
         else:
             sim.pause(True)
             if end == "paused and resumed":
                 sim.pause(False)
-        _awake(players[0])
-        await sim.until(lambda run: bool(players[0].saw("warning")), limit=60)
-        messages = [event["message"] for event in players[0].saw("warning")]
+        _awake(sim_members[0])
+        await sim.until(lambda run: bool(sim_members[0].saw("warning")), limit=60)
+        messages = [event["message"] for event in sim_members[0].saw("warning")]
         assert any(
             message.startswith("fell out of this epoch: the epoch continued")
             for message in messages
         ), messages
         if end == "paused":
             sim.pause(False)
-        for player in players:
-            if not player.alive:
-                sim.start(player)
+        for sim_member in sim_members:
+            if not sim_member.alive:
+                sim.start(sim_member)
         await sim.until_finished()
 
     sim = play(tmp_path, story, rounds_per_epoch=3, total_steps=9)
-    late = sim.players[0]
+    late = sim.sim_members[0]
     ended = [event["epoch"] for event in late.saw("cooldown")]
     assert ended
     assert min(ended) > 0
@@ -72,16 +72,16 @@ def test_rewind_during_pause_ends_no_epoch(tmp_path: Path) -> None:
     """
 
     async def story(sim: SimulatedRun) -> None:
-        players = [sim.add(tier) for tier in (0, 0, 1, 2)]
-        await _asleep_in_round(sim, players[0], 1)
+        sim_members = [sim.add(tier) for tier in (0, 0, 1, 2)]
+        await _asleep_in_round(sim, sim_members[0], 1)
         sim.pause(True)
         run = await sim.until(lambda run: run.state is RunState.PAUSED)
         progress = {"epoch": run.epoch, "step": 2, "data_index": run.data_index}
         sim.chain.send([sim.ix.update("sim", progress=progress)], sim.owner)
-        _awake(players[0])
+        _awake(sim_members[0])
         await asyncio.sleep(30)
-        assert not players[0].saw("cooldown")
-        assert not players[0].saw("checkpoint")
+        assert not sim_members[0].saw("cooldown")
+        assert not sim_members[0].saw("checkpoint")
 
     play(tmp_path, story, rounds_per_epoch=3)
 
@@ -90,16 +90,16 @@ def test_rewind_during_pause_ends_no_epoch(tmp_path: Path) -> None:
 @pytest.mark.parametrize("epochs", [1, 2])
 def test_member_asleep_over_epochs_reports_none_of_them(tmp_path: Path, epochs: int) -> None:
     async def story(sim: SimulatedRun) -> None:
-        players = [sim.add(tier) for tier in (0, 0, 1, 2)]
-        await _asleep_in_round(sim, players[0], 1)
+        sim_members = [sim.add(tier) for tier in (0, 0, 1, 2)]
+        await _asleep_in_round(sim, sim_members[0], 1)
         await sim.until(
             lambda run: run.epoch == 1 + epochs and run.state is RunState.WAITING_FOR_MEMBERS
         )
-        _awake(players[0])
+        _awake(sim_members[0])
         await sim.until_finished()
 
     sim = play(tmp_path, story, rounds_per_epoch=3, total_steps=3 * (epochs + 3))
-    ended = [event["epoch"] for event in sim.players[0].saw("cooldown")]
+    ended = [event["epoch"] for event in sim.sim_members[0].saw("cooldown")]
     assert ended
     assert min(ended) > epochs
     assert sim.check() > 0

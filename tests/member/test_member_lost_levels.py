@@ -15,7 +15,7 @@ from aftermath.sim.simulation import SimulatedRun, play
 WARNING = "level 0 of the model goes back to the checkpoint of step "
 
 
-async def _dies_after_attesting(sim: SimulatedRun, player: SimMember, epoch: int) -> None:
+async def _dies_after_attesting(sim: SimulatedRun, sim_member: SimMember, epoch: int) -> None:
     """Let the last holder die when all levels are attested and no checkpoint of that step is
     recorded.
     """
@@ -24,7 +24,7 @@ async def _dies_after_attesting(sim: SimulatedRun, player: SimMember, epoch: int
             run.epoch == epoch and run.state is RunState.COOLDOWN and run.levels_attested == 0b111
         )
     )
-    await sim.kill(player)
+    await sim.kill(sim_member)
     assert sim.model.checkpoint_step < sim.run.step
 
 
@@ -32,8 +32,8 @@ async def _dies_after_attesting(sim: SimulatedRun, player: SimMember, epoch: int
 @pytest.mark.parametrize(("epoch", "kept"), [(0, 0), (1, 3)])
 def test_newcomer_loads_lost_level_from_checkpoint(tmp_path: Path, epoch: int, kept: int) -> None:
     async def story(sim: SimulatedRun) -> None:
-        players = [sim.add(tier) for tier in (0, 1, 2)]
-        await _dies_after_attesting(sim, players[0], epoch)
+        sim_members = [sim.add(tier) for tier in (0, 1, 2)]
+        await _dies_after_attesting(sim, sim_members[0], epoch)
         newcomer = sim.add(0)
         await sim.until(lambda run: bool(newcomer.saw("model")), limit=300)
         # the dead one had asked for the next epoch, and was counted on in it
@@ -47,19 +47,19 @@ def test_newcomer_loads_lost_level_from_checkpoint(tmp_path: Path, epoch: int, k
         await sim.until(lambda run: sim.model.checkpoint_step == run.step > 0, limit=300)
 
     sim = play(tmp_path, story, rounds_per_epoch=3, total_steps=1000)
-    newcomer = sim.players[3]
+    newcomer = sim.sim_members[3]
     assert newcomer.saw("model")[0]["source"] == "peers and the checkpoint"
-    for player in sim.players[1:]:
+    for sim_member in sim.sim_members[1:]:
         messages = [
             event["message"]
-            for event in player.saw("warning")
+            for event in sim_member.saw("warning")
             if event["message"].startswith(WARNING)
         ]
-        assert messages, player.name
+        assert messages, sim_member.name
         assert {message[len(WARNING) :].split(",")[0] for message in messages} == {str(kept)}, (
-            player.name
+            sim_member.name
         )
-    assert sim.compare(sim.players) > 0
+    assert sim.compare(sim.sim_members) > 0
 
 
 @pytest.mark.nightly
@@ -67,10 +67,10 @@ def test_run_after_lost_level_keeps_its_pace(tmp_path: Path) -> None:
     """Ten minutes give more than four fifths of the steps of ten undisturbed minutes."""
 
     async def steps(sim: SimulatedRun, story: bool) -> int:
-        players = [sim.add(tier) for tier in (0, 1, 2)]
+        sim_members = [sim.add(tier) for tier in (0, 1, 2)]
         if story:
-            await _dies_after_attesting(sim, players[0], 1)
-            sim.start(players[0])
+            await _dies_after_attesting(sim, sim_members[0], 1)
+            sim.start(sim_members[0])
         start = sim.run.step
         await asyncio.sleep(600)
         return sim.run.step - start
@@ -82,7 +82,7 @@ def test_run_after_lost_level_keeps_its_pace(tmp_path: Path) -> None:
             counts.append(await steps(sim, story))
 
         sim = play(tmp_path / str(story), count_steps, total_steps=10_000)
-        assert sim.compare(sim.players) > 0
+        assert sim.compare(sim.sim_members) > 0
     assert counts[1] > counts[0] * 4 / 5, counts
 
 
@@ -93,20 +93,21 @@ def test_member_without_model_source_leaves_epoch(tmp_path: Path) -> None:
     """
 
     async def story(sim: SimulatedRun) -> None:
-        players = [sim.add(tier) for tier in (0, 1, 2, 2)]
-        await _dies_after_attesting(sim, players[0], 1)
+        sim_members = [sim.add(tier) for tier in (0, 1, 2, 2)]
+        await _dies_after_attesting(sim, sim_members[0], 1)
         shutil.rmtree(sim.place / "kept" / "m0" / "sim-step6")
-        sim.start(players[0])
+        sim.start(sim_members[0])
         start = sim.now, sim.run.step
         await asyncio.sleep(300)
         assert (sim.run.step - start[1]) / (sim.now - start[0]) > 1 / 20
-        assert not any(event["t"] > start[0] for event in players[0].saw("model"))
+        assert not any(event["t"] > start[0] for event in sim_members[0].saw("model"))
 
     sim = play(tmp_path, story, total_steps=10_000)
     assert any(
-        "half of the warm-up's time" in event["message"] for event in sim.players[0].saw("warning")
+        "half of the warm-up's time" in event["message"]
+        for event in sim.sim_members[0].saw("warning")
     )
-    assert sim.compare(sim.players) > 0
+    assert sim.compare(sim.sim_members) > 0
 
 
 @pytest.mark.slow
@@ -116,23 +117,23 @@ def test_run_waits_for_dead_level_holders(tmp_path: Path) -> None:
     """
 
     async def story(sim: SimulatedRun) -> None:
-        players = [sim.add(0), sim.add(1)]
+        sim_members = [sim.add(0), sim.add(1)]
         await sim.until(
             lambda run: (
                 run.epoch == 1 and run.state is RunState.COOLDOWN and run.levels_attested == 0b111
             )
         )
-        for player in players:
-            await sim.kill(player)
+        for sim_member in sim_members:
+            await sim.kill(sim_member)
         sim.add(1)
-        sim.start(players[1])
+        sim.start(sim_members[1])
         start = sim.run.step
         await asyncio.sleep(500)
         assert (sim.run.step, sim.run.state) == (start, RunState.WAITING_FOR_MEMBERS)
-        sim.start(players[0])
+        sim.start(sim_members[0])
         await sim.until(lambda run: run.state is RunState.ROUND_TRAIN, limit=500)
 
     sim = play(
         tmp_path, story, total_steps=10_000, min_clients=2, init_min_clients=2, rounds_per_epoch=3
     )
-    assert sim.compare(sim.players) > 0
+    assert sim.compare(sim.sim_members) > 0

@@ -26,37 +26,37 @@ def test_ctrl_c_during_join_leaves_no_seat(tmp_path: Path, after: float) -> None
 
     async def story(sim: SimulatedRun) -> None:
         sim.chain.latency = LATENCY
-        player = sim.add(0)
-        assert player.chain is not None
-        joined = player.chain.join
+        sim_member = sim.add(0)
+        assert sim_member.chain is not None
+        joined = sim_member.chain.join
         sent: list[float] = []
 
         async def noted(**wish: object) -> None:
             sent.append(sim.now)
             await joined(**wish)  # type: ignore[arg-type]
 
-        player.chain.join = noted  # type: ignore[method-assign, assignment]
+        sim_member.chain.join = noted  # type: ignore[method-assign, assignment]
         await sim.until(lambda _: bool(sent))
         await asyncio.sleep(sent[0] + after - sim.now)
-        assert not player.saw("joined")
-        await sim.stop(player)
+        assert not sim_member.saw("joined")
+        await sim.stop(sim_member)
         await asyncio.sleep(60)
         assert sim.members.pending == 0
-        assert len(player.saw("left")) == 1
+        assert len(sim_member.saw("left")) == 1
 
     sim = play(tmp_path, story)
-    assert sim.members.find(bytes(sim.players[0].key.pubkey())) is not None, "the join did land"
+    assert sim.members.find(bytes(sim.sim_members[0].key.pubkey())) is not None, "the join did land"
     assert sim.run.current.roster == 0
 
 
 def test_leave_without_seat_is_not_an_error(tmp_path: Path) -> None:
     async def story(sim: SimulatedRun) -> None:
-        player = sim.add(0)
+        sim_member = sim.add(0)
         await sim.until(lambda _: sim.members.pending > 0)
-        await sim.stop(player)
-        assert player.member is not None
-        await player.member.leave()
-        assert len(player.saw("left")) == 1
+        await sim.stop(sim_member)
+        assert sim_member.member is not None
+        await sim_member.member.leave()
+        assert len(sim_member.saw("left")) == 1
 
     play(tmp_path, story)
 
@@ -73,14 +73,15 @@ def test_two_processes_with_one_wallet_limit_their_requests(tmp_path: Path) -> N
         second.key = first.key
         sim.start(second)
         await asyncio.sleep(seconds)
-        for player in (first, second):
-            assert player.chain is not None
-            assert player.alive
-            joins = len(player.saw("joined"))
+        for sim_member in (first, second):
+            assert sim_member.chain is not None
+            assert sim_member.alive
+            joins = len(sim_member.saw("joined"))
             assert 3 <= joins <= 20, joins
-            assert player.chain.costs()["transactions"] <= joins + 5
+            assert sim_member.chain.costs()["transactions"] <= joins + 5
             assert any(
-                "no other process uses this wallet" in e["message"] for e in player.saw("warning")
+                "no other process uses this wallet" in e["message"]
+                for e in sim_member.saw("warning")
             )
 
     play(tmp_path, story)
@@ -96,31 +97,31 @@ def test_second_process_of_wallet_is_reported_once(tmp_path: Path) -> None:
         sim.start(second)
         await sim.until(lambda _: bool(second.saw("joined")))
         await sim.until(lambda run: run.epoch == 1)
-        for player in (first, second):
-            warnings = [event["message"] for event in player.saw("warning")]
+        for sim_member in (first, second):
+            warnings = [event["message"] for event in sim_member.saw("warning")]
             about = [text for text in warnings if "another process signed up with this" in text]
-            assert len(about) == (player is first), warnings
+            assert len(about) == (sim_member is first), warnings
 
     play(tmp_path, story, **ALONE | {"rounds_per_epoch": 20})
 
 
 def test_member_alone_with_its_wallet_is_not_warned(tmp_path: Path) -> None:
     async def story(sim: SimulatedRun) -> None:
-        player = sim.add(0)
+        sim_member = sim.add(0)
         await sim.until_round(2)
-        await sim.kill(player)
-        sim.start(player)
+        await sim.kill(sim_member)
+        sim.start(sim_member)
         await sim.until(lambda run: run.epoch == 2)
         assert not [
-            event for event in player.saw("warning") if "another process" in event["message"]
+            event for event in sim_member.saw("warning") if "another process" in event["message"]
         ]
 
     play(tmp_path, story, **ALONE | {"rounds_per_epoch": 3, "total_steps": 60})
 
 
-async def _end_at_once(sim: SimulatedRun, player: SimMember) -> None:
+async def _end_at_once(sim: SimulatedRun, sim_member: SimMember) -> None:
     """Stop a member before it sends anything to the chain."""
-    await sim.kill(player)
+    await sim.kill(sim_member)
     assert sim.members.pending == 0
 
 
@@ -129,17 +130,17 @@ def test_member_that_lost_its_seat_rejoins_soon(tmp_path: Path) -> None:
     """Only members that lose their seat repeatedly wait before they rejoin."""
 
     async def story(sim: SimulatedRun) -> None:
-        players = [sim.add(tier) for tier in (0, 1, 2)]
+        sim_members = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(1)
-        assert players[2].chain is not None
-        players[2].chain.down = True
+        assert sim_members[2].chain is not None
+        sim_members[2].chain.down = True
         await asyncio.sleep(20)
-        players[2].chain.down = False
-        await sim.until(lambda _: len(players[2].saw("joined")) > 1)
+        sim_members[2].chain.down = False
+        await sim.until(lambda _: len(sim_members[2].saw("joined")) > 1)
         (noticed,) = [
-            e["t"] for e in players[2].saw("warning") if "out of this epoch" in e["message"]
+            e["t"] for e in sim_members[2].saw("warning") if "out of this epoch" in e["message"]
         ]
-        assert players[2].saw("joined")[1]["t"] - noticed < 2
+        assert sim_members[2].saw("joined")[1]["t"] - noticed < 2
 
     play(tmp_path, story)
 
@@ -148,19 +149,19 @@ def test_repeated_pauses_do_not_slow_joins(tmp_path: Path) -> None:
     """A pause frees the seats of waiting members, so a lost seat does not mean another process."""
 
     async def story(sim: SimulatedRun) -> None:
-        players = [sim.add(tier) for tier in (0, 1)]  # one too few to begin
+        sim_members = [sim.add(tier) for tier in (0, 1)]  # one too few to begin
         for times in range(1, 9):
-            await sim.until(lambda _: sim.members.pending.bit_count() == len(players))
+            await sim.until(lambda _: sim.members.pending.bit_count() == len(sim_members))
             sim.pause(True)
             await asyncio.sleep(1)
             sim.pause(False)
             resumed = sim.now
-            await sim.until(lambda _: sim.members.pending.bit_count() == len(players))
+            await sim.until(lambda _: sim.members.pending.bit_count() == len(sim_members))
             assert sim.now - resumed < 2.5, f"after {times} pauses they wait"
         assert not [
             e
-            for player in players
-            for e in player.saw("warning")
+            for sim_member in sim_members
+            for e in sim_member.saw("warning")
             if "no other process uses this wallet" in e["message"]
         ]
 
@@ -172,21 +173,21 @@ def test_removed_and_banned_members_get_reason(tmp_path: Path) -> None:
     told: list[str] = []
 
     async def story(sim: SimulatedRun) -> None:
-        players = [sim.add(tier) for tier in (0, 1)]  # one too few to begin
+        sim_members = [sim.add(tier) for tier in (0, 1)]  # one too few to begin
         await sim.until(lambda _: sim.members.pending == 0b11)
         for barred in (False, True):
-            sim.kick(players[1], barred=barred)
-            await sim.until(lambda _: len(players[0].saw("kicked")) == 1 + barred)  # noqa: B023
+            sim.kick(sim_members[1], barred=barred)
+            await sim.until(lambda _: len(sim_members[0].saw("kicked")) == 1 + barred)  # noqa: B023
             if not barred:
                 await sim.until(lambda _: sim.members.pending == 0b11)
         with pytest.raises(Refused) as end:
             await sim.until(lambda _: False)
         told.append(end.value.message)
-        players[1].task = None
+        sim_members[1].task = None
 
     sim = play(tmp_path, story)
-    wallet = str(sim.players[1].key.pubkey())
-    assert [(e["wallet"], e["barred"]) for e in sim.players[0].saw("kicked")] == [
+    wallet = str(sim.sim_members[1].key.pubkey())
+    assert [(e["wallet"], e["barred"]) for e in sim.sim_members[0].saw("kicked")] == [
         (wallet, False),
         (wallet, True),
     ]
@@ -215,12 +216,14 @@ def test_members_continue_from_rewound_checkpoint(tmp_path: Path) -> None:
         await sim.until(lambda run: run.epoch == epoch + 1 and run.state is RunState.WARMUP)
 
     sim = play(tmp_path, story, rounds_per_epoch=3)
-    for player in sim.players:
-        assert [(e["before"], e["step"]) for e in player.saw("rewound")] == [(6, 3)]
-        assert [e["step"] for e in player.saw("trained")] == [1, 2, 3, 4, 5, 6, 4, 5, 6]
-    ends = [{tuple(e["hashes"].items()) for e in p.saw("cooldown", step=6)} for p in sim.players]
+    for sim_member in sim.sim_members:
+        assert [(e["before"], e["step"]) for e in sim_member.saw("rewound")] == [(6, 3)]
+        assert [e["step"] for e in sim_member.saw("trained")] == [1, 2, 3, 4, 5, 6, 4, 5, 6]
+    ends = [
+        {tuple(e["hashes"].items()) for e in p.saw("cooldown", step=6)} for p in sim.sim_members
+    ]
     assert all(ends)
-    top = [dict(e["hashes"]) for p in sim.players for e in p.saw("cooldown", step=6)]
+    top = [dict(e["hashes"]) for p in sim.sim_members for e in p.saw("cooldown", step=6)]
     for level in range(3):
         assert len({hashes[level] for hashes in top if level in hashes}) <= 2
 
@@ -233,7 +236,7 @@ def test_late_member_reports_waiting_once(tmp_path: Path) -> None:
         late = sim.add(1)
         await sim.until_finished()
         assert [e["epoch"] for e in late.saw("waiting")] == [1]
-        assert not any(player.saw("waiting") for player in early)
+        assert not any(sim_member.saw("waiting") for sim_member in early)
 
     play(tmp_path, story, **SHORT)
 
@@ -242,13 +245,13 @@ def test_member_giving_up_seat_rejoins_with_backoff(tmp_path: Path) -> None:
     """A member without a source of the model leaves every epoch and rejoins with growing delays."""
 
     async def story(sim: SimulatedRun) -> None:
-        player = sim.add(0)
-        assert player.member is not None
+        sim_member = sim.add(0)
+        assert sim_member.member is not None
         while sim.now < 60:
-            joins = len(player.saw("joined"))
-            await sim.until(lambda _, joins=joins: len(player.saw("joined")) > joins)
-            await player.member._make_room()
-        messages = [event["message"] for event in player.saw("warning")]
+            joins = len(sim_member.saw("joined"))
+            await sim.until(lambda _, joins=joins: len(sim_member.saw("joined")) > joins)
+            await sim_member.member._make_room()
+        messages = [event["message"] for event in sim_member.saw("warning")]
         assert len(messages) >= 2
         assert all(
             message.startswith("this member gave up its seat; it joins again")

@@ -20,29 +20,29 @@ def test_joiner_rejects_garbage_of_dishonest_majority(tmp_path: Path, fill: floa
     """
 
     async def story(sim: SimulatedRun) -> None:
-        players = [sim.add(0) for _ in range(3)]
-        for liar in players[:2]:
+        sim_members = [sim.add(0) for _ in range(3)]
+        for liar in sim_members[:2]:
             offer_garbage(sim, liar, fill)
         await sim.until_round(1)
         sim.add(0)
         await sim.until(lambda run: run.epoch == 2)
 
     sim = play(tmp_path, story, **SHORT)
-    joiner = sim.players[3]
+    joiner = sim.sim_members[3]
     assert [e["source"] for e in joiner.saw("model")] == ["peers"]
     assert sim.check() > 0
     assert joiner.transport is not None
     model = sum(
         segment_size(segment) for level in range(3) for segment in sim.schema.state.of_level(level)
     )
-    results = sum(e["bytes"] for player in sim.players for e in player.saw("trained"))
+    results = sum(e["bytes"] for sim_member in sim.sim_members for e in sim_member.saw("trained"))
     assert model <= joiner.transport.stats().received["blob"] < model + results
 
 
-def _steps_aside(player: SimMember) -> list[str]:
+def _steps_aside(sim_member: SimMember) -> list[str]:
     return [
         e["message"]
-        for e in player.saw("warning")
+        for e in sim_member.saw("warning")
         if "no source has delivered the model" in e["message"]
     ]
 
@@ -54,31 +54,34 @@ def test_altered_checkpoint_is_refused_until_restored(tmp_path: Path) -> None:
     """
 
     async def story(sim: SimulatedRun) -> None:
-        players = [sim.add(tier) for tier in (0, 1, 2)]
+        sim_members = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(1, epoch=1)
-        for player in players:
-            await sim.kill(player)
+        for sim_member in sim_members:
+            await sim.kill(sim_member)
         file = Path(sim.model.checkpoint.repo) / "model.safetensors"
         good = file.read_bytes()
         file.write_bytes(good[:-2] + bytes([good[-2] ^ 1]) + good[-1:])
         died = sim.now
-        for player in players:
-            sim.start(player)
-        await sim.until(lambda _: sum(len(_steps_aside(player)) for player in players) >= 4)
+        for sim_member in sim_members:
+            sim.start(sim_member)
+        await sim.until(
+            lambda _: sum(len(_steps_aside(sim_member)) for sim_member in sim_members) >= 4
+        )
         assert sim.run.epoch == 2  # no epoch is begun and ended by members that have no model
-        for player in players:
-            assert player.alive
-            assert [e["source"] for e in player.saw("model") if e["t"] > died] == []
+        for sim_member in sim_members:
+            assert sim_member.alive
+            assert [e["source"] for e in sim_member.saw("model") if e["t"] > died] == []
             assert any(
                 "is not the one that members attested" in e["message"]
-                for e in player.saw("warning")
+                for e in sim_member.saw("warning")
             )
         file.write_bytes(good)
         await sim.until_finished()
-        for player in players:
+        for sim_member in sim_members:
             assert (
-                next(e["source"] for e in player.saw("model") if e["t"] > died) == "the checkpoint"
+                next(e["source"] for e in sim_member.saw("model") if e["t"] > died)
+                == "the checkpoint"
             )
 
     sim = play(tmp_path, story, rounds_per_epoch=3, total_steps=12)
-    assert sim.compare(sim.players) > 0
+    assert sim.compare(sim.sim_members) > 0

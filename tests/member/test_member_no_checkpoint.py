@@ -28,14 +28,14 @@ def test_run_without_checkpoint_warns_each_epoch_and_at_end(tmp_path: Path) -> N
         await sim.until_finished()
 
     sim = play(tmp_path, story, **SHORT)
-    for player in sim.players:
-        messages = [event["message"].splitlines() for event in player.saw("warning")]
+    for sim_member in sim.sim_members:
+        messages = [event["message"].splitlines() for event in sim_member.saw("warning")]
         # the error of the only holder of level 0 says more
-        last = [LOST.format("6 steps")] if player.tier else []
+        last = [LOST.format("6 steps")] if sim_member.tier else []
         assert [lines[0] for lines in messages] == [LOST.format("3 steps"), *last]
         assert "--checkpoint-dir DIR" in messages[0][1]
-        assert bool(player.lost) is not bool(player.tier)
-        assert [event.get("checkpoint") for event in player.saw("finished")] == [None]
+        assert bool(sim_member.lost) is not bool(sim_member.tier)
+        assert [event.get("checkpoint") for event in sim_member.saw("finished")] == [None]
 
 
 def test_newcomer_in_last_epoch_leaves_with_reason(tmp_path: Path) -> None:
@@ -47,7 +47,7 @@ def test_newcomer_in_last_epoch_leaves_with_reason(tmp_path: Path) -> None:
         assert sim.run.state.training
         await sim.until_finished()
 
-    first, late = play(tmp_path, story, **ALONE | {"rounds_per_epoch": 6}).players
+    first, late = play(tmp_path, story, **ALONE | {"rounds_per_epoch": 6}).sim_members
     assert [event.get("leaves", False) for event in late.saw("waiting")] == [False, True]
     assert [event["epoch"] for event in late.saw("joined")] == [0]
     assert {event["state"] for event in first.saw("state", last=True)} == {"WARMUP"}
@@ -62,12 +62,14 @@ def test_finished_members_name_checkpoint_of_chain(tmp_path: Path) -> None:
         await sim.until_finished()
 
     sim = play(tmp_path, story, **SHORT)
-    (kept,) = [event["path"] for event in sim.players[0].saw("checkpoint") if event["step"] == 6]
-    for player in sim.players:
-        assert not player.saw("warning")
-        assert [event["checkpoint"] for event in player.saw("finished")] == [kept]
-        saved_here = player.tier == 0
-        assert bool(player.saw("finished", elsewhere=True)) is not saved_here
+    (kept,) = [
+        event["path"] for event in sim.sim_members[0].saw("checkpoint") if event["step"] == 6
+    ]
+    for sim_member in sim.sim_members:
+        assert not sim_member.saw("warning")
+        assert [event["checkpoint"] for event in sim_member.saw("finished")] == [kept]
+        saved_here = sim_member.tier == 0
+        assert bool(sim_member.saw("finished", elsewhere=True)) is not saved_here
 
 
 @pytest.mark.slow
@@ -80,24 +82,24 @@ def test_finished_run_keeps_model_until_saved(
 
     async def story(sim: SimulatedRun) -> None:
         sim.confirms_loss = asks
-        player = sim.add(0)
+        sim_member = sim.add(0)
         await sim.until(lambda run: run.epoch == 1)
         disk.full = True
         await sim.until(lambda run: run.state is RunState.FINISHED)
         await asyncio.sleep(500)
-        assert player.alive
-        (finished,) = player.saw("finished")
+        assert sim_member.alive
+        (finished,) = sim_member.saw("finished")
         assert finished["checkpoint_step"] == 3
-        first, held = [event["message"] for event in player.saw("warning")]
+        first, held = [event["message"] for event in sim_member.saw("warning")]
         assert first.startswith("no checkpoint of step 6 was saved: the disk of")
         assert held.startswith("3 trained steps are in no checkpoint: this member keeps the model")
         assert ("press Ctrl-C twice" in held) is asks
         assert ("The next Ctrl-C or SIGTERM loses these steps" in held) is not asks
         disk.full = False
         await sim.until_finished()
-        assert [event["step"] for event in player.saw("checkpoint")] == [3, 6]
+        assert [event["step"] for event in sim_member.saw("checkpoint")] == [3, 6]
         assert steps_before(sim.model.checkpoint_step) == 6
-        assert not player.lost
+        assert not sim_member.lost
 
     play(tmp_path, story, **ALONE)
 
@@ -109,17 +111,17 @@ def test_restarted_sole_member_of_finished_run_reports_loss(
     disk = Disk(monkeypatch)
 
     async def story(sim: SimulatedRun) -> None:
-        player = sim.add(0)
+        sim_member = sim.add(0)
         disk.full = True
         await sim.until(lambda run: run.state is RunState.FINISHED)
         await asyncio.sleep(5)
-        await sim.kill(player)
+        await sim.kill(sim_member)
         disk.full = False
         for _ in range(2):
-            player.lost = ""
-            sim.start(player)
+            sim_member.lost = ""
+            sim.start(sim_member)
             await sim.until_finished()
-            assert player.lost.startswith("6 trained steps are lost: no checkpoint has them")
+            assert sim_member.lost.startswith("6 trained steps are lost: no checkpoint has them")
 
     play(tmp_path, story, **ALONE)
 
@@ -131,11 +133,11 @@ def test_failed_checkpoint_is_retried_in_cooldown(
 
     async def story(sim: SimulatedRun) -> None:
         disk.failures = 2
-        player = sim.add(0)
+        sim_member = sim.add(0)
         await sim.until(lambda run: run.epoch == 1)
         assert steps_before(sim.model.checkpoint_step) == 3
-        assert [event["step"] for event in player.saw("checkpoint")] == [3]
-        assert len(player.saw("warning")) == 1
+        assert [event["step"] for event in sim_member.saw("checkpoint")] == [3]
+        assert len(sim_member.saw("warning")) == 1
 
     play(tmp_path, story, **ALONE)
     assert disk.failures == 0

@@ -19,18 +19,18 @@ from member.short_runs import SHORT
 @pytest.mark.slow
 def test_member_without_rpc_for_20_s_returns_next_epoch(tmp_path: Path) -> None:
     async def story(sim: SimulatedRun) -> None:
-        players = [sim.add(tier) for tier in (0, 1, 2)]
+        sim_members = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(1)
-        assert players[2].chain is not None
-        players[2].chain.down = True
+        assert sim_members[2].chain is not None
+        sim_members[2].chain.down = True
         await asyncio.sleep(20)
-        players[2].chain.down = False
+        sim_members[2].chain.down = False
         await sim.until_finished()
 
     sim = play(tmp_path, story, rounds_per_epoch=4, total_steps=8)
-    assert sim.check(dropped=[sim.players[2]]) > 0
+    assert sim.check(dropped=[sim.sim_members[2]]) > 0
     assert sim.run.lost_sequences == 0
-    assert [e["epoch"] for e in sim.players[2].saw("cooldown")][-1:] == [1]
+    assert [e["epoch"] for e in sim.sim_members[2].saw("cooldown")][-1:] == [1]
 
 
 @pytest.mark.slow
@@ -53,9 +53,11 @@ def test_rpc_down_for_all_in_round_and_cooldowns_loses_nothing(tmp_path: Path) -
 
     sim = play(tmp_path, story, cooldown_time=10, rounds_per_epoch=3, total_steps=9)
     assert sim.run.attested_step == 10
-    for player in sim.players:
-        assert {e["source"] for e in player.saw("model")[1:]} == {"its own replica"}, player.name
-        assert len(player.saw("applied")) == 9
+    for sim_member in sim.sim_members:
+        assert {e["source"] for e in sim_member.saw("model")[1:]} == {"its own replica"}, (
+            sim_member.name
+        )
+        assert len(sim_member.saw("applied")) == 9
     assert sim.check() == 36
 
 
@@ -116,12 +118,12 @@ def test_node_write_outage_costs_little_more_than_itself(
     took = []
 
     async def story(sim: SimulatedRun) -> None:
-        players = [sim.add(tier) for tier in (0, 0, 1, 2)]
+        sim_members = [sim.add(tier) for tier in (0, 0, 1, 2)]
         await sim.until(
             lambda run: run.state is RunState.WAITING_FOR_MEMBERS and sim.members.pending == 0b1111
         )
-        for player in players[2:]:
-            await sim.kill(player)
+        for sim_member in sim_members[2:]:
+            await sim.kill(sim_member)
         await sim.until(lambda run: run.state is RunState.WARMUP)
         await asyncio.sleep(50)
         assert sim.run.state is RunState.WARMUP
@@ -137,7 +139,7 @@ def test_node_write_outage_costs_little_more_than_itself(
         tmp_path, story, warmup_time=60, min_clients=2, init_min_clients=4, rounds_per_epoch=3
     )
     assert took[0] < 15
-    sim.check(dropped=sim.players[2:])
+    sim.check(dropped=sim.sim_members[2:])
 
 
 @pytest.mark.slow
@@ -183,17 +185,19 @@ def test_rpc_down_in_warm_up(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_permanent_rpc_outage_ends_members_with_error(tmp_path: Path) -> None:
     async def story(sim: SimulatedRun) -> None:
-        player = sim.add(0)
+        sim_member = sim.add(0)
         await sim.until_round(1)
         sim.chain.down = True
-        assert player.task is not None
-        (end,) = await asyncio.wait_for(asyncio.gather(player.task, return_exceptions=True), 700)
+        assert sim_member.task is not None
+        (end,) = await asyncio.wait_for(
+            asyncio.gather(sim_member.task, return_exceptions=True), 700
+        )
         assert sim.now > 600
         assert isinstance(end, Unavailable)
         assert "no Solana RPC endpoint answered" in str(end)
         left_behind = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
         assert not left_behind
-        player.task = None
+        sim_member.task = None
 
     play(tmp_path, story, min_clients=1, init_min_clients=1)
 
@@ -201,12 +205,12 @@ def test_permanent_rpc_outage_ends_members_with_error(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_lost_reply_causes_no_second_vote(tmp_path: Path) -> None:
     async def story(sim: SimulatedRun) -> None:
-        players = [sim.add(tier) for tier in (0, 1, 2)]
+        sim_members = [sim.add(tier) for tier in (0, 1, 2)]
         for height in (0, 1, 2):
             await sim.until_round(height)
-            for player in players:
-                assert player.chain is not None
-                player.chain.replies_lost = 1
+            for sim_member in sim_members:
+                assert sim_member.chain is not None
+                sim_member.chain.replies_lost = 1
         await sim.until_finished()
 
     sim = play(tmp_path, story, **SHORT)
@@ -221,7 +225,7 @@ def test_slow_member_is_awaited(tmp_path: Path) -> None:
 
     sim = play(tmp_path, story, global_batch_size_start=45, global_batch_size_end=45, **SHORT)
     assert sim.check() == 24
-    assert len(sim.players[2].saw("trained")) == 6
+    assert len(sim.sim_members[2].saw("trained")) == 6
 
 
 @pytest.mark.slow
@@ -231,7 +235,7 @@ def test_share_of_too_slow_member_is_redone(tmp_path: Path) -> None:
         await sim.until(lambda run: run.epoch == 1)
 
     sim = play(tmp_path, story, warmup_time=200, max_round_train_time=10)
-    slow = sim.players[2]
+    slow = sim.sim_members[2]
     assert {sim.members.seats[seat].signer for _, seat in sim.record.dropped} == {
         bytes(seat_key(slow))
     }
@@ -239,23 +243,23 @@ def test_share_of_too_slow_member_is_redone(tmp_path: Path) -> None:
     sim.check(dropped=[slow])
 
 
-def seat_key(player: object) -> bytes:
-    return bytes(player.key.pubkey())  # type: ignore[attr-defined]
+def seat_key(sim_member: object) -> bytes:
+    return bytes(sim_member.key.pubkey())  # type: ignore[attr-defined]
 
 
 def test_member_that_never_trains_is_dropped(tmp_path: Path) -> None:
     async def story(sim: SimulatedRun) -> None:
-        players = [sim.add(tier) for tier in (0, 1, 2)]
+        sim_members = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until(
             lambda run: run.state is RunState.WAITING_FOR_MEMBERS and sim.members.pending == 0b111
         )
-        await sim.kill(players[2])
+        await sim.kill(sim_members[2])
         await sim.until(lambda run: run.epoch == 1)
 
     sim = play(tmp_path, story, **SHORT)
     assert [epoch for epoch, _ in sim.record.dropped] == [0]
-    assert len(sim.players[0].saw("applied")) == 3
-    sim.check(dropped=[sim.players[2]])
+    assert len(sim.sim_members[0].saw("applied")) == 3
+    sim.check(dropped=[sim.sim_members[2]])
     assert sim.now_at_end < 120
 
 
@@ -284,9 +288,9 @@ def test_lost_announcements_are_requested_again(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_cut_between_two_members_is_bridged_by_third(tmp_path: Path) -> None:
     async def story(sim: SimulatedRun) -> None:
-        players = [sim.add(0) for _ in range(4)]
+        sim_members = [sim.add(0) for _ in range(4)]
         await sim.until_round(1)
-        sim.network.cut(players[0].id, players[1].id)
+        sim.network.cut(sim_members[0].id, sim_members[1].id)
         await sim.until_round(3)
         sim.network.heal()
         await sim.until_finished()
@@ -300,13 +304,15 @@ def test_witnesses_reduced_to_quorum_still_decide(tmp_path: Path) -> None:
     """Two of three witnesses are exactly a quorum. All that they attest counts."""
 
     async def story(sim: SimulatedRun) -> None:
-        players = [sim.add(tier) for tier in (0, 0, 1, 1, 2, 2)]
+        sim_members = [sim.add(tier) for tier in (0, 0, 1, 1, 2, 2)]
         run = await sim.until_round(2)
         await asyncio.sleep(0.2)  # what was trained in round 1 is opened
         chosen = witnesses(run.current, sim.members)
         assert (len(chosen), quorum(run.current.elected)) == (3, 2)
         wallet = sim.members.seats[chosen[0]].signer
-        lost = next(player for player in players if bytes(player.key.pubkey()) == wallet)
+        lost = next(
+            sim_member for sim_member in sim_members if bytes(sim_member.key.pubkey()) == wallet
+        )
         await sim.kill(lost)
         lost.events.append({"kind": "killed"})
         await sim.until(lambda run: run.current.height == 3)
@@ -319,7 +325,7 @@ def test_witnesses_reduced_to_quorum_still_decide(tmp_path: Path) -> None:
     sim = play(
         tmp_path, story, witness_nodes=3, min_clients=3, init_min_clients=6, rounds_per_epoch=4
     )
-    sim.check(dropped=[player for player in sim.players if player.saw("killed")])
+    sim.check(dropped=[sim_member for sim_member in sim.sim_members if sim_member.saw("killed")])
 
 
 @pytest.mark.slow
@@ -327,15 +333,15 @@ def test_too_few_witnesses_end_epoch_without_drops(tmp_path: Path) -> None:
     """Witnesses that cannot reach the chain are not evidence against other members."""
 
     async def story(sim: SimulatedRun) -> None:
-        players = [sim.add(tier) for tier in (0, 1, 2)]
+        sim_members = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(2)
-        for player in players[:2]:
-            assert player.chain is not None
-            player.chain.down = True
+        for sim_member in sim_members[:2]:
+            assert sim_member.chain is not None
+            sim_member.chain.down = True
         await sim.until(lambda run: run.draining)
-        for player in players[:2]:
-            assert player.chain is not None
-            player.chain.down = False
+        for sim_member in sim_members[:2]:
+            assert sim_member.chain is not None
+            sim_member.chain.down = False
         await sim.until_finished()
 
     sim = play(tmp_path, story, total_steps=6)
@@ -354,7 +360,7 @@ def test_late_tier_0_member_takes_over_unheld_level(tmp_path: Path) -> None:
         await sim.until_finished()
 
     sim = play(tmp_path, story, **SHORT)
-    late = sim.players[3]
+    late = sim.sim_members[3]
     assert len(late.saw("applied")) == 3
     assert sim.model.checkpoint_step == 7
     sim.check()
@@ -365,9 +371,9 @@ def test_member_absent_at_epoch_end_still_finishes_it(tmp_path: Path) -> None:
     """When it returns, the others have declared new weights. Its rounds must use the old ones."""
 
     async def story(sim: SimulatedRun) -> None:
-        players = [sim.add(tier) for tier in (0, 1, 2)]
+        sim_members = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(4)
-        away = players[2].chain
+        away = sim_members[2].chain
         assert away is not None
         await asyncio.sleep(1)
         away.down = True
@@ -377,7 +383,7 @@ def test_member_absent_at_epoch_end_still_finishes_it(tmp_path: Path) -> None:
         await sim.until_finished()
 
     sim = play(tmp_path, story)
-    late = sim.players[2]
+    late = sim.sim_members[2]
     assert not late.saw("warning")
     assert [e["height"] for e in late.saw("applied", epoch=0)] == [0, 1, 2, 3, 4, 5]
     assert late.saw("model")[1]["source"] == "its own replica"
@@ -390,26 +396,26 @@ def test_lost_results_are_not_awaited_after_epoch(tmp_path: Path) -> None:
     """The next epoch needs the waiting member, so it must stop waiting."""
 
     async def story(sim: SimulatedRun) -> None:
-        players = [sim.add(tier) for tier in (0, 1, 2)]
+        sim_members = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(4)
-        away = players[2]
+        away = sim_members[2]
         assert away.chain is not None
         await asyncio.sleep(1)
         away.chain.down = True
-        sim.network.cut(players[0].id, away.id)
-        sim.network.cut(players[1].id, away.id)
+        sim.network.cut(sim_members[0].id, away.id)
+        sim.network.cut(sim_members[1].id, away.id)
         await sim.until(
             lambda run: (
                 run.state is RunState.WAITING_FOR_MEMBERS and sim.members.pending.bit_count() == 2
             )
         )
-        for player in players[:2]:
-            await sim.kill(player)
-            sim.start(player)
+        for sim_member in sim_members[:2]:
+            await sim.kill(sim_member)
+            sim.start(sim_member)
         sim.network.heal()
         away.chain.down = False
         await sim.until_finished()
 
     sim = play(tmp_path, story)
-    assert any("no peer has all results" in e["message"] for e in sim.players[2].saw("warning"))
-    assert sim.compare(sim.players) > 0
+    assert any("no peer has all results" in e["message"] for e in sim.sim_members[2].saw("warning"))
+    assert sim.compare(sim.sim_members) > 0

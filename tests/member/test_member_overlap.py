@@ -20,9 +20,9 @@ from member.dishonest_members import falsify_results, other_result, sign, tell_a
 from member.short_runs import EITHER_OVERLAP, SHORT
 
 
-def _down(player: SimMember, down: bool) -> None:
-    assert player.chain is not None
-    player.chain.down = down
+def _down(sim_member: SimMember, down: bool) -> None:
+    assert sim_member.chain is not None
+    sim_member.chain.down = down
 
 
 @pytest.mark.slow
@@ -36,14 +36,14 @@ def test_three_unequal_members_without_overlap_finish(tmp_path: Path) -> None:
     )
     assert sim.check() == 24
     assert (sim.run.lost_sequences, sim.run.backlog, sim.run.data_index) == (0, 0, 6 * 21)
-    for player in sim.players:
-        assert not player.saw("warning"), player.name
-        assert [e["height"] for e in player.saw("round")] == 2 * [*range(3)], (
+    for sim_member in sim.sim_members:
+        assert not sim_member.saw("warning"), sim_member.name
+        assert [e["height"] for e in sim_member.saw("round")] == 2 * [*range(3)], (
             "without a drain round"
         )
-        events = [e for e in player.events if e["kind"] in ("applied", "trained", "cooldown")]
+        events = [e for e in sim_member.events if e["kind"] in ("applied", "trained", "cooldown")]
         assert [e["kind"] for e in events] == 2 * (3 * ["trained", "applied"] + ["cooldown"]), (
-            player.name
+            sim_member.name
         )
 
 
@@ -57,7 +57,7 @@ def test_late_joiner_without_overlap_loads_model_from_peers(tmp_path: Path) -> N
         await sim.until_finished()
 
     sim = play(tmp_path, story, overlap=0, **SHORT)
-    late = sim.players[3]
+    late = sim.sim_members[3]
     assert [event["source"] for event in late.saw("model")] == ["peers"]
     assert len(late.saw("applied")) == 3
     assert sim.check() == 36
@@ -66,35 +66,35 @@ def test_late_joiner_without_overlap_loads_model_from_peers(tmp_path: Path) -> N
 @pytest.mark.slow
 def test_killed_member_without_overlap_is_dropped(tmp_path: Path) -> None:
     async def story(sim: SimulatedRun) -> None:
-        players = [sim.add(tier) for tier in (0, 1, 2)]
+        sim_members = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(1)
-        await sim.kill(players[1])
+        await sim.kill(sim_members[1])
         await sim.until_round(2)
         again.append(sim.run.current.redone)
         await sim.until_round(4)
         roster.append(sim.run.current.roster)
         await sim.until(lambda run: run.state is RunState.COOLDOWN)
-        sim.start(players[1])
+        sim.start(sim_members[1])
         await sim.until_finished()
 
     again: list[int] = []
     roster: list[int] = []
     sim = play(tmp_path, story, overlap=0, rounds_per_epoch=5, total_steps=8)
     assert (again, [mask.bit_count() for mask in roster]) == ([3], [2])
-    assert {e["height"] for player in sim.players for e in player.saw("dropped")} == {2}
+    assert {e["height"] for sim_member in sim.sim_members for e in sim_member.saw("dropped")} == {2}
     assert sim.run.lost_sequences == 0
-    assert sim.check(dropped=[sim.players[1]]) == 18
+    assert sim.check(dropped=[sim.sim_members[1]]) == 18
 
 
 @pytest.mark.slow
 def test_member_leaving_after_its_result_is_credited(tmp_path: Path) -> None:
     async def story(sim: SimulatedRun) -> None:
-        players = [sim.add(tier) for tier in (0, 1, 2)]
+        sim_members = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(1)
-        await sim.until(lambda run: bool(players[2].saw("trained", height=1)))
-        await sim.stop(players[2])
+        await sim.until(lambda run: bool(sim_members[2].saw("trained", height=1)))
+        await sim.stop(sim_members[2])
         await sim.until(lambda run: run.state is RunState.COOLDOWN)
-        sim.start(players[2])
+        sim.start(sim_members[2])
         await sim.until_finished()
 
     sim = play(tmp_path, story, overlap=0, **SHORT)
@@ -113,7 +113,7 @@ def test_slow_member_without_overlap_is_awaited(tmp_path: Path) -> None:
         tmp_path, story, overlap=0, global_batch_size_start=45, global_batch_size_end=45, **SHORT
     )
     assert sim.check() == 24
-    assert len(sim.players[2].saw("trained")) == 6
+    assert len(sim.sim_members[2].saw("trained")) == 6
 
 
 @pytest.mark.slow
@@ -139,9 +139,9 @@ def test_too_slow_member_without_overlap_is_warned(tmp_path: Path) -> None:
 
 def test_missing_result_is_redone_in_next_round(tmp_path: Path) -> None:
     async def story(sim: SimulatedRun) -> None:
-        players = [sim.add(tier) for tier in (0, 1, 2)]
+        sim_members = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(2)
-        replica = players[1].member._replica  # type: ignore[union-attr]
+        replica = sim_members[1].member._replica  # type: ignore[union-attr]
         assert replica is not None
 
         def broken(*_: Any) -> NoReturn:
@@ -149,7 +149,9 @@ def test_missing_result_is_redone_in_next_round(tmp_path: Path) -> None:
 
         replica.train = broken  # type: ignore[method-assign,assignment]
         seat = next(
-            seat for seat, one in enumerate(sim.members.seats) if one.signer == players[1].wallet
+            seat
+            for seat, one in enumerate(sim.members.seats)
+            if one.signer == sim_members[1].wallet
         )
         header = (await sim.until_round(3)).current
         before = sim.run.round(2)
@@ -163,15 +165,15 @@ def test_missing_result_is_redone_in_next_round(tmp_path: Path) -> None:
 
     sim = play(tmp_path, story, overlap=0)
     assert sim.run.lost_sequences == 0
-    assert sim.check(dropped=[sim.players[1]]) > 0
+    assert sim.check(dropped=[sim.sim_members[1]]) > 0
 
 
 @pytest.mark.slow
 def test_equivocating_member_delivers_nothing(tmp_path: Path) -> None:
     async def story(sim: SimulatedRun) -> None:
-        players = [sim.add(tier) for tier in (0, 1, 2, 0)]
+        sim_members = [sim.add(tier) for tier in (0, 1, 2, 0)]
         await sim.until_round(1)
-        liar = players[0]
+        liar = sim_members[0]
 
         async def lie(said: Any, transport: Any) -> None:
             for one in (said, other_result(sim, said, transport)):
@@ -181,11 +183,12 @@ def test_equivocating_member_delivers_nothing(tmp_path: Path) -> None:
         await sim.until(lambda run: run.epoch == 1)
 
     sim = play(tmp_path, story, overlap=0, init_min_clients=4, rounds_per_epoch=3)
-    liar, *honest = sim.players
+    liar, *honest = sim.sim_members
     assert sim.check(hostile=[liar]) > 0
     assert {sim.members.seats[seat].signer for _, seat in sim.record.dropped} == {liar.wallet}
     assert all(
-        any("another result" in e["why"] for e in player.saw("refused")) for player in honest
+        any("another result" in e["why"] for e in sim_member.saw("refused"))
+        for sim_member in honest
     )
 
 
@@ -225,18 +228,18 @@ def test_outage_for_all_members_loses_no_step(tmp_path: Path, seconds: float) ->
 @pytest.mark.slow
 def test_too_few_witnesses_without_overlap_drop_nobody(tmp_path: Path) -> None:
     async def story(sim: SimulatedRun) -> None:
-        players = [sim.add(tier) for tier in (0, 1, 2)]
+        sim_members = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(1)
-        for player in players[:2]:
-            _down(player, True)
+        for sim_member in sim_members[:2]:
+            _down(sim_member, True)
         run = await sim.until(lambda run: run.state is RunState.COOLDOWN)
         assert (run.exit_reason, run.draining, run.current.height) == (
             ExitReason.QUORUM_MISSING,
             False,
             1,
         )
-        for player in players[:2]:
-            _down(player, False)
+        for sim_member in sim_members[:2]:
+            _down(sim_member, False)
         await sim.until_finished()
 
     sim = play(tmp_path, story, overlap=0, **SHORT)
@@ -272,22 +275,22 @@ def test_absent_member_without_overlap_finishes_epoch(tmp_path: Path, changed: b
     """The rules of the epoch's start apply, whatever the owner has set since."""
 
     async def story(sim: SimulatedRun) -> None:
-        players = [sim.add(tier) for tier in (0, 1, 2)]
+        sim_members = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(1)
         await asyncio.sleep(1)
-        _down(players[2], True)
+        _down(sim_members[2], True)
         sim.pause(True)
         run = await sim.until(lambda run: run.state is RunState.PAUSED)
         if changed:
             config = asdict(run.config) | {"overlap": 1}
             sim.chain.send([sim.ix.update(RUN_ID, config=config)], sim.owner)
-        _down(players[2], False)
-        await sim.until(lambda run: bool(players[2].saw("cooldown")), limit=60)
+        _down(sim_members[2], False)
+        await sim.until(lambda run: bool(sim_members[2].saw("cooldown")), limit=60)
         sim.pause(False)
         await sim.until_finished()
 
     sim = play(tmp_path, story, overlap=0, **SHORT)
-    late = sim.players[2]
+    late = sim.sim_members[2]
     assert [e["height"] for e in late.saw("applied", epoch=0)] == [0, 1]
     assert late.saw("model")[1]["source"] == "its own replica"
     assert sim.run.config.overlap == changed
@@ -299,13 +302,13 @@ def test_nonwitnesses_apply_attested_results(tmp_path: Path) -> None:
     """They read on chain which results count, and fetch what they lack."""
 
     async def story(sim: SimulatedRun) -> None:
-        players = [sim.add(tier) for tier in (0, 0, 1, 2)]
+        sim_members = [sim.add(tier) for tier in (0, 0, 1, 2)]
         await sim.until_round(1)
-        sim.network.cut(players[0].id, players[3].id)
+        sim.network.cut(sim_members[0].id, sim_members[3].id)
         await sim.until_finished()
 
     sim = play(tmp_path, story, overlap=0, witness_nodes=1, **SHORT)
-    assert sim.check(dropped=sim.players) > 0
+    assert sim.check(dropped=sim.sim_members) > 0
     assert sim.run.lost_sequences == 0
 
 
@@ -317,6 +320,6 @@ def test_members_fast_enough_for_one_second_rounds_learn(tmp_path: Path, overlap
         await sim.until_finished()
 
     sim = play(tmp_path, story, overlap=overlap, max_round_train_time=1, **SHORT)
-    applied = sum(event["results"] for event in sim.players[0].saw("applied"))
+    applied = sum(event["results"] for event in sim.sim_members[0].saw("applied"))
     # the chain counts whole seconds, so a round may end before any announcement
     assert applied > 6 * 3 / 2

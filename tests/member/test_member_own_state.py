@@ -30,11 +30,12 @@ ALL = {"min_clients": 3, "waiting_for_members_extra_time": 20}
 SPARSELOCO = {"SparseLoCo": {"inner_steps": 2, "compression_chunk": 7, "compression_topk": 4}}
 
 
-def known(player: SimMember) -> dict[str, Tensor]:
-    assert player.member is not None
-    assert player.member._replica is not None
+def known(sim_member: SimMember) -> dict[str, Tensor]:
+    assert sim_member.member is not None
+    assert sim_member.member._replica is not None
     return {
-        name: tensor.clone() for name, tensor in player.member._replica.optimizer.state().items()
+        name: tensor.clone()
+        for name, tensor in sim_member.member._replica.optimizer.state().items()
     }
 
 
@@ -44,10 +45,10 @@ async def restart(sim: SimulatedRun, tiers: Sequence[int] = (0, 1, 2)) -> list[d
         sim.add(tier)
     await sim.until(lambda run: run.epoch == 1 and run.state is RunState.WAITING_FOR_MEMBERS)
     await asyncio.sleep(3)
-    before = [known(player) for player in sim.players[1:]]
-    for player in sim.players[1:]:
-        await sim.stop(player)
-        sim.start(player)
+    before = [known(sim_member) for sim_member in sim.sim_members[1:]]
+    for sim_member in sim.sim_members[1:]:
+        await sim.stop(sim_member)
+        sim.start(sim_member)
     return before
 
 
@@ -83,9 +84,9 @@ def test_members_restarted_between_epochs_resume_their_state(
     for state in before:
         assert any(bool(tensor.any()) for tensor in state.values()), "there is something to know"
         assert any(same(state, other) for other in taken)
-    for player in sim.players[1:]:
-        assert [event["epoch"] for event in player.saw("remembered")] == [1]
-        assert not player.saw("warning", until="trained")
+    for sim_member in sim.sim_members[1:]:
+        assert [event["epoch"] for event in sim_member.saw("remembered")] == [1]
+        assert not sim_member.saw("warning", until="trained")
     assert {path.suffix for path in (tmp_path / "private").iterdir()} == {".safetensors"}
 
 
@@ -95,7 +96,7 @@ def test_member_absent_for_epoch_begins_without_state(tmp_path: Path) -> None:
         sim.remembers = True
         for tier in (0, 1, 2, 2):
             sim.add(tier)
-        *_, away = sim.players
+        *_, away = sim.sim_members
         await sim.until_round(1, epoch=1)
         await sim.kill(away)
         await sim.until(lambda run: run.epoch == 2)
@@ -103,16 +104,18 @@ def test_member_absent_for_epoch_begins_without_state(tmp_path: Path) -> None:
         await sim.until_finished()
 
     sim = play(tmp_path, story, rounds_per_epoch=3, total_steps=12)
-    assert sim.check(dropped=sim.players[-1:]) > 0
-    *others, away = sim.players
+    assert sim.check(dropped=sim.sim_members[-1:]) > 0
+    *others, away = sim.sim_members
     (message,) = (
         event["message"] for event in away.saw("warning") if "the optimizer" in event["message"]
     )
     assert "starts without its saved state" in message
     assert "belongs to another epoch or other weights" in message
-    assert not any(player.saw("remembered") for player in sim.players)
+    assert not any(sim_member.saw("remembered") for sim_member in sim.sim_members)
     assert not any(
-        "the optimizer" in event["message"] for player in others for event in player.saw("warning")
+        "the optimizer" in event["message"]
+        for sim_member in others
+        for event in sim_member.saw("warning")
     )
 
 
@@ -124,18 +127,18 @@ def test_damaged_state_file_is_reported_and_kept(tmp_path: Path) -> None:
     async def story(sim: SimulatedRun) -> None:
         sim.remembers = True
         await restart(sim, (0, 1, 2, 2))
-        for player, damage in zip(sim.players[1:], damages, strict=True):
-            private._file_in(tmp_path / "private", player.wallet, sim.run.identity).write_bytes(
+        for sim_member, damage in zip(sim.sim_members[1:], damages, strict=True):
+            private._file_in(tmp_path / "private", sim_member.wallet, sim.run.identity).write_bytes(
                 damage
             )
         await sim.until_finished()
 
     sim = play(tmp_path, story, **ALL | {"min_clients": 4, "init_min_clients": 4}, **SHORT)
     assert sim.check() > 0
-    for player in sim.players[1:]:
+    for sim_member in sim.sim_members[1:]:
         (message,) = (
             event["message"]
-            for event in player.saw("warning")
+            for event in sim_member.saw("warning")
             if "the optimizer" in event["message"]
         )
         assert "starts without its saved state" in message
@@ -158,12 +161,12 @@ def test_full_disk_for_state_file_is_a_warning(
 
     sim = play(tmp_path, story, **ALL, **SHORT)
     assert sim.check() > 0
-    for player in sim.players[1:]:
+    for sim_member in sim.sim_members[1:]:
         assert any(
             "the optimizer state was not saved: the disk of" in e["message"]
-            for e in player.saw("warning")
+            for e in sim_member.saw("warning")
         )
-        assert not player.saw("remembered")
+        assert not sim_member.saw("remembered")
 
 
 def test_later_run_with_same_id_has_its_own_state_file(tmp_path: Path) -> None:

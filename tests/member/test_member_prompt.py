@@ -43,10 +43,10 @@ def test_members_continue_prompt_with_equal_replicas(tmp_path: Path, overlap: in
     sim = whole_run(tmp_path, Prompt("w3 w10", 3, words()), overlap=overlap)
     assert sim.check() == 24, "all rounds were applied by all"
     assert sim.run.lost_sequences == 0
-    for player in sim.players:
-        samples = player.saw("sample")
+    for sim_member in sim.sim_members:
+        samples = sim_member.saw("sample")
         assert samples
-        assert not player.saw("warning")
+        assert not sim_member.saw("warning")
         for event in samples:
             assert event["prompt"] == "w3 w10"
             assert len(event["text"].split()) == 3
@@ -64,5 +64,7 @@ def test_continuation_longer_than_round_delays_nobody(tmp_path: Path) -> None:
     silent = whole_run(tmp_path / "silent", None)
     sim = whole_run(tmp_path / "told", Prompt("w1", 3000, words()))
     assert sim.check() == silent.check() == 24
-    assert not any(player.saw("sample") or player.saw("warning") for player in sim.players)
+    assert not any(
+        sim_member.saw("sample") or sim_member.saw("warning") for sim_member in sim.sim_members
+    )
     assert sim.now_at_end < 1.5 * silent.now_at_end

@@ -16,9 +16,9 @@ from aftermath.sim.simulation import SimulatedRun, play
 WARMUP = 40
 
 
-def _never_ready(player: SimMember) -> None:
-    transport = player.transport
-    chain = player.chain
+def _never_ready(sim_member: SimMember) -> None:
+    transport = sim_member.transport
+    chain = sim_member.chain
     assert transport is not None
     assert chain is not None
     honest = transport.announce
@@ -34,27 +34,27 @@ def _never_ready(player: SimMember) -> None:
     chain.warmup_witness = nothing  # type: ignore[method-assign]
 
 
-def _warmup(sim: SimulatedRun, player: SimMember) -> float:
+def _warmup(sim: SimulatedRun, sim_member: SimMember) -> float:
     """Return how long the second epoch's warm-up lasted."""
-    began = player.saw("state", epoch=1, state=RunState.WARMUP.name)[-1]["t"]
-    return float(player.saw("round", epoch=1)[0]["t"] - began)
+    began = sim_member.saw("state", epoch=1, state=RunState.WARMUP.name)[-1]["t"]
+    return float(sim_member.saw("round", epoch=1)[0]["t"] - began)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("silent", [False, True])
 def test_never_ready_member_costs_half_a_warm_up(tmp_path: Path, silent: bool) -> None:
     async def story(sim: SimulatedRun) -> None:
-        players = [sim.add(tier) for tier in (0, 1, 2, 0)]
+        sim_members = [sim.add(tier) for tier in (0, 1, 2, 0)]
         await sim.until_round(1)
         if silent:
-            _never_ready(players[0])
+            _never_ready(sim_members[0])
         await sim.until_round(1, epoch=1)
 
     sim = play(tmp_path, story, init_min_clients=4, warmup_time=WARMUP, rounds_per_epoch=3)
-    took = _warmup(sim, sim.players[1])
+    took = _warmup(sim, sim.sim_members[1])
     assert WARMUP / 2 <= took < WARMUP / 2 + 3 if silent else took < 10
     assert not sim.record.dropped
-    assert sim.compare(sim.players) > 0
+    assert sim.compare(sim.sim_members) > 0
 
 
 @pytest.mark.slow
@@ -79,9 +79,9 @@ def test_newcomer_fetching_model_is_awaited(tmp_path: Path) -> None:
         await sim.until(lambda run: run.epoch == 2)
 
     sim = play(tmp_path, story, warmup_time=WARMUP, rounds_per_epoch=3, total_steps=9)
-    newcomer = sim.players[3]
+    newcomer = sim.sim_members[3]
     assert [event["source"] for event in newcomer.saw("model")] == ["peers"]
-    assert newcomer.saw("model")[0]["t"] <= sim.players[1].saw("round", epoch=1)[0]["t"]
-    assert WARMUP / 2 + 5 < _warmup(sim, sim.players[1]) < WARMUP
+    assert newcomer.saw("model")[0]["t"] <= sim.sim_members[1].saw("round", epoch=1)[0]["t"]
+    assert WARMUP / 2 + 5 < _warmup(sim, sim.sim_members[1]) < WARMUP
     assert len(newcomer.saw("trained", epoch=1)) == 3
     assert sim.check() > 0

@@ -16,15 +16,15 @@ from aftermath.sim.simulation import SimulatedRun, play
 from member.short_runs import SHORT
 
 
-def _replica(player: SimMember) -> Replica:
-    replica = player.member._replica  # type: ignore[union-attr]
+def _replica(sim_member: SimMember) -> Replica:
+    replica = sim_member.member._replica  # type: ignore[union-attr]
     assert replica is not None
     return replica
 
 
-def _momentum(player: SimMember) -> float:
+def _momentum(sim_member: SimMember) -> float:
     """Return how much a member has learnt but not sent yet."""
-    kept = _replica(player).optimizer.state()
+    kept = _replica(sim_member).optimizer.state()
     return sum(float(tensor.abs().sum()) for name, tensor in kept.items() if "residual" in name)
 
 
@@ -35,37 +35,37 @@ def test_members_after_pause_learn_without_momentum(tmp_path: Path) -> None:
     """
 
     async def story(sim: SimulatedRun) -> None:
-        players = [sim.add(tier) for tier in (0, 1, 2)]
+        sim_members = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(1)
         sim.pause(True)
         await sim.until(lambda run: run.state is RunState.PAUSED)
-        assert min(map(_momentum, players)) > 0
+        assert min(map(_momentum, sim_members)) > 0
         sim.pause(False)
         await sim.until_round(0, epoch=1)
-        assert [_momentum(player) for player in players] == [0, 0, 0]
+        assert [_momentum(sim_member) for sim_member in sim_members] == [0, 0, 0]
         await sim.until_finished()
 
     sim = play(tmp_path, story, cold_start_warmup_steps=2, **SHORT)
     assert sim.check() == 27
-    for player in sim.players:
-        end = player.saw("cooldown", epoch=0)[0]["hashes"]
-        first, second, *_ = player.saw("applied", epoch=1)
+    for sim_member in sim.sim_members:
+        end = sim_member.saw("cooldown", epoch=0)[0]["hashes"]
+        first, second, *_ = sim_member.saw("applied", epoch=1)
         assert first["height"] == 0
         assert len({str(hashes) for hashes in (end, first["hashes"], second["hashes"])}) == 3, (
-            player.name
+            sim_member.name
         )
         assert (
-            player.saw("applied", epoch=2)[0]["hashes"]
-            != player.saw("cooldown", epoch=1)[0]["hashes"]
+            sim_member.saw("applied", epoch=2)[0]["hashes"]
+            != sim_member.saw("cooldown", epoch=1)[0]["hashes"]
         )
 
 
 @pytest.mark.slow
 def test_epoch_without_pause_keeps_momentum(tmp_path: Path) -> None:
     async def story(sim: SimulatedRun) -> None:
-        players = [sim.add(tier) for tier in (0, 1, 2)]
+        sim_members = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(0, epoch=1)
-        assert min(map(_momentum, players)) > 0
+        assert min(map(_momentum, sim_members)) > 0
         await sim.until_finished()
 
     assert play(tmp_path, story, **SHORT).check() == 24
@@ -73,9 +73,9 @@ def test_epoch_without_pause_keeps_momentum(tmp_path: Path) -> None:
 
 def test_result_with_nonfinite_loss_is_not_announced(tmp_path: Path) -> None:
     async def story(sim: SimulatedRun) -> None:
-        players = [sim.add(tier) for tier in (0, 1, 2)]
+        sim_members = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(1)
-        replica = _replica(players[1])
+        replica = _replica(sim_members[1])
         backward = replica._backward
 
         def broken(*args: Any) -> float:
@@ -86,16 +86,16 @@ def test_result_with_nonfinite_loss_is_not_announced(tmp_path: Path) -> None:
         await sim.until(lambda run: run.epoch == 1)
 
     sim = play(tmp_path, story, rounds_per_epoch=4)
-    warned = [e["message"] for e in sim.players[1].saw("warning")]
+    warned = [e["message"] for e in sim.sim_members[1].saw("warning")]
     assert any("skips step" in message and "the loss is inf" in message for message in warned)
-    assert {e["height"] for e in sim.players[1].saw("trained")} <= {0, 1}
+    assert {e["height"] for e in sim.sim_members[1].saw("trained")} <= {0, 1}
     assert sim.run.lost_sequences == 0
-    assert sim.check(dropped=[sim.players[1]]) > 0
+    assert sim.check(dropped=[sim.sim_members[1]]) > 0
 
 
-def _slow_down(player: SimMember, seconds: float) -> None:
+def _slow_down(sim_member: SimMember, seconds: float) -> None:
     """Set the time of each job, whatever speed the member has declared."""
-    player.compute._seconds = seconds  # type: ignore[union-attr]
+    sim_member.compute._seconds = seconds  # type: ignore[union-attr]
 
 
 @pytest.mark.slow
@@ -103,8 +103,8 @@ def test_measured_speed_is_declared_for_next_epoch(tmp_path: Path) -> None:
     """All declare 60 sequences a minute. Ten take 2 seconds for two of them and 6 for the third."""
 
     async def story(sim: SimulatedRun) -> None:
-        players = [sim.add(tier) for tier in (0, 1, 2)]
-        _slow_down(players[2], 3.0)
+        sim_members = [sim.add(tier) for tier in (0, 1, 2)]
+        _slow_down(sim_members[2], 3.0)
         await sim.until_finished()
 
     sim = play(
@@ -116,13 +116,16 @@ def test_measured_speed_is_declared_for_next_epoch(tmp_path: Path) -> None:
         **SHORT,
     )
     assert sim.check() == 24
-    assert [[e["weight"] for e in player.saw("joined")][:2] for player in sim.players] == [
+    assert [
+        [e["weight"] for e in sim_member.saw("joined")][:2] for sim_member in sim.sim_members
+    ] == [
         [60, 300],
         [60, 300],
         [60, 100],
     ]
     shares = [
-        [e["tokens"] / 16 for e in sim.players[2].saw("trained", epoch=epoch)] for epoch in (0, 1)
+        [e["tokens"] / 16 for e in sim.sim_members[2].saw("trained", epoch=epoch)]
+        for epoch in (0, 1)
     ]
     assert shares[0] == [10] * 3
     # 30 x 100 / 340: the others may count for twice 60 at most
@@ -135,12 +138,12 @@ def test_training_too_late_for_round_is_abandoned(tmp_path: Path) -> None:
     """
 
     async def story(sim: SimulatedRun) -> None:
-        players = [sim.add(tier) for tier in (0, 1, 2)]
-        _slow_down(players[2], 8.0)
+        sim_members = [sim.add(tier) for tier in (0, 1, 2)]
+        _slow_down(sim_members[2], 8.0)
         await sim.until(lambda run: run.epoch == 1)
 
     sim = play(tmp_path, story, warmup_time=200, max_round_train_time=5)
-    slow = sim.players[2]
+    slow = sim.sim_members[2]
     given_up, too_slow = (event["message"] for event in slow.saw("warning")[:2])
     assert given_up == "skipped round 0: too slow, the run moved on"
     assert "too slow for its share of the rounds: 3 sequences took more than 16 s" in too_slow
@@ -173,7 +176,7 @@ def test_lone_too_slow_member_is_warned_once_per_epoch(tmp_path: Path, witnesses
         warmup_time=200,
         total_steps=60,
     )
-    [alone] = sim.players
+    [alone] = sim.sim_members
     warnings = [event for event in alone.saw("warning") if "sequences took" in event["message"]]
     assert len(warnings) == 2, "one for each epoch"
     for event in warnings:
@@ -199,18 +202,18 @@ def test_measured_speed_includes_all_round_work(tmp_path: Path, seconds: float, 
     """
 
     async def story(sim: SimulatedRun) -> None:
-        players = [sim.add(tier) for tier in (0, 1, 2)]
+        sim_members = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(2)  # the first round with both kinds of work
-        _slow_down(players[2], seconds)
+        _slow_down(sim_members[2], seconds)
         await sim.until(lambda run: run.epoch == 1)
 
     sim = play(tmp_path, story, warmup_time=200)
-    slow = sim.players[2]
+    slow = sim.sim_members[2]
     assert slow.saw("trained")
     said = [
         e["message"]
-        for player in sim.players
-        for e in player.saw("warning")
+        for sim_member in sim.sim_members
+        for e in sim_member.saw("warning")
         if "too slow" in e["message"]
     ]
     assert bool(said) is told
@@ -226,31 +229,31 @@ def test_measured_speed_includes_all_round_work(tmp_path: Path, seconds: float, 
 @pytest.mark.slow
 def test_snapshot_is_withdrawn_at_next_epochs_first_apply(tmp_path: Path) -> None:
     async def story(sim: SimulatedRun) -> None:
-        players = [sim.add(tier) for tier in (0, 1, 2)]
+        sim_members = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(1, epoch=1)
-        offered = {player.name: _offered(player) for player in players}
+        offered = {sim_member.name: _offered(sim_member) for sim_member in sim_members}
         assert all(offered.values())
         await sim.until_round(3, epoch=1)
-        for player in players:
-            assert player.saw("applied", epoch=1)
-            assert player.transport is not None
-            assert not _offered(player)
-            assert not offered[player.name] & player.transport._blobs.keys()
+        for sim_member in sim_members:
+            assert sim_member.saw("applied", epoch=1)
+            assert sim_member.transport is not None
+            assert not _offered(sim_member)
+            assert not offered[sim_member.name] & sim_member.transport._blobs.keys()
         await sim.until_finished()
 
     assert play(tmp_path, story, rounds_per_epoch=4, total_steps=8).check() == 30
 
 
-def _offered(player: SimMember) -> set[bytes]:
+def _offered(sim_member: SimMember) -> set[bytes]:
     """Return digests of the tensors that a member offers. Fail if it does not serve one."""
-    manifest = player.member._share.manifest  # type: ignore[union-attr]
+    manifest = sim_member.member._share.manifest  # type: ignore[union-attr]
     digests = (
         {digest for level in manifest.levels.values() for digest in level}
         if manifest is not None
         else set()
     )
-    assert player.transport is not None
-    assert digests <= player.transport._blobs.keys()
+    assert sim_member.transport is not None
+    assert digests <= sim_member.transport._blobs.keys()
     return digests
 
 
@@ -275,6 +278,6 @@ def test_attestation_contains_measured_upload_speed(
     monkeypatch.setattr(SolanaMember, "witness", listening)
     sim = play(tmp_path, story, **SHORT)
     assert sim.check() == 24
-    sent = [player.saw("traffic")[-1]["sent"] for player in sim.players]
+    sent = [sim_member.saw("traffic")[-1]["sent"] for sim_member in sim.sim_members]
     assert min(told) >= 0
     assert 0 < max(told) < min(sent), "in one second no member sends what it sends in all rounds"

@@ -24,12 +24,12 @@ async def _paused_in_epoch_1(sim: SimulatedRun) -> None:
     await sim.until(lambda run: run.state is RunState.PAUSED)
 
 
-async def _end_of(player: SimMember) -> BaseException | None:
+async def _end_of(sim_member: SimMember) -> BaseException | None:
     """Return the error that ends a member."""
-    assert player.task is not None
-    await asyncio.wait([player.task], timeout=300)
-    error = player.task.exception()
-    player.task = None
+    assert sim_member.task is not None
+    await asyncio.wait([sim_member.task], timeout=300)
+    error = sim_member.task.exception()
+    sim_member.task = None
     return error
 
 
@@ -38,8 +38,8 @@ def _later_spec(sim: SimulatedRun) -> bytes:
     return sim.spec.replace(b"HfLlama", b"HfMamba")
 
 
-def _warnings(player: SimMember) -> list[str]:
-    return [event["message"] for event in player.saw("warning")]
+def _warnings(sim_member: SimMember) -> list[str]:
+    return [event["message"] for event in sim_member.saw("warning")]
 
 
 @pytest.mark.parametrize(
@@ -61,13 +61,13 @@ def test_member_of_another_run_than_at_start_ends(field: str, value: Any, named:
 
 def test_member_ends_when_data_of_paused_run_changed(tmp_path: Path) -> None:
     async def story(sim: SimulatedRun) -> None:
-        player = sim.add(0)
+        sim_member = sim.add(0)
         await _paused_in_epoch_1(sim)
         sim.write_spec(sim.spec.replace(b'"path":"', b'"path":"other/'))
         await asyncio.sleep(30)
-        assert player.alive, "the owner may change it back"
+        assert sim_member.alive, "the owner may change it back"
         sim.pause(False)
-        assert isinstance(error := await _end_of(player), RunChanged)
+        assert isinstance(error := await _end_of(sim_member), RunChanged)
         assert "data_location" in error.message
         assert sim.run.trained_steps == 3
 
@@ -76,16 +76,16 @@ def test_member_ends_when_data_of_paused_run_changed(tmp_path: Path) -> None:
 
 def test_member_continues_after_owner_restored_config(tmp_path: Path) -> None:
     async def story(sim: SimulatedRun) -> None:
-        player = sim.add(0)
+        sim_member = sim.add(0)
         await _paused_in_epoch_1(sim)
         for spec in (_later_spec(sim), sim.spec.replace(b'"path":"', b'"path":"x'), sim.spec):
             sim.write_spec(spec)
             await asyncio.sleep(30)
-        (warning,) = [one for one in _warnings(player) if "HfMamba" in one]
+        (warning,) = [one for one in _warnings(sim_member) if "HfMamba" in one]
         assert "this member waits" in warning
         sim.pause(False)
         await sim.until_finished()
-        assert len(player.saw("applied")) == 6
+        assert len(sim_member.saw("applied")) == 6
 
     play(tmp_path, story, **ALONE)
 
@@ -100,17 +100,17 @@ def test_resume_with_unreadable_spec_saves_or_names_loss(
     async def story(sim: SimulatedRun) -> None:
         sim.keeps = keeps
         disk.full = True
-        player = sim.add(0)
+        sim_member = sim.add(0)
         await _paused_in_epoch_1(sim)
         disk.full = False
         sim.write_spec(_later_spec(sim))
         await asyncio.sleep(30)
-        assert player.alive
+        assert sim_member.alive
         sim.pause(False)
-        assert isinstance(error := await _end_of(player), Unsuitable)
+        assert isinstance(error := await _end_of(sim_member), Unsuitable)
         assert "HfMamba" in error.message
-        assert [event["step"] for event in player.saw("stopped")] == [3] * keeps
-        lost = [one for one in _warnings(player) if "3 trained steps are lost" in one]
+        assert [event["step"] for event in sim_member.saw("stopped")] == [3] * keeps
+        lost = [one for one in _warnings(sim_member) if "3 trained steps are lost" in one]
         assert len(lost) == (not keeps)
 
     play(tmp_path, story, **ALONE)

@@ -27,12 +27,12 @@ def _table(**changes: Any) -> dict[str, Any]:
     return {"SparseLoCo": {"inner_steps": STEPS, **small, **changes}}
 
 
-def _taken(player: SimMember) -> set[int]:
+def _taken(sim_member: SimMember) -> set[int]:
     """Return how many steps a member's inner optimizer has counted, from its state of every
     parameter.
     """
-    assert player.member is not None
-    replica = player.member._replica
+    assert sim_member.member is not None
+    replica = sim_member.member._replica
     assert replica is not None
     state = replica.optimizer.state()
     return {
@@ -73,13 +73,13 @@ def test_three_tiers_change_levels_and_end_equal(
     assert isinstance(sim.model.optimizer, SparseLoCo)
     assert sim.schema.optimizer == sim.model.optimizer
     assert sim.check() == 24
-    ends = [player.saw("cooldown")[-1]["hashes"] for player in sim.players]
+    ends = [sim_member.saw("cooldown")[-1]["hashes"] for sim_member in sim.sim_members]
     assert [sorted(hashes) for hashes in ends] == [["0", "1", "2"], ["1", "2"], ["2"]]
     for level in ("1", "2"):
         assert len({hashes[level] for hashes in ends if level in hashes}) == 1
-    for player in sim.players:
-        assert len(player.saw("trained")) == 2 * ROUNDS
-        applied = [str(event["hashes"]) for event in player.saw("applied")]
+    for sim_member in sim.sim_members:
+        assert len(sim_member.saw("trained")) == 2 * ROUNDS
+        applied = [str(event["hashes"]) for event in sim_member.saw("applied")]
         assert len(set(applied)) == len(applied), "every round changes the model"
 
 
@@ -103,16 +103,18 @@ def test_optimizer_without_results_is_refused_at_join(tmp_path: Path, sparseloco
 @pytest.mark.slow
 def test_inner_moments_survive_epochs_but_not_pause(tmp_path: Path) -> None:
     async def story(sim: SimulatedRun) -> None:
-        players = [sim.add(tier) for tier in (0, 1, 2)]
+        sim_members = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until(lambda run: run.epoch == 1 and run.state is RunState.WARMUP)
-        assert [_taken(player) for player in players] == [{ROUNDS * STEPS}] * 3
+        assert [_taken(sim_member) for sim_member in sim_members] == [{ROUNDS * STEPS}] * 3
         await sim.until_round(1, epoch=1)
-        assert all(min(_taken(player)) > ROUNDS * STEPS for player in players)
+        assert all(min(_taken(sim_member)) > ROUNDS * STEPS for sim_member in sim_members)
         sim.pause(True)
         await sim.until(lambda run: run.state is RunState.PAUSED)
         sim.pause(False)
         await sim.until(lambda run: run.epoch == 2 and run.state is RunState.ROUND_TRAIN)
-        assert [max(_taken(player), default=0) <= STEPS for player in players] == [True] * 3
+        assert [max(_taken(sim_member), default=0) <= STEPS for sim_member in sim_members] == [
+            True
+        ] * 3
         await sim.until_finished()
 
     assert (
@@ -124,14 +126,16 @@ def test_inner_moments_survive_epochs_but_not_pause(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_killed_member_returns_without_moments_and_stays_equal(tmp_path: Path) -> None:
     async def story(sim: SimulatedRun) -> None:
-        players = [sim.add(tier) for tier in (0, 1, 2, 1)]
+        sim_members = [sim.add(tier) for tier in (0, 1, 2, 1)]
         await sim.until_round(1)
-        await sim.kill(players[1])
-        sim.start(players[1])
+        await sim.kill(sim_members[1])
+        sim.start(sim_members[1])
         await sim.until_round(1, epoch=1)
-        assert max(_taken(players[1])) <= 2 * STEPS
+        assert max(_taken(sim_members[1])) <= 2 * STEPS
         assert all(
-            min(_taken(player)) > 2 * STEPS for player in players if player is not players[1]
+            min(_taken(sim_member)) > 2 * STEPS
+            for sim_member in sim_members
+            if sim_member is not sim_members[1]
         )
         await sim.until_finished()
 
@@ -143,5 +147,5 @@ def test_killed_member_returns_without_moments_and_stays_equal(tmp_path: Path) -
         rounds_per_epoch=ROUNDS,
         total_steps=9,
     )
-    assert sim.check(dropped=[sim.players[1]]) > 0
-    assert sim.players[1].saw("applied", epoch=1)
+    assert sim.check(dropped=[sim.sim_members[1]]) > 0
+    assert sim.sim_members[1].saw("applied", epoch=1)

@@ -172,14 +172,14 @@ def test_state_chain_compares_late_earlier_result() -> None:
 
 def record_commitments(sim: SimulatedRun) -> dict[str, list[Commitment]]:
     """Return every commitment of every member in order, over restarts."""
-    found: dict[str, list[Commitment]] = {player.name: [] for player in sim.players}
-    for player in sim.players:
-        _listen(player, found[player.name])
+    found: dict[str, list[Commitment]] = {sim_member.name: [] for sim_member in sim.sim_members}
+    for sim_member in sim.sim_members:
+        _listen(sim_member, found[sim_member.name])
     return found
 
 
-def _listen(player: SimMember, found: list[Commitment]) -> None:
-    transport = player.transport
+def _listen(sim_member: SimMember, found: list[Commitment]) -> None:
+    transport = sim_member.transport
     assert transport is not None
     honest = transport.announce
 
@@ -233,8 +233,8 @@ def test_state_roots_form_chain_over_epochs(
         assert len({one.private.after for one in chain}) == len(chain)
     assert not any(
         str(e.get("why")).startswith(BROKEN)
-        for player in sim.players
-        for e in player.saw("refused")
+        for sim_member in sim.sim_members
+        for e in sim_member.saw("refused")
     )
 
 
@@ -254,10 +254,10 @@ def test_restarted_member_resumes_its_saved_state_or_none(tmp_path: Path) -> Non
                 lambda run: run.epoch == 1 and run.state is RunState.WAITING_FOR_MEMBERS
             )
             await asyncio.sleep(3)
-            for player in sim.players[1:]:
-                await sim.stop(player)
-                sim.start(player)
-                _listen(player, chains[player.name])
+            for sim_member in sim.sim_members[1:]:
+                await sim.stop(sim_member)
+                sim.start(sim_member)
+                _listen(sim_member, chains[sim_member.name])
             await sim.until_finished()
 
         sim = play(tmp_path / str(remembers), story, **ALL, **SHORT)
@@ -268,8 +268,8 @@ def test_restarted_member_resumes_its_saved_state_or_none(tmp_path: Path) -> Non
             assert [one.epoch for one in other] == ([0] if remembers else [0, 1])
         assert not any(
             str(e.get("why")).startswith(BROKEN)
-            for player in sim.players
-            for e in player.saw("refused")
+            for sim_member in sim.sim_members
+            for e in sim_member.saw("refused")
         )
 
 
@@ -292,10 +292,10 @@ def test_saved_state_with_another_root_is_damaged(tmp_path: Path) -> None:
 
     sim = play(tmp_path, story, **ALL, **SHORT)
     assert sim.check() > 0
-    for player in sim.players[1:]:
+    for sim_member in sim.sim_members[1:]:
         (warned,) = (
             event["message"]
-            for event in player.saw("warning")
+            for event in sim_member.saw("warning")
             if "the optimizer" in event["message"]
         )
         assert "its hash is not the one that this member committed to" in warned
@@ -311,18 +311,18 @@ def test_member_exchanging_its_state_delivers_nothing(tmp_path: Path) -> None:
         for tier in (0, 1, 2, 2):
             sim.add(tier)
         await sim.until_round(1)
-        liar = sim.players[-1]
+        liar = sim.sim_members[-1]
         falsify_results(liar, exchanges(liar))
         await sim.until_finished()
 
     sim = play(tmp_path, story, rounds_per_epoch=4, total_steps=8)
-    liar = sim.players[-1]
+    liar = sim.sim_members[-1]
     assert sim.check(hostile=[liar]) > 0
     assert sim.run.lost_sequences == 0
     seat = next(event["seat"] for event in liar.saw("joined") if event["seat"] is not None)
     refused = [
         e
-        for p in sim.players[:-1]
+        for p in sim.sim_members[:-1]
         for e in p.saw("refused")
         if str(e.get("why")).startswith(BROKEN)
     ]
@@ -330,11 +330,11 @@ def test_member_exchanging_its_state_delivers_nothing(tmp_path: Path) -> None:
     assert sim.record.dropped, "it is dropped, as who delivers nothing is"
 
 
-def exchanges(player: SimMember) -> Lie:
+def exchanges(sim_member: SimMember) -> Lie:
     async def lie(one: Commitment, transport: SimTransport) -> None:
         if one.private.since is not None:
             one = msgspec.structs.replace(one, private=one.private._replace(before=root(7)))
-        tell_all(transport, sign(player, one))
+        tell_all(transport, sign(sim_member, one))
 
     return lie
 
@@ -353,23 +353,23 @@ def test_checker_receives_states_around_judged_round(tmp_path: Path) -> None:
         chains = record_commitments(sim)
         await sim.until_round(3)
         await asyncio.sleep(0.2)  # its witnesses are closed, and it is opened
-        checker = sim.players[0].transport
+        checker = sim.sim_members[0].transport
         assert checker is not None
-        for player in sim.players[1:]:
-            parts = outline_of(sim.schema, player.tier)
-            judged = next(one for one in chains[player.name] if one.height == 2)
+        for sim_member in sim.sim_members[1:]:
+            parts = outline_of(sim.schema, sim_member.tier)
+            judged = next(one for one in chains[sim_member.name] if one.height == 2)
             for wanted in (judged.private.before, judged.private.after):
                 for index in range(parts.count):
-                    block = await ask_block(checker, player.id, wanted, parts, index, 5)
+                    block = await ask_block(checker, sim_member.id, wanted, parts, index, 5)
                     assert len(block) == parts.place(index).size
                     compared += 1
             with pytest.raises(RequestRefused):
-                await ask_block(checker, player.id, NOTHING, parts, 0, 5)
-            assert player.member is not None
-            assert player.member._replica is not None
+                await ask_block(checker, sim_member.id, NOTHING, parts, 0, 5)
+            assert sim_member.member is not None
+            assert sim_member.member._replica is not None
             assert (
-                tree_of(player.member._replica.optimizer.remembered()).root
-                == chains[player.name][-1].private.after
+                tree_of(sim_member.member._replica.optimizer.remembered()).root
+                == chains[sim_member.name][-1].private.after
             )
         await sim.until_finished()
 
@@ -385,20 +385,20 @@ def test_state_is_not_served_before_reveal(tmp_path: Path) -> None:
         nonlocal refused
         sim.add(0), sim.add(1), sim.add(2, seconds=3.0)
         chains = record_commitments(sim)
-        checker = sim.players[0].transport
-        player = sim.players[1]
+        checker = sim.sim_members[0].transport
+        sim_member = sim.sim_members[1]
         assert checker is not None
-        parts = outline_of(sim.schema, player.tier)
-        await sim.until(lambda run: bool(player.saw("trained", height=2)))
-        mine = chains[player.name][-1]
+        parts = outline_of(sim.schema, sim_member.tier)
+        await sim.until(lambda run: bool(sim_member.saw("trained", height=2)))
+        mine = chains[sim_member.name][-1]
         assert (mine.height, sim.run.current.height) == (2, 2)
-        await ask_block(checker, player.id, mine.private.before, parts, 0, 5)
+        await ask_block(checker, sim_member.id, mine.private.before, parts, 0, 5)
         with pytest.raises(RequestRefused):
-            await ask_block(checker, player.id, mine.private.after, parts, 0, 5)
+            await ask_block(checker, sim_member.id, mine.private.after, parts, 0, 5)
         refused += 1
         await sim.until_round(3)
         await asyncio.sleep(0.2)
-        await ask_block(checker, player.id, mine.private.after, parts, 0, 5)
+        await ask_block(checker, sim_member.id, mine.private.after, parts, 0, 5)
 
     play(tmp_path, story)
     assert refused
@@ -418,5 +418,5 @@ def test_member_without_memory_for_copy_warns_and_continues(
 
     sim = play(tmp_path, story, **ALONE)
     sim.check()
-    (warned,) = (e["message"] for e in sim.players[0].saw("warning"))
+    (warned,) = (e["message"] for e in sim.sim_members[0].saw("warning"))
     assert "no memory for a copy of the optimizer state" in warned

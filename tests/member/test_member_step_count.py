@@ -36,18 +36,18 @@ def applied(monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
     return counts
 
 
-async def _stop(sim: SimulatedRun, player: SimMember, steps: Callable[[], int]) -> int:
+async def _stop(sim: SimulatedRun, sim_member: SimMember, steps: Callable[[], int]) -> int:
     """Stop a member and return the steps that its last line and its checkpoint state."""
-    await sim.stop(player)
-    (stopped,) = player.saw("stopped")
+    await sim.stop(sim_member)
+    (stopped,) = sim_member.saw("stopped")
     assert Path(stopped["path"]).name == f"sim-step{stopped['step']}"
     assert stopped["step"] == steps()
     return int(stopped["step"])
 
 
-def _steps(player: SimMember) -> int:
+def _steps(sim_member: SimMember) -> int:
     """Return how many rounds with results the member has applied."""
-    return sum(event["results"] > 0 for event in player.saw("applied"))
+    return sum(event["results"] > 0 for event in sim_member.saw("applied"))
 
 
 def test_round_without_result_is_not_counted_in_saved_model(
@@ -63,15 +63,17 @@ def test_round_without_result_is_not_counted_in_saved_model(
     monkeypatch.setattr(Announcing, "announce", withheld)
 
     async def story(sim: SimulatedRun) -> None:
-        player = sim.add(0)
+        sim_member = sim.add(0)
         await sim.until_round(4)
-        await sim.until(lambda _: bool(player.saw("applied", height=2)))
-        step = await _stop(sim, player, lambda: sum(applied.values()))
+        await sim.until(lambda _: bool(sim_member.saw("applied", height=2)))
+        step = await _stop(sim, sim_member, lambda: sum(applied.values()))
         assert step == 2
-        sim.start(player)
+        sim.start(sim_member)
         await sim.until(lambda run: run.epoch == 1)
         assert sim.run.trained_steps == step
-        assert not [event for event in player.saw("warning") if "only a copy" in event["message"]]
+        assert not [
+            event for event in sim_member.saw("warning") if "only a copy" in event["message"]
+        ]
 
     play(tmp_path, story, **LONG | {"overlap": 1, "max_round_train_time": 20})
 
@@ -88,10 +90,10 @@ def test_apply_under_way_is_counted_once_in_saved_model(
     monkeypatch.setattr(InlineWorker, "__call__", finishes)
 
     async def story(sim: SimulatedRun) -> None:
-        player = sim.add(0)
+        sim_member = sim.add(0)
         await sim.until_round(3)
         await asyncio.sleep(0.5)  # the apply of round 2 takes a second
-        await _stop(sim, player, lambda: sum(applied.values()))
+        await _stop(sim, sim_member, lambda: sum(applied.values()))
 
     play(tmp_path, story, **LONG)
 

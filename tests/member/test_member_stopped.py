@@ -29,17 +29,17 @@ def test_lone_member_stopped_in_mid_epoch_loses_no_step(
     """`later` is the seconds after a round began: before and after the member attested in it."""
 
     async def story(sim: SimulatedRun) -> None:
-        player = sim.add(0)
+        sim_member = sim.add(0)
         await sim.until_round(2)
         await asyncio.sleep(later)
-        await sim.stop(player)
-        (stopped,) = player.saw("stopped")
+        await sim.stop(sim_member)
+        (stopped,) = sim_member.saw("stopped")
         assert stopped["continues"]
         assert stopped["step"] >= 1
-        sim.start(player)
-        await sim.until(lambda _: bool(player.saw("waiting")))
+        sim.start(sim_member)
+        await sim.until(lambda _: bool(sim_member.saw("waiting")))
         began = sim.now
-        (waiting,) = player.saw("waiting", epoch=1)
+        (waiting,) = sim_member.saw("waiting", epoch=1)
         await sim.until(lambda run: run.state is RunState.COOLDOWN)
         assert waiting["ends_in"] - 5 < sim.now - began < waiting["ends_in"] + 5
         await sim.until(lambda run: run.epoch == 1)
@@ -50,9 +50,9 @@ def test_lone_member_stopped_in_mid_epoch_loses_no_step(
     sim = play(
         tmp_path, story, **ALONE | {"rounds_per_epoch": 20, "total_steps": 5, "overlap": overlap}
     )
-    (player,) = sim.players
-    assert not [event for event in player.saw("warning") if "lost" in event["message"]]
-    steps = [event["step"] for event in player.saw("applied")]
+    (sim_member,) = sim.sim_members
+    assert not [event for event in sim_member.saw("warning") if "lost" in event["message"]]
+    steps = [event["step"] for event in sim_member.saw("applied")]
     assert len(steps) == len(set(steps)), "no step was trained twice"
     sim.record.check_coverage(sim.backlog)
 
@@ -81,43 +81,43 @@ def test_wait_resumed_after_deadline_names_its_end(tmp_path: Path, later: float)
 @pytest.mark.parametrize("how", ["stop", "kill"])
 def test_resumed_member_stopped_before_epoch_ends_loses_no_step(tmp_path: Path, how: str) -> None:
     async def story(sim: SimulatedRun) -> None:
-        player = sim.add(0)
+        sim_member = sim.add(0)
         await sim.until_round(2)
-        await sim.stop(player)
+        await sim.stop(sim_member)
         for again in range(2):
-            sim.start(player)
-            await sim.until(lambda _, past=again: len(player.saw("waiting", epoch=1)) > past)
+            sim.start(sim_member)
+            await sim.until(lambda _, past=again: len(sim_member.saw("waiting", epoch=1)) > past)
             if how == "stop":
-                await sim.stop(player)
+                await sim.stop(sim_member)
             else:
-                await sim.kill(player)
-        sim.start(player)
+                await sim.kill(sim_member)
+        sim.start(sim_member)
         await sim.until(lambda run: run.epoch == 1)
-        stops = player.saw("stopped")
+        stops = sim_member.saw("stopped")
         assert len(stops) == (3 if how == "stop" else 1)
         assert all(stopped["continues"] for stopped in stops)
         assert sim.run.trained_steps == stops[0]["step"] == sim.model.checkpoint_step - 1
         await sim.until_finished()
 
     sim = play(tmp_path, story, **ALONE | {"rounds_per_epoch": 20, "total_steps": 5})
-    (player,) = sim.players
-    assert not [event for event in player.saw("warning") if "lost" in event["message"]]
+    (sim_member,) = sim.sim_members
+    assert not [event for event in sim_member.saw("warning") if "lost" in event["message"]]
 
 
 def test_last_level_holder_saves_copy_when_stopped(tmp_path: Path) -> None:
     async def story(sim: SimulatedRun) -> None:
-        player = sim.add(0)
+        sim_member = sim.add(0)
         sim.add(1)
         await sim.until_round(3)
-        assert player.member is not None
-        stake = player.member.stake()
+        assert sim_member.member is not None
+        stake = sim_member.member.stake()
         assert stake is not None
         assert (stake.levels, stake.saves) == ([0], True)
-        await sim.stop(player)
-        (stopped,) = player.saw("stopped")
+        await sim.stop(sim_member)
+        (stopped,) = sim_member.saw("stopped")
         assert not stopped["continues"]
         assert Path(stopped["path"]).name == f"sim-step{stopped['step']}"
-        assert player.saw("left")
+        assert sim_member.saw("left")
 
     play(tmp_path, story, **ALONE | {"rounds_per_epoch": 20, "init_min_clients": 2})
 
@@ -125,17 +125,17 @@ def test_last_level_holder_saves_copy_when_stopped(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_run_continued_without_saved_steps_is_reported(tmp_path: Path) -> None:
     async def story(sim: SimulatedRun) -> None:
-        player = sim.add(0)
+        sim_member = sim.add(0)
         await sim.until_round(2)
-        await sim.stop(player)
+        await sim.stop(sim_member)
         other = sim.add(0)
         await sim.until(lambda run: run.epoch == 1)
-        sim.start(player)
+        sim.start(sim_member)
         await sim.until_finished()
         assert other.saw("finished")
         assert [
             event
-            for event in player.saw("warning")
+            for event in sim_member.saw("warning")
             if "only a copy of the model" in event["message"]
         ]
 
@@ -155,35 +155,35 @@ def test_stopped_member_with_full_disk_stays_and_retries(
         return len(tries) < 4
 
     async def story(sim: SimulatedRun) -> None:
-        player = sim.add(0)
+        sim_member = sim.add(0)
         await sim.until_round(2)
         disk.full = True
-        await sim.stop(player, again)
+        await sim.stop(sim_member, again)
         assert tries == [False] * 3 + [frees_space]
-        assert [event["continues"] for event in player.saw("stopped")] == [True] * frees_space
-        assert len(player.saw("warning")) == 1
+        assert [event["continues"] for event in sim_member.saw("stopped")] == [True] * frees_space
+        assert len(sim_member.saw("warning")) == 1
 
     play(tmp_path, story, **ALONE | {"rounds_per_epoch": 20})
 
 
 def test_stopped_member_without_last_results_saves_step_before(tmp_path: Path) -> None:
     async def story(sim: SimulatedRun) -> None:
-        player, *others = [sim.add(tier) for tier in (0, 1, 1)]
-        await sim.until(lambda run: len(player.saw("trained")) == 2)
+        sim_member, *others = [sim.add(tier) for tier in (0, 1, 1)]
+        await sim.until(lambda run: len(sim_member.saw("trained")) == 2)
         for other in others:
-            sim.network.cut(player.id, other.id)
+            sim.network.cut(sim_member.id, other.id)
         await sim.until_round(3)  # in which this member applies the results of round 1
         await asyncio.sleep(4)
         began = sim.now
-        await sim.stop(player)
+        await sim.stop(sim_member)
         assert sim.now - began < SAVE_SECONDS
-        assert len(player.saw("applied")) == 1
-        (stopped,) = player.saw("stopped")
+        assert len(sim_member.saw("applied")) == 1
+        (stopped,) = sim_member.saw("stopped")
         assert stopped["step"] == 1
         place = Path(stopped["path"])
         assert place.name == "sim-step1"
         assert not list(place.parent.glob("*unfinished*")), "no mark to continue from it"
-        warnings = [event["message"] for event in player.saw("warning")]
+        warnings = [event["message"] for event in sim_member.saw("warning")]
         assert any(
             "cannot fetch the last results" in one and "saves step 1" in one for one in warnings
         )

@@ -27,18 +27,18 @@ LIMIT = 30
 ROUNDS = 8
 
 
-def _late(player: SimMember, seconds: float) -> None:
+def _late(sim_member: SimMember, seconds: float) -> None:
     """Delay every announcement of a result by this time."""
 
     async def lie(said: object, transport: object) -> None:
-        asyncio.get_running_loop().call_later(seconds, tell_all, transport, sign(player, said))  # type: ignore[arg-type]
+        asyncio.get_running_loop().call_later(seconds, tell_all, transport, sign(sim_member, said))  # type: ignore[arg-type]
 
-    falsify_results(player, lie)
+    falsify_results(sim_member, lie)
 
 
-def _rounds(player: SimMember) -> list[float]:
+def _rounds(sim_member: SimMember) -> list[float]:
     """Return how long the rounds of the first epoch lasted."""
-    begun = [e["t"] for e in player.saw("round", epoch=0) + player.saw("cooldown", epoch=0)]
+    begun = [e["t"] for e in sim_member.saw("round", epoch=0) + sim_member.saw("cooldown", epoch=0)]
     return [later - now for now, later in pairwise(begun)]
 
 
@@ -47,10 +47,10 @@ def test_always_late_member_costs_one_round_per_epoch(tmp_path: Path, overlap: i
     """It always announces after 78 % of the limit."""
 
     async def story(sim: SimulatedRun) -> None:
-        players = [sim.add(tier) for tier in (0, 1, 2, 0)]
+        sim_members = [sim.add(tier) for tier in (0, 1, 2, 0)]
         await sim.until(lambda run: run.state is RunState.WARMUP)
         if late:
-            _late(players[0], 0.78 * LIMIT)
+            _late(sim_members[0], 0.78 * LIMIT)
         await sim.until(lambda run: run.epoch == 1)
 
     took = []
@@ -64,24 +64,24 @@ def test_always_late_member_costs_one_round_per_epoch(tmp_path: Path, overlap: i
             max_round_train_time=LIMIT,
             overlap=overlap,
         )
-        took.append(_rounds(sim.players[1]))
-        assert sim.check(hostile=sim.players[:1] if late else ()) > 0
+        took.append(_rounds(sim.sim_members[1]))
+        assert sim.check(hostile=sim.sim_members[:1] if late else ()) > 0
         assert sim.run.lost_sequences == 0
     control, attacked = took
     assert median(attacked) < 1.5 * median(control)
     assert sum(seconds > 0.78 * LIMIT for seconds in attacked) <= 2
     assert sum(attacked) < sum(control) + 1.2 * LIMIT, attacked
     assert {sim.members.seats[seat].signer for _, seat in sim.record.dropped} == {
-        sim.players[0].wallet
+        sim.sim_members[0].wallet
     }
 
 
-def _late_by_level(sim: SimulatedRun, player: SimMember, seconds: float) -> None:
+def _late_by_level(sim: SimulatedRun, sim_member: SimMember, seconds: float) -> None:
     """Delay one level of each result, another level every four rounds. The member never
     witnesses.
     """
-    transport = player.transport
-    chain = player.chain
+    transport = sim_member.transport
+    chain = sim_member.chain
     assert transport is not None
     assert chain is not None
     honest = transport.publish
@@ -108,17 +108,17 @@ def test_member_late_on_each_level_costs_one_round(tmp_path: Path) -> None:
     """
 
     async def story(sim: SimulatedRun) -> None:
-        players = [sim.add(tier) for tier in (0, 1, 2, 0)]
+        sim_members = [sim.add(tier) for tier in (0, 1, 2, 0)]
         await sim.until_round(0)
-        _late_by_level(sim, players[3], 13.0)
+        _late_by_level(sim, sim_members[3], 13.0)
         await sim.until(lambda run: run.epoch == 1)
 
     rules = {"init_min_clients": 4, "min_clients": 2, "rounds_per_epoch": 12, "total_steps": 24}
     sim = play(tmp_path, story, **rules, max_round_train_time=15)
-    assert sim.check(hostile=sim.players[3:]) > 0
-    assert sum(seconds > 0.78 * 15 for seconds in _rounds(sim.players[0])) == 1
+    assert sim.check(hostile=sim.sim_members[3:]) > 0
+    assert sum(seconds > 0.78 * 15 for seconds in _rounds(sim.sim_members[0])) == 1
     assert {sim.members.seats[seat].signer for _, seat in sim.record.dropped} == {
-        sim.players[3].wallet
+        sim.sim_members[3].wallet
     }
 
 
@@ -128,9 +128,9 @@ def test_honest_member_slow_for_some_rounds_loses_nothing(
     tmp_path: Path, times: float, rounds: int
 ) -> None:
     async def story(sim: SimulatedRun) -> None:
-        players = [sim.add(tier) for tier in (0, 1, 2, 0)]
+        sim_members = [sim.add(tier) for tier in (0, 1, 2, 0)]
         await sim.until_round(1)
-        slow = players[2].compute
+        slow = sim_members[2].compute
         assert slow is not None
         slow._seconds *= times
         await sim.until_round(1 + rounds)
@@ -147,8 +147,10 @@ def test_honest_member_slow_for_some_rounds_loses_nothing(
     )
     assert not sim.record.dropped
     assert sim.check() > 0
-    assert [e["height"] for e in sim.players[2].saw("trained", epoch=0)] == [*range(ROUNDS)]
-    assert {e["results"] for player in sim.players for e in player.saw("applied", epoch=0)} == {4}
+    assert [e["height"] for e in sim.sim_members[2].saw("trained", epoch=0)] == [*range(ROUNDS)]
+    assert {
+        e["results"] for sim_member in sim.sim_members for e in sim_member.saw("applied", epoch=0)
+    } == {4}
 
 
 @pytest.mark.slow
@@ -156,10 +158,10 @@ def test_overdeclared_speed_is_reported_and_costs_one_epoch(tmp_path: Path) -> N
     """The next epoch uses the measured speed."""
 
     async def story(sim: SimulatedRun) -> None:
-        players = [sim.add(tier) for tier in (0, 1, 2, 0)]
+        sim_members = [sim.add(tier) for tier in (0, 1, 2, 0)]
         await sim.until_round(1)
-        assert players[2].compute is not None
-        players[2].compute._seconds *= 5
+        assert sim_members[2].compute is not None
+        sim_members[2].compute._seconds *= 5
         await sim.until(lambda run: run.epoch == 2)
 
     rules = {
@@ -170,7 +172,7 @@ def test_overdeclared_speed_is_reported_and_costs_one_epoch(tmp_path: Path) -> N
     }
     batch = {"global_batch_size_start": 45, "global_batch_size_end": 45}
     sim = play(tmp_path, story, init_min_clients=4, **rules, **batch)
-    slow = sim.players[2]
+    slow = sim.sim_members[2]
     messages = [e["message"] for e in slow.saw("warning") if "for its share" in e["message"]]
     assert len(messages) == 1
     assert "the others waited 30 s for its results in this epoch and no longer wait" in messages[0]

@@ -86,15 +86,15 @@ def _play(keys: dict[str, Any], tmp_path: Path) -> None:
     config = config_of(CONFIG.to_hf() | keys)
 
     async def story(sim: SimulatedRun) -> None:
-        players = [sim.add(tier) for tier in (0, 1, 2, 2)]
+        sim_members = [sim.add(tier) for tier in (0, 1, 2, 2)]
         await sim.until_round(1)
-        await sim.kill(players[2])
+        await sim.kill(sim_members[2])
         await sim.until(lambda run: run.epoch == 1)
-        sim.start(players[2])
+        sim.start(sim_members[2])
         await sim.until_finished()
 
     sim = play(tmp_path, story, config=config, **SHORT)
-    assert sim.check(dropped=[sim.players[2]]) > 24
+    assert sim.check(dropped=[sim.sim_members[2]]) > 24
 
 
 def test_run_without_weights_starts_equal_from_seed(tmp_path: Path) -> None:

@@ -18,8 +18,8 @@ GONE_BACK = "level 0 of the model goes back to the checkpoint of step "
 HOSTILE = 3
 
 
-def _says_another_level_0(player: SimMember) -> None:
-    chain = player.chain
+def _says_another_level_0(sim_member: SimMember) -> None:
+    chain = sim_member.chain
     assert chain is not None
     honest = chain.attest
 
@@ -29,8 +29,8 @@ def _says_another_level_0(player: SimMember) -> None:
     chain.attest = attest  # type: ignore[method-assign]
 
 
-def _cannot_attest(player: SimMember) -> None:
-    chain = player.chain
+def _cannot_attest(sim_member: SimMember) -> None:
+    chain = sim_member.chain
     assert chain is not None
 
     async def attest(*what: object) -> None:
@@ -39,10 +39,10 @@ def _cannot_attest(player: SimMember) -> None:
     chain.attest = attest  # type: ignore[method-assign]
 
 
-def _told(player: SimMember) -> list[str]:
+def _told(sim_member: SimMember) -> list[str]:
     return [
         event["message"]
-        for event in player.saw("warning")
+        for event in sim_member.saw("warning")
         if event["message"].startswith(GONE_BACK)
     ]
 
@@ -57,17 +57,17 @@ def test_inconsistent_offers_do_not_fork_replicas(tmp_path: Path, parted: str) -
 
     async def story(sim: SimulatedRun) -> None:
         tiers = (0, 1, 2, 0) if parted == "a newcomer" else (0, 0, 1, 0)
-        players = [sim.add(tier) for tier in tiers]
+        sim_members = [sim.add(tier) for tier in tiers]
         await sim.until(lambda run: run.state is RunState.WARMUP)
-        hostile = players[HOSTILE]
-        offer_inconsistently(hostile, {players[0].id})
+        hostile = sim_members[HOSTILE]
+        offer_inconsistently(hostile, {sim_members[0].id})
         if parted == "a newcomer":
             _says_another_level_0(hostile)
             await sim.until_round(1)
             sim.add(0)
         else:
             _cannot_attest(hostile)
-            _cannot_attest(players[0])
+            _cannot_attest(sim_members[0])
         run = await sim.until(lambda run: run.epoch == 1 and run.state is RunState.WARMUP)
         assert unattested(run) == [0]
         await sim.until(lambda run: run.epoch == 2)
@@ -75,11 +75,13 @@ def test_inconsistent_offers_do_not_fork_replicas(tmp_path: Path, parted: str) -
     sim = play(
         tmp_path, story, init_min_clients=4, min_clients=2, rounds_per_epoch=3, total_steps=400
     )
-    honest = [player for player in sim.players if player is not sim.players[HOSTILE]]
+    honest = [
+        sim_member for sim_member in sim.sim_members if sim_member is not sim.sim_members[HOSTILE]
+    ]
     assert sim.compare(honest) > 0
-    for player in honest:
-        source = player.saw("model")[-1]["source"]
-        assert source == "its own replica" if player.tier else source.endswith("the checkpoint"), (
-            player.name
-        )
-        assert len(_told(player)) == 1
+    for sim_member in honest:
+        source = sim_member.saw("model")[-1]["source"]
+        assert (
+            source == "its own replica" if sim_member.tier else source.endswith("the checkpoint")
+        ), sim_member.name
+        assert len(_told(sim_member)) == 1

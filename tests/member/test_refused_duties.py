@@ -20,13 +20,13 @@ from member.short_runs import SHORT
 
 
 def _tries(
-    sim: SimulatedRun, player: SimMember, duty: str, name: str | None = None
+    sim: SimulatedRun, sim_member: SimMember, duty: str, name: str | None = None
 ) -> list[tuple[object, float]]:
     """Return the times of a member's attempts at a duty, with height or seat, filtered by the
     refusal.
     """
-    assert player.chain is not None
-    call = getattr(player.chain, duty)
+    assert sim_member.chain is not None
+    call = getattr(sim_member.chain, duty)
     tries = []
 
     async def noted(*what: Any, **more: Any) -> None:
@@ -35,34 +35,34 @@ def _tries(
             raise refusal(name, "no")
         await call(*what, **more)
 
-    setattr(player.chain, duty, noted)
+    setattr(sim_member.chain, duty, noted)
     return tries
 
 
-def _told(player: SimMember, duty: str) -> list[str]:
+def _told(sim_member: SimMember, duty: str) -> list[str]:
     return [
         e["message"]
-        for e in player.saw("warning")
+        for e in sim_member.saw("warning")
         if duty in e["message"] and "was refused" in e["message"]
     ]
 
 
-def _purse(sim: SimulatedRun, player: SimMember, lamports: int) -> None:
-    sim.chain.node.bank.store([(player.key.pubkey(), Account(lamports, b"", SYSTEM_ID, False))])
+def _purse(sim: SimulatedRun, sim_member: SimMember, lamports: int) -> None:
+    sim.chain.node.bank.store([(sim_member.key.pubkey(), Account(lamports, b"", SYSTEM_ID, False))])
 
 
 def test_permanently_refused_attestation_is_tried_once_a_round(tmp_path: Path) -> None:
     """The others wait for it until the round's time is up, and continue without it."""
 
     async def story(sim: SimulatedRun) -> None:
-        players = [sim.add(tier) for tier in (0, 1, 2)]
+        sim_members = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(0)
-        tries = _tries(sim, players[1], "witness", "BadParticipation")
+        tries = _tries(sim, sim_members[1], "witness", "BadParticipation")
         await sim.until(lambda run: run.state is RunState.COOLDOWN)
         times = Counter(height for height, _ in tries)
         assert len(times) >= 3
         assert set(times.values()) == {1}
-        assert len(_told(players[1], "the attestation of round")) == len(times)
+        assert len(_told(sim_members[1], "the attestation of round")) == len(times)
 
     assert play(tmp_path, story, rounds_per_epoch=3).check() > 0
 
@@ -73,14 +73,14 @@ def test_attestation_is_retried_often_when_next_in_line(tmp_path: Path) -> None:
     """
 
     async def story(sim: SimulatedRun) -> None:
-        players = [sim.add(tier) for tier in (0, 1, 2)]
+        sim_members = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(0)
-        tries = _tries(sim, players[1], "witness", "NotElected")
+        tries = _tries(sim, sim_members[1], "witness", "NotElected")
         await sim.until_round(1)
         times = [time for height, time in tries if height == 0]
         assert len(times) >= 5
         assert all(after - before < 1 for before, after in itertools.pairwise(times))
-        assert not _told(players[1], "the attestation of round")
+        assert not _told(sim_members[1], "the attestation of round")
 
     play(tmp_path, story, round_witness_time=3)
 
@@ -88,24 +88,26 @@ def test_attestation_is_retried_often_when_next_in_line(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_empty_wallet_is_retried_with_backoff_until_funded(tmp_path: Path) -> None:
     async def story(sim: SimulatedRun) -> None:
-        players = [sim.add(tier) for tier in (0, 1, 2)]
+        sim_members = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(1)
-        tries = {player.name: _tries(sim, player, "witness") for player in players[1:]}
-        for player in players[1:]:
-            _purse(sim, player, 1000)
+        tries = {
+            sim_member.name: _tries(sim, sim_member, "witness") for sim_member in sim_members[1:]
+        }
+        for sim_member in sim_members[1:]:
+            _purse(sim, sim_member, 1000)
         await asyncio.sleep(40)
         assert (sim.run.current.height, sim.run.state) == (1, RunState.ROUND_TRAIN), (
             "without a quorum"
         )
-        for player in players[1:]:
-            times = [time for height, time in tries[player.name] if height == 1]
+        for sim_member in sim_members[1:]:
+            times = [time for height, time in tries[sim_member.name] if height == 1]
             gaps = [after - before for before, after in itertools.pairwise(times)]
             assert all(gap >= least for gap, least in zip(gaps, (5, 10, 20), strict=True))
-            (message,) = _told(player, "the attestation of round 1")
+            (message,) = _told(sim_member, "the attestation of round 1")
             assert "holds 0.000001 SOL but needs" in message
-            _purse(sim, player, 10**12)
+            _purse(sim, sim_member, 10**12)
         await sim.until_finished()
-        assert all(player.saw("witnessed", height=1, sent=True) for player in players)
+        assert all(sim_member.saw("witnessed", height=1, sent=True) for sim_member in sim_members)
 
     sim = play(tmp_path, story, max_round_train_time=90, **SHORT)
     assert sim.check() == 24
@@ -117,14 +119,14 @@ def test_empty_wallet_is_retried_with_backoff_until_funded(tmp_path: Path) -> No
 )
 def test_refused_readiness_report_is_not_repeated(tmp_path: Path, name: str) -> None:
     async def story(sim: SimulatedRun) -> None:
-        players = [sim.add(tier) for tier in (0, 1, 2)]
-        tries = [_tries(sim, player, "warmup_witness", name) for player in players[1:]]
+        sim_members = [sim.add(tier) for tier in (0, 1, 2)]
+        tries = [_tries(sim, sim_member, "warmup_witness", name) for sim_member in sim_members[1:]]
         began = (await sim.until(lambda run: run.state is RunState.WARMUP)).state_started_at
         run = await sim.until_round(0)
         assert run.state_started_at - began >= run.config.warmup_time, "without a quorum"
-        for player, times in zip(players[1:], tries, strict=True):
+        for sim_member, times in zip(sim_members[1:], tries, strict=True):
             assert len(times) == (1 if name == "BadParticipation" else 3)
-            assert len(_told(player, "the report that this member is ready")) == 1
+            assert len(_told(sim_member, "the report that this member is ready")) == 1
         await sim.until(lambda run: run.state is RunState.COOLDOWN)
 
     assert play(tmp_path, story, rounds_per_epoch=2).check() > 0

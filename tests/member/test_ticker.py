@@ -13,11 +13,11 @@ from aftermath.sim.simulation import SimulatedRun, play
 _COARSE = 1.0  # seconds: chain time is whole ones
 
 
-def _refuse_ticks(sim: SimulatedRun, player: SimMember, tries: dict[int, float]) -> None:
+def _refuse_ticks(sim: SimulatedRun, sim_member: SimMember, tries: dict[int, float]) -> None:
     """Let all ticks of this member fail. `tries` gets the chain time of its first attempt, by
     seat.
     """
-    chain = player.chain
+    chain = sim_member.chain
     assert chain is not None
     seat = sim.members.find(chain.wallet)
     assert seat is not None
@@ -39,8 +39,8 @@ def test_members_tick_in_ranking_order(tmp_path: Path) -> None:
             lambda run: run.state is RunState.WAITING_FOR_MEMBERS and sim.members.pending == 0b1111
         )
         tries: dict[int, float] = {}
-        for player in sim.players:
-            _refuse_ticks(sim, player, tries)
+        for sim_member in sim.sim_members:
+            _refuse_ticks(sim, sim_member, tries)
         deadline = next_deadline(run, sim.members, sim.model)
         order = tick_order(run, sim.members)
         assert deadline is not None

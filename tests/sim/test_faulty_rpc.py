@@ -30,20 +30,20 @@ def test_missing_genesis_hash_ends_no_member(tmp_path: Path) -> None:
     """
 
     async def story(sim: SimulatedRun) -> None:
-        players = [sim.add(tier) for tier in (0, 1, 2)]
+        sim_members = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(1)
         for node_fault, seconds in (
             (NodeFault.FAILS, 4),
             (NodeFault.GENESIS, 6),
             (NodeFault.GOOD, 0),
         ):
-            for player in players:
-                player.set_node_faults([node_fault])
+            for sim_member in sim_members:
+                sim_member.set_node_faults([node_fault])
             await asyncio.sleep(seconds)
         await sim.until_finished()
 
     sim = play(tmp_path, story, cooldown_time=30, rounds_per_epoch=4, total_steps=8)
-    assert sim.check(dropped=sim.players) > 0
+    assert sim.check(dropped=sim.sim_members) > 0
     assert sim.run.lost_sequences == 0
 
 
@@ -64,17 +64,17 @@ def test_member_with_faulty_node_for_ten_seconds_returns(
     tmp_path: Path, node_fault: NodeFault
 ) -> None:
     async def story(sim: SimulatedRun) -> None:
-        players = [sim.add(tier) for tier in (0, 1, 2)]
+        sim_members = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(1)
-        players[2].set_node_faults([node_fault])
+        sim_members[2].set_node_faults([node_fault])
         await asyncio.sleep(10)
-        players[2].set_node_faults([NodeFault.GOOD])
+        sim_members[2].set_node_faults([NodeFault.GOOD])
         await sim.until_finished()
 
     sim = play(tmp_path, story, rounds_per_epoch=4, total_steps=8)
-    assert sim.check(dropped=[sim.players[2]]) > 0
+    assert sim.check(dropped=[sim.sim_members[2]]) > 0
     assert sim.run.lost_sequences == 0
-    assert sim.players[2].saw("finished")
+    assert sim.sim_members[2].saw("finished")
 
 
 @pytest.mark.slow
@@ -83,10 +83,10 @@ def test_second_node_bridges_fault_of_first(tmp_path: Path, node_fault: NodeFaul
     """No member drops out, although each member's first node stays faulty."""
 
     async def story(sim: SimulatedRun) -> None:
-        players = [sim.add(tier, nodes=2) for tier in (0, 1, 2)]
+        sim_members = [sim.add(tier, nodes=2) for tier in (0, 1, 2)]
         await sim.until_round(1)
-        for player in players:
-            player.set_node_faults([node_fault, NodeFault.GOOD])
+        for sim_member in sim_members:
+            sim_member.set_node_faults([node_fault, NodeFault.GOOD])
         await sim.until_finished()
 
     sim = play(tmp_path, story, max_round_train_time=30, cooldown_time=60, **SHORT)
@@ -97,10 +97,10 @@ def test_second_node_bridges_fault_of_first(tmp_path: Path, node_fault: NodeFaul
 @pytest.mark.slow
 def test_mute_websocket_is_replaced_by_polling(tmp_path: Path) -> None:
     async def story(sim: SimulatedRun) -> None:
-        player = sim.add(0)
+        sim_member = sim.add(0)
         for tier in (1, 2):
             sim.add(tier)
-        player.set_node_faults([NodeFault.MUTE])
+        sim_member.set_node_faults([NodeFault.MUTE])
         await sim.until_finished()
 
     sim = play(tmp_path, story, **SHORT)
@@ -155,11 +155,11 @@ def test_node_faults_match_their_names() -> None:
 
 def test_lagging_node_shows_old_run(tmp_path: Path) -> None:
     async def story(sim: SimulatedRun) -> None:
-        players = [sim.add(tier, nodes=2) for tier in (0, 1, 2)]
+        sim_members = [sim.add(tier, nodes=2) for tier in (0, 1, 2)]
         await sim.until_round(3)
-        assert players[0].chain is not None
-        players[0].set_node_faults([NodeFault.BEHIND, NodeFault.GOOD])
-        run = (await players[0].chain.view(fresh=True)).run
+        assert sim_members[0].chain is not None
+        sim_members[0].set_node_faults([NodeFault.BEHIND, NodeFault.GOOD])
+        run = (await sim_members[0].chain.view(fresh=True)).run
         assert run.current.height >= 3, "a reply older than what is known is not taken"
         await sim.until(lambda run: run.state is RunState.COOLDOWN)
 

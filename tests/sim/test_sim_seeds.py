@@ -113,11 +113,11 @@ def test_unloadable_checkpoint_breaks_invariants(tmp_path: Path) -> None:
 
 def test_idle_member_and_slow_run_break_invariant(tmp_path: Path) -> None:
     async def story(sim: SimulatedRun) -> None:
-        players = [sim.add(tier) for tier in (0, 1, 2)]
+        sim_members = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(3)
         judge = Invariants(sim, _no_faults(sim))
         judge.check_presence(0.0)
-        await sim.kill(players[1])
+        await sim.kill(sim_members[1])
         start = sim.now
         await sim.until(lambda run: run.epoch == 1)
         with pytest.raises(InvariantBroken, match="m1 has not taken part"):
@@ -133,10 +133,10 @@ def test_idle_member_and_slow_run_break_invariant(tmp_path: Path) -> None:
 
 def test_drop_without_fault_breaks_invariant(tmp_path: Path) -> None:
     async def story(sim: SimulatedRun) -> None:
-        players = [sim.add(tier) for tier in (0, 1, 2)]
+        sim_members = [sim.add(tier) for tier in (0, 1, 2)]
         judge = Invariants(sim, _no_faults(sim))
         await sim.until_round(2)
-        await sim.kill(players[2])
+        await sim.kill(sim_members[2])
         await sim.until(lambda run: bool(sim.record.dropped))
         with pytest.raises(InvariantBroken, match="m2 was dropped from epoch 0 without a reason"):
             judge.check_now()

@@ -163,19 +163,19 @@ def test_members_report_steps_missing_in_older_checkpoint(tmp_path: Path, keeps:
 
     async def story(sim: SimulatedRun) -> None:
         sim.keeps = keeps
-        players = [sim.add(tier) for tier in (0, 1, 2)]
+        sim_members = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until(lambda run: run.epoch == 1)
-        for player in players:
-            await sim.kill(player)
-        for player in players:
-            player.events.clear()
-            sim.start(player)
-        await sim.until(lambda run: all(player.saw("model") for player in players))
+        for sim_member in sim_members:
+            await sim.kill(sim_member)
+        for sim_member in sim_members:
+            sim_member.events.clear()
+            sim.start(sim_member)
+        await sim.until(lambda run: all(sim_member.saw("model") for sim_member in sim_members))
 
     sim = play(tmp_path, story, rounds_per_epoch=3)
     reached = sim.run.trained_steps
     lost = f"{reached} steps of training are lost: no member has the model"
-    for player in sim.players:
-        assert any(lost in event["message"] for event in player.saw("warning")) is not keeps, (
-            player.saw("warning")
+    for sim_member in sim.sim_members:
+        assert any(lost in event["message"] for event in sim_member.saw("warning")) is not keeps, (
+            sim_member.saw("warning")
         )

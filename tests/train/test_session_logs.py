@@ -128,11 +128,13 @@ def test_simulated_member_events_have_no_date(tmp_path: Path) -> None:
         assert sim.check() > 0
         # The checkpoint directory differs each time.
         kept = [
-            [event for event in player.events if event["kind"] != "checkpoint"]
-            for player in sim.players
+            [event for event in sim_member.events if event["kind"] != "checkpoint"]
+            for sim_member in sim.sim_members
         ]
         told.append([[{**event, "checkpoint": None} for event in events] for events in kept])
-        assert all("at" not in event for player in sim.players for event in player.events)
+        assert all(
+            "at" not in event for sim_member in sim.sim_members for event in sim_member.events
+        )
     assert told[0] == told[1]
 
 
@@ -144,9 +146,9 @@ def test_leaving_member_reports_whether_run_knows(tmp_path: Path, reachable: boo
     said: list[str] = []
 
     async def story(sim: SimulatedRun) -> None:
-        players = [sim.add(tier) for tier in (0, 1, 2)]
+        sim_members = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(2)
-        going = players[2]
+        going = sim_members[2]
         assert going.chain is not None
         assert going.member is not None
         await sim._end(going)

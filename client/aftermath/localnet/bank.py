@@ -1,4 +1,4 @@
-"""The chain itself: accounts, slots and history, for the event loop's thread only.
+"""The chain itself: accounts, slots and history, for the event loop's thread only, and its start.
 
 A transaction is final at once, so all three commitments see the same state. `execute` changes
 accounts, `publish` makes the transaction part of the chain. In between, the ledger is written;
@@ -7,21 +7,46 @@ if that fails, `undo` restores the accounts.
 
 from __future__ import annotations
 
+import hashlib
+import logging
+import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 from solders.account import Account
 from solders.clock import Clock
+from solders.hash import Hash
+from solders.keypair import Keypair
 from solders.pubkey import Pubkey
 from solders.signature import Signature
 from solders.transaction import VersionedTransaction
 
 from aftermath.localnet.fees import RecentFees
-from aftermath.localnet.records import Chain, History, Landed, keys_of
-from aftermath.localnet.runtime import AccountState, ExecutionOutcome, Runtime
-from aftermath.localnet.slots import MAX_PROCESSING_AGE, SLOTS_PER_EPOCH, Slots, TimeSource
+from aftermath.localnet.ledger import MARK_SLOTS, Ledger, Recovered
+from aftermath.localnet.preloaded_programs import (
+    elf_of,
+    is_upgradeable,
+    preloaded,
+    program_data_address,
+    read_program,
+)
+from aftermath.localnet.records import Chain, Era, History, Landed, keys_of
+from aftermath.localnet.runtime import (
+    SYSTEM_ID,
+    AccountState,
+    ExecutionOutcome,
+    Runtime,
+    minimum_balance,
+)
+from aftermath.localnet.slots import MAX_PROCESSING_AGE, SLOTS_PER_EPOCH, Slots, TimeSource, time_of
+
+log = logging.getLogger(__name__)
+
+FAUCET_LAMPORTS = 500_000_000 * 10**9
+FIRST_SLOT = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,3 +206,63 @@ class Bank:
         """Yield all accounts except those that the runtime creates itself."""
         for key in self._owners:
             yield key, self.account(key)
+
+
+def faucet_of(genesis: Hash) -> Keypair:
+    """Return the faucet's key. It need not be secret, because its lamports are worth nothing."""
+    return Keypair.from_seed(hashlib.sha256(b"aftermath localnet faucet" + bytes(genesis)).digest())
+
+
+def open_chain(
+    directory: Path | None, time: TimeSource, slot_ms: int, programs: Sequence[tuple[Pubkey, Path]]
+) -> tuple[Bank, Ledger | None]:
+    """Return the bank of a new chain or of the one in a ledger, and the ledger if there is one.
+
+    A new chain has a random genesis hash, so that transactions of an older network are not valid
+    on it. Programs given at the start replace those in the ledger, except one that was deployed
+    with an upgrade authority. Raises `LocalnetError`.
+    """
+    elves = [(key, read_program(path)) for key, path in programs]
+    ledger = None if directory is None else Ledger(directory)
+    try:
+        recovered = None if ledger is None else ledger.recover()
+        bank = _new(time, slot_ms) if recovered is None else _continued(recovered, time, slot_ms)
+        for key, elf in elves:
+            _load(bank, key, elf)
+        if ledger is not None:
+            ledger.start(bank.chain(), bank.accounts())
+    except BaseException:
+        if ledger is not None:
+            ledger.close()
+        raise
+    return bank, ledger
+
+
+def _new(time: TimeSource, slot_ms: int) -> Bank:
+    genesis = Hash(os.urandom(32))
+    now = time.now()
+    bank = Bank(time, Slots(genesis, [Era(FIRST_SLOT, now, slot_ms)], now), History())
+    bank.store([(faucet_of(genesis).pubkey(), Account(FAUCET_LAMPORTS, b"", SYSTEM_ID, False))])
+    return bank
+
+
+def _continued(recovered: Recovered, time: TimeSource, slot_ms: int) -> Bank:
+    """Continue after the last slot that a client can have seen, at that slot's time or later."""
+    chain = recovered.chain
+    now = time.now()
+    first = chain.slot + MARK_SLOTS + 1
+    eras = [*chain.eras, Era(first, max(time_of(chain.eras, first) or 0.0, now), slot_ms)]
+    bank = Bank(time, Slots(Hash(chain.genesis), eras, now), History(), chain.transactions)
+    bank.store(recovered.accounts)
+    bank.recall(recovered.history)
+    log.info("ledger: slot %d, %d accounts", bank.slot, len(recovered.accounts))
+    return bank
+
+
+def _load(bank: Bank, program_id: Pubkey, elf: bytes) -> None:
+    present = bank.account(program_data_address(program_id))
+    if present is not None and (is_upgradeable(present) or elf_of(present) == elf):
+        return
+    if present is not None:
+        log.info("program %s replaced by the given file", program_id)
+    bank.store(preloaded(program_id, elf, minimum_balance))

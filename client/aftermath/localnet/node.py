@@ -15,11 +15,10 @@ from typing import Any
 from solders.account import Account
 from solders.pubkey import Pubkey
 
-from aftermath.localnet.bank import Bank
+from aftermath.localnet.bank import Bank, faucet_of, open_chain
 from aftermath.localnet.commit import Committer
 from aftermath.localnet.config import LocalnetConfig
 from aftermath.localnet.errors import NODE_UNHEALTHY, JsonRpcError, LedgerError, LocalnetError
-from aftermath.localnet.genesis import faucet_of, open_chain
 from aftermath.localnet.json_rpc import Handler, Rpc
 from aftermath.localnet.read_methods import ReadMethods
 from aftermath.localnet.runtime import SYSTEM_ID, AccountState

@@ -153,8 +153,7 @@ def read_weights(
     shapes = config.parameter_shapes(tier)
     embedding, output = config.tables()
     needed = stored_shapes.keys() & shapes.keys()
-    # a tied head may be stored as well
-    head = {output: stored_shapes[embedding]}
+    head = {output: stored_shapes[embedding]}  # a tied head may be stored as well
     is_tied = output not in stored_shapes
     stored_shapes = head | stored_shapes
     shapes = head | shapes

@@ -98,24 +98,30 @@ class Faults:
 
     def _victim(self) -> SimMember:
         """Draw a member: any live one, the last sender, an only holder or a witness."""
-        alive = [player for player in self._sim.players if player.alive]
+        alive = [sim_member for sim_member in self._sim.sim_members if sim_member.alive]
         if not alive:
-            return self._rng.choice(self._sim.players)
-        tiers = [player.tier for player in alive]
+            return self._rng.choice(self._sim.sim_members)
+        tiers = [sim_member.tier for sim_member in alive]
         run = self._sim.run
         members = self._sim.members
         seated = witnesses(run.current, members)
         elected = {members.seats[seat].signer for seat in seated}
         groups = [
             alive,
-            [player for player in alive if player.wallet == self._sim.chain.last_signer],
-            [player for player in alive if tiers.count(player.tier) == 1],
-            [player for player in alive if player.wallet in elected],
+            [
+                sim_member
+                for sim_member in alive
+                if sim_member.wallet == self._sim.chain.last_signer
+            ],
+            [sim_member for sim_member in alive if tiers.count(sim_member.tier) == 1],
+            [sim_member for sim_member in alive if sim_member.wallet in elected],
         ]
         return self._rng.choice(self._rng.choice(groups) or alive)
 
-    def _begin(self, what: str, players: Iterable[SimMember]) -> Window:
-        window = Window(what, frozenset(player.name for player in players), self._sim.now)
+    def _begin(self, what: str, sim_members: Iterable[SimMember]) -> Window:
+        window = Window(
+            what, frozenset(sim_member.name for sim_member in sim_members), self._sim.now
+        )
         self.windows.append(window)
         return window
 
@@ -137,9 +143,9 @@ class Faults:
     def _end(self, window: Window) -> None:
         window.end = self._sim.now
 
-    def _return(self, player: SimMember) -> None:
-        if not player.alive and self._sim.run.state is not RunState.FINISHED:
-            self._sim.start(player)
+    def _return(self, sim_member: SimMember) -> None:
+        if not sim_member.alive and self._sim.run.state is not RunState.FINISHED:
+            self._sim.start(sim_member)
 
     # --- members ---
 
@@ -151,73 +157,73 @@ class Faults:
 
     async def _away(self, what: str, end: Callable[[SimMember], Awaitable[None]]) -> None:
         """Stop a member and restart it after a while."""
-        player = self._victim()
-        window = self._begin(what, [player])
-        if player.alive:
-            await end(player)
+        sim_member = self._victim()
+        window = self._begin(what, [sim_member])
+        if sim_member.alive:
+            await end(sim_member)
         await self._last()
-        self._return(player)
+        self._return(sim_member)
         self._end(window)
 
     async def restart(self) -> None:
         """Kill a member and restart it at once."""
-        player = self._victim()
-        window = self._begin("restart", [player])
-        if player.alive:
-            await self._sim.kill(player)
-        self._return(player)
+        sim_member = self._victim()
+        window = self._begin("restart", [sim_member])
+        if sim_member.alive:
+            await self._sim.kill(sim_member)
+        self._return(sim_member)
         self._end(window)
 
     # --- the chain ---
 
     async def alone(self) -> None:
         """Cut one member off from the chain."""
-        player = self._victim()
-        window = self._begin("alone", [player])
-        await self._under(player, [NodeFault.REFUSES] * len(player.node_faults))
+        sim_member = self._victim()
+        window = self._begin("alone", [sim_member])
+        await self._under(sim_member, [NodeFault.REFUSES] * len(sim_member.node_faults))
         self._end(window)
 
     async def node_fault(self) -> None:
         """Make one of a member's nodes faulty, often after an absence, so that it is checked
         again.
         """
-        player = self._victim()
-        window = self._begin("mood", [player])
-        index = self._rng.randrange(len(player.node_faults))
+        sim_member = self._victim()
+        window = self._begin("mood", [sim_member])
+        index = self._rng.randrange(len(sim_member.node_faults))
         for node_fault in (
             *self._rng.sample(_ABSENT, self._rng.randint(0, 1)),
             self._rng.choice(_SPOILT),
         ):
-            node_faults = list(player.node_faults)
+            node_faults = list(sim_member.node_faults)
             node_faults[index] = node_fault
             window.what = f"{window.what} {node_fault}"
-            await self._under(player, node_faults)
+            await self._under(sim_member, node_faults)
         self._end(window)
 
-    async def _under(self, player: SimMember, node_faults: list[NodeFault]) -> None:
-        player.set_node_faults(node_faults)
+    async def _under(self, sim_member: SimMember, node_faults: list[NodeFault]) -> None:
+        sim_member.set_node_faults(node_faults)
         try:
             await self._last()
         finally:
-            player.set_node_faults([NodeFault.GOOD] * len(node_faults))
+            sim_member.set_node_faults([NodeFault.GOOD] * len(node_faults))
 
     async def outage(self) -> None:
-        window = self._begin("outage", self._sim.players)
+        window = self._begin("outage", self._sim.sim_members)
         self._sim.chain.down = True
         await self._last(_OUTAGE)
         self._sim.chain.down = False
         self._end(window)
 
     async def replies(self) -> None:
-        player = self._victim()
-        window = self._begin("replies", [player])
-        if player.chain is not None:
-            player.chain.replies_lost = self._rng.randint(1, 4)
+        sim_member = self._victim()
+        window = self._begin("replies", [sim_member])
+        if sim_member.chain is not None:
+            sim_member.chain.replies_lost = self._rng.randint(1, 4)
         self._end(window)
 
     async def pause(self) -> None:
         """Pause the run as its owner, and resume it some time after it halted."""
-        window = self._begin("pause", self._sim.players)
+        window = self._begin("pause", self._sim.sim_members)
         try:
             self._sim.pause(True)
         except Refused:
@@ -238,8 +244,8 @@ class Faults:
 
     async def cut(self) -> None:
         one = self._victim()
-        others = [player for player in self._sim.players if player is not one]
-        window = self._begin("cut", self._sim.players)
+        others = [sim_member for sim_member in self._sim.sim_members if sim_member is not one]
+        window = self._begin("cut", self._sim.sim_members)
         for other in self._rng.sample(others, self._rng.randint(1, len(others))):
             self._sim.network.cut(one.id, other.id)
         await self._last()
@@ -247,7 +253,7 @@ class Faults:
         self._end(window)
 
     async def lose(self) -> None:
-        window = self._begin("lose", self._sim.players)
+        window = self._begin("lose", self._sim.sim_members)
         rng = random.Random(self._rng.random())
         share = self._rng.choice((0.2, 0.5, 0.9))
         self._sim.network.loses = lambda sender, receiver: rng.random() < share
@@ -260,10 +266,10 @@ class Faults:
         self._sim.chain.down = False
         self._sim.network.heal()
         self._sim.network.loses = lambda sender, receiver: False
-        for player in self._sim.players:
-            player.set_node_faults([NodeFault.GOOD] * len(player.node_faults))
+        for sim_member in self._sim.sim_members:
+            sim_member.set_node_faults([NodeFault.GOOD] * len(sim_member.node_faults))
         self.resume()
-        for player in self._sim.players:
-            self._return(player)
+        for sim_member in self._sim.sim_members:
+            self._return(sim_member)
         for window in self.windows:
             window.end = min(window.end, self._sim.now)

@@ -36,14 +36,18 @@ class Invariants:
         self._dropped = 0
         self._unjust: list[str] = []
         self._loaded: tuple[str, int, bytes] | None = None
-        self._compared = dict.fromkeys((player.name for player in sim.players), 0)
+        self._compared = dict.fromkeys((sim_member.name for sim_member in sim.sim_members), 0)
         self._replicas: dict[tuple[Any, ...], tuple[str, str]] = {}
         sim.chain.observers.append(self._note_drops)
 
     def _note_drops(self) -> None:
         for epoch, seat in self._sim.record.dropped[self._dropped :]:
             signer = self._sim.members.seats[seat].signer
-            name = next(player.name for player in self._sim.players if player.wallet == signer)
+            name = next(
+                sim_member.name
+                for sim_member in self._sim.sim_members
+                if sim_member.wallet == signer
+            )
             if not self._faults.absences(name, self._sim.now):
                 self._unjust.append(f"{name} was dropped from epoch {epoch} without a reason")
         self._dropped = len(self._sim.record.dropped)
@@ -52,51 +56,55 @@ class Invariants:
         """Check the invariants that hold at any time. Raises InvariantBroken."""
         if self._unjust:
             raise InvariantBroken(self._unjust[0])
-        for player in self._sim.players:
-            if not player.alive and player.task is not None and not player.task.cancelled():
-                self._check_end(player, player.task.exception())
-        for player in self._sim.players:
-            self._check_closed_on(player)
-            self._check_replica(player)
+        for sim_member in self._sim.sim_members:
+            if (
+                not sim_member.alive
+                and sim_member.task is not None
+                and not sim_member.task.cancelled()
+            ):
+                self._check_end(sim_member, sim_member.task.exception())
+        for sim_member in self._sim.sim_members:
+            self._check_closed_on(sim_member)
+            self._check_replica(sim_member)
         self._check_checkpoint()
 
-    def _check_closed_on(self, player: SimMember) -> None:
+    def _check_closed_on(self, sim_member: SimMember) -> None:
         """Check the results that arrived too late for a member since the last call."""
-        for event in player.events[self._compared[player.name] :]:
+        for event in sim_member.events[self._compared[sim_member.name] :]:
             if (
                 event["kind"] != "refused"
                 or event["why"] != CLOSED_ON
-                or self._faults.absences(player.name, event["t"])
+                or self._faults.absences(sim_member.name, event["t"])
             ):
                 continue
             signer = self._sim.members.seats[event["seat"]].signer
-            name = next((one.name for one in self._sim.players if one.wallet == signer), "")
+            name = next((one.name for one in self._sim.sim_members if one.wallet == signer), "")
             if name and not self._faults.absences(name, event["t"]):
                 raise InvariantBroken(
-                    f"{player.name} got the result of {name} after it had closed round {event['height']}"
+                    f"{sim_member.name} got the result of {name} after it had closed round {event['height']}"
                 )
 
-    def _check_replica(self, player: SimMember) -> None:
+    def _check_replica(self, sim_member: SimMember) -> None:
         """Compare the hashes that holders of each level reported since the last call."""
-        for event in player.events[self._compared[player.name] :]:
+        for event in sim_member.events[self._compared[sim_member.name] :]:
             for level, digest in event.get("hashes", {}).items():
                 key = *state_of(event), level
-                first, expected = self._replicas.setdefault(key, (player.name, digest))
+                first, expected = self._replicas.setdefault(key, (sim_member.name, digest))
                 if digest != expected:
                     raise InvariantBroken(
-                        f"{event['kind']} step {key[1]}: {player.name} and {first} differ in level {level}"
+                        f"{event['kind']} step {key[1]}: {sim_member.name} and {first} differ in level {level}"
                     )
-        self._compared[player.name] = len(player.events)
+        self._compared[sim_member.name] = len(sim_member.events)
 
-    def _check_end(self, player: SimMember, error: BaseException | None) -> None:
+    def _check_end(self, sim_member: SimMember, error: BaseException | None) -> None:
         if error is None and self._sim.run.state is not RunState.FINISHED:
-            raise InvariantBroken(f"{player.name} ended before the run was finished")
+            raise InvariantBroken(f"{sim_member.name} ended before the run was finished")
         excused = isinstance(error, Unavailable) and self._faults.absences(
-            player.name, self._sim.now
+            sim_member.name, self._sim.now
         )
         if error is not None and not excused:
             raise InvariantBroken(
-                f"{player.name} ended with {type(error).__name__}: {error}"
+                f"{sim_member.name} ended with {type(error).__name__}: {error}"
             ) from error
 
     def _check_checkpoint(self) -> None:
@@ -126,13 +134,13 @@ class Invariants:
 
     def check_presence(self, start: float) -> None:
         """Check that every member has made a step since `start`. Raises InvariantBroken."""
-        for player in self._sim.players:
+        for sim_member in self._sim.sim_members:
             if not any(
-                event["kind"] == "applied" and event["t"] >= start for event in player.events
+                event["kind"] == "applied" and event["t"] >= start for event in sim_member.events
             ):
                 seconds = self._sim.now - start
                 raise InvariantBroken(
-                    f"{player.name} has not taken part for {seconds:.0f} s, although nothing prevents it"
+                    f"{sim_member.name} has not taken part for {seconds:.0f} s, although nothing prevents it"
                 )
 
 

@@ -282,7 +282,9 @@ class Trial:
         self.steps = sim.run.step
         self.faults = [window.describe() for window in scheduler.faults.windows]
         self.events = [
-            {"member": player.name, **event} for player in sim.players for event in player.events
+            {"member": sim_member.name, **event}
+            for sim_member in sim.sim_members
+            for event in sim_member.events
         ]
         self.digest = digest.sum_up()
         await sim.close()
@@ -292,7 +294,7 @@ class Trial:
     ) -> None:
         """Run the scenario while invariants are checked, then check the end."""
         await first_of(self._watch(sim, invariants), self._course(sim, scheduler, invariants))
-        sim.check(dropped=sim.players)  # drops without a reason were detected at the time
+        sim.check(dropped=sim.sim_members)  # drops without a reason were detected at the time
         invariants.check_now()
 
     async def _course(
@@ -320,14 +322,14 @@ class Trial:
         while True:
             await asyncio.sleep(_LOOK)
             invariants.check_now()
-            for player in sim.players:
-                if player.alive or player.task is None or player.task.cancelled():
-                    gone_since.pop(player.name, None)
+            for sim_member in sim.sim_members:
+                if sim_member.alive or sim_member.task is None or sim_member.task.cancelled():
+                    gone_since.pop(sim_member.name, None)
                 elif (
-                    player.task.exception() is not None
-                    and sim.now > gone_since.setdefault(player.name, sim.now) + _BACK
+                    sim_member.task.exception() is not None
+                    and sim.now > gone_since.setdefault(sim_member.name, sim.now) + _BACK
                 ):
-                    sim.start(player)
+                    sim.start(sim_member)
 
 
 class RunDigest:
@@ -361,9 +363,9 @@ class RunDigest:
     def sum_up(self) -> str:
         """Return the digest. Nothing may be added afterwards."""
         sim = self._sim
-        for player in sim.players:
-            for event in player.events:
-                self._take([player.name, event])
+        for sim_member in sim.sim_members:
+            for event in sim_member.events:
+                self._take([sim_member.name, event])
         self._take(
             [
                 sorted(sim.record.settled.items()),

@@ -16,9 +16,8 @@ from solders.account import Account
 from solders.hash import Hash
 from solders.pubkey import Pubkey
 
-from aftermath.localnet.bank import Bank, Executed
+from aftermath.localnet.bank import FIRST_SLOT, Bank, Executed, faucet_of
 from aftermath.localnet.commit import Committer
-from aftermath.localnet.genesis import FIRST_SLOT, faucet_of
 from aftermath.localnet.json_rpc import Rpc
 from aftermath.localnet.preloaded_programs import preloaded, read_program
 from aftermath.localnet.read_methods import ReadMethods

@@ -83,7 +83,7 @@ class SimulatedRun:
         self.network = SimNetwork()
         self.record = ChainRecord()
         self.owner = _key("owner")
-        self.players: list[SimMember] = []
+        self.sim_members: list[SimMember] = []
         self.hub: Hub | None = None
         self.upload_seconds = 30.0
         """Virtual time of an upload: longer than a cooldown."""
@@ -180,8 +180,8 @@ class SimulatedRun:
             self._send(part)
         self._send(self.ix.update(RUN_ID, model=model | changes))
 
-    def kick(self, player: SimMember, *, barred: bool) -> None:
-        wallet = player.key.pubkey()
+    def kick(self, sim_member: SimMember, *, barred: bool) -> None:
+        wallet = sim_member.key.pubkey()
         created = self.run.created
         membership = parse_membership(self.chain.data(self.ix.membership(RUN_ID, created, wallet)))
         self._send(
@@ -197,31 +197,31 @@ class SimulatedRun:
         """Add and start a member. `seconds`: virtual time of one piece of work on its replica; a
         share takes two. `nodes`: its number of RPC nodes.
         """
-        name = f"m{len(self.players)}"
-        player = SimMember(name, tier, _key(name), _key(name + " p2p"), seconds, nodes)
-        self.players.append(player)
-        self.start(player)
-        return player
+        name = f"m{len(self.sim_members)}"
+        sim_member = SimMember(name, tier, _key(name), _key(name + " p2p"), seconds, nodes)
+        self.sim_members.append(sim_member)
+        self.start(sim_member)
+        return sim_member
 
-    def start(self, player: SimMember) -> None:
+    def start(self, sim_member: SimMember) -> None:
         """Start a member that has no state in memory."""
         clock = VirtualClock()
-        player.transport = self.network.open(player.id)
-        player.chain = SimMemberChain(self.chain, player.key, RUN_ID, player.nodes)
-        player.compute = InlineWorker(player.seconds)
+        sim_member.transport = self.network.open(sim_member.id)
+        sim_member.chain = SimMemberChain(self.chain, sim_member.key, RUN_ID, sim_member.nodes)
+        sim_member.compute = InlineWorker(sim_member.seconds)
         ports = Ports(
-            coordinator=player.chain,
+            coordinator=sim_member.chain,
             feed=RunFeed(View(self.run, self.members, self.model)),
-            transport=player.transport,
+            transport=sim_member.transport,
             clock=clock,
             stall_detector=StallDetector(clock) if self.held_up else Undisturbed(clock),
-            events=Events(clock.monotonic, [player.note]),
+            events=Events(clock.monotonic, [sim_member.note]),
         )
-        role = Role(RUN_ID, self.schema, player.tier, player.identity.secret())
+        role = Role(RUN_ID, self.schema, sim_member.tier, sim_member.identity.secret())
         upload = InlineWorker(self.upload_seconds)
         quick = InlineWorker(0.01)
         workers = Workers(
-            player.compute,
+            sim_member.compute,
             InlineWorker(0.01),
             upload,
             quick,
@@ -233,7 +233,9 @@ class SimulatedRun:
         )
         local_options = LocalOptions(
             hash_replicas=True,
-            gradients_dir=self.place / "gradients" / player.name if self.writes_gradients else None,
+            gradients_dir=self.place / "gradients" / sim_member.name
+            if self.writes_gradients
+            else None,
             optim_stats_steps=self.optim_stats_steps,
             optimizer_state_dir=self.place / "private" if self.remembers else None,
             share_delay=self.share_delay,
@@ -242,46 +244,54 @@ class SimulatedRun:
         )
         origin = Origin(
             self.schema,
-            player.tier,
+            sim_member.tier,
             "auto",
             torch.device("cpu"),
             PassSize(4, "off"),
             clock.monotonic,
         )
-        directory = self.place / "kept" / player.name if player.tier == 0 and self.keeps else None
-        archive = Archive(
-            directory, self.hub if player.tier == 0 else None, self.keep_steps, {}, self.read_hub
+        directory = (
+            self.place / "kept" / sim_member.name if sim_member.tier == 0 and self.keeps else None
         )
-        weight = round(60 / player.seconds)
-        player.member = Member(
+        archive = Archive(
+            directory,
+            self.hub if sim_member.tier == 0 else None,
+            self.keep_steps,
+            {},
+            self.read_hub,
+        )
+        weight = round(60 / sim_member.seconds)
+        sim_member.member = Member(
             ports, role, workers, data, origin, archive, local_options, weight=weight, parallel=4
         )
-        player.task = asyncio.ensure_future(_live(player, player.chain, player.member))
+        sim_member.task = asyncio.ensure_future(
+            _live(sim_member, sim_member.chain, sim_member.member)
+        )
 
-    async def kill(self, player: SimMember) -> None:
+    async def kill(self, sim_member: SimMember) -> None:
         """Kill a member, as kill -9 does."""
-        self.network.crash(player.id)
-        await self._end(player)
+        self.network.crash(sim_member.id)
+        await self._end(sim_member)
 
     async def stop(
-        self, player: SimMember, again: Callable[[bool], bool] = lambda saved: False
+        self, sim_member: SimMember, again: Callable[[bool], bool] = lambda saved: False
     ) -> None:
         """Stop a member like Ctrl-C, so that it leaves the run on chain. `again`: see
         `Member.stops`.
         """
-        assert player.member is not None
-        player.member.stops(again)
-        await self._end(player)
+        assert sim_member.member is not None
+        sim_member.member.stops(again)
+        await self._end(sim_member)
         with contextlib.suppress(CoordinatorError):
-            await player.member.leave()
-        self.network.crash(player.id)
+            await sim_member.member.leave()
+        self.network.crash(sim_member.id)
 
-    async def _end(self, player: SimMember) -> None:
-        assert player.task is not None
-        player.task.cancel()
-        await asyncio.wait([player.task])
-        if not player.task.cancelled():
-            player.task.result()
+    async def _end(self, sim_member: SimMember) -> None:
+        assert sim_member.task is not None
+        sim_member.task.cancel()
+        await asyncio.wait([sim_member.task])
+        if not sim_member.task.cancelled():
+            sim_member.task.result()
 
     async def until(self, condition: Callable[[Run], bool], limit: float = 2000.0) -> Run:
         """Wait in virtual time until the run meets a condition. Raise the error of a member that
@@ -310,14 +320,19 @@ class SimulatedRun:
         """Wait until the run is finished and every member has seen it and ended."""
         await self.until(lambda run: run.state is RunState.FINISHED)
         await asyncio.wait_for(
-            asyncio.gather(*(p.task for p in self.players if p.task is not None and p.alive)), 60
+            asyncio.gather(*(p.task for p in self.sim_members if p.task is not None and p.alive)),
+            60,
         )
 
     def look_after(self) -> None:
         """Raise the error that ended a member, if any."""
-        for player in self.players:
-            if player.task is not None and player.task.done() and not player.task.cancelled():
-                player.task.result()
+        for sim_member in self.sim_members:
+            if (
+                sim_member.task is not None
+                and sim_member.task.done()
+                and not sim_member.task.cancelled()
+            ):
+                sim_member.task.result()
 
     # --- what must hold ---
 
@@ -328,15 +343,16 @@ class SimulatedRun:
         comparisons. Only members in `dropped` may have been dropped.
         """
         self.record.check_coverage(self.backlog)
-        honest = [player for player in self.players if player not in hostile]
-        for player in honest:
+        honest = [sim_member for sim_member in self.sim_members if sim_member not in hostile]
+        for sim_member in honest:
             applied = [
-                (e["epoch"], e["height"], e["step"], e["sequences"]) for e in player.saw("applied")
+                (e["epoch"], e["height"], e["step"], e["sequences"])
+                for e in sim_member.saw("applied")
             ]
             self.record.check_member(
-                player.name, applied, [e["epoch"] for e in player.saw("cooldown")]
+                sim_member.name, applied, [e["epoch"] for e in sim_member.saw("cooldown")]
             )
-        wallets = {player.wallet for player in (*hostile, *dropped)}
+        wallets = {sim_member.wallet for sim_member in (*hostile, *dropped)}
         unjust = [
             (e, s) for e, s in self.record.dropped if self.members.seats[s].signer not in wallets
         ]
@@ -344,33 +360,33 @@ class SimulatedRun:
             raise InvariantBroken(f"dropped without a reason: {unjust}")
         return self.compare(honest)
 
-    def compare(self, players: Collection[SimMember]) -> int:
+    def compare(self, sim_members: Collection[SimMember]) -> int:
         """Check that all members of a level have the same hash after every step. Return the number
         of comparisons.
         """
         hashes_by_key: dict[tuple[Any, ...], dict[str, str]] = defaultdict(dict)
-        for player in players:
-            for event in player.saw("applied") + player.saw("cooldown"):
+        for sim_member in sim_members:
+            for event in sim_member.saw("applied") + sim_member.saw("cooldown"):
                 for level, digest in event["hashes"].items():
-                    hashes_by_key[*state_of(event), level][player.name] = digest
+                    hashes_by_key[*state_of(event), level][sim_member.name] = digest
         for key, hashes in hashes_by_key.items():
             if len(set(hashes.values())) > 1:
                 raise InvariantBroken(f"replicas differ at {key}: {hashes}")
         return sum(len(hashes) - 1 for hashes in hashes_by_key.values())
 
     async def close(self) -> None:
-        for player in self.players:
-            if player.alive:
-                await self._end(player)
+        for sim_member in self.sim_members:
+            if sim_member.alive:
+                await self._end(sim_member)
 
 
-async def _live(player: SimMember, chain: SimMemberChain, member: Member) -> None:
+async def _live(sim_member: SimMember, chain: SimMemberChain, member: Member) -> None:
     """Run a member as `train` does after it opened its connections."""
     async with chain:
         try:
             await member.live()
         except ModelLost as lost:  # a run without checkpoints may end like this
-            player.lost = lost.message
+            sim_member.lost = lost.message
 
 
 def _key(name: str) -> Keypair:
