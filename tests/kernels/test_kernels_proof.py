@@ -9,7 +9,7 @@ import pytest
 
 from aftermath.events import event_types
 from aftermath.events.stream import Event, Events
-from aftermath.kernels import aggregate, dense, dense_encode, encode
+from aftermath.kernels import aggregate, dense, dense_encode, encode, polar
 from aftermath.kernels.runtime import unavailable_reason
 from aftermath.optim import compiled, proof
 from aftermath.optim.engine import Engine
@@ -69,6 +69,7 @@ WRONG = [
     (dense_encode, "pack", _leaves_zeros, "differ from torch when they choose all values"),
     (dense, "check", _accepts_all, "differ from torch when they apply all values"),
     (dense, "mean", _applies_backwards, "differ from torch when they apply all values"),
+    (polar, "polar", _applies_backwards, "differ from torch when they turn matrices"),
 ]
 
 

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aftermath.optim import compiled_dense, dense_mean, digits, mean, packed
+from aftermath.optim import compiled, compiled_dense, dense_mean, digits, mean, packed
 from aftermath.optim.blocks import UNUSED
 from aftermath.optim.codec import BadPayload, decode_level, encode_groups, encode_level
 from aftermath.optim.engine import Engine
@@ -157,14 +157,14 @@ def test_changed_payload_is_judged_like_by_torch(
         flipped
     )
     found: list[object] = []
-    for usable in (True, False):
-        with mock.patch.object(compiled_dense, "usable", return_value=usable):
+    for works in (True, False):
+        with mock.patch.object(compiled, "works", return_value=works):
             try:
                 vote = decode_level(data, schema.results, 0)
             except BadPayload as error:
                 found.append(str(error))
             else:
-                assert isinstance(vote, packed.HostVotes) == usable
+                assert isinstance(vote, packed.HostVotes) == works
                 assert isinstance(vote, WholeVotes)
                 found.append([tensor.tolist() for tensor in (*vote.digits, *vote.moved)])
     assert found[0] == found[1]

@@ -37,6 +37,7 @@ def unavailable_reason() -> str | None:
             dense_encode,
             encode,
             jit,
+            polar,
         )
 
         jit.compile_all()

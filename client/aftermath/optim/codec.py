@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from aftermath.base.errors import AftermathError
-from aftermath.optim import compiled_dense, digits, on_gpu, packed
+from aftermath.optim import compiled, digits, on_gpu, packed
 from aftermath.optim.bitstrings import pack_bits, unpack_bits
 from aftermath.optim.blocks import UNUSED
 from aftermath.optim.format import EXPONENT_BITS, ResultFormat, Values, whole_bytes
@@ -203,7 +203,7 @@ def _packed(
     unpack = partial(_whole_of, results=results, layout=layout, level=level)
     if gpu is not None and packed.usable(gpu, bits):
         return packed.checked(data, level, layout, bits, unpack, gpu)
-    if compiled_dense.usable():
+    if compiled.works():
         return packed.checked_on_cpu(data, level, layout, bits, unpack)
     return None
 

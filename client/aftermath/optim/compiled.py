@@ -31,11 +31,16 @@ Task = Callable[[], None]
 Numbers = NDArray[np.int64]
 
 
-def usable(params: Mapping[str, Tensor]) -> bool:
-    """Return whether kernels support these tensors. The first call compiles and tests kernels."""
+def works() -> bool:
+    """Return whether kernels work on this machine. The first call compiles and tests them."""
     from aftermath.optim.proof import unfit
 
-    return all(t.device == _CPU and t.stride(-1) == 1 for t in params.values()) and unfit() is None
+    return unfit() is None
+
+
+def usable(params: Mapping[str, Tensor]) -> bool:
+    """Return whether kernels work on this machine and support these tensors."""
+    return all(t.device == _CPU and t.stride(-1) == 1 for t in params.values()) and works()
 
 
 def encode(

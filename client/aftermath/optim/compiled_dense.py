@@ -33,13 +33,6 @@ _AT_ONCE = 1 << 18  # numbers per task
 Words = NDArray[np.uint64]
 
 
-def usable() -> bool:
-    """Return whether kernels work here. The first call compiles and tests them."""
-    from aftermath.optim.proof import unfit
-
-    return unfit() is None
-
-
 class Encoding:
     """Encodes a level whose blocks keep every number: run `tasks`, then read `payload`."""
 

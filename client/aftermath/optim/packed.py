@@ -369,7 +369,7 @@ def _counts_alike(device: torch.device, value_bits: int) -> bool:
         for a, b in zip(tensors, there, strict=True)
     )
     return same and all(
-        checked(bad, 0, layout, value_bits, _never, device) is None for bad in spoilt(data, layout)
+        checked(bad, 0, layout, value_bits, _never, device) is None for bad in _spoilt(data, layout)
     )
 
 
@@ -379,7 +379,7 @@ def _entries(values: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
     return indices.to(device), chosen.to(device)
 
 
-def spoilt(data: bytes, layout: LevelLayout) -> list[bytes]:
+def _spoilt(data: bytes, layout: LevelLayout) -> list[bytes]:
     """Return payloads with an invalid code, a missing exponent, and a superfluous one."""
     at = digits_at(layout.blocks)
     none = bytes([data[0] | 1]) + data[1:]  # gives a block without votes an exponent

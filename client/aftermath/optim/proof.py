@@ -22,6 +22,7 @@ from aftermath.optim.dense_mean import means
 from aftermath.optim.error_feedback import take_back
 from aftermath.optim.exact_signs import MEAN_BITS, signs
 from aftermath.optim.format import ResultFormat, Transform
+from aftermath.optim.integer_polar import polar_by_torch, polar_compiled
 from aftermath.optim.lattice import LARGEST, LEAST, MOST, SMALLEST, quantise
 from aftermath.optim.layout import LevelLayout, level_layout
 from aftermath.optim.level_kernels import LevelTensors, tensors_of
@@ -76,6 +77,7 @@ def differing() -> str | None:
         "they apply values": _means,
         "they choose all values": lambda: _chooses(_ALL),
         "they apply all values": lambda: all(_whole_means(bits) for bits in (1, 2)),
+        "they turn matrices": _polar_factors,
     }
     for what, same in kinds.items():
         try:
@@ -210,7 +212,11 @@ def _whole_means(bits: int) -> bool:
     at = packed.digits_at(layout.blocks)
     if not all(compiled_dense.check(payload, at, layout, bits) for payload in payloads):
         return False
-    for wrong in packed.spoilt(made[0][1], layout):
+    data = made[0][1]
+    invalid_code = data[:at] + b"\xff\xff" + data[at + 2 :]
+    no_exponents = bytes(at) + data[at:]
+    exponent_without_votes = bytes([data[0] | 1]) + data[1:]
+    for wrong in (invalid_code, no_exponents, exponent_without_votes):
         if compiled_dense.check(compiled_dense.padded(wrong), at, layout, bits):
             return False
     # equal divisors, and one by count; no vote is clamped, and some are
@@ -223,6 +229,19 @@ def _whole_means(bits: int) -> bool:
         for part in layout.parts:
             subtract(view(expected, part.segment), part.of(steps[part.group]), part.blocks)
         if not _equal(params, expected):
+            return False
+    return True
+
+
+def _polar_factors() -> bool:
+    random = np.random.default_rng(10)
+    for rows, columns in ((33, 70), (64, 64), (2, 300)):
+        made = random.normal(size=(5, rows, columns)).astype(np.float32)
+        made[1] = 0
+        made[2, 1:, 1:] = 0
+        matrices = torch.from_numpy(made)
+        found = polar_compiled(matrices)
+        if not torch.equal(found.view(torch.int32), polar_by_torch(matrices).view(torch.int32)):
             return False
     return True
 
