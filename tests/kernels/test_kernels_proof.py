@@ -9,7 +9,7 @@ import pytest
 
 from aftermath.events import event_types
 from aftermath.events.stream import Event, Events
-from aftermath.kernels import aggregate, encode
+from aftermath.kernels import aggregate, dense, dense_encode, encode, polar
 from aftermath.kernels.runtime import unavailable_reason
 from aftermath.optim import compiled, proof
 from aftermath.optim.engine import Engine
@@ -48,12 +48,28 @@ def _raises(kernel: Kernel) -> Kernel:
     return fails
 
 
+def _leaves_zeros(kernel: Kernel) -> Kernel:
+    def wrong(codes: Any, packed: Any, *given: Any) -> None:
+        packed[:] = 0
+
+    return wrong
+
+
+def _accepts_all(kernel: Kernel) -> Kernel:
+    return lambda *given: True
+
+
 WRONG = [
     (encode, "encode", _flips_what_is_sent, "differ from torch when they choose signs"),
     (encode, "encode", _raises, "fail when they choose signs"),
     (aggregate, "sign", _applies_backwards, "differ from torch when they apply signs"),
     (aggregate, "mean", _applies_backwards, "differ from torch when they apply values"),
     (aggregate, "mean", _raises, "fail when they apply values"),
+    (dense_encode, "encode", _raises, "fail when they choose all values"),
+    (dense_encode, "pack", _leaves_zeros, "differ from torch when they choose all values"),
+    (dense, "check", _accepts_all, "differ from torch when they apply all values"),
+    (dense, "mean", _applies_backwards, "differ from torch when they apply all values"),
+    (polar, "polar", _applies_backwards, "differ from torch when they turn matrices"),
 ]
 
 

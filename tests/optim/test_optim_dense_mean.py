@@ -10,16 +10,18 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aftermath.optim import dense_mean, digits, mean, packed
+from aftermath.optim import compiled, compiled_dense, dense_mean, digits, mean, packed
 from aftermath.optim.blocks import UNUSED
-from aftermath.optim.codec import decode_level, encode_groups, encode_level
+from aftermath.optim.codec import BadPayload, decode_level, encode_groups, encode_level
 from aftermath.optim.engine import Engine
 from aftermath.optim.error_feedback import ErrorFeedback, entries_of
 from aftermath.optim.interfaces import PseudoGradient
 from aftermath.optim.lattice import LARGEST, SMALLEST
 from aftermath.optim.layout import level_layout
+from aftermath.optim.level_kernels import LevelTensors
 from aftermath.optim.level_votes import Votes, WholeVotes
 from aftermath.optim.schema import Schema
+from aftermath.optim.transform import subtract
 from optim.optim_oracle import RAGGED, toy_inner
 from optim.optim_replica import bits, gradients, tensors
 
@@ -61,20 +63,133 @@ def test_digits_and_positions_give_the_same_step(name: str, holes: float) -> Non
         level: [decode_level(data, schema.results, level) for data in of]
         for level, of in sent.items()
     }
-    assert all(isinstance(vote, WholeVotes) for of in votes.values() for vote in of)
+    assert all(isinstance(vote, packed.HostVotes) for of in votes.values() for vote in of)
+    unpacked = {
+        level: [
+            WholeVotes(level, vote.digits, vote.moved, level_layout(schema.results, level))
+            for vote in of
+        ]
+        for level, of in votes.items()
+    }
     placed = {
         level: [Votes(level, vote.positions, vote.values, vote.shifts) for vote in of]
         for level, of in votes.items()
     }
     applied = []
-    for taken, counted in ((votes, 1), (placed, 0)):
+    for taken, counted in ((votes, 0), (unpacked, 1), (placed, 0)):
         params = tensors(schema, 0, 0)
         with mock.patch.object(mean.dense_mean, "means", side_effect=dense_mean.means) as means:
             Engine(schema, 0, params)._apply.apply(taken, 0.01)
         assert means.call_count == counted * schema.results.levels
         applied.append(bits(params))
-    assert applied[0] == applied[1]
+    assert applied[0] == applied[1] == applied[2]
     assert (applied[0] == bits(tensors(schema, 0, 0))) == (holes == 1.0)
+
+
+@given(
+    st.sampled_from(["2 bits", "1 bit, padded"]),
+    st.integers(1, 40),
+    st.integers(0, 2**32),
+    st.integers(0, 43),
+    st.integers(0, 43),
+    st.integers(0, 42),
+    st.booleans(),
+)
+def test_compiled_count_equals_torch(
+    name: str, members: int, seed: int, one: int, other: int, most: int, alike: bool
+) -> None:
+    schema = SCHEMAS[name]
+    layout = level_layout(schema.results, 0)
+    value_bits = schema.results.values.bits
+    draws = np.random.default_rng(seed)
+    known = np.array([0, 1, -1, 3, -3][: 1 + (1 << value_bits)], np.int8)
+    low, high = sorted((one, other))
+    votes: list[WholeVotes] = []
+    payloads = []
+    for _ in range(members):
+        chosen = [
+            torch.from_numpy(draws.choice(known, (group.blocks, group.block)))
+            for group in layout.groups
+        ]
+        moved = [
+            torch.from_numpy(draws.integers(low, high + 1, (group.blocks, 1), np.uint8))
+            for group in layout.groups
+        ]
+        votes.append(WholeVotes(0, chosen, moved, layout))
+        codes = [
+            torch.where((rows != 0).any(1, keepdim=True), by + 1, 0)
+            for rows, by in zip(chosen, moved, strict=True)
+        ]
+        exponents = packed.packed_exponents(layout.canonical(codes).to(torch.uint8))
+        data = exponents.numpy().tobytes()
+        data += digits.to_bytes(layout.canonical(chosen).numpy(), value_bits)
+        vote = decode_level(data, schema.results, 0)
+        assert isinstance(vote, packed.HostVotes)
+        payloads.append(vote.payload)
+    divisors = [2.5] * (members + 1) if alike else [0.3 * n for n in range(members + 1)]
+    steps = dense_mean.means(votes, layout, 1 << most, divisors, SMALLEST, torch.device("cpu"))
+    counted = [torch.randn(part.segment.shape) for part in layout.parts]
+    expected = [tensor.clone() for tensor in counted]
+    stores = [number % 2 == 1 for number in range(len(counted))]
+    table = LevelTensors(layout, counted, stores=stores)
+    compiled_dense.count(payloads, table, value_bits, 1 << most, divisors, SMALLEST)
+    for part, tensor, stored in zip(layout.parts, expected, stores, strict=True):
+        if stored:
+            tensor.zero_().neg_()
+        subtract(tensor, part.of(steps[part.group]), part.blocks)
+    for tensor, wanted, stored in zip(counted, expected, stores, strict=True):
+        assert torch.equal(tensor, -wanted if stored else wanted)
+
+
+@given(
+    st.sampled_from(["2 bits", "1 bit, padded"]),
+    st.floats(0, 1, exclude_max=True),
+    st.integers(1, 255),
+    st.booleans(),
+)
+def test_changed_payload_is_judged_like_by_torch(
+    name: str, where: float, flipped: int, values: bool
+) -> None:
+    schema = SCHEMAS[name]
+    data = bytearray(results_of(schema, 1, 0.9)[0][0])
+    between = schema.results.value_bytes(0)
+    data[int(where * between) if values else between + int(where * (len(data) - between))] ^= (
+        flipped
+    )
+    found: list[object] = []
+    for works in (True, False):
+        with mock.patch.object(compiled, "works", return_value=works):
+            try:
+                vote = decode_level(data, schema.results, 0)
+            except BadPayload as error:
+                found.append(str(error))
+            else:
+                assert isinstance(vote, packed.HostVotes) == works
+                assert isinstance(vote, WholeVotes)
+                found.append([tensor.tolist() for tensor in (*vote.digits, *vote.moved)])
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("name", ["2 bits", "1 bit, padded"])
+def test_compiled_encoding_equals_choice_by_index(name: str) -> None:
+    schema = SCHEMAS[name]
+    one, other = (ErrorFeedback(schema.results, 0, tensors(schema, 0, 0), 0.9) for _ in range(2))
+    for number in range(4):  # blocks of no, some and only zeros, at different times
+        draws = torch.Generator().manual_seed(number)
+        given = {
+            name: tensor
+            * (torch.rand(tensor.shape, generator=draws) >= (0.0, 0.5, 1.0, 0.0)[number])
+            * 10.0 ** (-6 * (number == 3))
+            for name, tensor in gradients(schema, 0, number).items()
+        }
+        made = PseudoGradient(given, 0.01, 0.0)
+        sent = one.compress(made)
+        with mock.patch.object(type(schema.results), "whole", return_value=False):
+            other.choose(made)
+        assert sent == other.sent()
+        found, expected = (feedback.state() for feedback in (one, other))
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(found[name], expected[name]) for name in found)
 
 
 @given(

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
-from aftermath.optim import integer_polar
+from aftermath.optim import compiled, integer_polar
 from aftermath.optim.float_polar import polar_express, polynomials
 from aftermath.optim.integer_polar import POLYNOMIALS, exact_polar
 
@@ -187,6 +187,31 @@ def _in_another_order(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(torch.Tensor, "__matmul__", product)
 
 
+def _with_torch(patch: pytest.MonkeyPatch) -> None:
+    """Compute polar factors without compiled kernels."""
+    patch.setattr(compiled, "works", lambda: False)
+
+
+@pytest.mark.parametrize("kind", ["noise", "zeros", "ones", "rank 1", "huge", "signs"])
+@pytest.mark.parametrize("shape", [(9, 3, 5), (2, 130, 63), (2, 1, 7), (3, 64, 192)])
+def test_compiled_polar_equals_torch(shape: tuple[int, ...], kind: str) -> None:
+    noise = torch.randn(shape, generator=torch.Generator().manual_seed(11))
+    matrices = {
+        "noise": noise,
+        "zeros": torch.zeros(shape),
+        "ones": torch.ones(shape),
+        "rank 1": noise[:, :1].expand(shape) * 1e-30,
+        "huge": noise * 1e25,
+        "signs": noise.sign(),
+    }[kind]
+    found = exact_polar(matrices)
+    with pytest.MonkeyPatch.context() as patch:
+        _with_torch(patch)
+        patch.setattr(integer_polar, "_AT_ONCE", 2 * shape[1] * shape[2])
+        expected = exact_polar(matrices)
+    assert torch.equal(found.view(torch.int32), expected.view(torch.int32))
+
+
 def test_exact_polar_ignores_the_order_of_sums() -> None:
     """Sums are exact for any number of threads, with other strides, or transposed."""
     for shape in [(192, 64), (64, 192), (130, 131)]:
@@ -200,6 +225,7 @@ def test_exact_polar_ignores_the_order_of_sums() -> None:
         assert torch.equal(exact_polar(matrix), expected)
         torch.set_num_threads(1)
         with pytest.MonkeyPatch.context() as patch:
+            _with_torch(patch)
             _in_another_order(patch)
             for _ in range(3):
                 assert torch.equal(exact_polar(matrix), expected)
@@ -243,10 +269,13 @@ def test_partial_sums_stay_exact_in_fp32(
         largest = max(largest, float(plain(left.abs().double(), right.abs().double()).max()))
         return plain(left, right)
 
+    from_kernels = exact_polar(matrix)
     with pytest.MonkeyPatch.context() as patch:
+        _with_torch(patch)
         patch.setattr(torch.Tensor, "__matmul__", watched)
         found = exact_polar(matrix)
-    assert largest < 2.0**24
+    assert torch.equal(from_kernels.view(torch.int32), found.view(torch.int32))
+    assert 0 < largest < 2.0**24
     assert bool(found.isfinite().all())
     assert torch.linalg.matrix_norm(found, 2) < 1.2
 
@@ -263,6 +292,7 @@ def test_out_of_bounds_is_detected_in_every_sum_order(
     expected = exact_polar(matrix)
     assert bool(expected.isfinite().all())
     assert torch.linalg.svdvals(expected).min() < 0.8
+    _with_torch(monkeypatch)
     _in_another_order(monkeypatch)
     for _ in range(5):
         assert torch.equal(exact_polar(matrix), expected)

@@ -111,3 +111,15 @@ _pointer: Any = intrinsic(_to_pointer)
 def array_at(address: int, size: int, dtype: Any) -> Any:
     """Return the array of `size` numbers at an address. The caller keeps it alive."""
     return numba.carray(_pointer(address), (size,), dtype)
+
+
+def _to_word(_: Any, address: Any) -> Any:
+    def code(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
+        word = cgutils.ir.IntType(64).as_pointer()
+        return builder.load(builder.inttoptr(arguments[0], word), align=1)
+
+    return numba.types.uint64(address), code
+
+
+word_at: Any = intrinsic(_to_word)
+"""Return the uint64 at any address, also an odd one."""

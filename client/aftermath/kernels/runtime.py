@@ -31,7 +31,14 @@ def unavailable_reason() -> str | None:
     if find_spec("numba") is None:
         return "numba is not installed (pip install 'aftermath[fast]')"
     try:
-        from aftermath.kernels import aggregate, encode, jit  # noqa: F401  they define the kernels
+        from aftermath.kernels import (  # noqa: F401  they define the kernels
+            aggregate,
+            dense,
+            dense_encode,
+            encode,
+            jit,
+            polar,
+        )
 
         jit.compile_all()
     except Exception as error:  # any compiler error: torch computes the same

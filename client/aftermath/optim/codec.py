@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from aftermath.base.errors import AftermathError
-from aftermath.optim import digits, on_gpu, packed
+from aftermath.optim import compiled, digits, on_gpu, packed
 from aftermath.optim.bitstrings import pack_bits, unpack_bits
 from aftermath.optim.blocks import UNUSED
 from aftermath.optim.format import EXPONENT_BITS, ResultFormat, Values, whole_bytes
@@ -169,8 +169,8 @@ def decode_level(
     """Decode a peer's payload of one level.
 
     Raises BadPayload with the first fault, or SchemaError if the level does not exist. If `device`
-    is a GPU, the votes are decoded there and stay there. They stay packed if every number of the
-    level has a digit.
+    is a GPU, the votes are decoded there and stay there. Votes with a digit for every number of the
+    level stay packed, if kernels work on the device.
     """
     size = results.payload_bytes(level)
     if len(data) != size:
@@ -178,7 +178,7 @@ def decode_level(
     layout = level_layout(results, level)
     gpu = device if device is not None and on_gpu.works_on(device) else None
     if results.whole(level):
-        if gpu is not None and (found := _whole_on(gpu, data, results, layout, level)) is not None:
+        if (found := _packed(gpu, data, results, layout, level)) is not None:
             return found
         between = results.value_bytes(level)
         octets = np.frombuffer(data, np.uint8)
@@ -188,24 +188,24 @@ def decode_level(
     return _Decoding(packed.uploaded(data, where), results, layout, level).votes()
 
 
-def _whole_on(
-    device: torch.device,
+def _packed(
+    gpu: torch.device | None,
     data: bytes | bytearray | memoryview,
     results: ResultFormat,
     layout: LevelLayout,
     level: int,
 ) -> Votes | None:
-    """On a GPU, check a payload that has a digit for every number.
+    """Check a payload that has a digit for every number, and return its votes still packed.
 
-    Return None if the GPU cannot, or if the payload is not valid.
+    Return None if neither the GPU nor a compiled kernel can, or if the payload is not valid.
     """
     bits = results.values.bits
     unpack = partial(_whole_of, results=results, layout=layout, level=level)
-    return (
-        packed.checked(data, level, layout, bits, unpack, device)
-        if packed.usable(device, bits)
-        else None
-    )
+    if gpu is not None and packed.usable(gpu, bits):
+        return packed.checked(data, level, layout, bits, unpack, gpu)
+    if compiled.works():
+        return packed.checked_on_cpu(data, level, layout, bits, unpack)
+    return None
 
 
 def _whole_of(data: bytes, results: ResultFormat, layout: LevelLayout, level: int) -> WholeVotes:

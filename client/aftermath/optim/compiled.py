@@ -31,11 +31,16 @@ Task = Callable[[], None]
 Numbers = NDArray[np.int64]
 
 
-def usable(params: Mapping[str, Tensor]) -> bool:
-    """Return whether kernels support these tensors. The first call compiles and tests kernels."""
+def works() -> bool:
+    """Return whether kernels work on this machine. The first call compiles and tests them."""
     from aftermath.optim.proof import unfit
 
-    return all(t.device == _CPU and t.stride(-1) == 1 for t in params.values()) and unfit() is None
+    return unfit() is None
+
+
+def usable(params: Mapping[str, Tensor]) -> bool:
+    """Return whether kernels work on this machine and support these tensors."""
+    return all(t.device == _CPU and t.stride(-1) == 1 for t in params.values()) and works()
 
 
 def encode(
@@ -57,9 +62,7 @@ def encode(
 
     kernel: Any = kernels.encode
     sent = kept is not None
-    if kept is None:
-        shapes = [(group.blocks, group.topk) for group in layout.groups]
-        kept = [(torch.empty(shape, dtype=torch.int64), torch.empty(shape)) for shape in shapes]
+    kept = room(layout) if kept is None else kept
     tasks: list[Task] = []
     for part in layout.parts:
         group = layout.groups[part.group]
@@ -71,7 +74,7 @@ def encode(
         least = int(np.float32(smallest).view(np.uint32))
         lattice = (sent, least, bits, fraction_bits(group.topk), LEAST, MOST)
         whole = [part.of(tensor).numpy() for tensor in (residuals[part.group], indices, values)]
-        for first, count, memory in _matrices(view(gradients, part.segment), part):
+        for first, count, memory in memory_of(view(gradients, part.segment), part):
             blocks, *entries = (numbers[first : first + count] for numbers in whole)
             place = (*memory, part.blocks.grid[-1])
             tasks += [
@@ -79,6 +82,12 @@ def encode(
                 for cut in _cuts(count, group.block)
             ]
     return list(kept), tasks
+
+
+def room(layout: LevelLayout) -> list[tuple[Tensor, Tensor]]:
+    """Return new tensors for the indices and values of each group."""
+    shapes = [(group.blocks, group.topk) for group in layout.groups]
+    return [(torch.empty(shape, dtype=torch.int64), torch.empty(shape)) for shape in shapes]
 
 
 class Counted:
@@ -159,7 +168,7 @@ class Counted:
         """Yield segments with their kernels' arguments (memory and blocks), task by task."""
         for part in self._layout.parts:
             group = self._layout.groups[part.group]
-            for number, count, memory in _matrices(view(params, part.segment), part):
+            for number, count, memory in memory_of(view(params, part.segment), part):
                 first = part.first + number
                 low = group.base + first * group.block
                 block = int(self._first_block[part.group]) + first
@@ -184,7 +193,7 @@ def _bases(height: int, width: int) -> tuple[NDArray[np.float64], NDArray[np.flo
     return np.ascontiguousarray(tall.T), wide
 
 
-def _matrices(
+def memory_of(
     tensor: Tensor, part: Part
 ) -> Iterator[tuple[int, int, tuple[NDArray[np.float32], int, int, int]]]:
     """Yield each matrix of a segment: its first block, its number of blocks, and its memory.

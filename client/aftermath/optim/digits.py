@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 # values have 5^3 = 125 combinations, which take 7 bits. Both are within 1% of the entropy. Separate
 # bits for index and value would take a quarter more.
 PACKED = {1: (5, 8), 2: (3, 7)}  # value bits: (digits per code, bits per code)
-_WORD = 8  # codes per uint64
+WORD = 8
+"""Codes per uint64."""
 
 Digits = NDArray[np.int8]
 Octets = NDArray[np.uint8]
@@ -37,7 +38,7 @@ def to_bytes(digits: Digits, value_bits: int) -> bytes:
     """Encode digits, `size_of` bytes."""
     together, width = PACKED[value_bits]
     numbers = -(-len(digits) // together)
-    rows = np.zeros((-(-numbers // _WORD) * _WORD, together), np.uint8)
+    rows = np.zeros((-(-numbers // WORD) * WORD, together), np.uint8)
     rows.reshape(-1)[: len(digits)] = np.abs(digits) + (digits < 0)
     packed = rows[:, -1].copy()
     for place in range(together - 2, -1, -1):
@@ -64,9 +65,9 @@ def _bits_of(numbers: Octets, width: int) -> Octets:
     """Return the bits of codes, one after the other, lowest first. The count is a multiple of 8."""
     if width == 8:
         return numbers
-    words = np.zeros(len(numbers) // _WORD, np.uint64)
-    for place in range(_WORD):
-        words |= numbers[place::_WORD].astype(np.uint64) << np.uint64(width * place)
+    words = np.zeros(len(numbers) // WORD, np.uint64)
+    for place in range(WORD):
+        words |= numbers[place::WORD].astype(np.uint64) << np.uint64(width * place)
     return np.ascontiguousarray(words.astype("<u8").view(np.uint8).reshape(-1, 8)[:, :width])
 
 
@@ -80,8 +81,8 @@ def _numbers_of(data: Octets, width: int) -> Octets:
     if rest := len(data) % width:
         octets[-1, :rest] = data[-rest:]
     words = octets.view("<u8")[:, 0]
-    found = np.empty((count, _WORD), np.uint8)
-    for place in range(_WORD):
+    found = np.empty((count, WORD), np.uint8)
+    for place in range(WORD):
         found[:, place] = words >> np.uint64(width * place) & np.uint64((1 << width) - 1)
     return found.reshape(-1)
 

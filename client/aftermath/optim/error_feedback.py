@@ -17,7 +17,7 @@ from torch import Tensor
 
 from aftermath.kernels.runtime import run_parallel
 from aftermath.model.segments import view
-from aftermath.optim import compiled, level_kernels, on_gpu
+from aftermath.optim import compiled, compiled_dense, level_kernels, on_gpu
 from aftermath.optim.blocks import UNUSED
 from aftermath.optim.clip import LARGEST_RESIDUAL, refuse_beyond
 from aftermath.optim.codec import encode_groups
@@ -68,6 +68,8 @@ class ErrorFeedback:
         self._layouts: dict[int, LevelLayout] = {}
         self._residuals: dict[int, list[Tensor]] = {}
         self._previous: dict[int, list[tuple[Tensor, Tensor]]] = {}
+        self._payloads: dict[int, bytes] = {}
+        """Payloads of previous results that compiled kernels encoded together with the choice."""
         self._tables: tuple[tuple[int, ...], list[level_kernels.LevelTensors]] | None = None
         """Cached tables of parameters and residuals, with the parameters' addresses."""
         results.of_level(tier)
@@ -134,8 +136,22 @@ class ErrorFeedback:
         chosen = {}
         # Clear the previous result first, so that it is not subtracted twice if encoding fails.
         previous = self._previous
-        self._previous = {}
+        self._forget_previous()
+        whole: dict[int, compiled_dense.Encoding] = {}
         for level, layout in self._layouts.items():
+            if self._format.whole(level):
+                whole[level] = compiled_dense.Encoding(
+                    layout,
+                    self._residuals[level],
+                    made.tensors,
+                    made.factor,
+                    self._decay_factor,
+                    previous.get(level),
+                    bits,
+                )
+                chosen[level] = whole[level].chosen
+                tasks += whole[level].tasks
+                continue
             chosen[level], more = compiled.encode(
                 layout,
                 self._residuals[level],
@@ -149,7 +165,12 @@ class ErrorFeedback:
             )
             tasks += more
         run_parallel(tasks)
+        self._payloads = {level: encoding.payload() for level, encoding in whole.items()}
         self._previous = chosen
+
+    def _forget_previous(self) -> None:
+        self._previous = {}
+        self._payloads = {}
 
     def _choose_flat(self, made: PseudoGradient) -> None:
         """Do the work of `choose` with all blocks of a level in one launch."""
@@ -171,7 +192,7 @@ class ErrorFeedback:
         # This happens only when the next round is trained: until then a look-ahead sees the
         # result, as upstream.
         previous = self._previous
-        self._previous = {}
+        self._forget_previous()
         for level, sent in previous.items():
             for residual, chosen in zip(self._residuals[level], sent, strict=True):
                 if self._flat and not self._transformed:
@@ -214,7 +235,7 @@ class ErrorFeedback:
     def sent(self) -> dict[int, bytes]:
         """Return the last result per held level; empty before the first."""
         return {
-            level: encode_groups(self._format, level, chosen)
+            level: self._payloads.get(level) or encode_groups(self._format, level, chosen)
             for level, chosen in self._previous.items()
         }
 
@@ -270,7 +291,7 @@ class ErrorFeedback:
             residual for residuals in self._residuals.values() for residual in residuals
         ):
             residual.zero_()
-        self._previous = {}
+        self._forget_previous()
 
     def remembered(self) -> dict[str, Tensor]:
         """Return the residual and the previous result, without copies."""
@@ -303,7 +324,7 @@ class ErrorFeedback:
         exactly.
         """
         sent = check_state(self._layouts, state, self._format.values.lattice_bits)
-        self._previous = {}
+        self._forget_previous()
         for level, residuals in self._residuals.items():
             for group, residual in enumerate(residuals):
                 residual.copy_(state[f"residual.{level}.{group}"])

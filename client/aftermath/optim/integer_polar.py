@@ -14,6 +14,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from aftermath.optim import compiled, compiled_polar
+
 # Per step, for an X [r, c] with r <= c and integer entries; B and P are rounded to integers (halves
 # to even) after a fixed offset of at most a half (`_offsets`):
 #     A = X X^T,  B ~ A,  P = a + b B + c B B,  X <- P X
@@ -55,6 +57,7 @@ _UNITS = 2000  # unit of X from the second step on: singular values below 2.02
 _SQUARES = (4000, 1000, 1000, 1000)
 # unit of P by step: singular values below 8.2 at first, then below 4
 _FACTORS = (490, 1000, 1000, 1000)
+_AT_ONCE = 1 << 20  # numbers of matrices that torch turns at once, to fit a core's cache
 _NORM_BITS = 11  # bits of numbers whose squares are summed for a norm
 
 
@@ -76,8 +79,39 @@ def exact_polar(matrices: Tensor) -> Tensor:
         matrices = matrices.cpu()
     tall = matrices.shape[-2] > matrices.shape[-1]
     oriented = matrices.mT if tall else matrices
-    found = _polar(oriented.reshape(-1, *oriented.shape[-2:])).view(oriented.shape)
+    batch = oriented.reshape(-1, *oriented.shape[-2:])
+    on_cpu = matrices.device.type == "cpu"
+    polar = polar_compiled if on_cpu and compiled.works() else polar_by_torch
+    found = polar(batch).view(oriented.shape)
     return found.mT if tall else found
+
+
+def polar_compiled(matrices: Tensor) -> Tensor:
+    """Return the polar factors of matrices [n, short, long] from compiled kernels."""
+    _, rows, columns = matrices.shape
+    found, within = compiled_polar.polar(
+        matrices,
+        first_length=_first_length(columns),
+        steps=[
+            (squares, factors, c * factors / squares**2, b * factors / squares, round(a * factors))
+            for (a, b, c), squares, factors in zip(POLYNOMIALS, _SQUARES, _FACTORS, strict=True)
+        ],
+        drawn=_drawn_numbers(rows, columns),
+        unit=_UNITS,
+    )
+    for number, good in enumerate(within):
+        if not good:
+            found[number] = _polar(matrices[number : number + 1])[0]
+    return found
+
+
+def polar_by_torch(matrices: Tensor) -> Tensor:
+    """Return the polar factors of matrices [n, short, long] from torch."""
+    if matrices.device.type != "cpu" or not matrices.numel():
+        return _polar(matrices)
+    return torch.cat(
+        [_polar(some) for some in matrices.split(max(1, _AT_ONCE // matrices[0].numel()))]
+    )
 
 
 def _polar(matrices: Tensor) -> Tensor:
@@ -193,3 +227,19 @@ def _each(numbers: Iterable[float], like: Tensor) -> Tensor:
 def _fp32(number: float) -> float:
     """Return the nearest fp32, so that devices do not round differently."""
     return float(torch.tensor(number, dtype=torch.float32))
+
+
+@lru_cache(maxsize=64)
+def _drawn_numbers(rows: int, columns: int) -> compiled_polar.Drawn:
+    """Return the numbers that make the offsets of B, of P, and of X's rows and columns, by step."""
+    steps = range(len(POLYNOMIALS))
+    b, p, x, across = (
+        torch.stack([_drawn(f"{kind}{step} {axis}", count) for step in steps])
+        for kind, axis, count in (
+            ("B", "row", rows),
+            ("P", "row", rows),
+            ("X", "row", rows),
+            ("X", "column", columns),
+        )
+    )
+    return compiled_polar.Drawn(b, p, x, across)

@@ -24,8 +24,8 @@ from aftermath.optim.muon import hidden_matrices
 from aftermath.optim.transform import cells
 from aftermath.rules.sparseloco import SparseLoCo
 
-_AT_ONCE = {"cpu": 1 << 20, "cuda": 1 << 24}
-"""Entries of queued means: few, to fit a core's cache, or many, to keep a GPU busy."""
+_AT_ONCE = {"cpu": 1 << 23, "cuda": 1 << 24}
+"""Entries of queued means: enough matrices for all threads, or to keep a GPU busy."""
 
 
 class OuterMuon(MeanApply):

@@ -1,7 +1,7 @@
-"""Encode, check and count results with a digit for every number on a GPU, without unpacking them.
+"""Encode, check and count results with a digit for every number, without unpacking them.
 
-The bytes are those of `optim.codec`. If a check fails, `optim.codec` decodes the payload again to
-name the fault.
+Triton kernels do this on a GPU, and `optim.compiled_dense` on the CPU. The bytes are those of
+`optim.codec`. If a check fails, `optim.codec` decodes the payload again to name the fault.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from aftermath.kernels.runtime import run_parallel
-from aftermath.optim import digits, level_kernels, on_gpu
+from aftermath.optim import compiled_dense, digits, level_kernels, on_gpu
 from aftermath.optim.bitstrings import pack_bits
 from aftermath.optim.dense_mean import means
 from aftermath.optim.format import EXPONENT_BITS, whole_bytes
@@ -53,6 +53,10 @@ class PackedVotes(WholeVotes):
         return self._unpacked.moved
 
 
+class HostVotes(PackedVotes):
+    """Packed votes in CPU memory, which compiled kernels count. The payload is a `padded` one."""
+
+
 def usable(device: torch.device, value_bits: int) -> bool:
     """Return whether results stay packed on that device."""
     return on_gpu.works_on(device) and _counting(device, value_bits)
@@ -83,6 +87,21 @@ def checked(
     return None if bool(wrong.any()) else PackedVotes(level, payload, layout, unpack)
 
 
+def checked_on_cpu(
+    data: bytes | bytearray | memoryview,
+    level: int,
+    layout: LevelLayout,
+    value_bits: int,
+    unpack: Unpack,
+) -> HostVotes | None:
+    """Return the votes in a payload of the right size, on the CPU. None if it is not valid."""
+    if not _ends_with_zeros(data, layout.blocks, layout.numbers, value_bits):
+        return None
+    payload = compiled_dense.padded(data)
+    valid = compiled_dense.check(payload, digits_at(layout.blocks), layout, value_bits)
+    return HostVotes(level, payload, layout, unpack) if valid else None
+
+
 def count(
     votes: Sequence[PackedVotes],
     table: level_kernels.LevelTensors,
@@ -95,6 +114,10 @@ def count(
 
     `most`, `divisors` and `rate` are those of `dense_mean.means`.
     """
+    if all(isinstance(vote, HostVotes) for vote in votes):
+        payloads = [vote.payload for vote in votes]
+        compiled_dense.count(payloads, table, value_bits, most, divisors, rate)
+        return
     from aftermath.kernels import triton_levels
 
     addresses = torch.tensor([vote.payload.data_ptr() for vote in votes], dtype=torch.int64).to(

@@ -16,14 +16,17 @@ from torch import Tensor
 
 from aftermath.kernels.runtime import run_parallel, unavailable_reason
 from aftermath.model.segments import view
-from aftermath.optim import compiled
+from aftermath.optim import compiled, compiled_dense, digits, packed
 from aftermath.optim.codec import decode_level, encode_groups
+from aftermath.optim.dense_mean import means
 from aftermath.optim.error_feedback import take_back
 from aftermath.optim.exact_signs import MEAN_BITS, signs
 from aftermath.optim.format import ResultFormat, Transform
-from aftermath.optim.lattice import SMALLEST, quantise
+from aftermath.optim.integer_polar import polar_by_torch, polar_compiled
+from aftermath.optim.lattice import LARGEST, LEAST, MOST, SMALLEST, quantise
 from aftermath.optim.layout import LevelLayout, level_layout
-from aftermath.optim.level_votes import Votes
+from aftermath.optim.level_kernels import LevelTensors, tensors_of
+from aftermath.optim.level_votes import Votes, WholeVotes
 from aftermath.optim.mean import changes, placed
 from aftermath.optim.schema import build_schema
 from aftermath.optim.transform import ZERO_BELOW, cells, forward, padding, strongest, subtract
@@ -47,6 +50,7 @@ _VOTES = Distro(
     topk=4, topk_embeddings=6, chunk=8, quantize_1bit=True, decay=0.9, weight_decay=0.0, clip=None
 )
 _SPARSE = SparseLoCo(topk=4, topk_embeddings=6, chunk=8)
+_ALL = SparseLoCo(topk=64, topk_embeddings=64, chunk=8)
 _MEMBERS = 3
 _ROUNDS = 2
 _DECAY = 0.875
@@ -71,6 +75,9 @@ def differing() -> str | None:
         "they choose values": lambda: _chooses(_SPARSE),
         "they apply signs": _signs,
         "they apply values": _means,
+        "they choose all values": lambda: _chooses(_ALL),
+        "they apply all values": lambda: all(_whole_means(bits) for bits in (1, 2)),
+        "they turn matrices": _polar_factors,
     }
     for what, same in kinds.items():
         try:
@@ -110,9 +117,15 @@ def _rounds(settings: Optimizer) -> Iterator[tuple[Tensor, Tensor]]:
     expected: _Sent | None = None
     for number in range(_ROUNDS):
         made = {name: tensor.roll(number) for name, tensor in params.items()}
-        chosen, tasks = compiled.encode(
-            layout, theirs, made, _FACTOR, _DECAY, chosen, transformed, smallest, bits
-        )
+        encoding = None
+        if results.whole(0):
+            encoding = compiled_dense.Encoding(layout, theirs, made, _FACTOR, _DECAY, chosen, bits)
+            chosen = encoding.chosen
+            tasks = encoding.tasks
+        else:
+            chosen, tasks = compiled.encode(
+                layout, theirs, made, _FACTOR, _DECAY, chosen, transformed, smallest, bits
+            )
         run_parallel(tasks)
         for index, residual in enumerate(ours):
             if expected is not None:
@@ -132,6 +145,10 @@ def _rounds(settings: Optimizer) -> Iterator[tuple[Tensor, Tensor]]:
         yield from zip(theirs, ours, strict=True)
         for actual, wanted in zip(chosen, expected, strict=True):
             yield from zip(actual, wanted, strict=True)
+        if encoding is not None:
+            payloads = (encoding.payload(), encode_groups(results, 0, expected))
+            kernel, reference = (np.frombuffer(data, np.uint8).copy() for data in payloads)
+            yield torch.from_numpy(kernel), torch.from_numpy(reference)
 
 
 def _chooses(settings: Optimizer) -> bool:
@@ -183,6 +200,78 @@ def _means() -> bool:
     for part, blocks in placed(layout, *changes(votes, 0, _SPARSE, most), torch.device("cpu")):
         subtract(view(expected, part.segment), blocks, part.blocks)
     return _equal(params, expected)
+
+
+def _whole_means(bits: int) -> bool:
+    """Return whether kernels check and count packed digits like torch."""
+    _, layout, params = _case(_ALL)
+    random = np.random.default_rng(9)
+    made = [_whole_votes(layout, bits, random) for _ in range(_MEMBERS)]
+    votes = [vote for vote, _ in made]
+    payloads = [compiled_dense.padded(data) for _, data in made]
+    at = packed.digits_at(layout.blocks)
+    if not all(compiled_dense.check(payload, at, layout, bits) for payload in payloads):
+        return False
+    data = made[0][1]
+    invalid_code = data[:at] + b"\xff\xff" + data[at + 2 :]
+    no_exponents = bytes(at) + data[at:]
+    exponent_without_votes = bytes([data[0] | 1]) + data[1:]
+    for wrong in (invalid_code, no_exponents, exponent_without_votes):
+        if compiled_dense.check(compiled_dense.padded(wrong), at, layout, bits):
+            return False
+    # equal divisors, and one by count; no vote is clamped, and some are
+    for divisors, most in (([3.0] * 4, LARGEST), ([0.0, 1.0, 1.5, 2.5], 1 << 20)):
+        expected = _copies(params)
+        rate = 0.7 * SMALLEST
+        table = LevelTensors(layout, tensors_of(layout, params))
+        compiled_dense.count(payloads, table, bits, most, divisors, rate)
+        steps = means(votes, layout, most, divisors, rate, torch.device("cpu"))
+        for part in layout.parts:
+            subtract(view(expected, part.segment), part.of(steps[part.group]), part.blocks)
+        if not _equal(params, expected):
+            return False
+    return True
+
+
+def _polar_factors() -> bool:
+    random = np.random.default_rng(10)
+    for rows, columns in ((33, 70), (64, 64), (2, 300)):
+        made = random.normal(size=(5, rows, columns)).astype(np.float32)
+        made[1] = 0
+        made[2, 1:, 1:] = 0
+        matrices = torch.from_numpy(made)
+        found = polar_compiled(matrices)
+        if not torch.equal(found.view(torch.int32), polar_by_torch(matrices).view(torch.int32)):
+            return False
+    return True
+
+
+def _whole_votes(
+    layout: LevelLayout, bits: int, random: np.random.Generator
+) -> tuple[WholeVotes, bytes]:
+    """Return votes with a digit for every number, and their payload. One block has no votes."""
+    known = np.array([0, 1, -1, 3, -3][: 1 + (1 << bits)], np.int8)
+    votes = [torch.from_numpy(random.choice(known, (g.blocks, g.block))) for g in layout.groups]
+    votes[0][0] = 0
+    # the shifts of most blocks are close, and those of the others are not
+    shifts = [
+        torch.from_numpy(
+            np.where(
+                random.random((g.blocks, 1)) < 0.8,
+                random.integers(20, 23, (g.blocks, 1)),
+                random.integers(0, MOST - LEAST + 1, (g.blocks, 1)),
+            ).astype(np.uint8)
+        )
+        for g in layout.groups
+    ]
+    shifts[0][0] = 0
+    codes = [
+        torch.where((group_votes != 0).any(1, keepdim=True), by + 1, 0)
+        for group_votes, by in zip(votes, shifts, strict=True)
+    ]
+    exponents = packed.packed_exponents(layout.canonical(codes).to(torch.uint8))
+    data = exponents.numpy().tobytes() + digits.to_bytes(layout.canonical(votes).numpy(), bits)
+    return WholeVotes(0, votes, shifts, layout), data
 
 
 def _copies(params: _Params) -> _Params:
