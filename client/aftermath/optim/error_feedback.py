@@ -68,6 +68,8 @@ class ErrorFeedback:
         self._layouts: dict[int, LevelLayout] = {}
         self._residuals: dict[int, list[Tensor]] = {}
         self._previous: dict[int, list[tuple[Tensor, Tensor]]] = {}
+        self._payloads: dict[int, bytes] = {}
+        """Payloads of previous results that were encoded already."""
         self._tables: tuple[tuple[int, ...], list[level_kernels.LevelTensors]] | None = None
         """Cached tables of parameters and residuals, with the parameters' addresses."""
         results.of_level(tier)
@@ -134,7 +136,7 @@ class ErrorFeedback:
         chosen = {}
         # Clear the previous result first, so that it is not subtracted twice if encoding fails.
         previous = self._previous
-        self._previous = {}
+        self._forget_previous()
         for level, layout in self._layouts.items():
             chosen[level], more = compiled.encode(
                 layout,
@@ -150,6 +152,10 @@ class ErrorFeedback:
             tasks += more
         run_parallel(tasks)
         self._previous = chosen
+
+    def _forget_previous(self) -> None:
+        self._previous = {}
+        self._payloads = {}
 
     def _choose_flat(self, made: PseudoGradient) -> None:
         """Do the work of `choose` with all blocks of a level in one launch."""
@@ -171,7 +177,7 @@ class ErrorFeedback:
         # This happens only when the next round is trained: until then a look-ahead sees the
         # result, as upstream.
         previous = self._previous
-        self._previous = {}
+        self._forget_previous()
         for level, sent in previous.items():
             for residual, chosen in zip(self._residuals[level], sent, strict=True):
                 if self._flat and not self._transformed:
@@ -213,10 +219,10 @@ class ErrorFeedback:
 
     def sent(self) -> dict[int, bytes]:
         """Return the last result per held level; empty before the first."""
-        return {
-            level: encode_groups(self._format, level, chosen)
-            for level, chosen in self._previous.items()
-        }
+        for level, chosen in self._previous.items():
+            if level not in self._payloads:
+                self._payloads[level] = encode_groups(self._format, level, chosen)
+        return {level: self._payloads[level] for level in self._previous}
 
     def _chosen(self, blocks: Tensor, topk: int) -> tuple[Tensor, Tensor]:
         """Return indices and values, [n, topk], to send of blocks [n, h, w]."""
@@ -270,7 +276,7 @@ class ErrorFeedback:
             residual for residuals in self._residuals.values() for residual in residuals
         ):
             residual.zero_()
-        self._previous = {}
+        self._forget_previous()
 
     def remembered(self) -> dict[str, Tensor]:
         """Return the residual and the previous result, without copies."""
@@ -303,7 +309,7 @@ class ErrorFeedback:
         exactly.
         """
         sent = check_state(self._layouts, state, self._format.values.lattice_bits)
-        self._previous = {}
+        self._forget_previous()
         for level, residuals in self._residuals.items():
             for group, residual in enumerate(residuals):
                 residual.copy_(state[f"residual.{level}.{group}"])
