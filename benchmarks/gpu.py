@@ -40,9 +40,11 @@ from torch import Tensor
 
 from aftermath.model.architectures import config_of
 from aftermath.model.config import ModelConfig
+from aftermath.optim import packed, packed_sparse
 from aftermath.optim.codec import decode_level
+from aftermath.optim.format import Values
 from aftermath.optim.layout import level_layout
-from aftermath.optim.on_gpu import chooses, counts
+from aftermath.optim.on_gpu import chooses
 from aftermath.optim.schema import build_schema
 from aftermath.replica.exactness import exact_device
 from aftermath.replica.options import Arithmetic
@@ -51,6 +53,7 @@ from aftermath.replica.replica import Replica
 from aftermath.rules.distro import Distro
 from aftermath.rules.optimizer import Optimizer
 from aftermath.rules.sparseloco import SparseLoCo
+from large import against_bars
 from measure import MEASURED, ON_A_GPU, printed_by, report_of_demo, write
 from memory import document_of
 
@@ -94,6 +97,8 @@ TESTS = (
     "tests/parallel/test_parallel_nccl.py",
 )
 TIERS = 3
+PART_SECONDS = 180
+"""The longest a part of `large` may take. A GPU may be available for minutes only."""
 ROUNDS = 2
 RATE = 1e-3
 
@@ -181,7 +186,7 @@ def exactness(model: Mapping[str, int], optimizer: str, device: torch.device) ->
 def kernels(device: torch.device) -> Mapping[str, bool]:
     """Return by optimizer whether kernels on the device encode and count its results.
 
-    Optimizers without kernels are left out.
+    Votes of floats are counted on the CPU.
     """
     found = {}
     for name, settings in OPTIMIZERS.items():
@@ -191,7 +196,14 @@ def kernels(device: torch.device) -> Mapping[str, bool]:
         chosen = [
             chooses(device, block, topk, results.values.lattice_bits) for block, topk in groups
         ]
-        found[name] = all(chosen) and counts(device, layouts)
+        counted = [
+            packed.usable(device, results.values.bits)
+            if results.whole(level)
+            else packed_sparse.usable(device, results.values)
+            for level in range(TIERS)
+            if results.values is not Values.FLOAT
+        ]
+        found[name] = all(chosen) and all(counted)
     return found
 
 
@@ -209,17 +221,17 @@ def step(device: torch.device) -> Any:
 
 
 def large(device: torch.device) -> Any:
-    """What `benchmarks/large.py` finds, a process for each part: each takes about a minute, and is
-    kept at once.
-    """
+    """What `benchmarks/large.py` finds, a process for each part, whose figures are kept at once."""
     found: dict[str, Any] = {}
     load = os.getloadavg()[0]
     for part in ("plain", "distro", "sparseloco", "outer_muon"):
-        figures = printed_by(shlex.join(["python", "benchmarks/large.py", "--json", part]))
+        line = shlex.join(["python", "benchmarks/large.py", "--json", part])
+        figures = printed_by(line, seconds=PART_SECONDS)
         if figures is None:
             return None
         found |= figures
         keep(device, load, "large", found)
+    print(*against_bars(found), sep="\n", flush=True)
     return found
 
 

@@ -13,6 +13,7 @@ python benchmarks/large.py [--json] [--small] [PART ...]
 #   mean
 # - Figures of a member: tokens per second while it trains; milliseconds to encode its result, to
 #   decode and apply eight results, and to hash its replica; and the peak bytes on the GPU.
+# - BARS are what a member should reach on an H100. `against_bars` compares figures with them.
 # - Each part prints a line as soon as it ends. `--small` takes a small model and no compiler, to
 #   try it on a CPU.
 
@@ -77,6 +78,21 @@ OPTIMIZERS: dict[str, Optimizer] = {
         orthogonal_lr=1.5,
     ),
 }
+
+
+BARS: dict[str, dict[str, float]] = {
+    name: {
+        "encode_ms": 10,
+        "decode_ms": 15,
+        "apply_ms": 60 if name == "outer_muon" else 5,
+        "apply_mean_ms": 5,
+        "tokens_over_plain": 0.95 if OPTIMIZERS[name].inner_steps else 0.85,
+    }
+    for name in OPTIMIZERS
+}
+"""The most milliseconds, and the least tokens per second over the plain loop's."""
+UNBARRED = ("hash_ms", "peak_gb", "memory_over_plain")
+"""Figures to show without a bar."""
 
 
 class Bench:
@@ -182,6 +198,36 @@ class Bench:
         return found | {"peak_gb": self.peak()}
 
 
+def over_plain(found: dict[str, dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """The speed and memory of each member over the plain loop's."""
+    plain = found.get("plain")
+    if plain is None:
+        return {}
+    ratios = {}
+    for name in OPTIMIZERS.keys() & found.keys():
+        own = found[name]
+        ratios[name] = {"tokens_over_plain": own["tokens_per_s"] / plain["tokens_per_s"]}
+        if plain["peak_gb"]:
+            ratios[name]["memory_over_plain"] = own["peak_gb"] / plain["peak_gb"]
+    return ratios
+
+
+def against_bars(found: dict[str, dict[str, Any]]) -> list[str]:
+    """Lines of figures, which say whether the member reaches the bar."""
+    ratios = over_plain(found)
+    lines = []
+    for name in (name for name in OPTIMIZERS if name in found):
+        own = found[name] | ratios.get(name, {})
+        for what, bar in BARS[name].items():
+            if what not in own:
+                continue
+            reached = own[what] >= bar if what == "tokens_over_plain" else own[what] <= bar
+            judged = "reached" if reached else "missed"
+            lines.append(f"{name:12} {what:18} {own[what]:10.2f}   bar {bar:6.2f}   {judged}")
+        lines += [f"{name:12} {what:18} {own[what]:10.2f}" for what in UNBARRED if what in own]
+    return lines
+
+
 def profiled(work: Callable[[], object]) -> None:
     """Print where a GPU's and the host's time goes."""
     from torch.profiler import ProfilerActivity, profile
@@ -221,6 +267,8 @@ def main() -> int:
         )
     if chosen.json:
         print(json.dumps(found))
+    elif not chosen.small:
+        print(*against_bars(found), sep="\n")
     return 0
 
 

@@ -95,11 +95,14 @@ def write(name: str, command: str, load: float, figures: Any) -> None:
     (MEASURED / f"{name}.json").write_text(json.dumps(kept, indent=1) + "\n")
 
 
-def printed_by(line: str) -> Any:
-    """The JSON that a benchmark prints, None if it fails."""
-    done = subprocess.run(
-        [sys.executable, *shlex.split(line)[1:]], cwd=ROOT, stdout=subprocess.PIPE, text=True
-    )
+def printed_by(line: str, seconds: float | None = None) -> Any:
+    """The JSON that a benchmark prints, None if it fails or takes longer than `seconds`."""
+    command = [sys.executable, *shlex.split(line)[1:]]
+    try:
+        done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, timeout=seconds)
+    except subprocess.TimeoutExpired:
+        print(f"error: {line} took longer than {seconds:.0f} s", file=sys.stderr, flush=True)
+        return None
     return json.loads(done.stdout) if done.returncode == 0 else None
 
 

@@ -5,10 +5,11 @@ Without a GPU the tests compile them for one, as far as its assembly.
 
 from __future__ import annotations
 
+import importlib
 import os
+import re
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -18,13 +19,13 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from aftermath.optim import level_kernels, on_gpu, packed
-from aftermath.optim.codec import BadPayload, decode_level
+from aftermath.optim import level_kernels, on_gpu, packed, packed_sparse, sparse_proof
+from aftermath.optim.codec import BadPayload, decode_level, decode_on_cpu, encode_entries
 from aftermath.optim.engine import Engine
 from aftermath.optim.error_feedback import ErrorFeedback
+from aftermath.optim.format import Values
 from aftermath.optim.interfaces import PseudoGradient
 from aftermath.optim.lattice import SMALLEST, quantise
-from aftermath.optim.level_votes import Votes
 from aftermath.optim.schema import Schema
 from aftermath.optim.transform import ZERO_BELOW, strongest
 from optim.optim_oracle import toy_inner, toy_schema
@@ -59,7 +60,8 @@ LONG = (
 @pytest.mark.skipif(INTERPRETED, reason="this is its process")
 def test_interpreted_kernels_equal_torch_bits(left_out: tuple[str, ...]) -> None:
     """Run the tests below that call kernels, on this machine's CPU."""
-    command = [sys.executable, "-m", "pytest", "-n", "0", "-p", "no:cacheprovider", __file__]
+    files = [__file__, str(Path(__file__).with_name("test_launches.py"))]
+    command = [sys.executable, "-m", "pytest", "-n", "0", "-p", "no:cacheprovider", *files]
     command += [f"--deselect=tests/kernels/{Path(__file__).name}::{name}" for name in left_out]
     environment = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(
@@ -116,29 +118,21 @@ def test_top_k_and_lattice_equal_torch(
 def test_wrong_kernels_are_refused_before_use(
     device: torch.device, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    schema = toy_inner()
-    layouts = Engine(schema, 0, tensors(schema, 0, 0))._apply._layouts.values()  # type: ignore[attr-defined]
     assert on_gpu.chooses(device, 64, 4, 2)
-    assert on_gpu.counts(device, layouts)
     assert not caplog.records
     assert not on_gpu.chooses(device, 1 << 16, 4, 2)  # more than a program holds
     on_gpu._choosing.cache_clear()
-    on_gpu._counting.cache_clear()
     choose = on_gpu.choose
     monkeypatch.setattr(on_gpu, "choose", lambda *given: (choose(*given)[0], choose(*given)[1] * 2))
-    monkeypatch.setattr(on_gpu.OnGpu, "mean", lambda *given: None)
     assert not on_gpu.chooses(device, 64, 4, 2)
-    assert not on_gpu.counts(device, layouts)
     assert [record.getMessage() for record in caplog.records] == [
-        f"Triton kernels on {device} choose coefficients differently from torch; using torch instead",
-        f"Triton kernels on {device} count differently from torch; using torch instead",
+        f"Triton kernels on {device} choose coefficients differently from torch; using torch instead"
     ]
     monkeypatch.setattr(on_gpu, "choose", lambda *given: 1 / 0)
     on_gpu._choosing.cache_clear()
     assert not on_gpu.chooses(device, 64, 4, 2)
     assert "fail: division by zero" in caplog.records[-1].getMessage()
     on_gpu._choosing.cache_clear()
-    on_gpu._counting.cache_clear()
 
 
 # --- whole results and applies --------------------------------------------------------------------
@@ -183,15 +177,15 @@ def test_results_and_residuals_equal_torch(device: torch.device, name: str) -> N
         assert bits(ours.remembered()) == bits(torchs.remembered())
 
 
-def received(schema: Schema, members: int) -> dict[int, list[Votes]]:
-    """Return decoded results of members, with tiers in turn."""
-    found: dict[int, list[Votes]] = {level: [] for level in range(schema.results.levels)}
+def received(schema: Schema, members: int) -> dict[int, list[bytes]]:
+    """Return the payloads of members per level, with tiers in turn."""
+    found: dict[int, list[bytes]] = {level: [] for level in range(schema.results.levels)}
     for member in range(members):
         tier = member % schema.results.levels
         own = ErrorFeedback(schema.results, tier, tensors(schema, tier, 0), 0.9)
-        payloads = own.compress(PseudoGradient(gradients(schema, tier, member), 0.01, 0.0))
-        for level, data in payloads.items():
-            found[level].append(decode_level(data, schema.results, level))
+        sent = own.compress(PseudoGradient(gradients(schema, tier, member), 0.01, 0.0))
+        for level, data in sent.items():
+            found[level].append(data)
     return found
 
 
@@ -202,6 +196,7 @@ APPLIED = {
     "mean of 1 bit over all": toy_inner(bits=1, divisor="all", **WHOLE),
     "larger blocks": toy_inner(topk=32, topk_embeddings=8, chunk=64, vocab_size=80, hidden_size=64),
     "polar": toy_inner(orthogonal_lr=12.0),
+    "digits": toy_inner(topk=62, topk_embeddings=4, **PADDED),
 }
 
 
@@ -209,59 +204,53 @@ APPLIED = {
 @pytest.mark.parametrize("name", APPLIED)
 def test_applied_parameters_equal_torch_on_cpu(device: torch.device, name: str) -> None:
     schema = APPLIED[name]
-    results = received(schema, 4)
+    with mock.patch.object(on_gpu, "works_on", return_value=False):
+        results = received(schema, 4)
 
-    def applied(
-        place: torch.device, kernels: bool, given: Mapping[int, Sequence[Votes]]
-    ) -> dict[str, bytes]:
+    def applied(place: torch.device, kernels: bool) -> dict[str, bytes]:
         params = on(place, schema, 0)
         apply = Engine(schema, 0, params)._apply
         apply._compiled = False  # type: ignore[attr-defined]
         with mock.patch.object(on_gpu, "works_on", return_value=kernels):
-            apply.apply(given, 0.01)
+            votes = {
+                level: [decode_level(data, schema.results, level, place) for data in payloads]
+                for level, payloads in results.items()
+            }
+            apply.apply(votes, 0.01)
         return bits({key: tensor.cpu() for key, tensor in params.items()})
 
-    expected = applied(CPU, False, results)
-    counted = mock.Mock(side_effect=on_gpu.OnGpu)
-    kind = "exact_signs" if name.startswith("sign") else "mean"
-    with mock.patch(f"aftermath.optim.{kind}.OnGpu", counted):
-        assert applied(device, True, results) == expected
-    assert counted.call_count == (
-        0 if "float" in name or name == "polar" else schema.results.levels
-    )
-    mixed = {}
-    for level, votes in results.items():
-        orders = [
-            torch.randperm(len(v.positions), generator=torch.Generator().manual_seed(level))
-            for v in votes
-        ]
-        mixed[level] = [
-            Votes(level, v.positions[o], v.values[o], None if v.shifts is None else v.shifts[o])
-            for v, o in zip(votes[::-1], orders[::-1], strict=True)
-        ]
-    assert applied(device, True, mixed) == expected
+    expected = applied(CPU, False)
+    summed = mock.Mock(side_effect=packed_sparse.group_sums)
+    with mock.patch.object(packed_sparse, "group_sums", summed):
+        assert applied(device, True) == expected
+    sparse = [level for level in results if not schema.results.whole(level)]
+    assert summed.call_count == (0 if "float" in name else len(sparse))
 
 
 @called
-@pytest.mark.parametrize("position", [-1, 1 << 40])
-@pytest.mark.parametrize("name", ["sign", "mean"])
-def test_vote_with_bad_position_raises_and_changes_nothing(
-    device: torch.device, name: str, position: int
-) -> None:
-    schema = APPLIED[name]
-    params = on(device, schema, 0)
-    apply = Engine(schema, 0, params)._apply
-    apply._compiled = False  # type: ignore[attr-defined]
-    results = {level: votes for level, votes in received(schema, 3).items() if level > 0}
-    first = results[1][0]
-    results[1][0] = Votes(1, first.positions.clone(), first.values, first.shifts)
-    results[1][0].positions[0] = position
-    with pytest.raises(ValueError, match="outside the level"):
-        apply.apply(results, 0.01)
-    if name == "mean":
-        assert bits({key: tensor.cpu() for key, tensor in params.items()}) == bits(
-            tensors(schema, 0, 0)
-        )
+@pytest.mark.parametrize("kind", [Values.SIGN, Values.ONE_BIT, Values.TWO_BIT])
+def test_sparse_payload_faults_equal_torch(device: torch.device, kind: Values) -> None:
+    results = sparse_proof.proof_format(kind)
+    draws = torch.Generator().manual_seed(11)
+    chosen = sparse_proof.draw_entries(results, draws, empty=True)
+    data = encode_entries(results, 0, chosen)
+    refused = 0
+    for payload in (data, *sparse_proof.spoilt_payloads(data, draws, flips=20)):
+        fault = None
+        try:
+            expected = decode_on_cpu(payload, results, 0)
+        except BadPayload as error:
+            fault = str(error)
+        if fault is None:
+            found = decode_level(payload, results, 0, device)
+            assert isinstance(found, packed_sparse.PackedEntries)
+            assert torch.equal(found.positions, expected.positions)
+            continue
+        refused += 1
+        with pytest.raises(BadPayload) as raised:
+            decode_level(payload, results, 0, device)
+        assert str(raised.value) == fault
+    assert refused > 5
 
 
 # --- whole levels ---------------------------------------------------------------------------------
@@ -270,6 +259,9 @@ PROOFS = {
     "move": lambda device: level_kernels._moves_alike(device),
     "digits of 1 bit": lambda device: packed._counts_alike(device, 1),
     "digits of 2 bits": lambda device: packed._counts_alike(device, 2),
+    "sparse signs": lambda device: sparse_proof.alike(device, Values.SIGN),
+    "sparse values of 1 bit": lambda device: sparse_proof.alike(device, Values.ONE_BIT),
+    "sparse values of 2 bits": lambda device: sparse_proof.alike(device, Values.TWO_BIT),
 }
 
 
@@ -313,6 +305,16 @@ def votes_or_refusal(data: bytes, schema: Schema, level: int, device: torch.devi
 SPOILT = {
     "move": (level_kernels, "go_ahead", lambda: level_kernels._moves_alike),
     "digits of 2 bits": (packed, "count", lambda: lambda device: packed._counts_alike(device, 2)),
+    "sparse values": (
+        packed_sparse,
+        "count",
+        lambda: lambda device: sparse_proof.alike(device, Values.TWO_BIT),
+    ),
+    "sparse codes": (
+        packed_sparse,
+        "pack_codes",
+        lambda: lambda device: sparse_proof.alike(device, Values.SIGN),
+    ),
 }
 
 
@@ -334,21 +336,10 @@ def test_device_with_different_results_is_refused(
 
 # --- as compiled ----------------------------------------------------------------------------------
 
-_VOTES = {"places": "*i32", "values": "*i8", "edges": "*i64", "members": "i32", "blocks": "i32"}
 _LEVEL = {"table": "*i64", "part_of": "*i32"}
 _DIGITS = {"TOGETHER": 3, "WIDTH": 7, "RADIX": 5}
-_SHAPE = (
-    "stack",
-    "stride",
-    "step",
-    "rows",
-    "columns",
-    "across",
-    "each",
-    "first",
-    "height",
-    "width",
-)
+_STRINGS = dict.fromkeys(("exponents_at", "signs_at", "sizes_at"), "i32")
+_SPARSE = {"COLUMNS": 8, "LANES": 1024, "EXPONENTS": 44, "SIZES": 1}
 KERNELS: dict[str, tuple[dict[str, str], dict[str, int]]] = {
     "choose": (
         {
@@ -358,18 +349,8 @@ KERNELS: dict[str, tuple[dict[str, str], dict[str, int]]] = {
             "size": "i32",
             "smallest": "i32",
         },
-        {"TOPK": 64, "LANES": 4096, "BITS": 2, "FRACTION": 24, "LEAST": -40, "MOST": 3},
-    ),
-    "mean": (
-        {"parameters": "*fp32"}
-        | dict.fromkeys(_SHAPE, "i32")
-        | _VOTES
-        | {"shifts": "*u8", "most": "i64", "divisors": "*fp64"},
-        {"LANES": 1024, "STEPS": 7},
-    ),
-    "means": (
-        {"coefficients": "*fp64", "size": "i32", "first": "i32"} | _VOTES,
-        {"MEAN_BITS": 26, "LANES": 1024, "STEPS": 7},
+        {"TOPK": 64, "LANES": 4096, "BITS": 2, "FRACTION": 24, "LEAST": -40, "MOST": 3}
+        | {"WHOLE": 0},
     ),
     "triton_levels.check": (
         _LEVEL | {"payload": "*u8", "wrong": "*u8", "digits_at": "i32"},
@@ -386,10 +367,6 @@ KERNELS: dict[str, tuple[dict[str, str], dict[str, int]]] = {
         },
         {"COLUMNS": 14, "LANES": 1024} | _DIGITS,
     ),
-    "triton_levels.mean_of_sums": (
-        _LEVEL | {"sums": "*i64", "counts": "*i16", "members": "i32", "divisors": "*fp64"},
-        {"COLUMNS": 14, "LANES": 1024},
-    ),
     "triton_levels.gather": (_LEVEL | {"by": "*fp32"}, {"COLUMNS": 14, "LANES": 1024}),
     "triton_levels.ahead": (_LEVEL | {"by": "*fp32"}, {"COLUMNS": 14, "LANES": 1024}),
     "triton_levels.take": (
@@ -401,7 +378,40 @@ KERNELS: dict[str, tuple[dict[str, str], dict[str, int]]] = {
         | {"values": "*fp32", "digits": "*u8", "exponents": "*u8", "size": "i32"},
         {"LANES": 1024, "LEAST": -40},
     ),
+    "triton_sparse.check_sparse": (
+        _LEVEL | _STRINGS | {"payload": "*u8", "wrong": "*u8", "digits_at": "i32"},
+        _SPARSE | _DIGITS,
+    ),
+    "triton_sparse.add_sparse": (
+        _LEVEL
+        | _STRINGS
+        | dict.fromkeys(("payloads", "numbers", "sums"), "*i64")
+        | {"most": "i64", "digits_at": "i32"},
+        _SPARSE | _DIGITS,
+    ),
+    "triton_sparse.mean_of_sums": (
+        _LEVEL | {"numbers": "*i64", "sums": "*i64", "members": "i32", "divisors": "*fp64"},
+        {"COLUMNS": 14, "LANES": 1024},
+    ),
+    "triton_sparse.means_of_sums": (
+        {"sums": "*i64", "means": "*fp64", "size": "i32"},
+        {"MEAN_BITS": 26, "LANES": 1024},
+    ),
+    "triton_sparse.write_sparse": (
+        _LEVEL
+        | _STRINGS
+        | dict.fromkeys(("indices", "numbers"), "*i64")
+        | {"values": "*fp32", "bits": "*u8", "digits": "*u8"},
+        _SPARSE | {"LEAST": -40},
+    ),
+    "triton_sparse.pack_codes": (
+        {"codes": "*u8", "octets": "*u8", "count": "i32", "size": "i32"},
+        {"LANES": 1024} | _DIGITS,
+    ),
 }
+
+
+ADDITIONS = {"atom.global.gpu.relaxed.add.u64", "red.global.gpu.relaxed.add.u64"}
 
 
 @pytest.mark.skipif(INTERPRETED, reason="nothing is compiled")
@@ -410,10 +420,9 @@ def test_gpu_kernels_compile_without_fused_rounding(name: str) -> None:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource, compile
 
-    from aftermath.kernels import triton_blocks, triton_levels
-
     module, _, own = name.rpartition(".")
-    kernel: Any = getattr({"": triton_blocks, "triton_levels": triton_levels}[module], own)
+    kernels = importlib.import_module(f"aftermath.kernels.{module or 'triton_blocks'}")
+    kernel: Any = getattr(kernels, own)
     types, constants = KERNELS[name]
     signature = {key: types.get(key, "constexpr") for key in kernel.arg_names}
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
@@ -421,7 +430,8 @@ def test_gpu_kernels_compile_without_fused_rounding(name: str) -> None:
     assembly = made.asm["ptx"]
     assert ".target sm_90" in assembly
     assert "fma" not in assembly
-    assert "atom" not in assembly
-    if own.startswith("mean") and own != "means":
+    # Integers may be added in any order.
+    assert set(re.findall(r"\b(?:atom|red)\.\S+", assembly)) <= ADDITIONS
+    if own in ("mean", "mean_of_sums"):
         assert "div.rn.f64" in assembly
     assert made.asm["cubin"]

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aftermath.optim import digits, index_coding, packed
+from aftermath.optim import digits, index_coding
 from aftermath.optim.blocks import UNUSED
 from aftermath.optim.codec import BadPayload, decode_level, encode_level
 from aftermath.optim.format import ResultFormat, Transform, Values
@@ -184,24 +183,3 @@ def test_blocks_use_digits_only_when_shorter() -> None:
             assert results.as_digits(4096, kept) == (
                 values is not Values.FLOAT and together < apart
             )
-
-
-@pytest.mark.parametrize("value_bits", [1, 2])
-@pytest.mark.parametrize("fault", ["none", "code", "rest", "code and rest"])
-def test_unpacked_digits_on_torch_and_numpy_are_equal(value_bits: int, fault: str) -> None:
-    """Both report invalid codes, and digits after the last one, at the same place."""
-    count = 1001  # of no whole number of codes
-    kinds = np.array([0, 1, -1, 3, -3], np.int8)[: 1 + (1 << value_bits)]
-    longer = np.random.default_rng(value_bits).choice(kinds, count + 1)
-    longer[count] = 1 if "rest" in fault else 0
-    octets = np.frombuffer(digits.to_bytes(longer, value_bits), np.uint8)[
-        : digits.size_of(count, value_bits)
-    ].copy()
-    if "code" in fault:
-        octets[7:14] = 255
-    found, first = digits.from_bytes(octets, count, value_bits)
-    numbers, wrong = packed.unpacked_digits(torch.from_numpy(octets), count, value_bits)
-    assert (first is not None) is (fault != "none")
-    assert first == (int(wrong.to(torch.uint8).argmax()) if wrong.any() else None)
-    if "code" not in fault:
-        assert np.array_equal(numbers.numpy(), found)

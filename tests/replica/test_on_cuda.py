@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from aftermath.model import segments
 from aftermath.model.architectures import config_of
 from aftermath.model.initial import init_weights
 from aftermath.optim.interfaces import PseudoGradient
@@ -86,6 +87,22 @@ def test_auto_on_gpu_compiles_and_uses_bf16(gpu: torch.device) -> None:
     assert arithmetic_of(gpu, "auto", "auto") == Arithmetic(
         bf16=torch.cuda.is_bf16_supported(including_emulation=False), compiled=True
     )
+
+
+def test_bytes_copied_in_many_parts_equal_cpu_bytes(
+    gpu: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(segments, "_PINNED_BYTES", 1 << 10)
+    config = config_of(MODELS["llama"])
+    schema = build_schema(config.to_hf(), 3, OPTIMIZERS["distro"])
+    there = init_weights(config, 3)
+    here = {name: tensor.to(gpu) for name, tensor in there.items()}
+    for level in range(3):
+        hashes = [segments.level_hash(params, schema.state, level) for params in (here, there)]
+        assert hashes[0] == hashes[1]
+        for segment in schema.state.of_level(level):
+            copied = segments.segment_bytes(here, segment)
+            assert copied == segments.segment_bytes(there, segment)
 
 
 def test_tokens_are_uploaded_from_pinned_memory_whole(gpu: torch.device) -> None:

@@ -1,4 +1,4 @@
-"""Select what to send of each block, and count votes block by block, on a GPU with Triton."""
+"""Select what to send of each block on a GPU with Triton."""
 
 from __future__ import annotations
 
@@ -25,35 +25,42 @@ def choose(
     FRACTION: tl.constexpr,
     LEAST: tl.constexpr,
     MOST: tl.constexpr,
+    WHOLE: tl.constexpr,
 ) -> None:
     """Select as `optim.transform.strongest`, and with BITS round as `optim.lattice.quantise`.
 
     One program per block. coefficients fp32 [blocks, size]; indices int64 and values fp32
-    [blocks, TOPK], filled with UNUSED and 0 before. `smallest` is the bit pattern of the smallest
-    nonzero number. LANES is a power of two, at least `size`.
+    [blocks, TOPK]. WHOLE keeps all nonzero numbers, for a TOPK of `size`. `smallest` is the bit
+    pattern of the smallest nonzero number. LANES is a power of two, at least `size`.
     """
     block = tl.program_id(0).to(tl.int64)
     lanes = tl.arange(0, LANES)
     numbers = tl.load(coefficients + block * size + lanes, mask=lanes < size, other=0.0)
     magnitudes = numbers.to(tl.int32, bitcast=True) & 0x7FFFFFFF
     magnitudes = tl.where(magnitudes < smallest, 0, magnitudes)
-    # Build the largest border that TOPK magnitudes reach, bit by bit. It needs no sorting.
-    border = 0
-    for step in range(31):
-        higher = border | (1 << (30 - step))
-        border = tl.where(
-            tl.sum((magnitudes >= higher).to(tl.int32), axis=0) >= TOPK, higher, border
-        )
-    above = (magnitudes > border).to(tl.int32)
-    equal = ((magnitudes == border) & (magnitudes > 0)).to(tl.int32)
-    spare = TOPK - tl.sum(above, axis=0)
-    kept = (above > 0) | ((equal > 0) & (tl.cumsum(equal, axis=0) <= spare))
+    kept = magnitudes > 0
+    if not WHOLE:
+        # Build the largest border that TOPK magnitudes reach, bit by bit. It needs no sorting.
+        border = 0
+        for step in range(31):
+            higher = border | (1 << (30 - step))
+            border = tl.where(
+                tl.sum((magnitudes >= higher).to(tl.int32), axis=0) >= TOPK, higher, border
+            )
+        above = (magnitudes > border).to(tl.int32)
+        equal = ((magnitudes == border) & (magnitudes > 0)).to(tl.int32)
+        spare = TOPK - tl.sum(above, axis=0)
+        kept = (above > 0) | ((equal > 0) & (tl.cumsum(equal, axis=0) <= spare))
     entries = block * TOPK + tl.cumsum(kept.to(tl.int32), axis=0) - 1
     sent = numbers
     if BITS > 0:
         sent = _quantised(numbers, magnitudes, kept, BITS, FRACTION, LEAST, MOST)
     tl.store(indices + entries, lanes.to(tl.int64), mask=kept)
     tl.store(values + entries, sent, mask=kept)
+    # 65535 marks unused entries, which come last.
+    unused = (lanes >= tl.sum(kept.to(tl.int32), axis=0)) & (lanes < TOPK)
+    tl.store(indices + block * TOPK + lanes, (lanes * 0 + 65535).to(tl.int64), mask=unused)
+    tl.store(values + block * TOPK + lanes, (lanes * 0).to(tl.float32), mask=unused)
 
 
 @triton.jit
@@ -101,124 +108,3 @@ def _quantised(
     if BITS == 2:
         sent = tl.where(tl.abs(numbers) > 2 * one, 3 * one, sent)
     return tl.where(numbers < 0, -sent, sent)
-
-
-@triton.jit
-def _counted(
-    places: tl.tensor,
-    values: tl.tensor,
-    shifts: tl.tensor,
-    edges: tl.tensor,
-    members: tl.tensor,
-    blocks: tl.tensor,
-    block: tl.tensor,
-    lanes: tl.tensor,
-    most: tl.tensor,
-    SHIFTED: tl.constexpr,
-    STEPS: tl.constexpr,
-) -> tl.tensor:
-    """Return the sums and counts of a block's votes by lane, both int64."""
-    # Each lane searches every member's ascending votes for its own position. So there are no
-    # scattered writes, no atomics and no extra memory, and members are added in order.
-    sums = lanes.to(tl.int64) * 0
-    counts = lanes.to(tl.int64) * 0
-    for member in range(members):
-        row = edges + member * (blocks + 1) + block
-        start = tl.load(row)
-        stop = tl.load(row + 1)
-        if start < stop:
-            low = start + sums * 0
-            high = stop + sums * 0
-            for _ in range(STEPS):
-                middle = (low + high) // 2
-                less = (low < high) & (tl.load(places + middle, mask=low < high, other=0) < lanes)
-                high = tl.where(less, high, tl.minimum(middle, high))
-                low = tl.where(less, middle + 1, low)
-            voted = (low < stop) & (tl.load(places + low, mask=low < stop, other=-1) == lanes)
-            value = tl.load(values + low, mask=voted, other=0).to(tl.int64)
-            if SHIFTED:
-                value = value << tl.load(shifts + low, mask=voted, other=0).to(tl.int64)
-            sums += tl.minimum(tl.maximum(value, -most), most)
-            counts += voted.to(tl.int64)
-    return sums, counts
-
-
-@triton.jit
-def mean(
-    parameters: tl.tensor,
-    stack: tl.tensor,
-    stride: tl.tensor,
-    step: tl.tensor,
-    rows: tl.tensor,
-    columns: tl.tensor,
-    across: tl.tensor,
-    each: tl.tensor,
-    first: tl.tensor,
-    height: tl.tensor,
-    width: tl.tensor,
-    places: tl.tensor,
-    values: tl.tensor,
-    shifts: tl.tensor,
-    edges: tl.tensor,
-    members: tl.tensor,
-    blocks: tl.tensor,
-    most: tl.tensor,
-    divisors: tl.tensor,
-    LANES: tl.constexpr,
-    STEPS: tl.constexpr,
-) -> None:
-    """Apply x <- x - fp32(sum / divisors[count] * rate): a program per block and LANES numbers.
-
-    parameters are matrices [rows, columns] with strides `stack`, `stride` and `step`, `across`
-    blocks per row and `each` blocks per matrix. `first` is the segment's first block of the level's
-    `blocks`. edges int64 [members, blocks + 1] are the starts of each member's votes by block;
-    STEPS halvings leave one vote. divisors float64 [members + 2] ends with the rate: Triton would
-    pass a float64 scalar as fp32.
-    """
-    number = tl.program_id(0)
-    lanes = tl.program_id(1) * LANES + tl.arange(0, LANES)
-    sums, counts = _counted(
-        places, values, shifts, edges, members, blocks, first + number, lanes, most, True, STEPS
-    )
-    inside = number % each
-    row = (inside // across) * height + lanes // width
-    column = (inside % across) * width + lanes % width
-    changed = (counts > 0) & (lanes < height * width) & (row < rows) & (column < columns)
-    own = (
-        parameters
-        + (number // each).to(tl.int64) * stack
-        + row.to(tl.int64) * stride
-        + column.to(tl.int64) * step
-    )
-    divisor = tl.load(divisors + counts, mask=changed, other=1.0)
-    moved = (sums.to(tl.float64) / divisor * tl.load(divisors + members + 1)).to(tl.float32)
-    tl.store(own, tl.load(own, mask=changed, other=0.0) - moved, mask=changed)
-
-
-@triton.jit
-def means(
-    coefficients: tl.tensor,
-    size: tl.tensor,
-    first: tl.tensor,
-    places: tl.tensor,
-    values: tl.tensor,
-    edges: tl.tensor,
-    members: tl.tensor,
-    blocks: tl.tensor,
-    MEAN_BITS: tl.constexpr,
-    LANES: tl.constexpr,
-    STEPS: tl.constexpr,
-) -> None:
-    """Store the means of signs that `optim.exact_signs` transforms, for blocks from `first`.
-
-    coefficients float64 [n, size].
-    """
-    number = tl.program_id(0)
-    lanes = tl.program_id(1) * LANES + tl.arange(0, LANES)
-    sums, counts = _counted(
-        places, values, places, edges, members, blocks, first + number, lanes, 1, False, STEPS
-    )
-    whole = tl.abs(sums) << MEAN_BITS
-    found = ((2 * whole + counts) // tl.maximum(2 * counts, 1)).to(tl.float64)
-    own = coefficients + number.to(tl.int64) * size + lanes
-    tl.store(own, tl.where(sums < 0, -found, found), mask=lanes < size)

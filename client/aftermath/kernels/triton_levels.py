@@ -67,14 +67,17 @@ def _exponent(payload: tl.tensor, block: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def _cells(
-    table: tl.tensor, part_of: tl.tensor, COLUMNS: tl.constexpr, LANES: tl.constexpr
+    block: tl.tensor,
+    table: tl.tensor,
+    part_of: tl.tensor,
+    COLUMNS: tl.constexpr,
+    LANES: tl.constexpr,
 ) -> tl.tensor:
     """Locate a program's lanes, which are numbers of one block.
 
     Return the table row of the block's part, the block's number in the part, its size, the lanes, a
     mask of the lanes inside the tensor, and their addresses there.
     """
-    block = tl.program_id(0)
     row = table + tl.load(part_of + block).to(tl.int64) * COLUMNS
     height = tl.load(row + 6).to(tl.int32)
     width = tl.load(row + 7).to(tl.int32)
@@ -166,7 +169,7 @@ def mean(
         sums += tl.minimum(tl.maximum(value, -most), most)
         counts += (code > 0).to(tl.int32)
     # Addresses take registers that the loop needs, so compute them after it.
-    row, _block, _size, _lanes, held, own = _cells(table, part_of, COLUMNS, LANES)
+    row, _block, _size, _lanes, held, own = _cells(block, table, part_of, COLUMNS, LANES)
     divisor = tl.load(divisors + counts, mask=held & (counts > 0), other=1.0)
     moved = (sums.to(tl.float64) / divisor * tl.load(divisors + members + 1)).to(tl.float32)
     if tl.load(row + 12) > 0:
@@ -174,31 +177,6 @@ def mean(
         tl.store(own, tl.load(own, mask=changed, other=0.0) - moved, mask=changed)
     else:
         tl.store(own, moved, mask=held)
-
-
-@triton.jit
-def mean_of_sums(
-    table: tl.tensor,
-    part_of: tl.tensor,
-    sums: tl.tensor,
-    counts: tl.tensor,
-    members: tl.tensor,
-    divisors: tl.tensor,
-    COLUMNS: tl.constexpr,
-    LANES: tl.constexpr,
-) -> None:
-    """Apply x <- x - fp32(sum / divisors[count] * rate), with int64 sums and int16 counts.
-
-    Both are indexed by position.
-    """
-    row, number, size, lanes, held, own = _cells(table, part_of, COLUMNS, LANES)
-    position = tl.load(row + 13) + number.to(tl.int64) * size + lanes
-    count = tl.load(counts + position, mask=held, other=0).to(tl.int64)
-    changed = held & (count > 0)
-    total = tl.load(sums + position, mask=changed, other=0)
-    divisor = tl.load(divisors + count, mask=changed, other=1.0)
-    moved = (total.to(tl.float64) / divisor * tl.load(divisors + members + 1)).to(tl.float32)
-    tl.store(own, tl.load(own, mask=changed, other=0.0) - moved, mask=changed)
 
 
 @triton.jit
@@ -213,7 +191,9 @@ def gather(
 
     `by` fp32 [2] holds decay and factor.
     """
-    row, number, size, lanes, held, tensor = _cells(table, part_of, COLUMNS, LANES)
+    row, number, size, lanes, held, tensor = _cells(
+        tl.program_id(0), table, part_of, COLUMNS, LANES
+    )
     own = tl.load(row + 13).to(tl.pointer_type(tl.float32)) + number.to(tl.int64) * size + lanes
     before = tl.load(own, mask=held, other=0.0) * tl.load(by)
     added = tl.load(tensor, mask=held, other=0.0) * tl.load(by + 1)
@@ -229,7 +209,9 @@ def ahead(
     LANES: tl.constexpr,
 ) -> None:
     """Apply tensors <- tensors - rate * sign(blocks) to a level; `by` fp32 [1] is the rate."""
-    row, number, size, lanes, held, tensor = _cells(table, part_of, COLUMNS, LANES)
+    row, number, size, lanes, held, tensor = _cells(
+        tl.program_id(0), table, part_of, COLUMNS, LANES
+    )
     block_of = (
         tl.load(row + 13).to(tl.pointer_type(tl.float32)) + number.to(tl.int64) * size + lanes
     )

@@ -18,6 +18,7 @@ from aftermath.model.schema import ELEMENT_BYTES, Segment, StateSchema
 
 _LEVEL_DOMAIN = b"aftermath level 1\x00"
 _COPY_BYTES = 4 << 20  # at most this much of a strided or remote tensor is copied at a time
+_PINNED_BYTES = 16 << 20  # bytes of one copy from a GPU
 
 
 class SegmentError(AftermathError):
@@ -68,8 +69,10 @@ def level_root(schema: StateSchema, level: int, digests: Sequence[bytes]) -> byt
 
 def segment_digest(params: Mapping[str, Tensor], segment: Segment) -> bytes:
     """Return the 32-byte BLAKE3 of the segment's bytes."""
-    digest = blake3()
-    for part in _parts(view(params, segment)):
+    tensor = view(params, segment)
+    # One thread hashes more slowly than a GPU copies. On a CPU, all threads train.
+    digest = blake3(max_threads=blake3.AUTO) if _on_gpu(tensor) else blake3()
+    for part in _parts(tensor):
         digest.update(part)
     return digest.digest()
 
@@ -100,10 +103,39 @@ def _parts(tensor: Tensor) -> Iterator[memoryview]:
     if tensor.is_contiguous() and tensor.device.type == "cpu":
         yield _bytes(tensor)
         return
-    row_bytes = max(1, tensor[0].numel() * ELEMENT_BYTES)
-    step = max(1, _COPY_BYTES // row_bytes)
-    for start in range(0, tensor.shape[0], step):
-        yield _bytes(tensor[start : start + step].cpu().contiguous())
+    if _on_gpu(tensor):
+        yield from _parts_from_gpu(tensor)
+        return
+    for rows in tensor.split(_rows_of(tensor, _COPY_BYTES)):
+        yield _bytes(rows.cpu().contiguous())
+
+
+def _parts_from_gpu(tensor: Tensor) -> Iterator[memoryview]:
+    """Return the tensor's bytes in pinned memory. The GPU copies a part while the caller uses the
+    one before it.
+    """
+    copying: tuple[Tensor, torch.cuda.Event] | None = None
+    for rows in tensor.split(_rows_of(tensor, _PINNED_BYTES)):
+        staged = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=True)
+        staged.copy_(rows, non_blocking=True)
+        copied = torch.cuda.Event()
+        copied.record(torch.cuda.current_stream(tensor.device))
+        if copying is not None:
+            copying[1].synchronize()
+            yield _bytes(copying[0])
+        copying = staged, copied
+    if copying is not None:
+        copying[1].synchronize()
+        yield _bytes(copying[0])
+
+
+def _rows_of(tensor: Tensor, size: int) -> int:
+    """Return how many rows of a tensor take about `size` bytes, at least one."""
+    return max(1, size // max(1, tensor[0].numel() * ELEMENT_BYTES))
+
+
+def _on_gpu(tensor: Tensor) -> bool:
+    return tensor.device.type == "cuda" and torch.cuda.is_available()
 
 
 def _bytes(tensor: Tensor) -> memoryview:

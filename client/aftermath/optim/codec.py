@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from aftermath.base.errors import AftermathError
-from aftermath.optim import compiled, digits, on_gpu, packed
+from aftermath.optim import compiled, digits, on_gpu, packed, packed_sparse
 from aftermath.optim.bitstrings import pack_bits, unpack_bits
 from aftermath.optim.blocks import UNUSED
 from aftermath.optim.format import EXPONENT_BITS, ResultFormat, Values, whole_bytes
@@ -75,6 +75,15 @@ def encode_groups(
     """
     if results.whole(level):
         return _encode_whole(results, level, chosen)
+    if packed_sparse.usable(chosen[0][0].device, results.values):
+        return packed_sparse.encoded(results, level, chosen)
+    return encode_entries(results, level, chosen)
+
+
+def encode_entries(
+    results: ResultFormat, level: int, chosen: Sequence[tuple[Tensor, Tensor]]
+) -> bytes:
+    """Encode a level with torch, group by group: see `encode_groups`."""
     layout = level_layout(results, level)
     groups = layout.groups
     codes = [
@@ -122,7 +131,7 @@ def _encode_whole(
     layout = level_layout(results, level)
     device = chosen[0][0].device
     bits = results.values.bits
-    if device.type != "cpu" and packed.usable(device, bits):
+    if packed.usable(device, bits):
         return packed.encoded(layout, chosen, bits)
     votes, exponents = _lattice_votes([values for _, values in chosen], bits, layout)
     rows = [
@@ -169,38 +178,35 @@ def decode_level(
     """Decode a peer's payload of one level.
 
     Raises BadPayload with the first fault, or SchemaError if the level does not exist. If `device`
-    is a GPU, the votes are decoded there and stay there. Votes with a digit for every number of the
-    level stay packed, if kernels work on the device.
+    is a GPU, votes that are not floats are checked there and stay there, packed. On the CPU, votes
+    with a digit for every number of the level stay packed, if compiled kernels work.
     """
     size = results.payload_bytes(level)
     if len(data) != size:
         raise BadPayload(f"a result of level {level} must have {size} bytes, not {len(data)}")
-    layout = level_layout(results, level)
     gpu = device if device is not None and on_gpu.works_on(device) else None
-    if results.whole(level):
-        if (found := _packed(gpu, data, results, layout, level)) is not None:
-            return found
-        between = results.value_bytes(level)
-        octets = np.frombuffer(data, np.uint8)
-        return _whole(octets[:between], octets[between:], results, layout, level)
-    # Float votes are counted on the CPU.
-    where = torch.device("cpu") if gpu is None or results.values is Values.FLOAT else gpu
-    return _Decoding(packed.uploaded(data, where), results, layout, level).votes()
+    if (found := _packed(gpu, data, results, level)) is not None:
+        return found
+    return decode_on_cpu(data, results, level)
 
 
 def _packed(
     gpu: torch.device | None,
     data: bytes | bytearray | memoryview,
     results: ResultFormat,
-    layout: LevelLayout,
     level: int,
 ) -> Votes | None:
-    """Check a payload that has a digit for every number, and return its votes still packed.
+    """Check a payload of the right size, and return its votes still packed.
 
     Return None if neither the GPU nor a compiled kernel can, or if the payload is not valid.
     """
     bits = results.values.bits
-    unpack = partial(_whole_of, results=results, layout=layout, level=level)
+    unpack = partial(decode_on_cpu, results=results, level=level)
+    if not results.whole(level):
+        if gpu is not None and packed_sparse.usable(gpu, results.values):
+            return packed_sparse.checked(data, results, level, unpack, gpu)
+        return None
+    layout = level_layout(results, level)
     if gpu is not None and packed.usable(gpu, bits):
         return packed.checked(data, level, layout, bits, unpack, gpu)
     if compiled.works():
@@ -208,11 +214,14 @@ def _packed(
     return None
 
 
-def _whole_of(data: bytes, results: ResultFormat, layout: LevelLayout, level: int) -> WholeVotes:
-    """Return the votes in a payload that was checked."""
-    octets = np.frombuffer(data, np.uint8)
-    between = results.value_bytes(level)
-    return _whole(octets[:between], octets[between:], results, layout, level)
+def decode_on_cpu(data: bytes | bytearray | memoryview, results: ResultFormat, level: int) -> Votes:
+    """Decode a payload of the right size. Raises BadPayload with the first fault."""
+    layout = level_layout(results, level)
+    if results.whole(level):
+        between = results.value_bytes(level)
+        octets = np.frombuffer(data, np.uint8)
+        return _whole(octets[:between], octets[between:], results, layout, level)
+    return _Decoding(packed.uploaded(data, torch.device("cpu")), results, layout, level).votes()
 
 
 def _whole(
@@ -235,10 +244,7 @@ def _whole(
 
 
 class _Checks:
-    """Collects checks of a payload and reads all outcomes from the device at once.
-
-    Each read waits for the device.
-    """
+    """Collects checks of a payload, whose first failure is raised."""
 
     def __init__(self) -> None:
         self._checks: list[tuple[Tensor, Callable[[], str]]] = []
@@ -259,7 +265,7 @@ class _Checks:
 
 
 class _Decoding:
-    """Decodes one payload of the right size, uint8, on the payload's device."""
+    """Decodes one payload of the right size, uint8, on the CPU."""
 
     def __init__(
         self, payload: Tensor, results: ResultFormat, layout: LevelLayout, level: int
@@ -353,13 +359,9 @@ class _Decoding:
         if not count:
             return layout.grouped(torch.empty(0, dtype=torch.int8, device=octets.device), widths)
         bits = self._results.values.bits
-        if octets.is_cpu:  # PyTorch would need int64 codes: 8 times the memory
-            found, first = digits.from_bytes(octets.numpy(), count, bits)
-            numbers = torch.from_numpy(found)
-            self._checks.refuse(torch.tensor(first is not None), lambda: self._invalid_digit(first))
-        else:
-            numbers, wrong = packed.unpacked_digits(octets, count, bits)
-            self._checks.refuse(wrong, lambda: self._invalid_digit(_first(wrong)))
+        found, first = digits.from_bytes(octets.numpy(), count, bits)
+        numbers = torch.from_numpy(found)
+        self._checks.refuse(torch.tensor(first is not None), lambda: self._invalid_digit(first))
         return layout.grouped(numbers, widths)
 
     def _invalid_digit(self, number: int | None) -> str:

@@ -61,6 +61,15 @@ def from_bytes(data: Octets, count: int, value_bits: int) -> tuple[Digits, int |
     return found[:count], count + int(rest[0]) if len(rest) else None
 
 
+def ends_with_zeros(data: bytes | bytearray | memoryview, count: int, value_bits: int) -> bool:
+    """Return whether only zeros follow the last of `count` digits, which is at least one."""
+    together, width = PACKED[value_bits]
+    last = (count - 1) // together  # the code that has the last digit
+    rest = int.from_bytes(data[last * width // 8 :], "little") >> last * width % 8
+    numbers: int = (1 + (1 << value_bits)) ** (count - last * together)
+    return rest < numbers
+
+
 def _bits_of(numbers: Octets, width: int) -> Octets:
     """Return the bits of codes, one after the other, lowest first. The count is a multiple of 8."""
     if width == 8:

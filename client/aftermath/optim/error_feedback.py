@@ -69,7 +69,7 @@ class ErrorFeedback:
         self._residuals: dict[int, list[Tensor]] = {}
         self._previous: dict[int, list[tuple[Tensor, Tensor]]] = {}
         self._payloads: dict[int, bytes] = {}
-        """Payloads of previous results that compiled kernels encoded together with the choice."""
+        """Payloads of previous results that were encoded already."""
         self._tables: tuple[tuple[int, ...], list[level_kernels.LevelTensors]] | None = None
         """Cached tables of parameters and residuals, with the parameters' addresses."""
         results.of_level(tier)
@@ -234,10 +234,10 @@ class ErrorFeedback:
 
     def sent(self) -> dict[int, bytes]:
         """Return the last result per held level; empty before the first."""
-        return {
-            level: self._payloads.get(level) or encode_groups(self._format, level, chosen)
-            for level, chosen in self._previous.items()
-        }
+        for level, chosen in self._previous.items():
+            if level not in self._payloads:
+                self._payloads[level] = encode_groups(self._format, level, chosen)
+        return {level: self._payloads[level] for level in self._previous}
 
     def _chosen(self, blocks: Tensor, topk: int) -> tuple[Tensor, Tensor]:
         """Return indices and values, [n, topk], to send of blocks [n, h, w]."""

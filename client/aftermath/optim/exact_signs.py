@@ -11,11 +11,11 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from aftermath.optim import packed_sparse
 from aftermath.optim.dct_basis import COLUMN_SUM_BITS, basis
 from aftermath.optim.format import ResultFormat, Values
 from aftermath.optim.layout import Group, LevelLayout, level_layout
 from aftermath.optim.level_votes import Votes
-from aftermath.optim.on_gpu import OnGpu, counts
 from aftermath.optim.vote_count import check_votes, tally
 
 # The computation per block of edges h x w (blocks of vectors have h = 1):
@@ -77,12 +77,11 @@ def group_signs(
     check_votes(votes, level, torch.int8 if results.values is Values.SIGN else torch.float32)
     layout = level_layout(results, level)
     worker = torch.device("cpu") if device.type == "mps" else device
-    if votes and results.values is Values.SIGN and counts(worker, [layout]):
-        counted = OnGpu(votes, layout, worker)
-        return [
-            _group_signs_on_gpu(counted, number, group, worker)
-            for number, group in enumerate(layout.groups)
-        ]
+    packed_votes = packed_sparse.on_device({level: votes}, worker)
+    if votes and packed_votes:
+        return _packed_signs(
+            packed_votes[level], packed_sparse.sparse_level(results, level, worker)
+        )
     positions, means = _means(votes, layout, worker)
     return [_group_signs(group, positions, means).to(device) for group in layout.groups]
 
@@ -146,18 +145,20 @@ def _group_signs(group: Group, positions: Tensor, means: Tensor) -> Tensor:
     return out
 
 
-def _group_signs_on_gpu(counted: OnGpu, number: int, group: Group, device: torch.device) -> Tensor:
-    """Return the signs of one group's blocks from votes that kernels counted."""
-    out = torch.empty(group.blocks, group.height, group.width, dtype=torch.int8, device=device)
-    step = max(1, _BATCH.get(device.type, _BATCH["cpu"]) // group.block)
-    scratch = torch.empty(
-        min(step, group.blocks), group.height, group.width, dtype=torch.float64, device=device
-    )
-    for first in range(0, group.blocks, step):
-        part = out[first : first + step]
-        means = scratch[: len(part)]
-        counted.means(means, number, first, MEAN_BITS)
-        part.copy_(_inverse(means).sign_())
+def _packed_signs(
+    votes: Sequence[packed_sparse.PackedEntries], of: packed_sparse.SparseLevel
+) -> list[Tensor]:
+    """Return the signs of each group's blocks from votes that are packed on a GPU."""
+    device = votes[0].payload.device
+    out = [
+        torch.empty(group.blocks, group.height, group.width, dtype=torch.int8, device=device)
+        for group in of.layout.groups
+    ]
+    done = [0] * len(out)
+    for number, means in packed_sparse.sign_means(votes, of, MEAN_BITS):
+        first = done[number]
+        out[number][first : first + len(means)] = _inverse(means).sign_()
+        done[number] += len(means)
     return out
 
 

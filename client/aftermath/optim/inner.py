@@ -23,6 +23,7 @@ from aftermath.optim.clip import (
 from aftermath.optim.inner_optimizer import InnerOptimizer, MakeInner, rate_of_vectors
 from aftermath.optim.interfaces import Backward, PseudoGradient
 from aftermath.optim.moe_bias import Balances, balance, learnt, nothing_balances
+from aftermath.optim.moments import copies_of
 from aftermath.optim.state_merkle import BlockSpan
 from aftermath.rules.optimizer import Optimizer
 
@@ -64,9 +65,7 @@ class InnerSteps:
             start = self._copies() if travelling else shared
             loss = self._train(sequences, backward, lr)
             with torch.no_grad():
-                moved = {
-                    name: start[name] - tensor.detach() for name, tensor in self._params.items()
-                }
+                moved = dict(zip(start, self._moved(list(start.values())), strict=True))
             refuse_beyond(moved, LARGEST_RESIDUAL)
         except BaseException:
             self._inner.undo()
@@ -75,12 +74,18 @@ class InnerSteps:
             self._inner.end()
         finally:
             with torch.no_grad():
-                for name, tensor in shared.items():
-                    self._params[name].detach().copy_(tensor)
+                torch._foreach_copy_(self._tensors(), list(shared.values()))
         return PseudoGradient(moved, 1.0, loss)
 
+    def _tensors(self) -> list[Tensor]:
+        return [tensor.detach() for tensor in self._params.values()]
+
     def _copies(self) -> dict[str, Tensor]:
-        return {name: tensor.detach().clone() for name, tensor in self._params.items()}
+        return copies_of(dict(zip(self._params, self._tensors(), strict=True)))
+
+    def _moved(self, start: list[Tensor]) -> list[Tensor]:
+        """Return `start` minus the parameters."""
+        return list(torch._foreach_sub(start, self._tensors()))
 
     def _train(self, sequences: Tensor, backward: Backward, lr: float) -> float:
         """Make all inner steps. Return the mean loss."""

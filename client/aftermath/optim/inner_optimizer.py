@@ -15,6 +15,7 @@ from aftermath.optim.eager import AdamW
 from aftermath.optim.interfaces import Remembering
 from aftermath.optim.moments import (
     bytes_of,
+    copies_of,
     may_fuse,
     moment_kinds,
     moments,
@@ -66,7 +67,7 @@ class InnerOptimizer:
 
     def begin(self) -> None:
         """Copy the moments."""
-        self._before = {name: tensor.clone() for name, tensor in self.remembered().items()}
+        self._before = copies_of(self.remembered())
 
     def step(self, lr: float, factors: Sequence[float]) -> None:
         """Make one step of the parameters that have a gradient."""

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable
 from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from aftermath.optim import compiled, compiled_polar
+from aftermath.optim import compiled, compiled_polar, half_products
 
 # Per step, for an X [r, c] with r <= c and integer entries; B and P are rounded to integers (halves
 # to even) after a fixed offset of at most a half (`_offsets`):
@@ -123,16 +122,17 @@ def _polar(matrices: Tensor) -> Tensor:
     for step, ((a, b, c), squares, factors) in enumerate(
         zip(POLYNOMIALS, _SQUARES, _FACTORS, strict=True)
     ):
-        square = x @ x.mT  # [n, short, short]
+        square = half_products.square(x)  # [n, short, short]
         within &= _longest(square.diagonal(dim1=1, dim2=2)) < _LIMIT
         if step == 0:
             lengths = _lengths(square)
-            square.mul_(_each((squares / length for length in lengths), x))
-            back = _each((_UNITS / (factors * math.sqrt(length)) for length in lengths), x)
+            square.mul_(_over(squares, lengths))
+            back = _over(_UNITS, lengths.sqrt() * factors)
         else:
             square.mul_(_fp32(squares / _UNITS**2))
             back = _fp32(1 / factors if step < last else 1 / (factors * _UNITS))
-        fourth = square.add_(_offsets(square, f"B{step}", same=True)).round_() @ square.mT
+        square.add_(_offsets(square, f"B{step}", same=True)).round_()
+        fourth = half_products.square(square)  # B is symmetric
         within &= _longest(fourth.diagonal(dim1=1, dim2=2)) < _LIMIT
         factor = fourth.mul_(_fp32(c * factors / squares**2)).add_(
             square.mul_(_fp32(b * factors / squares))
@@ -142,38 +142,30 @@ def _polar(matrices: Tensor) -> Tensor:
         within &= (_longest(factor.square().sum(2)) < _LIMIT) & (
             _longest(x.square().sum(1)) < _LIMIT
         )
-        new = (factor @ x).mul_(back)
+        new = half_products.product(factor, x).mul_(back)
         if step < last:
             new.add_(_offsets(new, f"X{step}", same=False)).round_()
-        x = (
-            new
-            if bool(within.all())
-            else torch.where(
-                within[:, None, None], new, x if step < last else x * _fp32(1 / _UNITS)
-            )
-        )
+        if x.device.type == "cpu" and bool(within.all()):  # a GPU would have to be waited for
+            x = new
+        else:
+            kept = x if step < last else x * _fp32(1 / _UNITS)
+            x = torch.where(within[:, None, None], new, kept)
     return x.add_(0.0)  # makes every zero +0: a sum of -0 may start from 0 or from its first part
 
 
 def _scaled(matrices: Tensor) -> Tensor:
     """Return integers [n, short, long] with rows and columns almost as long as the bounds allow."""
-    exponents = [
-        _NORM_BITS - math.frexp(largest)[1] for largest in matrices.abs().amax((1, 2)).tolist()
-    ]
+    exponents = _NORM_BITS - torch.frexp(matrices.abs().amax((1, 2))).exponent
+    half = exponents >> 1
     x = matrices  # multiplied in two parts: fp32 may lack the power of two
-    for powers in (
-        [exponent // 2 for exponent in exponents],
-        [exponent - exponent // 2 for exponent in exponents],
-    ):
-        x = x * _each((2.0**power for power in powers), x)
+    for powers in (half, exponents - half):
+        x = x * _power(powers)
     squares = _squares(x.round())
     longest = torch.maximum(
         _longest(squares.sum(2, dtype=torch.int64)), _longest(squares.sum(1, dtype=torch.int64))
     )
     length = _first_length(x.shape[2])
-    return x.mul_(
-        _each((length / (math.isqrt(square) + 1) for square in longest.tolist()), x)
-    ).round_()
+    return x.mul_(_over(length, _root_above(longest))).round_()
 
 
 def _offsets(like: Tensor, name: str, *, same: bool) -> Tensor:
@@ -202,11 +194,14 @@ def _first_length(columns: int) -> float:
     return max(_LENGTH - math.sqrt(columns) / 2, _LENGTH / 2)
 
 
-def _lengths(squares: Tensor) -> list[float]:
-    """Return an upper bound of the Frobenius norm of each matrix [n, r, r] of integers <= 2^24."""
+def _lengths(squares: Tensor) -> Tensor:
+    """Return an upper bound of the Frobenius norm of each matrix [n, r, r] of integers <= 2^24.
+
+    Bounds are float64 [n].
+    """
     unit = 2.0 ** (_NORM_BITS - 24)
     sums = _squares((squares * unit).round_()).sum((1, 2), dtype=torch.int64)
-    return [(math.isqrt(total) + 1) / unit for total in sums.tolist()]
+    return _root_above(sums) * (1 / unit)
 
 
 def _squares(integers: Tensor) -> Tensor:
@@ -219,9 +214,26 @@ def _longest(squares: Tensor) -> Tensor:
     return squares.amax(1)
 
 
-def _each(numbers: Iterable[float], like: Tensor) -> Tensor:
-    """Return one fp32 number per matrix, [n, 1, 1]."""
-    return torch.tensor(list(numbers), dtype=torch.float32, device=like.device)[:, None, None]
+def _root_above(integers: Tensor) -> Tensor:
+    """Return floor(sqrt(m)) + 1 of integers from 0 to 2^62, as float64."""
+    root = integers.double().sqrt().long()
+    # The conversion and the square root round.
+    root -= (root.square() > integers).long()
+    root += ((root + 1).square() <= integers).long()
+    return (root + 1).double()
+
+
+def _over(number: float, divisors: Tensor) -> Tensor:
+    """Return number / divisor, divided in float64 and rounded to fp32 once, [n, 1, 1].
+
+    A division of a number by a tensor would multiply by reciprocals.
+    """
+    return (torch.full_like(divisors, number) / divisors).float()[:, None, None]
+
+
+def _power(exponents: Tensor) -> Tensor:
+    """Return 2^exponent in fp32, made from its bits, [n, 1, 1]."""
+    return (exponents.int() + 127 << 23).view(torch.float32)[:, None, None]
 
 
 def _fp32(number: float) -> float:

@@ -19,12 +19,9 @@ from aftermath.model.segments import view
 from aftermath.optim import on_gpu
 from aftermath.optim.blocks import UNUSED, Blocks
 from aftermath.optim.layout import Group, LevelLayout, Part
-from aftermath.optim.level_votes import Votes
 from aftermath.optim.transform import cells, matrices, padding, strongest
-from aftermath.optim.vote_count import added_up
 
 LANES = 1024
-_SMALL = 0.7 * 2.0**-40  # rate of the means in `_moves_alike`
 
 
 class LevelTensors:
@@ -41,7 +38,7 @@ class LevelTensors:
         """Build the table that kernels read.
 
         `tensors` has one tensor per part, in its segment's shape. `rows` has blocks, fp32
-        [blocks, h, w], per group. `stores[part]` makes `packed.count` store the mean in the tensor
+        [blocks, h, w], per group. `stores[part]` makes a mean be stored in the tensor
         instead of subtracting it.
         """
         lines = []
@@ -117,27 +114,6 @@ def go_ahead(table: LevelTensors, rate: float) -> None:
         triton_levels.ahead[(table.blocks, table.tiles)](table.lines, table.part_of, by, **how())
 
 
-def subtract_means(
-    table: LevelTensors,
-    sums: Tensor,
-    counts: Tensor,
-    members: int,
-    divisors: Sequence[float],
-    rate: float,
-) -> None:
-    """tensors <- tensors - sums / divisors[counts] * rate.
-
-    `sums` and `counts` are by position (`vote_count.added_up`).
-    """
-    from aftermath.kernels import triton_levels
-
-    by = torch.tensor([*divisors, rate], dtype=torch.float64).to(table.device)
-    with on_device(table.device):
-        triton_levels.mean_of_sums[(table.blocks, table.tiles)](
-            *(table.lines, table.part_of, sums, counts, members, by), **how()
-        )
-
-
 def works(device: torch.device) -> bool:
     """Return whether kernels on this device move numbers between blocks and tensors like torch."""
     return on_gpu.works_on(device) and _moving(device)
@@ -190,32 +166,6 @@ def _moves_alike(device: torch.device) -> bool:
     table = LevelTensors(layout, moved, there)
     add(table, decay, factor)
     go_ahead(table, rate)
-    positions = [
-        torch.randperm(layout.numbers, generator=draws)[: layout.numbers // 2] for _ in range(3)
-    ]
-    worths = [
-        torch.randint(0, 4, chosen.shape, generator=draws, dtype=torch.int8) * 2 - 3
-        for chosen in positions
-    ]
-    shifts = [
-        torch.randint(0, 44, chosen.shape, generator=draws, dtype=torch.uint8)
-        for chosen in positions
-    ]
-    cast = list(zip(positions, worths, shifts, strict=True))
-    cpu = torch.device("cpu")
-    most = 1 << 41
-    votes = [Votes(0, *(tensor.to(device) for tensor in parts)) for parts in cast]
-    sums, counts = added_up([Votes(0, *parts) for parts in cast], layout.numbers, most, cpu)
-    divisors = [0.0, 1.0, 2.0**0.5, 3.0**0.5]
-    subtract_means(
-        LevelTensors(layout, moved),
-        *added_up(votes, layout.numbers, most, device),
-        3,
-        divisors,
-        _SMALL,
-    )
-    by = torch.tensor([1.0, *divisors[1:]], dtype=torch.float64)[counts.long()]
-    steps = (sums.double() / by * _SMALL).float()
     for blocks in rows:
         blocks.mul_(decay)
     for part, tensor in zip(layout.parts, tensors, strict=True):
@@ -225,12 +175,6 @@ def _moves_alike(device: torch.device) -> bool:
         for number, place in cells(tensor, blocks, part.blocks):
             place.add_(number, alpha=factor)
         for number, place in cells(tensor, blocks.sign().mul_(rate), part.blocks):
-            number.sub_(place)
-        group = layout.groups[part.group]
-        first = group.base + part.first * group.block
-        for number, place in cells(
-            tensor, steps[first : first + blocks.numel()].view(blocks.shape), part.blocks
-        ):
             number.sub_(place)
     pairs = zip([*rows, *tensors], [*there, *moved], strict=True)
     return all(

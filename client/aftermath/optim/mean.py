@@ -1,8 +1,8 @@
 """The apply of SparseLoCo: x <- x - rate * (sum of the values) / divisor, exactly.
 
-Votes are counted on the CPU, unless kernels count them on a GPU (`optim.on_gpu`,
-`optim.level_kernels`) or results keep every number (`optim.dense_mean`, `optim.packed`). All votes
-are checked before the first parameter changes.
+Kernels count votes that are packed on a GPU (`optim.packed`, `optim.packed_sparse`). The CPU counts
+other votes, with or without a digit for every number (`optim.dense_mean`). All votes are checked
+before the first parameter changes.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from torch import Tensor
 
 from aftermath.kernels.runtime import run_parallel
 from aftermath.model.segments import view
-from aftermath.optim import dense_mean, level_kernels, packed
+from aftermath.optim import dense_mean, packed, packed_sparse
 from aftermath.optim.compiled import Counted, Task, usable
 from aftermath.optim.format import ResultFormat
 from aftermath.optim.lattice import LARGEST, SMALLEST
 from aftermath.optim.layout import LevelLayout, Part, level_layout
 from aftermath.optim.level_kernels import LevelTensors, tensors_of
 from aftermath.optim.level_votes import Votes, WholeVotes
-from aftermath.optim.on_gpu import OnGpu, counts
 from aftermath.optim.packed import PackedVotes
+from aftermath.optim.packed_sparse import PackedEntries
 from aftermath.optim.transform import subtract
-from aftermath.optim.vote_count import added_up, check_votes, tally_multiples
+from aftermath.optim.vote_count import check_votes, tally_multiples
 from aftermath.rules.sparseloco import REACH, DivisorName, SparseLoCo
 
 # Per coefficient: S is the sum over the accepted results of multiples of the lattice's smallest
@@ -42,8 +42,6 @@ from aftermath.rules.sparseloco import REACH, DivisorName, SparseLoCo
 #   because a device may multiply by its reciprocal instead. rate * 2^LEAST is the same rate with
 #   another exponent.
 _AT_ONCE = 1 << 20  # coefficients divided at once
-_SUM_BYTES = 10  # bytes of a sum (int64) and its count (int16)
-_PART_OF_A_GPU = 16  # all sums may take 1/16 of a GPU's memory
 Change = Callable[[], None]
 """Changes parameters by votes that were checked before."""
 
@@ -56,6 +54,7 @@ class MeanApply:
     ) -> None:
         self._params = params
         self._settings = settings
+        self._results = results
         self._bits = results.values.lattice_bits
         self._compiled = not settings.orthogonal_lr and usable(params)
         self._layouts = {
@@ -79,10 +78,8 @@ class MeanApply:
         """Check votes with positions. Return the change that applies them."""
         if self._compiled:
             return self._compiled_change(results, most)
-        if not self._settings.orthogonal_lr and self._fits(results):
-            return self._change_flat(results, most)
-        if not self._settings.orthogonal_lr and self._on_gpu(results):
-            return self._change_on_gpu(results, most)
+        if packed_votes := packed_sparse.on_device(results, self._device):
+            return self._change_packed(packed_votes, most)
         decided = {
             level: changes(votes, level, self._settings, most) for level, votes in results.items()
         }
@@ -151,48 +148,15 @@ class MeanApply:
         """Return the table of the tensors that packed votes of a level change."""
         return LevelTensors(layout, tensors_of(layout, self._params))
 
-    def _on_gpu(self, results: Mapping[int, Sequence[Votes]]) -> bool:
-        shifted = all(vote.shifts is not None for votes in results.values() for vote in votes)
-        return shifted and counts(self._device, self._layouts.values())
-
-    def _change_flat(self, results: Mapping[int, Sequence[Votes]], most: int) -> Change:
-        """Return the change by votes that were decoded on the model's device."""
+    def _change_packed(self, results: Mapping[int, Sequence[PackedEntries]], most: int) -> Change:
+        """Return the change by votes with few numbers that are packed on the model's device."""
 
         def change() -> None:
             for level, votes in results.items():
-                layout = self._layouts[level]
-                sums, counted = added_up(votes, layout.numbers, most, self._device)
                 by = _divisors(self._settings.divisor, len(votes))
                 rate = self._settings.outer_lr * SMALLEST
-                level_kernels.subtract_means(
-                    self._table(layout), sums, counted, len(votes), by, rate
-                )
-
-        return change
-
-    def _fits(self, results: Mapping[int, Sequence[Votes]]) -> bool:
-        """Return whether the votes are on the model's GPU, and it has memory for all sums."""
-        read_here = all(
-            vote.positions.device == self._device for votes in results.values() for vote in votes
-        )
-        if self._device.type != "cuda" or not read_here or not level_kernels.works(self._device):
-            return False
-        size = max((self._layouts[level].numbers for level in results), default=0) * _SUM_BYTES
-        return size * _PART_OF_A_GPU <= torch.cuda.get_device_properties(self._device).total_memory
-
-    def _change_on_gpu(self, results: Mapping[int, Sequence[Votes]], most: int) -> Change:
-        """Count votes with kernels on a GPU. Return the change that applies them."""
-        counted = {
-            level: OnGpu(votes, self._layouts[level], self._device)
-            for level, votes in results.items()
-        }
-
-        def change() -> None:
-            for level, votes in results.items():
-                by = _divisors(self._settings.divisor, len(votes))
-                for part in self._layouts[level].parts:
-                    tensor = view(self._params, part.segment)
-                    counted[level].mean(tensor, part, most, by, self._settings.outer_lr * SMALLEST)
+                table = self._table(self._layouts[level])
+                packed_sparse.count(votes, table, self._results, most, by, rate)
 
         return change
 

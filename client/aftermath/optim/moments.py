@@ -5,6 +5,7 @@ Restoring is all-or-nothing, because moments are meaningless without their step 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -28,6 +29,17 @@ def may_fuse(params: Iterable[Tensor]) -> bool:
     """Return whether torch's fused AdamW supports these parameters."""
     kinds = {parameter.device.type for parameter in params}
     return kinds == {"cpu"} or (kinds == {"cuda"} and torch.cuda.is_available())
+
+
+def copies_of(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return copies of tensors. A GPU copies all tensors of one dtype in one launch."""
+    copies = {name: torch.empty_like(tensor) for name, tensor in tensors.items()}
+    alike: defaultdict[tuple[torch.device, torch.dtype], list[str]] = defaultdict(list)
+    for name, tensor in tensors.items():
+        alike[tensor.device, tensor.dtype].append(name)
+    for names in alike.values():
+        torch._foreach_copy_([copies[name] for name in names], [tensors[name] for name in names])
+    return copies
 
 
 def moments(optimizer: torch.optim.Optimizer, params: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -20,11 +20,11 @@ from aftermath.optim.dense_mean import means
 from aftermath.optim.format import EXPONENT_BITS, whole_bytes
 from aftermath.optim.lattice import LEAST, MOST, SMALLEST
 from aftermath.optim.layout import LevelLayout
-from aftermath.optim.level_votes import WholeVotes
+from aftermath.optim.level_votes import Votes, WholeVotes
 from aftermath.optim.transform import cells, strongest
 
 _AT_ONCE = 2 << 20  # bytes per copying thread
-Unpack = Callable[[bytes], WholeVotes]
+Unpack = Callable[[bytes], Votes]
 """Returns the votes of a valid payload on the CPU."""
 
 
@@ -40,7 +40,9 @@ class PackedVotes(WholeVotes):
     @cached_property
     def _unpacked(self) -> WholeVotes:
         unpack: Unpack = vars(self)["_unpack"]
-        return unpack(self.payload.cpu().numpy().tobytes())
+        found = unpack(self.payload.cpu().numpy().tobytes())
+        assert isinstance(found, WholeVotes)
+        return found
 
     @property
     def digits(self) -> tuple[Tensor, ...]:  # type: ignore[override]
@@ -163,7 +165,7 @@ def encoded(layout: LevelLayout, chosen: Sequence[tuple[Tensor, Tensor]], value_
     from aftermath.kernels import triton_blocks, triton_levels
 
     device = chosen[0][0].device
-    padded = _room(layout.numbers, value_bits, device)
+    codes = torch.zeros(layout.numbers, dtype=torch.uint8, device=device)
     exponents = chosen[0][0].new_empty(layout.blocks, dtype=torch.uint8)
     for (indices, values), group, (starts, numbers) in zip(
         chosen, layout.groups, _orders(layout, device), strict=True
@@ -175,7 +177,7 @@ def encoded(layout: LevelLayout, chosen: Sequence[tuple[Tensor, Tensor]], value_
                     values.contiguous(),
                     starts,
                     numbers,
-                    padded,
+                    codes,
                     exponents,
                     group.block,
                 ),
@@ -183,9 +185,29 @@ def encoded(layout: LevelLayout, chosen: Sequence[tuple[Tensor, Tensor]], value_
                 LEAST=LEAST,
                 **triton_blocks.EXACT,
             )
-    return downloaded(
-        torch.cat([packed_exponents(exponents), _packed_codes(padded, layout.numbers, value_bits)])
-    )
+    at = digits_at(layout.blocks)
+    size = digits.size_of(layout.numbers, value_bits)
+    payload = torch.empty(at + size, dtype=torch.uint8, device=device)
+    payload[:at] = packed_exponents(exponents)
+    pack_codes(codes, payload[at:], layout.numbers, value_bits)
+    return downloaded(payload)
+
+
+def pack_codes(codes: Tensor, octets: Tensor, count: int, value_bits: int) -> None:
+    """Pack codes of digits, uint8 [count], into `octets`, uint8, like `digits.to_bytes`."""
+    from aftermath.kernels import triton_blocks, triton_sparse
+
+    together, width = digits.PACKED[value_bits]
+    lanes = level_kernels.LANES
+    with level_kernels.on_device(codes.device):
+        triton_sparse.pack_codes[(-(-len(octets) // lanes),)](
+            *(codes, octets, count, len(octets)),
+            LANES=lanes,
+            TOGETHER=together,
+            WIDTH=width,
+            RADIX=1 + (1 << value_bits),
+            **triton_blocks.EXACT,
+        )
 
 
 def packed_digits(found: Tensor, value_bits: int) -> Tensor:
@@ -214,34 +236,6 @@ def _packed_codes(codes: Tensor, count: int, value_bits: int) -> Tensor:
     words = numbers.view(-1, 8)
     columns = [words[:, at] >> at | words[:, at + 1] << (7 - at) for at in range(7)]
     return torch.stack(columns, 1).flatten()[:size]
-
-
-def unpacked_digits(octets: Tensor, count: int, value_bits: int) -> tuple[Tensor, Tensor]:
-    """Unpack `count` digits, int8, from uint8 bytes. Also return which digits are wrong, bool.
-
-    The second tensor also covers the padding after the last digit. A digit is wrong if its code is
-    not valid, or if it is padding and not 0.
-    """
-    together, width = digits.PACKED[value_bits]
-    numbers = octets.long()
-    if width < 8:
-        words = numbers.new_zeros(-(-len(octets) // width) * width)
-        words[: len(octets)] = numbers
-        word = (words.view(-1, width) << torch.arange(0, 8 * width, 8, device=octets.device)).sum(1)
-        shifts = torch.arange(0, 8 * width, width, device=octets.device)
-        numbers = (word[:, None] >> shifts & (1 << width) - 1).flatten()
-    table = _digit_table(value_bits, octets.device)
-    beyond = numbers >= len(table)
-    found = table[numbers.clamp(max=len(table) - 1)].flatten()
-    wrong = beyond.repeat_interleave(together)
-    wrong[count:] |= found[count:] != 0
-    return found[:count], wrong
-
-
-@lru_cache(maxsize=8)
-def _digit_table(value_bits: int, device: torch.device) -> Tensor:
-    """Return the digits of every packed number, int8 [numbers, digits], on a device."""
-    return torch.from_numpy(digits.table(value_bits).copy()).to(device)
 
 
 @lru_cache(maxsize=64)
@@ -276,11 +270,7 @@ def _ends_with_zeros(
     used = EXPONENT_BITS * blocks % 8
     if used and data[at - 1] >> used:
         return False
-    together, width = digits.PACKED[value_bits]
-    last = (count - 1) // together  # the code that has the last digit
-    rest = int.from_bytes(data[at + last * width // 8 :], "little") >> last * width % 8
-    numbers: int = (1 + (1 << value_bits)) ** (count - last * together)
-    return rest < numbers
+    return digits.ends_with_zeros(memoryview(data)[at:], count, value_bits)
 
 
 def _numbers(value_bits: int) -> dict[str, int]:

@@ -64,11 +64,13 @@ class SignApply:
         }
         # Every replica decays the weights once per applied round, even if a level got no result.
         # So decay cannot differ between members. Balance vectors do not decay.
-        for level, layout in self._layouts.items():
-            for part in layout.parts:
-                self._decay(view(self._params, part.segment), part, keep)
-            if level in directions:
-                self._step(layout, directions[level], rate)
+        if keep != 1.0:
+            decaying = [
+                tensor.detach() for name, tensor in self._params.items() if not self._balances(name)
+            ]
+            torch._foreach_mul_(decaying, keep)  # the held levels cover the whole tensors
+        for level, signs in directions.items():
+            self._step(self._layouts[level], signs, rate)
 
     def _step(self, layout: LevelLayout, directions: Sequence[Tensor], rate: float) -> None:
         """Change a level's parameters by -rate * signs, int8 [blocks, h, w] by group."""

@@ -76,6 +76,8 @@ def set_exact() -> None:
     torch.set_float32_matmul_precision("highest")
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+    torch.backends.cuda.matmul.allow_fp16_accumulation = False
     if is_exact():
         return
     raise Unsuitable(
@@ -92,6 +94,8 @@ def is_exact() -> bool:
         and torch.get_float32_matmul_precision() == "highest"
         and not torch.backends.cuda.matmul.allow_tf32
         and not torch.backends.cudnn.allow_tf32
+        and not torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction
+        and not torch.backends.cuda.matmul.allow_fp16_accumulation
     )
 
 
