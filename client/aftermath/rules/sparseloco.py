@@ -98,8 +98,8 @@ class SparseLoCo(Compressed):
         float,
         SettingKey(
             "outer_momentum",
-            "Nesterov momentum of the members' mean, in steps of 1/1024. 0: none. It takes 8 "
-            "bytes per parameter in memory, in checkpoints and for joiners.",
+            "Nesterov momentum of the members' mean, in steps of 1/1024. By default 0: none. It "
+            "takes 8 bytes per parameter in memory, in checkpoints and for joiners.",
             least=0,
             most=MAX_OUTER_MOMENTUM,
             rule="OuterMomentumOutOfRange",
