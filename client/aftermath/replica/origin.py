@@ -89,15 +89,14 @@ class Origin:
             checkpoint.kind is CheckpointKind.HUB
         ):  # check the claimed config before fetching weights
             self.read_config(checkpoint)
+        momentum = momentum and bool(shapes)
+        # only the full checkpoint has the momentum
+        strategy = "universal" if momentum and self.strategy == "auto" else self.strategy
         directory = resolve(
-            checkpoint,
-            tier=self.tier,
-            strategy=self.strategy,
-            access=self.access,
-            momentum=momentum and bool(shapes),
+            checkpoint, tier=self.tier, strategy=strategy, access=self.access, momentum=momentum
         )
-        self._check(find(directory, self.tier, self.strategy).config, checkpoint)
-        weights = load(directory, self.tier, self.strategy)
+        self._check(find(directory, self.tier, strategy).config, checkpoint)
+        weights = load(directory, self.tier, strategy)
         if not momentum:
             return weights | zero_momentum(shapes)
         return weights | read_momentum(directory, self.config, shapes)
