@@ -34,7 +34,8 @@ from aftermath.rules.sparseloco import SparseLoCo
 # Bounds: |m| <= 3 * 2^43 (the cap of a vote, `lattice.LARGEST`) and mu <= 1014/1024. So |v| <= 2^52
 # implies mu * |v| + |m| <= (0.99024 + 0.00586) * 2^52 < 2^52: v stays within LARGEST_MOMENTUM,
 # against which every v from outside is checked. And 1014 * 2^52 < 2^62 does not overflow int64.
-FRACTION = 1024
+_FRACTION_BITS = 10
+FRACTION = 1 << _FRACTION_BITS
 """The momentum's factor is a multiple of 1 / FRACTION."""
 _AT_ONCE = {"cpu": 1 << 17, "cuda": 1 << 24}
 """Numbers per batch: what fits a core's cache, or keeps a GPU busy."""
@@ -104,7 +105,10 @@ class MomentumApply:
 
     def _shrunk(self, momentum: Tensor) -> Tensor:
         """Return mu * momentum, rounded toward zero."""
-        return momentum.mul(self._factor).div_(FRACTION, rounding_mode="trunc")
+        product = momentum.mul(self._factor)
+        # A shift rounds down, so raise negative numbers first. A division takes twice as long.
+        product.add_((product >> 63).bitwise_and_(FRACTION - 1))
+        return product.bitwise_right_shift_(_FRACTION_BITS)
 
 
 def _batches(tensor: Tensor) -> Iterator[slice]:
