@@ -268,6 +268,7 @@ def test_run_with_inner_steps_is_configured_and_shown(
         "inner_optimizer": "adamw",
         "divisor": "root",
         "outer_lr": 1.0,
+        "outer_momentum": 0.0,
         "orthogonal_lr": 0.0,
     }
     assert found.data["warnings"] == []

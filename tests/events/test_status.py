@@ -18,6 +18,7 @@ from aftermath.events.status import (
 from aftermath.rules.members import Members
 from aftermath.rules.model import Model
 from aftermath.rules.run import Run
+from aftermath.rules.sparseloco import SparseLoCo
 from aftermath.rules.state import CheckpointKind, ExitReason, MemberState, RunState
 from rules import builders
 
@@ -75,6 +76,14 @@ def test_status_of_halted_run_names_command_without_deadline() -> None:
     finished = at(RunState.FINISHED, step=101)
     assert finished.waits == ("nothing: 100 steps are trained",)
     assert (finished.step, finished.deadline) == (100, None)
+
+
+def test_outer_momentum_is_a_fact_only_if_it_is_on() -> None:
+    assert "outer momentum" not in facts_of(at(RunState.PAUSED))
+    model = builders.model(optimizer=SparseLoCo(outer_momentum=0.6))
+    found = at(RunState.PAUSED, model=model)
+    assert found.outer_momentum == 0.6
+    assert facts_of(found)["outer momentum"] == "0.6"
 
 
 def test_new_run_waits_for_config_and_then_start() -> None:

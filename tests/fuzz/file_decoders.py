@@ -44,10 +44,11 @@ from aftermath.model import manifest as manifests
 from aftermath.model.arch.llama_config import LlamaConfig
 from aftermath.model.architectures import config_of
 from aftermath.model.config import ModelConfigError
-from aftermath.model.documents import CheckpointError, hf_config, read_index
+from aftermath.model.documents import MOMENTUM_FILE, CheckpointError, hf_config, read_index
 from aftermath.model.initial import init_weights
+from aftermath.model.momentum_file import read_momentum, write_momentum
 from aftermath.model.published import SCALES, Form
-from aftermath.model.schema import SchemaError
+from aftermath.model.schema import MOMENTUM, SchemaError
 from aftermath.model.store import write_checkpoint
 from aftermath.model.weights import read_weights
 from aftermath.optim.codec import BadPayload
@@ -173,6 +174,18 @@ def weights() -> tuple[list[bytes], Decode]:
     made = folder() / "weights"
     write_checkpoint(made, init_weights(tiny, 1), tiny, tier=0, companions={})
     return [(made / "model.safetensors").read_bytes()], decode
+
+
+def momentum() -> tuple[list[bytes], Decode]:
+    tiny = LlamaConfig.from_hf({**CONFIG.to_hf(), "vocab_size": 2, "hidden_size": 4, "head_dim": 2})
+    shapes = {MOMENTUM + name: shape for name, shape in tiny.parameter_shapes(1).items()}
+
+    def read(path: Path) -> object:
+        return read_momentum(path.parent, tiny, shapes)
+
+    full = tiny.parameter_shapes()
+    write_momentum(folder(), {n: torch.ones(s, dtype=torch.int64) for n, s in full.items()})
+    return [(folder() / MOMENTUM_FILE).read_bytes()], through_file(MOMENTUM_FILE, read)
 
 
 def weights_in_fp8() -> tuple[list[bytes], Decode]:
@@ -366,6 +379,7 @@ FILES = [
     Decoder("config.json's values", config_values, CHECKPOINT),
     Decoder("safetensors", weights, CHECKPOINT),
     Decoder("safetensors in fp8", weights_in_fp8, CHECKPOINT),
+    Decoder("outer momentum", momentum, CHECKPOINT),
     Decoder("safetensors index", indexes, CHECKPOINT),
     Decoder("tier manifest", tier_manifests, CHECKPOINT),
     Decoder("schema", schemas, (SchemaError, ModelConfigError)),

@@ -50,6 +50,7 @@ SCHEMAS: Mapping[str, Schema] = {
     "sparseloco, polar factor": toy_inner(
         orthogonal_lr=1.5, inner_optimizer="muon", **EVERY_NUMBER
     ),
+    "sparseloco, outer momentum": toy_inner(outer_momentum=0.6, outer_lr=0.7, **RAGGED),
 }
 ROUNDS = 2
 MEMBERS = 3
@@ -78,7 +79,8 @@ def payloads_and_hashes(schema: Schema) -> dict[str, Any]:
             for level in sent[0]
         }
         engine.apply(votes, RATE)
-        hashes = [level_hash(params, schema.state, level).hex() for level in votes]
+        shared = params | engine.momentum
+        hashes = [level_hash(shared, schema.shared, level).hex() for level in votes]
         rounds.append(
             {"payloads": [_digest(b"".join(own.values())) for own in sent], "levels": hashes}
         )

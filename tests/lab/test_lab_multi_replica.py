@@ -14,7 +14,9 @@ from aftermath.data.local import open_tokens
 from aftermath.lab.multi_replica import ReplicasDiffer, Together
 from aftermath.member.plan import RoundPlan, plan_round
 from aftermath.member.rounds import epoch
+from aftermath.model.documents import CheckpointError
 from aftermath.model.initial import init_weights
+from aftermath.model.schema import LARGEST_MOMENTUM
 from aftermath.optim.codec import decode_level
 from aftermath.optim.schema import Schema
 from aftermath.replica.pass_size import PassSize
@@ -151,6 +153,7 @@ def test_results_wait_for_as_many_rounds_as_overlap(overlap: int) -> None:
         ({"bits": 1, "divisor": "all"}, 0),
         ({"inner_optimizer": "muon", "divisor": "root", "outer_lr": 0.7}, 1),
         ({"orthogonal_lr": 3.0}, 0),
+        ({"outer_momentum": 0.6, "outer_lr": 0.7}, 1),
     ],
     ids=str,
 )
@@ -175,6 +178,24 @@ def test_inner_step_members_have_equal_levels_after_each_step(
     changes = [before != after for before, after in pairwise(seen)]
     assert changes == [not overlap, True, True, True]
     assert done.losses[0] is not None
+
+
+def test_restored_members_continue_with_their_momentum() -> None:
+    settings = SparseLoCo(inner_steps=2, topk=4, topk_embeddings=9, chunk=8, outer_momentum=0.6)
+    schema = Schema(SCHEMA.state, settings)
+    first, second = (
+        Together([replica(0, schema), replica(1, schema)], lambda step: 0.01, 0) for _ in range(2)
+    )
+    first.step(1, [SEQUENCES[:3], SEQUENCES[3:6]], [True, True])
+    kept = first.state()
+    second.restore(kept)
+    for both in (first, second):
+        both.step(2, [SEQUENCES[6:8], SEQUENCES[3:6]], [True, True])
+    assert second.hashes() == first.hashes()
+    name = next(name for name in kept if "/weights/outer_momentum." in name)
+    kept[name].view(-1)[0] = LARGEST_MOMENTUM + 1
+    with pytest.raises(CheckpointError, match="does not fit this model: outer_momentum"):
+        second.restore(kept)
 
 
 def test_rejected_result_is_never_applied() -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from aftermath.member.results import TOPIC as COMMITMENTS_TOPIC
 from aftermath.replica.modelshare import TOPIC as MODEL_TOPIC
-from aftermath.replica.modelshare import SnapshotManifest, segment_size
+from aftermath.replica.modelshare import SnapshotManifest
 from aftermath.rules.announcements import (
     Commitment,
     LevelPayload,
@@ -201,7 +201,7 @@ def offer_garbage(sim: SimulatedRun, sim_member: SimMember, fill: float) -> None
     async def answer(peer: bytes, body: bytes) -> bytes:
         levels = {
             level: [
-                transport.publish(np.full(segment_size(segment) // 4, fill, "<f4").tobytes())
+                transport.publish(np.full(segment.size // 4, fill, "<f4").tobytes())
                 for segment in sim.schema.state.of_level(level)
             ]
             for level in range(sim_member.tier, sim.schema.state.levels)

@@ -13,7 +13,7 @@ import torch
 
 from aftermath.member.rounds.health import unseen
 from aftermath.model.initial import init_weights
-from aftermath.replica.modelshare import SnapshotManifest, checked, segment_size, snapshot
+from aftermath.replica.modelshare import SnapshotManifest, checked, snapshot
 from aftermath.rules import bitmap
 from aftermath.rules.run import Run
 from aftermath.rules.state import MemberState, RunState
@@ -104,7 +104,7 @@ def test_snapshot_copies_levels_of_its_tier() -> None:
     segments = [segment for level in (1, 2) for segment in SCHEMA.state.of_level(level)]
     digests = [digest for level in (1, 2) for digest in taken.manifest.levels[level]]
     assert [len(taken.blobs[digest]) for digest in digests] == [
-        segment_size(segment) for segment in segments
+        segment.size for segment in segments
     ]
     before = dict(taken.blobs)
     with torch.no_grad():

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from aftermath.replica.modelshare import segment_size
 from aftermath.sim.sim_member import SimMember
 from aftermath.sim.simulation import SimulatedRun, play
 from member.dishonest_members import offer_garbage
@@ -32,9 +31,7 @@ def test_joiner_rejects_garbage_of_dishonest_majority(tmp_path: Path, fill: floa
     assert [e["source"] for e in joiner.saw("model")] == ["peers"]
     assert sim.check() > 0
     assert joiner.transport is not None
-    model = sum(
-        segment_size(segment) for level in range(3) for segment in sim.schema.state.of_level(level)
-    )
+    model = sum(segment.size for level in range(3) for segment in sim.schema.state.of_level(level))
     results = sum(e["bytes"] for sim_member in sim.sim_members for e in sim_member.saw("trained"))
     assert model <= joiner.transport.stats().received["blob"] < model + results
 

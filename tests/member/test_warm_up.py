@@ -242,10 +242,10 @@ def test_unexpected_source_error_skips_only_that_source(
     durable = Origin.durable
     troubles = list[Exception]()
 
-    def fragile(self: Origin, place: Checkpoint) -> dict[str, Tensor]:
+    def fragile(self: Origin, place: Checkpoint, *, momentum: bool = True) -> dict[str, Tensor]:
         if place.repo == str(tmp_path / "bad"):
             raise troubles[-1]
-        return durable(self, place)
+        return durable(self, place, momentum=momentum)
 
     async def story(place: Path) -> None:
         joiner = Joiner(place, attested=0b111, source=ModelSource.CHECKPOINT)

@@ -223,9 +223,16 @@ class Fetch:
         self.options: dict[str, Any] = {"endpoint": server.endpoint, "cache_dir": cache}
 
     def __call__(
-        self, repo: str = "me/model", revision: str = "", tier: int = 0, strategy: Any = "auto"
+        self,
+        repo: str = "me/model",
+        revision: str = "",
+        tier: int = 0,
+        strategy: Any = "auto",
+        momentum: bool = False,
     ) -> Path:
-        return download(repo, revision, tier=tier, strategy=strategy, **self.options)
+        return download(
+            repo, revision, tier=tier, strategy=strategy, momentum=momentum, **self.options
+        )
 
 
 def right(place: Path, tier: int, strategy: Any = "auto") -> bool:

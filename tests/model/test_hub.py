@@ -13,7 +13,7 @@ from aftermath.model import hub, store
 from aftermath.model.arch.llama_config import LlamaConfig
 from aftermath.model.architectures import config_of
 from aftermath.model.checkpoint import load
-from aftermath.model.documents import CheckpointError, hf_config
+from aftermath.model.documents import MOMENTUM_FILE, CheckpointError, hf_config
 from aftermath.model.hub import download_config, download_outline, upload
 from aftermath.model.initial import init_weights
 from aftermath.model.manifest import MANIFEST_FILE, ManifestUnusable
@@ -59,6 +59,20 @@ def test_hub_tier_fetches_only_its_own_and_common_files(
 def test_hub_universal_fetches_full_model_for_any_tier(fetch: Fetch, server: Hub) -> None:
     assert right(fetch(tier=2, strategy="universal"), 2, "universal")
     assert "m-tier2/model.safetensors" not in server.fetched
+
+
+def test_hub_momentum_is_fetched_only_if_requested(fetch: Fetch, server: Hub) -> None:
+    server.repos["me/model"][MOMENTUM_FILE] = b"momentum"
+    assert not (fetch() / MOMENTUM_FILE).exists()
+    assert (fetch(momentum=True) / MOMENTUM_FILE).read_bytes() == b"momentum"
+    assert right(fetch(), 0)
+
+
+def test_hub_momentum_is_not_weights_without_index(fetch: Fetch, server: Hub) -> None:
+    files = server.repos["me/model"]
+    files["other.safetensors"] = files.pop("model.safetensors")
+    files[MOMENTUM_FILE] = b"momentum"
+    assert right(fetch(momentum=True), 0)
 
 
 def test_hub_cached_files_are_not_fetched_again(fetch: Fetch, server: Hub) -> None:

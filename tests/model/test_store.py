@@ -16,9 +16,12 @@ from aftermath.base.outputs import MARK
 from aftermath.model import store
 from aftermath.model.arch.llama_config import LlamaConfig
 from aftermath.model.checkpoint import load, load_config
-from aftermath.model.documents import CheckpointError
+from aftermath.model.documents import MOMENTUM_FILE, CheckpointError
+from aftermath.model.export import export_tiers
 from aftermath.model.initial import init_weights
+from aftermath.model.momentum_file import read_momentum
 from aftermath.model.saved_checkpoints import saved_steps
+from aftermath.model.schema import MOMENTUM
 from aftermath.model.store import (
     publish,
     read_companions,
@@ -66,6 +69,31 @@ def test_saved_checkpoint_loads_bit_for_bit(tmp_path: Path) -> None:
     document = json.loads((place / "config.json").read_text())
     assert (document["matformer_tier"], document["matformer_base_intermediate_size"]) == (0, 16)
     assert document["architectures"] == ["LlamaForCausalLM"]
+
+
+def test_saved_momentum_is_read_by_tiers_and_not_exported(tmp_path: Path) -> None:
+    params = init_weights(CONFIG, 3)
+    draws = torch.Generator().manual_seed(1)
+    whole = {
+        MOMENTUM + name: torch.randint(-1 << 52, 1 << 52, tensor.shape, generator=draws)
+        for name, tensor in params.items()
+    }
+    shared = {"run_id": "run", "step": 3, "companions": dict[str, bytes](), "momentum": whole}
+    place = save(tmp_path, params, CONFIG, **shared).place  # type: ignore[arg-type]
+    assert save(tmp_path, params, CONFIG, **shared).place == place  # type: ignore[arg-type]
+    for tier in (0, 1):
+        shapes = {MOMENTUM + name: s for name, s in CONFIG.parameter_shapes(tier).items()}
+        found = read_momentum(place, CONFIG, shapes)
+        assert found.keys() == whole.keys()
+        for name, tensor in found.items():
+            assert torch.equal(tensor, whole[name][tuple(map(slice, tensor.shape))])
+    assert load(place, 0).keys() == params.keys()
+    export_tiers(place, [1], tmp_path / "out" / "m")
+    assert list((tmp_path / "out").rglob("model.safetensors"))
+    assert not list((tmp_path / "out").rglob(MOMENTUM_FILE))
+    whole[next(iter(whole))].view(-1)[0] += 1
+    with pytest.raises(CheckpointError, match="which holds another model"):
+        save(tmp_path, params, CONFIG, **shared)  # type: ignore[arg-type]
 
 
 def test_save_of_same_step_again_changes_nothing(tmp_path: Path) -> None:

@@ -94,6 +94,9 @@ OPTIMIZERS: dict[str, Optimizer] = {
     "sparseloco-muon": SparseLoCo(
         inner_steps=2, topk=5, topk_embeddings=5, chunk=7, inner_optimizer="muon"
     ),
+    "sparseloco-momentum": SparseLoCo(
+        inner_steps=2, topk=5, topk_embeddings=5, chunk=7, outer_momentum=0.6, orthogonal_lr=15.0
+    ),
     "sparseloco-polar": SparseLoCo(
         inner_steps=2, topk=5, topk_embeddings=5, chunk=7, orthogonal_lr=15.0
     ),
@@ -194,9 +197,10 @@ def _replica(
 
 def _handed_on(replica: Replica) -> dict[str, Tensor]:
     """Return the tensors of a joiner that fetched a replica's snapshot, on the joiner's device."""
-    taken = snapshot(replica.params, replica.schema.state, replica.tier, 0)
-    tensors = {name: torch.zeros_like(tensor) for name, tensor in replica.params.items()}
+    shared = replica.schema.shared
+    taken = snapshot(replica.shared, shared, replica.tier, 0)
+    tensors = {name: torch.zeros_like(tensor) for name, tensor in replica.shared.items()}
     for level, digests in taken.manifest.levels.items():
-        for segment, digest in zip(replica.schema.state.of_level(level), digests, strict=True):
+        for segment, digest in zip(shared.of_level(level), digests, strict=True):
             write_segment(tensors, segment, taken.blobs[digest])
     return tensors

@@ -10,6 +10,7 @@ from aftermath.coordinator.ports import View
 from aftermath.rules import bitmap
 from aftermath.rules.members import Members, Seat
 from aftermath.rules.model import Checkpoint, LrSchedule, Metadata, Model
+from aftermath.rules.optimizer import NoOptimizer
 from aftermath.rules.run import Config, Round, Run
 from aftermath.rules.state import (
     Alone,
@@ -130,6 +131,7 @@ def model(**given: Any) -> Model:
         "earlier": (),
         "checkpoint_hashes": (bytes(32),) * 3,
         "lr_schedule": schedule(ScheduleKind.CONSTANT),
+        "optimizer": NoOptimizer(),
         "schema_hash": bytes(32),
         "spec_hash": bytes([2]) * 32,
         "spec_error": "",

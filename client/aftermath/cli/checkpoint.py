@@ -88,6 +88,7 @@ def attested_hashes(run: Run, model: Model, source: Checkpoint) -> list[bytes]:
     others.
     """
     from aftermath.model.checkpoint import load
+    from aftermath.model.momentum_file import read_momentum
     from aftermath.model.resolve import load_hf_config, resolve
     from aftermath.model.segments import level_hash
     from aftermath.rules.run import steps_before
@@ -99,12 +100,13 @@ def attested_hashes(run: Run, model: Model, source: Checkpoint) -> list[bytes]:
             "Wait for the end of the first epoch",
         )
     # read only the path that the user names, never one from the chain
-    state = schema_from(
-        load_hf_config(source), model, run.run_id, f"the checkpoint {source.repo}"
-    ).state
-    weights = load(resolve(source), 0)
-    hashes = [level_hash(weights, state, level) for level in range(state.levels)]
-    different = [level for level in range(state.levels) if hashes[level] != run.level_hashes[level]]
+    schema = schema_from(load_hf_config(source), model, run.run_id, f"the checkpoint {source.repo}")
+    directory = resolve(source, momentum=bool(schema.optimizer.outer_momentum))
+    tensors = load(directory, 0)
+    tensors |= read_momentum(directory, schema.state.config, schema.shared.momentum_shapes(0))
+    levels = range(schema.state.levels)
+    hashes = [level_hash(tensors, schema.shared, level) for level in levels]
+    different = [level for level in levels if hashes[level] != run.level_hashes[level]]
     if different:
         raise CommandError(
             f"{source.repo} is not the model that the members attested at step {steps_before(run.attested_step)}: "

@@ -57,7 +57,12 @@ async def fetch_run_files(subject: Subject) -> Result:
     assert subject.tier is not None
     model = subject.view.model
     access = subject.access()
-    directory = resolve(model.checkpoint, tier=subject.tier, access=access)
+    directory = resolve(
+        model.checkpoint,
+        tier=subject.tier,
+        access=access,
+        momentum=bool(model.optimizer.outer_momentum),
+    )
     shapes = subject.schema.state.config.parameter_shapes(subject.tier)
     if (
         model.checkpoint.kind is not CheckpointKind.DUMMY

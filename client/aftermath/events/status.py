@@ -132,6 +132,8 @@ class RunStatus:
     """Maximum rounds left in the current epoch. None if the epoch has no limit of rounds."""
     spec_error: str = ""
     """Why this client cannot read the run's training spec. Empty if it can."""
+    outer_momentum: float = 0.0
+    """The outer momentum, which joiners fetch with the model. 0 if there is none."""
 
 
 def status_of(
@@ -168,6 +170,7 @@ def status_of(
         silent=silent,
         rounds_left=_rounds_left(run),
         spec_error=model.spec_error,
+        outer_momentum=model.optimizer.outer_momentum,
     )
 
 
@@ -380,6 +383,7 @@ def facts_of(status: RunStatus) -> dict[str, str | list[str]]:
         "deadline": _deadline(status.deadline),
         "waits for": list(status.waits),
         **({"training spec": status.spec_error} if status.spec_error else {}),
+        **({"outer momentum": f"{status.outer_momentum:g}"} if status.outer_momentum else {}),
         "members": counted(len(status.members), "seat") + " in use",
         **({"checkpoint": checkpoint_of(status)} if status.step else {}),
     }

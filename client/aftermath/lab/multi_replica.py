@@ -124,7 +124,7 @@ class Together:
         """Return the weights and private state of every member, and the pending results."""
         kept = {_TRAVELLING: torch.tensor(self._travelling)}
         for member, replica in enumerate(self.replicas):
-            kept |= on_cpu(replica.params, f"{member}/weights/")
+            kept |= on_cpu(replica.shared, f"{member}/weights/")
             kept |= on_cpu(replica.optimizer.state(), f"{member}/optimizer/")
         for step, results in self._under_way:
             for level, payloads in results.items():
@@ -150,7 +150,7 @@ class Together:
                 "Name another --out",
             )
         for member, replica in enumerate(self.replicas):
-            take_weights(replica.params, below(state, f"{member}/weights/"))
+            take_weights(replica.shared, below(state, f"{member}/weights/"))
             replica.optimizer.restore(below(state, f"{member}/optimizer/"))
         self._under_way = under_way
         self._travelling = travelling.tolist()

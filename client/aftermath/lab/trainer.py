@@ -11,6 +11,7 @@ from torch import Tensor
 
 from aftermath.model.documents import CheckpointError
 from aftermath.model.network import LanguageModel
+from aftermath.model.segments import is_momentum
 
 
 @dataclass(frozen=True)
@@ -78,9 +79,10 @@ def take_weights(params: Mapping[str, Tensor], kept: Mapping[str, Tensor]) -> No
 
 
 def fits(kept: Tensor, tensor: Tensor) -> bool:
-    """Return whether `kept` is finite and has the dtype and shape of `tensor`."""
-    return (
-        kept.dtype == tensor.dtype
-        and kept.shape == tensor.shape
-        and bool(torch.isfinite(kept).all())
-    )
+    """Return whether `kept` has the dtype and shape of `tensor` and valid values.
+
+    Floats must be finite. An outer momentum, which is int64, must be within its bound.
+    """
+    if kept.dtype != tensor.dtype or kept.shape != tensor.shape:
+        return False
+    return is_momentum(kept) if kept.dtype == torch.int64 else bool(torch.isfinite(kept).all())

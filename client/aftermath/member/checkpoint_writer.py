@@ -202,6 +202,7 @@ class CheckpointWriter:
                 directory,
                 replica.params,
                 config,
+                momentum=replica.optimizer.momentum,
                 run_id=run.run_id,
                 identity=run.identity,
                 step=run.trained_steps,

@@ -59,10 +59,10 @@ class Cooldown:
         )
         await self._attest(run, hashes)
         replica = self._replica
-        state = self._role.schema.state
+        shared = self._role.schema.shared
         tier = self._role.tier
         self._share.offer(
-            await self._compute(lambda: snapshot(replica.params, state, tier, run.step))
+            await self._compute(lambda: snapshot(replica.shared, shared, tier, run.step))
         )
         saved = await self._checkpoints.keep(run, replica, hashes)
         await self._private.keep(replica, run.epoch, hashes)

@@ -371,11 +371,11 @@ class Member:
             or (own_replica and self._share.manifest is not None)
         ):
             return
-        state = self._role.schema.state
+        shared = self._role.schema.shared
         tier = self._role.tier
         self._share.offer(
             await self._workers.compute(
-                lambda: snapshot(replica.params, state, tier, view.run.step)
+                lambda: snapshot(replica.shared, shared, tier, view.run.step)
             )
         )
 

@@ -24,8 +24,14 @@ from aftermath.member.ports import Desync, Ports, Role, Workers
 from aftermath.model.config import ModelConfigError
 from aftermath.model.documents import CheckpointError, HubAway
 from aftermath.model.saved_checkpoints import stem_of_run, step_directory
-from aftermath.model.schema import SchemaError
-from aftermath.model.segments import SegmentError, level_hash, segment_bytes, write_segment
+from aftermath.model.schema import MomentumSegment, SchemaError
+from aftermath.model.segments import (
+    SegmentError,
+    level_hash,
+    segment_bytes,
+    view,
+    write_segment,
+)
 from aftermath.p2p.transport import escaped
 from aftermath.replica.memory import is_out_of_memory
 from aftermath.replica.modelshare import LevelFetcher, ModelUnavailable, Offer, ask_offers
@@ -165,7 +171,7 @@ class WarmUp:
         """Begin with the levels of a replica that match the epoch's start."""
         matching = {level for level in self._role.levels if hashes[level] == self._expected(level)}
         if matching:
-            self._weights = {name: tensor.detach() for name, tensor in replica.params.items()}
+            self._weights = {name: tensor.detach() for name, tensor in replica.shared.items()}
             self._missing -= matching
             self._first_missing = frozenset(self._missing)
 
@@ -181,7 +187,7 @@ class WarmUp:
         seats = bitmap.seats(among & self._run.current.roster & ~(1 << self._seat))
         peers = [members.seats[seat].p2p for seat in seats]
         offers_by_level = await ask_offers(
-            self._ports.transport, self._role.schema.state, peers, _ANSWER
+            self._ports.transport, self._role.schema.shared, peers, _ANSWER
         )
         return {
             level: sorted(offers, key=lambda offer: offer.step != step)
@@ -226,7 +232,7 @@ class WarmUp:
         fetcher = LevelFetcher(
             self._ports.transport,
             self._ports.clock,
-            self._role.schema.state,
+            self._role.schema.shared,
             self._workers.decode,
             parallel=self._parallel,
             deadline_s=float(max(10, remaining)),
@@ -296,13 +302,16 @@ class WarmUp:
             for recorded in model.recorded
             if recorded.step == model.checkpoint_step
         ]
-        if any(self._expected(level) is None for level in levels):
+        hashed = {level for level in levels if self._expected(level) is not None}
+        if hashed != levels:
             locations = [model.checkpoint]
             own_copies = []
         own_copies = [checkpoint for checkpoint in own_copies if checkpoint not in locations]
         for checkpoint in dict.fromkeys(own_copies + locations):
             try:
-                durable = await self._workers.compute(partial(self._origin.durable, checkpoint))
+                read = partial(self._origin.durable, checkpoint, momentum=bool(hashed))
+                durable = await self._workers.compute(read)
+                self._reset_momentum(durable, levels - hashed)
                 for level in sorted(levels):
                     await self._check_level(level, durable)
                 return durable
@@ -338,14 +347,24 @@ class WarmUp:
             else []
         )
 
+    def _reset_momentum(self, durable: Mapping[str, Tensor], levels: set[int]) -> None:
+        """Zero the outer momentum of levels that have no hash on chain.
+
+        Nobody could check the file's momentum there, and another member may lack the file. A level
+        with a hash is accepted only with the momentum that members attested.
+        """
+        for segment in (s for level in levels for s in self._role.schema.shared.of_level(level)):
+            if isinstance(segment, MomentumSegment):
+                view(durable, segment).zero_()
+
     def _copy(self, durable: dict[str, Tensor], levels: set[int]) -> None:
-        for segment in (s for level in levels for s in self._role.schema.state.of_level(level)):
+        for segment in (s for level in levels for s in self._role.schema.shared.of_level(level)):
             write_segment(self._weights, segment, segment_bytes(durable, segment))
 
     async def _check_level(self, level: int, weights: dict[str, Tensor]) -> None:
         expected = self._expected(level)
         digest = await self._workers.compute(
-            lambda: level_hash(weights, self._role.schema.state, level)
+            lambda: level_hash(weights, self._role.schema.shared, level)
         )
         if expected is not None and digest != expected:
             raise ModelUnavailable(

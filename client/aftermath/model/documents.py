@@ -21,6 +21,7 @@ _SHOWN_NAME = 120
 _NAME_ANOTHER = "Name a directory that this user may read"
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+MOMENTUM_FILE = "outer_momentum.safetensors"
 TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
     *("chat_template.jinja", "chat_template.json", "vocab.json", "merges.txt", "vocab.txt"),

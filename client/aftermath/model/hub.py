@@ -44,6 +44,7 @@ from aftermath.model.documents import (
     MAX_CONFIG_BYTES,
     MAX_NAME,
     MAX_PART,
+    MOMENTUM_FILE,
     WEIGHTS_FILE,
     CheckpointError,
     HubAway,
@@ -290,13 +291,17 @@ def download(
     cache_dir: Path | None = None,
     token: str | Literal[False] | None = None,
     endpoint: str | None = None,
+    momentum: bool = False,
 ) -> Path:
     """Fetch the files of a tier. Return the local directory, for `checkpoint.load`.
 
-    `token`: None uses this machine's token, False uses none. Raises CheckpointError or
-    ModelConfigError.
+    `token`: None uses this machine's token, False uses none. `momentum`: fetch the outer momentum
+    of the full checkpoint too, if it has any. Raises CheckpointError or ModelConfigError.
     """
     source = opened(repo, revision, cache_dir, token, endpoint)
+    if momentum and (path := str(_base(source) / MOMENTUM_FILE)) in source.sizes:
+        config, stored, _ = _config(source, str(_base(source) / "config.json"))
+        source.fetch_all([path], _expected(config, stored))
     if tier > 0 and strategy != "universal":
         try:
             return _download_tier(source, _manifests(source), tier)
@@ -445,7 +450,9 @@ def _download_full(source: Repository, base: str, tier: int) -> Path:
         weights = [
             path
             for path in source.sizes
-            if PurePosixPath(path).parent == folder and path.endswith(".safetensors")
+            if PurePosixPath(path).parent == folder
+            and path.endswith(".safetensors")
+            and PurePosixPath(path).name != MOMENTUM_FILE
         ]
     if not weights:
         raise CheckpointError(

@@ -24,10 +24,12 @@ def resolve(
     strategy: Strategy = "auto",
     cache_dir: Path | None = None,
     access: RunAccess = TRUSTING,
+    momentum: bool = False,
 ) -> Path:
     """Return a directory for `checkpoint.load`. From the Hub, fetch only the tier's files.
 
-    Raises CheckpointError or ModelConfigError.
+    `momentum`: fetch the outer momentum too, if the checkpoint has it. Raises CheckpointError or
+    ModelConfigError.
     """
     require_place(checkpoint)
     if checkpoint.kind is CheckpointKind.HUB:
@@ -40,6 +42,7 @@ def resolve(
             strategy=strategy,
             cache_dir=cache_dir,
             token=access.hub_token(checkpoint.repo),
+            momentum=momentum,
         )
     if checkpoint.kind is CheckpointKind.DUMMY:
         return _config_file(checkpoint, cache_dir, access).parent

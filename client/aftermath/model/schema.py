@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import msgspec
 
@@ -37,6 +37,9 @@ def is_hidden_matrix(name: str, shape: Sequence[int]) -> bool:
 class Segment:
     """A level's part of a tensor: [start, stop) along `dim`, or all of it if `dim` is None."""
 
+    dtype: ClassVar[str] = "float32"
+    number_bytes: ClassVar[int] = 4
+
     name: str
     level: int
     dim: Literal[0, 1] | None
@@ -48,6 +51,29 @@ class Segment:
     def numel(self) -> int:
         """Return the number of parameters."""
         return math.prod(self.shape)
+
+    @property
+    def size(self) -> int:
+        """Return the segment's bytes."""
+        return self.number_bytes * self.numel
+
+
+class MomentumSegment(Segment):
+    """A level's part of a parameter's outer momentum (`optim.outer_momentum`)."""
+
+    dtype: ClassVar[str] = "int64"
+    number_bytes: ClassVar[int] = 8
+
+    @classmethod
+    def of(cls, segment: Segment) -> MomentumSegment:
+        """Return the segment of the momentum of a parameter's segment."""
+        return cls(**vars(segment) | {"name": MOMENTUM + segment.name})
+
+
+MOMENTUM = "outer_momentum."
+"""Prefix of the names of momentum tensors. The parameter's name follows."""
+LARGEST_MOMENTUM = 1 << 52
+"""Largest magnitude of a momentum. `optim.outer_momentum` shows that no apply exceeds it."""
 
 
 def cut(config: ModelConfig, tiers: int) -> tuple[Segment, ...]:
@@ -202,6 +228,35 @@ class StateSchema:
             "widths": list(self.widths),
             "segments": [asdict(segment) for segment in self.segments],
         }
+
+    def with_momentum(self) -> StateSchema:
+        """Return this schema with each parameter's momentum, after the parameters of its level.
+
+        Vectors that balance experts have none (`optim.moe_bias`).
+        """
+        return replace(
+            self,
+            segments=tuple(
+                segment
+                for level in reversed(range(self.levels))
+                for segment in (*self.of_level(level), *self._momentum_of(level))
+            ),
+        )
+
+    def _momentum_of(self, level: int) -> Iterator[Segment]:
+        for segment in self.of_level(level):
+            if not self.config.balances(segment.name):
+                yield MomentumSegment.of(segment)
+
+    def momentum_shapes(self, tier: int) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of a tier's momentum tensors by name; empty if there are none."""
+        names = {
+            segment.name.removeprefix(MOMENTUM)
+            for segment in self.held_by(tier)
+            if isinstance(segment, MomentumSegment)
+        }
+        shapes = self.config.parameter_shapes(tier)
+        return {MOMENTUM + name: shape for name, shape in shapes.items() if name in names}
 
     @cached_property
     def _by_level(self) -> tuple[tuple[Segment, ...], ...]:

@@ -1,6 +1,7 @@
 """Segments of a replica's tensors: their views, their bytes, and the hash of a level.
 
-Bytes are fp32, little-endian, row-major. Bytes from outside must be finite and fit in size.
+Bytes are fp32 (momentum: int64), little-endian, row-major. Bytes from outside must fit in size and
+be finite, or within the bound of a momentum.
 """
 
 from __future__ import annotations
@@ -14,7 +15,12 @@ from blake3 import blake3
 from torch import Tensor
 
 from aftermath.base.errors import AftermathError
-from aftermath.model.schema import ELEMENT_BYTES, Segment, StateSchema
+from aftermath.model.schema import (
+    LARGEST_MOMENTUM,
+    MomentumSegment,
+    Segment,
+    StateSchema,
+)
 
 _LEVEL_DOMAIN = b"aftermath level 1\x00"
 _COPY_BYTES = 4 << 20  # at most this much of a strided or remote tensor is copied at a time
@@ -37,9 +43,10 @@ def view(params: Mapping[str, Tensor], segment: Segment) -> Tensor:
                 f"this replica does not hold level {segment.level} of {segment.name}"
             )
         tensor = tensor.narrow(segment.dim, segment.start, segment.stop - segment.start)
-    if tuple(tensor.shape) != segment.shape or tensor.dtype != torch.float32:
+    if tuple(tensor.shape) != segment.shape or tensor.dtype != getattr(torch, segment.dtype):
         raise SegmentError(
-            f"{segment.name} is {tensor.dtype} {tuple(tensor.shape)}, but the schema says fp32 {segment.shape}"
+            f"{segment.name} is {tensor.dtype} {tuple(tensor.shape)}, but the schema says "
+            f"{segment.dtype} {segment.shape}"
         )
     return tensor
 
@@ -78,7 +85,7 @@ def segment_digest(params: Mapping[str, Tensor], segment: Segment) -> bytes:
 
 
 def segment_bytes(params: Mapping[str, Tensor], segment: Segment) -> bytes:
-    """Return the segment's values, `4 * segment.numel` bytes."""
+    """Return the segment's values, `segment.size` bytes."""
     return b"".join(_parts(view(params, segment)))
 
 
@@ -87,15 +94,25 @@ def write_segment(
 ) -> None:
     """Replace a segment's values in place. Raises SegmentError before any change."""
     target = view(params, segment)
-    if len(data) != segment.numel * ELEMENT_BYTES:
+    if len(data) != segment.size:
         raise SegmentError(
-            f"level {segment.level} of {segment.name} takes {segment.numel * ELEMENT_BYTES} bytes, not {len(data)}"
+            f"level {segment.level} of {segment.name} takes {segment.size} bytes, not {len(data)}"
         )
-    values = np.frombuffer(data, dtype="<f4")
-    if not np.isfinite(values).all():
+    order = np.dtype(segment.dtype).newbyteorder("<")
+    values = np.frombuffer(data, dtype=order).astype(segment.dtype)
+    if isinstance(segment, MomentumSegment):
+        if not is_momentum(torch.from_numpy(values)):
+            raise SegmentError(f"level {segment.level} of {segment.name}: a value is too large")
+    elif not np.isfinite(values).all():
         raise SegmentError(f"level {segment.level} of {segment.name}: a value is not finite")
     with torch.no_grad():
-        target.copy_(torch.from_numpy(values.astype(np.float32)).view(segment.shape))
+        target.copy_(torch.from_numpy(values).view(segment.shape))
+
+
+def is_momentum(values: Tensor) -> bool:
+    """Return whether int64 values are within LARGEST_MOMENTUM."""
+    # not abs(): that of the smallest int64 is itself
+    return bool(((values <= LARGEST_MOMENTUM) & (values >= -LARGEST_MOMENTUM)).all())
 
 
 def _parts(tensor: Tensor) -> Iterator[memoryview]:
@@ -131,7 +148,7 @@ def _parts_from_gpu(tensor: Tensor) -> Iterator[memoryview]:
 
 def _rows_of(tensor: Tensor, size: int) -> int:
     """Return how many rows of a tensor take about `size` bytes, at least one."""
-    return max(1, size // max(1, tensor[0].numel() * ELEMENT_BYTES))
+    return max(1, size // max(1, tensor[0].numel() * tensor.element_size()))
 
 
 def _on_gpu(tensor: Tensor) -> bool:
@@ -139,4 +156,6 @@ def _on_gpu(tensor: Tensor) -> bool:
 
 
 def _bytes(tensor: Tensor) -> memoryview:
-    return tensor.numpy().astype("<f4", copy=False).reshape(-1).view(np.uint8).data
+    values = tensor.numpy()
+    order = values.dtype.newbyteorder("<")
+    return values.astype(order, copy=False).reshape(-1).view(np.uint8).data

@@ -29,6 +29,7 @@ from aftermath.base.locks import alone_in
 from aftermath.base.outputs import check_directory, replace_directory, write_mark
 from aftermath.model.config import ModelConfig
 from aftermath.model.documents import COMPANIONS, INDEX_FILE, CheckpointError, is_file, read_limited
+from aftermath.model.momentum_file import write_momentum
 from aftermath.model.saved_checkpoints import (
     among,
     maker_name,
@@ -72,14 +73,16 @@ def save(
     identity: str = "",
     step: int,
     companions: Mapping[str, bytes],
+    momentum: Mapping[str, Tensor] | None = None,
     needed: Collection[Path] | None = None,
 ) -> Saved:
     """Write the full model's checkpoint of one step.
 
     `identity` (see `Run.identity`) tells apart runs that share a run id. `companions` are the
-    tokenizer's files (see `read_companions`). Another model of that step is moved aside, unless it
-    is in `needed` or `needed` is None. Raises CheckpointError, and leaves earlier checkpoints
-    unchanged.
+    tokenizer's files (see `read_companions`). `momentum` has the tensors of the outer momentum,
+    which go into a file of their own (`model.momentum_file`). Another model of that step is moved
+    aside, unless it is in `needed` or `needed` is None. Raises CheckpointError, and leaves earlier
+    checkpoints unchanged.
     """
     target = step_directory(directory, stem_of_run(directory, run_id, identity), step)
 
@@ -87,7 +90,7 @@ def save(
         write_mark(place, maker_name(identity))
         return _give_name(place, target, needed)
 
-    replaced = _write(target, params, config, 0, companions, settle)
+    replaced = _write(target, params, config, 0, companions, settle, momentum=momentum or {})
     return Saved(target, replaced)
 
 
@@ -146,6 +149,7 @@ def _write(
     companions: Mapping[str, bytes],
     settle: Callable[[Path], T],
     dtype: torch.dtype = torch.float32,
+    momentum: Mapping[str, Tensor] | None = None,
 ) -> T:
     expected = config.parameter_shapes(tier)
     if {name: tuple(tensor.shape) for name, tensor in params.items()} != expected:
@@ -158,12 +162,15 @@ def _write(
         config.stored_name(name, tier): params[name] for name in expected if name not in apart
     }
     weights |= {listed: piece.of(apart[piece.name]) for listed, piece in pieces.items()}
-    need = sum(tensor.numel() * dtype.itemsize for tensor in weights.values()) + sum(
-        map(len, companions.values())
-    )
+    momentum = momentum or {}
+    need = sum(tensor.numel() * dtype.itemsize for tensor in weights.values())
+    need += sum(tensor.nbytes for tensor in momentum.values())
+    need += sum(map(len, companions.values()))
 
     def fill(place: Path) -> None:
         _write_weights(place, weights, dtype)
+        if momentum:
+            write_momentum(place, momentum)
         document = config.to_hf(tier) | {"torch_dtype": str(dtype).removeprefix("torch.")}
         (place / "config.json").write_text(_json(document))
         for name in COMPANIONS:

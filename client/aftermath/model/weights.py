@@ -21,6 +21,7 @@ from aftermath.base.text import counted
 from aftermath.model.config import ModelConfig
 from aftermath.model.documents import (
     INDEX_FILE,
+    MOMENTUM_FILE,
     WEIGHTS_FILE,
     CheckpointError,
     check_readable,
@@ -132,7 +133,8 @@ def weight_files(
                 f"{directory} lacks {', '.join(absent)}", "Download the checkpoint again"
             )
     else:
-        files = tuple(sorted(path for path in directory.glob("*.safetensors") if is_file(path)))
+        every = sorted(path for path in directory.glob("*.safetensors") if is_file(path))
+        files = tuple(path for path in every if path.name != MOMENTUM_FILE)
     if not files:
         raise CheckpointError(
             f"{directory} has no .safetensors file",

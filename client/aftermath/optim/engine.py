@@ -70,7 +70,11 @@ class Engine:
         self._stopwatch = stopwatch
         self._training = False
         self._levels = range(tier, schema.results.levels)
-        self._step, self._result, self._apply = _parts(schema, tier, params, result, inner)
+        self.momentum = _zero_momentum(schema, tier, params)
+        """The tensors that the apply keeps between rounds, equal on all replicas. Often none."""
+        self._step, self._result, self._apply = _parts(
+            schema, tier, params, self.momentum, result=result, inner=inner
+        )
 
     def train(
         self,
@@ -188,13 +192,32 @@ def outline_of(schema: Schema, tier: int) -> StateOutline:
     return outline(Engine(schema, tier, params).sizes())
 
 
+def _zero_momentum(schema: Schema, tier: int, params: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return zeroed tensors of the outer momentum, on the device that its apply computes on."""
+    if not schema.optimizer.outer_momentum:
+        return {}
+    from aftermath.optim.outer_momentum import place_of
+
+    place = place_of(next(iter(params.values())).device)
+    return {
+        name: torch.zeros(shape, dtype=torch.int64, device=place)
+        for name, shape in schema.shared.momentum_shapes(tier).items()
+    }
+
+
 def _parts(
-    schema: Schema, tier: int, params: Mapping[str, Tensor], result: MakeResult, inner: MakeInner
+    schema: Schema,
+    tier: int,
+    params: Mapping[str, Tensor],
+    momentum: Mapping[str, Tensor],
+    *,
+    result: MakeResult,
+    inner: MakeInner,
 ) -> tuple[PrivateStep, Compressor, Apply]:
     """Return the three parts of the schema's optimizer."""
     balances = schema.state.config.balances
     feedback = result(schema.results, tier, params, schema.optimizer.decay, balances)
     parts = parts_of(schema.optimizer)
-    replica = ReplicaParts(schema.results, tier, params, balances, inner)
+    replica = ReplicaParts(schema.results, tier, params, balances, inner, momentum)
     apply = parts.apply(replica)
     return parts.step(replica, feedback, apply), feedback, apply

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from aftermath.kernels.runtime import run_parallel
+from aftermath.model.schema import Segment
 from aftermath.model.segments import view
 from aftermath.optim import dense_mean, packed, packed_sparse
 from aftermath.optim.compiled import Counted, Task, usable
@@ -164,6 +165,14 @@ class MeanApply:
         """Change a segment's `tensor` by the mean, given as blocks."""
         del lr  # the values include it
         subtract(tensor, blocks, part.blocks)
+
+    def move_by(self, tensor: Tensor, segment: Segment, step: Tensor, lr: float) -> None:
+        """Change a segment's `tensor` by a mean in its shape. `finish` must follow."""
+        del segment, lr
+        tensor.sub_(step)
+
+    def finish(self, lr: float) -> None:
+        """Finish the changes by `move_by`."""
 
 
 def most_of(settings: SparseLoCo, lr: float) -> int:

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from aftermath.model.schema import Segment
 from aftermath.optim.format import ResultFormat
 from aftermath.optim.integer_polar import exact_polar
 from aftermath.optim.layout import LevelLayout, Part
@@ -31,9 +32,8 @@ _AT_ONCE = {"cpu": 1 << 23, "cuda": 1 << 24}
 class OuterMuon(MeanApply):
     """Changes a replica's fp32 `params`, of tier `tier`, in place."""
 
-    # The apply step has no momentum: the inner optimizers have some, and a joining member would
-    # have to fetch it. Each level's part of a matrix is orthogonalised separately, because members
-    # of small tiers do not hold the other levels.
+    # Each level's part of a matrix is orthogonalised separately, because members of small tiers do
+    # not hold the other levels.
     def __init__(
         self, results: ResultFormat, tier: int, params: Mapping[str, Tensor], settings: SparseLoCo
     ) -> None:
@@ -57,9 +57,20 @@ class OuterMuon(MeanApply):
         mean = torch.zeros(part.segment.shape, device=tensor.device)
         for number, step in cells(mean, blocks, part.blocks):
             number.copy_(step)
-        self._wait(tensor, mean)
+        self.move_by(tensor, part.segment, mean, lr)
+
+    def move_by(self, tensor: Tensor, segment: Segment, step: Tensor, lr: float) -> None:
+        """Change a segment's `tensor`, or queue it until `finish` if it is a hidden matrix."""
+        if segment.name not in self._hidden:
+            super().move_by(tensor, segment, step, lr)
+            return
+        self._wait(tensor, step)
         if self._waits_for() >= _AT_ONCE.get(tensor.device.type, _AT_ONCE["cpu"]):
             self._turn(lr)
+
+    def finish(self, lr: float) -> None:
+        """Change the queued matrices."""
+        self._turn(lr)
 
     def _table(self, layout: LevelLayout) -> LevelTensors:
         """Return a table that stores the means of hidden matrices and changes all other tensors."""

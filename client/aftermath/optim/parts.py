@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -38,6 +38,8 @@ class ReplicaParts:
     """Whether a parameter balances experts (`optim.moe_bias`)."""
     inner: MakeInner
     """Builds the optimizer of inner steps, which several devices may share."""
+    momentum: Mapping[str, Tensor] = field(default_factory=dict)
+    """The int64 tensors of the outer momentum (`StateSchema.momentum_shapes`), if it is on."""
 
 
 class OptimizerParts(ABC, Generic[S]):

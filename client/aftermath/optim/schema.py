@@ -49,15 +49,19 @@ class Schema:
 
     def to_json(self) -> bytes:
         """Return the canonical document whose SHA-256 is on chain."""
-        settings = portable(vars(self.optimizer))
-        optimizer = {
-            "kind": self.optimizer.kind(),
-            **settings,
-            "results": self.results.document(),
-        }
+        settings = portable(self.optimizer.document())
+        optimizer = {**settings, "results": self.results.document()}
         return canonical(
             {"version": SCHEMA_VERSION, "state": self.state.document(), "optimizer": optimizer}
         )
+
+    @cached_property
+    def shared(self) -> StateSchema:
+        """Return the tensors that replicas share: the model's, and the outer momentum if it is on.
+
+        Level hashes, snapshots and checkpoints contain them.
+        """
+        return self.state.with_momentum() if self.optimizer.outer_momentum else self.state
 
     @cached_property
     def _hash(self) -> bytes:
@@ -100,6 +104,8 @@ def _optimizer(document: Mapping[str, Any]) -> Optimizer:
         raise SchemaError(f"not a schema: this client does not know the optimizer {shown(name)}")
     values = {}
     for setting in kind.settings():
+        if setting.name in kind.LATER and setting.name not in document:
+            continue
         value = document.get(setting.name)
         if value is not None and setting.kind is float:
             value = decimal(value, setting.name)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from aftermath.optim.interfaces import Apply, Compressor, PrivateStep
     from aftermath.optim.level_votes import Votes
+    from aftermath.optim.mean import MeanApply
 
 
 class SparseLoCoParts(OptimizerParts[SparseLoCo]):
@@ -30,7 +31,25 @@ class SparseLoCoParts(OptimizerParts[SparseLoCo]):
         return ResultFormat(blocks_of(state, self.settings), state.levels, Transform.NONE, values)
 
     def apply(self, replica: ReplicaParts) -> Apply:
-        """Return the apply by the mean, along its polar factor if `orthogonal_lr` is above 0."""
+        """Return the apply by the mean, along its polar factor if `orthogonal_lr` is above 0.
+
+        With `outer_momentum` it applies the momentum of the mean.
+        """
+        if not self.settings.outer_momentum:
+            return self._mean(replica)
+        from aftermath.optim.outer_momentum import MomentumApply
+
+        return MomentumApply(
+            replica.results,
+            replica.tier,
+            replica.params,
+            replica.momentum,
+            settings=self.settings,
+            move=self._mean(replica),
+        )
+
+    def _mean(self, replica: ReplicaParts) -> MeanApply:
+        """Return the apply without momentum."""
         from aftermath.optim.mean import MeanApply
         from aftermath.optim.outer_muon import OuterMuon
 
@@ -43,13 +62,15 @@ class SparseLoCoParts(OptimizerParts[SparseLoCo]):
         from aftermath.optim.inner import InnerSteps
 
         device = next(iter(replica.params.values())).device
+        # The member's own result must not change the shared momentum.
+        own = self._mean(replica) if self.settings.outer_momentum else apply
 
         def ahead(lr: float) -> None:
             votes = {
                 level: [decode_level(data, replica.results, level, device)]
                 for level, data in feedback.sent().items()
             }
-            apply.apply(votes, lr)
+            own.apply(votes, lr)
 
         return InnerSteps(replica.params, self.settings, ahead, replica.balances, replica.inner)
 

@@ -13,6 +13,7 @@ from aftermath.optim.schema import Schema
 
 _STATE = 16  # bytes per parameter: weight, gradient, delta, look-ahead copy
 _MOMENT = 8  # bytes of a moment and its copy
+_MOMENTUM = 8  # bytes of the outer momentum
 _FLOAT = 4
 # Numbers per position while the gradients of one layer, or of the head, are computed.
 _LAYER_HIDDEN = 11
@@ -29,7 +30,9 @@ _RUNTIME = {"cuda": 600 << 20}  # the device's own context, workspaces, fragment
 
 def state_bytes(schema: Schema, tier: int) -> int:
     """Return the bytes of weights and optimizer state."""
-    return (_STATE + _MOMENT * schema.optimizer.moments) * schema.state.parameters(tier)
+    momentum = _MOMENTUM if schema.optimizer.outer_momentum else 0
+    each = _STATE + _MOMENT * schema.optimizer.moments + momentum
+    return each * schema.state.parameters(tier)
 
 
 def least_bytes(schema: Schema, tier: int, seq_len: int, members: int) -> int:

@@ -23,7 +23,7 @@ from aftermath.base.concurrency import Worker, every
 from aftermath.base.merkle import DIGEST
 from aftermath.base.text import counted
 from aftermath.coordinator.ports import Clock
-from aftermath.model.schema import ELEMENT_BYTES, Segment, StateSchema
+from aftermath.model.schema import Segment, StateSchema
 from aftermath.model.segments import SegmentError, level_root, segment_bytes, write_segment
 from aftermath.p2p.limits import LogLimits
 from aftermath.p2p.transport import RequestRefused, Transport, TransportError
@@ -55,7 +55,7 @@ class Snapshot:
 
 
 def snapshot(params: Mapping[str, Tensor], schema: StateSchema, tier: int, step: int) -> Snapshot:
-    """Copy the segments of a tier's replica. Slow: call it on the replica's thread."""
+    """Copy a tier's segments of a `Schema.shared`. Slow: call it on the replica's thread."""
     levels: dict[int, list[bytes]] = {}
     blobs: dict[bytes, bytes] = {}
     for level in range(tier, schema.levels):
@@ -237,14 +237,9 @@ class LevelFetcher:
         async with self._at_once:
             seconds_left = max(0.0, self._ends - self._clock.monotonic())
             data = await self._transport.fetch(
-                offer.digests[index], segment_size(segment), holders, seconds_left
+                offer.digests[index], segment.size, holders, seconds_left
             )
             await self._decode(lambda: write_segment(params, segment, data))
-
-
-def segment_size(segment: Segment) -> int:
-    """Return the bytes of a segment's fp32 tensor."""
-    return ELEMENT_BYTES * segment.numel
 
 
 def _piece(data: bytes, offset: int, size: int) -> bytes:

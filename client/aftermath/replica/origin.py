@@ -17,6 +17,7 @@ from aftermath.model.checkpoint import find, load
 from aftermath.model.config import ModelConfig
 from aftermath.model.documents import CheckpointError, Strategy
 from aftermath.model.initial import DUMMY_SEED, init_weights
+from aftermath.model.momentum_file import read_momentum, zero_momentum
 from aftermath.model.resolve import load_hf_config, resolve
 from aftermath.model.schema import same_model
 from aftermath.optim.schema import Schema
@@ -61,7 +62,7 @@ class Origin:
 
     def _weights_like_new(self) -> dict[str, Tensor]:
         """Return random weights that are quick to draw. They only serve to time training."""
-        weights = self.blank()
+        weights = self._blank_weights()
         draws = torch.Generator().manual_seed(0)
         for name, tensor in weights.items():
             _ = (
@@ -75,20 +76,30 @@ class Origin:
     def config(self) -> ModelConfig:
         return self.schema.state.config
 
-    def durable(self, checkpoint: Checkpoint) -> dict[str, Tensor]:
+    def durable(self, checkpoint: Checkpoint, *, momentum: bool = True) -> dict[str, Tensor]:
         """Return the tier's weights from the durable checkpoint, or a run's initial ones.
 
-        Raises model.documents.CheckpointError.
+        In a run with outer momentum, its tensors follow. They are zero without `momentum`, or if
+        the checkpoint has none. Raises model.documents.CheckpointError.
         """
+        shapes = self.schema.shared.momentum_shapes(self.tier)
         if checkpoint.kind is CheckpointKind.DUMMY:
-            return init_weights(self.config, DUMMY_SEED, self.tier)
+            return init_weights(self.config, DUMMY_SEED, self.tier) | zero_momentum(shapes)
         if (
             checkpoint.kind is CheckpointKind.HUB
         ):  # check the claimed config before fetching weights
             self.read_config(checkpoint)
-        directory = resolve(checkpoint, tier=self.tier, strategy=self.strategy, access=self.access)
-        self._check(find(directory, self.tier, self.strategy).config, checkpoint)
-        return load(directory, self.tier, self.strategy)
+        momentum = momentum and bool(shapes)
+        # only the full checkpoint has the momentum
+        strategy = "universal" if momentum and self.strategy == "auto" else self.strategy
+        directory = resolve(
+            checkpoint, tier=self.tier, strategy=strategy, access=self.access, momentum=momentum
+        )
+        self._check(find(directory, self.tier, strategy).config, checkpoint)
+        weights = load(directory, self.tier, strategy)
+        if not momentum:
+            return weights | zero_momentum(shapes)
+        return weights | read_momentum(directory, self.config, shapes)
 
     def read_config(self, checkpoint: Checkpoint) -> None:
         """Fetch a Hub checkpoint's config.json. Raises CheckpointError if it is another model."""
@@ -104,6 +115,10 @@ class Origin:
 
     def blank(self) -> dict[str, Tensor]:
         """Return zeroed tensors of the tier, to be filled level by level."""
+        shapes = self.schema.shared.momentum_shapes(self.tier)
+        return self._blank_weights() | zero_momentum(shapes)
+
+    def _blank_weights(self) -> dict[str, Tensor]:
         shapes = self.config.parameter_shapes(self.tier)
         return {name: torch.zeros(shape, dtype=torch.float32) for name, shape in shapes.items()}
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from aftermath.base.errors import Unsuitable
 from aftermath.model.config import ModelConfig
+from aftermath.model.schema import MOMENTUM
 from aftermath.model.segments import level_hash
 from aftermath.optim.engine import Engine, MakeResult, Trained
 from aftermath.optim.error_feedback import ErrorFeedback
@@ -35,7 +36,10 @@ class Cancelled(Exception):
 
 
 class Replica:
-    """The model of one tier with its optimizer."""
+    """The model of one tier with its optimizer.
+
+    `weights` has the tier's parameters. Momentum tensors may follow; without them it is zero.
+    """
 
     def __init__(
         self,
@@ -56,14 +60,21 @@ class Replica:
         self.device = device
         self._pass_size = pass_size
         self._stopwatch = stopwatch
-        self.model = config.build(
-            tier, {name: tensor.to(device) for name, tensor in weights.items()}
-        )
+        own = {name: t for name, t in weights.items() if not name.startswith(MOMENTUM)}
+        self.model = config.build(tier, {name: tensor.to(device) for name, tensor in own.items()})
         if not self.model.can_recompute:
             pass_size.forbid_recompute()
         self.passes = Passes(self.model, arithmetic)
         self.params: dict[str, Tensor] = dict(self.model.named_parameters())
         self.optimizer = Engine(schema, tier, self.params, stopwatch, result, inner)
+        for name, tensor in self.optimizer.momentum.items():
+            if name in weights:
+                tensor.copy_(weights[name])
+
+    @property
+    def shared(self) -> dict[str, Tensor]:
+        """Return the tensors that replicas share (`Schema.shared`): parameters and momentum."""
+        return self.params | self.optimizer.momentum
 
     @property
     def levels(self) -> range:
@@ -188,7 +199,7 @@ class Replica:
 
     def hashes(self) -> dict[int, bytes]:
         """Return the hash of every held level, equal on all members that hold it."""
-        return {level: level_hash(self.params, self.schema.state, level) for level in self.levels}
+        return {level: level_hash(self.shared, self.schema.shared, level) for level in self.levels}
 
 
 def accumulate(

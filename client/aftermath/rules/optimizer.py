@@ -134,6 +134,8 @@ class Optimizer:
     """Whether a config file may name it."""
     IN_FILE: ClassVar[Mapping[str, Any]] = {}
     """Config-file defaults that differ from the class's: None, REQUIRED or a value."""
+    LATER: ClassVar[frozenset[str]] = frozenset()
+    """Settings that a schema document omits at their default, so that older ones stay the same."""
     SENTENCES: ClassVar[Mapping[str, str]] = {}
     """Sentence of each rule that its keys name and that the module's SENTENCES lack."""
     OVERLAP: ClassVar[int] = 1
@@ -193,6 +195,11 @@ class Optimizer:
         """Return how many moments a member keeps per number of a hidden matrix."""
         return 0
 
+    @property
+    def outer_momentum(self) -> float:
+        """Return the factor of the momentum that all replicas share; 0 if there is none."""
+        return 0.0
+
     @classmethod
     def kind(cls) -> str:
         """Return its name in options, schema documents and outputs."""
@@ -239,6 +246,15 @@ class Optimizer:
                 yield from (
                     (key.rule, key.name, one) for one in _each(given) if not key.allows(one)
                 )
+
+    def document(self) -> dict[str, Any]:
+        """Return its kind and settings, as a schema document has them."""
+        kept = {
+            one.name: getattr(self, one.name)
+            for one in self.settings()
+            if one.name not in self.LATER or getattr(self, one.name) != one.default
+        }
+        return {"kind": self.kind(), **kept}
 
     def values(self) -> dict[str, Any]:
         """Return its kind and the values of its keys, as outputs show them."""

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from aftermath.rules.limits import MAX_INNER_STEPS, MAX_OUTER_RATE
+from aftermath.rules.limits import MAX_INNER_STEPS, MAX_OUTER_MOMENTUM, MAX_OUTER_RATE
 from aftermath.rules.optimizer import (
     Chunk,
     Clip,
@@ -54,11 +54,15 @@ class SparseLoCo(Compressed):
         "Overlap pays only if results travel for about as long as a round trains"
     )
     RECIPE = "solana-test/light-config.toml"
+    # The on-chain spec leaves out a key whose default is None.
+    IN_FILE: ClassVar[Mapping[str, Any]] = {"outer_momentum": None}
+    LATER = frozenset({"outer_momentum"})
     SENTENCES: ClassVar[Mapping[str, str]] = {
         "InnerStepsOutOfRange": "SparseLoCo needs inner_steps between 1 and 1024.",
         "OuterRateOutOfRange": (
             "SparseLoCo needs outer_lr above 0 and at most 64, and orthogonal_lr at most 64."
         ),
+        "OuterMomentumOutOfRange": "SparseLoCo needs outer_momentum from 0 to 0.99.",
         "ValueBitsInvalid": "SparseLoCo needs value_bits 1 or 2.",
     }
 
@@ -90,6 +94,19 @@ class SparseLoCo(Compressed):
         ),
         LabOption("outer_lr", "factor of the applied mean."),
     ] = 1.0
+    outer_momentum: Annotated[
+        float,
+        SettingKey(
+            "outer_momentum",
+            "Nesterov momentum of the members' mean, in steps of 1/1024. By default 0: none. It "
+            "takes 8 bytes per parameter in memory, in checkpoints and for joiners.",
+            least=0,
+            most=MAX_OUTER_MOMENTUM,
+            rule="OuterMomentumOutOfRange",
+            example=0.6,
+        ),
+        LabOption("outer_momentum", "Nesterov momentum of the applied mean. 0 applies the mean."),
+    ] = 0.0
     divisor: Annotated[
         DivisorName,
         SettingKey(

@@ -9,6 +9,7 @@ from aftermath.coordinator.errors import Unavailable
 from aftermath.member.results import CLOSED_ON
 from aftermath.model.checkpoint import load
 from aftermath.model.documents import CheckpointError
+from aftermath.model.momentum_file import read_momentum
 from aftermath.model.segments import level_hash
 from aftermath.rules.state import CheckpointKind, RunState
 from aftermath.sim.chain_invariants import InvariantBroken, state_of
@@ -121,12 +122,13 @@ class Invariants:
             )
             if identity == self._loaded:
                 return
-            weights = load(path, 0, "auto")
+            shared = self._sim.schema.shared
+            tensors = load(path, 0, "auto")
+            tensors |= read_momentum(path, shared.config, shared.momentum_shapes(0))
         except (OSError, CheckpointError) as error:
             raise InvariantBroken(f"{description} cannot be loaded: {error}") from error
-        state = self._sim.schema.state
-        for level in range(state.levels):
-            if level_hash(weights, state, level) != model.checkpoint_hashes[level]:
+        for level in range(shared.levels):
+            if level_hash(tensors, shared, level) != model.checkpoint_hashes[level]:
                 raise InvariantBroken(
                     f"{description} has another level {level} than the one on chain"
                 )

@@ -197,7 +197,7 @@ def _check(settings: TrainSettings, setup: DeviceSetup, schema: Schema) -> None:
         from aftermath.parallel.tensor_parallel import check_tensor_parallelism
 
         check_tensor_parallelism(schema.state.config, settings.matformer_tier, setup.mesh.tensor)
-    check_room(settings, schema.state)
+    check_room(settings, schema.shared)
 
 
 async def _origin(

@@ -19,7 +19,7 @@ from aftermath.base.locks import hold
 from aftermath.base.outputs import maker_of, write_mark
 from aftermath.base.text import is_repository
 from aftermath.model.saved_checkpoints import maker_name
-from aftermath.model.schema import ELEMENT_BYTES, StateSchema
+from aftermath.model.schema import StateSchema
 from aftermath.train.put_links import PutLinks
 from aftermath.train.settings import TrainSettings
 
@@ -77,7 +77,7 @@ def check_room(settings: TrainSettings, schema: StateSchema) -> None:
         return
     directory = settings.checkpoint_dir.absolute()
     free = _free("--checkpoint-dir", directory)
-    needed = _AT_ONCE * ELEMENT_BYTES * schema.parameters() + RESERVE
+    needed = _AT_ONCE * sum(segment.size for segment in schema.segments) + RESERVE
     if free <= needed:
         raise Unsuitable(
             f"--checkpoint-dir {directory}: {_AT_ONCE} checkpoints of this model and a reserve need "

@@ -1,0 +1,79 @@
+"""`outer_momentum.safetensors`: a run's outer momentum, next to the weights of a checkpoint.
+
+It has an int64 tensor for each parameter of the full model, under the parameter's name. A tier
+reads its part. Exported models do not have the file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from aftermath.model.config import ModelConfig
+from aftermath.model.documents import (
+    MOMENTUM_FILE,
+    CheckpointError,
+    check_readable,
+    damaged,
+    is_file,
+)
+from aftermath.model.schema import MOMENTUM, prefix
+from aftermath.model.segments import is_momentum
+
+_KIND = "I64"
+_FIX = "Use the file that a tier-0 member of the run wrote with these weights"
+
+
+def zero_momentum(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
+    """Return zeroed momentum tensors."""
+    return {name: torch.zeros(shape, dtype=torch.int64) for name, shape in shapes.items()}
+
+
+def write_momentum(directory: Path, momentum: Mapping[str, Tensor]) -> None:
+    """Write the momentum of the full model. The names have the prefix MOMENTUM."""
+    tensors = {
+        name.removeprefix(MOMENTUM): tensor.detach().to("cpu").contiguous()
+        for name, tensor in momentum.items()
+    }
+    save_file(tensors, directory / MOMENTUM_FILE)
+
+
+def read_momentum(
+    directory: Path, config: ModelConfig, shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, Tensor]:
+    """Return the momentum tensors of these names and shapes. They are zero if the file is missing.
+
+    `shapes` are those of a tier (`StateSchema.momentum_shapes`). Raises CheckpointError for a file
+    that does not fit, or a value that is too large.
+    """
+    path = directory / MOMENTUM_FILE
+    if not shapes or not is_file(path):
+        return zero_momentum(shapes)
+    check_readable(path)
+    full = config.parameter_shapes()
+    try:
+        with safe_open(path, framework="pt") as file:
+            names = {name.removeprefix(MOMENTUM): name for name in shapes}
+            if missing := sorted(names.keys() - set(file.keys())):
+                raise CheckpointError(f"{path} lacks {missing[0]}", _FIX)
+            found = {}
+            for stored, name in names.items():
+                part = file.get_slice(stored)
+                shape = tuple(part.get_shape())
+                if part.get_dtype() != _KIND or shape != full[stored]:
+                    raise CheckpointError(
+                        f"{path}: {stored} is {part.get_dtype()} {shape}, but the run needs "
+                        f"{_KIND} {full[stored]}",
+                        _FIX,
+                    )
+                found[name] = part[prefix(shapes[name])].to(torch.int64, copy=True).contiguous()
+                if not is_momentum(found[name]):
+                    raise CheckpointError(f"{path}: {stored} has a value that is too large", _FIX)
+            return found
+    except (SafetensorError, OSError) as error:
+        raise damaged(path, error) from None
