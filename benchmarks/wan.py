@@ -1,0 +1,323 @@
+"""Measure how results of eight members spread over home lines.
+
+python benchmarks/wan.py [--json] [--cases small large fast]
+
+Needs root, for network namespaces and TUN devices.
+"""
+
+# How it is measured:
+# - Each member is a process in a network namespace of its own, with our transport over QUIC. A
+#   router thread (wan_network.py) carries the packets at the lines' rates, with delay and loss.
+# - It is the transport level: training is a wait until a common moment. Then each member
+#   publishes a result, announces it, and fetches the others' with the holders that a member of a
+#   run would name. Chain, decoding and attestation are left out.
+# - The overhead of a round is the time from the common moment until the last member has the
+#   last result. The bar of a large result compares with the lines: each member must receive
+#   N - 1 results, so the mean upload is N - 1 results, and that takes (N - 1) R / uplink.
+# - `uploaded` is a member's bytes of results sent, divided by R.
+# - `cores_busy` counts members and router. Near the number of cores, times are the machine's.
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import hashlib
+import json
+import os
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from aftermath.p2p.iroh import IrohTransport, open_iroh
+from aftermath.p2p.transport import TransportError
+from wan_network import Line, Router, address, open_device
+
+MEMBERS = 8
+UPLINK = 110.0
+DOWNLINK = 500.0
+FAST = 1000.0
+ROUND_TRIP_S = 0.1
+LOSS = 0.001
+BYTES_PER_MBIT = 125_000
+SMALL = 2_000_000
+LARGE = 31_000_000
+TRAINING_S = 1.0
+LIMIT_S = 600.0
+SLOWEST_BYTES = 200_000  # as a member's deadline of a fetch: 5 s and the time at this rate
+
+
+@dataclass(frozen=True)
+class Case:
+    """One result size on one set of lines. `fast`: the first member has FAST in both directions."""
+
+    size: int
+    rounds: int
+    fast: bool = False
+
+
+CASES = {
+    "small": Case(SMALL, rounds=3),
+    "large": Case(LARGE, rounds=1),
+    "fast": Case(LARGE, rounds=1, fast=True),
+}
+
+
+# --- a member's process ---
+
+
+async def member(number: int, directory: Path) -> None:
+    """Take commands, one JSON array on a line, until the input ends."""
+    transport = await open_iroh(
+        hashlib.sha256(b"wan benchmark %d" % number).digest(),
+        bind_host=address(number),
+        relay="disabled",
+        discovery="local",
+        discovery_dir=directory,
+    )
+    say({"id": transport.node_id.hex()})
+    loop = asyncio.get_running_loop()
+    while line := await loop.run_in_executor(None, sys.stdin.readline):
+        name, *values = json.loads(line)
+        if name == "join":
+            transport.set_members(bytes.fromhex(value) for value in values)
+            while len(transport.reachable()) < len(values) - 1:
+                await asyncio.sleep(0.02)
+            say({})
+        else:
+            size, begin = values
+            say(await one_round(transport, number, size, begin))
+    await transport.close()
+
+
+async def one_round(
+    transport: IrohTransport, number: int, size: int, begin: float
+) -> dict[str, float]:
+    """Publish a result at `begin`, fetch all others, and tell how long that took."""
+    data = hashlib.shake_128(f"{number} {begin}".encode()).digest(size)
+    heard = transport.announcements()
+    before = transport.stats()
+    others = transport.reachable()
+    await asyncio.sleep(begin - time.monotonic())
+    await transport.announce(transport.publish(data))
+    arrived: list[float] = []
+    async with asyncio.TaskGroup() as tasks:
+        for _ in others:
+            announcement = await anext(heard)
+            tasks.create_task(
+                fetch(transport, announcement.data, size, announcement.sender, arrived)
+            )
+    after = transport.stats()
+    return {
+        "seconds": max(arrived) - begin,
+        "uploaded": (after.sent["blob"] - before.sent["blob"]) / size,
+        "downloaded": (after.received["blob"] - before.received["blob"]) / size,
+        "retries": after.retries - before.retries,
+    }
+
+
+async def fetch(
+    transport: IrohTransport, digest: bytes, size: int, author: bytes, arrived: list[float]
+) -> None:
+    """Fetch one result as a member does: from its author, or from others that may have it."""
+    while True:
+        others = sorted(transport.reachable() - {author})
+        deadline = 5.0 + size / SLOWEST_BYTES
+        try:
+            await transport.fetch(digest, size, [author, *others], deadline, keep=True)
+        except TransportError as failure:
+            print(f"fetching again: {failure}", file=sys.stderr)
+            await asyncio.sleep(0.2)
+            continue
+        arrived.append(time.monotonic())
+        return
+
+
+def say(answer: dict[str, Any]) -> None:
+    """Answer a command."""
+    print(json.dumps(answer), flush=True)
+
+
+# --- the measuring process ---
+
+
+class Member:
+    """One child in its own namespace."""
+
+    def __init__(self, number: int, directory: Path) -> None:
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            # The child ends with its standard input, and its namespace with the child.
+            self.process = subprocess.Popen(
+                [
+                    *("unshare", "--net", sys.executable, __file__, "--member"),
+                    *(str(number), str(theirs.fileno()), str(directory)),
+                ],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                pass_fds=[theirs.fileno()],
+            )
+            theirs.close()
+            _, descriptors, _, _ = socket.recv_fds(ours, 1, 1)
+        if not descriptors:
+            raise SystemExit("error: a member could not make its network; see above")
+        self.device = descriptors[0]
+
+    def ask(self, *command: object) -> None:
+        """Send a command."""
+        assert self.process.stdin is not None
+        print(json.dumps(command), file=self.process.stdin, flush=True)
+
+    def answer(self) -> dict[str, Any]:
+        """Wait for the next answer."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            raise SystemExit("error: a member ended; see above")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def close(self) -> None:
+        """End the child."""
+        self.process.kill()
+        self.process.wait()
+        os.close(self.device)
+
+
+@contextmanager
+def network(case: Case, *, loss: float) -> Iterator[tuple[list[Member], Router]]:
+    """Give connected members and their router."""
+    lines = [Line(UPLINK * BYTES_PER_MBIT, DOWNLINK * BYTES_PER_MBIT) for _ in range(MEMBERS)]
+    if case.fast:
+        lines[0] = Line(FAST * BYTES_PER_MBIT, FAST * BYTES_PER_MBIT)
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="aftermath-wan-"))
+        members = []
+        for number in range(MEMBERS):
+            members.append(Member(number, Path(folder) / "run"))
+            stack.callback(members[-1].close)
+        router = Router(
+            [one.device for one in members], lines, round_trip=ROUND_TRIP_S, loss=loss, seed=1
+        )
+        router.start()
+        stack.callback(router.stop)
+        ids = [one.answer()["id"] for one in members]
+        for one in members:
+            one.ask("join", *ids)
+        for one in members:
+            one.answer()
+        yield members, router
+
+
+def measure(case: Case, *, loss: float) -> dict[str, Any]:
+    """Return the figures of a case. Medians over its rounds, after one small round to warm up."""
+    rounds = []
+    with network(case, loss=loss) as (members, router):
+        ask_round(members, 100_000)
+        for _ in range(case.rounds):
+            rounds.append(ask_round(members, case.size))
+        dropped = {"packets_lost": router.lost, "packets_overflowed": router.overflowed}
+    slow = slice(1, None) if case.fast else slice(None)
+    seconds = statistics.median(max(one["seconds"] for one in answers) for answers, _ in rounds)
+    uploads = [[one["uploaded"] for one in answers] for answers, _ in rounds]
+    return {
+        "bytes": case.size,
+        "seconds": round(seconds, 2),
+        "uploaded": [round(statistics.median(values), 2) for values in zip(*uploads, strict=True)],
+        "most_uploaded_by_slow": round(statistics.median(max(one[slow]) for one in uploads), 2),
+        "mean_uploaded_by_slow": round(
+            statistics.median(statistics.mean(one[slow]) for one in uploads), 2
+        ),
+        "downloaded": round(
+            statistics.mean(one["downloaded"] for answers, _ in rounds for one in answers), 2
+        ),
+        "retries": sum(one["retries"] for answers, _ in rounds for one in answers),
+        "cores_busy": round(max(busy for _, busy in rounds), 2),
+        **dropped,
+    }
+
+
+def ask_round(members: list[Member], size: int) -> tuple[list[dict[str, Any]], float]:
+    """Run one round. Return the members' answers and how many cores were busy."""
+    processes = [psutil.Process(), *(psutil.Process(one.process.pid) for one in members)]
+    begin = time.monotonic() + TRAINING_S
+    for one in members:
+        one.ask("round", size, begin)
+    time.sleep(TRAINING_S)
+    before = sum(sum(process.cpu_times()[:2]) for process in processes)
+    answers = [one.answer() for one in members]
+    spent = sum(sum(process.cpu_times()[:2]) for process in processes) - before
+    return answers, spent / (time.monotonic() - begin)
+
+
+def bars(figures: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return the bar, the value and whether it is met, for each measured case."""
+    lines_s = (MEMBERS - 1) * LARGE / (UPLINK * BYTES_PER_MBIT)
+    known = {
+        "small": ("round overhead of 2 MB in seconds", "seconds", 2.5),
+        "large": ("31 MB in seconds, 1.3 (N - 1) R / uplink", "seconds", 1.3 * lines_s),
+        "fast": (
+            "upload of a slow member in results, mean, one member with 1 Gb/s",
+            "mean_uploaded_by_slow",
+            1.5,
+        ),
+    }
+    return {
+        name: {
+            "what": what,
+            "value": figures[name][key],
+            "bar": round(bar, 2),
+            "met": figures[name][key] <= bar,
+        }
+        for name, (what, key, bar) in known.items()
+        if name in figures
+    }
+
+
+def main() -> None:
+    """Parse the arguments, measure, print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
+    parser.add_argument("--loss", type=float, default=LOSS, help="of packets, 0 to 1")
+    parser.add_argument(
+        "--member", nargs=3, metavar=("NUMBER", "FD", "DIR"), help=argparse.SUPPRESS
+    )
+    arguments = parser.parse_args()
+    if arguments.member:
+        number, descriptor, directory = arguments.member
+        with socket.socket(fileno=int(descriptor)) as channel:
+            socket.send_fds(channel, [b"\0"], [open_device(int(number))])
+        asyncio.run(member(int(number), Path(directory)))
+        return
+    if os.geteuid() != 0:
+        parser.error("network namespaces and TUN devices need root: run it with sudo")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the members end too
+    figures = {name: measure(CASES[name], loss=arguments.loss) for name in arguments.cases}
+    judged = bars(figures)
+    if arguments.json:
+        lines = {"up_mbit": UPLINK, "down_mbit": DOWNLINK, "round_trip_s": ROUND_TRIP_S}
+        print(json.dumps({"lines": {**lines, "loss": arguments.loss}, **figures, "bars": judged}))
+        return
+    for name, values in figures.items():
+        print(f"{name}: {values}")
+    for bar in judged.values():
+        state = "met" if bar["met"] else "missed"
+        print(f"{bar['what']}: {bar['value']} (at most {bar['bar']}): {state}")
+
+
+if __name__ == "__main__":
+    main()
