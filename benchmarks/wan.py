@@ -39,8 +39,9 @@ from typing import Any
 
 import psutil
 
+from aftermath.p2p import pieces
 from aftermath.p2p.iroh import IrohTransport, open_iroh
-from aftermath.p2p.transport import TransportError
+from aftermath.p2p.transport import Announcement, TransportError
 from wan_network import Line, Router, address, open_device
 
 MEMBERS = 8
@@ -64,20 +65,23 @@ class Case:
     size: int
     rounds: int
     fast: bool = False
+    warm: bool = False
+    """Whether a round of this size comes before, in which members learn what each can upload."""
 
 
 CASES = {
     "small": Case(SMALL, rounds=3),
     "large": Case(LARGE, rounds=1),
-    "fast": Case(LARGE, rounds=1, fast=True),
+    "fast": Case(LARGE, rounds=1, fast=True, warm=True),
 }
 
 
 # --- a member's process ---
 
 
-async def member(number: int, directory: Path) -> None:
+async def member(number: int, directory: Path, slower: float) -> None:
     """Take commands, one JSON array on a line, until the input ends."""
+    pieces.STALL_S *= slower  # what is slow depends on the lines
     transport = await open_iroh(
         hashlib.sha256(b"wan benchmark %d" % number).digest(),
         bind_host=address(number),
@@ -95,13 +99,17 @@ async def member(number: int, directory: Path) -> None:
                 await asyncio.sleep(0.02)
             say({})
         else:
-            size, begin = values
-            say(await one_round(transport, number, size, begin))
+            say(await one_round(transport, number, *values))
     await transport.close()
 
 
 async def one_round(
-    transport: IrohTransport, number: int, size: int, begin: float
+    transport: IrohTransport,
+    number: int,
+    size: int,
+    begin: float,
+    in_pieces: bool,
+    deadline_s: float,
 ) -> dict[str, float]:
     """Publish a result at `begin`, fetch all others, and tell how long that took."""
     data = hashlib.shake_128(f"{number} {begin}".encode()).digest(size)
@@ -115,7 +123,14 @@ async def one_round(
         for _ in others:
             announcement = await anext(heard)
             tasks.create_task(
-                fetch(transport, announcement.data, size, announcement.sender, arrived)
+                fetch(
+                    transport,
+                    announcement,
+                    size,
+                    arrived,
+                    in_pieces=in_pieces,
+                    deadline_s=deadline_s,
+                )
             )
     after = transport.stats()
     return {
@@ -127,16 +142,29 @@ async def one_round(
 
 
 async def fetch(
-    transport: IrohTransport, digest: bytes, size: int, author: bytes, arrived: list[float]
+    transport: IrohTransport,
+    announcement: Announcement,
+    size: int,
+    arrived: list[float],
+    *,
+    in_pieces: bool,
+    deadline_s: float,
 ) -> None:
     """Fetch one result as a member does: from its author, or from others that may have it."""
+    author = announcement.sender
     while True:
         others = sorted(transport.reachable() - {author})
-        deadline = 5.0 + size / SLOWEST_BYTES
         try:
-            await transport.fetch(digest, size, [author, *others], deadline, keep=True)
+            await transport.fetch(
+                announcement.data,
+                size,
+                [author, *others],
+                deadline_s,
+                keep=True,
+                author=author if in_pieces else None,
+            )
         except TransportError as failure:
-            print(f"fetching again: {failure}", file=sys.stderr)
+            print(f"fetching again: {str(failure)[:90]}", file=sys.stderr)
             await asyncio.sleep(0.2)
             continue
         arrived.append(time.monotonic())
@@ -154,14 +182,14 @@ def say(answer: dict[str, Any]) -> None:
 class Member:
     """One child in its own namespace."""
 
-    def __init__(self, number: int, directory: Path) -> None:
+    def __init__(self, number: int, directory: Path, slower: float) -> None:
         ours, theirs = socket.socketpair()
         with ours, theirs:
             # The child ends with its standard input, and its namespace with the child.
             self.process = subprocess.Popen(
                 [
                     *("unshare", "--net", sys.executable, __file__, "--member"),
-                    *(str(number), str(theirs.fileno()), str(directory)),
+                    *(str(number), str(theirs.fileno()), str(directory), str(slower)),
                 ],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -196,16 +224,17 @@ class Member:
 
 
 @contextmanager
-def network(case: Case, *, loss: float) -> Iterator[tuple[list[Member], Router]]:
+def network(case: Case, *, loss: float, slower: float) -> Iterator[tuple[list[Member], Router]]:
     """Give connected members and their router."""
-    lines = [Line(UPLINK * BYTES_PER_MBIT, DOWNLINK * BYTES_PER_MBIT) for _ in range(MEMBERS)]
+    unit = BYTES_PER_MBIT / slower
+    lines = [Line(UPLINK * unit, DOWNLINK * unit) for _ in range(MEMBERS)]
     if case.fast:
-        lines[0] = Line(FAST * BYTES_PER_MBIT, FAST * BYTES_PER_MBIT)
+        lines[0] = Line(FAST * unit, FAST * unit)
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="aftermath-wan-"))
         members = []
         for number in range(MEMBERS):
-            members.append(Member(number, Path(folder) / "run"))
+            members.append(Member(number, Path(folder) / "run", slower))
             stack.callback(members[-1].close)
         router = Router(
             [one.device for one in members], lines, round_trip=ROUND_TRIP_S, loss=loss, seed=1
@@ -220,19 +249,21 @@ def network(case: Case, *, loss: float) -> Iterator[tuple[list[Member], Router]]
         yield members, router
 
 
-def measure(case: Case, *, loss: float) -> dict[str, Any]:
-    """Return the figures of a case. Medians over its rounds, after one small round to warm up."""
+def measure(
+    case: Case, size: int, *, loss: float, slower: float, in_pieces: bool
+) -> dict[str, Any]:
+    """Return the figures of a case. Medians over its rounds, after one to warm up."""
     rounds = []
-    with network(case, loss=loss) as (members, router):
-        ask_round(members, 100_000)
+    with network(case, loss=loss, slower=slower) as (members, router):
+        ask_round(members, size if case.warm else 100_000, in_pieces=in_pieces, slower=slower)
         for _ in range(case.rounds):
-            rounds.append(ask_round(members, case.size))
+            rounds.append(ask_round(members, size, in_pieces=in_pieces, slower=slower))
         dropped = {"packets_lost": router.lost, "packets_overflowed": router.overflowed}
     slow = slice(1, None) if case.fast else slice(None)
     seconds = statistics.median(max(one["seconds"] for one in answers) for answers, _ in rounds)
     uploads = [[one["uploaded"] for one in answers] for answers, _ in rounds]
     return {
-        "bytes": case.size,
+        "bytes": size,
         "seconds": round(seconds, 2),
         "uploaded": [round(statistics.median(values), 2) for values in zip(*uploads, strict=True)],
         "most_uploaded_by_slow": round(statistics.median(max(one[slow]) for one in uploads), 2),
@@ -248,12 +279,15 @@ def measure(case: Case, *, loss: float) -> dict[str, Any]:
     }
 
 
-def ask_round(members: list[Member], size: int) -> tuple[list[dict[str, Any]], float]:
+def ask_round(
+    members: list[Member], size: int, *, in_pieces: bool, slower: float
+) -> tuple[list[dict[str, Any]], float]:
     """Run one round. Return the members' answers and how many cores were busy."""
     processes = [psutil.Process(), *(psutil.Process(one.process.pid) for one in members)]
     begin = time.monotonic() + TRAINING_S
+    deadline_s = slower * (5.0 + size / SLOWEST_BYTES)
     for one in members:
-        one.ask("round", size, begin)
+        one.ask("round", size, begin, in_pieces, deadline_s)
     time.sleep(TRAINING_S)
     before = sum(sum(process.cpu_times()[:2]) for process in processes)
     answers = [one.answer() for one in members]
@@ -261,9 +295,10 @@ def ask_round(members: list[Member], size: int) -> tuple[list[dict[str, Any]], f
     return answers, spent / (time.monotonic() - begin)
 
 
-def bars(figures: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+def bars(figures: dict[str, dict[str, Any]], *, slower: float) -> dict[str, dict[str, Any]]:
     """Return the bar, the value and whether it is met, for each measured case."""
-    lines_s = (MEMBERS - 1) * LARGE / (UPLINK * BYTES_PER_MBIT)
+    size = figures["large"]["bytes"] if "large" in figures else LARGE
+    lines_s = (MEMBERS - 1) * size * slower / (UPLINK * BYTES_PER_MBIT)
     known = {
         "small": ("round overhead of 2 MB in seconds", "seconds", 2.5),
         "large": ("31 MB in seconds, 1.3 (N - 1) R / uplink", "seconds", 1.3 * lines_s),
@@ -292,22 +327,36 @@ def main() -> None:
     )
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
+    parser.add_argument(
+        "--slower", type=float, default=1.0, help="divide all rates, for a machine with few cores"
+    )
+    parser.add_argument("--whole", action="store_true", help="without pieces, to compare")
+    parser.add_argument("--bytes", type=int, help="size of a result; default: each case's own")
     parser.add_argument("--loss", type=float, default=LOSS, help="of packets, 0 to 1")
     parser.add_argument(
-        "--member", nargs=3, metavar=("NUMBER", "FD", "DIR"), help=argparse.SUPPRESS
+        "--member", nargs=4, metavar=("NUMBER", "FD", "DIR", "SLOWER"), help=argparse.SUPPRESS
     )
     arguments = parser.parse_args()
     if arguments.member:
-        number, descriptor, directory = arguments.member
+        number, descriptor, directory, slower = arguments.member
         with socket.socket(fileno=int(descriptor)) as channel:
             socket.send_fds(channel, [b"\0"], [open_device(int(number))])
-        asyncio.run(member(int(number), Path(directory)))
+        asyncio.run(member(int(number), Path(directory), float(slower)))
         return
     if os.geteuid() != 0:
         parser.error("network namespaces and TUN devices need root: run it with sudo")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the members end too
-    figures = {name: measure(CASES[name], loss=arguments.loss) for name in arguments.cases}
-    judged = bars(figures)
+    figures = {
+        name: measure(
+            CASES[name],
+            arguments.bytes or CASES[name].size,
+            loss=arguments.loss,
+            slower=arguments.slower,
+            in_pieces=not arguments.whole,
+        )
+        for name in arguments.cases
+    }
+    judged = bars(figures, slower=arguments.slower)
     if arguments.json:
         lines = {"up_mbit": UPLINK, "down_mbit": DOWNLINK, "round_trip_s": ROUND_TRIP_S}
         print(json.dumps({"lines": {**lines, "loss": arguments.loss}, **figures, "bars": judged}))

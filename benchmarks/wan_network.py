@@ -44,7 +44,6 @@ class Line:
     down: float
     up_free: float = 0.0
     down_free: float = 0.0
-    sent: int = 0
 
 
 def address(number: int) -> str:
@@ -133,13 +132,10 @@ class Router:
         line = self._lines[source]
         now = time.monotonic()
         start = max(now, line.up_free)
-        if start - now > _QUEUE_S:
-            self.overflowed += 1
-            return
-        size = wire_bytes(packet)
-        line.sent += size
-        line.up_free = start + size / line.up
-        self._push(line.up_free + self._delay, False, target, packet)
+        rest = self._fitting(packet, line.up * (_QUEUE_S - (start - now)))
+        if rest:
+            line.up_free = start + wire_bytes(rest) / line.up
+            self._push(line.up_free + self._delay, False, target, rest)
 
     def _push(self, due: float, passed: bool, target: int, packet: bytes) -> None:
         self._number += 1
@@ -153,11 +149,22 @@ class Router:
             line = self._lines[target]
             if passed:
                 self._write(target, packet)
-            elif line.down_free - due > _QUEUE_S:
-                self.overflowed += 1
-            else:
-                line.down_free = max(due, line.down_free) + wire_bytes(packet) / line.down
-                self._push(line.down_free, True, target, packet)
+                continue
+            start = max(due, line.down_free)
+            rest = self._fitting(packet, line.down * (_QUEUE_S - (start - due)))
+            if rest:
+                line.down_free = start + wire_bytes(rest) / line.down
+                self._push(line.down_free, True, target, rest)
+
+    def _fitting(self, packet: bytes, room: float) -> bytes:
+        """Return the part of a packet for which a queue has this many bytes of room."""
+        count = segments(packet)
+        each = wire_bytes(packet) / count
+        fitting = min(count, max(0, int(room / each)))
+        self.overflowed += count - fitting
+        if fitting == count:
+            return packet
+        return cut(packet, 0, fitting) if fitting else b""
 
     def _write(self, target: int, packet: bytes) -> None:
         try:
