@@ -39,7 +39,7 @@ from typing import Any
 
 import psutil
 
-from aftermath.p2p import pieces
+from aftermath.p2p import pieces, swarm
 from aftermath.p2p.iroh import IrohTransport, open_iroh
 from aftermath.p2p.transport import Announcement, TransportError
 from wan_network import Line, Router, address, open_device
@@ -54,7 +54,6 @@ BYTES_PER_MBIT = 125_000
 SMALL = 2_000_000
 LARGE = 31_000_000
 TRAINING_S = 1.0
-LIMIT_S = 600.0
 SLOWEST_BYTES = 200_000  # as a member's deadline of a fetch: 5 s and the time at this rate
 
 
@@ -81,7 +80,9 @@ CASES = {
 
 async def member(number: int, directory: Path, slower: float) -> None:
     """Take commands, one JSON array on a line, until the input ends."""
-    pieces.STALL_S *= slower  # what is slow depends on the lines
+    # What is slow depends on the lines.
+    pieces.STALL_S *= slower
+    swarm.ABANDON_S *= slower
     transport = await open_iroh(
         hashlib.sha256(b"wan benchmark %d" % number).digest(),
         bind_host=address(number),
@@ -98,8 +99,11 @@ async def member(number: int, directory: Path, slower: float) -> None:
             while len(transport.reachable()) < len(values) - 1:
                 await asyncio.sleep(0.02)
             say({})
+        elif name == "traffic":
+            stats = transport.stats()
+            say({"sent": stats.sent["blob"], "received": stats.received["blob"]})
         else:
-            say(await one_round(transport, number, *values))
+            say({"seconds": await one_round(transport, number, *values)})
     await transport.close()
 
 
@@ -110,11 +114,10 @@ async def one_round(
     begin: float,
     in_pieces: bool,
     deadline_s: float,
-) -> dict[str, float]:
-    """Publish a result at `begin`, fetch all others, and tell how long that took."""
+) -> float:
+    """Publish a result at `begin`, fetch all others, and return the seconds that it took."""
     data = hashlib.shake_128(f"{number} {begin}".encode()).digest(size)
     heard = transport.announcements()
-    before = transport.stats()
     others = transport.reachable()
     await asyncio.sleep(begin - time.monotonic())
     await transport.announce(transport.publish(data))
@@ -132,13 +135,7 @@ async def one_round(
                     deadline_s=deadline_s,
                 )
             )
-    after = transport.stats()
-    return {
-        "seconds": max(arrived) - begin,
-        "uploaded": (after.sent["blob"] - before.sent["blob"]) / size,
-        "downloaded": (after.received["blob"] - before.received["blob"]) / size,
-        "retries": after.retries - before.retries,
-    }
+    return max(arrived) - begin
 
 
 async def fetch(
@@ -259,40 +256,70 @@ def measure(
         for _ in range(case.rounds):
             rounds.append(ask_round(members, size, in_pieces=in_pieces, slower=slower))
         dropped = {"packets_lost": router.lost, "packets_overflowed": router.overflowed}
-    slow = slice(1, None) if case.fast else slice(None)
-    seconds = statistics.median(max(one["seconds"] for one in answers) for answers, _ in rounds)
-    uploads = [[one["uploaded"] for one in answers] for answers, _ in rounds]
+    uploads = [
+        round(statistics.median(values), 2)
+        for values in zip(*(one.uploaded for one in rounds), strict=True)
+    ]
+    slow = uploads[1:] if case.fast else uploads
     return {
         "bytes": size,
-        "seconds": round(seconds, 2),
-        "uploaded": [round(statistics.median(values), 2) for values in zip(*uploads, strict=True)],
-        "most_uploaded_by_slow": round(statistics.median(max(one[slow]) for one in uploads), 2),
-        "mean_uploaded_by_slow": round(
-            statistics.median(statistics.mean(one[slow]) for one in uploads), 2
-        ),
-        "downloaded": round(
-            statistics.mean(one["downloaded"] for answers, _ in rounds for one in answers), 2
-        ),
-        "retries": sum(one["retries"] for answers, _ in rounds for one in answers),
-        "cores_busy": round(max(busy for _, busy in rounds), 2),
+        "seconds": round(statistics.median(one.seconds for one in rounds), 2),
+        "uploaded": uploads,
+        "most_uploaded_by_slow": max(slow),
+        "mean_uploaded_by_slow": round(statistics.mean(slow), 2),
+        "downloaded": round(statistics.mean(one.downloaded for one in rounds), 2),
+        "cores_busy": round(max(one.cores_busy for one in rounds), 2),
         **dropped,
     }
 
 
-def ask_round(
-    members: list[Member], size: int, *, in_pieces: bool, slower: float
-) -> tuple[list[dict[str, Any]], float]:
-    """Run one round. Return the members' answers and how many cores were busy."""
+@dataclass(frozen=True)
+class Round:
+    """What one round took. Traffic is in results."""
+
+    seconds: float
+    """Until the last member had the last result."""
+    uploaded: list[float]
+    """Results that each member sent."""
+    downloaded: float
+    """Mean over the members."""
+    cores_busy: float
+
+
+def ask_round(members: list[Member], size: int, *, in_pieces: bool, slower: float) -> Round:
+    """Run one round."""
     processes = [psutil.Process(), *(psutil.Process(one.process.pid) for one in members)]
+    before = ask_all(members, "traffic")
     begin = time.monotonic() + TRAINING_S
     deadline_s = slower * (5.0 + size / SLOWEST_BYTES)
     for one in members:
         one.ask("round", size, begin, in_pieces, deadline_s)
     time.sleep(TRAINING_S)
-    before = sum(sum(process.cpu_times()[:2]) for process in processes)
-    answers = [one.answer() for one in members]
-    spent = sum(sum(process.cpu_times()[:2]) for process in processes) - before
-    return answers, spent / (time.monotonic() - begin)
+    idle = cpu_seconds(processes)
+    seconds = max(one.answer()["seconds"] for one in members)
+    busy = (cpu_seconds(processes) - idle) / (time.monotonic() - begin)
+    after = ask_all(members, "traffic")
+    pairs = list(zip(before, after, strict=True))
+    return Round(
+        seconds=seconds,
+        uploaded=[(new["sent"] - old["sent"]) / size for old, new in pairs],
+        downloaded=statistics.mean(
+            (new["received"] - old["received"]) / size for old, new in pairs
+        ),
+        cores_busy=busy,
+    )
+
+
+def ask_all(members: list[Member], *command: object) -> list[dict[str, Any]]:
+    """Send a command to all members, and return their answers."""
+    for one in members:
+        one.ask(*command)
+    return [one.answer() for one in members]
+
+
+def cpu_seconds(processes: list[psutil.Process]) -> float:
+    """Return the CPU seconds of these processes so far."""
+    return sum(sum(process.cpu_times()[:2]) for process in processes)
 
 
 def bars(figures: dict[str, dict[str, Any]], *, slower: float) -> dict[str, dict[str, Any]]:
@@ -328,7 +355,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument(
-        "--slower", type=float, default=1.0, help="divide all rates, for a machine with few cores"
+        "--slower", type=float, default=1.0, help="divide the rates of large results, for few cores"
     )
     parser.add_argument("--whole", action="store_true", help="without pieces, to compare")
     parser.add_argument("--bytes", type=int, help="size of a result; default: each case's own")
@@ -351,7 +378,7 @@ def main() -> None:
             CASES[name],
             arguments.bytes or CASES[name].size,
             loss=arguments.loss,
-            slower=arguments.slower,
+            slower=1.0 if name == "small" else arguments.slower,
             in_pieces=not arguments.whole,
         )
         for name in arguments.cases

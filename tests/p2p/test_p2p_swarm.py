@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from blake3 import blake3
 
-from aftermath.p2p import swarm
+from aftermath.p2p import pieces, swarm
 from aftermath.p2p.pieces import PIECE, Pieces, piece_count, piece_hashes
 from aftermath.p2p.swarm import HELD_TOPIC, LIST_TOPIC, HeldQuestion, HeldReply
 from aftermath.p2p.wire import CallRequest, PieceRequest, Reply, ReplyStatus, Request, frame_of
@@ -192,6 +192,21 @@ async def test_piece_that_never_comes_is_fetched_elsewhere(among_honest):
     node, author, liar = await among_honest(lies)
     author.publish(data)
     assert await fetched(node, data, author.node_id, liar.node_id) == data
+    assert blamed(node, 2, 3) == []
+
+
+async def test_member_that_boasts_and_idles_is_doubted(among_honest, monkeypatch):
+    monkeypatch.setattr(pieces, "STALL_S", 0.2)
+    data = content(LARGE)
+    node, author, liar = await among_honest(PieceLiar(None, b"", NOTHING, None))
+    members = {author.node_id, liar.node_id}
+    node._swarms._uplinks |= {liar.node_id: 1e12, author.node_id: 1e6}
+    monkeypatch.setattr(node._swarms._uplink, "rate", lambda: 1e6)
+    assert node._swarms._strong(members) == {liar.node_id}
+    author.publish(data)
+    assert await fetched(node, data, author.node_id, liar.node_id) == data
+    assert author.node_id in node._swarms._strong(members)
+    assert liar.node_id not in node._swarms._strong(members)
     assert blamed(node, 2, 3) == []
 
 

@@ -13,35 +13,23 @@ import logging
 from collections import defaultdict
 from collections.abc import Sequence
 
-import iroh
 import msgspec
 
 from aftermath.base.bounded import Malformed, msgpack_as
 from aftermath.base.concurrency import Pulse, cancel
 from aftermath.p2p.blobs import BlobStore, hash_of
 from aftermath.p2p.line_faults import GOOD_LINE, MemberLine
-from aftermath.p2p.link import Link
 from aftermath.p2p.links import Links
-from aftermath.p2p.log_limits import LogLimits
 from aftermath.p2p.peer_stats import PeerMeasurements
+from aftermath.p2p.piece_pull import PiecePuller, condemn
 from aftermath.p2p.pieces import HASH, PieceFetch, PiecePull, Pieces, piece_count, strongest
 from aftermath.p2p.requests import Requests
 from aftermath.p2p.transport import (
     BlobUnavailable,
     PeerUnreachable,
-    RequestFailed,
     RequestRefused,
     TransportError,
     short,
-)
-from aftermath.p2p.wire import (
-    PieceRequest,
-    ProtocolViolation,
-    Reply,
-    ReplyStatus,
-    cause,
-    frame_of,
-    read_message,
 )
 
 LIST_TOPIC = "piece-hashes/1"
@@ -56,9 +44,6 @@ MOST_ASKED = 48
 RETRY_S = 2.0
 ABANDON_S = 10.0
 """Seconds without a byte after which the blob is fetched from holders of all of it instead."""
-LEAST_PROGRESS = 32768
-TRICKLE = 16384
-TRICKLE_S = 0.005
 DOUBT_S = 600.0
 UPLINK_SAMPLE_S = 1.0
 UPLINK_HALF_LIFE_S = 300.0
@@ -129,7 +114,6 @@ class Swarms:
         line: MemberLine = GOOD_LINE,
     ) -> None:
         self._me = me
-        self._line = line
         self._links = links
         self._requests = requests
         self._store = store
@@ -141,7 +125,7 @@ class Swarms:
         self._uplinks: dict[bytes, float] = {}
         self._doubted_until: dict[bytes, float] = {}
         """Members that said they upload much, and then left a fetch waiting."""
-        self._log_limits = LogLimits(log)
+        self._puller = PiecePuller(links, pace, line)
         requests.handle(LIST_TOPIC, self._answer_list)
         requests.handle(HELD_TOPIC, self._answer_held)
 
@@ -154,13 +138,16 @@ class Swarms:
         """
         if digest in self._active or self._pace.is_blamed(author):
             return None
+        swarm = None
         try:
             async with asyncio.timeout(deadline_s):
                 hashes = await self._hashes(author, digest, size)
                 if hashes is None:
                     return None
-                return await self._gather(self._begin(digest, size, hashes, author, holders))
+                swarm = self._begin(digest, size, hashes, author, holders)
+                return await self._gather(swarm)
         except TimeoutError as error:
+            self._doubt(swarm.strong if swarm is not None else frozenset())
             raise BlobUnavailable(
                 f"blob {digest.hex()[:10]} ({size} bytes) did not arrive in pieces within "
                 f"{deadline_s:.1f} s"
@@ -205,7 +192,7 @@ class Swarms:
             log.debug("no list of pieces from %s: %s", short(author), error)
             return None
         if len(hashes) != most:
-            self._condemn(author, digest, f"sent {len(hashes)} bytes of hashes, not {most}")
+            condemn(self._pace, author, digest, f"sent {len(hashes)} bytes of hashes, not {most}")
             return None
         return hashes
 
@@ -246,15 +233,19 @@ class Swarms:
                 if swarm.failed or quiet > ABANDON_S:
                     return None
             if await asyncio.to_thread(hash_of, swarm.pieces.data) != swarm.digest:
-                self._condemn(
-                    swarm.author, swarm.digest, "sent a list of pieces that is not the blob's"
+                condemn(
+                    self._pace,
+                    swarm.author,
+                    swarm.digest,
+                    "sent a list of pieces that is not the blob's",
                 )
                 return None
             data = bytes(swarm.pieces.data)
             swarm.pieces.data = data
             return data
         finally:
-            self._doubt_idle(swarm)
+            if swarm.open_to_all:
+                self._doubt(swarm.strong - swarm.delivered)
             swarm.ended = True
             del self._active[swarm.digest]
             if data is None:
@@ -267,12 +258,11 @@ class Swarms:
             async with asyncio.timeout(IDLE_S):
                 await swarm.changed.wait()
 
-    def _doubt_idle(self, swarm: PieceFetch) -> None:
-        """If the fetch stalled, no longer rely on strong members that gave it nothing."""
-        if swarm.open_to_all:
-            until = self._pace.clock() + DOUBT_S
-            for peer in swarm.strong - swarm.delivered - {self._me}:
-                self._doubted_until[peer] = until
+    def _doubt(self, members: frozenset[bytes]) -> None:
+        """No longer rely on members that said they upload much and left a fetch waiting."""
+        until = self._pace.clock() + DOUBT_S
+        for peer in members - {self._me}:
+            self._doubted_until[peer] = until
 
     async def _dismiss(self) -> None:
         """End the requests to peers that no blob in progress needs."""
@@ -343,10 +333,18 @@ class Swarms:
             pull = PiecePull(peer, index, now, now)
             swarm.begin(pull)
             try:
-                await self._try_pull(swarm, pull)
+                await self._puller.pull(swarm, pull)
             finally:
                 swarm.end(pull)
                 swarm.changed.set()
+            if swarm.pieces.holds(pull.index):
+                self._note_work(peer)
+
+    def _note_work(self, peer: bytes) -> None:
+        """Let other blobs wait for a strong peer that is busy with one of ours."""
+        for swarm in self._active.values():
+            if peer in swarm.strong:
+                swarm.progress_at = self._pace.clock()
 
     async def _news_of(self, peer: bytes) -> None:
         """Wait until this peer has said what it holds, or until a tick, which shows stalls."""
@@ -363,100 +361,3 @@ class Swarms:
             if index is not None:
                 return swarm, index
         return None
-
-    async def _try_pull(self, swarm: PieceFetch, pull: PiecePull) -> None:
-        """Fetch one piece. Whatever goes wrong is counted against the peer."""
-        peer = pull.peer
-        try:
-            link = await self._links.get(peer, self._pace.patience(peer))
-            if not await self._pull(link, swarm, pull):
-                swarm.strike(peer, pull.index)
-        except _FalsePiece as lie:
-            swarm.drop(peer)
-            swarm.failed = swarm.failed or peer == swarm.author
-            self._condemn(peer, swarm.digest, str(lie))
-        except (PeerUnreachable, RequestFailed, iroh.IrohError, TimeoutError) as error:
-            log.debug("piece %d from peer %s: %s", pull.index, short(peer), cause(error))
-            self._pace.failed(peer)
-            self._pace.events["retries"] += 1
-            swarm.strike(peer, pull.index)
-        except TransportError:
-            raise  # the transport is closed
-        except Exception as error:
-            # Any error in a peer's data is the peer's fault and must not end this member.
-            if not isinstance(error, ProtocolViolation):
-                self._log_limits.failure("fetching a piece from", peer, error)
-            self._pace.failed(peer)
-            swarm.drop(peer)
-
-    async def _pull(self, link: Link, swarm: PieceFetch, pull: PiecePull) -> bool:
-        """Ask for one piece, read and verify it. Return False if the peer does not have it."""
-        patience = self._pace.patience(pull.peer)
-        pieces = swarm.pieces
-        length = pieces.length(pull.index)
-        await self._line.send(0)
-        async with asyncio.timeout(patience):
-            stream = await link.connection.open_bi()
-            await stream.send().write_all(
-                frame_of(PieceRequest(swarm.digest, pieces.listing, pull.index))
-            )
-            await stream.send().finish()
-            reply = await read_message(stream.recv(), Reply)
-        if reply.status != ReplyStatus.OK:
-            return False
-        if reply.size != swarm.pieces.size:
-            raise _FalsePiece(f"states {reply.size} bytes")
-        data = bytearray()
-        try:
-            while len(data) < length and not self._is_over(swarm, pull.index):
-                before = len(data)
-                async with asyncio.timeout(patience):
-                    await self._read(link, stream.recv(), swarm, pull, data, length)
-                await self._line.download(len(data) - before)
-        finally:
-            link.give_up(length - len(data))
-        if len(data) < length:
-            await stream.recv().stop(0)
-            return True
-        self._pace.delivered(pull.peer, length, self._pace.clock() - pull.started)
-        if not pieces.put(pull.index, data):
-            raise _FalsePiece(f"sent piece {pull.index} with another BLAKE3 hash")
-        swarm.delivered.add(pull.peer)
-        return True
-
-    def _is_over(self, swarm: PieceFetch, index: int) -> bool:
-        return swarm.ended or swarm.pieces.holds(index)
-
-    async def _read(
-        self,
-        link: Link,
-        stream: iroh.RecvStream,
-        swarm: PieceFetch,
-        pull: PiecePull,
-        data: bytearray,
-        length: int,
-    ) -> None:
-        """Read at least LEAST_PROGRESS bytes, or the rest."""
-        goal = min(length, len(data) + LEAST_PROGRESS)
-        while len(data) < goal:
-            chunk = await stream.read(self._line.download_piece(length - len(data)))
-            if not chunk:
-                raise RequestFailed(f"peer {short(pull.peer)} ended a piece early")
-            data += chunk
-            self._pace.received["blob"] += len(chunk)
-            link.bytes_read += len(chunk)
-            pull.moved = swarm.progress_at = self._pace.clock()
-            if len(chunk) < TRICKLE:
-                await asyncio.sleep(TRICKLE_S)
-
-    def _condemn(self, peer: bytes, digest: bytes, lie: str) -> None:
-        """Blame a peer for false data, once per peer in the log."""
-        news = not self._pace.is_blamed(peer)
-        level = logging.WARNING if news else logging.DEBUG
-        log.log(level, "blob %s: peer %s %s", digest.hex()[:10], short(peer), lie)
-        self._pace.events["rejected"] += 1
-        self._pace.blamed(peer)
-
-
-class _FalsePiece(Exception):
-    """A peer sent a piece that does not have its hash, or stated an impossible size."""
