@@ -244,11 +244,11 @@ class LineFaultOptions:
 
     def line(self) -> LineOptions:
         """Return the faults. Raises UsageError."""
+        from aftermath.p2p.line_faults import bandwidth_of
         from aftermath.testnet.plan import LineOptions
 
-        line = LineOptions(self.latency_ms, self.loss, self.bandwidth, self.fault_seed)
-        line.check()
-        return line
+        bandwidth_of("--bandwidth", self.bandwidth)
+        return LineOptions(self.latency_ms, self.loss, self.bandwidth, self.fault_seed)
 
 
 @dataclass(frozen=True)

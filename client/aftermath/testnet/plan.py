@@ -12,7 +12,6 @@ from pathlib import Path
 from aftermath.base.errors import UsageError
 from aftermath.base.text import counted
 from aftermath.events.trackers import TrackerOptions
-from aftermath.p2p.line_faults import bandwidth_of
 from aftermath.testnet.files import ChosenConfig
 
 BACK_SECONDS = 3.0
@@ -82,10 +81,6 @@ class LineOptions:
     bandwidth: str | None = None
     """UP/DOWN in Mb/s."""
     seed: int = 0
-
-    def check(self) -> None:
-        """Raise UsageError for an unreadable bandwidth."""
-        bandwidth_of("--bandwidth", self.bandwidth)
 
     def options(self) -> Iterator[str]:
         """Yield the options of `train`."""
