@@ -18,6 +18,7 @@ import msgspec
 from aftermath.base.bounded import Malformed, msgpack_as
 from aftermath.base.concurrency import Pulse, cancel
 from aftermath.p2p.blobs import BlobStore, hash_of
+from aftermath.p2p.limits import REMEMBERED_PEERS
 from aftermath.p2p.line_faults import GOOD_LINE, MemberLine
 from aftermath.p2p.links import Links
 from aftermath.p2p.peer_stats import PeerMeasurements
@@ -41,6 +42,8 @@ POLLS_PER_S = 200
 """Most questions per second to all peers together."""
 MOST_ASKED = 48
 """Blobs in one question to a peer; 70 bytes each, within MAX_REQUEST."""
+MOST_RELAYS = 16
+"""Members besides the author that one blob is fetched from."""
 RETRY_S = 2.0
 ABANDON_S = 10.0
 """Seconds without a byte after which the blob is fetched from holders of all of it instead."""
@@ -201,16 +204,20 @@ class Swarms:
     ) -> PieceFetch:
         """Start a fetch, at a piece that depends on our rank among the members."""
         fetchers = sorted({self._me, *holders} - {author})
+        rank = fetchers.index(self._me)
+        strong = self._strong({self._me, *holders})
+        others = [*fetchers[rank + 1 :], *fetchers[:rank]]
+        others.sort(key=lambda peer: peer not in strong)
         pieces = Pieces(size, hashes, bytearray(size))
         swarm = PieceFetch(
             digest=digest,
             author=author,
             me=self._me,
             pieces=pieces,
-            first=fetchers.index(self._me) * pieces.count // len(fetchers),
+            first=rank * pieces.count // len(fetchers),
             progress_at=self._pace.clock(),
-            strong=self._strong({self._me, *holders}),
-            sources={author, *holders},
+            strong=strong,
+            sources={author, *others[:MOST_RELAYS]},
         )
         self._active[digest] = swarm
         self._store.share(digest, pieces)
@@ -268,6 +275,8 @@ class Swarms:
         """End the requests to peers that no blob in progress needs."""
         needed = {peer for swarm in self._active.values() for peer in swarm.sources}
         idle = [peer for peer in self._tasks if peer not in needed]
+        for peer in idle:
+            self._heard.pop(peer, None)
         await cancel([task for peer in idle for task in self._tasks.pop(peer)])
 
     def _strong(self, members: set[bytes]) -> frozenset[bytes]:
@@ -314,6 +323,9 @@ class Swarms:
         except (TransportError, Malformed) as error:
             log.debug("peer %s did not say what it holds: %s", short(peer), error)
             return False
+        if len(self._uplinks) > REMEMBERED_PEERS:
+            self._uplinks.clear()
+            self._doubted_until.clear()
         self._uplinks[peer] = max(0, reply.uplink)
         for swarm, status in zip(swarms, reply.status, strict=False):
             if peer in swarm.sources:
