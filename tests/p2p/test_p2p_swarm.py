@@ -11,7 +11,16 @@ from blake3 import blake3
 from aftermath.p2p import pieces, swarm
 from aftermath.p2p.pieces import PIECE, Pieces, piece_count, piece_hashes
 from aftermath.p2p.swarm import HELD_TOPIC, LIST_TOPIC, HeldQuestion, HeldReply
-from aftermath.p2p.wire import CallRequest, PieceRequest, Reply, ReplyStatus, Request, frame_of
+from aftermath.p2p.transport import RequestRefused
+from aftermath.p2p.wire import (
+    CallRequest,
+    PieceRequest,
+    Reply,
+    ReplyStatus,
+    Request,
+    frame_of,
+    read_message,
+)
 from p2p.nodes import content, identity, join, until
 
 LARGE = (8 << 20) + 12_345
@@ -193,6 +202,31 @@ async def test_piece_that_never_comes_is_fetched_elsewhere(among_honest):
     author.publish(data)
     assert await fetched(node, data, author.node_id, liar.node_id) == data
     assert blamed(node, 2, 3) == []
+
+
+async def test_malformed_questions_about_pieces_are_refused(among_honest):
+    node, honest, _ = await among_honest(PieceLiar(None, b"", NOTHING, None))
+    data = content(LARGE)
+    digest = honest.publish(data)
+    for topic, body in ((HELD_TOPIC, b"\xc1"), (LIST_TOPIC, b""), (LIST_TOPIC, digest[:-1])):
+        with pytest.raises(RequestRefused):
+            await node.request(honest.node_id, topic, body, 4096, 10)
+    question = msgspec.msgpack.encode(HeldQuestion([(digest, bytes(32)), (b"", b"")]))
+    answer = await node.request(honest.node_id, HELD_TOPIC, question, 4096, 10)
+    assert msgspec.msgpack.decode(answer, type=HeldReply).status == [b"", b""]
+
+
+async def test_piece_beyond_the_last_is_missing(among_honest):
+    node, honest, _ = await among_honest(PieceLiar(None, b"", NOTHING, None))
+    data = content(LARGE)
+    digest = honest.publish(data)
+    link = await node._links.get(honest.node_id, 5)
+    for index in (COUNT, 2**63):
+        stream = await link.connection.open_bi()
+        request = PieceRequest(digest, Pieces.whole(data).listing, index)
+        await stream.send().write_all(frame_of(request))
+        assert (await read_message(stream.recv(), Reply)).status == ReplyStatus.MISSING
+    assert honest.stats().violations == 0
 
 
 async def test_member_that_boasts_and_idles_is_doubted(among_honest, monkeypatch):
