@@ -24,6 +24,7 @@ import asyncio
 import hashlib
 import json
 import os
+import shutil
 import signal
 import socket
 import statistics
@@ -372,6 +373,8 @@ def main() -> None:
         return
     if os.geteuid() != 0:
         parser.error("network namespaces and TUN devices need root: run it with sudo")
+    if missing := [tool for tool in ("ip", "unshare") if shutil.which(tool) is None]:
+        parser.error(f"there is no command {missing[0]}: install iproute2 and util-linux")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the members end too
     figures = {
         name: measure(

@@ -43,6 +43,7 @@ class BlobStore:
         self._blobs: dict[bytes, Blob] = {}
         self._data: dict[bytes, bytes] = {}
         self._pieces: dict[bytes, Pieces] = {}
+        self._hashing: dict[bytes, asyncio.Task[Pieces]] = {}
         self._large = 0
 
     def publish(self, data: bytes) -> bytes:
@@ -93,7 +94,11 @@ class BlobStore:
         data = self._data.get(digest)
         if pieces is not None or data is None:
             return pieces
-        whole = await asyncio.to_thread(Pieces.whole, data)
+        if digest not in self._hashing:  # hash once, however many members ask at the same time
+            hashing = asyncio.create_task(asyncio.to_thread(Pieces.whole, data))
+            hashing.add_done_callback(lambda _: self._hashing.pop(digest, None))
+            self._hashing[digest] = hashing
+        whole = await asyncio.shield(self._hashing[digest])
         if digest in self._data:
             self._pieces.setdefault(digest, whole)
         return whole

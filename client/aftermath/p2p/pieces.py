@@ -26,8 +26,9 @@ def piece_count(size: int) -> int:
 
 def piece_hashes(data: bytes) -> bytes:
     """Return the BLAKE3 hashes of all pieces, joined."""
+    view = memoryview(data)
     return b"".join(
-        blake3(data[start : start + PIECE]).digest() for start in range(0, len(data), PIECE)
+        blake3(view[start : start + PIECE]).digest() for start in range(0, len(data), PIECE)
     )
 
 

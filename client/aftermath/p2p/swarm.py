@@ -44,6 +44,8 @@ MOST_ASKED = 48
 """Blobs in one question to a peer; 70 bytes each, within MAX_REQUEST."""
 MOST_RELAYS = 16
 """Members besides the author that one blob is fetched from."""
+HASHES_S = 15.0
+"""Seconds in which an author must send its list: it hashes the blob when the first member asks."""
 RETRY_S = 2.0
 ABANDON_S = 10.0
 """Seconds without a byte after which the blob is fetched from holders of all of it instead."""
@@ -189,7 +191,7 @@ class Swarms:
         most = HASH * piece_count(size)
         try:
             hashes = await self._requests.call(
-                self._links, author, LIST_TOPIC, digest, most, self._pace.patience(author)
+                self._links, author, LIST_TOPIC, digest, most, HASHES_S
             )
         except PeerUnreachable as error:
             log.debug("no list of pieces from %s: %s", short(author), error)
