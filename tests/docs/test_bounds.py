@@ -10,7 +10,7 @@ from pathlib import Path
 from aftermath.member import results
 from aftermath.member.rounds import collect
 from aftermath.optim.state_merkle import BLOCK
-from aftermath.p2p import announce, blobs, incoming, limits, link, links, requests
+from aftermath.p2p import announce, blobs, incoming, limits, link, links, requests, swarm
 from aftermath.p2p.transport import MAX_ANNOUNCEMENT, MAX_REQUEST
 from aftermath.replica import stateshare
 from aftermath.rules.bitmap import MAX_MEMBERS
@@ -61,6 +61,7 @@ ROWS = {
         f"{requests.LONGEST_HANDLER_S:.0f} seconds to be answered",
         f"{-(-SERVED * MAX_REQUEST // 2**20)} MiB",
     ),
+    "questions about pieces": (f"{swarm.MOST_ASKED} blobs each", "as requests"),
     "blobs being sent": (
         f"{requests.STREAMS} pieces of {blobs.PIECE >> 20} MiB, {blobs.PIECE_S:.0f} seconds each",
         f"{SENT >> 20} MiB",

@@ -96,6 +96,23 @@ def test_embedded_testnet_with_killed_member_finishes(
     assert not (place / "checkpoints" / "client-2").exists()
 
 
+def test_testnet_on_bad_lines_keeps_replicas_identical(
+    xprocess: XProcess, run_inputs: RunInputs, tmp_path: Path
+) -> None:
+    config = run_inputs.config(tmp_path / "config", **SHORT, total_steps=8)
+    place = tmp_path / "testnet"
+    faults = ["--latency-ms", 50, "--loss", 1, "--bandwidth", "20/20", "--fault-seed", 3]
+    testnet = start(xprocess, config, place, "--num-clients", 3, *faults, "--json")
+    assert testnet.wait() == 0, testnet.last_words
+    summary = final_document(testnet)
+    assert (summary["ending"], summary["steps"]) == ("finished", 8)
+    assert (summary["failed"], summary["differing"]) == ([], [])
+    logs = event_logs(place, 3)
+    assert compare_replicas(logs) > 8
+    fetched = [event for log in logs.values() for event in log.events_of("fetched")]
+    assert min(event["seconds"] for event in fetched) >= 0.1
+
+
 def test_server_testnet_from_state_file_trains(
     xprocess: XProcess, run_inputs: RunInputs, tmp_path: Path
 ) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -129,10 +130,10 @@ def never_fetch_from(transport: SimTransport, shunning: bytes, hidden: set[bytes
     fetch = transport.fetch
 
     async def found(
-        digest: bytes, size: int, holders: Sequence[bytes], deadline_s: float, *, keep: bool = False
+        digest: bytes, size: int, holders: Sequence[bytes], deadline_s: float, **options: Any
     ) -> bytes:
         serving = [one for one in holders if one != shunning or digest not in hidden]
-        return await fetch(digest, size, serving, deadline_s, keep=keep)
+        return await fetch(digest, size, serving, deadline_s, **options)
 
     transport.fetch = found  # type: ignore[method-assign]
 
@@ -151,9 +152,9 @@ def _fetch_from(transport: SimTransport, shared: Mapping[bytes, bytes]) -> None:
     fetch = transport.fetch
 
     async def found(
-        digest: bytes, size: int, holders: Sequence[bytes], deadline_s: float, *, keep: bool = False
+        digest: bytes, size: int, holders: Sequence[bytes], deadline_s: float, **options: Any
     ) -> bytes:
-        return shared.get(digest) or await fetch(digest, size, holders, deadline_s, keep=keep)
+        return shared.get(digest) or await fetch(digest, size, holders, deadline_s, **options)
 
     transport.fetch = found  # type: ignore[method-assign]
 

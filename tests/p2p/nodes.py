@@ -14,9 +14,9 @@ from aftermath.p2p.link import greet
 from aftermath.p2p.wire import (
     ALPN,
     BlobRequest,
-    CallRequest,
     Reply,
     ReplyStatus,
+    Request,
     frame_of,
     read_request,
 )
@@ -34,7 +34,7 @@ unread on each.
 QUIC_SENDS = 10_000_000
 """Bytes that it keeps of what we send until they are acknowledged, on each connection."""
 CLOSE_S = 0.5
-Answer = Callable[[BlobRequest | CallRequest, iroh.BiStream], Awaitable[None]]
+Answer = Callable[[Request, iroh.BiStream], Awaitable[None]]
 
 
 def secret(seed: int) -> bytes:
@@ -72,7 +72,7 @@ class Rogue:
     endpoint: iroh.Endpoint
     node_id: bytes
     connection: iroh.Connection | None = None
-    asked: list[BlobRequest | CallRequest] = field(default_factory=list)
+    asked: list[Request] = field(default_factory=list)
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
     @classmethod
@@ -129,7 +129,7 @@ def blob_of(data: bytes, *, stated: int | None = None, stop_after: int | None = 
     of a range.
     """
 
-    async def answer(request: BlobRequest | CallRequest, stream: iroh.BiStream) -> None:
+    async def answer(request: Request, stream: iroh.BiStream) -> None:
         assert isinstance(request, BlobRequest)
         await stream.send().write_all(
             frame_of(Reply(ReplyStatus.OK, len(data) if stated is None else stated))
@@ -145,7 +145,7 @@ def blob_of(data: bytes, *, stated: int | None = None, stop_after: int | None = 
 def stalling(data: bytes, after: int) -> Answer:
     """Answer blob requests with the first `after` bytes, then send nothing and do not end."""
 
-    async def answer(request: BlobRequest | CallRequest, stream: iroh.BiStream) -> None:
+    async def answer(request: Request, stream: iroh.BiStream) -> None:
         assert isinstance(request, BlobRequest)
         await stream.send().write_all(frame_of(Reply(ReplyStatus.OK, len(data))))
         await stream.send().write_all(data[request.offset : request.offset + after])

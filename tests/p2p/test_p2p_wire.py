@@ -13,9 +13,11 @@ from aftermath.p2p.wire import (
     BlobRequest,
     CallRequest,
     Hello,
+    PieceRequest,
     ProtocolViolation,
     Reply,
     ReplyStatus,
+    Request,
     cause,
     decode,
     frame_of,
@@ -24,6 +26,7 @@ from aftermath.p2p.wire import (
 MESSAGES = [
     (Hello, Hello(bytes(16))),
     (BlobRequest, BlobRequest(bytes(32), 7, 1 << 40)),
+    (PieceRequest, PieceRequest(bytes(32), bytes(32), 7)),
     (CallRequest, CallRequest("topic", 3, 9, 1000)),
     (Reply, Reply(ReplyStatus.OK, 5)),
 ]
@@ -36,7 +39,7 @@ def test_message_survives_wire(kind, message):
     assert decode(framed[4:], kind) == message
 
 
-@pytest.mark.parametrize("kind", [kind for kind, _ in MESSAGES] + [BlobRequest | CallRequest])
+@pytest.mark.parametrize("kind", [kind for kind, _ in MESSAGES] + [Request])
 @given(data=st.binary(max_size=200))
 def test_random_bytes_are_decoded_or_refused(kind, data):
     try:
@@ -52,6 +55,9 @@ def test_random_bytes_are_decoded_or_refused(kind, data):
         BlobRequest(bytes(31), 0, 1),
         BlobRequest(bytes(32), -1, 1),
         BlobRequest(bytes(32), 0, 0),
+        PieceRequest(bytes(31), bytes(32), 0),
+        PieceRequest(bytes(32), bytes(33), 0),
+        PieceRequest(bytes(32), bytes(32), -1),
         CallRequest("t" * 65, 0, 0, 0),
         CallRequest("t", (1 << 20) + 1, 0, 0),
         CallRequest("t", -1, 0, 0),

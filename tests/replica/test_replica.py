@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from dataclasses import replace
 
@@ -59,6 +60,23 @@ def _norm(grads: dict[str, torch.Tensor]) -> float:
 
 
 # --- training -------------------------------------------------------------------------------------
+
+
+def test_dummy_share_is_encoded_noise_without_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    def dummy(seed: int) -> dict[int, bytes]:
+        replica = _replica()
+        before = replica.hashes()
+        monkeypatch.setattr(replica, "_backward", None)
+        monkeypatch.setattr(replica.model, "forward", None)
+        trained = replica.train(SEQUENCES, 0.1, 0.1, threading.Event(), dummy_seed=seed)
+        assert trained.loss == pytest.approx(math.log(CONFIG.vocab_size))
+        assert replica.hashes() == before
+        for level, data in trained.payloads.items():
+            assert decode_level(data, replica.schema.results, level, CPU) is not None
+        return trained.payloads
+
+    assert dummy(1) == dummy(1)
+    assert dummy(1) != dummy(2)
 
 
 @pytest.mark.parametrize("tier", range(3))

@@ -17,7 +17,13 @@ from aftermath.config.document import load_config
 from aftermath.config.recipe_file import recipe_of
 from aftermath.events.trackers import TrackerOptions
 from aftermath.testnet.files import SHIPPED, chosen, configs, find, make_missing
-from aftermath.testnet.plan import ChaosSchedule, ClientExtras, LocalTestnetClient, LocalTestnetPlan
+from aftermath.testnet.plan import (
+    ChaosSchedule,
+    ClientExtras,
+    LineOptions,
+    LocalTestnetClient,
+    LocalTestnetPlan,
+)
 from cli.cli_runs import Outcome, invoke
 
 DEMO = SHIPPED / "demo" / "config.toml"
@@ -53,6 +59,10 @@ def start(*words: str | Path | int) -> Outcome:
         (["--backend", "ethereum"], "--backend"),
         (["--wandb-group", "lab"], "needs a project"),
         (["--trackio-project", "a/b"], "is not a valid name"),
+        (["--latency-ms", "-1"], "--latency-ms"),
+        (["--loss", "51"], "--loss"),
+        (["--bandwidth", "20"], "--bandwidth '20' is not UP/DOWN"),
+        (["--bandwidth", "20/0"], "--bandwidth '20/0' is not UP/DOWN"),
     ],
 )
 def test_testnet_mistake_is_reported_before_anything_is_made(
@@ -105,6 +115,18 @@ def test_testnet_clients_receive_tracker_options(tmp_path: Path) -> None:
     settings = build_settings(**parsed("train", "--run-id", "demo", *plan.options(client)))
     assert TrackerOptions.of(settings) == trackers
     assert not TrackerOptions.of(build_settings(**parsed("train", "--run-id", "demo"))).any
+
+
+def test_testnet_clients_receive_faults_of_their_lines(tmp_path: Path) -> None:
+    client = LocalTestnetClient(1, 2)
+    line = LineOptions(latency_ms=50, loss=0.5, bandwidth="20/100", seed=7)
+    plan = LocalTestnetPlan(chosen(DEMO), (client,), tmp_path, 0, ClientExtras(line=line))
+    settings = build_settings(**parsed("train", "--run-id", "demo", *plan.options(client)))
+    assert settings.fault_latency_ms == 50
+    assert settings.fault_packet_loss == 0.5
+    assert settings.fault_bandwidth_limit == "20/100"
+    assert settings.fault_seed == 7
+    assert not any("fault" in word for word in LineOptions().options())
 
 
 def test_testnet_checkpoint_directory_is_for_whole_model_clients(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from aftermath.testnet.display_option import DisplayOption
 if TYPE_CHECKING:
     from aftermath.events.trackers import TrackerOptions
     from aftermath.testnet.display import DisplayMode
-    from aftermath.testnet.plan import ClientExtras
+    from aftermath.testnet.plan import ClientExtras, LineOptions
 
 FAULTS = "Faults"
 CLIENTS = "Clients"
@@ -162,7 +162,7 @@ class ClientOptions:
         ),
     ] = None
 
-    def extras(self, trackers: TrackerOptions) -> ClientExtras:
+    def extras(self, trackers: TrackerOptions, line: LineOptions) -> ClientExtras:
         """Return the options as a testnet plan takes them."""
         from aftermath.testnet.plan import ClientExtras
 
@@ -175,6 +175,7 @@ class ClientOptions:
             checkpoints=self.client_checkpoint_dir,
             keep_steps=self.client_keep_steps,
             trackers=trackers,
+            line=line,
         )
 
 
@@ -203,6 +204,51 @@ class KillOptions:
             rich_help_panel=FAULTS,
         ),
     ] = None
+
+
+@dataclass(frozen=True)
+class LineFaultOptions:
+    """How bad every client's line to its peers is."""
+
+    latency_ms: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            max=10_000,
+            help="Milliseconds to add to all that a client sends to its peers.",
+            rich_help_panel=FAULTS,
+        ),
+    ] = 0
+    loss: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            max=50,
+            help="Percentage of a client's packets to send again after a round trip, as if they were lost.",
+            rich_help_panel=FAULTS,
+        ),
+    ] = 0.0
+    bandwidth: Annotated[
+        str | None,
+        typer.Option(
+            help="Limits of each client's line as UP/DOWN in Mb/s, for example 20/100. By default none.",
+            rich_help_panel=FAULTS,
+        ),
+    ] = None
+    fault_seed: Annotated[
+        int,
+        typer.Option(
+            min=0, max=2**32 - 1, help="Seed of the lost packets.", rich_help_panel=FAULTS
+        ),
+    ] = 0
+
+    def line(self) -> LineOptions:
+        """Return the faults. Raises UsageError."""
+        from aftermath.p2p.line_faults import bandwidth_of
+        from aftermath.testnet.plan import LineOptions
+
+        bandwidth_of("--bandwidth", self.bandwidth)
+        return LineOptions(self.latency_ms, self.loss, self.bandwidth, self.fault_seed)
 
 
 @dataclass(frozen=True)
@@ -253,7 +299,8 @@ class ShowOptions:
 
 @command(
     "local-testnet start",
-    example="aftermath-solana local-testnet start --num-clients 3 --config-path demo --client-matformer-tiers 0,1,2",
+    example="aftermath-solana local-testnet start --num-clients 3 --config-path demo --client-matformer-tiers 0,1,2 "
+    "--latency-ms 50 --loss 1 --bandwidth 20/20",
 )
 def local_testnet_start(
     num_clients: Annotated[int, typer.Option(min=1, max=64, help="Number of clients.")],
@@ -267,6 +314,7 @@ def local_testnet_start(
     deployment: BackendOptions,
     clients: ClientOptions,
     kills: KillOptions,
+    faults: LineFaultOptions,
     show: ShowOptions,
     json_output: Annotated[
         bool,
@@ -307,7 +355,7 @@ def local_testnet_start(
     trackers.check()
     config = chosen(config_path, deployment.first_client_checkpoint)
     client_plans = clients_of(num_clients, clients.client_matformer_tiers, config)
-    extras = clients.extras(trackers)
+    extras = clients.extras(trackers, faults.line())
     mode = show.display_mode()
     panes = mode is DisplayMode.PANES
     workdir = deployment.dir.expanduser().absolute()

@@ -80,7 +80,6 @@ PANELS = (
                 "data_par",
                 "tensor_par",
                 "threads",
-                "dummy_training",
                 "micro_batch",
                 "activation",
                 "matformer_load",
@@ -88,6 +87,7 @@ PANELS = (
             *("precision", "compile", "grad_accum"),
         ),
     ),
+    ("Testing", ("dummy_training", "fault_")),
     ("Checkpoints", ("checkpoint_", "hub_", "delete_old", "keep_steps", "optimizer_state")),
     (
         "Progress",

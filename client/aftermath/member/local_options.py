@@ -26,7 +26,7 @@ class LocalOptions:
     downloads: int | None = None
     """Most results of others to fetch at once. None: no limit."""
     share_delay: float = 0.0
-    """Seconds to wait before each share, to simulate a slower machine."""
+    """Seconds to wait instead of training a share, to test without its cost. 0: train."""
     confirms_loss: bool = False
     """Whether a Ctrl-C that would lose trained steps asks for a second one."""
     prompt: Prompt | None = None

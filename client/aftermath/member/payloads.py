@@ -289,7 +289,12 @@ class Payloads:
         holders = self._holders(candidate.commitment, level, plan)
         async with self._downloads.turn(candidate.commitment.sender):
             data = await self._ports.transport.fetch(
-                payload.blake3, payload.size, holders, deadline, keep=True
+                payload.blake3,
+                payload.size,
+                holders,
+                deadline,
+                keep=True,
+                author=candidate.commitment.sender,
             )
         candidate.payloads[level] = data
         candidate.served.append(payload.blake3)

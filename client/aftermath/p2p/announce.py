@@ -22,6 +22,7 @@ from aftermath.p2p.limits import (
     REMEMBERED_PEERS,
     SharedLimit,
 )
+from aftermath.p2p.line_faults import GOOD_LINE, MemberLine
 from aftermath.p2p.link import Link
 from aftermath.p2p.peer_stats import PeerMeasurements
 from aftermath.p2p.transport import MAX_ANNOUNCEMENT, Announcement
@@ -98,8 +99,9 @@ class Announcer:
     every new connection.
     """
 
-    def __init__(self, pace: PeerMeasurements) -> None:
+    def __init__(self, pace: PeerMeasurements, line: MemberLine = GOOD_LINE) -> None:
         self._pace = pace
+        self._line = line
         self._log: deque[bytes] = deque(maxlen=REPLAY)
         self._outboxes: dict[Link, PeerOutbox] = {}
         self._digests: dict[bytes, dict[bytes, None]] = {}
@@ -134,6 +136,7 @@ class Announcer:
                 stream = await link.connection.open_uni()
             while True:
                 batch = await outbox.take()
+                await self._line.send(len(batch))
                 async with asyncio.timeout(WRITE_S):
                     await stream.write_all(batch)
                 self._pace.sent["announce"] += len(batch)

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 import iroh
 from blake3 import blake3
 
+from aftermath.p2p.line_faults import GOOD_LINE, MemberLine
 from aftermath.p2p.peer_stats import PeerMeasurements
+from aftermath.p2p.pieces import PIECE, Pieces
 from aftermath.p2p.transport import ReadRange
-from aftermath.p2p.wire import BlobRequest, Code, Reply, ReplyStatus, frame_of
+from aftermath.p2p.wire import BlobRequest, Code, PieceRequest, Reply, ReplyStatus, frame_of
 
-PIECE = 1 << 20
 SMALL_PIECE = 1 << 16
 LARGE_PIECES = 64
 """Number of large pieces in flight, over all streams. Further streams send small ones."""
@@ -37,9 +38,12 @@ class Blob:
 class BlobStore:
     """Blobs by digest."""
 
-    def __init__(self) -> None:
+    def __init__(self, line: MemberLine = GOOD_LINE) -> None:
+        self._line = line
         self._blobs: dict[bytes, Blob] = {}
         self._data: dict[bytes, bytes] = {}
+        self._pieces: dict[bytes, Pieces] = {}
+        self._hashing: dict[bytes, asyncio.Task[Pieces]] = {}
         self._large = 0
 
     def publish(self, data: bytes) -> bytes:
@@ -69,11 +73,51 @@ class BlobStore:
         """Forget a blob."""
         self._blobs.pop(digest, None)
         self._data.pop(digest, None)
+        self._pieces.pop(digest, None)
 
     def held(self, digest: bytes, size: int) -> bytes | None:
         """Return the blob if its bytes are held here and have this size."""
         data = self._data.get(digest)
         return data if data is not None and len(data) == size else None
+
+    def share(self, digest: bytes, pieces: Pieces) -> None:
+        """Serve the pieces of a blob that are held so far."""
+        self._pieces[digest] = pieces
+
+    def unshare(self, digest: bytes) -> None:
+        """Stop serving pieces that may be false."""
+        self._pieces.pop(digest, None)
+
+    async def pieces(self, digest: bytes) -> Pieces | None:
+        """Return the pieces of a blob that is held, in whole or in part."""
+        pieces = self._pieces.get(digest)
+        data = self._data.get(digest)
+        if pieces is not None or data is None:
+            return pieces
+        if digest not in self._hashing:  # hash once, however many members ask at the same time
+            hashing = asyncio.create_task(asyncio.to_thread(Pieces.whole, data))
+            hashing.add_done_callback(lambda _: self._hashing.pop(digest, None))
+            self._hashing[digest] = hashing
+        whole = await asyncio.shield(self._hashing[digest])
+        if digest in self._data:
+            self._pieces.setdefault(digest, whole)
+        return whole
+
+    async def serve_piece(
+        self, request: PieceRequest, stream: iroh.SendStream, pace: PeerMeasurements
+    ) -> None:
+        """Answer one request for a verified piece."""
+        pieces = await self.pieces(request.digest)
+        if pieces is None or pieces.listing != request.listing or not pieces.holds(request.index):
+            await _finish_with(stream, Reply(ReplyStatus.MISSING, 0))
+            return
+        data = pieces.data
+        blob = Blob(
+            pieces.size, lambda offset, length: bytes(data[offset : offset + length]), False
+        )
+        start = request.index * PIECE
+        piece = BlobRequest(request.digest, start, pieces.length(request.index))
+        await self._send_range(blob, piece, stream, pace)
 
     async def serve(
         self, request: BlobRequest, stream: iroh.SendStream, pace: PeerMeasurements
@@ -93,6 +137,7 @@ class BlobStore:
         """Send the reply and the range. Reset the stream if the blob cannot deliver or the reader
         stalls.
         """
+        await self._line.send(0)
         async with asyncio.timeout(PIECE_S):
             await stream.write_all(frame_of(Reply(ReplyStatus.OK, blob.size)))
         offset = request.offset
@@ -100,10 +145,11 @@ class BlobStore:
         while offset < end:
             large = self._large < LARGE_PIECES
             self._large += large
+            most = self._line.upload_piece(PIECE if large else SMALL_PIECE)
+            length = min(most, end - offset)
             try:
-                sent = await _send_piece(
-                    blob, offset, min(PIECE if large else SMALL_PIECE, end - offset), stream
-                )
+                await self._line.upload(length)
+                sent = await _send_piece(blob, offset, length, stream)
             finally:
                 self._large -= large
             if not sent:

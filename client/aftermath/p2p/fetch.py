@@ -16,11 +16,13 @@ import iroh
 from aftermath.base.concurrency import cancel
 from aftermath.base.rate_limit import Backoff
 from aftermath.p2p.attempt import LEAST_PROGRESS, STRIPE_FROM, PartialBlob, Pull
-from aftermath.p2p.blobs import PIECE, hash_of
+from aftermath.p2p.blobs import hash_of
 from aftermath.p2p.limits import LogLimits
+from aftermath.p2p.line_faults import GOOD_LINE, MemberLine
 from aftermath.p2p.link import Link
 from aftermath.p2p.links import Links
 from aftermath.p2p.peer_stats import PeerMeasurements
+from aftermath.p2p.pieces import PIECE
 from aftermath.p2p.transport import (
     BlobRejected,
     BlobUnavailable,
@@ -79,8 +81,15 @@ class Fetch:
     """
 
     def __init__(
-        self, links: Links, pace: PeerMeasurements, digest: bytes, size: int, deadline_s: float
+        self,
+        links: Links,
+        pace: PeerMeasurements,
+        digest: bytes,
+        size: int,
+        deadline_s: float,
+        line: MemberLine = GOOD_LINE,
     ) -> None:
+        self._line = line
         self._links = links
         self._pace = pace
         self._digest = digest
@@ -263,6 +272,7 @@ class Fetch:
 
     async def _read(self, attempt: PartialBlob, link: Link, pull: Pull) -> None:
         patience = self._patience(pull.holder)
+        await self._line.send(0)
         async with asyncio.timeout(patience):
             stream = await link.connection.open_bi()
             request = BlobRequest(self._digest, pull.start, pull.request_end - pull.start)
@@ -273,7 +283,9 @@ class Fetch:
         more = True
         while more:
             async with asyncio.timeout(patience):
+                before = pull.position
                 more = await self._progress(attempt, link, stream.recv(), pull)
+            await self._line.download(pull.position - before)
         if pull.position < pull.request_end:
             await stream.recv().stop(0)
 
@@ -292,7 +304,8 @@ class Fetch:
         """Read at least LEAST_PROGRESS bytes, or raise. Return False if no more are needed."""
         goal = pull.position + LEAST_PROGRESS
         while pull.position < goal:
-            chunk = await stream.read(min(PIECE, pull.request_end - pull.position))
+            most = self._line.download_piece(PIECE)
+            chunk = await stream.read(min(most, pull.request_end - pull.position))
             if not chunk:
                 raise HolderFailed(f"ended early at byte {pull.position}")
             self._pace.received["blob"] += len(chunk)

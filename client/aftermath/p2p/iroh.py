@@ -26,14 +26,17 @@ from aftermath.base.concurrency import cancel
 from aftermath.base.errors import UsageError
 from aftermath.p2p import fastffi
 from aftermath.p2p.announce import Announcer
+from aftermath.p2p.attempt import STRIPE_FROM
 from aftermath.p2p.blobs import BlobStore
 from aftermath.p2p.discovery import Directory, LocalDirectory, StaticPeers, Whereabouts
 from aftermath.p2p.fetch import Fetch
+from aftermath.p2p.line_faults import GOOD_LINE, LineFaults, MemberLine
 from aftermath.p2p.link import Link
 from aftermath.p2p.links import Links
 from aftermath.p2p.peer_stats import PeerMeasurements
 from aftermath.p2p.relay import DISABLED, N0
 from aftermath.p2p.requests import Requests
+from aftermath.p2p.swarm import Swarms
 from aftermath.p2p.transport import (
     Announcement,
     BindFailed,
@@ -57,16 +60,24 @@ class IrohTransport:
     """`aftermath.p2p.transport.Transport` over one iroh endpoint. Made by `open_iroh`."""
 
     def __init__(
-        self, endpoint: iroh.Endpoint, directory: Directory | None, clock: Callable[[], float]
+        self,
+        endpoint: iroh.Endpoint,
+        directory: Directory | None,
+        clock: Callable[[], float],
+        faults: LineFaults | None = None,
     ) -> None:
         self.node_id = bytes(endpoint.id().to_bytes())
         self._endpoint = endpoint
         self._directory = directory
         self._pace = PeerMeasurements(clock)
-        self._store = BlobStore()
-        self._announcer = Announcer(self._pace)
-        self._requests = Requests(self._store, self._pace)
+        self._line = MemberLine(faults, self.node_id) if faults is not None else GOOD_LINE
+        self._store = BlobStore(self._line)
+        self._announcer = Announcer(self._pace, self._line)
+        self._requests = Requests(self._store, self._pace, self._line)
         self._links = Links(endpoint, os.urandom(16), self._locate, self._pace, self._services)
+        self._swarms = Swarms(
+            self.node_id, self._links, self._requests, self._store, self._pace, self._line
+        )
         self._refresher = asyncio.create_task(self._refresh(directory)) if directory else None
         self._closed = False
 
@@ -112,6 +123,7 @@ class IrohTransport:
         deadline_s: float,
         *,
         keep: bool = False,
+        author: bytes | None = None,
     ) -> bytes:
         """See `Transport.fetch`. ValueError if `size` is not positive."""
         self._ensure_open()
@@ -123,7 +135,14 @@ class IrohTransport:
         remote_holders = [holder for holder in holders if holder != self.node_id]
         if not remote_holders:
             raise BlobUnavailable(f"blob {digest.hex()[:10]} ({size} bytes): no holder was named")
-        blob = await Fetch(self._links, self._pace, digest, size, deadline_s).run(remote_holders)
+        blob = None
+        ends = self._pace.clock() + deadline_s
+        if keep and author in remote_holders and len(remote_holders) > 1 and size >= STRIPE_FROM:
+            blob = await self._swarms.fetch(digest, size, author, remote_holders, deadline_s)
+        if blob is None:
+            left_s = max(0.0, ends - self._pace.clock())
+            fetch = Fetch(self._links, self._pace, digest, size, left_s, self._line)
+            blob = await fetch.run(remote_holders)
         if keep:
             self._store.keep(digest, blob)
         return blob
@@ -157,6 +176,7 @@ class IrohTransport:
         if self._directory is not None:
             self._directory.remove()
         self._announcer.close()
+        await self._swarms.close()
         await self._links.close()
         with contextlib.suppress(TimeoutError, iroh.IrohError):
             async with asyncio.timeout(ENDPOINT_CLOSE_S):
@@ -220,13 +240,15 @@ async def open_iroh(
     directory: Directory | None = None,
     static_peers: Mapping[bytes, tuple[str, ...]] | None = None,
     clock: Callable[[], float] = time.monotonic,
+    faults: LineFaults | None = None,
 ) -> IrohTransport:
     """Open a transport whose id is the public key of the 32-byte ed25519 `secret`.
 
     `relay` is disabled, n0 or a URL (`relay.relay_named`). `bind_port` 0 lets the system choose;
     `bind_host` None listens on all interfaces. Local discovery needs `discovery_dir` (see
     `discovery.local_discovery_dir`), or another `directory` to look in. `static_peers` are
-    addresses of peers, tried in addition to these. Raises BindFailed, DiscoveryFailed.
+    addresses of peers, tried in addition to these. `faults` make this member's line worse. Raises
+    BindFailed, DiscoveryFailed.
     """
     if len(secret) != 32:
         raise ValueError("the p2p secret key is 32 bytes")
@@ -246,7 +268,7 @@ async def open_iroh(
         except DiscoveryFailed:
             await endpoint.close()
             raise
-    return IrohTransport(endpoint, directory, clock)
+    return IrohTransport(endpoint, directory, clock, faults)
 
 
 def check_interface(address: str | None) -> None:

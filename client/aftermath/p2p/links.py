@@ -93,6 +93,11 @@ class Links:
         """Return the members that are connected now."""
         return frozenset(peer for peer, contact in self._peers.items() if contact.link is not None)
 
+    def bytes_sent(self) -> int:
+        """Return the bytes that QUIC sent on the open links and did not lose."""
+        stats = [link.connection.stats() for link in self._open]
+        return sum(one.udp_tx_bytes - one.lost_bytes for one in stats)
+
     def bar(self, peer: bytes, why: str) -> None:
         """Close the connection of a peer that broke the rules, and ban it for a while."""
         contact = self._peers.get(peer)

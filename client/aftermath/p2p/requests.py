@@ -15,6 +15,7 @@ import iroh
 from aftermath.base.concurrency import cancel
 from aftermath.p2p.blobs import BlobStore
 from aftermath.p2p.limits import ALL_REQUEST_BURST, ALL_REQUEST_RATE, LogLimits, SharedLimit
+from aftermath.p2p.line_faults import GOOD_LINE, MemberLine
 from aftermath.p2p.link import Link
 from aftermath.p2p.links import Links
 from aftermath.p2p.peer_stats import PeerMeasurements
@@ -31,6 +32,7 @@ from aftermath.p2p.wire import (
     BlobRequest,
     CallRequest,
     Code,
+    PieceRequest,
     ProtocolViolation,
     Reply,
     ReplyStatus,
@@ -67,8 +69,11 @@ class Requests:
     does not take its answers gets no further ones while there is no room.
     """
 
-    def __init__(self, store: BlobStore, pace: PeerMeasurements) -> None:
+    def __init__(
+        self, store: BlobStore, pace: PeerMeasurements, line: MemberLine = GOOD_LINE
+    ) -> None:
         self._store = store
+        self._line = line
         self._pace = pace
         self._log_limits = LogLimits(log)
         self._handlers: dict[str, Handler] = {}
@@ -118,6 +123,7 @@ class Requests:
         self, link: Link, topic: str, body: bytes, max_reply: int, deadline_s: float
     ) -> bytes:
         """One call over one stream."""
+        await self._line.send(len(body))
         stream = await link.connection.open_bi()
         header = frame_of(CallRequest(topic, len(body), max_reply, max(0, int(deadline_s * 1000))))
         await stream.send().write_all(header + body)
@@ -171,6 +177,8 @@ class Requests:
             self._pace.received["request"] += len(body)
             if isinstance(request, BlobRequest):
                 await self._store.serve(request, stream.send(), self._pace)
+            elif isinstance(request, PieceRequest):
+                await self._store.serve_piece(request, stream.send(), self._pace)
             else:
                 await self._answer_call(link.peer, request, body, stream.send())
         except ProtocolViolation as violation:
@@ -185,6 +193,7 @@ class Requests:
     ) -> None:
         """Run the handler, send its reply."""
         status, reply = await self._handled(peer, request, body)
+        await self._line.send(len(reply))
         if reply and not self._room(peer, len(reply)):
             status = ReplyStatus.REFUSED
             reply = b""

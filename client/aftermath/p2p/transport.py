@@ -167,13 +167,16 @@ class Transport(Protocol):
         deadline_s: float,
         *,
         keep: bool = False,
+        author: bytes | None = None,
     ) -> bytes:
         """Get the blob of exactly `size` bytes from any of `holders`, verified against its BLAKE3
         `digest`.
 
         Holders are asked in the given order, so rotate it to spread load. Holders that failed
-        recently are asked last. With `keep` it is served onwards. Raises BlobUnavailable (nobody
-        delivered within `deadline_s`) or BlobRejected (all that answered lied).
+        recently are asked last. With `keep` the blob is served onwards. With `keep` and `author`,
+        a large blob is fetched in pieces that are served as they arrive; `author` is a holder that
+        vouches for their hashes. Raises BlobUnavailable (nobody delivered within `deadline_s`) or
+        BlobRejected (all that answered lied).
         """
 
     async def request(

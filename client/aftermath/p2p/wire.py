@@ -70,6 +70,17 @@ class BlobRequest(msgspec.Struct, array_like=True, frozen=True, tag=1):
     length: int
 
 
+class PieceRequest(msgspec.Struct, array_like=True, frozen=True, tag=3):
+    """Asks for one piece of a blob, verified against the list of hashes with the digest `listing`.
+
+    It is sent only to peers that answered on `held-pieces/1` or `piece-hashes/1`.
+    """
+
+    digest: bytes
+    listing: bytes
+    index: int
+
+
 class CallRequest(msgspec.Struct, array_like=True, frozen=True, tag=2):
     """Asks `topic`; a body of `size` bytes follows, the reply must come in `deadline_ms` and fit
     `max_reply` bytes.
@@ -88,7 +99,7 @@ class Reply(msgspec.Struct, array_like=True, frozen=True):
     size: int
 
 
-Request = BlobRequest | CallRequest
+Request = BlobRequest | CallRequest | PieceRequest
 
 
 def frame(payload: bytes) -> bytes:
@@ -126,7 +137,7 @@ async def read_message(stream: iroh.RecvStream, kind: type[T]) -> T:
 
 
 async def read_request(stream: iroh.RecvStream) -> Request:
-    """Return the next frame as either request. Raises ProtocolViolation for anything else."""
+    """Return the next frame as any request. Raises ProtocolViolation for anything else."""
     kind: Any = Request
     request: Request = decode(await read_frame(stream), kind)
     return request
@@ -152,6 +163,9 @@ def _problem(message: object) -> str | None:
         case BlobRequest(digest=digest, offset=offset, length=length):
             if len(digest) != 32 or offset < 0 or length < 1:
                 return "a blob request with an impossible digest or range"
+        case PieceRequest(digest=digest, listing=listing, index=index):
+            if len(digest) != 32 or len(listing) != 32 or index < 0:
+                return "a piece request with an impossible digest or index"
         case CallRequest() as call:
             if not 0 <= call.size <= MAX_REQUEST or len(call.topic) > MAX_TOPIC:
                 return "a request with an oversized body or topic"

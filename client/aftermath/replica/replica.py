@@ -7,6 +7,7 @@ members stay bit-identical.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -29,6 +30,7 @@ from aftermath.replica.pass_size import OutOfMemory, PassSize
 from aftermath.replica.passes import Passes
 
 _SHORTEST_PASS = 32  # tokens
+_DUMMY_GRADIENT = 1e-3  # standard deviation
 
 
 class Cancelled(Exception):
@@ -89,22 +91,41 @@ class Replica:
         cancelled: threading.Event,
         measured: bool = False,
         travelling: bool = False,
+        dummy_seed: int | None = None,
     ) -> Trained:
         """Train on `sequences` int64 [n, seq_len], or [n, 2, seq_len] with labels, and encode the
         result.
 
         The parameters do not change. `ahead_lr` is the learning rate of the look-ahead (the
-        previous step's). `measured` asks for metrics. Raises Cancelled between micro-batches, or
+        previous step's). `measured` asks for metrics. With `dummy_seed`, the gradients are noise
+        from that seed, and the network does not run. Raises Cancelled between micro-batches, or
         optim.clip.NonFiniteGradient.
         """
+
+        def backward(part: Tensor) -> Loss:
+            if dummy_seed is None:
+                return self._backward(self.passes, part, cancelled)
+            return self._pretend(dummy_seed)
+
         return self.optimizer.train(
             sequences,
-            lambda part: self._backward(self.passes, part, cancelled),
+            backward,
             lr,
             ahead_lr,
             measured,
             travelling,
         )
+
+    def _pretend(self, seed: int) -> float:
+        """Set all gradients to noise, and return the loss of a uniform prediction."""
+        draw = torch.Generator().manual_seed(seed)
+        config = self.model.config
+        for name, tensor in sorted(self.params.items()):
+            # The gradient of a balance vector is a count of choices, and no expert was chosen.
+            deviation = 0.0 if config.balances(name) else _DUMMY_GRADIENT
+            noise = torch.randn(tensor.shape, generator=draw) * deviation
+            tensor.grad = noise.to(tensor.device)
+        return math.log(config.vocab_size)
 
     def news(self) -> tuple[str, ...]:
         """Return changes of the pass size since the last call, as sentences."""

@@ -186,6 +186,7 @@ class SimTransport:
         deadline_s: float,
         *,
         keep: bool = False,
+        author: bytes | None = None,
     ) -> bytes:
         liars = set()
         for holder in holders:

@@ -72,6 +72,29 @@ class LocalTestnetClient:
 
 
 @dataclass(frozen=True)
+class LineOptions:
+    """Faults of every client's line."""
+
+    latency_ms: int = 0
+    loss: float = 0.0
+    """Percentage of packets."""
+    bandwidth: str | None = None
+    """UP/DOWN in Mb/s."""
+    seed: int = 0
+
+    def options(self) -> Iterator[str]:
+        """Yield the options of `train`."""
+        if self.latency_ms:
+            yield from ("--fault-latency-ms", str(self.latency_ms))
+        if self.loss:
+            yield from ("--fault-packet-loss", str(self.loss))
+        if self.bandwidth is not None:
+            yield from ("--fault-bandwidth-limit", self.bandwidth)
+        if self.seed:
+            yield from ("--fault-seed", str(self.seed))
+
+
+@dataclass(frozen=True)
 class ClientExtras:
     """What every client does besides training."""
 
@@ -83,6 +106,7 @@ class ClientExtras:
     checkpoints: Path | None = None
     keep_steps: int | None = None
     trackers: TrackerOptions = field(default_factory=TrackerOptions)
+    line: LineOptions = field(default_factory=LineOptions)
 
 
 @dataclass(frozen=True)
@@ -146,6 +170,7 @@ class LocalTestnetPlan:
             if wishes.keep_steps is not None:
                 yield from ("--keep-steps", str(wishes.keep_steps))
         yield from self._local_files()
+        yield from wishes.line.options()
         if wishes.write_log:
             yield from ("--write-log", str(self.place / "logs" / f"{name}.jsonl"))
         if wishes.distro_data is not None:

@@ -6,6 +6,7 @@ from aftermath.base.errors import UsageError
 from aftermath.evals.eval_options import EvalRequest, eval_request
 from aftermath.events.trackers import TrackerOptions
 from aftermath.p2p.discovery import parse_static_peers
+from aftermath.p2p.line_faults import bandwidth_of
 from aftermath.train.settings import TrainSettings
 
 
@@ -13,6 +14,7 @@ def check_choices(settings: TrainSettings) -> None:
     """Raise UsageError for contradicting or incomplete options, Unsuitable for missing extras."""
     if settings.peer is not None:
         parse_static_peers(settings.peer)
+    bandwidth_of("--fault-bandwidth-limit", settings.fault_bandwidth_limit)
     _check_prompt(settings)
     _check_sums(settings)
     _check_evaluations(settings)

@@ -36,6 +36,7 @@ from aftermath.member.stake import find_loss
 from aftermath.member.status_events import StatusEvents
 from aftermath.p2p.discovery import Directory, addresses_of, local_discovery_dir, parse_static_peers
 from aftermath.p2p.iroh import IrohTransport, open_iroh
+from aftermath.p2p.line_faults import line_faults
 from aftermath.p2p.relay import AUTO, DISABLED, N0
 from aftermath.replica.pass_size import OutOfMemory
 from aftermath.rules.run import Run
@@ -373,4 +374,10 @@ async def _open_transport(
         discovery_dir=discovery_directory if directory is None else None,
         directory=directory,
         static_peers=static_peers,
+        faults=line_faults(
+            latency_ms=settings.fault_latency_ms,
+            loss_percent=settings.fault_packet_loss,
+            bandwidth=settings.fault_bandwidth_limit,
+            seed=settings.fault_seed,
+        ),
     )

@@ -104,7 +104,7 @@ class Training:
         divergence: Divergence,
         delay: float,
     ) -> None:
-        """`delay`: seconds to wait before each share, to simulate a slower machine."""
+        """`delay`: seconds to wait instead of training each share, 0 to train."""
         self._delay = delay
         self._divergence = divergence
         self._ports = ports
@@ -136,8 +136,11 @@ class Training:
             if self._delay:
                 await first_of(self._ports.clock.sleep(self._delay), self._late(plan))
             sequences = await self._compute(lambda: torch.from_numpy(share))
+            dummy_seed = indices[0] if self._delay else None
             trained = await self._compute(
-                lambda: self._replica.train(sequences, lr, ahead, cancelled, measured, travelling)
+                lambda: self._replica.train(
+                    sequences, lr, ahead, cancelled, measured, travelling, dummy_seed
+                )
             )
         except Cancelled:
             self._ports.events.emit(

@@ -1,0 +1,139 @@
+"""Fetch one piece of a blob from one peer, verify it, and count failures against the peer."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import iroh
+
+from aftermath.p2p.limits import LogLimits
+from aftermath.p2p.line_faults import MemberLine
+from aftermath.p2p.link import Link
+from aftermath.p2p.links import Links
+from aftermath.p2p.peer_stats import PeerMeasurements
+from aftermath.p2p.pieces import PieceFetch, PiecePull
+from aftermath.p2p.transport import PeerUnreachable, RequestFailed, TransportError, short
+from aftermath.p2p.wire import (
+    PieceRequest,
+    ProtocolViolation,
+    Reply,
+    ReplyStatus,
+    cause,
+    frame_of,
+    read_message,
+)
+
+LEAST_PROGRESS = 32768
+TRICKLE = 16384
+TRICKLE_S = 0.005
+
+log = logging.getLogger(__name__)
+
+
+class _FalsePiece(Exception):
+    """A peer sent a piece that does not have its hash, or stated an impossible size."""
+
+
+class PiecePuller:
+    """Fetches single pieces."""
+
+    def __init__(self, links: Links, pace: PeerMeasurements, line: MemberLine) -> None:
+        self._links = links
+        self._pace = pace
+        self._line = line
+        self._log_limits = LogLimits(log)
+
+    async def pull(self, swarm: PieceFetch, pull: PiecePull) -> None:
+        """Fetch one piece. Whatever goes wrong is counted against the peer."""
+        peer = pull.peer
+        try:
+            link = await self._links.get(peer, self._pace.patience(peer))
+            if not await self._pull(link, swarm, pull):
+                swarm.strike(peer, pull.index)
+        except _FalsePiece as lie:
+            swarm.drop(peer)
+            swarm.failed = swarm.failed or peer == swarm.author
+            condemn(self._pace, peer, swarm.digest, str(lie))
+        except (PeerUnreachable, RequestFailed, iroh.IrohError, TimeoutError) as error:
+            log.debug("piece %d from peer %s: %s", pull.index, short(peer), cause(error))
+            self._pace.failed(peer)
+            self._pace.events["retries"] += 1
+            swarm.strike(peer, pull.index)
+        except TransportError:
+            raise  # the transport is closed
+        except Exception as error:
+            # Any error in a peer's data is the peer's fault and must not end this member.
+            if not isinstance(error, ProtocolViolation):
+                self._log_limits.failure("fetching a piece from", peer, error)
+            self._pace.failed(peer)
+            swarm.drop(peer)
+
+    async def _pull(self, link: Link, swarm: PieceFetch, pull: PiecePull) -> bool:
+        """Ask for one piece, read and verify it. Return False if the peer does not have it."""
+        patience = self._pace.patience(pull.peer)
+        pieces = swarm.pieces
+        length = pieces.length(pull.index)
+        await self._line.send(0)
+        async with asyncio.timeout(patience):
+            stream = await link.connection.open_bi()
+            await stream.send().write_all(
+                frame_of(PieceRequest(swarm.digest, pieces.listing, pull.index))
+            )
+            await stream.send().finish()
+            reply = await read_message(stream.recv(), Reply)
+        if reply.status != ReplyStatus.OK:
+            return False
+        if reply.size != swarm.pieces.size:
+            raise _FalsePiece(f"states {reply.size} bytes")
+        data = bytearray()
+        try:
+            while len(data) < length and not self._is_over(swarm, pull.index):
+                before = len(data)
+                async with asyncio.timeout(patience):
+                    await self._read(link, stream.recv(), swarm, pull, data, length)
+                await self._line.download(len(data) - before)
+        finally:
+            link.give_up(length - len(data))
+        if len(data) < length:
+            await stream.recv().stop(0)
+            return True
+        self._pace.delivered(pull.peer, length, self._pace.clock() - pull.started)
+        if not pieces.put(pull.index, data):
+            raise _FalsePiece(f"sent piece {pull.index} with another BLAKE3 hash")
+        swarm.delivered.add(pull.peer)
+        return True
+
+    def _is_over(self, swarm: PieceFetch, index: int) -> bool:
+        return swarm.ended or swarm.pieces.holds(index)
+
+    async def _read(
+        self,
+        link: Link,
+        stream: iroh.RecvStream,
+        swarm: PieceFetch,
+        pull: PiecePull,
+        data: bytearray,
+        length: int,
+    ) -> None:
+        """Read at least LEAST_PROGRESS bytes, or the rest."""
+        goal = min(length, len(data) + LEAST_PROGRESS)
+        while len(data) < goal:
+            chunk = await stream.read(self._line.download_piece(length - len(data)))
+            if not chunk:
+                raise RequestFailed(f"peer {short(pull.peer)} ended a piece early")
+            data += chunk
+            self._pace.received["blob"] += len(chunk)
+            link.bytes_read += len(chunk)
+            pull.moved = swarm.progress_at = self._pace.clock()
+            if len(chunk) < TRICKLE:
+                await asyncio.sleep(TRICKLE_S)
+
+
+def condemn(pace: PeerMeasurements, peer: bytes, digest: bytes, lie: str) -> None:
+    """Blame a peer for false data, once per peer in the log."""
+    news = not pace.is_blamed(peer)
+    level = logging.WARNING if news else logging.DEBUG
+    log.log(level, "blob %s: peer %s %s", digest.hex()[:10], short(peer), lie)
+    pace.events["rejected"] += 1
+    pace.blamed(peer)

@@ -1,0 +1,223 @@
+"""One large blob in pieces: which are verified, who holds which, and which to ask a peer for next.
+
+It has no I/O. `aftermath.p2p.swarm` fetches the pieces, and `aftermath.p2p.blobs` serves them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from blake3 import blake3
+
+PIECE = 1 << 20
+HASH = 32
+STALL_S = 2.0
+"""Seconds without a byte after which a fetch no longer leaves anything to stronger members."""
+STRIKES = 3
+
+
+def piece_count(size: int) -> int:
+    """Return the number of pieces of a blob of `size` bytes."""
+    return -(-size // PIECE)
+
+
+def piece_hashes(data: bytes) -> bytes:
+    """Return the BLAKE3 hashes of all pieces, joined."""
+    view = memoryview(data)
+    return b"".join(
+        blake3(view[start : start + PIECE]).digest() for start in range(0, len(data), PIECE)
+    )
+
+
+@dataclass(eq=False)
+class Pieces:
+    """The verified pieces of a blob. `listing` is the digest of the author's piece hashes.
+
+    Two members exchange pieces only under the same listing. So an author that gives each member
+    another list cannot make one of them appear to send false pieces. Sets of pieces are integers
+    with one bit for each piece.
+    """
+
+    size: int
+    hashes: bytes
+    data: bytearray | bytes
+    held: int = 0
+    pulled: int = 0
+    """Pieces that this member is fetching from the author."""
+    listing: bytes = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.listing = blake3(self.hashes).digest()
+
+    @classmethod
+    def whole(cls, data: bytes) -> Pieces:
+        """Return all pieces of a verified blob."""
+        return cls(len(data), piece_hashes(data), data, (1 << piece_count(len(data))) - 1)
+
+    @property
+    def count(self) -> int:
+        """Return the number of pieces."""
+        return piece_count(self.size)
+
+    @property
+    def complete(self) -> bool:
+        """Return whether all pieces are verified."""
+        return self.held == (1 << self.count) - 1
+
+    def holds(self, index: int) -> bool:
+        """Return whether this piece is verified."""
+        return bool(self.held >> index & 1)
+
+    def length(self, index: int) -> int:
+        """Return the bytes of one piece."""
+        return min(PIECE, self.size - index * PIECE)
+
+    def status(self) -> bytes:
+        """Return two bitmaps: the held pieces, and those on their way from the author."""
+        width = -(-self.count // 8)
+        return self.held.to_bytes(width, "little") + self.pulled.to_bytes(width, "little")
+
+    def put(self, index: int, piece: bytes | bytearray) -> bool:
+        """Keep a piece if it has its hash. Return whether it has."""
+        if blake3(piece).digest() != self.hashes[index * HASH : (index + 1) * HASH]:
+            return False
+        if not self.holds(index):
+            assert isinstance(self.data, bytearray)
+            self.data[index * PIECE : index * PIECE + len(piece)] = piece
+            self.held |= 1 << index
+        return True
+
+
+@dataclass(eq=False)
+class PiecePull:
+    """One request for one piece. `moved` is the time of its last byte."""
+
+    peer: bytes
+    index: int
+    started: float
+    moved: float
+
+
+@dataclass(eq=False)
+class PieceFetch:
+    """The state of one fetch.
+
+    `first` is the piece at which this member starts; it differs between members. `strong` are the
+    members that carry the blob: they ask the author, and all others ask them.
+    """
+
+    digest: bytes
+    author: bytes
+    me: bytes
+    pieces: Pieces
+    first: int
+    progress_at: float
+    strong: frozenset[bytes]
+    sources: set[bytes]
+    """Peers to ask. The author is one of them."""
+    held_by: dict[bytes, int] = field(default_factory=dict)
+    pulled_by: dict[bytes, int] = field(default_factory=dict)
+    strikes: Counter[bytes] = field(default_factory=Counter)
+    delivered: set[bytes] = field(default_factory=set)
+    pulls: list[PiecePull] = field(default_factory=list)
+    open_to_all: bool = False
+    """Whether it stalled once. Then it asks any member for anything."""
+    failed: bool = False
+    """Whether the author was caught with a false list or piece."""
+    ended: bool = False
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def note(self, peer: bytes, status: bytes) -> None:
+        """Record which pieces a peer says it holds and fetches; an empty status says none."""
+        width = -(-self.pieces.count // 8)
+        known = len(status) == 2 * width
+        self.held_by[peer] = int.from_bytes(status[:width], "little") if known else 0
+        self.pulled_by[peer] = int.from_bytes(status[width:], "little") if known else 0
+
+    def strike(self, peer: bytes, index: int) -> None:
+        """Count a piece that a peer failed to send. A peer with STRIKES of them is dropped."""
+        self.held_by[peer] = self.held_by.get(peer, 0) & ~(1 << index)
+        self.strikes[peer] += 1
+        if self.strikes[peer] >= STRIKES:
+            self.drop(peer)
+
+    def drop(self, peer: bytes) -> None:
+        """Ask this peer no more, and ignore what it says it holds."""
+        self.sources.discard(peer)
+        self.held_by.pop(peer, None)
+        self.pulled_by.pop(peer, None)
+
+    def choose(self, peer: bytes, now: float, silent_s: float) -> int | None:
+        """Return the piece to ask this peer for, or None.
+
+        A piece that another peer is sending is free again once that peer was silent for
+        `silent_s`.
+        """
+        if peer not in self.sources:
+            return None
+        self.open_to_all = self.open_to_all or now - self.progress_at > STALL_S
+        wanted = ~self.pieces.held & ((1 << self.pieces.count) - 1)
+        if peer != self.author:
+            helps = self.open_to_all or peer in self.strong
+            wanted &= self.held_by.get(peer, 0) if helps else 0
+        elif self.open_to_all:
+            pass
+        elif {self.me, peer} & self.strong:
+            wanted &= ~self._spoken_for()
+        else:
+            wanted = 0
+        for pull in self.pulls:
+            if pull.peer == peer or now - pull.moved <= silent_s:
+                wanted &= ~(1 << pull.index)
+        return self._next(wanted)
+
+    def _next(self, wanted: int) -> int | None:
+        """Return the first of these pieces from this member's first one on, or None."""
+        after = wanted >> self.first << self.first
+        lowest = after or wanted
+        return (lowest & -lowest).bit_length() - 1 if lowest else None
+
+    def _spoken_for(self) -> int:
+        """Return the pieces that the author need not send to us, because others will have them."""
+        pieces = 0
+        for peer in (self.sources & self.strong) - {self.author}:
+            pieces |= self.held_by.get(peer, 0) | self.pulled_by.get(peer, 0)
+        return pieces
+
+    def begin(self, pull: PiecePull) -> None:
+        """Record a request."""
+        self.pulls.append(pull)
+        self._note_pulled()
+
+    def end(self, pull: PiecePull) -> None:
+        """Record that a request has ended, in whatever way."""
+        self.pulls.remove(pull)
+        self._note_pulled()
+
+    def _note_pulled(self) -> None:
+        self.pieces.pulled = 0
+        for pull in self.pulls:
+            if pull.peer == self.author:
+                self.pieces.pulled |= 1 << pull.index
+
+
+def strongest(uplinks: Sequence[tuple[bytes, float]]) -> frozenset[bytes]:
+    """Return the members that carry blobs, given each one's bytes per second of upload.
+
+    They are all with at least half of the fastest one's rate, and the next ones until all have
+    half of everyone's rate together. So relaying through few members never takes longer than
+    if all members had equal shares of the same total.
+    """
+    ranked = sorted(uplinks, key=lambda item: (-item[1], item[0]))
+    total = sum(rate for _, rate in ranked)
+    chosen = []
+    together = 0.0
+    for peer, rate in ranked:
+        if 2 * rate < ranked[0][1] and 2 * together >= total:
+            break
+        chosen.append(peer)
+        together += rate
+    return frozenset(chosen)

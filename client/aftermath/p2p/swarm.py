@@ -1,0 +1,377 @@
+"""Fetch large blobs in pieces from their author and from members that have some pieces already.
+
+The author of a blob sends the hashes of its pieces, and members tell each other which pieces they
+hold. Each piece is verified as it arrives and served at once. All blobs in progress share a few
+requests to each peer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import defaultdict
+from collections.abc import Sequence
+
+import msgspec
+
+from aftermath.base.bounded import Malformed, msgpack_as
+from aftermath.base.concurrency import Pulse, cancel
+from aftermath.p2p.blobs import BlobStore, hash_of
+from aftermath.p2p.limits import REMEMBERED_PEERS
+from aftermath.p2p.line_faults import GOOD_LINE, MemberLine
+from aftermath.p2p.links import Links
+from aftermath.p2p.peer_stats import PeerMeasurements
+from aftermath.p2p.piece_pull import PiecePuller, condemn
+from aftermath.p2p.pieces import HASH, PieceFetch, PiecePull, Pieces, piece_count, strongest
+from aftermath.p2p.requests import Requests
+from aftermath.p2p.transport import (
+    BlobUnavailable,
+    PeerUnreachable,
+    RequestRefused,
+    TransportError,
+    short,
+)
+
+LIST_TOPIC = "piece-hashes/1"
+HELD_TOPIC = "held-pieces/1"
+PIPELINE = 2
+"""Pieces that one peer is asked for at a time, over all blobs. Several hide the round trip."""
+POLL_S = 0.5
+POLLS_PER_S = 200
+"""Most questions per second to all peers together."""
+MOST_ASKED = 48
+"""Blobs in one question to a peer; 70 bytes each, within MAX_REQUEST."""
+MOST_RELAYS = 16
+"""Members besides the author that one blob is fetched from."""
+HASHES_S = 15.0
+"""Seconds in which an author must send its list: it hashes the blob when the first member asks."""
+RETRY_S = 2.0
+ABANDON_S = 10.0
+"""Seconds without a byte after which the blob is fetched from holders of all of it instead."""
+DOUBT_S = 600.0
+UPLINK_SAMPLE_S = 1.0
+UPLINK_HALF_LIFE_S = 300.0
+UPLINK_LEAST = 64e3
+"""Bytes per second from which a sample counts."""
+UPLINK_SAMPLES = 5
+"""Samples after which a member knows its rate."""
+IDLE_S = 0.5
+
+log = logging.getLogger(__name__)
+
+
+class HeldQuestion(msgspec.Struct, array_like=True, frozen=True):
+    """Asks which pieces a peer has of these blobs: pairs of digest and listing."""
+
+    blobs: list[tuple[bytes, bytes]]
+
+
+class HeldReply(msgspec.Struct, array_like=True, frozen=True):
+    """Answers with the upload rate in bytes per second, and `Pieces.status` for each blob."""
+
+    uplink: int
+    status: list[bytes]
+
+
+class Uplink:
+    """Estimates what this member can upload: the highest rate of late at which QUIC sent.
+
+    A member that was never asked for much does not know its rate.
+    """
+
+    def __init__(self, links: Links, pace: PeerMeasurements) -> None:
+        self._links = links
+        self._pace = pace
+        self._at = pace.clock()
+        self._sent = 0
+        self._rate = 0.0
+        self._samples = 0
+
+    def rate(self) -> float:
+        """Return bytes per second, 0 if unknown."""
+        now = self._pace.clock()
+        passed = now - self._at
+        if passed >= UPLINK_SAMPLE_S:
+            sent = self._links.bytes_sent()
+            measured = max(0, sent - self._sent) / passed
+            self._rate = max(measured, self._rate * 0.5 ** (passed / UPLINK_HALF_LIFE_S))
+            self._samples += measured >= UPLINK_LEAST
+            self._at = now
+            self._sent = sent
+        return self._rate if self._samples >= UPLINK_SAMPLES else 0.0
+
+
+class Swarms:
+    """All blobs that this member fetches in pieces. Blame is exact.
+
+    A piece without its hash is the fault of its sender. If all pieces have their hashes and the
+    blob does not have its digest, the list was false, which is the author's fault.
+    """
+
+    def __init__(
+        self,
+        me: bytes,
+        links: Links,
+        requests: Requests,
+        store: BlobStore,
+        pace: PeerMeasurements,
+        line: MemberLine = GOOD_LINE,
+    ) -> None:
+        self._me = me
+        self._links = links
+        self._requests = requests
+        self._store = store
+        self._pace = pace
+        self._uplink = Uplink(links, pace)
+        self._active: dict[bytes, PieceFetch] = {}
+        self._tasks: dict[bytes, list[asyncio.Task[None]]] = {}
+        self._heard: defaultdict[bytes, Pulse] = defaultdict(Pulse)
+        self._uplinks: dict[bytes, float] = {}
+        self._doubted_until: dict[bytes, float] = {}
+        """Members that said they upload much, and then left a fetch waiting."""
+        self._puller = PiecePuller(links, pace, line)
+        requests.handle(LIST_TOPIC, self._answer_list)
+        requests.handle(HELD_TOPIC, self._answer_held)
+
+    async def fetch(
+        self, digest: bytes, size: int, author: bytes, holders: Sequence[bytes], deadline_s: float
+    ) -> bytes | None:
+        """Return the verified blob, or None if it must be fetched as a whole.
+
+        Raises BlobUnavailable if the deadline passes.
+        """
+        if digest in self._active or self._pace.is_blamed(author):
+            return None
+        swarm = None
+        try:
+            async with asyncio.timeout(deadline_s):
+                hashes = await self._hashes(author, digest, size)
+                if hashes is None:
+                    return None
+                swarm = self._begin(digest, size, hashes, author, holders)
+                return await self._gather(swarm)
+        except TimeoutError as error:
+            self._doubt(swarm.strong if swarm is not None else frozenset())
+            raise BlobUnavailable(
+                f"blob {digest.hex()[:10]} ({size} bytes) did not arrive in pieces within "
+                f"{deadline_s:.1f} s"
+            ) from error
+
+    async def close(self) -> None:
+        """End all requests."""
+        tasks = [task for tasks in self._tasks.values() for task in tasks]
+        self._tasks.clear()
+        await cancel(tasks)
+
+    # --- what others ask ---
+
+    async def _answer_list(self, peer: bytes, body: bytes) -> bytes:
+        pieces = await self._store.pieces(body)
+        if pieces is None:
+            raise RequestRefused("not held")
+        return pieces.hashes
+
+    async def _answer_held(self, peer: bytes, body: bytes) -> bytes:
+        try:
+            question: HeldQuestion = msgpack_as(body, HeldQuestion)
+        except Malformed as error:
+            raise RequestRefused("malformed") from error
+        status = []
+        for digest, listing in question.blobs[:MOST_ASKED]:
+            pieces = await self._store.pieces(digest)
+            same = pieces is not None and pieces.listing == listing
+            status.append(pieces.status() if pieces is not None and same else b"")
+        return msgspec.msgpack.encode(HeldReply(int(self._uplink.rate()), status))
+
+    # --- one blob ---
+
+    async def _hashes(self, author: bytes, digest: bytes, size: int) -> bytes | None:
+        """Return the author's list of hashes, None without a usable one."""
+        most = HASH * piece_count(size)
+        try:
+            hashes = await self._requests.call(
+                self._links, author, LIST_TOPIC, digest, most, HASHES_S
+            )
+        except PeerUnreachable as error:
+            log.debug("no list of pieces from %s: %s", short(author), error)
+            return None
+        if len(hashes) != most:
+            condemn(self._pace, author, digest, f"sent {len(hashes)} bytes of hashes, not {most}")
+            return None
+        return hashes
+
+    def _begin(
+        self, digest: bytes, size: int, hashes: bytes, author: bytes, holders: Sequence[bytes]
+    ) -> PieceFetch:
+        """Start a fetch, at a piece that depends on our rank among the members."""
+        fetchers = sorted({self._me, *holders} - {author})
+        rank = fetchers.index(self._me)
+        strong = self._strong({self._me, *holders})
+        others = [*fetchers[rank + 1 :], *fetchers[:rank]]
+        others.sort(key=lambda peer: peer not in strong)
+        pieces = Pieces(size, hashes, bytearray(size))
+        swarm = PieceFetch(
+            digest=digest,
+            author=author,
+            me=self._me,
+            pieces=pieces,
+            first=rank * pieces.count // len(fetchers),
+            progress_at=self._pace.clock(),
+            strong=strong,
+            sources={author, *others[:MOST_RELAYS]},
+        )
+        self._active[digest] = swarm
+        self._store.share(digest, pieces)
+        for peer in swarm.sources:
+            self._heard[peer].fire()
+            if peer not in self._tasks:
+                self._tasks[peer] = [
+                    asyncio.create_task(self._poll(peer)),
+                    *(asyncio.create_task(self._work(peer)) for _ in range(PIPELINE)),
+                ]
+        return swarm
+
+    async def _gather(self, swarm: PieceFetch) -> bytes | None:
+        """Wait until all pieces are verified, and check the whole. None if that failed."""
+        data = None
+        try:
+            while not swarm.pieces.complete:
+                await self._changes(swarm)
+                quiet = self._pace.clock() - swarm.progress_at
+                if swarm.failed or quiet > ABANDON_S:
+                    return None
+            if await asyncio.to_thread(hash_of, swarm.pieces.data) != swarm.digest:
+                condemn(
+                    self._pace,
+                    swarm.author,
+                    swarm.digest,
+                    "sent a list of pieces that is not the blob's",
+                )
+                return None
+            data = bytes(swarm.pieces.data)
+            swarm.pieces.data = data
+            return data
+        finally:
+            if swarm.open_to_all:
+                self._doubt(swarm.strong - swarm.delivered)
+            swarm.ended = True
+            del self._active[swarm.digest]
+            if data is None:
+                self._store.unshare(swarm.digest)
+            await self._dismiss()
+
+    async def _changes(self, swarm: PieceFetch) -> None:
+        swarm.changed.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(IDLE_S):
+                await swarm.changed.wait()
+
+    def _doubt(self, members: frozenset[bytes]) -> None:
+        """No longer rely on members that said they upload much and left a fetch waiting."""
+        until = self._pace.clock() + DOUBT_S
+        for peer in members - {self._me}:
+            self._doubted_until[peer] = until
+
+    async def _dismiss(self) -> None:
+        """End the requests to peers that no blob in progress needs."""
+        needed = {peer for swarm in self._active.values() for peer in swarm.sources}
+        idle = [peer for peer in self._tasks if peer not in needed]
+        for peer in idle:
+            self._heard.pop(peer, None)
+        await cancel([task for peer in idle for task in self._tasks.pop(peer)])
+
+    def _strong(self, members: set[bytes]) -> frozenset[bytes]:
+        """Return the members that carry a blob; see `strongest`.
+
+        A member with an unknown rate counts as fast, because only use makes its rate known.
+        """
+        now = self._pace.clock()
+        rates = {
+            peer: self._uplinks.get(peer, 0.0)
+            for peer in members
+            if self._doubted_until.get(peer, 0.0) <= now
+        }
+        rates[self._me] = self._uplink.rate()
+        fastest = max(rates.values())
+        return strongest([(peer, rate or fastest) for peer, rate in rates.items()])
+
+    # --- one peer ---
+
+    async def _poll(self, peer: bytes) -> None:
+        """Keep knowing what a peer holds."""
+        while True:
+            await asyncio.sleep(
+                max(POLL_S, len(self._tasks) / POLLS_PER_S)
+                if await self._ask_held(peer)
+                else RETRY_S
+            )
+
+    async def _ask_held(self, peer: bytes) -> bool:
+        """Ask a peer once what it holds. Return whether it gave a proper answer."""
+        swarms = [swarm for swarm in self._active.values() if peer in swarm.sources][:MOST_ASKED]
+        question = HeldQuestion([(swarm.digest, swarm.pieces.listing) for swarm in swarms])
+        most = 32 + sum(len(swarm.pieces.status()) + 5 for swarm in swarms)
+        try:
+            answer = await self._requests.call(
+                self._links,
+                peer,
+                HELD_TOPIC,
+                msgspec.msgpack.encode(question),
+                most,
+                self._pace.patience(peer),
+            )
+            reply: HeldReply = msgpack_as(answer, HeldReply)
+        except (TransportError, Malformed) as error:
+            log.debug("peer %s did not say what it holds: %s", short(peer), error)
+            return False
+        if len(self._uplinks) > REMEMBERED_PEERS:
+            self._uplinks.clear()
+            self._doubted_until.clear()
+        self._uplinks[peer] = max(0, reply.uplink)
+        for swarm, status in zip(swarms, reply.status, strict=False):
+            if peer in swarm.sources:
+                swarm.note(peer, status)
+        self._heard[peer].fire()
+        return True
+
+    async def _work(self, peer: bytes) -> None:
+        """Fetch pieces from one peer, one after another."""
+        while True:
+            choice = self._choose(peer)
+            if choice is None:
+                await self._news_of(peer)
+                continue
+            swarm, index = choice
+            now = self._pace.clock()
+            pull = PiecePull(peer, index, now, now)
+            swarm.begin(pull)
+            try:
+                await self._puller.pull(swarm, pull)
+            finally:
+                swarm.end(pull)
+                swarm.changed.set()
+            if swarm.pieces.holds(pull.index):
+                self._note_work(peer)
+
+    def _note_work(self, peer: bytes) -> None:
+        """Let other blobs wait for a strong peer that is busy with one of ours."""
+        for swarm in self._active.values():
+            if peer in swarm.strong:
+                swarm.progress_at = self._pace.clock()
+
+    async def _news_of(self, peer: bytes) -> None:
+        """Wait until this peer has said what it holds, or until a tick, which shows stalls."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(IDLE_S):
+                await self._heard[peer].wait()
+
+    def _choose(self, peer: bytes) -> tuple[PieceFetch, int] | None:
+        """Return what to ask a peer for next: from the blob with the fewest requests under way."""
+        now = self._pace.clock()
+        swarms = sorted(self._active.values(), key=lambda one: len(one.pulls))
+        for swarm in swarms:
+            index = swarm.choose(peer, now, self._pace.hedge(peer))
+            if index is not None:
+                return swarm, index
+        return None

@@ -1,0 +1,129 @@
+"""Test which piece a member asks a peer for, and which members carry a blob."""
+
+from blake3 import blake3
+
+from aftermath.p2p.pieces import PIECE, PieceFetch, PiecePull, Pieces, piece_hashes, strongest
+from p2p.nodes import content, identity
+
+AUTHOR = identity(1)
+ME = identity(2)
+OTHER = identity(3)
+FAST = identity(4)
+COUNT = 8
+SILENT_S = 1.0
+MEGABIT = 125_000.0
+
+
+def fetch_of(*strong: bytes, first: int = 0) -> PieceFetch:
+    """Return a fetch of COUNT pieces at time 0, with nothing known about the others."""
+    data = content(COUNT * PIECE - 5)
+    return PieceFetch(
+        digest=blake3(data).digest(),
+        author=AUTHOR,
+        me=ME,
+        pieces=Pieces(len(data), piece_hashes(data), bytearray(len(data))),
+        first=first,
+        progress_at=0.0,
+        strong=frozenset(strong or (AUTHOR, ME, OTHER, FAST)),
+        sources={AUTHOR, OTHER, FAST},
+    )
+
+
+def status(held: int, pulled: int = 0) -> bytes:
+    """Return what a peer says about COUNT pieces."""
+    return bytes([held, pulled])
+
+
+def test_pieces_keep_only_what_has_its_hash() -> None:
+    data = content(2 * PIECE + 9)
+    pieces = Pieces(len(data), piece_hashes(data), bytearray(len(data)))
+    assert not pieces.put(0, data[PIECE : 2 * PIECE])
+    assert pieces.put(2, data[2 * PIECE :])
+    assert pieces.status() == bytes([0b100, 0])
+    assert pieces.put(0, data[:PIECE])
+    assert pieces.put(1, data[PIECE : 2 * PIECE])
+    assert pieces.complete
+    assert bytes(pieces.data) == data
+    assert Pieces.whole(data).listing == pieces.listing
+
+
+def test_fetch_starts_at_own_piece_and_wraps() -> None:
+    fetch = fetch_of(first=6)
+    chosen = []
+    for _ in range(COUNT):
+        index = fetch.choose(AUTHOR, 0.0, SILENT_S)
+        assert index is not None
+        fetch.begin(PiecePull(AUTHOR, index, 0.0, 0.0))
+        chosen.append(index)
+    assert chosen == [6, 7, 0, 1, 2, 3, 4, 5]
+    assert fetch.pieces.status() == status(0, 255)
+
+
+def test_author_is_not_asked_for_what_others_have() -> None:
+    fetch = fetch_of()
+    fetch.note(OTHER, status(0b11, pulled=0b100))
+    assert fetch.choose(AUTHOR, 0.0, SILENT_S) == 3
+    assert fetch.choose(OTHER, 0.0, SILENT_S) == 0
+
+
+def test_weak_member_leaves_author_to_strong_one() -> None:
+    fetch = fetch_of(FAST)
+    fetch.note(OTHER, status(1))
+    assert fetch.choose(AUTHOR, 0.0, SILENT_S) is None
+    assert fetch.choose(OTHER, 0.0, SILENT_S) is None
+    fetch.note(FAST, status(0b10))
+    assert fetch.choose(FAST, 0.0, SILENT_S) == 1
+
+
+def test_stalled_fetch_asks_anyone_from_then_on() -> None:
+    fetch = fetch_of(FAST)
+    fetch.note(OTHER, status(1))
+    fetch.note(FAST, status(255, pulled=255))
+    assert fetch.choose(AUTHOR, 3.0, SILENT_S) == 0
+    fetch.progress_at = 3.0
+    assert fetch.choose(OTHER, 3.0, SILENT_S) == 0
+
+
+def test_silent_sender_frees_its_piece_for_others() -> None:
+    fetch = fetch_of()
+    fetch.note(OTHER, status(1))
+    fetch.note(FAST, status(1))
+    fetch.begin(PiecePull(OTHER, 0, 0.0, 0.0))
+    assert fetch.choose(FAST, 0.5, SILENT_S) is None
+    assert fetch.choose(FAST, 1.5, SILENT_S) == 0
+    assert fetch.choose(OTHER, 1.5, SILENT_S) is None
+
+
+def test_peer_that_lacks_claimed_pieces_is_dropped() -> None:
+    fetch = fetch_of()
+    fetch.note(OTHER, status(255))
+    for index in range(3):
+        assert fetch.choose(OTHER, 0.0, SILENT_S) == index
+        fetch.strike(OTHER, index)
+    assert OTHER not in fetch.sources
+    assert fetch.choose(AUTHOR, 0.0, SILENT_S) == 0
+
+
+def test_status_of_wrong_length_says_nothing() -> None:
+    fetch = fetch_of()
+    for answer in (b"", b"\xff", b"\xff" * 64):
+        fetch.note(OTHER, answer)
+        assert fetch.choose(OTHER, 0.0, SILENT_S) is None
+
+
+def test_strongest_is_one_member_with_half_of_all() -> None:
+    slow = [(identity(10 + number), 110 * MEGABIT) for number in range(7)]
+    assert strongest([(FAST, 1000 * MEGABIT), *slow]) == {FAST}
+
+
+def test_strongest_is_everyone_with_equal_lines() -> None:
+    lines = [(identity(number), (100 + number) * MEGABIT) for number in range(8)]
+    assert strongest(lines) == {peer for peer, _ in lines}
+    assert strongest([(peer, 0.0) for peer, _ in lines]) == {peer for peer, _ in lines}
+
+
+def test_strongest_adds_others_to_a_small_advantage() -> None:
+    slow = [(identity(10 + number), 110 * MEGABIT) for number in range(7)]
+    chosen = strongest([(FAST, 250 * MEGABIT), *slow])
+    assert FAST in chosen
+    assert len(chosen) == 4
