@@ -189,3 +189,27 @@ def test_stopped_member_without_last_results_saves_step_before(tmp_path: Path) -
         )
 
     play(tmp_path, story, **ALONE | {"rounds_per_epoch": 20, "init_min_clients": 3})
+
+
+def test_member_of_run_that_went_back_saves_only_its_own_steps(tmp_path: Path) -> None:
+    """Otherwise it would save the model of the checkpoint in the place of the lost steps' copy."""
+
+    async def story(sim: SimulatedRun) -> None:
+        sim_member = sim.add(0)
+        await sim.until_round(3)
+        await sim.kill(sim_member)
+        sim.start(sim_member)
+        await sim.until(lambda run: run.epoch == 1 and run.state is RunState.ROUND_TRAIN)
+        lost = sim.run.trained_steps
+        assert lost > 0
+        assert sim_member.member is not None
+        assert sim_member.member.stake() is None
+        await sim.until(lambda run: run.trained_steps == lost + 2)
+        stake = sim_member.member.stake()
+        assert stake is not None
+        assert stake.steps == 2
+        await sim.stop(sim_member)
+        names = {Path(event["path"]).name for event in sim_member.saw("stopped")}
+        assert names == {f"sim-step{sim_member.saw('stopped')[-1]['step']}"}
+
+    play(tmp_path, story, **ALONE | {"rounds_per_epoch": 20, "total_steps": 30})

@@ -339,6 +339,7 @@ class Member:
         self._rounds = None
         self._replica = replica = await warm.obtain(self._take_replica())
         self._start_step = run.trained_steps
+        self._last.begins(run, model)
         self._joined_stateless = False
         await self._offer_durable(view, replica, own_replica=warm.used_own_replica)
         if run.cold_start or not warm.used_own_replica:

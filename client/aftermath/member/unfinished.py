@@ -29,7 +29,7 @@ from aftermath.member.stake import SAVE_SECONDS, Stake, levels_named
 from aftermath.model.saved_checkpoints import stem_of_run
 from aftermath.replica.origin import Origin
 from aftermath.replica.replica import Replica
-from aftermath.rules.contents import sole_levels, unsaved_steps
+from aftermath.rules.contents import begins_from_checkpoint, sole_levels, unsaved_steps
 from aftermath.rules.deadlines import rounds_end
 from aftermath.rules.members import Members
 from aftermath.rules.model import Checkpoint, Model
@@ -100,6 +100,23 @@ class LastMember:
         self.stays = False
         """Whether the member keeps its seat after its process ends."""
         self._resumed: UnsavedWork | None = None
+        self._gone_back: tuple[int, int] | None = None
+        """Step of the checkpoint that the epoch began from, and the run's later steps, which the
+        replica lacks.
+        """
+
+    def begins(self, run: Run, model: Model) -> None:
+        """Note which trained steps the replica lacks that an epoch begins with."""
+        self._gone_back = None
+        if begins_from_checkpoint(run, model):
+            self._gone_back = model.checkpoint_step, unsaved_steps(run, model)
+
+    def _unsaved_steps(self, run: Run, model: Model) -> int:
+        """Return how many trained steps of the replica are not in the newest checkpoint."""
+        steps = unsaved_steps(run, model)
+        if self._gone_back is not None and self._gone_back[0] == model.checkpoint_step:
+            steps -= self._gone_back[1]
+        return steps
 
     def stake(
         self, seat: int | None, replica: Replica | None, model: Model | None = None
@@ -110,8 +127,8 @@ class LastMember:
         """
         run = self._ports.feed.run
         members = self._ports.feed.members
-        steps = unsaved_steps(run, model or self._ports.feed.model)
-        if seat is None or replica is None or not steps:
+        steps = self._unsaved_steps(run, model or self._ports.feed.model)
+        if seat is None or replica is None or steps <= 0:
             return None
         levels = sole_levels(run, members, seat, self._ports.transport.reachable())
         if not levels:
@@ -227,7 +244,7 @@ class LastMember:
         if (
             self._checkpoints.directory is None
             or not levels
-            or step <= steps_before(view.model.checkpoint_step)
+            or self._unsaved_steps(replace(run, step=step + 1), view.model) <= 0
         ):
             return
         checkpoint = await self._checkpoints.save_now(replace(run, step=step + 1), replica)

@@ -39,6 +39,12 @@ def expected(run: Run, model: Model, level: int) -> bytes | None:
     return attested(run).get(level, durable if durable != _NO_HASH else None)
 
 
+def begins_from_checkpoint(run: Run, model: Model) -> bool:
+    """Return whether the epoch begins with the durable checkpoint's contents at every level."""
+    durable = model.checkpoint_hashes
+    return all(expected(run, model, level) in (None, durable[level]) for level in range(run.levels))
+
+
 def unsaved_levels(run: Run, model: Model) -> int:
     """Return the levels that would be lost without their holders, as a bitmap.
 
