@@ -99,7 +99,8 @@ class InnerSteps:
             grads = self._gradients()
             clip = self._settings.clip
             factors = () if clip is None else clip_gradients(grads, clip)
-            refuse_beyond(grads, _LARGEST_GRADIENT)
+            if clip is None or clip > _LARGEST_GRADIENT:  # else clipping has bounded them
+                refuse_beyond(grads, _LARGEST_GRADIENT)
             self._inner.step(lr, factors)
             balance(self._params, self._balances, rate_of_vectors(lr, self._settings))
         return total / len(sequences)
