@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") != "1", reason="test_kernels_gpu.py runs this"
 )
 CPU = torch.device("cpu")
-MEMBERS = 2
+MEMBERS = 1
 PROOFS = (
     (on_gpu, "_choosing"),
     (level_kernels, "_moving"),

@@ -19,6 +19,9 @@ of digits; 3: bits of a block's index code; 4: the part's first block in canonic
 its first index bit, entry and digit.
 """
 
+_NUMBERS = ["exponents_at", "signs_at", "sizes_at", "digits_at", "most", "members", "size", "count"]
+"""Arguments that differ between levels and rounds. Triton must not compile for each value."""
+
 # A sum and the number of its votes share an int64: sum * 2^COUNT_BITS + count. A sum stays below
 # 2^53 and a count is at most 256, so one integer addition per vote is exact in any order.
 COUNT_BITS: tl.constexpr = tl.constexpr(9)
@@ -123,7 +126,7 @@ def _checked_entries(
     return members, bad
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_NUMBERS)
 def check_sparse(
     payload: tl.tensor,
     table: tl.tensor,
@@ -183,7 +186,7 @@ def _add_votes(
     tl.atomic_add(sums + spots, (value << COUNT_BITS) + 1, mask=voted, sem="relaxed")
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_NUMBERS)
 def add_sparse(
     payloads: tl.tensor,
     table: tl.tensor,
@@ -248,7 +251,7 @@ def add_sparse(
             before += tl.sum(bit, axis=0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_NUMBERS)
 def mean_of_sums(
     table: tl.tensor,
     part_of: tl.tensor,
@@ -280,7 +283,7 @@ def mean_of_sums(
         tl.store(own, moved, mask=held)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_NUMBERS)
 def means_of_sums(
     sums: tl.tensor,
     means: tl.tensor,
@@ -299,7 +302,7 @@ def means_of_sums(
     tl.store(means + lanes, tl.where(total < 0, -magnitude, magnitude), mask=lanes < size)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_NUMBERS)
 def write_sparse(
     indices: tl.tensor,
     values: tl.tensor,
@@ -358,7 +361,7 @@ def write_sparse(
             tl.store(bits + sizes_at * 8 + own_entry, one, mask=used & (three > 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_NUMBERS)
 def pack_codes(
     codes: tl.tensor,
     octets: tl.tensor,

@@ -77,7 +77,7 @@ def group_signs(
     check_votes(votes, level, torch.int8 if results.values is Values.SIGN else torch.float32)
     layout = level_layout(results, level)
     worker = torch.device("cpu") if device.type == "mps" else device
-    packed_votes = packed_sparse.on_device({level: votes}, worker)
+    packed_votes = packed_sparse.votes_on({level: votes}, worker)
     if votes and packed_votes:
         return _packed_signs(
             packed_votes[level], packed_sparse.sparse_level(results, level, worker)

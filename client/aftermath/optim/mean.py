@@ -79,7 +79,7 @@ class MeanApply:
         """Check votes with positions. Return the change that applies them."""
         if self._compiled:
             return self._compiled_change(results, most)
-        if packed_votes := packed_sparse.on_device(results, self._device):
+        if packed_votes := packed_sparse.votes_on(results, self._device):
             return self._change_packed(packed_votes, most)
         decided = {
             level: changes(votes, level, self._settings, most) for level, votes in results.items()

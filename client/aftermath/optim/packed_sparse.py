@@ -19,12 +19,13 @@ from aftermath.optim.bitstrings import pack_bits
 from aftermath.optim.format import EXPONENT_BITS, ResultFormat, Values, whole_bytes
 from aftermath.optim.index_sizes import bits_of, low_bits_of
 from aftermath.optim.lattice import LEAST, MOST
-from aftermath.optim.layout import LevelLayout, level_layout
+from aftermath.optim.layout import Group, LevelLayout, level_layout
 from aftermath.optim.level_votes import Votes
 from aftermath.optim.packed import Unpack, downloaded, pack_codes, uploaded
 
 _SUMS_AT_ONCE = 1 << 26
 """Numbers whose sums are held at once: 512 MiB."""
+_FEWEST_LANES = 128  # threads of a program
 
 
 class PackedEntries(Votes):
@@ -84,10 +85,7 @@ class SparseLevel:
     @property
     def lanes(self) -> int:
         """Return the lanes of a program, enough for most blocks in one step."""
-        longest = max(
-            group.block if group.digits else bits_of(group.block, group.topk)
-            for group in self.layout.groups
-        )
+        longest = max(_FEWEST_LANES, *map(_longest_string, self.layout.groups))
         return min(level_kernels.LANES, 1 << (longest - 1).bit_length())
 
     def constants(self) -> dict[str, Any]:
@@ -151,7 +149,7 @@ def checked(
     return PackedEntries(level, payload, _kind(results), unpack)
 
 
-def on_device(
+def votes_on(
     results: Mapping[int, Sequence[Votes]], device: torch.device
 ) -> dict[int, list[PackedEntries]] | None:
     """Return the votes of all levels if every vote is packed on the device, else None."""
@@ -331,6 +329,14 @@ def _ends_with_zeros(data: bytes | bytearray | memoryview, of: SparseLevel) -> b
     return not of.digit_count or digits.ends_with_zeros(
         memoryview(data)[at:], of.digit_count, of.value_bits
     )
+
+
+def _longest_string(group: Group) -> int:
+    """Return the digits of a group's block, or the bits of its bitmap."""
+    if group.digits:
+        return group.block
+    low_bits = group.topk * low_bits_of(group.block, group.topk)
+    return bits_of(group.block, group.topk) - low_bits
 
 
 def _kind(results: ResultFormat) -> torch.dtype:

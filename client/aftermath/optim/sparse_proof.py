@@ -28,12 +28,14 @@ from aftermath.optim.vote_count import added_up
 _MEMBERS = 4
 _MOST = 1 << 40
 _RATE = 0.3 * SMALLEST
-# Low bits and a bitmap of more than a step; a bitmap without low bits; digits, whole and not.
+# Index codes with low bits, short and of several steps; a bitmap of several steps without low bits;
+# digits of whole blocks, and of several steps.
 _BLOCKS = (
     ((40, 130), (20, 65), 30),
-    ((2, 9, 44), (1, 9, 22), 99),
+    ((60, 100), (60, 65), 600),
+    ((2, 36, 40), (1, 36, 36), 600),
     ((70,), (30,), 30),
-    ((15, 48), (5, 24), 100),
+    ((45, 70), (45, 40), 1700),
 )
 """Shapes of tensors, edges of blocks, and kept numbers. Some blocks extend beyond the ends."""
 
