@@ -152,6 +152,25 @@ def networks() -> str:
     return table(("what", "figure"), rows)
 
 
+def home_lines() -> str:
+    """Return how results spread over home lines, against the bars."""
+    found = figures("wan")
+    lines = found["lines"]
+    rows = [
+        (bar["what"], f"{bar['value']:g}", f"{bar['bar']:g}", "yes" if bar["met"] else "no")
+        for bar in found["bars"].values()
+    ]
+    text = (
+        f"Eight members, {lines['up_mbit']:.0f} Mb/s up, {lines['down_mbit']:.0f} Mb/s down, "
+        f"{1000 * lines['round_trip_s']:.0f} ms round trip, {lines['loss']:.1%} of packets lost. "
+        "`--slower 16` divides the rates of the large results, because two cores cannot carry eight "
+        "such lines. Training is a delay, and the chain is left out. With the full rates each "
+        "connection is limited by its congestion control (CUBIC) to about 4 Mb/s at this loss, "
+        "and small results by it alone."
+    )
+    return f"{text}\n\n{table(('what', 'value', 'at most', 'met'), rows)}"
+
+
 def programs() -> str:
     """Return compute units by instruction and number of members, bytes pushed and fees."""
     found = figures("chain")
@@ -329,6 +348,7 @@ SECTIONS: dict[str, tuple[Sequence[str], Callable[[], str]]] = {
     "Speed of a member's work": (["step", "codec", "distro"], speed),
     "Where a round's time goes": (["round"], rounds),
     "Peers, networks and data": (["p2p", "localnet", "central", "data"], networks),
+    "Large results on home lines": (["wan"], home_lines),
     "The programs": (["chain"], programs),
     "On a GPU": (["gpu"], gpu),
     "Several devices": (["ranks"], several_devices),
