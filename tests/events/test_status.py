@@ -229,6 +229,14 @@ def test_status_after_missed_deadline_asks_for_tick() -> None:
     assert not any("tick" in sentence for sentence in late.waits)
     later = at(RunState.WARMUP, now=BEGAN + 60 + 15)
     assert later.waits[-1] == "a tick to advance it: aftermath-solana tick --run-id test"
+    assert (late.is_stalled, later.is_stalled) == (False, True)
+
+
+def test_status_without_member_in_epoch_is_stalled() -> None:
+    gone = members(3, state=MemberState.WITHDRAWN)
+    assert at(RunState.COOLDOWN, members_=gone).is_stalled
+    assert not at(RunState.COOLDOWN).is_stalled
+    assert not at(RunState.PAUSED, members_=gone).is_stalled
 
 
 @pytest.mark.parametrize(
