@@ -16,7 +16,7 @@ from aftermath.events.status import (
     status_of,
 )
 from aftermath.rules.members import Members
-from aftermath.rules.model import Model
+from aftermath.rules.model import Checkpoint, Model
 from aftermath.rules.run import Run
 from aftermath.rules.state import CheckpointKind, ExitReason, MemberState, RunState
 from rules import builders
@@ -137,6 +137,19 @@ def test_status_of_day_long_wait_names_rewind_on_chain(has_tick: bool) -> None:
     waiting = at(RunState.WAITING_FOR_MEMBERS, members_=away, has_tick=has_tick, **given)
     assert waiting.waits[1].startswith("a member that has the model (after 24 hours, any member)")
     assert ("then aftermath-solana rewind --run-id test --to-step" in waiting.waits[1]) is has_tick
+
+
+@pytest.mark.parametrize("step", [1, 61])
+def test_status_of_day_long_wait_on_server_names_new_state(step: int) -> None:
+    away, given = away_for_a_day()
+    model = builders.model(
+        checkpoint_step=step, checkpoint=Checkpoint(CheckpointKind.LOCAL, "/a/b", "")
+    )
+    waiting = at(
+        RunState.WAITING_FOR_MEMBERS, members_=away, model=model, has_tick=False, step=70, **given
+    )
+    assert "start it with another --save-state-dir" in waiting.waits[1]
+    assert ("write /a/b as the checkpoint into its state.toml" in waiting.waits[1]) is (step > 1)
 
 
 def test_status_of_reopened_saved_run_loses_no_step() -> None:
