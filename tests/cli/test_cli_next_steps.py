@@ -179,7 +179,9 @@ def test_next_step_of_pausing_run_is_watch() -> None:
     assert "resume" in NEXT["set-paused", case_of(builders.run(RunState.PAUSED))]
     for state in (RunState.WARMUP, RunState.ROUND_TRAIN, RunState.COOLDOWN):
         assert "train" in NEXT["set-paused", case_of(builders.run(state))]
-        assert "watch" in NEXT["set-paused", case_of(builders.run(state, pending_pause=True))]
+        pausing = builders.run(state, pending_pause=True)
+        assert "watch" in NEXT["set-paused", case_of(pausing)]
+        assert "tick" in NEXT["set-paused", case_of(pausing, is_stalled=True)]
 
 
 GIVEN = {

@@ -16,7 +16,7 @@ from aftermath.events.status import (
     status_of,
 )
 from aftermath.rules.members import Members
-from aftermath.rules.model import Model
+from aftermath.rules.model import Checkpoint, Model
 from aftermath.rules.run import Run
 from aftermath.rules.sparseloco import SparseLoCo
 from aftermath.rules.state import CheckpointKind, ExitReason, MemberState, RunState
@@ -148,6 +148,19 @@ def test_status_of_day_long_wait_names_rewind_on_chain(has_tick: bool) -> None:
     assert ("then aftermath-solana rewind --run-id test --to-step" in waiting.waits[1]) is has_tick
 
 
+@pytest.mark.parametrize("step", [1, 61])
+def test_status_of_day_long_wait_on_server_names_new_state(step: int) -> None:
+    away, given = away_for_a_day()
+    model = builders.model(
+        checkpoint_step=step, checkpoint=Checkpoint(CheckpointKind.LOCAL, "/a/b", "")
+    )
+    waiting = at(
+        RunState.WAITING_FOR_MEMBERS, members_=away, model=model, has_tick=False, step=70, **given
+    )
+    assert "start it with another --save-state-dir" in waiting.waits[1]
+    assert ("write /a/b as the checkpoint into its state.toml" in waiting.waits[1]) is (step > 1)
+
+
 def test_status_of_reopened_saved_run_loses_no_step() -> None:
     away, given = away_for_a_day()
     model = builders.model(checkpoint_step=61)
@@ -238,6 +251,14 @@ def test_status_after_missed_deadline_asks_for_tick() -> None:
     assert not any("tick" in sentence for sentence in late.waits)
     later = at(RunState.WARMUP, now=BEGAN + 60 + 15)
     assert later.waits[-1] == "a tick to advance it: aftermath-solana tick --run-id test"
+    assert (late.is_stalled, later.is_stalled) == (False, True)
+
+
+def test_status_without_member_in_epoch_is_stalled() -> None:
+    gone = members(3, state=MemberState.WITHDRAWN)
+    assert at(RunState.COOLDOWN, members_=gone).is_stalled
+    assert not at(RunState.COOLDOWN).is_stalled
+    assert not at(RunState.PAUSED, members_=gone).is_stalled
 
 
 @pytest.mark.parametrize(

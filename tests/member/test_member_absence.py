@@ -160,6 +160,12 @@ def test_level_lost_before_checkpoint_does_not_block_run(
         sim.upload_seconds = 1e6
         sim_members = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until(lambda run: run.state is RunState.COOLDOWN and run.levels_attested == 0b111)
+        assert sim_members[0].chain is not None
+
+        async def refused(*_: object) -> None:
+            raise refusal("CheckpointPlaceRefused", "no")
+
+        sim_members[0].chain.checkpoint = refused  # type: ignore[method-assign]
         await sim.stop(sim_members[0])
         late = sim.add(0)
         await sim.until(lambda run: bool(late.saw("applied")), limit=600)

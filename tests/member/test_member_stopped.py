@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from aftermath.chain.refusals import refusal
 from aftermath.member.stake import SAVE_SECONDS
 from aftermath.rules.state import RunState
 from aftermath.sim.simulation import SimulatedRun, play
@@ -213,3 +214,60 @@ def test_member_of_run_that_went_back_saves_only_its_own_steps(tmp_path: Path) -
         assert names == {f"sim-step{sim_member.saw('stopped')[-1]['step']}"}
 
     play(tmp_path, story, **ALONE | {"rounds_per_epoch": 20, "total_steps": 30})
+
+
+@pytest.mark.parametrize("state", [RunState.WAITING_FOR_MEMBERS, RunState.WARMUP])
+def test_stop_between_epochs_records_unsaved_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: RunState
+) -> None:
+    """The disk was full in the cooldown, so no checkpoint has the epoch's steps."""
+    disk = Disk(monkeypatch)
+
+    async def story(sim: SimulatedRun) -> None:
+        sim_member = sim.add(0)
+        await sim.until_round(2)
+        disk.full = True
+        await sim.until(lambda run: run.epoch == 1 and run.state is state)
+        disk.full = False
+        assert sim.model.checkpoint_step == 0
+        await sim.stop(sim_member)
+        (stopped,) = sim_member.saw("stopped")
+        assert (stopped["step"], stopped["continues"]) == (3, True)
+        assert sim_member.saw("left")
+        assert sim.model.checkpoint_step - 1 == 3
+        assert sim_member.member is not None
+        assert sim_member.member.stake() is None
+        sim.start(sim_member)
+        await sim.until_finished()
+        assert [event["step"] for event in sim_member.saw("applied")] == [1, 2, 3, 4, 5, 6]
+
+    play(tmp_path, story, **ALONE)
+
+
+def test_stop_between_epochs_tells_if_record_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = Disk(monkeypatch)
+
+    async def story(sim: SimulatedRun) -> None:
+        sim_member = sim.add(0)
+        await sim.until_round(2)
+        disk.full = True
+        await sim.until(lambda run: run.epoch == 1 and run.state is RunState.WAITING_FOR_MEMBERS)
+        disk.full = False
+        assert sim_member.chain is not None
+
+        async def refused(*_: object) -> None:
+            raise refusal("CheckpointPlaceRefused", "no")
+
+        sim_member.chain.checkpoint = refused  # type: ignore[method-assign]
+        await sim.stop(sim_member)
+        (stopped,) = sim_member.saw("stopped")
+        assert not stopped["continues"]
+        assert any("does not name" in event["message"] for event in sim_member.saw("warning"))
+        assert sim_member.member is not None
+        stake = sim_member.member.stake()
+        assert stake is not None
+        assert (stake.steps, stake.goes_back) == (3, True)
+
+    play(tmp_path, story, **ALONE)

@@ -61,6 +61,17 @@ def test_wait_for_absent_holder_is_reported_once() -> None:
     assert "aftermath-solana rewind --run-id test" in said[0]
 
 
+def test_rewind_to_step_0_warns_of_no_lost_step() -> None:
+    """Step 0 has no checkpoint, and nothing is lost."""
+    told: list[event_types.Event] = []
+    notices = StatusEvents(Events(lambda: 0.0, [told.append]))
+    run = builders.run(RunState.WAITING_FOR_MEMBERS, epoch=2, start_step=9, step=1)
+    notices.never_saved(run, builders.model())
+    assert not told
+    notices.never_saved(replace(run, step=9), builders.model())
+    assert len(told) == 1
+
+
 def save_step(directory: Path, step: int) -> Path:
     """Make the directory of a checkpoint of the run that `builders` makes."""
     path = directory / f"test-step{step}"

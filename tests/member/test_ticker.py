@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
+import pytest
+
 from aftermath.chain.refusals import refusal
+from aftermath.rules.committee import witnesses
 from aftermath.rules.deadlines import TICK_STEP, next_deadline, tick_order
 from aftermath.rules.state import RunState
 from aftermath.sim.sim_member import SimMember
@@ -52,3 +56,68 @@ def test_members_tick_in_ranking_order(tmp_path: Path) -> None:
             assert 0 <= tries[seat] - (deadline + TICK_STEP * rank) <= _COARSE
 
     play(tmp_path, story, init_min_clients=4, waiting_for_members_extra_time=5)
+
+
+async def _begin_round_in_outage(sim: SimulatedRun, seconds: float) -> tuple[SimMember, SimMember]:
+    """Cut the member that does not witness round 2 from the chain until seconds after round 3
+    began. Return it and the other one.
+    """
+    for _ in range(2):
+        sim.add(0)
+    run = await sim.until_round(2)
+    (seat,) = witnesses(run.current, sim.members)
+    signer = sim.members.seats[seat].signer
+    away, other = sorted(sim.sim_members, key=lambda one: bytes(one.key.pubkey()) == signer)
+    assert away.chain is not None
+    away.chain.down = True
+    await sim.until(lambda run: run.current.height == 3)
+    await asyncio.sleep(seconds)
+    return away, other
+
+
+_TWO = {
+    "rounds_per_epoch": 6,
+    "total_steps": 12,
+    "init_min_clients": 2,
+    "min_clients": 1,
+    "witness_nodes": 1,
+}
+
+
+def test_grace_after_outage_ends_early_with_quorum(tmp_path: Path) -> None:
+    async def story(sim: SimulatedRun) -> None:
+        away, other = await _begin_round_in_outage(sim, 2)
+        _refuse_ticks(sim, other, {})
+        assert not sim.run.current.attested
+        assert away.chain is not None
+        away.chain.down = False
+        back = sim.now
+        await sim.until(lambda run: run.current.attested != 0)
+        assert sim.now - back < 15
+        await sim.until(lambda run: run.current.height == 4)
+        assert 15 < sim.now - back < 25
+
+    play(tmp_path, story, **_TWO | {"min_round_time": 20, "max_round_train_time": 60})
+
+
+def test_grace_after_outage_without_quorum_is_logged_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def story(sim: SimulatedRun) -> None:
+        away, other = await _begin_round_in_outage(sim, 0)
+        await sim.kill(other)
+        await asyncio.sleep(12)
+        assert away.chain is not None
+
+        async def refused(*_: object, **__: object) -> None:
+            raise refusal("WrongState", "no")
+
+        away.chain.witness = refused  # type: ignore[method-assign]
+        away.chain.down = False
+        began = sim.run.state_started_at
+        await sim.until(lambda run: run.state_started_at > began)
+        assert sim.run.state_started_at - began > 26
+
+    play(tmp_path, story, **_TWO | {"max_round_train_time": 20})
+    logged = [message for message in caplog.messages if "for their attestations" in message]
+    assert len(logged) == 1

@@ -20,10 +20,10 @@ sys.stdin.read()
 """
 
 
-def start(state: Path) -> subprocess.Popen[str]:
+def start(state: Path, address: str = ADDRESS) -> subprocess.Popen[str]:
     """Start a process that takes an identity and keeps it until its input ends."""
     return subprocess.Popen(
-        [sys.executable, "-c", SHOW, ADDRESS, "demo"],
+        [sys.executable, "-c", SHOW, address, "demo"],
         env=os.environ | {"XDG_STATE_HOME": str(state)},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -57,6 +57,15 @@ def test_kept_identity_differs_between_servers_and_runs(
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     places = [(ADDRESS, "demo"), (ADDRESS, "other"), ("127.0.0.1:20001", "demo")]
     assert len({kept_identity(*place).pubkey for place in places}) == 3
+
+
+def test_kept_identity_is_one_for_all_names_of_this_machine(tmp_path: Path) -> None:
+    member = start(tmp_path)
+    identity = identity_of(member)
+    member.communicate()
+    again = start(tmp_path, "localhost:20000")
+    assert identity_of(again) == identity
+    again.communicate()
 
 
 def test_kept_identity_without_writable_directory_is_temporary(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from pathlib import Path
@@ -12,6 +13,16 @@ def counted(number: int, one: str, many: str = "") -> str:
     plus s.
     """
     return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
+def shortage(needed: int, free: int) -> tuple[str, str]:
+    """Return the bytes that are needed and the fewer that are free, in the same unit.
+
+    The first is rounded up and the second down, so that the texts differ.
+    """
+    unit, name = (10**9, "GB") if needed >= 10**9 else (10**6, "MB")
+    tenths = math.ceil(needed * 10 / unit), math.floor(free * 10 / unit)
+    return f"{tenths[0] / 10:,.1f} {name}", f"{tenths[1] / 10:,.1f} {name}"
 
 
 def deliver(text: str) -> None:

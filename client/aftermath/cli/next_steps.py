@@ -22,12 +22,14 @@ QUIET = "AFTERMATH_QUIET"
 _LOOK = "show-run --run-id {run_id}"
 _WATCH = "watch --run-id {run_id}"
 _TRAIN = "train --run-id {run_id} --matformer-tier 0"
+_TICK = "tick --run-id {run_id}"
 _RESUME = "set-paused --run-id {run_id} resume"
 NEXT: Mapping[tuple[str, str], str] = {
     ("config validate", ""): "estimate --config-path {file}",
     ("update-config", ""): _RESUME,
     ("update-config", "finished"): "reopen --run-id {run_id} --total-steps {total_steps}",
     ("set-paused", ""): _WATCH,
+    ("set-paused", "stalled"): _TICK,
     ("set-paused", "resumed"): _TRAIN,
     ("set-paused", "paused"): _RESUME,
     ("checkpoint", ""): _LOOK,

@@ -45,6 +45,7 @@ async def set_paused(
     """
     from aftermath.cli.connection import sign_in
     from aftermath.events.progress import in_words
+    from aftermath.ui.web.follower import RunFollower
 
     if resume and action is Action.PAUSE:
         raise UsageError("pause and --resume contradict each other", "Pass one of them")
@@ -57,7 +58,9 @@ async def set_paused(
     async with sign_in(options) as chain:
         await chain.coordinator.run(run_id)  # says so if there is no such run
         signature = await chain.coordinator.set_paused(run_id, paused)
-        run = await chain.coordinator.run(run_id)
+        follower = RunFollower(chain.coordinator, run_id)
+        status = await follower.now()
+    run = follower.run
     state = run.state.name.lower()
     text = f"run {run_id} is now {in_words(run.state)}{_pause_text(run)}"
     return Result(
@@ -68,17 +71,22 @@ async def set_paused(
             "signature": str(signature),
         },
         text,
-        case=case_of(run),
+        case=case_of(run, is_stalled=status.is_stalled),
     )
 
 
-def case_of(run: Run) -> str:
-    """Return the case for `next_steps`: a run that pauses later cannot be changed yet."""
+def case_of(run: Run, *, is_stalled: bool = False) -> str:
+    """Return the case for `next_steps`: a run that pauses later cannot be changed yet.
+
+    `is_stalled`: whether no member advances the run.
+    """
     from aftermath.rules.state import RunState
 
     if run.state is RunState.PAUSED:
         return "paused"
-    return "" if run.pending_pause else "resumed"
+    if not run.pending_pause:
+        return "resumed"
+    return "stalled" if is_stalled else ""
 
 
 def _pause_text(run: Run) -> str:

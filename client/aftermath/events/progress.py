@@ -145,14 +145,19 @@ def holder_wait(run: Run, members: Members, model: Model, *, has_commands: bool)
         holder = f"a member that {known} (after 24 hours, any member)"
     else:
         return None
-    if not has_commands:
-        return holder
     run_id = shlex.quote(run.run_id)
     how = (
         f"to begin at once from the checkpoint, which has all {counted(step, 'step')}"
         if saved
         else "to continue from the checkpoint instead"
     )
+    if not has_commands:
+        place = model.checkpoint.repo
+        named = f"write {place} as the checkpoint into its state.toml, " if step else ""
+        return (
+            f"{holder}; {how}, stop the server, {named}and start it with another --save-state-dir: "
+            "the new run counts its steps from 0"
+        )
     return (
         f"{holder}; {how}, the owner runs aftermath-solana set-paused "
         f"--run-id {run_id} pause, then aftermath-solana rewind --run-id {run_id} --to-step {step}, then "

@@ -135,6 +135,16 @@ class RunStatus:
     outer_momentum: float = 0.0
     """The outer momentum, which joiners fetch with the model. 0 if there is none."""
 
+    @property
+    def is_stalled(self) -> bool:
+        """Whether no member advances the run at its deadline."""
+        no_member = not any(member.takes_part for member in self.members)
+        return self.deadline is not None and (no_member or _is_overdue(self.deadline))
+
+
+def _is_overdue(deadline: int | None) -> bool:
+    return deadline is not None and deadline <= -_OVERDUE
+
 
 def status_of(
     run: Run, model: Model, members: Members, now: int, *, silent: int = 0, has_tick: bool = True
@@ -248,7 +258,7 @@ def _waits(
     if run.pending_pause and not run.state.halted:
         yield "the end of this epoch, after which the owner's pause begins"
     # without an answer it is unknown whether the run is overdue, and no tick would arrive
-    if deadline is not None and deadline <= -_OVERDUE and not silent:
+    if _is_overdue(deadline) and not silent:
         command = f": aftermath-solana tick --run-id {shlex.quote(run.run_id)}"
         yield (f"a tick to advance it{command}" if has_tick else "a connected member to advance it")
 

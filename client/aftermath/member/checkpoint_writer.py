@@ -141,12 +141,16 @@ class CheckpointWriter:
         return True
 
     async def save_now(self, run: Run, replica: Replica) -> Path | None:
-        """Save a model in mid-epoch. Return its directory, or None after a warning.
+        """Save a model now. Return its directory, or None after a warning. Older checkpoints stay.
 
-        The chain cannot name it, since no member attested it. Older checkpoints stay.
+        The chain cannot name a model of mid-epoch, since no member attested it.
         """
         saved = await self._save(run, replica, {})
         return None if saved is None else saved.directory
+
+    async def record_now(self, run: Run, hashes: Mapping[int, bytes], directory: Path) -> None:
+        """Record a directory that `save_now` returned. All levels of its model are attested."""
+        await self._record_directory(_SavedModel(directory, run, hashes, scratch=None))
 
     async def settle(self) -> None:
         """Wait until all uploads have ended."""

@@ -6,6 +6,8 @@ every tick. That saves the fee if another member was first, and detects an outag
 
 from __future__ import annotations
 
+import logging
+
 from aftermath.base.concurrency import first_of
 from aftermath.coordinator.errors import Refused, Unavailable
 from aftermath.coordinator.ports import Clock, Coordinator
@@ -15,6 +17,8 @@ from aftermath.rules.deadlines import next_deadline, tick_delay, tick_order
 from aftermath.rules.members import Members
 from aftermath.rules.run import Run
 from aftermath.rules.state import RunState
+
+_log = logging.getLogger(__name__)
 
 _LOOK_AGAIN = 1.0  # seconds between checks of a deadline that passed without effect
 _ALLOWANCES = 3  # extensions per state; without a limit, a slow node could stall the run forever
@@ -33,7 +37,10 @@ class Ticker:
         self._feed = feed
         self._clock = clock
         self._attention = stall_detector
-        self._not_before = float("-inf")
+        # readings of the clock before which this member does not tick
+        self._grace_ends = float("-inf")
+        self._retry_at = float("-inf")
+        self._logged_grace_of = float("-inf")
         self._returned = float("-inf")
         self._allowed_in = -1
         self._allowances = 0
@@ -50,11 +57,27 @@ class Ticker:
                 await self._feed.after(run.seq)
                 continue
             self._allow_for_absence(run, deadline)
-            due = deadline + self._delay(run, members) - self._coordinator.now()
-            wait = max(due, self._not_before - self._clock.monotonic(), 0.05)
-            await first_of(self._feed.after(run.seq), self._clock.sleep(wait))
-            if self._feed.run.seq == run.seq:
+            wait = deadline + self._delay(run, members) - self._coordinator.now()
+            if wait <= 0:
+                wait = self._held_back()
+                self._log_grace(wait)
+            await first_of(self._feed.after(run.seq), self._clock.sleep(max(wait, 0.05)))
+            if self._feed.run.seq == run.seq and self._held_back() <= 0:
                 await self._tick(run, deadline)
+
+    def _held_back(self) -> float:
+        """Return the seconds until this member may tick, 0 or less if it may."""
+        return max(self._grace_ends, self._retry_at) - self._clock.monotonic()
+
+    def _log_grace(self, wait: float) -> None:
+        """Log once per absence that this member does not tick a run whose deadline has passed."""
+        if wait > _LEAST_GRACE and self._logged_grace_of != self._returned:
+            self._logged_grace_of = self._returned
+            _log.warning(
+                "the deadline has passed, but members may have missed it in an outage: this member "
+                "waits up to %.0f s for their attestations",
+                wait,
+            )
 
     def _delay(self, run: Run, members: Members) -> float:
         """Return the seconds after the deadline at which it is this member's turn to tick `run`."""
@@ -67,16 +90,20 @@ class Ticker:
 
         The cause may have affected all members. The delay lets them retry attestations before
         anyone ticks, so an outage does not discard a round or an epoch's model. It starts when the
-        chain answers again.
+        chain answers again. It becomes shorter if the deadline falls, because enough members have
+        attested.
         """
         returned = max(self._attention.woke(), self._coordinator.back())
         if self._state != (state := (run.state, run.state_started_at)):
             # a state that began after the outage needs no extra time
             self._state = state
-            self._not_before = float("-inf")
+            self._grace_ends = float("-inf")
+            self._retry_at = float("-inf")
             away_until = self._coordinator.now() - (self._clock.monotonic() - returned)
             self._returned = float("-inf") if run.state_started_at < away_until else self._returned
+        grace = min(max(float(deadline - run.state_started_at), _LEAST_GRACE), _MOST_GRACE)
         if returned <= self._returned:
+            self._grace_ends = min(self._grace_ends, self._returned + grace)
             return
         self._returned = returned
         if self._allowed_in != run.seq:
@@ -84,16 +111,15 @@ class Ticker:
             self._allowances = 0
         self._allowances += 1
         if self._allowances <= _ALLOWANCES:
-            grace = min(max(float(deadline - run.state_started_at), _LEAST_GRACE), _MOST_GRACE)
-            self._not_before = returned + grace
+            self._grace_ends = returned + grace
 
     async def _tick(self, run: Run, deadline: int) -> None:
         try:
             newest = (await self._coordinator.view(fresh=True)).run
             self._allow_for_absence(run, deadline)
-            if newest.seq == run.seq and self._clock.monotonic() >= self._not_before:
+            if newest.seq == run.seq and self._held_back() <= 0:
                 await self._coordinator.tick()
         except Refused:
             await self._clock.sleep(_LOOK_AGAIN / 2)  # slightly early, or another member ticked
         except Unavailable:  # after an outage, the grace starts at its end
-            self._not_before = max(self._not_before, self._clock.monotonic() + _LEAST_GRACE)
+            self._retry_at = self._clock.monotonic() + _LEAST_GRACE

@@ -1,8 +1,9 @@
 """An epoch whose last member was stopped: what it saves, and how it resumes.
 
-The chain records checkpoints of attested models only. So a stopped last member keeps its seat.
-After a restart it waits for the epoch's deadline and attests the saved model. It trains no round of
-that epoch again, because a second result counts as equivocation.
+The chain records checkpoints of attested models only. So a last member that is stopped in an epoch
+keeps its seat. After a restart it waits for the epoch's deadline and attests the saved model. It
+trains no round of that epoch again, because a second result counts as equivocation. Between epochs
+it records the attested model.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from aftermath.member.stake import SAVE_SECONDS, Stake, levels_named
 from aftermath.model.saved_checkpoints import stem_of_run
 from aftermath.replica.origin import Origin
 from aftermath.replica.replica import Replica
+from aftermath.rules import contents
 from aftermath.rules.contents import begins_from_checkpoint, sole_levels, unsaved_steps
 from aftermath.rules.deadlines import rounds_end
 from aftermath.rules.members import Members
@@ -38,7 +40,8 @@ from aftermath.rules.state import CheckpointKind, MemberState, RunState
 
 _FIRST_RETRY = 1.0
 _LONGEST_RETRY = 15.0  # seconds
-_CATCH_UP_SECONDS = SAVE_SECONDS / 2  # the rest is for the file
+_CATCH_UP_SECONDS = SAVE_SECONDS / 2  # the rest is for the file and its record
+_RECORD_SECONDS = SAVE_SECONDS / 4
 _CONFIRMED = "To leave and lose these steps, press Ctrl-C twice or send SIGTERM"
 _UNASKED = "The next Ctrl-C or SIGTERM loses these steps, if the model cannot be saved then either"
 _LONGEST_HOLD = 60.0  # longest pause between tries to save a finished run; a try may upload
@@ -138,9 +141,9 @@ class LastMember:
 
     def _goes_back(self, run: Run, members: Members, seat: int) -> bool:
         """Return whether the run goes back to its checkpoint if this member saves and leaves: no
-        other member has a part of its model, and the coordinator keeps no seat.
+        other member has a part of its model, and this member does not keep its seat.
         """
-        if self._ports.coordinator.keeps_seats or run.state is RunState.FINISHED:
+        if self.stays or run.state is RunState.FINISHED:
             return False
         in_epoch = run.state is RunState.WARMUP or run.state.active
         holders = members.mask(MemberState.HEALTHY) if in_epoch else run.finishers
@@ -187,7 +190,8 @@ class LastMember:
         if rounds is not None:
             in_rounds &= await self._caught_up(rounds, run)
             step = rounds.step
-        checkpoint = await self._checkpoints.save_now(replace(run, step=step + 1), replica)
+        model_run = replace(run, step=step + 1)
+        checkpoint = await self._checkpoints.save_now(model_run, replica)
         if checkpoint is None or directory is None:
             return False
         self.stays = (
@@ -198,13 +202,27 @@ class LastMember:
                 run.epoch, run.epoch_started_at, step, str(checkpoint.absolute())
             )
             write_mark(mark_path(directory, run), unfinished)
-        if not self._ports.coordinator.keeps_seats:  # `stake` needs a checkpoint recorded meanwhile
-            with contextlib.suppress(AftermathError):
-                await self._ports.feed.put(await self._ports.coordinator.view(fresh=True))
+        else:
+            await self._record(model_run, replica, checkpoint)
+        continues = self.stays or unsaved_steps(model_run, self._ports.feed.model) == 0
         self._ports.events.emit(
-            event_types.Stopped(step=step, path=str(checkpoint), continues=self.stays)
+            event_types.Stopped(step=step, path=str(checkpoint), continues=continues)
         )
         return True
+
+    async def _record(self, run: Run, replica: Replica, checkpoint: Path) -> None:
+        """Record a saved model if all its levels are attested, and read the run again."""
+        hashes = await self._workers.compute(replica.hashes)
+        try:
+            async with asyncio.timeout(_RECORD_SECONDS):
+                # the feed has stopped, and `stake` needs a checkpoint recorded meanwhile
+                await self._ports.feed.put(await self._ports.coordinator.view(fresh=True))
+                if contents.attested(self._ports.feed.run) == hashes:
+                    await self._checkpoints.record_now(run, hashes, checkpoint)
+                    await self._ports.feed.put(await self._ports.coordinator.view(fresh=True))
+        except (AftermathError, TimeoutError) as error:
+            why = str(error).partition("\n")[0] or f"no answer for {_RECORD_SECONDS:.0f} s"
+            self._warn(f"cannot record the saved model on {self._ports.coordinator.called}: {why}")
 
     async def _newest_view(self) -> View:
         """Return the coordinator's current view, or the feed's if reading it fails."""

@@ -27,6 +27,7 @@ from torch import Tensor
 from aftermath.base.files import parents_made, sync
 from aftermath.base.locks import alone_in
 from aftermath.base.outputs import check_directory, replace_directory, write_mark
+from aftermath.base.text import shortage
 from aftermath.model.config import ModelConfig
 from aftermath.model.documents import COMPANIONS, INDEX_FILE, CheckpointError, is_file, read_limited
 from aftermath.model.momentum_file import write_momentum
@@ -304,9 +305,9 @@ def write_errors(directory: Path) -> Iterator[None]:
 def _require_space(directory: Path, need: int) -> None:
     free = shutil.disk_usage(directory).free
     if free < need + RESERVE:
+        needed, room = shortage(need + RESERVE, free)
         raise CheckpointError(
-            f"not enough space in {directory}: a checkpoint needs {(need + RESERVE) / 1e6:,.1f} MB, but only "
-            f"{free / 1e6:,.1f} MB are free",
+            f"not enough space in {directory}: a checkpoint needs {needed}, but only {room} are free",
             _FREE,
         )
 

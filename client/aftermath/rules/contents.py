@@ -78,6 +78,8 @@ def unsaved_steps(run: Run, model: Model) -> int:
 
 def never_saved(run: Run, model: Model) -> bool:
     """Return whether an epoch has ended and the chain names no checkpoint with trained steps."""
+    if not run.trained_steps:  # after a rewind to step 0
+        return False
     return steps_before(run.start_step) > 0 and steps_before(model.checkpoint_step) == 0
 
 

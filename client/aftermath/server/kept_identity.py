@@ -19,6 +19,7 @@ from aftermath.base.locks import hold
 from aftermath.chain.wallet import Wallet, WalletError, create_identity, identity_secret
 
 log = logging.getLogger(__name__)
+_LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 _locks: list[contextlib.ExitStack] = []
 """Locks that this process holds. The system releases them when it ends."""
 
@@ -30,7 +31,9 @@ def kept_identity(address: str, run_id: str) -> Wallet:
     Raises WalletError if a file is not an identity.
     """
     # The address counts too: a server must not meet the key that another server knows.
-    name = hashlib.sha256(f"{address}\n{run_id}".encode()).hexdigest()[:16]
+    host, _, port = address.rpartition(":")
+    server = f"127.0.0.1:{port}" if host in _LOOPBACK else address
+    name = hashlib.sha256(f"{server}\n{run_id}".encode()).hexdigest()[:16]
     directory = state_directory() / "identities" / name
     for number in count(1):
         path = directory / f"{number}.key"

@@ -17,7 +17,7 @@ from aftermath.base.errors import Unsuitable, UsageError
 from aftermath.base.files import fix_of
 from aftermath.base.locks import hold
 from aftermath.base.outputs import maker_of, write_mark
-from aftermath.base.text import is_repository
+from aftermath.base.text import is_repository, shortage
 from aftermath.model.saved_checkpoints import maker_name
 from aftermath.model.schema import StateSchema
 from aftermath.train.put_links import PutLinks
@@ -79,9 +79,10 @@ def check_room(settings: TrainSettings, schema: StateSchema) -> None:
     free = _free("--checkpoint-dir", directory)
     needed = _AT_ONCE * sum(segment.size for segment in schema.segments) + RESERVE
     if free <= needed:
+        need, room = shortage(needed, free)
         raise Unsuitable(
             f"--checkpoint-dir {directory}: {_AT_ONCE} checkpoints of this model and a reserve need "
-            f"{_size(needed)}, but only {_size(free)} are free",
+            f"{need}, but only {room} are free",
             "Free some space, or choose a directory on another disk",
         )
 
@@ -160,7 +161,3 @@ def checkpoint_warning(settings: TrainSettings) -> str | None:
             "another tier-0 member saves it\nPass --checkpoint-dir or --hub-repo"
         )
     return None
-
-
-def _size(count: int) -> str:
-    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from aftermath.base.errors import UsageError
+from aftermath.base.text import shortage
 
 if TYPE_CHECKING:
     from torch import device as Device
@@ -76,8 +77,9 @@ def chosen(
     first = first_fitting(needed, free)
     last = len(needed) - 1
     if first is None:
+        least, room = shortage(needed[last], free)
         raise OutOfMemory(
-            f"tier {last}, the smallest, takes {needed[last] / 1e9:.2f} GB, but only {free / 1e9:.2f} GB are free",
+            f"tier {last}, the smallest, takes {least}, but only {room} are free",
             "Free memory, or use another --device",
         )
     fits = f"it fits ({{:.2f}} of {free / 1e9:.1f} GB)"
@@ -108,8 +110,9 @@ def check_memory(view: View, schema: Schema, tier: int, devices: Sequence[Device
     if needed[tier] <= free:
         return
     fits = first_fitting(needed, free)
+    least, room = shortage(needed[tier], free)
     raise OutOfMemory(
-        f"tier {tier} takes at least {needed[tier] / 1e9:,.2f} GB, but only {free / 1e9:,.2f} GB are free on {kind}",
+        f"tier {tier} takes at least {least}, but only {room} are free on {kind}",
         "Free memory, or use another --device"
         + (f", or --matformer-tier {fits}" if fits is not None else ""),
     )
