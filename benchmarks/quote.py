@@ -166,7 +166,7 @@ def home_lines() -> str:
         "`--slower 16` divides the rates of the large results, because two cores cannot carry eight "
         "such lines. Training is a delay, and the chain is left out. With the full rates each "
         "connection is limited by its congestion control (CUBIC) to about 4 Mb/s at this loss, "
-        "and small results by it alone."
+        "and small results by it alone. So are the connections of the fast member."
     )
     return f"{text}\n\n{table(('what', 'value', 'at most', 'met'), rows)}"
 
