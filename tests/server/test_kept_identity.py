@@ -15,7 +15,7 @@ ADDRESS = "127.0.0.1:20000"
 SHOW = """
 import sys
 from aftermath.server.kept_identity import kept_identity
-print(kept_identity(sys.argv[1], sys.argv[2]).pubkey, flush=True)
+print(kept_identity(sys.argv[1], sys.argv[2], 0, None).pubkey, flush=True)
 sys.stdin.read()
 """
 
@@ -51,12 +51,18 @@ def test_kept_identity_returns_after_process_is_killed(tmp_path: Path) -> None:
     assert all(key.stat().st_mode & 0o077 == 0 for key in keys)
 
 
-def test_kept_identity_differs_between_servers_and_runs(
+def test_kept_identity_differs_between_servers_runs_and_members(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    places = [(ADDRESS, "demo"), (ADDRESS, "other"), ("127.0.0.1:20001", "demo")]
-    assert len({kept_identity(*place).pubkey for place in places}) == 3
+    members = (
+        (ADDRESS, "demo", 0, None),
+        (ADDRESS, "other", 0, None),
+        ("127.0.0.1:20001", "demo", 0, None),
+        (ADDRESS, "demo", 1, None),
+        (ADDRESS, "demo", 0, tmp_path),
+    )
+    assert len({kept_identity(*member).pubkey for member in members}) == len(members)
 
 
 def test_kept_identity_is_one_for_all_names_of_this_machine(tmp_path: Path) -> None:
@@ -73,5 +79,5 @@ def test_kept_identity_without_writable_directory_is_temporary(
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
-    assert kept_identity(ADDRESS, "demo").source == "made for this process"
+    assert kept_identity(ADDRESS, "demo", 0, None).source == "made for this process"
     assert "a new identity at every start" in caplog.text

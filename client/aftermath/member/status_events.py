@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from aftermath.base.errors import AftermathError
 from aftermath.base.text import counted
@@ -11,7 +12,6 @@ from aftermath.events import event_types
 from aftermath.events.progress import holder_wait
 from aftermath.events.status import lost_with_members
 from aftermath.events.stream import Events
-from aftermath.member.ports import Ports
 from aftermath.model.saved_checkpoints import (
     saved_steps,
     stem_of_run,
@@ -23,6 +23,9 @@ from aftermath.rules.contents import never_saved
 from aftermath.rules.model import Model
 from aftermath.rules.run import Run, steps_before
 from aftermath.rules.state import CheckpointKind, ModelSource, RunState
+
+if TYPE_CHECKING:
+    from aftermath.member.ports import Ports  # loads torch
 
 _HALTED = {
     RunState.UNINITIALIZED: "the run has not begun; this member joins when its owner runs set-paused resume",

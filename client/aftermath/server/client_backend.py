@@ -170,13 +170,13 @@ def server_backend(
 
     # A process keeps its identity, even if it connects several times.
     @functools.cache
-    def wallet_for(run_id: str) -> Wallet:
+    def wallet_of(run_id: str, tier: int, checkpoint_dir: Path | None) -> Wallet:
         if identity is None and not os.environ.get(IDENTITY_VARIABLE):
-            return kept_identity(address, run_id)
+            return kept_identity(address, run_id, tier, checkpoint_dir)
         return load_identity(identity)
 
     def backend(settings: TrainSettings) -> MemberBackend:
-        wallet = wallet_for(settings.run_id)
+        wallet = wallet_of(settings.run_id, settings.matformer_tier, settings.checkpoint_dir)
         link, pool, secret = _build_connection(
             address, trust, settings.run_id, wallet, START_PATIENCE
         )

@@ -1,8 +1,8 @@
 """Identities that this machine keeps for members that are started without one.
 
 A member that starts again must have the same identity: the run may wait for the member that has the
-model. Several members of a run on one machine need different ones, so a process locks the file of
-its identity for as long as it runs.
+model. Members of a run on one machine need different ones, and each its own again: they are told
+apart by tier and checkpoint directory, and a process locks its identity for as long as it runs.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import logging
 from itertools import count
+from pathlib import Path
 
 from solders.keypair import Keypair
 
@@ -24,8 +25,8 @@ _locks: list[contextlib.ExitStack] = []
 """Locks that this process holds. The system releases them when it ends."""
 
 
-def kept_identity(address: str, run_id: str) -> Wallet:
-    """Return the first identity of this server's run that no running process uses.
+def kept_identity(address: str, run_id: str, tier: int, checkpoint_dir: Path | None) -> Wallet:
+    """Return the first identity of such a member of this server's run that no process uses.
 
     Makes one if all are in use. Returns a temporary identity if the directory cannot be written.
     Raises WalletError if a file is not an identity.
@@ -33,7 +34,9 @@ def kept_identity(address: str, run_id: str) -> Wallet:
     # The address counts too: a server must not meet the key that another server knows.
     host, _, port = address.rpartition(":")
     server = f"127.0.0.1:{port}" if host in _LOOPBACK else address
-    name = hashlib.sha256(f"{server}\n{run_id}".encode()).hexdigest()[:16]
+    place = checkpoint_dir.expanduser().absolute() if checkpoint_dir is not None else ""
+    member = f"{server}\n{run_id}\n{tier}\n{place}"
+    name = hashlib.sha256(member.encode()).hexdigest()[:16]
     directory = state_directory() / "identities" / name
     for number in count(1):
         path = directory / f"{number}.key"

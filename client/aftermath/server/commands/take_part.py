@@ -57,7 +57,8 @@ def client_train(
 
     Like `aftermath-solana train`, but without a chain, a wallet or fees. The server identifies a
     member by its key and sends it the addresses of its peers. Without --identity-secret-key-path
-    this machine keeps a key for each server and run, and another one for each further process.
+    this machine keeps a key for each server, run, tier and checkpoint directory, and another one
+    for each further process.
     Ctrl-C leaves the run and exits 0.
     """
     from aftermath.server.client_backend import server_backend
