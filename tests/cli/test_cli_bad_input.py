@@ -15,8 +15,9 @@ import typer
 from solders.keypair import Keypair
 from typer.testing import CliRunner
 
-from aftermath.cli import connection, present
+from aftermath.cli import connection
 from aftermath.cli.command import command
+from aftermath.cli.error_report import reporting
 from aftermath.cli.present import Result
 from aftermath.programs import COORDINATOR_IDL
 from cli.cli_lone_member import join, quick_config
@@ -301,7 +302,7 @@ def test_unexpected_error_writes_private_traceback_file(tmp_path: Path) -> None:
 
 
 def test_file_errors_print_sentences(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(Exception) as caught, present.reporting(as_json=False):
+    with pytest.raises(Exception) as caught, reporting(as_json=False):
         Path("/nowhere/file").read_text()
     assert getattr(caught.value, "exit_code", None) == 1
     assert "No such file or directory: /nowhere/file" in capsys.readouterr().err

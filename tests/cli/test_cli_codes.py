@@ -16,7 +16,7 @@ from aftermath.chain.admission import VERIFICATION_NOT_THERE
 from aftermath.chain.memberships import BOND_ABOVE_LIMIT
 from aftermath.chain.refusals import INSUFFICIENT_FUNDS
 from aftermath.cli.error_docs import PAGES
-from aftermath.cli.present import reporting
+from aftermath.cli.error_report import reporting
 from aftermath.coordinator.errors import Refused
 from aftermath.member.stake import ModelLost
 from aftermath.programs import AUTHORIZER_IDL, COORDINATOR_IDL

@@ -16,9 +16,9 @@ from aftermath.base.errors import AftermathError, UsageError
 from aftermath.chain import defaults
 from aftermath.chain.endpoints import CLUSTERS, endpoint
 from aftermath.chain.wallet import PATH_VARIABLE, WALLET_VARIABLE, WalletError, create_wallet
+from aftermath.cli.error_report import remember_profile, reporting
 from aftermath.cli.index import Index
 from aftermath.cli.main import INDEX, SOLANA, child_environment
-from aftermath.cli.present import remember_profile, reporting
 from aftermath.cli.profile import KEY_VARIABLE, PROFILE_VARIABLE, VARIABLES, Name
 from aftermath.coordinator.errors import NoSuchRun, Refused, Unavailable
 from aftermath.server.index import CENTRALIZED

@@ -11,7 +11,8 @@ import typer
 from rich.text import Text
 
 from aftermath.base.errors import AftermathError
-from aftermath.cli.present import Result, aside, facts, listing, note, reporting, show
+from aftermath.cli.error_report import reporting
+from aftermath.cli.present import Result, aside, facts, listing, note, show
 from cli.cli_runs import invoke
 
 EVIL = "[/x][conceal]\x1b]52;c;aGk=\x07\x9b2J\u202egpj\u200f\u061c\u2028\u2029\ufeff\r[link=http://x]y :bomb:"

@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from aftermath.model.config import ModelConfig, sized
-from aftermath.model.network import LanguageModel, TextCache
+from aftermath.model.key_cache import TextCache
+from aftermath.model.network import LanguageModel
 
 SMALL = {"model_type": "averaging", "vocab_size": 257, "hidden_size": 16, "intermediate_size": 32}
 

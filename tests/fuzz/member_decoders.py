@@ -28,7 +28,7 @@ from aftermath.localnet.errors import JsonRpcError
 from aftermath.localnet.node import EmbeddedNode
 from aftermath.p2p.discovery import Whereabouts
 from aftermath.rules.run import RoundId
-from aftermath.server.accounts import Accounts
+from aftermath.server.account_funding import Accounts
 from aftermath.server.connection import ServerConnection
 from aftermath.server.handshake import (
     Challenge,

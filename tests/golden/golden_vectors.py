@@ -22,9 +22,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from aftermath.cli.error_report import EXITS
 from aftermath.cli.index import Index
 from aftermath.cli.main import SOLANA
-from aftermath.cli.present import EXITS
 from aftermath.config.keys import keys
 from aftermath.events.event_types import MEMBER_EVENTS
 from aftermath.model.segments import level_hash

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from aftermath.model.architectures import config_of
 from aftermath.model.generate import Draft, generate
-from aftermath.model.network import LanguageModel, TextCache
+from aftermath.model.key_cache import TextCache
+from aftermath.model.network import LanguageModel
 
 torch.set_num_threads(1)
 

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from aftermath.localnet.errors import JsonRpcError
-from aftermath.server.accounts import MAX_ADDRESSES, NEW_IN_TOTAL, NEW_PER_ADDRESS, NewIdentities
+from aftermath.server.account_funding import (
+    MAX_ADDRESSES,
+    NEW_IN_TOTAL,
+    NEW_PER_ADDRESS,
+    NewIdentities,
+)
 
 
 def accepted(new: NewIdentities, address: str, requested: int) -> int:

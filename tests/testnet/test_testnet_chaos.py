@@ -12,9 +12,10 @@ from rich.console import Console
 from aftermath.base.stdio import Verbosity
 from aftermath.testnet import run
 from aftermath.testnet.backends import Open
+from aftermath.testnet.chaos import ChaosSchedule
 from aftermath.testnet.display import DisplayLines
 from aftermath.testnet.files import SHIPPED, chosen
-from aftermath.testnet.plan import ChaosSchedule, ClientExtras, LocalTestnetClient, LocalTestnetPlan
+from aftermath.testnet.plan import ClientExtras, LocalTestnetClient, LocalTestnetPlan
 from aftermath.testnet.processes import Running
 from aftermath.testnet.run import Ending
 from testnet.starting_client import STARTS, TRAINS, actions

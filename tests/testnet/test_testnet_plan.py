@@ -16,14 +16,9 @@ from aftermath.cli.train import build_settings
 from aftermath.config.document import load_config
 from aftermath.config.recipe_file import recipe_of
 from aftermath.events.trackers import TrackerOptions
+from aftermath.testnet.chaos import ChaosSchedule
 from aftermath.testnet.files import SHIPPED, chosen, configs, find, make_missing
-from aftermath.testnet.plan import (
-    ChaosSchedule,
-    ClientExtras,
-    LineOptions,
-    LocalTestnetClient,
-    LocalTestnetPlan,
-)
+from aftermath.testnet.plan import ClientExtras, LineOptions, LocalTestnetClient, LocalTestnetPlan
 from cli.cli_runs import Outcome, invoke
 
 DEMO = SHIPPED / "demo" / "config.toml"

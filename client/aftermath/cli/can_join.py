@@ -13,6 +13,7 @@ import typer
 from aftermath.base.errors import AftermathError, UsageError
 from aftermath.base.stdio import one_output
 from aftermath.cli.command import command
+from aftermath.cli.error_report import EXIT_KNOWN, EXITS
 from aftermath.cli.options import (
     AccessOptions,
     Authorizer,
@@ -23,7 +24,7 @@ from aftermath.cli.options import (
     RunId,
     RunOwner,
 )
-from aftermath.cli.present import EXIT_KNOWN, EXITS, Result, note
+from aftermath.cli.present import Result, note
 
 if TYPE_CHECKING:
     from solders.pubkey import Pubkey

@@ -15,8 +15,9 @@ from aftermath.base.bounded import U32_MAX
 from aftermath.base.errors import UsageError
 from aftermath.base.text import counted, is_repository
 from aftermath.cli.command import JSON, YES, agreed, check_can_ask, command, run_in_loop
+from aftermath.cli.error_report import EXIT_KNOWN
 from aftermath.cli.options import RunId, SigningOptions
-from aftermath.cli.present import EXIT_KNOWN, CommandError, Result, facts, listing, note
+from aftermath.cli.present import CommandError, Result, facts, listing, note
 from aftermath.rules.model import Model, Recorded
 from aftermath.rules.run import steps_before
 

@@ -19,8 +19,9 @@ from annotated_doc import Doc
 from aftermath.base.errors import UsageError
 from aftermath.base.signals import asyncio_handles_interrupts, hear_ignored_interrupts
 from aftermath.base.stdio import VERBOSITY, Verbosity
+from aftermath.cli.error_report import reporting
 from aftermath.cli.next_steps import say_next
-from aftermath.cli.present import Ended, Result, remember_options, reporting, show
+from aftermath.cli.present import Ended, Result, remember_options, show
 from aftermath.events.printable import printable
 
 Body = Callable[..., Result | Coroutine[Any, Any, Result]]

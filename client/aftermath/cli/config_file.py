@@ -9,7 +9,8 @@ import typer
 
 from aftermath.base.errors import UsageError
 from aftermath.cli.command import command
-from aftermath.cli.present import EXIT_KNOWN, Result, facts, note, plain_text
+from aftermath.cli.error_report import EXIT_KNOWN
+from aftermath.cli.present import Result, facts, note, plain_text
 from aftermath.events.plot import evenly, sparkline
 from aftermath.events.printable import json_text
 from aftermath.rules.schedules import first_epoch_rate

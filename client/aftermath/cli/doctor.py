@@ -12,6 +12,7 @@ import typer
 
 from aftermath.chain import defaults
 from aftermath.cli.command import command
+from aftermath.cli.error_report import EXIT_KNOWN
 from aftermath.cli.options import (
     CLUSTER,
     RPC_TEXT,
@@ -24,7 +25,7 @@ from aftermath.cli.options import (
     checked_run_id,
     shared,
 )
-from aftermath.cli.present import EXIT_KNOWN, Result
+from aftermath.cli.present import Result
 from aftermath.p2p.relay import AUTO, relay_named
 from aftermath.rules.limits import MAX_LEVELS
 

@@ -21,7 +21,8 @@ from typer.core import TyperCommand, TyperGroup
 from aftermath.base.errors import UsageError
 from aftermath.base.quiet_interrupts import QuietInterrupts
 from aftermath.base.stdio import VERBOSITY, Verbosity
-from aftermath.cli.present import remember_options, remember_profile, reporting, writing
+from aftermath.cli.error_report import remember_profile, reporting
+from aftermath.cli.present import remember_options, writing
 from aftermath.cli.usage import (
     ParserError,
     kind_of,

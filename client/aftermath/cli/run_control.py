@@ -13,8 +13,9 @@ from aftermath.base.bounded import U64_MAX
 from aftermath.base.errors import UsageError
 from aftermath.base.text import counted
 from aftermath.cli.command import JSON, YES, agreed, check_can_ask, command, run_in_loop
+from aftermath.cli.error_report import EXIT_KNOWN
 from aftermath.cli.options import RunId, SigningOptions
-from aftermath.cli.present import EXIT_KNOWN, Result, facts, note
+from aftermath.cli.present import Result, facts, note
 from aftermath.coordinator.errors import Refused
 from aftermath.rules.contents import unsaved_steps
 

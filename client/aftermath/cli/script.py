@@ -10,7 +10,8 @@ from typing import Any, NoReturn
 import typer
 
 from aftermath.base.errors import UsageError
-from aftermath.cli.present import Result, reporting, show
+from aftermath.cli.error_report import reporting
+from aftermath.cli.present import Result, show
 
 
 class ScriptParser(argparse.ArgumentParser):

@@ -22,6 +22,7 @@ from aftermath.cli.command import (
     setting_option,
     settings_of,
 )
+from aftermath.cli.error_report import reporting
 from aftermath.cli.options import (
     TRAINING,
     AccessOptions,
@@ -34,7 +35,6 @@ from aftermath.cli.options import (
     RunOwner,
     SigningOptions,
 )
-from aftermath.cli.present import reporting
 from aftermath.p2p.relay import relay_named
 from aftermath.replica.pass_size import AUTO
 from aftermath.train.settings import TrainSettings

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from aftermath.base.errors import AftermathError
-from aftermath.cli.present import reporting
+from aftermath.cli.error_report import reporting
 from aftermath.cli.script import ScriptParser
 from aftermath.demo.commands import (
     DEMO_NAMES,

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from aftermath.model.network import LanguageModel, TextCache
+from aftermath.model.key_cache import TextCache
+from aftermath.model.network import LanguageModel
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from aftermath.localnet.json_rpc import Handler, Params
 from aftermath.localnet.node import EmbeddedNode
 from aftermath.localnet.transaction_methods import transaction_of
 from aftermath.p2p.discovery import Whereabouts, believable
-from aftermath.server.accounts import Accounts
+from aftermath.server.account_funding import Accounts
 
 READ_METHODS = (
     "getAccountInfo",

@@ -26,7 +26,7 @@ from aftermath.localnet.config import LocalnetConfig
 from aftermath.localnet.errors import JsonRpcError
 from aftermath.localnet.node import EmbeddedNode
 from aftermath.programs import AUTHORIZER_ID, AUTHORIZER_SO, COORDINATOR_ID, COORDINATOR_SO
-from aftermath.server.accounts import Accounts
+from aftermath.server.account_funding import Accounts
 from aftermath.server.connection_limiter import ConnectionLimiter
 from aftermath.server.option_files import LEDGER, ServerError
 from aftermath.server.rpc_methods import RpcMethods

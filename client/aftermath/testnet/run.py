@@ -12,11 +12,12 @@ from typing import Any
 
 from aftermath.base.text import counted
 from aftermath.testnet.backends import Backend, logged
+from aftermath.testnet.chaos import BACK_SECONDS, ChaosSchedule
 from aftermath.testnet.display import DisplayLines
 from aftermath.testnet.files import make_missing
 from aftermath.testnet.member_progress import MemberProgress, RunProgress
 from aftermath.testnet.panes import Panes
-from aftermath.testnet.plan import BACK_SECONDS, ChaosSchedule, LocalTestnetClient, LocalTestnetPlan
+from aftermath.testnet.plan import LocalTestnetClient, LocalTestnetPlan
 from aftermath.testnet.processes import ProcessError, Running, stop_all
 from aftermath.ui.terminal.messages import ClientRow, Clients
 

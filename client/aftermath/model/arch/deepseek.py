@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from aftermath.model.arch.deepseek_config import DeepseekConfig, DeepseekV2Config, DeepseekV3Config
 from aftermath.model.arch.llama import SwiGLU
 from aftermath.model.arch.transformer import Rotation, Transformer, linear, rotate, scaled_rotary
-from aftermath.model.network import LayerCache, TextCache, Through, attention
+from aftermath.model.key_cache import LayerCache, TextCache
+from aftermath.model.network import Through, attention
 
 # The published model uses this epsilon for latent norms, whatever `rms_norm_eps` says.
 _LATENT_EPSILON = 1e-6

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from aftermath.model.arch.hf_auto_config import HfAutoConfig
 from aftermath.model.arch.hf_auto_document import network_of
-from aftermath.model.network import LanguageModel, TextCache
+from aftermath.model.key_cache import TextCache
+from aftermath.model.network import LanguageModel
 
 
 class HfAuto(LanguageModel):

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from aftermath.model.arch.llama_config import LlamaConfig
 from aftermath.model.arch.transformer import Rotation, Transformer, linear, rotate, scaled_rotary
-from aftermath.model.network import LayerCache, TextCache, Through, attention
+from aftermath.model.key_cache import LayerCache, TextCache
+from aftermath.model.network import Through, attention
 
 
 class Llama(Transformer):

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from aftermath.model.arch.nanogpt_config import NanoGPTConfig
 from aftermath.model.arch.transformer import Rotation, Transformer, linear, rotary, rotate
-from aftermath.model.network import LayerCache, TextCache, Through, attention
+from aftermath.model.key_cache import LayerCache, TextCache
+from aftermath.model.network import Through, attention
 
 
 class NanoGPT(Transformer):

@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from aftermath.model.arch.transformer_config import TransformerConfig
-from aftermath.model.network import LanguageModel, TextCache
+from aftermath.model.key_cache import TextCache
+from aftermath.model.network import LanguageModel
 
 
 # Angles are computed in fp32 with the roundings of transformers 5, because long texts would show a
