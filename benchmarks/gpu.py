@@ -43,8 +43,8 @@ from aftermath.model.config import ModelConfig
 from aftermath.optim import packed, packed_sparse
 from aftermath.optim.codec import decode_level
 from aftermath.optim.format import Values
+from aftermath.optim.gpu_choice import chooses
 from aftermath.optim.layout import level_layout
-from aftermath.optim.on_gpu import chooses
 from aftermath.optim.schema import build_schema
 from aftermath.replica.exactness import exact_device
 from aftermath.replica.options import Arithmetic

@@ -19,7 +19,14 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from aftermath.optim import level_kernels, on_gpu, packed, packed_sparse, sparse_proof
+from aftermath.optim import (
+    gpu_choice,
+    level_kernels,
+    packed,
+    packed_sparse,
+    sparse_proof,
+    triton_gate,
+)
 from aftermath.optim.codec import BadPayload, decode_level, decode_on_cpu, encode_entries
 from aftermath.optim.engine import Engine
 from aftermath.optim.error_feedback import ErrorFeedback
@@ -83,9 +90,9 @@ def test_interpreted_kernels_equal_torch_bits(left_out: tuple[str, ...]) -> None
 def device(monkeypatch: pytest.MonkeyPatch) -> torch.device:
     """Return a device on which kernels run."""
     if INTERPRETED:
-        monkeypatch.setattr(on_gpu, "works_on", lambda device: True)
+        monkeypatch.setattr(triton_gate, "works_on", lambda device: True)
         # Kernels prove each block size before use. Few blocks suffice: all kinds, twice each.
-        monkeypatch.setattr(on_gpu, "_PROVED", 8)
+        monkeypatch.setattr(gpu_choice, "_PROVED", 8)
     return CPU if INTERPRETED else GPU
 
 
@@ -118,7 +125,7 @@ def test_top_k_and_lattice_equal_torch(
     smallest = SMALLEST if lattice else ZERO_BELOW
     indices, kept = strongest(values, topk, smallest)
     kept = quantise(kept, lattice) if lattice else kept
-    found = on_gpu.choose(values.to(device), topk, smallest, lattice)
+    found = gpu_choice.choose(values.to(device), topk, smallest, lattice)
     assert found[0].tolist() == indices.tolist()
     assert found[1].cpu().numpy().tobytes() == kept.numpy().tobytes()
 
@@ -127,21 +134,23 @@ def test_top_k_and_lattice_equal_torch(
 def test_wrong_kernels_are_refused_before_use(
     device: torch.device, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert on_gpu.chooses(device, 64, 4, 2)
+    assert gpu_choice.chooses(device, 64, 4, 2)
     assert not caplog.records
-    assert not on_gpu.chooses(device, 1 << 16, 4, 2)  # more than a program holds
-    on_gpu._choosing.cache_clear()
-    choose = on_gpu.choose
-    monkeypatch.setattr(on_gpu, "choose", lambda *given: (choose(*given)[0], choose(*given)[1] * 2))
-    assert not on_gpu.chooses(device, 64, 4, 2)
+    assert not gpu_choice.chooses(device, 1 << 16, 4, 2)  # more than a program holds
+    gpu_choice._choosing.cache_clear()
+    choose = gpu_choice.choose
+    monkeypatch.setattr(
+        gpu_choice, "choose", lambda *given: (choose(*given)[0], choose(*given)[1] * 2)
+    )
+    assert not gpu_choice.chooses(device, 64, 4, 2)
     assert [record.getMessage() for record in caplog.records] == [
         f"Triton kernels on {device} choose coefficients differently from torch; using torch instead"
     ]
-    monkeypatch.setattr(on_gpu, "choose", lambda *given: 1 / 0)
-    on_gpu._choosing.cache_clear()
-    assert not on_gpu.chooses(device, 64, 4, 2)
+    monkeypatch.setattr(gpu_choice, "choose", lambda *given: 1 / 0)
+    gpu_choice._choosing.cache_clear()
+    assert not gpu_choice.chooses(device, 64, 4, 2)
     assert "fail: division by zero" in caplog.records[-1].getMessage()
-    on_gpu._choosing.cache_clear()
+    gpu_choice._choosing.cache_clear()
 
 
 # --- whole results and applies --------------------------------------------------------------------
@@ -177,11 +186,11 @@ def test_results_and_residuals_equal_torch(device: torch.device, name: str) -> N
         moved = {
             key: 0.01 * tensor.to(device) for key, tensor in gradients(schema, 1, step).items()
         }
-        choose = mock.Mock(side_effect=on_gpu.choose)
-        with mock.patch.object(on_gpu, "choose", choose):
+        choose = mock.Mock(side_effect=gpu_choice.choose)
+        with mock.patch.object(gpu_choice, "choose", choose):
             sent = ours.compress(PseudoGradient(moved, 1.0, 0.0))
         assert choose.call_count >= schema.results.levels - 1
-        with mock.patch.object(on_gpu, "works_on", return_value=False):
+        with mock.patch.object(triton_gate, "works_on", return_value=False):
             assert torchs.compress(PseudoGradient(moved, 1.0, 0.0)) == sent
         assert bits(ours.remembered()) == bits(torchs.remembered())
 
@@ -213,14 +222,14 @@ APPLIED = {
 @pytest.mark.parametrize("name", APPLIED)
 def test_applied_parameters_equal_torch_on_cpu(device: torch.device, name: str) -> None:
     schema = APPLIED[name]
-    with mock.patch.object(on_gpu, "works_on", return_value=False):
+    with mock.patch.object(triton_gate, "works_on", return_value=False):
         results = received(schema, 4)
 
     def applied(place: torch.device, kernels: bool) -> dict[str, bytes]:
         params = on(place, schema, 0)
         apply = Engine(schema, 0, params)._apply
         apply._compiled = False  # type: ignore[attr-defined]
-        with mock.patch.object(on_gpu, "works_on", return_value=kernels):
+        with mock.patch.object(triton_gate, "works_on", return_value=kernels):
             votes = {
                 level: [decode_level(data, schema.results, level, place) for data in payloads]
                 for level, payloads in results.items()
@@ -338,7 +347,7 @@ def test_device_with_different_results_is_refused(
 ) -> None:
     module, function, proof = SPOILT[name]
     monkeypatch.setattr(module, function, lambda *given, **named: None)
-    assert not on_gpu.proven(device, proof(), "differ")
+    assert not triton_gate.proven(device, proof(), "differ")
     assert [record.getMessage() for record in caplog.records] == [
         f"Triton kernels on {device} differ; using torch instead"
     ]

@@ -10,7 +10,14 @@ import os
 import pytest
 import torch
 
-from aftermath.optim import error_feedback, level_kernels, on_gpu, packed, packed_sparse
+from aftermath.optim import (
+    error_feedback,
+    gpu_choice,
+    level_kernels,
+    packed,
+    packed_sparse,
+    triton_gate,
+)
 from aftermath.optim.codec import decode_level
 from aftermath.optim.engine import Engine
 from aftermath.optim.error_feedback import ErrorFeedback
@@ -26,7 +33,7 @@ pytestmark = pytest.mark.skipif(
 CPU = torch.device("cpu")
 MEMBERS = 1
 PROOFS = (
-    (on_gpu, "_choosing"),
+    (gpu_choice, "_choosing"),
     (level_kernels, "_moving"),
     (packed, "_counting"),
     (packed_sparse, "_proven"),
@@ -75,7 +82,7 @@ def launched(schema: Schema) -> dict[str, tuple[int, int]]:
 def test_round_launches_do_not_grow_with_tensors(
     monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.setattr(on_gpu, "works_on", lambda device: True)
+    monkeypatch.setattr(triton_gate, "works_on", lambda device: True)
     for module, proof in PROOFS:
         monkeypatch.setattr(module, proof, lambda *what, **which: True)
     # On the CPU this looks at tensors one by one.

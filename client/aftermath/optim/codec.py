@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from aftermath.base.errors import AftermathError
-from aftermath.optim import compiled, digits, on_gpu, packed, packed_sparse
+from aftermath.optim import compiled, digits, packed, packed_sparse, triton_gate
 from aftermath.optim.bitstrings import pack_bits, unpack_bits
 from aftermath.optim.blocks import UNUSED
 from aftermath.optim.format import EXPONENT_BITS, ResultFormat, Values, whole_bytes
@@ -184,7 +184,7 @@ def decode_level(
     size = results.payload_bytes(level)
     if len(data) != size:
         raise BadPayload(f"a result of level {level} must have {size} bytes, not {len(data)}")
-    gpu = device if device is not None and on_gpu.works_on(device) else None
+    gpu = device if device is not None and triton_gate.works_on(device) else None
     if (found := _packed(gpu, data, results, level)) is not None:
         return found
     return decode_on_cpu(data, results, level)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from aftermath.kernels.runtime import run_parallel
 from aftermath.model.segments import view
-from aftermath.optim import compiled, compiled_dense, level_kernels, on_gpu
+from aftermath.optim import compiled, compiled_dense, gpu_choice, level_kernels
 from aftermath.optim.blocks import UNUSED
 from aftermath.optim.clip import LARGEST_RESIDUAL, refuse_beyond
 from aftermath.optim.codec import encode_groups
@@ -243,8 +243,8 @@ class ErrorFeedback:
         """Return indices and values, [n, topk], to send of blocks [n, h, w]."""
         coefficients = (forward(blocks) if self._transformed else blocks).flatten(1)
         bits = self._format.values.lattice_bits
-        if on_gpu.chooses(blocks.device, coefficients.shape[1], topk, bits):
-            return on_gpu.choose(coefficients, topk, SMALLEST if bits else ZERO_BELOW, bits)
+        if gpu_choice.chooses(blocks.device, coefficients.shape[1], topk, bits):
+            return gpu_choice.choose(coefficients, topk, SMALLEST if bits else ZERO_BELOW, bits)
         if not bits:
             return strongest(coefficients, topk)
         indices, values = strongest(coefficients, topk, SMALLEST)

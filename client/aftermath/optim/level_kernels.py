@@ -16,7 +16,7 @@ from torch import Tensor
 
 from aftermath.model.schema import Segment
 from aftermath.model.segments import view
-from aftermath.optim import on_gpu
+from aftermath.optim import triton_gate
 from aftermath.optim.blocks import UNUSED, Blocks
 from aftermath.optim.layout import Group, LevelLayout, Part
 from aftermath.optim.transform import cells, matrices, padding, strongest
@@ -116,12 +116,12 @@ def go_ahead(table: LevelTensors, rate: float) -> None:
 
 def works(device: torch.device) -> bool:
     """Return whether kernels on this device move numbers between blocks and tensors like torch."""
-    return on_gpu.works_on(device) and _moving(device)
+    return triton_gate.works_on(device) and _moving(device)
 
 
 @lru_cache(maxsize=8)
 def _moving(device: torch.device) -> bool:
-    return on_gpu.proven(device, _moves_alike, "move values differently from torch")
+    return triton_gate.proven(device, _moves_alike, "move values differently from torch")
 
 
 def proof_layout(chunks: Sequence[tuple[int, int]] = ((11, 120), (7, 50), (1, 30))) -> LevelLayout:

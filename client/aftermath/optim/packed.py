@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from aftermath.kernels.runtime import run_parallel
-from aftermath.optim import compiled_dense, digits, level_kernels, on_gpu
+from aftermath.optim import compiled_dense, digits, level_kernels, triton_gate
 from aftermath.optim.bitstrings import pack_bits
 from aftermath.optim.dense_mean import means
 from aftermath.optim.format import EXPONENT_BITS, whole_bytes
@@ -61,7 +61,7 @@ class HostVotes(PackedVotes):
 
 def usable(device: torch.device, value_bits: int) -> bool:
     """Return whether results stay packed on that device."""
-    return on_gpu.works_on(device) and _counting(device, value_bits)
+    return triton_gate.works_on(device) and _counting(device, value_bits)
 
 
 def checked(
@@ -288,7 +288,7 @@ def _places(layout: LevelLayout, device: torch.device) -> tuple[Tensor, Tensor]:
 
 @lru_cache(maxsize=8)
 def _counting(device: torch.device, value_bits: int) -> bool:
-    return on_gpu.proven(
+    return triton_gate.proven(
         device,
         lambda place: _counts_alike(place, value_bits),
         "count packed digits differently from torch",

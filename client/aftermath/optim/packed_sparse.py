@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aftermath.optim import digits, level_kernels, on_gpu
+from aftermath.optim import digits, level_kernels, triton_gate
 from aftermath.optim.bitstrings import pack_bits
 from aftermath.optim.format import EXPONENT_BITS, ResultFormat, Values, whole_bytes
 from aftermath.optim.index_sizes import bits_of, low_bits_of
@@ -113,14 +113,14 @@ class SparseLevel:
 
 def usable(device: torch.device, values: Values) -> bool:
     """Return whether results with these values stay packed on the device."""
-    return values.bits > 0 and on_gpu.works_on(device) and _proven(device, values)
+    return values.bits > 0 and triton_gate.works_on(device) and _proven(device, values)
 
 
 @lru_cache(maxsize=8)
 def _proven(device: torch.device, values: Values) -> bool:
     from aftermath.optim.sparse_proof import alike
 
-    return on_gpu.proven(
+    return triton_gate.proven(
         device, lambda place: alike(place, values), "count sparse results differently from torch"
     )
 
