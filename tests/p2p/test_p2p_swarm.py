@@ -185,7 +185,7 @@ async def test_false_piece_of_author_blames_the_author(among_honest):
     assert blamed(node, 2, 3) == [3]
 
 
-async def test_false_bitmap_costs_three_questions_a_worker(among_honest):
+async def test_false_bitmap_costs_three_questions_per_worker(among_honest):
     data = content(LARGE)
     lies = PieceLiar(None, Pieces.whole(data).listing, ALL, None)
     node, author, liar = await among_honest(lies)
