@@ -59,7 +59,7 @@ def test_members_tick_in_ranking_order(tmp_path: Path) -> None:
 
 
 async def _begin_round_in_outage(sim: SimulatedRun, seconds: float) -> tuple[SimMember, SimMember]:
-    """Cut off the member that does not witness round 2, and wait until `seconds` after round 3 began.
+    """Cut off the member that does not witness round 2, and wait `seconds` into round 3.
 
     Return that member, which is still cut off from the chain, and the other one.
     """

@@ -51,7 +51,7 @@ def _plus_pairs(builder: Any, sums: Any, one: Any, other: Any) -> Any:
 def _loop(
     builder: Any, count: Any, states: int, step: Callable[[Any, Sequence[Any]], list[Any]]
 ) -> list[Any]:
-    """Build a loop over vectors of sums, which start at 0. It runs once or more. Return the sums."""
+    """Build a loop of at least one turn that adds to vectors of sums. Return the sums."""
     before = builder.block
     body = builder.append_basic_block()
     after = builder.append_basic_block()

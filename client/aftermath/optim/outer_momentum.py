@@ -33,7 +33,7 @@ from aftermath.rules.sparseloco import SparseLoCo
 #
 # Bounds: |m| <= 3 * 2^43 (the cap of a vote, `lattice.LARGEST`) and mu <= 1014/1024. So |v| <= 2^52
 # implies mu * |v| + |m| <= (0.99024 + 0.00586) * 2^52 < 2^52: v stays within LARGEST_MOMENTUM.
-# Every v from outside is checked against this bound. And 1014 * 2^52 < 2^62 does not overflow int64.
+# Every v from outside is checked against this bound. 1014 * 2^52 < 2^62 does not overflow int64.
 _FRACTION_BITS = 10
 FRACTION = 1 << _FRACTION_BITS
 """The momentum's factor is a multiple of 1 / FRACTION."""
