@@ -164,9 +164,9 @@ def home_lines() -> str:
         f"Eight members, {lines['up_mbit']:.0f} Mb/s up, {lines['down_mbit']:.0f} Mb/s down, "
         f"{1000 * lines['round_trip_s']:.0f} ms round trip, {lines['loss']:.1%} of packets lost. "
         "`--slower 16` divides the rates of the large results, because two cores cannot carry eight "
-        "such lines. Training is a delay, and the chain is left out. With the full rates each "
-        "connection is limited by its congestion control (CUBIC) to about 4 Mb/s at this loss, "
-        "and small results by it alone. So are the connections of the fast member."
+        "such lines. Training is a delay, and the chain is left out. At full rates, congestion "
+        "control (CUBIC) limits each connection to about 4 Mb/s at this loss. It alone limits small "
+        "results and the fast member."
     )
     return f"{text}\n\n{table(('what', 'value', 'at most', 'met'), rows)}"
 

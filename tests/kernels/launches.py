@@ -25,7 +25,7 @@ _READS = {
 }
 """Operations that wait for the device."""
 _FREE = ("empty", "detach", "alias", "set_", "resize", "lift_fresh", "_to_copy")
-"""Beginnings of operations that launch nothing on the device. Copies are counted apart."""
+"""Name prefixes of operations that launch nothing on the device. Copies are counted separately."""
 
 
 class Launches(TorchDispatchMode):

@@ -69,7 +69,7 @@ WRONG = [
     (dense_encode, "pack", _leaves_zeros, "differ from torch when they choose all values"),
     (dense, "check", _accepts_all, "differ from torch when they apply all values"),
     (dense, "mean", _applies_backwards, "differ from torch when they apply all values"),
-    (polar, "polar", _applies_backwards, "differ from torch when they turn matrices"),
+    (polar, "polar", _applies_backwards, "differ from torch when they compute polar factors"),
 ]
 
 

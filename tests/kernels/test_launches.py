@@ -1,4 +1,4 @@
-"""A round on a GPU launches as many kernels for many tensors as for few, and hardly waits.
+"""Test that the launches of a round on a GPU do not grow with the number of tensors.
 
 `test_kernels_gpu.py` runs these tests, because Triton must interpret its kernels.
 """
@@ -51,7 +51,7 @@ def schema_of(name: str, layers: int) -> Schema:
 
 
 def launched(schema: Schema) -> dict[str, tuple[int, int]]:
-    """Return launches and waiting reads of a second round, by what they are for."""
+    """Return the launches and waiting reads of a second round, by phase."""
     from kernels.launches import launches_counted
 
     params = tensors(schema, 0, 0)
@@ -85,7 +85,7 @@ def test_round_launches_do_not_grow_with_tensors(
     monkeypatch.setattr(triton_gate, "works_on", lambda device: True)
     for module, proof in PROOFS:
         monkeypatch.setattr(module, proof, lambda *what, **which: True)
-    # On the CPU this looks at tensors one by one.
+    # On the CPU this checks one tensor at a time.
     monkeypatch.setattr(error_feedback, "refuse_beyond", lambda tensors, largest: None)
     few, many = (launched(schema_of(name, layers)) for layers in (1, 2))
     levels = schema_of(name, 1).results.levels

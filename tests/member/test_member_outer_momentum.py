@@ -1,4 +1,4 @@
-"""Members share the outer momentum: with joiners, in checkpoints, and after a rewind."""
+"""Test that members share the outer momentum with joiners, in checkpoints and after a rewind."""
 
 from __future__ import annotations
 
@@ -51,9 +51,7 @@ def _equal_prefix(small: dict[str, Tensor], large: dict[str, Tensor]) -> bool:
 @pytest.mark.slow
 @pytest.mark.parametrize("overlap", [0, 1])
 def test_joiner_and_rejoined_member_have_equal_momentum(tmp_path: Path, overlap: int) -> None:
-    """Tiers 0 and 1 train. Another of tier 0 joins for the second epoch, and that of tier 1 is
-    killed and comes back.
-    """
+    """A member of tier 0 joins in the second epoch. One of tier 1 is killed and comes back."""
     found: list[dict[str, Tensor]] = []
 
     async def story(sim: SimulatedRun) -> None:
@@ -148,7 +146,7 @@ def test_checkpoint_with_other_momentum_is_not_used(tmp_path: Path, harm: str) -
     assert sim.sim_members[0].saw("model", source="the checkpoint", checkpoint_step=3)
 
 
-def test_rewound_run_takes_back_the_momentum(tmp_path: Path) -> None:
+def test_rewound_run_restores_saved_momentum(tmp_path: Path) -> None:
     """Rewound to step 3, a run trains steps 4 to 6 again with the momentum of step 3."""
     hashes: list[tuple[bytes, ...]] = []
 

@@ -63,15 +63,15 @@ def test_wait_resumed_after_deadline_names_its_end(tmp_path: Path, later: float)
     """Nobody ticked meanwhile. `later`: before and after the member attested in its last round."""
 
     async def story(sim: SimulatedRun) -> None:
-        player = sim.add(0)
+        sim_member = sim.add(0)
         await sim.until_round(2)
         await asyncio.sleep(later)
-        await sim.stop(player)
+        await sim.stop(sim_member)
         await asyncio.sleep(100)
-        sim.start(player)
-        await sim.until(lambda _: bool(player.saw("waiting")))
+        sim.start(sim_member)
+        await sim.until(lambda _: bool(sim_member.saw("waiting")))
         began = sim.now
-        (waiting,) = player.saw("waiting", epoch=1)
+        (waiting,) = sim_member.saw("waiting", epoch=1)
         assert waiting["ends_in"] > 5
         await sim.until(lambda run: run.state is RunState.COOLDOWN)
         assert waiting["ends_in"] - 5 < sim.now - began < waiting["ends_in"] + 5
@@ -193,7 +193,7 @@ def test_stopped_member_without_last_results_saves_step_before(tmp_path: Path) -
 
 
 def test_member_of_run_that_went_back_saves_only_its_own_steps(tmp_path: Path) -> None:
-    """Otherwise it would save the model of the checkpoint in the place of the lost steps' copy."""
+    """Otherwise the checkpoint's model would replace the copy of the lost steps."""
 
     async def story(sim: SimulatedRun) -> None:
         sim_member = sim.add(0)

@@ -59,8 +59,9 @@ def test_members_tick_in_ranking_order(tmp_path: Path) -> None:
 
 
 async def _begin_round_in_outage(sim: SimulatedRun, seconds: float) -> tuple[SimMember, SimMember]:
-    """Cut the member that does not witness round 2 from the chain until seconds after round 3
-    began. Return it and the other one.
+    """Cut off the member that does not witness round 2, and wait `seconds` into round 3.
+
+    Return that member, which is still cut off from the chain, and the other one.
     """
     for _ in range(2):
         sim.add(0)

@@ -1,4 +1,4 @@
-"""Products of integers by parts equal those in fp32, and a device proves this before its use."""
+"""Test that products by parts equal integer products, and that devices prove it before use."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_polar_factor_by_parts_keeps_its_bits(
 
 @pytest.mark.usefixtures("half_on_cpu")
 @pytest.mark.parametrize("excess", [0, 1, 5000, 1 << 20])
-def test_long_row_stays_out_of_bounds_by_parts(excess: int) -> None:
+def test_long_row_exceeds_bounds_by_parts(excess: int) -> None:
     row = torch.full((1, 1, 4), 2048.0)
     row[0, 0, 0] += excess
     assert half_products.square_by_parts(row).item() >= 1 << 24

@@ -1,4 +1,4 @@
-"""The outer momentum: equality with Python integers, on all tiers and devices, and its bounds."""
+"""Test that the outer momentum equals Python integers, on all tiers and devices, and its bounds."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_momentum_apply_equals_python_integers(sizes: dict[str, int], divisor: s
             level: random_votes(schema, level, 3, seed=10 * number + level) for level in (1, 2)
         }
         if number == 1:
-            results[1] = []  # this level then rests
+            results[1] = []  # this level does not change
         engine.apply(results, LR)
         for level, votes in results.items():
             for part in level_layout(schema.results, level).parts if votes else ():
@@ -209,7 +209,7 @@ def _with_gradients(engine: Engine, grads: dict[str, Tensor]) -> float:
 
 
 def test_momentum_stays_within_its_bound_for_largest_votes() -> None:
-    """The largest factor, from the largest momentum that a replica accepts, both signs."""
+    """Use the largest factor and the largest momentum that a replica accepts, with both signs."""
     schema = _schema(outer_momentum=0.99, outer_lr=64.0, inner_steps=1024)
     engine = Engine(schema, 2, tensors(schema, 2, 0))
     total = sum(group.blocks * group.block for group in level_layout(schema.results, 2).groups)
@@ -230,7 +230,7 @@ def test_momentum_stays_within_its_bound_for_largest_votes() -> None:
     assert all(bool(torch.isfinite(tensor).all()) for tensor in engine._params.values())
 
 
-def test_unsent_numbers_come_to_rest() -> None:
+def test_momentum_of_unsent_numbers_falls_to_zero() -> None:
     schema = _schema(outer_momentum=0.99)
     engine = Engine(schema, 2, tensors(schema, 2, 0))
     for tensor in engine.momentum.values():

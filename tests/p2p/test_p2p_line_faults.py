@@ -57,7 +57,7 @@ def test_upload_rate_is_shared_by_all_streams() -> None:
     run_virtual(story())
 
 
-def test_idle_line_saves_up_no_bytes() -> None:
+def test_idle_line_accumulates_no_bytes() -> None:
     async def story() -> None:
         line = line_of(LineFaults(up=MEGABYTE))
         await asyncio.sleep(100)

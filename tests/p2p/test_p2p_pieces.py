@@ -34,7 +34,7 @@ def status(held: int, pulled: int = 0) -> bytes:
     return bytes([held, pulled])
 
 
-def test_pieces_keep_only_what_has_its_hash() -> None:
+def test_piece_with_wrong_hash_is_not_stored() -> None:
     data = content(2 * PIECE + 9)
     pieces = Pieces(len(data), piece_hashes(data), bytearray(len(data)))
     assert not pieces.put(0, data[PIECE : 2 * PIECE])
@@ -59,14 +59,14 @@ def test_fetch_starts_at_own_piece_and_wraps() -> None:
     assert fetch.pieces.status() == status(0, 255)
 
 
-def test_author_is_not_asked_for_what_others_have() -> None:
+def test_author_is_not_asked_for_pieces_that_others_hold() -> None:
     fetch = fetch_of()
     fetch.note(OTHER, status(0b11, pulled=0b100))
     assert fetch.choose(AUTHOR, 0.0, SILENT_S) == 3
     assert fetch.choose(OTHER, 0.0, SILENT_S) == 0
 
 
-def test_weak_member_leaves_author_to_strong_one() -> None:
+def test_weak_member_asks_only_the_strong_one() -> None:
     fetch = fetch_of(FAST)
     fetch.note(OTHER, status(1))
     assert fetch.choose(AUTHOR, 0.0, SILENT_S) is None
@@ -104,14 +104,14 @@ def test_peer_that_lacks_claimed_pieces_is_dropped() -> None:
     assert fetch.choose(AUTHOR, 0.0, SILENT_S) == 0
 
 
-def test_status_of_wrong_length_says_nothing() -> None:
+def test_status_of_wrong_length_means_no_pieces() -> None:
     fetch = fetch_of()
     for answer in (b"", b"\xff", b"\xff" * 64):
         fetch.note(OTHER, answer)
         assert fetch.choose(OTHER, 0.0, SILENT_S) is None
 
 
-def test_strongest_is_one_member_with_half_of_all() -> None:
+def test_strongest_is_one_member_with_half_of_total_rate() -> None:
     slow = [(identity(10 + number), 110 * MEGABIT) for number in range(7)]
     assert strongest([(FAST, 1000 * MEGABIT), *slow]) == {FAST}
 
@@ -122,7 +122,7 @@ def test_strongest_is_everyone_with_equal_lines() -> None:
     assert strongest([(peer, 0.0) for peer, _ in lines]) == {peer for peer, _ in lines}
 
 
-def test_strongest_adds_others_to_a_small_advantage() -> None:
+def test_strongest_adds_others_until_half_of_total_rate() -> None:
     slow = [(identity(10 + number), 110 * MEGABIT) for number in range(7)]
     chosen = strongest([(FAST, 250 * MEGABIT), *slow])
     assert FAST in chosen

@@ -32,7 +32,7 @@ DEADLINE_S = 60.0
 
 @dataclass
 class PieceLiar:
-    """A rogue's answers about one blob. `served` is what it sends pieces of, None for none."""
+    """A rogue's answers about one blob. It sends pieces of `served`, or none if that is None."""
 
     hashes: bytes | None
     listing: bytes
@@ -143,7 +143,7 @@ async def test_false_list_blames_only_its_author(among_honest, caplog):
     honest.publish(data)
     assert await fetched(node, data, liar.node_id, honest.node_id) == data
     assert blamed(node, 2, 3) == [3]
-    assert "a list of pieces that is not the blob's" in caplog.text
+    assert "piece hashes that do not match the blob" in caplog.text
 
 
 async def test_list_of_wrong_length_blames_its_author(among_honest):
@@ -185,7 +185,7 @@ async def test_false_piece_of_author_blames_the_author(among_honest):
     assert blamed(node, 2, 3) == [3]
 
 
-async def test_false_bitmap_costs_three_questions_a_worker(among_honest):
+async def test_false_bitmap_costs_three_questions_per_worker(among_honest):
     data = content(LARGE)
     lies = PieceLiar(None, Pieces.whole(data).listing, ALL, None)
     node, author, liar = await among_honest(lies)

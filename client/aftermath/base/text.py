@@ -16,9 +16,9 @@ def counted(number: int, one: str, many: str = "") -> str:
 
 
 def shortage(needed: int, free: int) -> tuple[str, str]:
-    """Return the bytes that are needed and the fewer that are free, in the same unit.
+    """Return the needed and the free bytes as texts in the same unit. `free` is less.
 
-    The first is rounded up and the second down, so that the texts differ.
+    The needed bytes are rounded up and the free ones down, so the texts differ.
     """
     unit, name = (10**9, "GB") if needed >= 10**9 else (10**6, "MB")
     tenths = math.ceil(needed * 10 / unit), math.floor(free * 10 / unit)

@@ -208,14 +208,14 @@ class KillOptions:
 
 @dataclass(frozen=True)
 class LineFaultOptions:
-    """How bad every client's line to its peers is."""
+    """Faults of each client's line to its peers."""
 
     latency_ms: Annotated[
         int,
         typer.Option(
             min=0,
             max=10_000,
-            help="Milliseconds to add to all that a client sends to its peers.",
+            help="Milliseconds of delay for everything that a client sends to its peers.",
             rich_help_panel=FAULTS,
         ),
     ] = 0
@@ -231,7 +231,7 @@ class LineFaultOptions:
     bandwidth: Annotated[
         str | None,
         typer.Option(
-            help="Limits of each client's line as UP/DOWN in Mb/s, for example 20/100. By default none.",
+            help="Bandwidth limits of each client as UP/DOWN in Mb/s, for example 20/100. Unlimited by default.",
             rich_help_panel=FAULTS,
         ),
     ] = None

@@ -91,7 +91,7 @@ def apply_options(
 def _with_optimizer(config: RunConfig, optimizer: str | None, steps: int) -> tuple[RunRules, Llm]:
     """Return the rules and the model table with the optimizer and a schedule of `steps`.
 
-    Another optimizer than the config's also brings the batch sizes and the overlap of its recipe.
+    If the optimizer is not the config's own, also use the batch sizes and overlap of its recipe.
     """
     rules = config.config
     llm = config.llm

@@ -195,7 +195,7 @@ def _chosen() -> argparse.Namespace:
         "--optimizer",
         choices=OPTIMIZERS,
         default="sparseloco",
-        help="how the members train and what they send",
+        help="optimizer of the run",
     )
     parser.add_argument(
         "--device",

@@ -21,7 +21,7 @@ TIERS = (0, 1, 2)
 RUN_ID = "demo"
 FILES = recipe_of(SHIPPED / "demo" / "config.toml")
 CORPUS_BYTES: int = FILES["tokens"]["budget-bytes"]
-# and their names in a run's config
+# architectures by option, as a run's config names them
 MODELS = {"llama": "HfLlama", "deepseek": "HfDeepseek", "nanogpt": "HfNanoGPT"}
 MODEL: dict[str, int] = FILES["model"]
 OPTIMIZERS = {
@@ -34,7 +34,7 @@ OPTIMIZERS = {
         "DisTrO: a round is one step, and every member sends its largest coefficients",
     ),
 }
-"""The run's config in config/demo, and what the demo says about the optimizer, by its name."""
+"""The config in config/demo and a description of each optimizer."""
 KILLED = 1  # the member that is killed in the first epoch
 TRAIN_THREADS = 1
 

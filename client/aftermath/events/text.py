@@ -66,7 +66,7 @@ class Sentences:
         if self._is_repeated_sign_up(event) or sentence is None:
             return None
         if isinstance(event, event_types.RoundStarted) and event.height:
-            return None  # each has its own lines
+            return None  # later rounds have lines of their own
         if isinstance(event, event_types.Applied) and not event.results:
             return f"round {event.height} did not count: too few results were confirmed in time"
         values = msgspec.structs.asdict(event)

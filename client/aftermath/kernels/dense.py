@@ -47,11 +47,12 @@ def check(
 ) -> bool:
     """Return whether blocks [first, last) of a payload have valid codes and exponents.
 
-    starts and sizes are each block's first digit and number of digits. A code of `width` bits has
-    `together` digits, which are rows of `digits`. The payload has 16 spare bytes at its end.
+    starts and sizes are each block's first digit and number of digits. A code of `width` bits
+    stands for `together` digits, a row of `digits`. 16 spare bytes follow the payload.
     """
     mask = np.uint64((1 << width) - 1)
-    # A code is valid if adding this to it does not carry. Every other code makes room for carries.
+    # A code is valid if adding `rest` does not carry. Only every other code is tested at once, to
+    # make room for carries.
     rest = np.uint64((1 << width) - len(digits))
     every = added = carries = np.uint64(0)
     for k in range(0, _TOGETHER, 2):
@@ -126,10 +127,10 @@ def mean(
 ) -> None:
     """Apply x <- x - fp32(sum / divisors[count] * rate) to blocks [first, last) of a level.
 
-    Where column 12 of `lines` is 0, store the step instead. payloads [members] are addresses. Row s
-    of `lanes` has by code the sum's lanes of digits shifted left by s, and `ones` has the count's.
-    A digit is at most `largest`, which is added so that lanes stay positive. Each value is clamped
-    to +-`most`.
+    Where column 12 of `lines` is 0, store the step instead. payloads [members] are addresses. For
+    each code, `lanes` has a word with its digits and `ones` a word with its votes, one lane each.
+    Row s of `lanes` is shifted left by s. `largest` is the largest digit. It is added to each
+    digit, so that no lane is negative. Each value is clamped to +-`most`.
     """
     members = len(payloads)
     lane = np.uint64(64 // together)

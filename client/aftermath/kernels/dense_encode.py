@@ -1,4 +1,4 @@
-"""Update the residual and send every number of each block, in one pass over memory.
+"""Update the residual and encode every number of each block, in one pass over memory.
 
 Results equal those of `optim.error_feedback` bit by bit, except that torch rounds the scaled
 pseudo-gradient before the addition. This does not affect other members.
@@ -52,7 +52,7 @@ def encode(
     exponents: Octets,
     number: int,
 ) -> None:
-    """Set residual <- (residual - sent) * decay + factor * gradient, and send all of it.
+    """Set residual <- (residual - sent) * decay + factor * gradient, and encode all of it.
 
     The arguments up to `most` are those of `kernels.encode.encode`, with topk as large as a block.
     Write each number's digit code to `codes` from `start` on, and each block's exponent code to
@@ -106,7 +106,7 @@ def encode(
 
 @kernel()
 def _count(own: Floats, smallest: int) -> int:
-    """Return how many numbers are as large as `smallest`, the bit pattern of an fp32."""
+    """Return how many magnitudes are at least `smallest`, the bit pattern of an fp32."""
     least = np.uint32(smallest)
     words = own.view(np.uint32)
     count = 0
@@ -128,7 +128,7 @@ def _exponent(
 ) -> int:
     """Return the best exponent for a block, as `kernels.block_topk.quantise` does.
 
-    `count` numbers are as large as `smallest`. Overwrite `scaled`.
+    `count` magnitudes are at least `smallest`. This overwrites `scaled`.
     """
     bound = np.uint32(smallest)
     words = own.view(np.uint32)

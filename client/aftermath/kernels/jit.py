@@ -122,4 +122,4 @@ def _to_word(_: Any, address: Any) -> Any:
 
 
 word_at: Any = intrinsic(_to_word)
-"""Return the uint64 at any address, also an odd one."""
+"""Return the uint64 at an address, which need not be aligned."""

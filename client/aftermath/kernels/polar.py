@@ -47,7 +47,7 @@ def polar(
 ) -> None:
     """Write to `found` the polar factors of matrices [first, last) of [n, r, c], with r <= c.
 
-    Set `within` for matrices within the bounds; the others' factors have no meaning. Each row of
+    Set `within` for matrices within the bounds. The factors of others are not valid. Each row of
     `steps` has the unit of B, the unit of P, and the polynomial's c, b and a in these units. The
     drawn numbers of step s make the offsets of B and P, [s, r], and of X, [s, r] and [s, c]. `unit`
     is that of X.
@@ -155,7 +155,7 @@ def _mirror(out: Sums, rows: int) -> None:
 
 @kernel()
 def _pair(x: Small, pairs: Sums, first: int, count: int, rows: int) -> None:
-    """Set the words of each pair of rows, for whole panels of columns: [panel, pair, column].
+    """Pack each pair of rows into words, for whole panels of columns: [panel, pair, column].
 
     The first row is in the lower half of a word. A panel is contiguous, to stay in the cache.
     """
@@ -170,7 +170,7 @@ def _pair(x: Small, pairs: Sums, first: int, count: int, rows: int) -> None:
 
 @kernel()
 def _scale(given: Floats, matrix: Floats, first_length: float) -> None:
-    """Set a matrix to the given one, scaled and rounded to integers.
+    """Set `matrix` to `given`, scaled and rounded to integers.
 
     Before rounding, rows and columns are at most `first_length` long.
     """

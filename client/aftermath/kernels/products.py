@@ -1,7 +1,7 @@
-"""Multiply matrices of int16 into int32, in registers, for any processor that LLVM knows.
+"""Multiply int16 matrices into int32, for any processor that LLVM supports.
 
-A tile's sums stay in vector registers. LLVM turns a product of pairs into one instruction where
-there is one (vpdpwssd, vpmaddwd), which is twice as fast as fp32.
+A tile's sums stay in vector registers. Where the processor has an instruction for products of pairs
+(vpdpwssd, vpmaddwd), LLVM uses it. This is twice as fast as fp32.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _plus_pairs(builder: Any, sums: Any, one: Any, other: Any) -> Any:
 def _loop(
     builder: Any, count: Any, states: int, step: Callable[[Any, Sequence[Any]], list[Any]]
 ) -> list[Any]:
-    """Build a loop of at least one turn over vectors of sums, which begin at 0. Return the last."""
+    """Build a loop of at least one turn that adds to vectors of sums. Return the sums."""
     before = builder.block
     body = builder.append_basic_block()
     after = builder.append_basic_block()

@@ -1,7 +1,7 @@
-"""Write, check and count results that keep few numbers of a block, for a group or a whole level.
+"""Encode, check and count sparse results, for a group or a whole level.
 
 A table int64 [parts, COLUMNS] and the part of each block locate a block's bits in a payload
-(`optim.packed_sparse`). Payloads stay packed: a program reads one block's code where it is.
+(`optim.packed_sparse`). Payloads stay packed: a program reads the code of one block in place.
 """
 
 from __future__ import annotations
@@ -144,9 +144,9 @@ def check_sparse(
     WIDTH: tl.constexpr,
     RADIX: tl.constexpr,
 ) -> None:
-    """Set wrong uint8 [blocks] for blocks that no encoder writes. EXPONENTS is 0 for signs.
+    """Set wrong, uint8 [blocks], to 1 for blocks that no encoder would write.
 
-    The last four arguments before COLUMNS are the bytes where strings begin.
+    EXPONENTS is 0 for signs. The four arguments before COLUMNS are the bytes where strings begin.
     """
     block = tl.program_id(0)
     row, size, topk, low, number = _row(table, part_of, block, COLUMNS)

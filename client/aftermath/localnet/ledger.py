@@ -31,7 +31,7 @@ MARK_SLOTS = 25
 HISTORY_BYTES = 64 * 1024 * 1024
 """Bytes of transactions to keep. Those that could still be sent again are kept in any case."""
 REMIND_SECONDS = 60.0
-"""Least seconds between two warnings that writes fail."""
+"""Minimum seconds between two warnings about failed writes."""
 FORMAT = 3
 """Formats 1 and 2 were journals with snapshots."""
 

@@ -143,13 +143,13 @@ class CheckpointWriter:
     async def save_now(self, run: Run, replica: Replica) -> Path | None:
         """Save a model now. Return its directory, or None after a warning. Older checkpoints stay.
 
-        The chain cannot name a model of mid-epoch, since no member attested it.
+        The chain cannot record a model from the middle of an epoch, because nobody attested it.
         """
         saved = await self._save(run, replica, {})
         return None if saved is None else saved.directory
 
     async def record_now(self, run: Run, hashes: Mapping[int, bytes], directory: Path) -> None:
-        """Record a directory that `save_now` returned. All levels of its model are attested."""
+        """Record a directory that `save_now` returned, after all levels were attested."""
         await self._record_directory(_SavedModel(directory, run, hashes, scratch=None))
 
     async def settle(self) -> None:
@@ -199,7 +199,7 @@ class CheckpointWriter:
         companions = self._archive.companions
 
         # Write on the replica's thread, so that the parameters do not change meanwhile. If this
-        # step's directory holds another model, the run went back since, by a rewind or an undone
+        # step's directory holds another model, the run has gone back, by a rewind or an undone
         # epoch. Move it aside unless the chain names it.
         def write() -> Saved:
             return save(

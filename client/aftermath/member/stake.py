@@ -41,11 +41,11 @@ class Stake:
     levels: list[int]
     """Levels whose newest contents no other member has."""
     saves: bool
-    """Whether this member can save them to its checkpoint directory."""
+    """Whether this member can save the steps to its checkpoint directory."""
     goes_back: bool = False
-    """Whether the run goes back to its checkpoint, although this member saves them."""
+    """Whether the run goes back to its checkpoint even if this member saves the steps."""
     is_copied: bool = False
-    """Whether they are saved, in a copy that the run does not use."""
+    """Whether the steps are saved in a copy that the run does not use."""
 
     def sentence(self) -> str:
         """Return the loss as a sentence without its full stop."""

@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 _LOOK_AGAIN = 1.0  # seconds between checks of a deadline that passed without effect
 _ALLOWANCES = 3  # extensions per state; without a limit, a slow node could stall the run forever
-# Seconds; the shortest is more than `persist` ever pauses.
+# Seconds. The shortest grace is longer than any pause of `persist`.
 _LEAST_GRACE = 6.0
 _MOST_GRACE = 60.0
 
@@ -37,7 +37,7 @@ class Ticker:
         self._feed = feed
         self._clock = clock
         self._attention = stall_detector
-        # readings of the clock before which this member does not tick
+        # This member does not tick before these readings of the clock.
         self._grace_ends = float("-inf")
         self._retry_at = float("-inf")
         self._logged_grace_of = float("-inf")
@@ -70,7 +70,7 @@ class Ticker:
         return max(self._grace_ends, self._retry_at) - self._clock.monotonic()
 
     def _log_grace(self, wait: float) -> None:
-        """Log once per absence that this member does not tick a run whose deadline has passed."""
+        """Warn once per absence that this member delays the tick after a deadline."""
         if wait > _LEAST_GRACE and self._logged_grace_of != self._returned:
             self._logged_grace_of = self._returned
             _log.warning(

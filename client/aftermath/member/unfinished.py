@@ -1,9 +1,9 @@
-"""An epoch whose last member was stopped: what it saves, and how it resumes.
+"""Save the model of the last member of an epoch when it is stopped, and resume from it.
 
 The chain records checkpoints of attested models only. So a last member that is stopped in an epoch
 keeps its seat. After a restart it waits for the epoch's deadline and attests the saved model. It
-trains no round of that epoch again, because a second result counts as equivocation. Between epochs
-it records the attested model.
+trains no round of that epoch again, because a second result counts as equivocation. A member that
+is stopped between epochs records the attested model before it leaves.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class UnsavedWork(msgspec.Struct, frozen=True):
 
 
 def mark_path(directory: Path, run: Run) -> Path:
-    """Return the file that records the run's unfinished epoch."""
+    """Return the path of the file that records the run's unfinished epoch."""
     return directory / f".{stem_of_run(directory, run.run_id, run.identity)}-unfinished.json"
 
 
@@ -104,12 +104,13 @@ class LastMember:
         """Whether the member keeps its seat after its process ends."""
         self._resumed: UnsavedWork | None = None
         self._gone_back: tuple[int, int] | None = None
-        """Step of the checkpoint that the epoch began from, and the run's later steps, which the
-        replica lacks.
+        """The checkpoint step that the epoch began from, and how many later steps were lost.
+
+        None if the epoch did not begin from the checkpoint.
         """
 
     def begins(self, run: Run, model: Model) -> None:
-        """Note which trained steps the replica lacks that an epoch begins with."""
+        """Record which trained steps the replica lacks at the start of an epoch."""
         self._gone_back = None
         if begins_from_checkpoint(run, model):
             self._gone_back = model.checkpoint_step, unsaved_steps(run, model)
@@ -140,8 +141,9 @@ class LastMember:
         return Stake(steps, levels, saves, goes_back=self._goes_back(run, members, seat))
 
     def _goes_back(self, run: Run, members: Members, seat: int) -> bool:
-        """Return whether the run goes back to its checkpoint if this member saves and leaves: no
-        other member has a part of its model, and this member does not keep its seat.
+        """Return whether the run goes back to its checkpoint if this member saves and leaves.
+
+        It does if no other member has a part of the model and this member does not keep its seat.
         """
         if self.stays or run.state is RunState.FINISHED:
             return False
@@ -163,7 +165,7 @@ class LastMember:
         """Save the model. `step`: trained steps in the replica, used if `rounds` is None.
 
         If the last step's results cannot be fetched, save the state before that step. After each
-        try, call `again(saved)`. If it returns True after a failure, retry until cancelled.
+        try, call `retry(saved)`. After a failure, try again if it returns True.
         """
         pauses = Backoff(_FIRST_RETRY, _LONGEST_RETRY)
         while True:
@@ -215,7 +217,7 @@ class LastMember:
         hashes = await self._workers.compute(replica.hashes)
         try:
             async with asyncio.timeout(_RECORD_SECONDS):
-                # the feed has stopped, and `stake` needs a checkpoint recorded meanwhile
+                # The feed has stopped, but `stake` must see checkpoints that were recorded since.
                 await self._ports.feed.put(await self._ports.coordinator.view(fresh=True))
                 if contents.attested(self._ports.feed.run) == hashes:
                     await self._checkpoints.record_now(run, hashes, checkpoint)
@@ -298,9 +300,7 @@ class LastMember:
                 await self._ports.clock.sleep(pauses.next())
 
     async def newest_model(self) -> Model:
-        """Return the chain's newest model account: a checkpoint may have been named since the
-        feed's.
-        """
+        """Return the chain's newest model account, or the feed's if the chain does not answer."""
         with contextlib.suppress(Unavailable):
             return (await self._ports.coordinator.view(fresh=True)).model
         return self._ports.feed.model
@@ -358,9 +358,9 @@ class LastMember:
         return replica, ended_run
 
     def keeps_seat(self) -> bool:
-        """Keep the seat of a member that is stopped before the epoch that it resumed has ended.
+        """Keep this member's seat if the epoch that it resumed has not ended.
 
-        Return whether it did. The next start resumes again.
+        Return whether the member keeps it. The next start then resumes again.
         """
         resumed = self._resumed
         if resumed is None or not resumed.is_of(self._ports.feed.run):

@@ -350,8 +350,8 @@ class WarmUp:
     def _reset_momentum(self, durable: Mapping[str, Tensor], levels: set[int]) -> None:
         """Zero the outer momentum of levels that have no hash on chain.
 
-        Nobody could check the file's momentum there, and another member may lack the file. A level
-        with a hash is accepted only with the momentum that members attested.
+        Without a hash, no member can check the momentum in the file, and other members may lack the
+        file. A level with a hash must match the momentum that members attested.
         """
         for segment in (s for level in levels for s in self._role.schema.shared.of_level(level)):
             if isinstance(segment, MomentumSegment):

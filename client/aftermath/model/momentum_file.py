@@ -1,7 +1,7 @@
-"""`outer_momentum.safetensors`: a run's outer momentum, next to the weights of a checkpoint.
+"""Read and write a run's outer momentum, `outer_momentum.safetensors` in a checkpoint.
 
-It has an int64 tensor for each parameter of the full model, under the parameter's name. A tier
-reads its part. Exported models do not have the file.
+The file has an int64 tensor for each parameter of the full model, under the parameter's name. A
+tier reads its part. Exported models do not have the file.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def zero_momentum(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
 
 
 def write_momentum(directory: Path, momentum: Mapping[str, Tensor]) -> None:
-    """Write the momentum of the full model. The names have the prefix MOMENTUM."""
+    """Write the momentum of the full model. Names in `momentum` have the prefix MOMENTUM."""
     tensors = {
         name.removeprefix(MOMENTUM): tensor.detach().to("cpu").contiguous()
         for name, tensor in momentum.items()
@@ -46,10 +46,10 @@ def write_momentum(directory: Path, momentum: Mapping[str, Tensor]) -> None:
 def read_momentum(
     directory: Path, config: ModelConfig, shapes: Mapping[str, tuple[int, ...]]
 ) -> dict[str, Tensor]:
-    """Return the momentum tensors of these names and shapes. They are zero if the file is missing.
+    """Return a tier's momentum tensors. They are zero if the file is missing.
 
-    `shapes` are those of a tier (`StateSchema.momentum_shapes`). Raises CheckpointError for a file
-    that does not fit, or a value that is too large.
+    `shapes` gives their names and shapes (`StateSchema.momentum_shapes`). Raises CheckpointError if
+    the file does not fit or a value is too large.
     """
     path = directory / MOMENTUM_FILE
     if not shapes or not is_file(path):

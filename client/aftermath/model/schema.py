@@ -59,14 +59,14 @@ class Segment:
 
 
 class MomentumSegment(Segment):
-    """A level's part of a parameter's outer momentum (`optim.outer_momentum`)."""
+    """A level's segment of a parameter's outer momentum (`optim.outer_momentum`)."""
 
     dtype: ClassVar[str] = "int64"
     number_bytes: ClassVar[int] = 8
 
     @classmethod
     def of(cls, segment: Segment) -> MomentumSegment:
-        """Return the segment of the momentum of a parameter's segment."""
+        """Return the momentum segment of a parameter's segment."""
         return cls(**vars(segment) | {"name": MOMENTUM + segment.name})
 
 

@@ -111,7 +111,7 @@ def write_segment(
 
 def is_momentum(values: Tensor) -> bool:
     """Return whether int64 values are within LARGEST_MOMENTUM."""
-    # not abs(): that of the smallest int64 is itself
+    # Do not use abs(): the smallest int64 is its own absolute value.
     return bool(((values <= LARGEST_MOMENTUM) & (values >= -LARGEST_MOMENTUM)).all())
 
 
@@ -147,7 +147,7 @@ def _parts_from_gpu(tensor: Tensor) -> Iterator[memoryview]:
 
 
 def _rows_of(tensor: Tensor, size: int) -> int:
-    """Return how many rows of a tensor take about `size` bytes, at least one."""
+    """Return how many rows of a tensor take about `size` bytes. The minimum is one."""
     return max(1, size // max(1, tensor[0].numel() * tensor.element_size()))
 
 

@@ -155,7 +155,7 @@ def read_weights(
     shapes = config.parameter_shapes(tier)
     embedding, output = config.tables()
     needed = stored_shapes.keys() & shapes.keys()
-    head = {output: stored_shapes[embedding]}  # a tied head may be stored as well
+    head = {output: stored_shapes[embedding]}  # the file may also have a tied head
     is_tied = output not in stored_shapes
     stored_shapes = head | stored_shapes
     shapes = head | shapes

@@ -1,7 +1,7 @@
-"""Compiled CPU kernels for results with a digit for every number (`kernels.dense`).
+"""Encode, check and count results with a digit for every number, with compiled CPU kernels.
 
-Payloads stay packed: they take a quarter of the memory of their digits. `optim.packed` does the
-same on a GPU.
+Payloads stay packed, because their digits would take four times as much memory. `optim.packed`
+does the same on a GPU.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from aftermath.optim.level_kernels import LevelTensors
 
 SPARE = 16
-"""Zeros after a payload: kernels read 8 bytes at once."""
+"""Zero bytes after a payload. Kernels read 8 bytes at once, also at its end."""
 _AT_ONCE = 1 << 18  # numbers per task
 
 Words = NDArray[np.uint64]
@@ -120,15 +120,15 @@ def check(payload: Tensor, digits_at: int, layout: LevelLayout, value_bits: int)
     kernel: Any = dense.check
     starts, sizes = _spans(layout)
     together, width = digits.PACKED[value_bits]
-    known = _known(value_bits)
-    found = []
+    known = _digit_table(value_bits)
+    valid = []
 
-    def checked(first: int, last: int) -> None:
-        place = (payload.data_ptr(), first, last, starts, sizes, digits_at)
-        found.append(kernel(*place, together, width, MOST - LEAST + 1, known))
+    def check_blocks(first: int, last: int) -> None:
+        blocks = (payload.data_ptr(), first, last, starts, sizes, digits_at)
+        valid.append(kernel(*blocks, together, width, MOST - LEAST + 1, known))
 
-    run_parallel(partial(checked, *cut) for cut in _cuts(layout.blocks, int(sizes.max())))
-    return all(found)
+    run_parallel(partial(check_blocks, *cut) for cut in _cuts(layout.blocks, int(sizes.max())))
+    return all(valid)
 
 
 def count(
@@ -147,7 +147,7 @@ def count(
 
     kernel: Any = dense.mean
     together, width = digits.PACKED[value_bits]
-    known = _known(value_bits)
+    known = _digit_table(value_bits)
     lines = table.lines.numpy()
     sizes = lines[:, 6] * lines[:, 7]
     where = (lines, table.part_of.numpy())
@@ -170,23 +170,24 @@ def _spans(layout: LevelLayout) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 
 
 def _cuts(blocks: int, size: int) -> Iterator[tuple[int, int]]:
-    """Yield [first, last) for each task of blocks of at most `size` numbers."""
+    """Yield the range [first, last) of blocks of each task. A block has at most `size` numbers."""
     step = max(1, _AT_ONCE // size)
     for first in range(0, blocks, step):
         yield first, min(first + step, blocks)
 
 
 @lru_cache(maxsize=2)
-def _known(value_bits: int) -> NDArray[np.int8]:
-    """Return the digits of every code, in the writable array that kernels take."""
+def _digit_table(value_bits: int) -> NDArray[np.int8]:
+    """Return the digits of every code, as a writable array, which kernels need."""
     return digits.table(value_bits).copy()
 
 
 @lru_cache(maxsize=2)
 def _lanes(value_bits: int) -> tuple[Words, int, Words]:
-    """Return the lanes of every code: [shift, code] of digits, the shifts, and [code] of votes.
+    """Return words of digits [shifts * codes], the number of shifts, and words of votes [codes].
 
-    A word has one lane per digit. Digits have the largest one added, so that no lane is negative.
+    A word has one lane for each digit of a code. The largest digit is added to each digit, so that
+    no lane is negative. Row s of the first table is shifted left by s. A vote's lane is 1.
     """
     together, width = digits.PACKED[value_bits]
     known = digits.table(value_bits).astype(np.int64)
@@ -194,10 +195,10 @@ def _lanes(value_bits: int) -> tuple[Words, int, Words]:
     places = np.arange(0, lane * together, lane)
     raised = (known + known.max()) << places
     votes = (known != 0).astype(np.int64) << places
-    found = []
+    tables = []
     for numbers, shifts in ((raised, lane), (votes, 1)):
         table = np.zeros((shifts, 1 << width), np.uint64)
         for shift in range(shifts):
             table[shift, : len(known)] = numbers.sum(1).astype(np.uint64) << np.uint64(shift)
-        found.append(table.reshape(-1))
-    return found[0], lane, found[1]
+        tables.append(table.reshape(-1))
+    return tables[0], lane, tables[1]

@@ -1,4 +1,4 @@
-"""Compiled CPU kernels for `optim.integer_polar`, which has the constants."""
+"""Run the compiled CPU kernels of `optim.integer_polar`, which passes the constants."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _AT_ONCE = 4  # matrices per task
 
 
 class Drawn(NamedTuple):
-    """The numbers of 24 bits that make the offsets of each step, int64 [steps, n]."""
+    """The 24-bit numbers from which each step's offsets are made, int64 [steps, n]."""
 
     squares: Tensor
     factors: Tensor
@@ -32,25 +32,25 @@ def polar(
     drawn: Drawn,
     unit: float,
 ) -> tuple[Tensor, list[bool]]:
-    """Return the polar factors of fp32 matrices [n, short, long] on the CPU.
+    """Return the polar factors of fp32 matrices [n, short, long] on the CPU, and which are valid.
 
-    Also return which matrices are within the bounds. The others' factors have no meaning. The other
-    arguments are those of `kernels.polar`.
+    Factors of matrices that exceed the bounds are not valid. The other arguments are those of
+    `kernels.polar`.
     """
     from aftermath.kernels import polar as kernels
 
     kernel: Any = kernels.polar
     matrices = matrices.contiguous()
-    found = torch.empty_like(matrices)
+    factors = torch.empty_like(matrices)
     count = len(matrices)
     within = np.zeros(count, np.bool_)
-    of = (matrices.numpy(), found.numpy(), within)
+    arrays = (matrices.numpy(), factors.numpy(), within)
     numbers = [tensor.numpy().astype(np.uint32) for tensor in drawn]
-    how = (first_length, np.array(steps, np.float64), *numbers, float(unit))
+    constants = (first_length, np.array(steps, np.float64), *numbers, float(unit))
     # The buffers of a task take a while to clear, so a task has several matrices.
     step = max(1, min(_AT_ONCE, count // torch.get_num_threads()))
     run_parallel(
-        partial(kernel, *of, first, min(first + step, count), *how)
+        partial(kernel, *arrays, first, min(first + step, count), *constants)
         for first in range(0, count, step)
     )
-    return found, [bool(good) for good in within]
+    return factors, [bool(good) for good in within]

@@ -196,11 +196,11 @@ def _zero_momentum(schema: Schema, tier: int, params: Mapping[str, Tensor]) -> d
     """Return zeroed tensors of the outer momentum, on the device that its apply computes on."""
     if not schema.optimizer.outer_momentum:
         return {}
-    from aftermath.optim.outer_momentum import place_of
+    from aftermath.optim.outer_momentum import momentum_device
 
-    place = place_of(next(iter(params.values())).device)
+    device = momentum_device(next(iter(params.values())).device)
     return {
-        name: torch.zeros(shape, dtype=torch.int64, device=place)
+        name: torch.zeros(shape, dtype=torch.int64, device=device)
         for name, shape in schema.shared.momentum_shapes(tier).items()
     }
 

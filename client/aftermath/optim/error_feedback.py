@@ -69,7 +69,7 @@ class ErrorFeedback:
         self._residuals: dict[int, list[Tensor]] = {}
         self._previous: dict[int, list[tuple[Tensor, Tensor]]] = {}
         self._payloads: dict[int, bytes] = {}
-        """Payloads of previous results that were encoded already."""
+        """Payloads of the levels of the previous result that are already encoded."""
         self._tables: tuple[tuple[int, ...], list[level_kernels.LevelTensors]] | None = None
         """Cached tables of parameters and residuals, with the parameters' addresses."""
         results.of_level(tier)

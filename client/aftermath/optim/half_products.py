@@ -1,7 +1,7 @@
 """Multiply matrices of small integers exactly, on GPUs whose half precision is much faster.
 
-fp32 has no tensor cores. So a 12-bit integer is split into two parts that fp16 holds, and products
-of parts are added in fp32. The first use on a device compares them with integer products.
+Tensor cores do not multiply fp32. So a 12-bit integer is split into two parts that fit fp16, and
+the products of parts are added in fp32. The first use on a device compares them with integer ones.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ logger = logging.getLogger(__name__)
 #   tensor cores need not keep all bits of fp32's fraction.
 # - 4096 and 64 times these sums are multiples of 64 below 2^26. Their sum has at most 24 bits.
 # - The whole sum is the product, an integer below 2^24.
-# If a row is longer, its product with itself stays at least 2^24, because rounding is monotonic.
+# If a row is longer, its product with itself is at least 2^24, because rounding is monotonic. So
+# the check of lengths still detects it.
 _PART = 64.0
 _MOST = 1 << 13  # numbers of a row
 _FAST = frozenset({(8, 0), (9, 0), (10, 0), (10, 3)})
@@ -39,7 +40,7 @@ def product(left: Tensor, right: Tensor) -> Tensor:
 
 
 def square_by_parts(x: Tensor) -> Tensor:
-    """Return X X^T by the parts of its integers."""
+    """Return X X^T from products of the parts of X."""
     high, low = _parts(x)
     found = half_product(high, high.mT).mul_(_PART**2)
     across = half_product(high, low.mT)
@@ -48,7 +49,7 @@ def square_by_parts(x: Tensor) -> Tensor:
 
 
 def product_by_parts(left: Tensor, right: Tensor) -> Tensor:
-    """Return the products by the parts of the integers."""
+    """Return `left` @ `right` from products of their parts."""
     high, low = _parts(left)
     other_high, other_low = _parts(right)
     found = half_product(high, other_high).mul_(_PART**2)
@@ -58,7 +59,7 @@ def product_by_parts(left: Tensor, right: Tensor) -> Tensor:
 
 
 def half_product(left: Tensor, right: Tensor) -> Tensor:
-    """Return the products of fp16 matrices, added in fp32."""
+    """Return the products of fp16 matrices, with sums in fp32."""
     return torch.bmm(left, right, out_dtype=torch.float32)
 
 

@@ -56,7 +56,7 @@ _UNITS = 2000  # unit of X from the second step on: singular values below 2.02
 _SQUARES = (4000, 1000, 1000, 1000)
 # unit of P by step: singular values below 8.2 at first, then below 4
 _FACTORS = (490, 1000, 1000, 1000)
-_AT_ONCE = 1 << 20  # numbers of matrices that torch turns at once, to fit a core's cache
+_AT_ONCE = 1 << 20  # numbers per batch in torch, to fit a core's cache
 _NORM_BITS = 11  # bits of numbers whose squares are summed for a norm
 
 
@@ -145,7 +145,7 @@ def _polar(matrices: Tensor) -> Tensor:
         new = half_products.product(factor, x).mul_(back)
         if step < last:
             new.add_(_offsets(new, f"X{step}", same=False)).round_()
-        if x.device.type == "cpu" and bool(within.all()):  # a GPU would have to be waited for
+        if x.device.type == "cpu" and bool(within.all()):  # a GPU would wait here
             x = new
         else:
             kept = x if step < last else x * _fp32(1 / _UNITS)

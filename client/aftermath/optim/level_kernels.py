@@ -61,7 +61,7 @@ class LevelTensors:
         self.tiles = -(-max(group.block for group in layout.groups) // LANES)
         self.lines = torch.tensor(lines, dtype=torch.int64).to(self.device)
         self.part_of = part_numbers(layout, self.device)
-        self._held = (tensors, rows)  # the table holds their addresses
+        self._held = (tensors, rows)  # keep them alive: the table has their addresses
 
 
 @lru_cache(maxsize=64)

@@ -150,7 +150,7 @@ class MeanApply:
         return LevelTensors(layout, tensors_of(layout, self._params))
 
     def _change_packed(self, results: Mapping[int, Sequence[PackedEntries]], most: int) -> Change:
-        """Return the change by votes with few numbers that are packed on the model's device."""
+        """Return the change by sparse votes that are packed on the model's device."""
 
         def change() -> None:
             for level, votes in results.items():

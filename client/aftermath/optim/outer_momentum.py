@@ -1,4 +1,4 @@
-"""Nesterov's momentum of the mean, exact and equal on every replica.
+"""Apply Nesterov momentum of the mean, exactly and equally on every replica.
 
 With m the mean of `optim.mean`: v <- mu * v + m, then x <- x - outer_lr * (m + mu * v). With
 `orthogonal_lr`, hidden matrices step along the polar factor of m + mu * v (`optim.outer_muon`). A
@@ -26,14 +26,14 @@ from aftermath.rules.sparseloco import SparseLoCo
 # operations on them are exact on every device. There are three roundings per number:
 # - m: `MeanApply` rounds the mean to fp32 with a rate of 1, equally on CPUs and GPUs. Its multiple
 #   is rounded to an integer, halves to even.
-# - mu is the nearest multiple of 1/1024, and mu * v is rounded toward zero. So a number that nobody
-#   sends comes to rest.
+# - mu is the nearest multiple of 1/1024, and mu * v is rounded toward zero. So the momentum of a
+#   number that nobody sends falls to zero.
 # - The step is (m + mu * v) in float64, where it is an exact integer, times outer_lr * 2^LEAST,
 #   rounded to fp32. Then x gets one subtraction.
 #
 # Bounds: |m| <= 3 * 2^43 (the cap of a vote, `lattice.LARGEST`) and mu <= 1014/1024. So |v| <= 2^52
-# implies mu * |v| + |m| <= (0.99024 + 0.00586) * 2^52 < 2^52: v stays within LARGEST_MOMENTUM,
-# against which every v from outside is checked. And 1014 * 2^52 < 2^62 does not overflow int64.
+# implies mu * |v| + |m| <= (0.99024 + 0.00586) * 2^52 < 2^52: v stays within LARGEST_MOMENTUM.
+# Every v from outside is checked against this bound. 1014 * 2^52 < 2^62 does not overflow int64.
 _FRACTION_BITS = 10
 FRACTION = 1 << _FRACTION_BITS
 """The momentum's factor is a multiple of 1 / FRACTION."""
@@ -41,8 +41,8 @@ _AT_ONCE = {"cpu": 1 << 17, "cuda": 1 << 24}
 """Numbers per batch: what fits a core's cache, or keeps a GPU busy."""
 
 
-def place_of(device: torch.device) -> torch.device:
-    """Return the device of the momentum of parameters on `device`. MPS has no float64."""
+def momentum_device(device: torch.device) -> torch.device:
+    """Return the device for the momentum of parameters on `device`. MPS has no float64."""
     return torch.device("cpu") if device.type == "mps" else device
 
 
@@ -52,10 +52,10 @@ def factor_of(settings: SparseLoCo) -> int:
 
 
 class MomentumApply:
-    """Changes a replica's fp32 `params`, of tier `tier`, and their `momentum`, in place.
+    """Applies results to a tier's fp32 `params` and their `momentum`, both in place.
 
-    `momentum` has the tensors of `StateSchema.momentum_shapes`. `move` makes the step: the apply of
-    the same settings.
+    `momentum` has the tensors of `StateSchema.momentum_shapes`. `move` is the apply without
+    momentum of the same settings. It subtracts the steps.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class MomentumApply:
         """Apply one round: see `MeanApply.apply`."""
         # The mean of one tier's replica, negated: 0 - mean. It is dropped after the round.
         means = {name: torch.zeros_like(tensor) for name, tensor in self._params.items()}
-        # raises for invalid votes, before anything that lasts changes
+        # This raises for invalid votes, before parameters or momentum change.
         MeanApply(self._results, self._tier, means, self._plain).apply(results, lr)
         for level in (level for level, votes in results.items() if votes):
             for part in level_layout(self._results, level).parts:
@@ -91,11 +91,11 @@ class MomentumApply:
         self._move.finish(lr)
 
     def _accumulate(self, segment: Segment, mean: Tensor) -> None:
-        """Update a segment's momentum. Replace its negated mean, fp32, by the step to subtract."""
+        """Update a segment's momentum. Replace its negated fp32 mean with the step to subtract."""
         own = MomentumSegment.of(segment)
         momentum = view(self._momentum, own) if own.name in self._momentum else None
         for rows in _batches(mean):
-            multiples = mean[rows].to(place_of(mean.device), torch.float64)
+            multiples = mean[rows].to(momentum_device(mean.device), torch.float64)
             update = multiples.mul_(-1 / SMALLEST).round_().long()
             if momentum is not None:
                 total = momentum[rows]

@@ -26,7 +26,7 @@ from aftermath.optim.transform import cells
 from aftermath.rules.sparseloco import SparseLoCo
 
 _AT_ONCE = {"cpu": 1 << 23, "cuda": 1 << 24}
-"""Entries of queued means: enough matrices for all threads, or to keep a GPU busy."""
+"""Numbers in the queue: enough matrices for all threads, or to keep a GPU busy."""
 
 
 class OuterMuon(MeanApply):

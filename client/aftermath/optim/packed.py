@@ -29,7 +29,7 @@ Unpack = Callable[[bytes], Votes]
 
 
 class PackedVotes(WholeVotes):
-    """Votes with a digit for every number of a level, kept as a payload on a device."""
+    """Votes with a digit for every number of a level, stored as a payload on a device."""
 
     payload: Tensor
     """Bytes, uint8 [bytes]."""
@@ -159,8 +159,9 @@ def downloaded(payload: Tensor) -> bytes:
 
 
 def encoded(layout: LevelLayout, chosen: Sequence[tuple[Tensor, Tensor]], value_bits: int) -> bytes:
-    """Return a level's payload from indices int64 and lattice values fp32 [blocks, numbers] by
-    group.
+    """Return a level's payload.
+
+    `chosen` has int64 indices and fp32 lattice values, [blocks, numbers], for each group.
     """
     from aftermath.kernels import triton_blocks, triton_levels
 
@@ -211,7 +212,7 @@ def pack_codes(codes: Tensor, octets: Tensor, count: int, value_bits: int) -> No
 
 
 def packed_digits(found: Tensor, value_bits: int) -> Tensor:
-    """Encode int8 digits in canonical order like `digits.to_bytes`, on their device."""
+    """Encode int8 digits in canonical order on their device, like `digits.to_bytes`."""
     codes = _room(len(found), value_bits, found.device)
     codes[: len(found)] = found.abs().add_(found < 0)
     return _packed_codes(codes, len(found), value_bits)
@@ -364,13 +365,13 @@ def _counts_alike(device: torch.device, value_bits: int) -> bool:
 
 
 def _entries(values: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return indices and values of numbers [blocks, size], as an encoder chooses them."""
+    """Return the indices and values that an encoder chooses from numbers [blocks, size]."""
     indices, chosen = strongest(values.float(), values.shape[1], 0.0)
     return indices.to(device), chosen.to(device)
 
 
 def _spoilt(data: bytes, layout: LevelLayout) -> list[bytes]:
-    """Return payloads with an invalid code, a missing exponent, and a superfluous one."""
+    """Return payloads with an invalid code, without exponents, and with an extra exponent."""
     at = digits_at(layout.blocks)
     none = bytes([data[0] | 1]) + data[1:]  # gives a block without votes an exponent
     return [data[:at] + b"\xff\xff" + data[at + 2 :], bytes(at) + data[at:], none]

@@ -1,4 +1,4 @@
-"""Encode, check and count results that keep few numbers on a GPU, without unpacking them.
+"""Encode, check and count sparse results on a GPU, without unpacking them.
 
 The bytes are those of `optim.codec`. If a check fails, `optim.codec` decodes the payload again to
 name the fault. `optim.packed` does the same for results that keep every number.
@@ -24,12 +24,12 @@ from aftermath.optim.level_votes import Votes
 from aftermath.optim.packed import Unpack, downloaded, pack_codes, uploaded
 
 _SUMS_AT_ONCE = 1 << 26
-"""Numbers whose sums are held at once: 512 MiB."""
+"""Sums in memory at once: 512 MiB."""
 _FEWEST_LANES = 128  # threads of a program
 
 
 class PackedEntries(Votes):
-    """Votes of a level that keeps few numbers, kept as a payload on a device."""
+    """Sparse votes of a level, stored as a payload on a device."""
 
     payload: Tensor
     """Bytes, uint8 [bytes]."""
@@ -66,7 +66,7 @@ class PackedEntries(Votes):
 
 @dataclass(frozen=True, eq=False)
 class SparseLevel:
-    """Where a level's payload has the bits of each block, as tables on a device."""
+    """Tables on a device that locate the bits of each block in a level's payload."""
 
     layout: LevelLayout
     value_bits: int
@@ -79,12 +79,12 @@ class SparseLevel:
     starts: dict[str, int]
     """Bytes at which exponents, signs, sizes and digits begin."""
     ends: tuple[tuple[int, int], ...]
-    """The last byte of each string whose bits do not fill it, and the number of bits used there."""
+    """The partly used last byte of each string, and the number of bits used in it."""
     digit_count: int
 
     @property
     def lanes(self) -> int:
-        """Return the lanes of a program, enough for most blocks in one step."""
+        """Return the number of lanes of a program, enough for most blocks in one step."""
         longest = max(_FEWEST_LANES, *map(_longest_string, self.layout.groups))
         return min(level_kernels.LANES, 1 << (longest - 1).bit_length())
 
@@ -107,7 +107,7 @@ class SparseLevel:
 
     @property
     def radix(self) -> int:
-        """Return the number of digits that differ."""
+        """Return the number of different digits."""
         return 1 + (1 << self.value_bits)
 
 
@@ -194,7 +194,7 @@ def count(
 def sign_means(
     votes: Sequence[PackedEntries], of: SparseLevel, mean_bits: int
 ) -> Iterator[tuple[int, Tensor]]:
-    """Yield the means of sign votes: a group's number, and float64 [blocks, h, w].
+    """Yield the number of a group, and means of its sign votes, float64 [blocks, h, w].
 
     Means are those of `optim.exact_signs`. A large group comes in several pieces, in order.
     """
@@ -216,7 +216,7 @@ def sign_means(
 def group_sums(
     votes: Sequence[PackedEntries], of: SparseLevel, most: int
 ) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """Yield a group's number, the canonical numbers of some of its blocks, and their sums of votes.
+    """Yield a group's number, canonical numbers of some blocks, and these blocks' sums of votes.
 
     The sums are int64 [blocks, size] with counts (`kernels.triton_sparse.COUNT_BITS`). The next
     piece overwrites them.
@@ -332,7 +332,7 @@ def _ends_with_zeros(data: bytes | bytearray | memoryview, of: SparseLevel) -> b
 
 
 def _longest_string(group: Group) -> int:
-    """Return the digits of a group's block, or the bits of its bitmap."""
+    """Return the number of a block's digits, or of the bits of its bitmap."""
     if group.digits:
         return group.block
     low_bits = group.topk * low_bits_of(group.block, group.topk)

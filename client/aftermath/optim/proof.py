@@ -77,7 +77,7 @@ def differing() -> str | None:
         "they apply values": _means,
         "they choose all values": lambda: _chooses(_ALL),
         "they apply all values": lambda: all(_whole_means(bits) for bits in (1, 2)),
-        "they turn matrices": _polar_factors,
+        "they compute polar factors": _polar_factors,
     }
     for what, same in kinds.items():
         try:
@@ -219,7 +219,7 @@ def _whole_means(bits: int) -> bool:
     for wrong in (invalid_code, no_exponents, exponent_without_votes):
         if compiled_dense.check(compiled_dense.padded(wrong), at, layout, bits):
             return False
-    # equal divisors, and one by count; no vote is clamped, and some are
+    # divisors: equal, or one per count; votes: none clamped, or some
     for divisors, most in (([3.0] * 4, LARGEST), ([0.0, 1.0, 1.5, 2.5], 1 << 20)):
         expected = _copies(params)
         rate = 0.7 * SMALLEST

@@ -1,6 +1,6 @@
-"""Test the kernels of `optim.packed_sparse` before their first use on a device.
+"""Prove the kernels of `optim.packed_sparse` before their first use on a device.
 
-They must write, check and count a small level as torch does on the CPU.
+They must encode, check and count a small level as torch does on the CPU.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _BLOCKS = (
     ((70,), (30,), 30),
     ((45, 70), (45, 40), 1700),
 )
-"""Shapes of tensors, edges of blocks, and kept numbers. Some blocks extend beyond the ends."""
+"""Shape of a tensor, edges of its blocks, and top-k. Some blocks extend beyond the tensor."""
 
 
 def proof_format(values: Values) -> ResultFormat:
@@ -124,7 +124,7 @@ def _steps_alike(
     device: torch.device,
     draws: torch.Generator,
 ) -> bool:
-    """Return whether tensors change by the same means. One tensor stores them."""
+    """Return whether tensors change by equal means. One tensor stores the means instead."""
     layout = level_layout(results, 0)
     divisors = [1.0 + count**0.5 for count in range(_MEMBERS + 1)]
     tensors = [torch.randn(part.segment.shape, generator=draws) for part in layout.parts]

@@ -1,4 +1,4 @@
-"""Build the instructions that change a run's configuration, and list what a change changes.
+"""Build the instructions that change a run's configuration, and list the changed keys.
 
 The list has each key with its old and its new value. Both sides have the form of `json-dump-run`,
 whose paths are the keys, so no key is forgotten.

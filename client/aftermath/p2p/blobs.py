@@ -81,20 +81,20 @@ class BlobStore:
         return data if data is not None and len(data) == size else None
 
     def share(self, digest: bytes, pieces: Pieces) -> None:
-        """Serve the pieces of a blob that are held so far."""
+        """Serve the pieces of a blob that have arrived so far."""
         self._pieces[digest] = pieces
 
     def unshare(self, digest: bytes) -> None:
-        """Stop serving pieces that may be false."""
+        """Stop serving the pieces of a failed fetch."""
         self._pieces.pop(digest, None)
 
     async def pieces(self, digest: bytes) -> Pieces | None:
-        """Return the pieces of a blob that is held, in whole or in part."""
+        """Return the pieces of a blob that this member has, completely or in part."""
         pieces = self._pieces.get(digest)
         data = self._data.get(digest)
         if pieces is not None or data is None:
             return pieces
-        if digest not in self._hashing:  # hash once, however many members ask at the same time
+        if digest not in self._hashing:  # hash once for all members that ask at the same time
             hashing = asyncio.create_task(asyncio.to_thread(Pieces.whole, data))
             hashing.add_done_callback(lambda _: self._hashing.pop(digest, None))
             self._hashing[digest] = hashing

@@ -1,7 +1,7 @@
-"""Make a member's line worse on purpose, to test on one machine: latency, loss and bandwidth.
+"""Simulate a bad line of one member, to test on one machine: latency, loss and bandwidth.
 
-The transport asks the line before it sends, and after it read part of a blob. Blobs, requests,
-replies and announcements are shaped; QUIC's own packets, dials and relays are not.
+The transport calls the line before it sends and after it reads part of a blob. This shapes blobs,
+requests, replies and announcements, but not QUIC's own packets, dials and relays.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from aftermath.base.errors import UsageError
 
 BYTES_PER_MBIT = 125_000
 LEAST_MBIT = 0.5
-"""Below it, a piece of a blob takes longer than peers wait for one."""
+"""Lowest bandwidth limit. With less, a piece of a blob takes longer than peers wait for it."""
 _BANDWIDTH = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,3})?)/([0-9]{1,6}(?:\.[0-9]{1,3})?)")
 PACKET = 1200
 """Bytes of data in a packet, for drawing losses."""
@@ -31,7 +31,7 @@ class LineFaults:
     """The faults of one member's line. Rates are in bytes per second, None for no limit."""
 
     latency_s: float = 0.0
-    """Added to all that this member sends. A round trip between two such members has it twice."""
+    """Delay of everything that this member sends. Two such members delay a round trip twice."""
     loss: float = 0.0
     """Fraction of packets of this member's streams to lose, from 0 to below 1."""
     up: float | None = None
@@ -42,7 +42,7 @@ class LineFaults:
 def line_faults(
     *, latency_ms: int, loss_percent: float, bandwidth: str | None, seed: int
 ) -> LineFaults | None:
-    """Return the faults that options ask for, None without any. Raises UsageError."""
+    """Return the faults that the options ask for, or None if all are off. Raises UsageError."""
     if not (latency_ms or loss_percent or bandwidth):
         return None
     up, down = bandwidth_of("--fault-bandwidth-limit", bandwidth)
@@ -50,7 +50,7 @@ def line_faults(
 
 
 def bandwidth_of(option: str, text: str | None) -> tuple[float | None, float | None]:
-    """Return the bytes per second of UP/DOWN in Mb/s. Raises UsageError."""
+    """Return the bytes per second of UP/DOWN in Mb/s, None without a limit. Raises UsageError."""
     if text is None:
         return None, None
     match = _BANDWIDTH.fullmatch(text)
@@ -58,7 +58,7 @@ def bandwidth_of(option: str, text: str | None) -> tuple[float | None, float | N
     if not rates or min(rates) < LEAST_MBIT:
         raise UsageError(
             f"{option} {text!r} is not UP/DOWN in Mb/s, each at least {LEAST_MBIT}",
-            f"For example {option} 20/100",
+            f"Pass for example {option} 20/100",
         )
     return rates[0] * BYTES_PER_MBIT, rates[1] * BYTES_PER_MBIT
 
@@ -81,7 +81,7 @@ class RateLimit:
 
 
 class MemberLine:
-    """One member's line. The same seed and member draw the same losses.
+    """Delays what one member sends and reads. The seed and the member determine the losses.
 
     A lost packet of a stream is sent again after a round trip, and everything behind it on the
     stream waits. Congestion control, which would also send more slowly, is not modelled.
@@ -113,11 +113,11 @@ class MemberLine:
         await self._wait(self._up.reserve(size) + self._faults.latency_s + self._resends_s(size))
 
     async def upload(self, size: int) -> None:
-        """Wait until the next `size` bytes of a blob may leave. Its first byte had the latency."""
+        """Wait until the next `size` bytes of a blob may leave. `send` has added the latency."""
         await self._wait(self._up.reserve(size) + self._resends_s(size))
 
     async def download(self, size: int) -> None:
-        """Wait until `size` bytes of a blob have come in."""
+        """Wait until `size` bytes of a blob have arrived."""
         await self._wait(self._down.reserve(size))
 
     async def _wait(self, seconds: float) -> None:
@@ -125,7 +125,7 @@ class MemberLine:
             await self._sleep(seconds)
 
     def _resends_s(self, size: int) -> float:
-        """Draw the seconds until the last of the message's packets is through."""
+        """Draw losses. Return the seconds that resending the lost packets takes."""
         lost = -(-size // PACKET) if self._faults.loss else 0
         round_trips = 0
         while lost:

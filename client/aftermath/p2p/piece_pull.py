@@ -25,14 +25,17 @@ from aftermath.p2p.wire import (
 )
 
 LEAST_PROGRESS = 32768
+"""Bytes that a peer must send within its patience."""
 TRICKLE = 16384
 TRICKLE_S = 0.005
+"""Seconds to wait after a read below TRICKLE bytes, so that a slow sender does not cost many reads.
+"""
 
 log = logging.getLogger(__name__)
 
 
 class _FalsePiece(Exception):
-    """A peer sent a piece that does not have its hash, or stated an impossible size."""
+    """A peer sent a piece that does not match its hash, or stated a wrong blob size."""
 
 
 class PiecePuller:
@@ -45,7 +48,7 @@ class PiecePuller:
         self._log_limits = LogLimits(log)
 
     async def pull(self, swarm: PieceFetch, pull: PiecePull) -> None:
-        """Fetch one piece. Whatever goes wrong is counted against the peer."""
+        """Fetch one piece, and count any failure against the peer."""
         peer = pull.peer
         try:
             link = await self._links.get(peer, self._pace.patience(peer))
@@ -84,8 +87,8 @@ class PiecePuller:
             reply = await read_message(stream.recv(), Reply)
         if reply.status != ReplyStatus.OK:
             return False
-        if reply.size != swarm.pieces.size:
-            raise _FalsePiece(f"states {reply.size} bytes")
+        if reply.size != pieces.size:
+            raise _FalsePiece(f"states {reply.size} bytes, not {pieces.size}")
         data = bytearray()
         try:
             while len(data) < length and not self._is_over(swarm, pull.index):
@@ -100,7 +103,7 @@ class PiecePuller:
             return True
         self._pace.delivered(pull.peer, length, self._pace.clock() - pull.started)
         if not pieces.put(pull.index, data):
-            raise _FalsePiece(f"sent piece {pull.index} with another BLAKE3 hash")
+            raise _FalsePiece(f"sent piece {pull.index} with the wrong BLAKE3 hash")
         swarm.delivered.add(pull.peer)
         return True
 
@@ -131,7 +134,7 @@ class PiecePuller:
 
 
 def condemn(pace: PeerMeasurements, peer: bytes, digest: bytes, lie: str) -> None:
-    """Blame a peer for false data, once per peer in the log."""
+    """Blame a peer for false data. Warn only the first time; later ones are debug messages."""
     news = not pace.is_blamed(peer)
     level = logging.WARNING if news else logging.DEBUG
     log.log(level, "blob %s: peer %s %s", digest.hex()[:10], short(peer), lie)

@@ -15,8 +15,9 @@ from blake3 import blake3
 PIECE = 1 << 20
 HASH = 32
 STALL_S = 2.0
-"""Seconds without a byte after which a fetch no longer leaves anything to stronger members."""
+"""Seconds without a byte after which a fetch asks any member for any piece."""
 STRIKES = 3
+"""Pieces that a peer may fail to send before a fetch stops asking it."""
 
 
 def piece_count(size: int) -> int:
@@ -36,9 +37,9 @@ def piece_hashes(data: bytes) -> bytes:
 class Pieces:
     """The verified pieces of a blob. `listing` is the digest of the author's piece hashes.
 
-    Two members exchange pieces only under the same listing. So an author that gives each member
-    another list cannot make one of them appear to send false pieces. Sets of pieces are integers
-    with one bit for each piece.
+    Two members exchange pieces only under the same listing. So an author that sends different lists
+    cannot make an honest member appear to send false pieces. Sets of pieces are integers with one
+    bit for each piece.
     """
 
     size: int
@@ -72,16 +73,16 @@ class Pieces:
         return bool(self.held >> index & 1)
 
     def length(self, index: int) -> int:
-        """Return the bytes of one piece."""
+        """Return the size of one piece in bytes."""
         return min(PIECE, self.size - index * PIECE)
 
     def status(self) -> bytes:
-        """Return two bitmaps: the held pieces, and those on their way from the author."""
+        """Return two bitmaps: the pieces held, and those being fetched from the author."""
         width = -(-self.count // 8)
         return self.held.to_bytes(width, "little") + self.pulled.to_bytes(width, "little")
 
     def put(self, index: int, piece: bytes | bytearray) -> bool:
-        """Keep a piece if it has its hash. Return whether it has."""
+        """Store a piece if it matches its hash. Return whether it does."""
         if blake3(piece).digest() != self.hashes[index * HASH : (index + 1) * HASH]:
             return False
         if not self.holds(index):
@@ -106,7 +107,7 @@ class PieceFetch:
     """The state of one fetch.
 
     `first` is the piece at which this member starts; it differs between members. `strong` are the
-    members that carry the blob: they ask the author, and all others ask them.
+    members that relay the blob: they ask the author, and all others ask them.
     """
 
     digest: bytes
@@ -124,28 +125,28 @@ class PieceFetch:
     delivered: set[bytes] = field(default_factory=set)
     pulls: list[PiecePull] = field(default_factory=list)
     open_to_all: bool = False
-    """Whether it stalled once. Then it asks any member for anything."""
+    """Whether the fetch has stalled once. It then asks any member for any piece."""
     failed: bool = False
     """Whether the author was caught with a false list or piece."""
     ended: bool = False
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def note(self, peer: bytes, status: bytes) -> None:
-        """Record which pieces a peer says it holds and fetches; an empty status says none."""
+        """Record which pieces a peer holds and fetches. An invalid or empty status means none."""
         width = -(-self.pieces.count // 8)
         known = len(status) == 2 * width
         self.held_by[peer] = int.from_bytes(status[:width], "little") if known else 0
         self.pulled_by[peer] = int.from_bytes(status[width:], "little") if known else 0
 
     def strike(self, peer: bytes, index: int) -> None:
-        """Count a piece that a peer failed to send. A peer with STRIKES of them is dropped."""
+        """Count a piece that a peer failed to send, and drop the peer at STRIKES of them."""
         self.held_by[peer] = self.held_by.get(peer, 0) & ~(1 << index)
         self.strikes[peer] += 1
         if self.strikes[peer] >= STRIKES:
             self.drop(peer)
 
     def drop(self, peer: bytes) -> None:
-        """Ask this peer no more, and ignore what it says it holds."""
+        """Stop asking this peer, and forget which pieces it holds."""
         self.sources.discard(peer)
         self.held_by.pop(peer, None)
         self.pulled_by.pop(peer, None)
@@ -153,8 +154,8 @@ class PieceFetch:
     def choose(self, peer: bytes, now: float, silent_s: float) -> int | None:
         """Return the piece to ask this peer for, or None.
 
-        A piece that another peer is sending is free again once that peer was silent for
-        `silent_s`.
+        A piece that another peer is sending can be requested again after that peer has been silent
+        for `silent_s`.
         """
         if peer not in self.sources:
             return None
@@ -175,13 +176,13 @@ class PieceFetch:
         return self._next(wanted)
 
     def _next(self, wanted: int) -> int | None:
-        """Return the first of these pieces from this member's first one on, or None."""
+        """Return the first wanted piece from `first` on, then from 0 on, or None."""
         after = wanted >> self.first << self.first
         lowest = after or wanted
         return (lowest & -lowest).bit_length() - 1 if lowest else None
 
     def _spoken_for(self) -> int:
-        """Return the pieces that the author need not send to us, because others will have them."""
+        """Return the pieces that strong members hold or fetch, so we need not ask the author."""
         pieces = 0
         for peer in (self.sources & self.strong) - {self.author}:
             pieces |= self.held_by.get(peer, 0) | self.pulled_by.get(peer, 0)
@@ -193,7 +194,7 @@ class PieceFetch:
         self._note_pulled()
 
     def end(self, pull: PiecePull) -> None:
-        """Record that a request has ended, in whatever way."""
+        """Record that a request has ended, successfully or not."""
         self.pulls.remove(pull)
         self._note_pulled()
 
@@ -205,11 +206,11 @@ class PieceFetch:
 
 
 def strongest(uplinks: Sequence[tuple[bytes, float]]) -> frozenset[bytes]:
-    """Return the members that carry blobs, given each one's bytes per second of upload.
+    """Return the members that relay blobs, given upload rates in bytes per second.
 
-    They are all with at least half of the fastest one's rate, and the next ones until all have
-    half of everyone's rate together. So relaying through few members never takes longer than
-    if all members had equal shares of the same total.
+    These are all members with at least half of the fastest rate. If they have less than half of
+    the total rate, the next fastest are added until they do. So relaying through few members never
+    takes longer than if all members had equal shares of the same total.
     """
     ranked = sorted(uplinks, key=lambda item: (-item[1], item[0]))
     total = sum(rate for _, rate in ranked)

@@ -36,7 +36,7 @@ from aftermath.p2p.transport import (
 LIST_TOPIC = "piece-hashes/1"
 HELD_TOPIC = "held-pieces/1"
 PIPELINE = 2
-"""Pieces that one peer is asked for at a time, over all blobs. Several hide the round trip."""
+"""Requests for pieces to one peer at a time, over all blobs. Several hide the round trip."""
 POLL_S = 0.5
 POLLS_PER_S = 200
 """Most questions per second to all peers together."""
@@ -45,17 +45,18 @@ MOST_ASKED = 48
 MOST_RELAYS = 16
 """Members besides the author that one blob is fetched from."""
 HASHES_S = 15.0
-"""Seconds in which an author must send its list: it hashes the blob when the first member asks."""
+"""Timeout for an author's list. The author hashes the blob when the first member asks."""
 RETRY_S = 2.0
 ABANDON_S = 10.0
-"""Seconds without a byte after which the blob is fetched from holders of all of it instead."""
+"""Seconds without a byte after which the caller must fetch the blob as a whole."""
 DOUBT_S = 600.0
+"""Seconds for which a fetch does not rely on a member that left another fetch waiting."""
 UPLINK_SAMPLE_S = 1.0
 UPLINK_HALF_LIFE_S = 300.0
 UPLINK_LEAST = 64e3
-"""Bytes per second from which a sample counts."""
+"""Lowest rate of a sample that counts, in bytes per second."""
 UPLINK_SAMPLES = 5
-"""Samples after which a member knows its rate."""
+"""Samples that a member needs before it reports a rate."""
 IDLE_S = 0.5
 
 log = logging.getLogger(__name__)
@@ -75,9 +76,9 @@ class HeldReply(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Uplink:
-    """Estimates what this member can upload: the highest rate of late at which QUIC sent.
+    """Estimates this member's upload rate: the highest recent rate at which QUIC sent.
 
-    A member that was never asked for much does not know its rate.
+    The rate is unknown until the member has sent enough.
     """
 
     def __init__(self, links: Links, pace: PeerMeasurements) -> None:
@@ -89,7 +90,7 @@ class Uplink:
         self._samples = 0
 
     def rate(self) -> float:
-        """Return bytes per second, 0 if unknown."""
+        """Return the rate in bytes per second, or 0 if it is unknown."""
         now = self._pace.clock()
         passed = now - self._at
         if passed >= UPLINK_SAMPLE_S:
@@ -103,10 +104,10 @@ class Uplink:
 
 
 class Swarms:
-    """All blobs that this member fetches in pieces. Blame is exact.
+    """Fetches blobs in pieces, and blames the member at fault.
 
-    A piece without its hash is the fault of its sender. If all pieces have their hashes and the
-    blob does not have its digest, the list was false, which is the author's fault.
+    The sender is at fault for a piece that does not match its hash. The author is at fault if all
+    pieces match their hashes, but the blob does not match its digest: the list was false.
     """
 
     def __init__(
@@ -129,7 +130,7 @@ class Swarms:
         self._heard: defaultdict[bytes, Pulse] = defaultdict(Pulse)
         self._uplinks: dict[bytes, float] = {}
         self._doubted_until: dict[bytes, float] = {}
-        """Members that said they upload much, and then left a fetch waiting."""
+        """When to rely again on each member that claimed a high rate, but left a fetch waiting."""
         self._puller = PiecePuller(links, pace, line)
         requests.handle(LIST_TOPIC, self._answer_list)
         requests.handle(HELD_TOPIC, self._answer_held)
@@ -159,12 +160,12 @@ class Swarms:
             ) from error
 
     async def close(self) -> None:
-        """End all requests."""
+        """Cancel all requests."""
         tasks = [task for tasks in self._tasks.values() for task in tasks]
         self._tasks.clear()
         await cancel(tasks)
 
-    # --- what others ask ---
+    # --- requests from peers ---
 
     async def _answer_list(self, peer: bytes, body: bytes) -> bytes:
         pieces = await self._store.pieces(body)
@@ -187,7 +188,7 @@ class Swarms:
     # --- one blob ---
 
     async def _hashes(self, author: bytes, digest: bytes, size: int) -> bytes | None:
-        """Return the author's list of hashes, None without a usable one."""
+        """Return the author's list of hashes, or None if it sends no valid one."""
         most = HASH * piece_count(size)
         try:
             hashes = await self._requests.call(
@@ -204,7 +205,7 @@ class Swarms:
     def _begin(
         self, digest: bytes, size: int, hashes: bytes, author: bytes, holders: Sequence[bytes]
     ) -> PieceFetch:
-        """Start a fetch, at a piece that depends on our rank among the members."""
+        """Start a fetch. Its first piece depends on this member's rank among the fetchers."""
         fetchers = sorted({self._me, *holders} - {author})
         rank = fetchers.index(self._me)
         strong = self._strong({self._me, *holders})
@@ -233,7 +234,7 @@ class Swarms:
         return swarm
 
     async def _gather(self, swarm: PieceFetch) -> bytes | None:
-        """Wait until all pieces are verified, and check the whole. None if that failed."""
+        """Wait for all pieces and check the blob's digest. Return None if the fetch failed."""
         data = None
         try:
             while not swarm.pieces.complete:
@@ -246,7 +247,7 @@ class Swarms:
                     self._pace,
                     swarm.author,
                     swarm.digest,
-                    "sent a list of pieces that is not the blob's",
+                    "sent piece hashes that do not match the blob",
                 )
                 return None
             data = bytes(swarm.pieces.data)
@@ -262,19 +263,20 @@ class Swarms:
             await self._dismiss()
 
     async def _changes(self, swarm: PieceFetch) -> None:
+        """Wait until the fetch changes, for at most IDLE_S."""
         swarm.changed.clear()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(IDLE_S):
                 await swarm.changed.wait()
 
     def _doubt(self, members: frozenset[bytes]) -> None:
-        """No longer rely on members that said they upload much and left a fetch waiting."""
+        """Stop relying on members that left a fetch waiting, for DOUBT_S."""
         until = self._pace.clock() + DOUBT_S
         for peer in members - {self._me}:
             self._doubted_until[peer] = until
 
     async def _dismiss(self) -> None:
-        """End the requests to peers that no blob in progress needs."""
+        """Cancel the requests to peers that no blob in progress needs."""
         needed = {peer for swarm in self._active.values() for peer in swarm.sources}
         idle = [peer for peer in self._tasks if peer not in needed]
         for peer in idle:
@@ -282,9 +284,9 @@ class Swarms:
         await cancel([task for peer in idle for task in self._tasks.pop(peer)])
 
     def _strong(self, members: set[bytes]) -> frozenset[bytes]:
-        """Return the members that carry a blob; see `strongest`.
+        """Return the members that relay a blob to the others: see `strongest`.
 
-        A member with an unknown rate counts as fast, because only use makes its rate known.
+        A member with an unknown rate counts as the fastest, because only use reveals its rate.
         """
         now = self._pace.clock()
         rates = {
@@ -299,7 +301,7 @@ class Swarms:
     # --- one peer ---
 
     async def _poll(self, peer: bytes) -> None:
-        """Keep knowing what a peer holds."""
+        """Ask a peer which pieces it holds, again and again."""
         while True:
             await asyncio.sleep(
                 max(POLL_S, len(self._tasks) / POLLS_PER_S)
@@ -308,7 +310,7 @@ class Swarms:
             )
 
     async def _ask_held(self, peer: bytes) -> bool:
-        """Ask a peer once what it holds. Return whether it gave a proper answer."""
+        """Ask a peer once which pieces it holds. Return whether its answer was valid."""
         swarms = [swarm for swarm in self._active.values() if peer in swarm.sources][:MOST_ASKED]
         question = HeldQuestion([(swarm.digest, swarm.pieces.listing) for swarm in swarms])
         most = 32 + sum(len(swarm.pieces.status()) + 5 for swarm in swarms)
@@ -355,19 +357,19 @@ class Swarms:
                 self._note_work(peer)
 
     def _note_work(self, peer: bytes) -> None:
-        """Let other blobs wait for a strong peer that is busy with one of ours."""
+        """Count a piece of one blob as progress of all blobs that wait for this strong peer."""
         for swarm in self._active.values():
             if peer in swarm.strong:
                 swarm.progress_at = self._pace.clock()
 
     async def _news_of(self, peer: bytes) -> None:
-        """Wait until this peer has said what it holds, or until a tick, which shows stalls."""
+        """Wait until this peer reports what it holds, for at most IDLE_S, to notice stalls."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(IDLE_S):
                 await self._heard[peer].wait()
 
     def _choose(self, peer: bytes) -> tuple[PieceFetch, int] | None:
-        """Return what to ask a peer for next: from the blob with the fewest requests under way."""
+        """Return the blob and piece to request next. The blob with the fewest requests is first."""
         now = self._pace.clock()
         swarms = sorted(self._active.values(), key=lambda one: len(one.pulls))
         for swarm in swarms:

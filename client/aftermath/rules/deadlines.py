@@ -77,7 +77,7 @@ def next_deadline(
 
 
 def rounds_end(run: Run, now: int) -> int:
-    """Return the chain time at which the rounds end at the latest if nobody attests after `now`.
+    """Return the latest chain time at which the rounds end if nobody attests after `now`.
 
     `run` is in a round. A deadline in the past counts as `now`, because each tick makes one
     transition.

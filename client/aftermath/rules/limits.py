@@ -22,4 +22,4 @@ MAX_INNER_STEPS = 1024
 MAX_OUTER_RATE = 64.0
 """Highest rate of the step along a mean, and of the step along its polar factor."""
 MAX_OUTER_MOMENTUM = 0.99
-"""Highest factor of the outer momentum. `optim.outer_momentum` proves its bounds with it."""
+"""Highest outer momentum. The bounds in `optim.outer_momentum` depend on it."""

@@ -135,7 +135,7 @@ class Optimizer:
     IN_FILE: ClassVar[Mapping[str, Any]] = {}
     """Config-file defaults that differ from the class's: None, REQUIRED or a value."""
     LATER: ClassVar[frozenset[str]] = frozenset()
-    """Settings that a schema document omits at their default, so that older ones stay the same."""
+    """Settings that a schema document omits at their default, so older documents stay equal."""
     SENTENCES: ClassVar[Mapping[str, str]] = {}
     """Sentence of each rule that its keys name and that the module's SENTENCES lack."""
     OVERLAP: ClassVar[int] = 1
@@ -197,7 +197,7 @@ class Optimizer:
 
     @property
     def outer_momentum(self) -> float:
-        """Return the factor of the momentum that all replicas share; 0 if there is none."""
+        """Return the outer momentum factor, or 0 if there is none."""
         return 0.0
 
     @classmethod

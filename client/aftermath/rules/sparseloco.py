@@ -98,7 +98,7 @@ class SparseLoCo(Compressed):
         float,
         SettingKey(
             "outer_momentum",
-            "Nesterov momentum of the members' mean, in steps of 1/1024. By default 0: none. It "
+            "Nesterov momentum of the members' mean, in steps of 1/1024. Off (0) by default. It "
             "takes 8 bytes per parameter in memory, in checkpoints and for joiners.",
             least=0,
             most=MAX_OUTER_MOMENTUM,

@@ -1,7 +1,7 @@
 """Connect a member to the run of a server, as `train.connection` does for a cluster.
 
 An identity is a seed of 32 secret bytes for the signing key. The peer key is derived from it and
-the run id, as for a wallet. This machine keeps an identity for a member that is given none.
+the run id, as for a wallet. This machine keeps identities for members that pass none.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Identities that this machine keeps for members that are started without one.
+"""Keep identities for members of servers that are started without one.
 
-A member that starts again must have the same identity: the run may wait for the member that has the
-model. Members of a run on one machine need different ones, and each its own again: they are told
-apart by tier and checkpoint directory, and a process locks its identity for as long as it runs.
+A member that starts again needs its previous identity, because the run may wait for the member that
+has the model. Members of one run on one machine need different identities: each tier and checkpoint
+directory has its own, and a process locks its identity until it ends.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ _locks: list[contextlib.ExitStack] = []
 
 
 def kept_identity(address: str, run_id: str, tier: int, checkpoint_dir: Path | None) -> Wallet:
-    """Return the first identity of such a member of this server's run that no process uses.
+    """Return the member's first kept identity that no other process uses.
 
-    Makes one if all are in use. Returns a temporary identity if the directory cannot be written.
-    Raises WalletError if a file is not an identity.
+    If all are in use, make and keep another one. If the directory is not writable, return a
+    temporary identity after a warning. Raises WalletError if a file is not an identity.
     """
-    # The address counts too: a server must not meet the key that another server knows.
+    # Each server has its own keys, so that no server sees a key that another one knows.
     host, _, port = address.rpartition(":")
     server = f"127.0.0.1:{port}" if host in _LOOPBACK else address
-    place = checkpoint_dir.expanduser().absolute() if checkpoint_dir is not None else ""
-    member = f"{server}\n{run_id}\n{tier}\n{place}"
+    checkpoints = checkpoint_dir.expanduser().absolute() if checkpoint_dir is not None else ""
+    member = f"{server}\n{run_id}\n{tier}\n{checkpoints}"
     name = hashlib.sha256(member.encode()).hexdigest()[:16]
     directory = state_directory() / "identities" / name
     for number in count(1):
@@ -48,8 +48,8 @@ def kept_identity(address: str, run_id: str, tier: int, checkpoint_dir: Path | N
             continue
         except (WalletError, OSError) as error:
             if path.exists():
-                continue  # another process made it meanwhile
-            log.warning("this member has a new identity at every start: %s", error)
+                continue  # another process has just made it
+            log.warning("this member gets a new identity at every start: %s", error)
             return Wallet(Keypair(), "made for this process")
         _locks.append(lock)
         return Wallet(Keypair.from_seed(identity_secret("", Wallet(Keypair()), path)), str(path))

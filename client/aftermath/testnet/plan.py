@@ -39,7 +39,7 @@ class LineOptions:
 
     latency_ms: int = 0
     loss: float = 0.0
-    """Percentage of packets."""
+    """Percentage of packets to lose."""
     bandwidth: str | None = None
     """UP/DOWN in Mb/s."""
     seed: int = 0

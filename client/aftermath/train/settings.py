@@ -151,32 +151,33 @@ class TrainSettings:
         NumberLimits(0, 86_400),
         Doc(
             "Seconds to wait instead of training each share. The result is encoded noise, and "
-            "everything else is real. 0 trains."
+            "everything else is real. 0 disables it."
         ),
     ] = 0
     fault_latency_ms: Annotated[
         int,
         NumberLimits(0, 10_000),
-        Doc("Milliseconds to add to all that this member sends to peers. 0 adds none."),
+        Doc("Milliseconds of delay for everything that this member sends to peers. 0 disables it."),
     ] = 0
     fault_packet_loss: Annotated[
         float,
         NumberLimits(0, 50),
         Doc(
             "Percentage of this member's packets to send again after a round trip, as if they were "
-            "lost. 0 loses none."
+            "lost. 0 disables it."
         ),
     ] = 0.0
     fault_bandwidth_limit: Annotated[
         str | None,
         Doc(
-            "Limits of this member's line as UP/DOWN in Mb/s, for example 20/100. By default none."
+            "Bandwidth limits of this member as UP/DOWN in Mb/s, for example 20/100. Unlimited by "
+            "default."
         ),
     ] = None
     fault_seed: Annotated[
         int,
         NumberLimits(0, 2**32 - 1),
-        Doc("Seed of the lost packets. Each member draws its own from it."),
+        Doc("Seed that chooses the lost packets. Each member draws its own losses from it."),
     ] = 0
 
     checkpoint_dir: Annotated[

@@ -57,9 +57,9 @@ def client_train(
 
     Like `aftermath-solana train`, but without a chain, a wallet or fees. The server identifies a
     member by its key and sends it the addresses of its peers. Without --identity-secret-key-path
-    this machine keeps a key for each server, run, tier and checkpoint directory, and another one
-    for each further process.
-    Ctrl-C leaves the run and exits 0.
+    this machine makes a key for each server, run, tier and checkpoint directory, and keeps it for
+    the next start. A second process of the same kind gets another key. Ctrl-C leaves the run and
+    exits 0.
     """
     from aftermath.server.client_backend import server_backend
     from aftermath.train.session import run_member
