@@ -40,7 +40,7 @@ from typing import Any
 
 import psutil
 
-from aftermath.p2p import pieces, swarm
+from aftermath.p2p import piece_choice, swarm
 from aftermath.p2p.iroh import IrohTransport, open_iroh
 from aftermath.p2p.transport import Announcement, TransportError
 from wan_network import Line, Router, address, open_device
@@ -82,7 +82,7 @@ CASES = {
 async def member(number: int, directory: Path, slower: float) -> None:
     """Take commands, one JSON array on a line, until the input ends."""
     # What is slow depends on the lines.
-    pieces.STALL_S *= slower
+    piece_choice.STALL_S *= slower
     swarm.ABANDON_S *= slower
     transport = await open_iroh(
         hashlib.sha256(b"wan benchmark %d" % number).digest(),

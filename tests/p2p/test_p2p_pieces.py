@@ -2,7 +2,8 @@
 
 from blake3 import blake3
 
-from aftermath.p2p.pieces import PIECE, PieceFetch, PiecePull, Pieces, piece_hashes, strongest
+from aftermath.p2p.piece_choice import PieceFetch, PiecePull, strongest
+from aftermath.p2p.pieces import PIECE, Pieces, piece_hashes
 from p2p.nodes import content, identity
 
 AUTHOR = identity(1)

@@ -12,7 +12,7 @@ from aftermath.p2p.line_faults import MemberLine
 from aftermath.p2p.link import Link
 from aftermath.p2p.links import Links
 from aftermath.p2p.peer_stats import PeerMeasurements
-from aftermath.p2p.pieces import PieceFetch, PiecePull
+from aftermath.p2p.piece_choice import PieceFetch, PiecePull
 from aftermath.p2p.transport import PeerUnreachable, RequestFailed, TransportError, short
 from aftermath.p2p.wire import (
     PieceRequest,

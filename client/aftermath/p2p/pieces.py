@@ -1,23 +1,13 @@
-"""One large blob in pieces: which are verified, who holds which, and which to ask a peer for next.
-
-It has no I/O. `aftermath.p2p.swarm` fetches the pieces, and `aftermath.p2p.blobs` serves them.
-"""
+"""One large blob in verified pieces. `p2p.swarm` fetches them, and `p2p.blobs` serves them."""
 
 from __future__ import annotations
 
-import asyncio
-from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from blake3 import blake3
 
 PIECE = 1 << 20
 HASH = 32
-STALL_S = 2.0
-"""Seconds without a byte after which a fetch asks any member for any piece."""
-STRIKES = 3
-"""Pieces that a peer may fail to send before a fetch stops asking it."""
 
 
 def piece_count(size: int) -> int:
@@ -90,135 +80,3 @@ class Pieces:
             self.data[index * PIECE : index * PIECE + len(piece)] = piece
             self.held |= 1 << index
         return True
-
-
-@dataclass(eq=False)
-class PiecePull:
-    """One request for one piece. `moved` is the time of its last byte."""
-
-    peer: bytes
-    index: int
-    started: float
-    moved: float
-
-
-@dataclass(eq=False)
-class PieceFetch:
-    """The state of one fetch.
-
-    `first` is the piece at which this member starts; it differs between members. `strong` are the
-    members that relay the blob: they ask the author, and all others ask them.
-    """
-
-    digest: bytes
-    author: bytes
-    me: bytes
-    pieces: Pieces
-    first: int
-    progress_at: float
-    strong: frozenset[bytes]
-    sources: set[bytes]
-    """Peers to ask. The author is one of them."""
-    held_by: dict[bytes, int] = field(default_factory=dict)
-    pulled_by: dict[bytes, int] = field(default_factory=dict)
-    strikes: Counter[bytes] = field(default_factory=Counter)
-    delivered: set[bytes] = field(default_factory=set)
-    pulls: list[PiecePull] = field(default_factory=list)
-    open_to_all: bool = False
-    """Whether the fetch has stalled once. It then asks any member for any piece."""
-    failed: bool = False
-    """Whether the author was caught with a false list or piece."""
-    ended: bool = False
-    changed: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def note(self, peer: bytes, status: bytes) -> None:
-        """Record which pieces a peer holds and fetches. An invalid or empty status means none."""
-        width = -(-self.pieces.count // 8)
-        known = len(status) == 2 * width
-        self.held_by[peer] = int.from_bytes(status[:width], "little") if known else 0
-        self.pulled_by[peer] = int.from_bytes(status[width:], "little") if known else 0
-
-    def strike(self, peer: bytes, index: int) -> None:
-        """Count a piece that a peer failed to send, and drop the peer at STRIKES of them."""
-        self.held_by[peer] = self.held_by.get(peer, 0) & ~(1 << index)
-        self.strikes[peer] += 1
-        if self.strikes[peer] >= STRIKES:
-            self.drop(peer)
-
-    def drop(self, peer: bytes) -> None:
-        """Stop asking this peer, and forget which pieces it holds."""
-        self.sources.discard(peer)
-        self.held_by.pop(peer, None)
-        self.pulled_by.pop(peer, None)
-
-    def choose(self, peer: bytes, now: float, silent_s: float) -> int | None:
-        """Return the piece to ask this peer for, or None.
-
-        A piece that another peer is sending can be requested again after that peer has been silent
-        for `silent_s`.
-        """
-        if peer not in self.sources:
-            return None
-        self.open_to_all = self.open_to_all or now - self.progress_at > STALL_S
-        wanted = ~self.pieces.held & ((1 << self.pieces.count) - 1)
-        if peer != self.author:
-            helps = self.open_to_all or peer in self.strong
-            wanted &= self.held_by.get(peer, 0) if helps else 0
-        elif self.open_to_all:
-            pass
-        elif {self.me, peer} & self.strong:
-            wanted &= ~self._spoken_for()
-        else:
-            wanted = 0
-        for pull in self.pulls:
-            if pull.peer == peer or now - pull.moved <= silent_s:
-                wanted &= ~(1 << pull.index)
-        return self._next(wanted)
-
-    def _next(self, wanted: int) -> int | None:
-        """Return the first wanted piece from `first` on, then from 0 on, or None."""
-        after = wanted >> self.first << self.first
-        lowest = after or wanted
-        return (lowest & -lowest).bit_length() - 1 if lowest else None
-
-    def _spoken_for(self) -> int:
-        """Return the pieces that strong members hold or fetch, so we need not ask the author."""
-        pieces = 0
-        for peer in (self.sources & self.strong) - {self.author}:
-            pieces |= self.held_by.get(peer, 0) | self.pulled_by.get(peer, 0)
-        return pieces
-
-    def begin(self, pull: PiecePull) -> None:
-        """Record a request."""
-        self.pulls.append(pull)
-        self._note_pulled()
-
-    def end(self, pull: PiecePull) -> None:
-        """Record that a request has ended, successfully or not."""
-        self.pulls.remove(pull)
-        self._note_pulled()
-
-    def _note_pulled(self) -> None:
-        self.pieces.pulled = 0
-        for pull in self.pulls:
-            if pull.peer == self.author:
-                self.pieces.pulled |= 1 << pull.index
-
-
-def strongest(uplinks: Sequence[tuple[bytes, float]]) -> frozenset[bytes]:
-    """Return the members that relay blobs, given upload rates in bytes per second.
-
-    These are all members with at least half of the fastest rate. If they have less than half of
-    the total rate, the next fastest are added until they do. So relaying through few members never
-    takes longer than if all members had equal shares of the same total.
-    """
-    ranked = sorted(uplinks, key=lambda item: (-item[1], item[0]))
-    total = sum(rate for _, rate in ranked)
-    chosen = []
-    together = 0.0
-    for peer, rate in ranked:
-        if 2 * rate < ranked[0][1] and 2 * together >= total:
-            break
-        chosen.append(peer)
-        together += rate
-    return frozenset(chosen)

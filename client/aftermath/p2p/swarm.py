@@ -22,8 +22,9 @@ from aftermath.p2p.limits import REMEMBERED_PEERS
 from aftermath.p2p.line_faults import GOOD_LINE, MemberLine
 from aftermath.p2p.links import Links
 from aftermath.p2p.peer_stats import PeerMeasurements
+from aftermath.p2p.piece_choice import PieceFetch, PiecePull, strongest
 from aftermath.p2p.piece_pull import PiecePuller, condemn
-from aftermath.p2p.pieces import HASH, PieceFetch, PiecePull, Pieces, piece_count, strongest
+from aftermath.p2p.pieces import HASH, Pieces, piece_count
 from aftermath.p2p.requests import Requests
 from aftermath.p2p.transport import (
     BlobUnavailable,
