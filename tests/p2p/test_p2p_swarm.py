@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from blake3 import blake3
 
-from aftermath.p2p import pieces, swarm
+from aftermath.p2p import piece_choice, swarm
 from aftermath.p2p.pieces import PIECE, Pieces, piece_count, piece_hashes
 from aftermath.p2p.swarm import HELD_TOPIC, LIST_TOPIC, HeldQuestion, HeldReply
 from aftermath.p2p.transport import RequestRefused
@@ -230,7 +230,7 @@ async def test_piece_beyond_the_last_is_missing(among_honest):
 
 
 async def test_member_that_boasts_and_idles_is_doubted(among_honest, monkeypatch):
-    monkeypatch.setattr(pieces, "STALL_S", 0.2)
+    monkeypatch.setattr(piece_choice, "STALL_S", 0.2)
     data = content(LARGE)
     node, author, liar = await among_honest(PieceLiar(None, b"", NOTHING, None))
     members = {author.node_id, liar.node_id}
