@@ -11,8 +11,8 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from aftermath.data.bytelevel import byte_tokenizer
+from aftermath.data.data_server_client import RemoteTokens
 from aftermath.data.http import HttpClient, download
-from aftermath.data.remote import RemoteTokens
 from aftermath.data.source import DataError
 from cli.cli_runs import invoke
 from faulty_web import serving

@@ -16,6 +16,16 @@ from hypothesis import strategies as st
 
 from aftermath.base.bounded import Malformed
 from aftermath.base.concurrency import ThreadWorker
+from aftermath.data.data_server import (
+    FRESH_SECONDS,
+    ClientSlots,
+    DataClient,
+    DataServer,
+    ReadTurns,
+    load_server_settings,
+    open_served_files,
+)
+from aftermath.data.data_server_client import RemoteTokens
 from aftermath.data.messages import (
     Description,
     ErrorReply,
@@ -24,16 +34,6 @@ from aftermath.data.messages import (
     decode_reply,
     decode_request,
     encode_message,
-)
-from aftermath.data.remote import RemoteTokens
-from aftermath.data.server import (
-    FRESH_SECONDS,
-    ClientSlots,
-    DataClient,
-    DataServer,
-    ReadTurns,
-    load_server_settings,
-    open_served_files,
 )
 from aftermath.data.source import DataError, SourceUnavailable
 
@@ -109,7 +109,7 @@ def test_restarted_data_server_is_reused_unless_it_differs(place: Path) -> None:
 
 
 def test_silent_clients_do_not_block_others(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aftermath.data.server.MAX_CLIENTS", 16)
+    monkeypatch.setattr("aftermath.data.data_server.MAX_CLIENTS", 16)
     with running(place) as port, ExitStack() as stack:
         there = RemoteTokens(f"127.0.0.1:{port}", 16, 4800)
         before = there.read([5])
@@ -162,7 +162,7 @@ def flooded(port: int, host: str, connections: int) -> Iterator[None]:
 def test_data_server_under_flood_cuts_no_waiting_member(
     place: Path, host: str, connections: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("aftermath.data.server.MAX_CLIENTS", 16)
+    monkeypatch.setattr("aftermath.data.data_server.MAX_CLIENTS", 16)
     with running(place) as port, flooded(port, host, connections):
         members = [RemoteTokens(f"127.0.0.1:{port}", 16, 4800) for _ in range(3)]
         for _ in range(5):
@@ -218,7 +218,7 @@ async def test_full_slots_disconnect_idle_client(
 def test_unread_reply_is_freed_with_its_client(
     place: Path, bound: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(f"aftermath.data.server.{bound}", 1)
+    monkeypatch.setattr(f"aftermath.data.data_server.{bound}", 1)
     (place / "tokens" / "a.bin").write_bytes(bytes(1 << 16))
     (place / "data.toml").write_text(TOML.replace("seq_len = 16", "seq_len = 32768"))
     question = encode_message(ReadRequest([0] * 256))

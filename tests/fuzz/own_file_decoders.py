@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from aftermath.data.bytelevel import byte_tokenizer
-from aftermath.data.server import load_server_settings
+from aftermath.data.data_server import load_server_settings
 from aftermath.data.source import DataError
 from aftermath.lab.saving import STATE, Counters, load_state, save_state
 from aftermath.member.own_state import StateRoot

@@ -25,7 +25,7 @@ from aftermath.model.checkpoint import load
 from aftermath.model.documents import CheckpointError
 from aftermath.model.initial import init_weights
 from aftermath.model.store import write_checkpoint
-from aftermath.optim.clip import Diverged
+from aftermath.optim.gradient_clip import Diverged
 from aftermath.sim.setup import CONFIG
 from lab.lab_place import DISTRO, INNER, course, events_without_times, prepare, train
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from aftermath.member.rounds.epoch import MOST_IN_A_ROW, Divergence
-from aftermath.optim.clip import Diverged
+from aftermath.optim.gradient_clip import Diverged
 
 
 def test_consecutive_nonfinite_shares_end_member() -> None:

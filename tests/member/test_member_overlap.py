@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from aftermath.optim.clip import NonFiniteGradient
+from aftermath.optim.gradient_clip import NonFiniteGradient
 from aftermath.rules.state import ExitReason, RunState
 from aftermath.sim.setup import RUN_ID
 from aftermath.sim.sim_member import SimMember

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from aftermath.model.schema import SchemaError
 from aftermath.model.segments import SegmentError, level_hash, view
-from aftermath.optim.clip import NonFiniteGradient
 from aftermath.optim.codec import decode_level
 from aftermath.optim.engine import Engine
+from aftermath.optim.gradient_clip import NonFiniteGradient
 from aftermath.optim.layout import level_layout
 from optim.optim_oracle import RAGGED, cut_blocks, joined, oracle_signs, real_basis, toy_schema
 from optim.optim_replica import SEQUENCES, bits, encode, gradients, replica, tensors

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from aftermath.model.segments import level_hash, view
-from aftermath.optim.clip import NonFiniteGradient, clip_gradients
 from aftermath.optim.codec import decode_level
 from aftermath.optim.engine import Engine
+from aftermath.optim.gradient_clip import NonFiniteGradient, clip_gradients
 from aftermath.optim.inner_optimizer import BETAS
 from aftermath.optim.interfaces import BadState, PseudoGradient
 from aftermath.optim.lattice import SMALLEST, quantise

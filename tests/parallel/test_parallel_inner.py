@@ -18,7 +18,7 @@ from torch import Tensor
 from aftermath.kernels.runtime import unavailable_reason
 from aftermath.model.architectures import config_of
 from aftermath.model.schema import is_hidden_matrix
-from aftermath.optim.clip import NonFiniteGradient
+from aftermath.optim.gradient_clip import NonFiniteGradient
 from aftermath.optim.interfaces import BadState
 from aftermath.optim.schema import build_schema
 from aftermath.optim.state_merkle import BLOCK, BlockSpan, block_of

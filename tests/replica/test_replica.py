@@ -11,8 +11,8 @@ import torch
 
 from aftermath.base.errors import Unsuitable, UsageError
 from aftermath.model.initial import init_weights
-from aftermath.optim.clip import NonFiniteGradient
 from aftermath.optim.codec import decode_level
+from aftermath.optim.gradient_clip import NonFiniteGradient
 from aftermath.optim.interfaces import PseudoGradient
 from aftermath.optim.schema import Schema
 from aftermath.replica.pass_size import PassSize

@@ -13,7 +13,7 @@ import pytest
 from aftermath.base.concurrency import ThreadWorker
 from aftermath.base.errors import UsageError
 from aftermath.config.document import RunConfig, parse_as
-from aftermath.data.remote import RemoteTokens
+from aftermath.data.data_server_client import RemoteTokens
 from aftermath.localnet.free_ports import free_ports
 from aftermath.rules.state import RunState
 from aftermath.server.screen import connected_members, network_facts, run_status

@@ -329,7 +329,7 @@ async def data_serve(
     """
     import asyncio
 
-    from aftermath.data.server import DataServer, load_server_settings, open_served_files
+    from aftermath.data.data_server import DataServer, load_server_settings, open_served_files
 
     settings = load_server_settings(config)
     source = open_served_files(settings)

@@ -15,8 +15,9 @@ from aftermath.base.concurrency import cancel
 from aftermath.chain.client import CoordinatorClient
 from aftermath.chain.dump import plain
 from aftermath.cli.present import Result, facts, line_console, listing
+from aftermath.events.members_table import COLUMNS, row_of
 from aftermath.events.printable import json_text
-from aftermath.events.status import COLUMNS, RunStatus, facts_of, line, row_of, shown_levels
+from aftermath.events.status import RunStatus, facts_of, line, shown_levels
 from aftermath.rules.state import RunState
 from aftermath.ui.terminal.screen import Screen, can_show
 from aftermath.ui.web.follower import RunFollower

@@ -164,13 +164,13 @@ class ServerData(BareVariant, DataSource):
         return _location(DataKind.SERVER, self.address)
 
     def open(self, request: DataRequest) -> Source:
-        from aftermath.data.remote import RemoteTokens
+        from aftermath.data.data_server_client import RemoteTokens
 
         permits = request.access.permits
         return RemoteTokens(self.address, request.seq_len, request.vocab_size, permits=permits)
 
     def check(self) -> None:
-        from aftermath.data.remote import host_and_port
+        from aftermath.data.data_server_client import host_and_port
 
         host_and_port(self.address)
 

@@ -9,8 +9,6 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from solders.pubkey import Pubkey
-
 from aftermath.base.text import counted
 from aftermath.events.printable import printable
 from aftermath.events.progress import holder_wait, in_words, span
@@ -371,9 +369,6 @@ def _seen(run: Run, number: int, seat: Seat) -> str:
     return f"epoch {seat.last_epoch}"
 
 
-COLUMNS = ("seat", "wallet", "tier", "standing", "weight", "points", "last seen")
-
-
 def facts_of(status: RunStatus) -> dict[str, str | list[str]]:
     """Return the facts about the run itself. Its name and description are as the owner wrote
     them.
@@ -437,22 +432,6 @@ def shown_levels(status: RunStatus) -> list[str]:
         f"level {level.level}: "
         + (counted(len(level.shown), "member") if level.shown else "none yet")
         for level in status.levels
-    ]
-
-
-def row_of(member: MemberStatus) -> list[str]:
-    """Return a member's cells."""
-    status_of = f"{member.standing}, witness" if member.witness else member.standing
-    points = f"{member.points:,}" + (f" (-{member.slashed:,})" if member.slashed else "")
-    wallet = str(Pubkey.from_bytes(member.signer))
-    return [
-        str(member.seat),
-        wallet,
-        str(member.tier),
-        status_of,
-        f"{member.weight:,}",
-        points,
-        member.seen,
     ]
 
 

@@ -18,9 +18,9 @@ from aftermath.base.errors import AftermathError
 from aftermath.lab.trainer import Stepped, below, on_cpu, take_weights
 from aftermath.model.documents import CheckpointError
 from aftermath.model.network import LanguageModel
-from aftermath.optim.clip import NonFiniteGradient
 from aftermath.optim.codec import decode_level
 from aftermath.optim.engine import Trained
+from aftermath.optim.gradient_clip import NonFiniteGradient
 from aftermath.replica.replica import Replica
 
 Results = dict[int, list[bytes]]

@@ -17,7 +17,7 @@ from torch import Tensor
 from aftermath.lab.recipe import Recipe
 from aftermath.lab.trainer import Stepped, below, on_cpu, take_weights
 from aftermath.model.network import LanguageModel
-from aftermath.optim.clip import NonFiniteGradient, clip_gradients, refuse_beyond
+from aftermath.optim.gradient_clip import NonFiniteGradient, clip_gradients, refuse_beyond
 from aftermath.optim.moe_bias import balance, learnt
 from aftermath.optim.moments import moments, take_moments
 from aftermath.optim.muon import vector_rate

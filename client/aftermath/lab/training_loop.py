@@ -35,7 +35,7 @@ from aftermath.lab.setup import Start
 from aftermath.lab.trainer import Stepped
 from aftermath.model.documents import CheckpointError
 from aftermath.model.store import read_companions, write_checkpoint, writing
-from aftermath.optim.clip import Diverged
+from aftermath.optim.gradient_clip import Diverged
 from aftermath.optim.interfaces import BadState
 from aftermath.rules.optimizers import optimizers
 

@@ -19,9 +19,9 @@ from aftermath.kernels.runtime import run_parallel
 from aftermath.model.segments import view
 from aftermath.optim import compiled, compiled_dense, gpu_choice, level_kernels
 from aftermath.optim.blocks import UNUSED
-from aftermath.optim.clip import LARGEST_RESIDUAL, refuse_beyond
 from aftermath.optim.codec import encode_groups
 from aftermath.optim.format import ResultFormat, Transform
+from aftermath.optim.gradient_clip import LARGEST_RESIDUAL, refuse_beyond
 from aftermath.optim.interfaces import Measured, PseudoGradient
 from aftermath.optim.lattice import SMALLEST, quantise
 from aftermath.optim.layout import LevelLayout, Part, level_layout

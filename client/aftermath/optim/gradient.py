@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from aftermath.optim.clip import clip_gradients, finite
+from aftermath.optim.gradient_clip import clip_gradients, finite
 from aftermath.optim.interfaces import Backward, BadState, PseudoGradient
 from aftermath.optim.moe_bias import Balances, learnt, load_error, nothing_balances
 from aftermath.optim.rounding import to_fp32

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from aftermath.optim.clip import (
+from aftermath.optim.gradient_clip import (
     LARGEST_RESIDUAL,
     NonFiniteGradient,
     clip_gradients,

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from aftermath.base.merkle import DIGEST
 from aftermath.model.schema import is_hidden_matrix
-from aftermath.optim.clip import scale
+from aftermath.optim.gradient_clip import scale
 from aftermath.optim.inner_optimizer import inner_optimizer, step_at
 from aftermath.optim.moments import (
     Kind,

@@ -99,7 +99,7 @@ class Replica:
         The parameters do not change. `ahead_lr` is the learning rate of the look-ahead (the
         previous step's). `measured` asks for metrics. With `dummy_seed`, the gradients are noise
         from that seed, and the network does not run. Raises Cancelled between micro-batches, or
-        optim.clip.NonFiniteGradient.
+        optim.gradient_clip.NonFiniteGradient.
         """
 
         def backward(part: Tensor) -> Loss:

@@ -19,7 +19,7 @@ from aftermath.chain.addresses import run_seed
 from aftermath.config.document import RunConfig, load_as
 from aftermath.config.tables import Table
 from aftermath.data import PORT
-from aftermath.data.server import (
+from aftermath.data.data_server import (
     DataServer,
     DataServerSettings,
     load_server_settings,

@@ -16,7 +16,7 @@ from aftermath.member.own_state import OwnState
 from aftermath.member.plan import RoundPlan, plan_round
 from aftermath.member.results import Results
 from aftermath.member.reveal import Reveals
-from aftermath.optim.clip import Diverged
+from aftermath.optim.gradient_clip import Diverged
 from aftermath.replica.modelshare import ModelShare
 from aftermath.replica.replica import Replica
 from aftermath.rules import bitmap

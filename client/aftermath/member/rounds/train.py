@@ -22,8 +22,8 @@ from aftermath.member.plan import RoundPlan
 from aftermath.member.ports import Ports
 from aftermath.member.rounds.epoch import Divergence, Epoch
 from aftermath.member.rounds.throughput import Throughput
-from aftermath.optim.clip import NonFiniteGradient
 from aftermath.optim.engine import Trained
+from aftermath.optim.gradient_clip import NonFiniteGradient
 from aftermath.replica.replica import Cancelled
 
 _FIRST_PAUSE = 1.0  # seconds before the first retry of an unreachable source

@@ -10,8 +10,9 @@ from textual.app import ComposeResult
 from textual.containers import VerticalScroll
 
 from aftermath.events import event_types
+from aftermath.events.members_table import COLUMNS, row_of
 from aftermath.events.printable import printable
-from aftermath.events.status import COLUMNS, RunStatus, row_of
+from aftermath.events.status import RunStatus
 from aftermath.ui.terminal.board import Board
 from aftermath.ui.terminal.messages import TABS
 from aftermath.ui.terminal.pages import PAGES, progress_words

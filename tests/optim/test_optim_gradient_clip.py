@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from aftermath.optim.clip import NonFiniteGradient, clip_gradients, scale
+from aftermath.optim.gradient_clip import NonFiniteGradient, clip_gradients, scale
 
 
 def test_clip_scales_all_tensors_only_above_the_norm() -> None:
