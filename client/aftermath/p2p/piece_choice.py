@@ -11,6 +11,10 @@ from aftermath.p2p.pieces import Pieces
 
 STALL_S = 2.0
 """Seconds without a byte after which a fetch asks any member for any piece."""
+SLOW_S = 15.0
+"""Seconds after which a piece under way may be asked of another peer too, and a fetch must not be
+behind its `due_s`. Otherwise a peer could delay a blob by sending just enough not to stall.
+"""
 STRIKES = 3
 """Pieces that a peer may fail to send before a fetch stops asking it."""
 
@@ -38,7 +42,10 @@ class PieceFetch:
     me: bytes
     pieces: Pieces
     first: int
+    started: float
     progress_at: float
+    due_s: float
+    """Seconds in which the fetch should be done; a third of its deadline."""
     strong: frozenset[bytes]
     sources: set[bytes]
     """Peers to ask. The author is one of them."""
@@ -82,7 +89,8 @@ class PieceFetch:
         """
         if peer not in self.sources:
             return None
-        self.open_to_all = self.open_to_all or now - self.progress_at > STALL_S
+        stalled = now - self.progress_at > STALL_S
+        self.open_to_all = self.open_to_all or stalled or self._is_behind(now)
         wanted = ~self.pieces.held & ((1 << self.pieces.count) - 1)
         if peer != self.author:
             helps = self.open_to_all or peer in self.strong
@@ -94,9 +102,16 @@ class PieceFetch:
         else:
             wanted = 0
         for pull in self.pulls:
-            if pull.peer == peer or now - pull.moved <= silent_s:
+            is_alive = now - pull.moved <= silent_s and now - pull.started <= SLOW_S
+            if pull.peer == peer or is_alive:
                 wanted &= ~(1 << pull.index)
         return self._next(wanted)
+
+    def _is_behind(self, now: float) -> bool:
+        """Return whether too few pieces are verified to be done in `due_s`."""
+        passed = now - self.started
+        done = self.pieces.held.bit_count() / self.pieces.count
+        return passed > SLOW_S and done < passed / self.due_s
 
     def _next(self, wanted: int) -> int | None:
         """Return the first wanted piece from `first` on, then from 0 on, or None."""

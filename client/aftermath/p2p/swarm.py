@@ -50,6 +50,8 @@ HASHES_S = 15.0
 RETRY_S = 2.0
 ABANDON_S = 10.0
 """Seconds without a byte after which the caller must fetch the blob as a whole."""
+PARTS_OF_DEADLINE = 3
+"""A fetch should be done in a third of its deadline. Otherwise it asks any member for anything."""
 DOUBT_S = 600.0
 """Seconds for which a fetch does not rely on a member that left another fetch waiting."""
 UPLINK_SAMPLE_S = 1.0
@@ -151,7 +153,7 @@ class Swarms:
                 hashes = await self._hashes(author, digest, size)
                 if hashes is None:
                     return None
-                swarm = self._begin(digest, size, hashes, author, holders)
+                swarm = self._begin(digest, size, hashes, author, holders, deadline_s)
                 return await self._gather(swarm)
         except TimeoutError as error:
             self._doubt(swarm.strong if swarm is not None else frozenset())
@@ -204,7 +206,13 @@ class Swarms:
         return hashes
 
     def _begin(
-        self, digest: bytes, size: int, hashes: bytes, author: bytes, holders: Sequence[bytes]
+        self,
+        digest: bytes,
+        size: int,
+        hashes: bytes,
+        author: bytes,
+        holders: Sequence[bytes],
+        deadline_s: float,
     ) -> PieceFetch:
         """Start a fetch. Its first piece depends on this member's rank among the fetchers."""
         fetchers = sorted({self._me, *holders} - {author})
@@ -213,13 +221,16 @@ class Swarms:
         others = [*fetchers[rank + 1 :], *fetchers[:rank]]
         others.sort(key=lambda peer: peer not in strong)
         pieces = Pieces(size, hashes, bytearray(size))
+        now = self._pace.clock()
         swarm = PieceFetch(
             digest=digest,
             author=author,
             me=self._me,
             pieces=pieces,
             first=rank * pieces.count // len(fetchers),
-            progress_at=self._pace.clock(),
+            started=now,
+            progress_at=now,
+            due_s=deadline_s / PARTS_OF_DEADLINE,
             strong=strong,
             sources={author, *others[:MOST_RELAYS]},
         )
