@@ -24,9 +24,7 @@ def fetch_of(*strong: bytes, first: int = 0) -> PieceFetch:
         me=ME,
         pieces=Pieces(len(data), piece_hashes(data), bytearray(len(data))),
         first=first,
-        started=0.0,
         progress_at=0.0,
-        due_s=60.0,
         strong=frozenset(strong or (AUTHOR, ME, OTHER, FAST)),
         sources={AUTHOR, OTHER, FAST},
     )
@@ -102,11 +100,12 @@ def test_sender_that_trickles_frees_its_piece_and_the_rest() -> None:
     fetch = fetch_of(FAST)
     fetch.note(FAST, status(255))
     fetch.begin(trickle := PiecePull(FAST, 0, 0.0, 0.0))
-    for now, expected in ((14.0, None), (16.0, 0)):
+    for now, expected in ((4.5, None), (5.5, 0)):
         trickle.moved = fetch.progress_at = now
         assert fetch.choose(AUTHOR, now, SILENT_S) == expected
-    fetch.begin(PiecePull(AUTHOR, 0, 16.0, 16.0))
-    assert fetch.choose(AUTHOR, 16.0, SILENT_S) == 1
+    fetch.begin(PiecePull(AUTHOR, 0, 5.5, 5.5))
+    assert fetch.choose(AUTHOR, 5.5, SILENT_S) == 1
+    assert fetch.slow == {FAST}
 
 
 def test_peer_that_lacks_claimed_pieces_is_dropped() -> None:

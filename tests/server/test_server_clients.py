@@ -29,7 +29,7 @@ from aftermath.chain.failures import RpcRejected, TransactionFailed
 from aftermath.coordinator.errors import Refused, Unavailable
 from aftermath.p2p.discovery import Whereabouts
 from aftermath.rules.state import RunState
-from aftermath.server import accounts, connection_limiter, rpc_methods, session, sessions
+from aftermath.server import account_funding, connection_limiter, rpc_methods, session, sessions
 from aftermath.server import server as server_module
 from aftermath.server.client_backend import ServerDirectory, renew_withdraw_transaction
 from aftermath.server.connection import NotAdmitted, ServerRefused
@@ -379,7 +379,7 @@ async def test_member_may_send_only_its_own_run_transactions() -> None:
 async def test_new_identities_get_accounts_by_success_and_quota(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(accounts, "NEW_PER_ADDRESS", 2.0)
+    monkeypatch.setattr(account_funding, "NEW_PER_ADDRESS", 2.0)
     async with serving(tmp_path) as server, contextlib.AsyncExitStack() as stack:
         visitors = [await stack.enter_async_context(Visitor(server)) for _ in range(4)]
 
@@ -409,12 +409,12 @@ async def test_new_identities_get_accounts_by_success_and_quota(
 async def test_expired_accounts_stay_deleted_after_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(accounts, "AWAY_SECONDS", 0.0)
+    monkeypatch.setattr(account_funding, "AWAY_SECONDS", 0.0)
     guest = Pubkey.new_unique()
     member = Keypair()
     async with serving(tmp_path) as server, Visitor(server, member) as visitor:
         await visitor.join()
-        await server.node.provide(guest, accounts.FUNDING_LAMPORTS)
+        await server.node.provide(guest, account_funding.FUNDING_LAMPORTS)
         server.account_funding.sweep()
     async with serving(tmp_path) as server:
         server.account_funding.sweep()

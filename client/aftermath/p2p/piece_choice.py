@@ -11,9 +11,9 @@ from aftermath.p2p.pieces import Pieces
 
 STALL_S = 2.0
 """Seconds without a byte after which a fetch asks any member for any piece."""
-SLOW_S = 15.0
-"""Seconds after which a piece under way may be asked of another peer too, and a fetch must not be
-behind its `due_s`. Otherwise a peer could delay a blob by sending just enough not to stall.
+SLOW_S = 5.0
+"""Seconds that a piece may take. Otherwise a peer could delay a blob by sending just enough not to
+stall.
 """
 STRIKES = 3
 """Pieces that a peer may fail to send before a fetch stops asking it."""
@@ -42,16 +42,15 @@ class PieceFetch:
     me: bytes
     pieces: Pieces
     first: int
-    started: float
     progress_at: float
-    due_s: float
-    """Seconds in which the fetch should be done; a third of its deadline."""
     strong: frozenset[bytes]
     sources: set[bytes]
     """Peers to ask. The author is one of them."""
     held_by: dict[bytes, int] = field(default_factory=dict)
     pulled_by: dict[bytes, int] = field(default_factory=dict)
     strikes: Counter[bytes] = field(default_factory=Counter)
+    slow: set[bytes] = field(default_factory=set)
+    """Peers that took longer than SLOW_S for a piece."""
     delivered: set[bytes] = field(default_factory=set)
     pulls: list[PiecePull] = field(default_factory=list)
     open_to_all: bool = False
@@ -89,8 +88,9 @@ class PieceFetch:
         """
         if peer not in self.sources:
             return None
-        stalled = now - self.progress_at > STALL_S
-        self.open_to_all = self.open_to_all or stalled or self._is_behind(now)
+        slow = {pull.peer for pull in self.pulls if now - pull.started > SLOW_S}
+        self.slow |= slow
+        self.open_to_all |= bool(slow) or now - self.progress_at > STALL_S
         wanted = ~self.pieces.held & ((1 << self.pieces.count) - 1)
         if peer != self.author:
             helps = self.open_to_all or peer in self.strong
@@ -106,12 +106,6 @@ class PieceFetch:
             if pull.peer == peer or is_alive:
                 wanted &= ~(1 << pull.index)
         return self._next(wanted)
-
-    def _is_behind(self, now: float) -> bool:
-        """Return whether too few pieces are verified to be done in `due_s`."""
-        passed = now - self.started
-        done = self.pieces.held.bit_count() / self.pieces.count
-        return passed > SLOW_S and done < passed / self.due_s
 
     def _next(self, wanted: int) -> int | None:
         """Return the first wanted piece from `first` on, then from 0 on, or None."""

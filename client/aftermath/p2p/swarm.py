@@ -50,8 +50,6 @@ HASHES_S = 15.0
 RETRY_S = 2.0
 ABANDON_S = 10.0
 """Seconds without a byte after which the caller must fetch the blob as a whole."""
-PARTS_OF_DEADLINE = 3
-"""A fetch should be done in a third of its deadline. Otherwise it asks any member for anything."""
 DOUBT_S = 600.0
 """Seconds for which a fetch does not rely on a member that left another fetch waiting."""
 UPLINK_SAMPLE_S = 1.0
@@ -153,10 +151,11 @@ class Swarms:
                 hashes = await self._hashes(author, digest, size)
                 if hashes is None:
                     return None
-                swarm = self._begin(digest, size, hashes, author, holders, deadline_s)
+                swarm = self._begin(digest, size, hashes, author, holders)
                 return await self._gather(swarm)
         except TimeoutError as error:
-            self._doubt(swarm.strong if swarm is not None else frozenset())
+            if swarm is not None:
+                self._doubt(swarm.strong - swarm.delivered | swarm.slow)
             raise BlobUnavailable(
                 f"blob {digest.hex()[:10]} ({size} bytes) did not arrive in pieces within "
                 f"{deadline_s:.1f} s"
@@ -206,13 +205,7 @@ class Swarms:
         return hashes
 
     def _begin(
-        self,
-        digest: bytes,
-        size: int,
-        hashes: bytes,
-        author: bytes,
-        holders: Sequence[bytes],
-        deadline_s: float,
+        self, digest: bytes, size: int, hashes: bytes, author: bytes, holders: Sequence[bytes]
     ) -> PieceFetch:
         """Start a fetch. Its first piece depends on this member's rank among the fetchers."""
         fetchers = sorted({self._me, *holders} - {author})
@@ -221,16 +214,13 @@ class Swarms:
         others = [*fetchers[rank + 1 :], *fetchers[:rank]]
         others.sort(key=lambda peer: peer not in strong)
         pieces = Pieces(size, hashes, bytearray(size))
-        now = self._pace.clock()
         swarm = PieceFetch(
             digest=digest,
             author=author,
             me=self._me,
             pieces=pieces,
             first=rank * pieces.count // len(fetchers),
-            started=now,
-            progress_at=now,
-            due_s=deadline_s / PARTS_OF_DEADLINE,
+            progress_at=self._pace.clock(),
             strong=strong,
             sources={author, *others[:MOST_RELAYS]},
         )
@@ -267,12 +257,16 @@ class Swarms:
             return data
         finally:
             if swarm.open_to_all:
-                self._doubt(swarm.strong - swarm.delivered)
+                self._doubt(swarm.strong - swarm.delivered | swarm.slow)
             swarm.ended = True
             del self._active[swarm.digest]
             if data is None:
                 self._store.unshare(swarm.digest)
-            await self._dismiss()
+            try:
+                await self._dismiss()
+            except asyncio.CancelledError:
+                self._store.unshare(swarm.digest)  # nobody will know that the pieces are here
+                raise
 
     async def _changes(self, swarm: PieceFetch) -> None:
         """Wait until the fetch changes, for at most IDLE_S."""
