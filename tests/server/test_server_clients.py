@@ -415,9 +415,9 @@ async def test_expired_accounts_stay_deleted_after_restart(
     async with serving(tmp_path) as server, Visitor(server, member) as visitor:
         await visitor.join()
         await server.node.provide(guest, account_funding.FUNDING_LAMPORTS)
-        server.account_funding.sweep()
+        server.accounts.sweep()
     async with serving(tmp_path) as server:
-        server.account_funding.sweep()
+        server.accounts.sweep()
         assert server.node.bank.account(guest) is None
         assert server.node.bank.account(member.pubkey()) is not None, "it has a membership"
         async with Visitor(server, member) as visitor:

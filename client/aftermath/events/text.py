@@ -146,7 +146,8 @@ def _speed_fields(event: event_types.SpeedMeasured, _: Fields) -> Fields:
 
 def _stopped_fields(event: event_types.Stopped, _: Fields) -> Fields:
     if event.continues:
-        return {"use": "start the same command again and the run continues from it"}
+        how = "start the same command again before another member starts"
+        return {"use": f"{how}, and the run continues from it"}
     return {"use": "this is only a copy; the run does not continue from it"}
 
 

@@ -35,7 +35,7 @@ from aftermath.rules.contents import begins_from_checkpoint, sole_levels, unsave
 from aftermath.rules.deadlines import rounds_end
 from aftermath.rules.members import Members
 from aftermath.rules.model import Checkpoint, Model
-from aftermath.rules.run import Run, steps_before
+from aftermath.rules.run import Run
 from aftermath.rules.state import CheckpointKind, MemberState, RunState
 
 _FIRST_RETRY = 1.0
@@ -321,14 +321,10 @@ class LastMember:
         if unfinished is None or unfinished.is_of(run):
             return unfinished
         path.unlink(missing_ok=True)
-        lost = unfinished.step - steps_before(self._ports.feed.model.checkpoint_step)
-        if lost > 0:
-            steps = counted(lost, "step")
-            self._warn(
-                f"the run continued without the last {steps} that this member saved: "
-                f"{unfinished.directory} is now only "
-                "a copy of the model"
-            )
+        self._warn(
+            f"the epoch ended without this member, and the run goes on without its training up to step "
+            f"{unfinished.step}: {unfinished.directory} is now only a copy of the model"
+        )
         return None
 
     async def resume(self, unfinished: UnsavedWork) -> tuple[Replica, Run]:
