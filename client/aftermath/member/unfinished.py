@@ -322,7 +322,7 @@ class LastMember:
             return unfinished
         path.unlink(missing_ok=True)
         self._warn(
-            f"the epoch ended without this member, and the run goes on without its training up to step "
+            f"the epoch ended without this member, and the run continues without its training up to step "
             f"{unfinished.step}: {unfinished.directory} is now only a copy of the model"
         )
         return None
