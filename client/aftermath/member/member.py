@@ -253,7 +253,7 @@ class Member:
                 if (
                     self.seat is not None
                     and self._replica is None
-                    and self._status_events.waiting(run)
+                    and self._status_events.waiting(run, members)
                 ):
                     return
                 await self._ports.feed.after(run.seq)

@@ -20,9 +20,10 @@ from aftermath.model.saved_checkpoints import (
 )
 from aftermath.rules import contents
 from aftermath.rules.contents import never_saved
+from aftermath.rules.members import Members
 from aftermath.rules.model import Model
 from aftermath.rules.run import Run, steps_before
-from aftermath.rules.state import CheckpointKind, ModelSource, RunState
+from aftermath.rules.state import CheckpointKind, MemberState, ModelSource, RunState
 
 if TYPE_CHECKING:
     from aftermath.member.ports import Ports  # loads torch
@@ -149,18 +150,20 @@ class StatusEvents:
         message = f"{lost_with_members(run.trained_steps)}\n{how}"
         self._events.emit(event_types.Warning(message=message, until="checkpoint"))
 
-    def waiting(self, run: Run) -> bool:
+    def waiting(self, run: Run, members: Members) -> bool:
         """Report once per epoch that a seated member waits for the next epoch.
 
-        Return whether the member should leave: the epoch is the last one and makes steps. A stalled
-        epoch may be abandoned, and then the run needs this member in the next one.
+        Return whether the member should leave: the epoch is the last one and makes steps. An epoch
+        that is stalled or has no member left is abandoned, and then the run needs this member in
+        the next one.
         """
         late = run.state is RunState.WARMUP or run.state.active
         if late and self._waits_for != run.epoch + 1:
             self._waits_for = run.epoch + 1
             self._came_at = run.trained_steps
             self._events.emit(event_types.Waiting(epoch=self._waits_for))
-        leaves = run.state.training and is_last_epoch(run) and run.trained_steps > self._came_at
+        makes_steps = run.trained_steps > self._came_at and members.mask(MemberState.HEALTHY) != 0
+        leaves = run.state.training and is_last_epoch(run) and makes_steps
         if leaves:
             self._events.emit(event_types.Waiting(epoch=self._waits_for, leaves=True))
         return leaves
