@@ -290,10 +290,10 @@ def keyword(name: str, annotation: object, default: object) -> inspect.Parameter
 
 
 def check_can_ask(command: str, effect: str, *, as_json: bool) -> None:
-    """Raise UsageError if there is no terminal to ask on, or with --json."""
+    """Raise UsageError if no terminal can show the question, or with --json."""
     terminal = all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stderr))
     if as_json or not terminal:
-        reason = "--json asks no questions" if as_json else "there is no terminal to ask on"
+        reason = "--json asks no questions" if as_json else "no terminal can show the question"
         raise UsageError(f"{command} {effect}, and {reason}", "Add --yes to confirm")
 
 

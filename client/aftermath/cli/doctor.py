@@ -20,6 +20,7 @@ from aftermath.cli.options import (
     Authorizer,
     ClusterOptions,
     Device,
+    FittingTier,
     MaxBond,
     WalletOptions,
     checked_run_id,
@@ -27,7 +28,6 @@ from aftermath.cli.options import (
 )
 from aftermath.cli.present import Result
 from aftermath.p2p.relay import AUTO, relay_named
-from aftermath.rules.limits import MAX_LEVELS
 
 if TYPE_CHECKING:
     from aftermath.cli.findings import Finding
@@ -100,15 +100,7 @@ async def doctor(
     fix: Annotated[
         bool, typer.Option("--fix", help="Repair what can be repaired: a key file's mode.")
     ] = False,
-    matformer_tier: Annotated[
-        int | None,
-        shared(
-            "--matformer-tier",
-            text="Tier that must fit into memory. By default, the largest that does.",
-            least=0,
-            most=MAX_LEVELS - 1,
-        ),
-    ] = None,
+    matformer_tier: FittingTier = None,
     device: Device = "auto",
     listening: ListeningOptions,
     files: AccessOptions,

@@ -177,6 +177,15 @@ MemberTier = Annotated[
         parser=tier_named,
     ),
 ]
+FittingTier = Annotated[
+    int | None,
+    shared(
+        "--matformer-tier",
+        text="Tier that must fit into memory. By default, the largest that does.",
+        least=0,
+        most=MAX_LEVELS - 1,
+    ),
+]
 Device = Annotated[
     str,
     shared(

@@ -1,7 +1,8 @@
 """A run's progress and a member's current phase, in a few words: "step 40 of 120, 2 min left".
 
 Everything comes from the chain, so all members show the same. The pace is that of the last steps,
-including the pauses between epochs, because they recur. `holder_wait` says for whom a run waits.
+including the pauses between epochs, because they recur. `holder_wait` names the member that a run
+waits for.
 """
 
 from __future__ import annotations

@@ -322,8 +322,8 @@ class LastMember:
             return unfinished
         path.unlink(missing_ok=True)
         self._warn(
-            f"the epoch ended without this member, and the run continues without its training up to step "
-            f"{unfinished.step}: {unfinished.directory} is now only a copy of the model"
+            "the epoch ended without this member, and the run continues without its training up to "
+            f"step {unfinished.step}: {unfinished.directory} is now only a copy of the model"
         )
         return None
 

@@ -54,7 +54,7 @@ class PieceFetch:
     delivered: set[bytes] = field(default_factory=set)
     pulls: list[PiecePull] = field(default_factory=list)
     open_to_all: bool = False
-    """Whether the fetch has stalled once. It then asks any member for any piece."""
+    """Whether the fetch has stalled or a piece was slow. It then asks any member for any piece."""
     failed: bool = False
     """Whether the author was caught with a false list or piece."""
     ended: bool = False
@@ -84,7 +84,7 @@ class PieceFetch:
         """Return the piece to ask this peer for, or None.
 
         A piece that another peer is sending can be requested again after that peer has been silent
-        for `silent_s`.
+        for `silent_s`, or after SLOW_S.
         """
         if peer not in self.sources:
             return None

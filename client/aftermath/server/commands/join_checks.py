@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 from aftermath.cli.command import command
 from aftermath.cli.doctor import ListeningOptions
-from aftermath.cli.options import AccessOptions, Device, MemberTier, RunId, Tier, shared
+from aftermath.cli.options import (
+    AccessOptions,
+    Device,
+    FittingTier,
+    MemberTier,
+    RunId,
+    Tier,
+)
 from aftermath.cli.present import Result
-from aftermath.rules.limits import MAX_LEVELS
 from aftermath.server.commands.options import ServerOptions, trusted
 
 
@@ -57,15 +61,7 @@ async def doctor(
     server: ServerOptions,
     run_id: RunId,
     *,
-    matformer_tier: Annotated[
-        int | None,
-        shared(
-            "--matformer-tier",
-            text="Tier that must fit into memory. By default, the largest that does.",
-            least=0,
-            most=MAX_LEVELS - 1,
-        ),
-    ] = None,
+    matformer_tier: FittingTier = None,
     device: Device = "auto",
     listening: ListeningOptions,
     files: AccessOptions,
