@@ -6,14 +6,35 @@ import os
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
-
-NETWORK = "10.83.7"
-HERE = f"{NETWORK}.1"
-"""This machine's address there."""
+from dataclasses import dataclass
 
 
-def _ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True)
+@dataclass(frozen=True)
+class Lan:
+    network: str
+    """The first three parts of its addresses."""
+    machines: list[list[str]]
+    """Each is the command prefix that runs a command there."""
+
+    @property
+    def here(self) -> str:
+        """This machine's address."""
+        return f"{self.network}.1"
+
+    def address(self, index: int) -> str:
+        """Return the address of a machine."""
+        return f"{self.network}.{10 + index}"
+
+
+def _ip(*words: str) -> str:
+    return subprocess.run(["ip", *words], check=True, capture_output=True, text=True).stdout
+
+
+def _unused_network() -> str:
+    # A test that was killed leaves its bridge behind, and another test may run at the same time.
+    used = _ip("-o", "-4", "addr")
+    numbers = ((os.getpid() + offset) % 256 for offset in range(256))
+    return next(network for number in numbers if f" {(network := f'10.83.{number}')}." not in used)
 
 
 def possible() -> bool:
@@ -26,13 +47,14 @@ def possible() -> bool:
 
 
 @contextmanager
-def lan(count: int) -> Iterator[list[list[str]]]:
-    """Yield `count` machines, each as the command prefix that runs a command on it."""
+def lan(count: int) -> Iterator[Lan]:
+    """Yield a network with `count` machines."""
     bridge = f"am{os.getpid()}"
     spaces = [f"am{os.getpid()}n{index}" for index in range(count)]
+    network = Lan(_unused_network(), [["ip", "netns", "exec", space] for space in spaces])
     try:
         _ip("link", "add", bridge, "type", "bridge")
-        _ip("addr", "add", f"{HERE}/24", "dev", bridge)
+        _ip("addr", "add", f"{network.here}/24", "dev", bridge)
         _ip("link", "set", bridge, "up")
         for index, space in enumerate(spaces):
             outside = f"{bridge}v{index}"
@@ -41,10 +63,10 @@ def lan(count: int) -> Iterator[list[list[str]]]:
             _ip("link", "add", outside, "type", "veth", "peer", "name", inside)
             _ip("link", "set", inside, "netns", space)
             _ip("link", "set", outside, "master", bridge, "up")
-            _ip("-n", space, "addr", "add", f"{NETWORK}.{10 + index}/24", "dev", inside)
+            _ip("-n", space, "addr", "add", f"{network.address(index)}/24", "dev", inside)
             _ip("-n", space, "link", "set", inside, "up")
             _ip("-n", space, "link", "set", "lo", "up")
-        yield [["ip", "netns", "exec", space] for space in spaces]
+        yield network
     finally:
         for space in spaces:
             subprocess.run(["ip", "netns", "del", space], capture_output=True, check=False)

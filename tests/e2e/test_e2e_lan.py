@@ -13,7 +13,7 @@ from aftermath.rules.state import RunState
 from aftermath.testnet.chain import ask
 from e2e.cluster import ClusterMember, TrainingCluster
 from e2e.network import Network
-from e2e.network_namespaces import HERE, NETWORK, lan, possible
+from e2e.network_namespaces import lan, possible
 from e2e.run_inputs import RunInputs
 
 pytestmark = pytest.mark.slow
@@ -39,8 +39,8 @@ def test_members_with_static_peers_train_to_end(
     """
     if not possible():
         pytest.skip("network namespaces need root and iproute2")
-    with lan(3) as machines:
-        network = Network(xprocess, "embedded", tmp_path / "network", HERE)
+    with lan(3) as local_network:
+        network = Network(xprocess, "embedded", tmp_path / "network", local_network.here)
         cluster = TrainingCluster(network, xprocess, tmp_path)
         try:
             fund(network, cluster.owner_key)
@@ -48,9 +48,9 @@ def test_members_with_static_peers_train_to_end(
                 run_inputs.config(tmp_path, rounds_per_epoch=STEPS, total_steps=STEPS)
             )
             named: list[str] = []
-            for tier, machine in enumerate(machines):
+            for tier, machine in enumerate(local_network.machines):
                 member = cluster.add_member(tier)
-                address = f"{NETWORK}.{10 + tier}"
+                address = local_network.address(tier)
                 fund(network, member.wallet)
                 cluster.command(
                     "join-authorization-create",

@@ -14,7 +14,7 @@ import pytest
 from xprocess import XProcess
 
 from e2e.event_log import applied_sequences, compare_replicas
-from e2e.network_namespaces import HERE, lan, possible
+from e2e.network_namespaces import lan, possible
 from e2e.run_inputs import RunInputs
 from e2e.server_run import ServerRun, ServerRunOptions
 
@@ -112,14 +112,24 @@ def test_members_on_separate_networks_meet_through_tls_server(
     certificate = str(tmp_path / "cert.pem")
     key = str(tmp_path / "key.pem")
     line = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=test"
-    names = ["-addext", f"subjectAltName=IP:{HERE}", "-keyout", key, "-out", certificate]
-    subprocess.run([*line.split(), *names], check=True, capture_output=True)
-    with lan(3) as machines:
+    with lan(3) as network:
+        names = [
+            "-addext",
+            f"subjectAltName=IP:{network.here}",
+            "-keyout",
+            key,
+            "-out",
+            certificate,
+        ]
+        subprocess.run([*line.split(), *names], check=True, capture_output=True)
         keeping = ("--tls-certificate", certificate, "--tls-key", key)
         # the server's own data service is at a private address
         reach = ("--data-root", "/", "--allow-private-network")
         options = ServerRunOptions(
-            HERE, keeping, ("--tls-ca", certificate, "--iroh-relay", "disabled", *reach), machines
+            network.here,
+            keeping,
+            ("--tls-ca", certificate, "--iroh-relay", "disabled", *reach),
+            network.machines,
         )
         server_run = ServerRun(
             xprocess, tmp_path, run_inputs, options, rounds_per_epoch=6, total_steps=6
