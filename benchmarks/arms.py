@@ -43,8 +43,8 @@ from aftermath.lab.settings import LabSettings, with_options
 from aftermath.lab.setup import start
 from aftermath.lab.training_loop import Course
 from aftermath.model.architectures import config_of
-from aftermath.model.initial import init_weights
-from aftermath.model.store import write_checkpoint
+from aftermath.model.initial_weights import init_weights
+from aftermath.model.save_checkpoint import write_checkpoint
 from aftermath.optim.schema import build_schema
 from aftermath.replica.exactness import exact_device
 from aftermath.replica.passes import arithmetic_of

@@ -44,9 +44,9 @@ from torch import Tensor
 from aftermath.kernels.runtime import unavailable_reason
 from aftermath.optim.engine import Engine
 from aftermath.optim.error_feedback import ErrorFeedback
-from aftermath.optim.format import ResultFormat
 from aftermath.optim.interfaces import PseudoGradient
 from aftermath.optim.lattice import LEAST, MOST
+from aftermath.optim.result_format import ResultFormat
 from aftermath.optim.schema import Schema, build_schema
 from aftermath.rules.distro import Distro
 from aftermath.rules.sparseloco import SparseLoCo

@@ -29,10 +29,10 @@ from torch import Tensor
 
 from aftermath.model.segments import view
 from aftermath.optim.codec import decode_level
+from aftermath.optim.distro_step import GradientStep
 from aftermath.optim.engine import Engine
 from aftermath.optim.error_feedback import ErrorFeedback
 from aftermath.optim.exact_signs import signs
-from aftermath.optim.gradient import GradientStep
 from aftermath.optim.interfaces import PseudoGradient
 from aftermath.optim.layout import level_layout
 from aftermath.optim.level_votes import Votes

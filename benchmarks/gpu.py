@@ -40,11 +40,11 @@ from torch import Tensor
 
 from aftermath.model.architectures import config_of
 from aftermath.model.config import ModelConfig
-from aftermath.optim import packed, packed_sparse
+from aftermath.optim import packed_dense, packed_sparse
 from aftermath.optim.codec import decode_level
-from aftermath.optim.format import Values
 from aftermath.optim.gpu_choice import chooses
 from aftermath.optim.layout import level_layout
+from aftermath.optim.result_format import Values
 from aftermath.optim.schema import build_schema
 from aftermath.replica.exactness import exact_device
 from aftermath.replica.options import Arithmetic
@@ -197,7 +197,7 @@ def kernels(device: torch.device) -> Mapping[str, bool]:
             chooses(device, block, topk, results.values.lattice_bits) for block, topk in groups
         ]
         counted = [
-            packed.usable(device, results.values.bits)
+            packed_dense.usable(device, results.values.bits)
             if results.whole(level)
             else packed_sparse.usable(device, results.values)
             for level in range(TIERS)

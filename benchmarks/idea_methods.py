@@ -18,18 +18,18 @@ from torch import Tensor
 from aftermath.lab.multi_replica import Results, Together
 from aftermath.model.schema import Segment, is_table, prefix
 from aftermath.model.segments import view
-from aftermath.optim import blocks, mean, proof
+from aftermath.optim import blocks, compiled_proof, sparseloco_apply
 from aftermath.optim.blocks import Blocks
 from aftermath.optim.codec import decode_level
+from aftermath.optim.distro_step import GradientStep
 from aftermath.optim.error_feedback import ErrorFeedback
-from aftermath.optim.gradient import GradientStep
-from aftermath.optim.inner import InnerSteps
+from aftermath.optim.inner_steps import InnerSteps
 from aftermath.optim.interfaces import PseudoGradient
 from aftermath.optim.lattice import LARGEST, SMALLEST, quantise
 from aftermath.optim.layout import Group, LevelLayout, Part, level_layout
 from aftermath.optim.level_votes import Votes
-from aftermath.optim.mean import MeanApply
 from aftermath.optim.outer_muon import OuterMuon
+from aftermath.optim.sparseloco_apply import MeanApply
 from aftermath.optim.transform import cells, inverse
 from aftermath.replica.passes import Passes
 from aftermath.replica.replica import Replica
@@ -57,7 +57,7 @@ def with_idea(idea: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterator[
     """
     with ExitStack() as stack:
         stack.enter_context(
-            instead(proof, "unfit", lambda: "ideas take the place of torch's parts")
+            instead(compiled_proof, "unfit", lambda: "ideas take the place of torch's parts")
         )
         stack.enter_context(instead(Together, "_apply", _applied_once))
         for name, value in idea.items():
@@ -129,7 +129,7 @@ def level_rates(rates: Sequence[float], settings: Mapping[str, Any]) -> list[Pla
 def weights(of_members: Sequence[int], settings: Mapping[str, Any]) -> list[Place]:
     """What each member's vote counts in a mean over all: it is counted that number of times."""
     tiers = [int(tier) for tier in settings["tiers"].split(",")]
-    plain = mean.changes
+    plain = sparseloco_apply.changes
 
     def changes(
         votes: Sequence[Votes], level: int, agreed: SparseLoCo, most: int
@@ -138,7 +138,7 @@ def weights(of_members: Sequence[int], settings: Mapping[str, Any]) -> list[Plac
         counted = [vote for vote, weight in zip(votes, holders, strict=True) for _ in range(weight)]
         return plain(counted, level, agreed, most)
 
-    return [(mean, "changes", changes)]
+    return [(sparseloco_apply, "changes", changes)]
 
 
 def topk_by_level(kept: Sequence[int], settings: Mapping[str, Any]) -> list[Place]:
@@ -267,7 +267,7 @@ def dct(wanted: bool, settings: Mapping[str, Any]) -> list[Place]:
 def uncut(wanted: bool, settings: Mapping[str, Any]) -> list[Place]:
     """Values count as they are, however large: coefficients of a DCT are larger than numbers."""
     del wanted, settings
-    return [(mean, "most_of", lambda *_: int(LARGEST))]
+    return [(sparseloco_apply, "most_of", lambda *_: int(LARGEST))]
 
 
 def step_of(batch: int, settings: Mapping[str, Any]) -> list[Place]:
@@ -352,7 +352,7 @@ def low_rank(rank: int, settings: Mapping[str, Any]) -> list[Place]:
         rate = self._rate(step)
         made = whole.optimizer._apply
         assert isinstance(made, MeanApply)
-        most = mean.most_of(made._settings, rate) * SMALLEST
+        most = sparseloco_apply.most_of(made._settings, rate) * SMALLEST
         with torch.no_grad():
             for level, members in results.items():
                 for part in level_layout(self._schema.results, level).parts:

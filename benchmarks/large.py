@@ -33,11 +33,11 @@ import torch
 from torch import Tensor
 
 from aftermath.model.architectures import config_of
-from aftermath.model.initial import init_weights
+from aftermath.model.initial_weights import init_weights
 from aftermath.optim.codec import decode_level
 from aftermath.optim.level_votes import Votes
-from aftermath.optim.mean import MeanApply
 from aftermath.optim.schema import build_schema
+from aftermath.optim.sparseloco_apply import MeanApply
 from aftermath.replica.exactness import exact_device
 from aftermath.replica.options import Arithmetic
 from aftermath.replica.pass_size import PassSize

@@ -31,9 +31,9 @@ from typing import Any
 import torch
 
 from aftermath.model.architectures import config_of
-from aftermath.model.initial import init_weights
-from aftermath.optim.inner import InnerSteps
+from aftermath.model.initial_weights import init_weights
 from aftermath.optim.inner_optimizer import InnerOptimizer
+from aftermath.optim.inner_steps import InnerSteps
 from aftermath.optim.schema import build_schema
 from aftermath.parallel.launch import launch_ranks
 from aftermath.parallel.mesh import Mesh

@@ -29,14 +29,14 @@ from typing import Any, TypeVar
 import torch
 
 from aftermath.model.architectures import config_of
-from aftermath.model.initial import init_weights
+from aftermath.model.initial_weights import init_weights
 from aftermath.optim.engine import outline_of
 from aftermath.optim.schema import build_schema
 from aftermath.optim.state_merkle import BLOCK, tree_of
 from aftermath.replica.exactness import exact_device
 from aftermath.replica.pass_size import PassSize
 from aftermath.replica.replica import Replica
-from aftermath.replica.stateshare import StateShare, copy_state, proven, question
+from aftermath.replica.state_sharing import StateShare, copy_state, proven, question
 from aftermath.rules.optimizer import Optimizer
 from aftermath.rules.sparseloco import SparseLoCo
 from aftermath.sim.sim_transport import SimNetwork

@@ -40,9 +40,9 @@ import torch
 from torch import Tensor
 
 from aftermath.model.architectures import config_of
-from aftermath.model.initial import init_weights
+from aftermath.model.initial_weights import init_weights
 from aftermath.optim.error_feedback import ErrorFeedback
-from aftermath.optim.inner import InnerSteps
+from aftermath.optim.inner_steps import InnerSteps
 from aftermath.optim.interfaces import PseudoGradient
 from aftermath.optim.schema import build_schema
 from aftermath.replica.exactness import exact_device

@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 from aftermath.model.architectures import config_of
-from aftermath.model.initial import init_weights
+from aftermath.model.initial_weights import init_weights
 from aftermath.optim.codec import decode_level
 from aftermath.optim.level_votes import Votes
 from aftermath.optim.schema import build_schema

@@ -18,7 +18,7 @@ from aftermath.optim.blocks import Blocks
 from aftermath.optim.codec import decode_level
 from aftermath.optim.engine import Engine
 from aftermath.optim.error_feedback import ErrorFeedback
-from aftermath.optim.format import ResultFormat, Transform, Values
+from aftermath.optim.result_format import ResultFormat, Transform, Values
 from aftermath.optim.schema import build_schema
 from aftermath.rules.distro import Distro
 from benchmarks.test_benchmarks_worth import module

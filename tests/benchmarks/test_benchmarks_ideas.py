@@ -14,22 +14,22 @@ import torch
 from torch import Tensor
 
 from aftermath.lab.multi_replica import Together
-from aftermath.model.initial import init_weights
+from aftermath.model.initial_weights import init_weights
 from aftermath.model.schema import prefix
-from aftermath.optim import mean
+from aftermath.optim import sparseloco_apply
 from aftermath.optim.codec import decode_level
 from aftermath.optim.engine import Engine
 from aftermath.optim.error_feedback import ErrorFeedback
 from aftermath.optim.interfaces import PseudoGradient
-from aftermath.optim.mean import MeanApply, changes, most_of
 from aftermath.optim.outer_muon import OuterMuon
+from aftermath.optim.sparseloco_apply import MeanApply, changes, most_of
 from aftermath.rules.sparseloco import SparseLoCo
 from aftermath.sim.setup import CONFIG
 from benchmarks.test_benchmarks_worth import BENCHMARKS, arms, module
 from lab.lab_place import INNER, course, prepare
 from optim.optim_oracle import toy_inner
 from optim.optim_replica import gradients, tensors
-from optim.test_optim_mean import random_votes
+from optim.test_sparseloco_apply import random_votes
 
 module("worth"), module("heterogeneity")
 idea_methods = module("idea_methods")
@@ -200,7 +200,7 @@ def test_vote_of_weight_two_counts_twice() -> None:
     one, other = random_votes(schema, 1, 2, seed=3)
     most = most_of(settings, 1.0)
     with idea_methods.with_idea({"weights": [2, 5, 1]}, {"tiers": "0,2,1"}):
-        found = mean.changes([one, other], 1, settings, most)
+        found = sparseloco_apply.changes([one, other], 1, settings, most)
     counted = changes([one, one, other], 1, settings, most)
     assert all(torch.equal(own, expected) for own, expected in zip(found, counted, strict=True))
 

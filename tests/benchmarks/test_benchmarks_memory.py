@@ -14,7 +14,7 @@ import torch
 
 from aftermath.config.document import RunConfig, parse_as
 from aftermath.optim.run_schema import agreed_schema
-from aftermath.replica.fit import least_bytes, state_bytes
+from aftermath.replica.tier_memory import least_bytes, state_bytes
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from aftermath.model.architectures import config_of
-from aftermath.model.initial import init_weights
+from aftermath.model.initial_weights import init_weights
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 

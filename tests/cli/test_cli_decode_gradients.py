@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from aftermath.cli import decode_gradients as command
 from aftermath.optim.codec import encode_level
 from aftermath.optim.engine import Engine
-from aftermath.optim.gradientfile import About, GradientFile
+from aftermath.optim.result_file import About, GradientFile
 from aftermath.optim.schema import Schema, build_schema
 from aftermath.optim.vote_tensors import dense, dense_shapes
 from aftermath.rules.sparseloco import SparseLoCo

@@ -20,7 +20,7 @@ from aftermath.chain.rpc import RpcPool
 from aftermath.chain.wallet import Wallet, create_wallet
 from aftermath.cli.estimate import Pace, pace
 from aftermath.config.document import load_config
-from aftermath.model.initial import init_weights
+from aftermath.model.initial_weights import init_weights
 from aftermath.owner.schema import shape_of
 from aftermath.replica.pass_size import PassSize
 from aftermath.replica.replica import Replica

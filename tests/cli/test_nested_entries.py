@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from aftermath.cli.model_init import _entries
-from aftermath.model.documents import CheckpointError
+from aftermath.model.json_documents import CheckpointError
 
 
 def test_deeply_nested_entries_are_refused(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from aftermath.demo.outcome import (
     words_of,
 )
 from aftermath.model.architectures import config_of
-from aftermath.model.initial import init_weights
+from aftermath.model.initial_weights import init_weights
 from model.library_tokenizer import isolated_tokenizer
 
 

@@ -7,12 +7,15 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from aftermath.member import results
+from aftermath.member import announced_results
 from aftermath.member.rounds import collect
 from aftermath.optim.state_merkle import BLOCK
-from aftermath.p2p import announce, blobs, incoming, limits, link, links, requests, swarm
+from aftermath.p2p import announce, blobs, limits, requests, swarm
+from aftermath.p2p import connection_table as links
+from aftermath.p2p import incoming_connections as incoming
+from aftermath.p2p import peer_connection as link
 from aftermath.p2p.transport import MAX_ANNOUNCEMENT, MAX_REQUEST
-from aftermath.replica import stateshare
+from aftermath.replica import state_sharing
 from aftermath.rules.bitmap import MAX_MEMBERS
 from aftermath.rules.run import STORED_ROUNDS
 from p2p.nodes import QUIC_SENDS
@@ -21,7 +24,7 @@ PAGE = Path(__file__).parents[2] / "docs/security.md"
 OTHERS = MAX_MEMBERS - 1
 SERVED = OTHERS * requests.STREAMS
 SENT = blobs.LARGE_PIECES * blobs.PIECE + (SERVED - blobs.LARGE_PIECES) * blobs.SMALL_PIECE
-STORED = results._MAX_PER_MEMBER
+STORED = announced_results._MAX_PER_MEMBER
 ROWS = {
     "handshakes": (
         f"{incoming.MAX_HANDSHAKES_OF_ADDRESS} at a time, {incoming.ADDRESS_RATE:.0f} a second "
@@ -53,7 +56,7 @@ ROWS = {
         f"{limits.ALL_ANNOUNCEMENT_BURST:,.0f}; {announce.INBOX:,} queued",
     ),
     "answers about announcements": (
-        f"{results.MOST_PER_SEAT} per seat asked for, {collect._MAX_REPLY >> 20} MiB in all",
+        f"{announced_results.MOST_PER_SEAT} per seat asked for, {collect._MAX_REPLY >> 20} MiB in all",
         f"{collect._ASKED_AT_ONCE * collect._MAX_REPLY >> 20} MiB",
     ),
     "size of a request": (
@@ -80,7 +83,7 @@ ROWS = {
     ),
     "copies of our private state": (
         f"blocks of {BLOCK >> 10} KiB",
-        f"{stateshare.COPIES >> 20} MiB",
+        f"{state_sharing.COPIES >> 20} MiB",
     ),
     "log lines": ("one for each kind of fault", f"{limits.MOST_LOGGED:,} per component"),
 }

@@ -15,7 +15,7 @@ from aftermath.cli.model_init import document
 from aftermath.config.document import load_config
 from aftermath.model.schema import Segment
 from aftermath.optim.blocks import Blocks
-from aftermath.optim.format import ResultFormat, Transform, Values
+from aftermath.optim.result_format import ResultFormat, Transform, Values
 from aftermath.optim.schema import build_schema
 from aftermath.rules.distro import Distro
 from aftermath.rules.optimizer import Optimizer

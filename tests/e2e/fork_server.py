@@ -112,13 +112,13 @@ def _serve(requests: socket.socket) -> None:
     import numba  # noqa: F401
     import torch
 
-    import aftermath.optim.proof
+    import aftermath.optim.compiled_proof
     import aftermath.train.assembly
     import aftermath.train.device_options
     import aftermath.train.session
 
     torch.set_num_threads(1)
-    aftermath.optim.proof.unfit()  # load the compiled kernels, which members then share
+    aftermath.optim.compiled_proof.unfit()  # load the compiled kernels, which members then share
     threads = len(os.listdir("/proc/self/task"))
     assert threads == 1, f"{threads} threads: what is forked would lack all but one"
     while request := requests.recv(_LONGEST):

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from aftermath.model.arch.llama_config import LlamaConfig
-from aftermath.model.initial import init_weights
-from aftermath.model.store import write_checkpoint
+from aftermath.model.initial_weights import init_weights
+from aftermath.model.save_checkpoint import write_checkpoint
 from e2e.cluster import TrainingCluster
 from e2e.processes import CONSOLE, PATIENCE
 from faulty_web import Web, serving

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from aftermath.data.bytelevel import byte_tokenizer
-from aftermath.model.initial import init_weights
+from aftermath.model.initial_weights import init_weights
 from aftermath.model.network import LanguageModel
 from aftermath.model.tokenizer import Tokenizer
 from evals.known_text import CONFIG, TEXT

@@ -27,7 +27,7 @@ from aftermath.events import event_types
 from aftermath.events.stream import Events
 from aftermath.member.rounds import evaluations
 from aftermath.member.rounds.evaluations import Evaluations
-from aftermath.model.initial import init_weights
+from aftermath.model.initial_weights import init_weights
 from aftermath.model.network import LanguageModel
 from aftermath.model.tokenizer import Tokenizer
 from evals.known_text import CONFIG, TEXT

@@ -10,7 +10,7 @@ import torch
 from aftermath.base.extensions import BadExtension, extensions
 from aftermath.model import architectures
 from aftermath.model.config import ModelConfig
-from aftermath.model.initial import init_weights
+from aftermath.model.initial_weights import init_weights
 from aftermath.model.schema import state_schema
 from extending.registered import install
 from extending.toy_architecture import SMALL, AveragingConfig

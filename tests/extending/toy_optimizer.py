@@ -22,9 +22,9 @@ from aftermath.rules.optimizer import (
 
 if TYPE_CHECKING:
     from aftermath.model.schema import StateSchema
-    from aftermath.optim.format import ResultFormat
     from aftermath.optim.interfaces import Apply, Compressor, PrivateStep
     from aftermath.optim.level_votes import Votes
+    from aftermath.optim.result_format import ResultFormat
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class MajorityParts(OptimizerParts[Majority]):
 
     def results(self, state: StateSchema) -> ResultFormat:
         from aftermath.optim.blocks import blocks_of
-        from aftermath.optim.format import ResultFormat, Transform, Values
+        from aftermath.optim.result_format import ResultFormat, Transform, Values
 
         return ResultFormat(
             blocks_of(state, self.settings), state.levels, Transform.NONE, Values.SIGN
@@ -71,7 +71,7 @@ class MajorityParts(OptimizerParts[Majority]):
         return MajorityApply(replica, self.settings.scale)
 
     def step(self, replica: ReplicaParts, feedback: Compressor, apply: Apply) -> PrivateStep:
-        from aftermath.optim.gradient import GradientStep
+        from aftermath.optim.distro_step import GradientStep
 
         clip = self.settings.clip
         return GradientStep(replica.params, feedback.go_ahead, clip, replica.balances)
@@ -89,8 +89,8 @@ class MajorityApply:
 
         from aftermath.model.segments import view
         from aftermath.optim.layout import level_layout
-        from aftermath.optim.mean import placed
         from aftermath.optim.rounding import to_fp32
+        from aftermath.optim.sparseloco_apply import placed
         from aftermath.optim.transform import subtract
         from aftermath.optim.vote_count import check_votes, tally
 

@@ -44,15 +44,15 @@ from aftermath.model import manifest as manifests
 from aftermath.model.arch.llama_config import LlamaConfig
 from aftermath.model.architectures import config_of
 from aftermath.model.config import ModelConfigError
-from aftermath.model.documents import MOMENTUM_FILE, CheckpointError, hf_config, read_index
-from aftermath.model.initial import init_weights
+from aftermath.model.initial_weights import init_weights
+from aftermath.model.json_documents import MOMENTUM_FILE, CheckpointError, hf_config, read_index
 from aftermath.model.momentum_file import read_momentum, write_momentum
-from aftermath.model.published import SCALES, Form
+from aftermath.model.published_checkpoints import SCALES, Form
+from aftermath.model.save_checkpoint import write_checkpoint
 from aftermath.model.schema import MOMENTUM, SchemaError
-from aftermath.model.store import write_checkpoint
 from aftermath.model.weights import read_weights
 from aftermath.optim.codec import BadPayload
-from aftermath.optim.gradientfile import About, BadGradientFile, GradientFile, read_gradient_file
+from aftermath.optim.result_file import About, BadGradientFile, GradientFile, read_gradient_file
 from aftermath.optim.schema import Schema
 from aftermath.rules.sparseloco import SparseLoCo
 from aftermath.sim.setup import CONFIG, RULES

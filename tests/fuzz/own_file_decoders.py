@@ -14,9 +14,9 @@ from aftermath.data.bytelevel import byte_tokenizer
 from aftermath.data.data_server import load_server_settings
 from aftermath.data.source import DataError
 from aftermath.lab.saving import STATE, Counters, load_state, save_state
-from aftermath.member.own_state import StateRoot
-from aftermath.member.private import _Binding, _read, _save
-from aftermath.model.documents import CheckpointError
+from aftermath.member.private_state import _Binding, _read, _save
+from aftermath.member.state_roots import StateRoot
+from aftermath.model.json_documents import CheckpointError
 from aftermath.model.tokenizer_process import read
 from aftermath.optim.interfaces import BadState
 from aftermath.optim.state_merkle import tree_of

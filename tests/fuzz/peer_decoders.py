@@ -8,15 +8,15 @@ import torch
 
 from aftermath.base import bounded
 from aftermath.base.errors import BadAnnouncement
-from aftermath.member.results import Results
-from aftermath.model.initial import init_weights
+from aftermath.member.announced_results import Results
+from aftermath.model.initial_weights import init_weights
 from aftermath.model.outline import Outline
 from aftermath.model.segments import SegmentError, segment_bytes, write_segment
 from aftermath.optim.codec import BadPayload, decode_level, encode_level
 from aftermath.optim.schema import Schema
 from aftermath.p2p import discovery, wire
 from aftermath.p2p.transport import RequestRefused
-from aftermath.replica import modelshare, outlineshare, stateshare
+from aftermath.replica import model_sharing, outline_sharing, state_sharing
 from aftermath.rules import announcements
 from aftermath.rules.seal import Closed, masked
 from aftermath.rules.sparseloco import SparseLoCo
@@ -81,18 +81,18 @@ def answers() -> tuple[list[bytes], Decode]:
 
 
 def model_manifests() -> tuple[list[bytes], Decode]:
-    taken = modelshare.snapshot(WEIGHTS, SCHEMA.state, 0, 7)
-    return [msgspec.msgpack.encode(taken.manifest)], lambda data: modelshare.checked(
+    taken = model_sharing.snapshot(WEIGHTS, SCHEMA.state, 0, 7)
+    return [msgspec.msgpack.encode(taken.manifest)], lambda data: model_sharing.checked(
         data, SCHEMA.state
     )
 
 
 def outlines() -> tuple[list[bytes], Decode]:
-    told = outlineshare.OutlineReply(
+    told = outline_sharing.OutlineReply(
         Outline(CONFIG.to_hf()).config_json(),
-        {"tokenizer.json": outlineshare.CompanionFile(2, bytes(32))},
+        {"tokenizer.json": outline_sharing.CompanionFile(2, bytes(32))},
     )
-    return [msgspec.msgpack.encode(told)], outlineshare.checked
+    return [msgspec.msgpack.encode(told)], outline_sharing.checked
 
 
 def payloads() -> tuple[list[bytes], Decode]:
@@ -134,9 +134,9 @@ def model_parts() -> tuple[list[bytes], Decode]:
 def private_questions() -> tuple[list[bytes], Decode]:
     inbox = ResultInbox()
     kept = private_state()
-    share = stateshare.StateShare(inbox.transports[0])
+    share = state_sharing.StateShare(inbox.transports[0])
     share.offer(kept)
-    question = stateshare.question(kept.tree.root, 1)
+    question = state_sharing.question(kept.tree.root, 1)
     return [question], lambda data: now(share.answer(p2p_of(1), data))
 
 
@@ -145,12 +145,12 @@ def private_answers() -> tuple[list[bytes], Decode]:
     place = kept.outline.place(1)
     proof = kept.tree.proof(1)
     said = b"".join([*proof, kept.read(place)])
-    return [said], lambda data: stateshare.proven(data, kept.tree.root, kept.outline, 1)
+    return [said], lambda data: state_sharing.proven(data, kept.tree.root, kept.outline, 1)
 
 
-def private_state() -> stateshare.ServedState:
+def private_state() -> state_sharing.ServedState:
     _, engine = trained(OPTIMIZERS["sparseloco"], 2)
-    return stateshare.copy_state(engine, engine.tree())
+    return state_sharing.copy_state(engine, engine.tree())
 
 
 def whereabouts() -> tuple[list[bytes], Decode]:
@@ -189,6 +189,6 @@ PEERS = [
     Decoder("result in digits", digit_payloads, (BadPayload,)),
     Decoder("model part", model_parts, (SegmentError,)),
     Decoder("question for a private state", private_questions, (RequestRefused,)),
-    Decoder("block of a private state", private_answers, (stateshare.FalseBlock,)),
+    Decoder("block of a private state", private_answers, (state_sharing.FalseBlock,)),
     Decoder("whereabouts", whereabouts),
 ]

@@ -13,10 +13,10 @@ import iroh
 import msgspec
 
 from aftermath.coordinator.errors import CoordinatorError
-from aftermath.p2p.link import greet
+from aftermath.p2p.peer_connection import greet
 from aftermath.p2p.transport import Handler
 from aftermath.p2p.wire import ALPN, BlobRequest, frame_of
-from aftermath.replica.modelshare import TOPIC as MODEL
+from aftermath.replica.model_sharing import TOPIC as MODEL
 from aftermath.rules import bitmap
 from aftermath.rules.announcements import Announcement, Ready
 from aftermath.rules.seal import Closed

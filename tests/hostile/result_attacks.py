@@ -12,7 +12,7 @@ import msgspec
 from blake3 import blake3
 from msgspec.structs import replace
 
-from aftermath.member.results import TOPIC as COMMITMENTS
+from aftermath.member.announced_results import TOPIC as COMMITMENTS
 from aftermath.p2p.transport import Handler
 from aftermath.rules.announcements import (
     NOTHING,

@@ -23,12 +23,12 @@ from aftermath.optim.codec import decode_level
 from aftermath.optim.dct_basis import integer_basis
 from aftermath.optim.engine import Engine
 from aftermath.optim.error_feedback import ErrorFeedback
-from aftermath.optim.format import ResultFormat, Transform, Values
 from aftermath.optim.interfaces import PseudoGradient
 from aftermath.optim.lattice import LEAST, MOST, SMALLEST, fraction_bits, quantise
 from aftermath.optim.level_votes import Votes
-from aftermath.optim.mean import MeanApply
+from aftermath.optim.result_format import ResultFormat, Transform, Values
 from aftermath.optim.schema import Schema, build_schema
+from aftermath.optim.sparseloco_apply import MeanApply
 from aftermath.optim.transform import ZERO_BELOW, strongest
 from aftermath.rules.distro import Distro
 from aftermath.rules.optimizer import Optimizer
@@ -396,7 +396,7 @@ def test_kernels_without_numba_use_torch_and_give_reason(
     assert not runtime.needs_compilation()
     assert "aftermath[fast]" in str(runtime.unavailable_reason.__wrapped__())
     reason = runtime.unavailable_reason.__wrapped__()
-    monkeypatch.setattr("aftermath.optim.proof.unfit", lambda: reason)
+    monkeypatch.setattr("aftermath.optim.compiled_proof.unfit", lambda: reason)
     schema = toy_inner()
     engine = Engine(schema, 0, tensors(schema, 0, 0))
     assert not engine._apply._compiled

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from aftermath.optim import (
     gpu_choice,
     level_kernels,
-    packed,
+    packed_dense,
     packed_sparse,
     sparse_proof,
     triton_gate,
@@ -30,9 +30,9 @@ from aftermath.optim import (
 from aftermath.optim.codec import BadPayload, decode_level, decode_on_cpu, encode_entries
 from aftermath.optim.engine import Engine
 from aftermath.optim.error_feedback import ErrorFeedback
-from aftermath.optim.format import Values
 from aftermath.optim.interfaces import PseudoGradient
 from aftermath.optim.lattice import SMALLEST, quantise
+from aftermath.optim.result_format import Values
 from aftermath.optim.schema import Schema
 from aftermath.optim.transform import ZERO_BELOW, strongest
 from optim.optim_oracle import toy_inner, toy_schema
@@ -276,8 +276,8 @@ def test_sparse_payload_faults_equal_torch(device: torch.device, kind: Values) -
 
 PROOFS = {
     "move": lambda device: level_kernels._moves_alike(device),
-    "digits of 1 bit": lambda device: packed._counts_alike(device, 1),
-    "digits of 2 bits": lambda device: packed._counts_alike(device, 2),
+    "digits of 1 bit": lambda device: packed_dense._counts_alike(device, 1),
+    "digits of 2 bits": lambda device: packed_dense._counts_alike(device, 2),
     "sparse signs": lambda device: sparse_proof.alike(device, Values.SIGN),
     "sparse values of 1 bit": lambda device: sparse_proof.alike(device, Values.ONE_BIT),
     "sparse values of 2 bits": lambda device: sparse_proof.alike(device, Values.TWO_BIT),
@@ -323,7 +323,11 @@ def votes_or_refusal(data: bytes, schema: Schema, level: int, device: torch.devi
 
 SPOILT = {
     "move": (level_kernels, "go_ahead", lambda: level_kernels._moves_alike),
-    "digits of 2 bits": (packed, "count", lambda: lambda device: packed._counts_alike(device, 2)),
+    "digits of 2 bits": (
+        packed_dense,
+        "count",
+        lambda: lambda device: packed_dense._counts_alike(device, 2),
+    ),
     "sparse values": (
         packed_sparse,
         "count",

@@ -14,7 +14,7 @@ from aftermath.optim import (
     error_feedback,
     gpu_choice,
     level_kernels,
-    packed,
+    packed_dense,
     packed_sparse,
     triton_gate,
 )
@@ -35,7 +35,7 @@ MEMBERS = 1
 PROOFS = (
     (gpu_choice, "_choosing"),
     (level_kernels, "_moving"),
-    (packed, "_counting"),
+    (packed_dense, "_counting"),
     (packed_sparse, "_proven"),
 )
 """Proofs of kernels, which `test_kernels_gpu.py` runs."""

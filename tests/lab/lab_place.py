@@ -16,8 +16,8 @@ from aftermath.lab.resolve_recipe import recipe_of
 from aftermath.lab.settings import LabSettings, with_options
 from aftermath.lab.setup import start
 from aftermath.lab.training_loop import Course
-from aftermath.model.initial import init_weights
-from aftermath.model.store import write_checkpoint
+from aftermath.model.initial_weights import init_weights
+from aftermath.model.save_checkpoint import write_checkpoint
 from aftermath.sim.setup import CONFIG
 from aftermath.sim.sim_member import EventDict
 

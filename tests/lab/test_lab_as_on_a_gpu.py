@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 
 from aftermath.lab.training_loop import CHECKPOINT
 from aftermath.model.architectures import config_of
-from aftermath.model.initial import init_weights
-from aftermath.model.store import write_checkpoint
+from aftermath.model.initial_weights import init_weights
+from aftermath.model.save_checkpoint import write_checkpoint
 from aftermath.sim.setup import CONFIG
 from lab.lab_place import CPU, DISTRO, INNER, course, prepare
 from replica.simulated_gpu import gpu_at_hand

@@ -12,10 +12,10 @@ import torch
 
 from aftermath.data.local import open_tokens
 from aftermath.lab.multi_replica import ReplicasDiffer, Together
-from aftermath.member.plan import RoundPlan, plan_round
+from aftermath.member.round_plan import RoundPlan, plan_round
 from aftermath.member.rounds import epoch
-from aftermath.model.documents import CheckpointError
-from aftermath.model.initial import init_weights
+from aftermath.model.initial_weights import init_weights
+from aftermath.model.json_documents import CheckpointError
 from aftermath.model.schema import LARGEST_MOMENTUM
 from aftermath.optim.codec import decode_level
 from aftermath.optim.schema import Schema

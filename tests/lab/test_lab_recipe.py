@@ -21,9 +21,9 @@ from aftermath.lab.recipe_hints import advice
 from aftermath.lab.resolve_recipe import recipe_of
 from aftermath.lab.settings import with_options
 from aftermath.model import hub as hub_module
-from aftermath.model.documents import CheckpointError
-from aftermath.model.initial import init_weights
-from aftermath.model.store import write_checkpoint
+from aftermath.model.initial_weights import init_weights
+from aftermath.model.json_documents import CheckpointError
+from aftermath.model.save_checkpoint import write_checkpoint
 from aftermath.optim.muon import MuonSettings
 from aftermath.rules.distro import Distro
 from aftermath.rules.optimizers import AdamWAlone

@@ -22,9 +22,9 @@ from aftermath.lab.saving import STATE, load_state, only_here
 from aftermath.lab.training_loop import CHECKPOINT, PLOT, Course
 from aftermath.model.arch.llama_config import LlamaConfig
 from aftermath.model.checkpoint import load
-from aftermath.model.documents import CheckpointError
-from aftermath.model.initial import init_weights
-from aftermath.model.store import write_checkpoint
+from aftermath.model.initial_weights import init_weights
+from aftermath.model.json_documents import CheckpointError
+from aftermath.model.save_checkpoint import write_checkpoint
 from aftermath.optim.gradient_clip import Diverged
 from aftermath.sim.setup import CONFIG
 from lab.lab_place import DISTRO, INNER, course, events_without_times, prepare, train

@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from aftermath.member.results import TOPIC as COMMITMENTS_TOPIC
-from aftermath.replica.modelshare import TOPIC as MODEL_TOPIC
-from aftermath.replica.modelshare import SnapshotManifest
+from aftermath.member.announced_results import TOPIC as COMMITMENTS_TOPIC
+from aftermath.replica.model_sharing import TOPIC as MODEL_TOPIC
+from aftermath.replica.model_sharing import SnapshotManifest
 from aftermath.rules.announcements import (
     Commitment,
     LevelPayload,

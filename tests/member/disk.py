@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from aftermath.model import store
+from aftermath.model import save_checkpoint
 
 
 class Disk:
@@ -20,7 +20,7 @@ class Disk:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.full = False
         self.failures = 0
-        write = store._write_weights
+        write = save_checkpoint._write_weights
 
         def written(place: Path, *more: Any) -> None:
             if self.full or self.failures:
@@ -28,4 +28,4 @@ class Disk:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             write(place, *more)
 
-        monkeypatch.setattr(store, "_write_weights", written)
+        monkeypatch.setattr(save_checkpoint, "_write_weights", written)

@@ -9,10 +9,10 @@ import numpy as np
 from solders.keypair import Keypair
 
 from aftermath.events.stream import Events, plain
+from aftermath.member.announced_results import Results
 from aftermath.member.feed import RunFeed
-from aftermath.member.plan import RoundPlan, plan_round
 from aftermath.member.ports import Ports, Role, Workers
-from aftermath.member.results import Results
+from aftermath.member.round_plan import RoundPlan, plan_round
 from aftermath.member.stall_detector import StallDetector
 from aftermath.optim.codec import encode_level
 from aftermath.optim.schema import Schema, build_schema

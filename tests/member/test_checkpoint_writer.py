@@ -10,7 +10,7 @@ import pytest
 from aftermath.member import checkpoint_writer
 from aftermath.member.checkpoint_writer import Hub
 from aftermath.model.checkpoint import load
-from aftermath.model.documents import CheckpointError
+from aftermath.model.json_documents import CheckpointError
 from aftermath.model.segments import level_hash
 from aftermath.rules.run import steps_before
 from aftermath.rules.state import CheckpointKind, RunState

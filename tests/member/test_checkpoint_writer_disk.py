@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from aftermath.member import checkpoint_writer
-from aftermath.model.store import Saved
+from aftermath.model.save_checkpoint import Saved
 from aftermath.rules.state import CheckpointKind, RunState
 from aftermath.sim.simulation import SimulatedRun, play
 from member.repository import Repository, raising

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from aftermath.model.documents import CheckpointError, HubAway
+from aftermath.model.json_documents import CheckpointError, HubAway
 from aftermath.rules.model import Checkpoint
 from aftermath.rules.state import CheckpointKind, RunState
 from aftermath.sim.setup import RUN_ID

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from aftermath.member.rounds.health import unseen
-from aftermath.model.initial import init_weights
-from aftermath.replica.modelshare import SnapshotManifest, checked, snapshot
+from aftermath.model.initial_weights import init_weights
+from aftermath.replica.model_sharing import SnapshotManifest, checked, snapshot
 from aftermath.rules import bitmap
 from aftermath.rules.run import Run
 from aftermath.rules.state import MemberState, RunState

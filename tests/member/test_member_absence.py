@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from aftermath.chain.refusals import refusal
-from aftermath.member.plan import RoundPlan
+from aftermath.member.round_plan import RoundPlan
 from aftermath.member.rounds.announce import Announcing
 from aftermath.optim.engine import Trained
 from aftermath.rules.committee import witnesses

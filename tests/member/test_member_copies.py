@@ -10,8 +10,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from aftermath.member.plan import RoundPlan
-from aftermath.member.results import CLOSED_ON
+from aftermath.member.announced_results import CLOSED_ON
+from aftermath.member.round_plan import RoundPlan
 from aftermath.rules import bitmap
 from aftermath.rules.announcements import Commitment, LevelPayload, decode_announcement
 from aftermath.rules.seal import Closed, Key, key_of, masked

@@ -10,10 +10,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from aftermath.member.announced_results import TOPIC as COMMITMENTS
 from aftermath.member.gossip import GossipListener
-from aftermath.member.results import TOPIC as COMMITMENTS
 from aftermath.p2p.transport import Announcement, PeerUnreachable
-from aftermath.replica.modelshare import TOPIC as MODEL
+from aftermath.replica.model_sharing import TOPIC as MODEL
 from aftermath.rules.announcements import MAX_ANNOUNCEMENT_BYTES, Ready, statement
 from aftermath.sim.sim_member import SimMember
 from aftermath.sim.sim_transport import SimTransport

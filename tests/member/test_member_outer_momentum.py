@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from aftermath.model.documents import MOMENTUM_FILE
+from aftermath.model.json_documents import MOMENTUM_FILE
 from aftermath.model.schema import LARGEST_MOMENTUM, MOMENTUM
 from aftermath.rules.state import RunState
 from aftermath.sim.sim_member import SimMember

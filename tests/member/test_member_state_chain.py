@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aftermath.member import own_state
+from aftermath.member import state_roots
 from aftermath.member.state_chain import StateChain
 from aftermath.optim.engine import outline_of
 from aftermath.optim.state_merkle import tree_of
 from aftermath.p2p.transport import RequestRefused
-from aftermath.replica.stateshare import ask_block
+from aftermath.replica.state_sharing import ask_block
 from aftermath.rules.announcements import NOTHING, Commitment, PrivateRoots, decode_announcement
 from aftermath.rules.state import RunState
 from aftermath.sim.sim_member import SimMember
@@ -27,7 +27,7 @@ from aftermath.sim.virtual_time import run_virtual
 from member.dishonest_members import Lie, falsify_results, sign, tell_all
 from member.result_inbox import ResultInbox, commitment_of, plan_of
 from member.short_runs import ALONE, SHORT
-from member.test_member_own_state import ALL, SPARSELOCO, restart
+from member.test_state_roots import ALL, SPARSELOCO, restart
 
 BROKEN = "its optimizer state "
 
@@ -410,7 +410,7 @@ def test_member_without_memory_for_copy_warns_and_continues(
     def full(*_: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(own_state, "copy_state", full)
+    monkeypatch.setattr(state_roots, "copy_state", full)
 
     async def story(sim: SimulatedRun) -> None:
         sim.add(0)

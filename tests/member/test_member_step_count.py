@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from aftermath.member.plan import RoundPlan
+from aftermath.member.round_plan import RoundPlan
 from aftermath.member.rounds.announce import Announcing
 from aftermath.optim.engine import Trained
 from aftermath.replica.replica import Replica

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from aftermath.member.plan import RoundPlan, plan_round
+from aftermath.member.round_plan import RoundPlan, plan_round
 from aftermath.member.rounds.stragglers import Allowances, StragglerTracker
 from aftermath.member.rounds.witness import WitnessDuty
 from aftermath.rules.state import RunState

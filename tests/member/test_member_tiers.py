@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from aftermath.model.architectures import config_of
-from aftermath.model.initial import DUMMY_SEED, init_weights
+from aftermath.model.initial_weights import DUMMY_SEED, init_weights
 from aftermath.replica.origin import Origin
 from aftermath.replica.pass_size import PassSize
 from aftermath.rules.model import Checkpoint

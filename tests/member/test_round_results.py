@@ -11,8 +11,8 @@ import msgspec
 import pytest
 from solders.keypair import Keypair
 
-from aftermath.member.plan import plan_round
-from aftermath.member.results import Results
+from aftermath.member.announced_results import Results
+from aftermath.member.round_plan import plan_round
 from aftermath.member.rounds.collect import Collector
 from aftermath.p2p.transport import RequestRefused
 from aftermath.rules.announcements import LevelPayload, SequenceInterval, encode_announcement

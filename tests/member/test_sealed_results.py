@@ -6,7 +6,7 @@ import asyncio
 
 import msgspec
 
-from aftermath.member.results import CLOSED_ON
+from aftermath.member.announced_results import CLOSED_ON
 from aftermath.rules.announcements import encode_announcement
 from aftermath.rules.seal import Closed
 from aftermath.sim.virtual_time import run_virtual

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from aftermath.member.announced_results import Results
 from aftermath.member.ports import Desync
-from aftermath.member.results import Results
 from aftermath.member.rounds.announce import Announcing
 from aftermath.member.signed_results import SignedResults
 from aftermath.rules.announcements import NOTHING, PrivateRoots

@@ -15,13 +15,13 @@ from aftermath.coordinator.ports import View
 from aftermath.member.feed import RunFeed
 from aftermath.member.ports import Desync
 from aftermath.member.warmup import NoModel, WarmUp, why_no_model
-from aftermath.model.documents import HubAway
-from aftermath.model.initial import init_weights
+from aftermath.model.initial_weights import init_weights
+from aftermath.model.json_documents import HubAway
+from aftermath.model.save_checkpoint import write_checkpoint
 from aftermath.model.saved_checkpoints import maker_name
 from aftermath.model.schema import SchemaError
 from aftermath.model.segments import level_hash
-from aftermath.model.store import write_checkpoint
-from aftermath.replica.modelshare import ModelShare, snapshot
+from aftermath.replica.model_sharing import ModelShare, snapshot
 from aftermath.replica.origin import Origin
 from aftermath.replica.pass_size import PassSize
 from aftermath.replica.replica import Replica

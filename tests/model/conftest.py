@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from aftermath.model.export import export_tiers
-from aftermath.model.initial import init_weights
-from aftermath.model.store import write_checkpoint
+from aftermath.model.initial_weights import init_weights
+from aftermath.model.save_checkpoint import write_checkpoint
 from model.hub_server import CONFIG, Fetch, Hub, serving
 
 torch.set_num_threads(1)

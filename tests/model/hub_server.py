@@ -20,7 +20,7 @@ import torch
 from aftermath.model.arch.llama_config import LlamaConfig
 from aftermath.model.checkpoint import load
 from aftermath.model.hub import download
-from aftermath.model.initial import init_weights
+from aftermath.model.initial_weights import init_weights
 
 COMMIT = "a" * 40
 CONFIG = LlamaConfig.from_hf(

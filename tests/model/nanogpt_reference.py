@@ -10,7 +10,7 @@ from torch import Tensor
 
 from aftermath.model.arch.nanogpt_config import NanoGPTConfig
 from aftermath.model.architectures import config_of
-from aftermath.model.initial import init_weights
+from aftermath.model.initial_weights import init_weights
 
 HF: dict[str, Any] = {
     "model_type": "nanogpt",

@@ -15,11 +15,11 @@ from safetensors.torch import load_file, save_file
 from aftermath.model.arch.llama_config import LlamaConfig
 from aftermath.model.checkpoint import find, load, load_config
 from aftermath.model.config import ModelConfigError, WidthNotDivisible
-from aftermath.model.documents import CheckpointError
 from aftermath.model.export import export_tiers
-from aftermath.model.initial import init_weights
+from aftermath.model.initial_weights import init_weights
+from aftermath.model.json_documents import CheckpointError
 from aftermath.model.manifest import MANIFEST_FILE, ManifestUnusable, file_sha256
-from aftermath.model.store import write_checkpoint
+from aftermath.model.save_checkpoint import write_checkpoint
 
 torch.set_num_threads(1)
 

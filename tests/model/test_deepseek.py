@@ -23,9 +23,9 @@ from aftermath.model.checkpoint import load
 from aftermath.model.config import ModelConfigError, WidthNotDivisible
 from aftermath.model.export import export_tiers
 from aftermath.model.generate import generate
-from aftermath.model.initial import init_weights
+from aftermath.model.initial_weights import init_weights
+from aftermath.model.save_checkpoint import write_checkpoint
 from aftermath.model.schema import state_schema
-from aftermath.model.store import write_checkpoint
 from aftermath.optim.engine import Engine
 from aftermath.optim.schema import Schema, build_schema
 from aftermath.rules.distro import Distro

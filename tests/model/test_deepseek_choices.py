@@ -14,8 +14,8 @@ from torch import Tensor
 
 from aftermath.model.arch.deepseek import Gate
 from aftermath.model.checkpoint import load
-from aftermath.model.initial import init_weights
-from aftermath.model.store import write_checkpoint
+from aftermath.model.initial_weights import init_weights
+from aftermath.model.save_checkpoint import write_checkpoint
 from aftermath.replica.passes import Passes
 from aftermath.replica.replica import accumulate
 from lab.lab_place import DISTRO, INNER, prepare, train

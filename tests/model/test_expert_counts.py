@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from aftermath.model.architectures import config_of
-from aftermath.model.initial import init_weights
+from aftermath.model.initial_weights import init_weights
 from aftermath.model.network import LanguageModel
 from aftermath.replica.options import Arithmetic
 from aftermath.replica.passes import Passes

@@ -12,14 +12,14 @@ from tokenizers import Tokenizer
 from aftermath.base.outputs import write_mark
 from aftermath.model.checkpoint import load, load_config
 from aftermath.model.config import WidthNotDivisible
-from aftermath.model.documents import CheckpointError
 from aftermath.model.export import export_tiers
-from aftermath.model.initial import init_weights
+from aftermath.model.initial_weights import init_weights
+from aftermath.model.json_documents import CheckpointError
 from aftermath.model.manifest import MANIFEST_FILE, file_sha256
+from aftermath.model.save_checkpoint import save
 from aftermath.model.saved_checkpoints import maker_name, prune
 from aftermath.model.schema import state_schema
 from aftermath.model.segments import segment_bytes, write_segment
-from aftermath.model.store import save
 from data.script_runs import run
 
 torch.set_num_threads(1)

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from aftermath.model import store
+from aftermath.model import save_checkpoint
 from aftermath.model.arch.llama_config import LlamaConfig
 from aftermath.model.checkpoint import load
-from aftermath.model.documents import CheckpointError
-from aftermath.model.initial import init_weights
+from aftermath.model.initial_weights import init_weights
+from aftermath.model.json_documents import CheckpointError
 from aftermath.model.saved_checkpoints import saved_steps
 
 torch.set_num_threads(1)
@@ -36,7 +36,7 @@ COMPANIONS = {"tokenizer.json": b"{}" * 6_000}
 
 def keep(directory: Path, step: int) -> Path:
     params = init_weights(CONFIG, step)
-    return store.save(
+    return save_checkpoint.save(
         directory, params, CONFIG, run_id="run", step=step, companions=COMPANIONS
     ).place
 
@@ -57,7 +57,7 @@ def largest_file(limit: int) -> Iterator[None]:
 def test_interrupted_save_leaves_previous_checkpoint_unchanged(
     shard: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store, "SHARD_BYTES", shard)
+    monkeypatch.setattr(save_checkpoint, "SHARD_BYTES", shard)
     directory = tmp_path / "kept"
     first = keep(directory, 1)
     before = {path: path.read_bytes() for path in first.iterdir()}

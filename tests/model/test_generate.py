@@ -6,7 +6,7 @@ import torch
 from aftermath.model.arch.llama import Llama
 from aftermath.model.arch.llama_config import LlamaConfig
 from aftermath.model.generate import Draft, generate
-from aftermath.model.initial import init_weights
+from aftermath.model.initial_weights import init_weights
 
 torch.set_num_threads(1)
 

@@ -19,10 +19,10 @@ from aftermath.model.arch import hf_auto_document
 from aftermath.model.architectures import architecture_of, config_of
 from aftermath.model.checkpoint import load, merged
 from aftermath.model.config import ModelConfigError
-from aftermath.model.documents import CheckpointError
 from aftermath.model.export import export_tiers
+from aftermath.model.json_documents import CheckpointError
+from aftermath.model.save_checkpoint import write_checkpoint
 from aftermath.model.schema import StateInputs, state_of_inputs, state_schema
-from aftermath.model.store import write_checkpoint
 from aftermath.rules.state import Architecture
 from lab.lab_place import DISTRO, INNER, prepare, train
 

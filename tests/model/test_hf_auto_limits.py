@@ -16,7 +16,7 @@ from aftermath.model.arch.hf_auto_document import check_document
 from aftermath.model.architectures import config_of, is_of, is_type_of
 from aftermath.model.checkpoint import load
 from aftermath.model.config import ModelConfigError
-from aftermath.model.documents import CheckpointError
+from aftermath.model.json_documents import CheckpointError
 from aftermath.model.schema import StateInputs, state_of_inputs, state_schema
 from aftermath.rules.state import Architecture
 

@@ -9,16 +9,16 @@ import pytest
 import torch
 
 from aftermath.base.outputs import MARK
-from aftermath.model import hub, store
+from aftermath.model import hub, save_checkpoint
 from aftermath.model.arch.llama_config import LlamaConfig
 from aftermath.model.architectures import config_of
 from aftermath.model.checkpoint import load
-from aftermath.model.documents import MOMENTUM_FILE, CheckpointError, hf_config
 from aftermath.model.hub import download_config, download_outline, upload
-from aftermath.model.initial import init_weights
+from aftermath.model.initial_weights import init_weights
+from aftermath.model.json_documents import MOMENTUM_FILE, CheckpointError, hf_config
 from aftermath.model.manifest import MANIFEST_FILE, ManifestUnusable
-from aftermath.model.resolve import load_hf_config, resolve
-from aftermath.model.store import read_companions, write_checkpoint
+from aftermath.model.run_checkpoint import load_hf_config, resolve
+from aftermath.model.save_checkpoint import read_companions, write_checkpoint
 from aftermath.rules.model import Checkpoint
 from aftermath.rules.state import CheckpointKind
 from cli.cli_runs import invoke
@@ -116,7 +116,7 @@ def test_hub_shards_named_by_index_are_fetched(fetch: Fetch, server: Hub) -> Non
 def test_hub_fetches_only_shards_of_tier(
     fetch: Fetch, server: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store, "SHARD_BYTES", 2_000)
+    monkeypatch.setattr(save_checkpoint, "SHARD_BYTES", 2_000)
     said = CONFIG.to_hf() | {"num_hidden_layers": 3, "matformer_tiers": [{"layers": [2]}]}
     config = config_of(said)
     write_checkpoint(tmp_path / "s", init_weights(config, 5), config, tier=0, companions={})

@@ -9,9 +9,9 @@ from huggingface_hub import close_session, constants
 
 from aftermath.base.allowed_places import TRUSTING, RunAccess
 from aftermath.model.checkpoint import load
-from aftermath.model.documents import CheckpointError
+from aftermath.model.json_documents import CheckpointError
 from aftermath.model.outline import read_outline
-from aftermath.model.resolve import load_hf_config, resolve
+from aftermath.model.run_checkpoint import load_hf_config, resolve
 from aftermath.rules.model import Checkpoint
 from aftermath.rules.state import CheckpointKind
 from model.hub_server import CONFIG, Hub

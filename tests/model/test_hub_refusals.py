@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from aftermath.model import hub as hub_module
-from aftermath.model.documents import CheckpointError
 from aftermath.model.hub import download, upload
-from aftermath.model.resolve import load_hf_config, outline_directory, resolve
+from aftermath.model.json_documents import CheckpointError
+from aftermath.model.run_checkpoint import load_hf_config, outline_directory, resolve
 from aftermath.rules.model import Checkpoint
 from aftermath.rules.state import CheckpointKind
 from model.hub_server import CONFIG, Fetch, Hub, Storage, right, serving

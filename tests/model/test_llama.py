@@ -10,7 +10,7 @@ from aftermath.model.arch import llama
 from aftermath.model.arch.llama import Llama
 from aftermath.model.arch.llama_config import LlamaConfig
 from aftermath.model.arch.transformer import rotary, rotate
-from aftermath.model.initial import init_weights
+from aftermath.model.initial_weights import init_weights
 from aftermath.model.network import attention
 
 torch.set_num_threads(1)

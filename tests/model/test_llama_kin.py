@@ -20,9 +20,9 @@ from aftermath.model.architectures import config_of
 from aftermath.model.checkpoint import load
 from aftermath.model.config import ModelConfigError
 from aftermath.model.export import export_tiers
-from aftermath.model.initial import init_weights
+from aftermath.model.initial_weights import init_weights
+from aftermath.model.save_checkpoint import write_checkpoint
 from aftermath.model.schema import StateInputs, state_of_inputs, state_schema
-from aftermath.model.store import write_checkpoint
 
 torch.set_num_threads(1)
 transformers = pytest.importorskip("transformers")

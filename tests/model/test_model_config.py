@@ -11,8 +11,8 @@ from aftermath.model.arch.llama import Llama
 from aftermath.model.arch.llama_config import LlamaConfig
 from aftermath.model.checkpoint import load_config
 from aftermath.model.config import ModelConfigError
-from aftermath.model.initial import init_weights
-from aftermath.model.store import write_checkpoint
+from aftermath.model.initial_weights import init_weights
+from aftermath.model.save_checkpoint import write_checkpoint
 from model.llama_documents import CHANGES, PLAIN, document, tokens
 
 torch.set_num_threads(1)

@@ -14,7 +14,7 @@ import torch
 from aftermath.model.arch.nanogpt_config import NanoGPTConfig
 from aftermath.model.architectures import config_of
 from aftermath.model.config import ModelConfigError
-from aftermath.model.initial import init_weights
+from aftermath.model.initial_weights import init_weights
 from aftermath.model.network import LanguageModel
 from aftermath.model.schema import state_schema
 from aftermath.optim.schema import Schema, build_schema

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from aftermath.model.checkpoint import load
-from aftermath.model.documents import CheckpointError
+from aftermath.model.json_documents import CheckpointError
 
 torch.set_num_threads(1)
 transformers = pytest.importorskip("transformers")

@@ -15,10 +15,10 @@ import torch
 from aftermath.base.outputs import MARK
 from aftermath.model.arch.llama_config import LlamaConfig
 from aftermath.model.checkpoint import load
-from aftermath.model.documents import CheckpointError
-from aftermath.model.initial import init_weights
+from aftermath.model.initial_weights import init_weights
+from aftermath.model.json_documents import CheckpointError
+from aftermath.model.save_checkpoint import Saved, save
 from aftermath.model.saved_checkpoints import is_removable, prune, saved_steps, stem_of_run
-from aftermath.model.store import Saved, save
 
 torch.set_num_threads(1)
 

@@ -11,7 +11,7 @@ from blake3 import blake3
 
 from aftermath.model import segments
 from aftermath.model.arch.llama_config import LlamaConfig
-from aftermath.model.initial import init_weights
+from aftermath.model.initial_weights import init_weights
 from aftermath.model.schema import StateSchema, state_schema
 from aftermath.model.segments import (
     SegmentError,

@@ -14,15 +14,15 @@ import torch
 from safetensors import safe_open
 
 from aftermath.base.outputs import MARK
-from aftermath.model import store, weights
+from aftermath.model import save_checkpoint, weights
 from aftermath.model.architectures import config_of
 from aftermath.model.checkpoint import find, load, merged, verified
 from aftermath.model.config import ModelConfig
-from aftermath.model.documents import INDEX_FILE, CheckpointError
 from aftermath.model.export import export_tiers
-from aftermath.model.initial import init_weights
+from aftermath.model.initial_weights import init_weights
+from aftermath.model.json_documents import INDEX_FILE, CheckpointError
 from aftermath.model.manifest import MANIFEST_FILE
-from aftermath.model.store import save, write_checkpoint
+from aftermath.model.save_checkpoint import save, write_checkpoint
 from replica.whole_round import MODELS
 
 torch.set_num_threads(1)
@@ -41,7 +41,7 @@ def same(params: dict[str, torch.Tensor], config: ModelConfig, tier: int) -> boo
 
 @pytest.fixture(autouse=True)
 def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "SHARD_BYTES", LIMIT)
+    monkeypatch.setattr(save_checkpoint, "SHARD_BYTES", LIMIT)
 
 
 def written(place: Path, said: dict[str, Any]) -> ModelConfig:
@@ -144,7 +144,7 @@ def test_tier_reads_only_its_pages_of_full_file(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Missing rows and layers are never read. All pages of a matrix cut by columns are."""
-    monkeypatch.setattr(store, "SHARD_BYTES", 1 << 40)
+    monkeypatch.setattr(save_checkpoint, "SHARD_BYTES", 1 << 40)
     said = LLAMA | {"hidden_size": 512, "intermediate_size": 8192}  # matrices of 16 MiB
     said |= {"matformer_tiers": [{"layers": [1]}]} if kind == "layers" else {}
     config = config_of(said)

@@ -8,7 +8,7 @@ import pytest
 
 from aftermath.base.errors import UsageError
 from aftermath.data.bytelevel import byte_tokenizer
-from aftermath.model.documents import CheckpointError
+from aftermath.model.json_documents import CheckpointError
 from aftermath.model.text import Prompt, load_tokenizer
 from model.library_tokenizer import isolated_tokenizer
 

@@ -19,8 +19,8 @@ from aftermath.model.architectures import config_of
 from aftermath.model.checkpoint import load
 from aftermath.model.config import ModelConfig
 from aftermath.model.export import export_tiers
+from aftermath.model.save_checkpoint import write_checkpoint
 from aftermath.model.schema import StateInputs, state_of_inputs, state_schema
-from aftermath.model.store import write_checkpoint
 from replica.whole_round import MODELS
 
 torch.set_num_threads(1)

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from aftermath.model.architectures import config_of
 from aftermath.model.checkpoint import load, load_config, merged, verified
 from aftermath.model.config import ModelConfig, ModelConfigError
-from aftermath.model.documents import CheckpointError
 from aftermath.model.export import export_tiers
-from aftermath.model.initial import init_weights
+from aftermath.model.initial_weights import init_weights
+from aftermath.model.json_documents import CheckpointError
+from aftermath.model.save_checkpoint import write_checkpoint
 from aftermath.model.schema import StateInputs, state_of_inputs, state_schema
 from aftermath.model.segments import level_hash, view
-from aftermath.model.store import write_checkpoint
 from aftermath.model.tiers import PARTS
 
 torch.set_num_threads(1)

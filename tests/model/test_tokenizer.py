@@ -18,7 +18,7 @@ from tokenizers import models
 
 from aftermath.data.bytelevel import byte_tokenizer
 from aftermath.model import tokenizer as module
-from aftermath.model.documents import CheckpointError
+from aftermath.model.json_documents import CheckpointError
 from aftermath.model.text import Prompt
 from aftermath.model.tokenizer import Tokenizer
 from aftermath.model.tokenizer_process import LENGTH

@@ -14,9 +14,9 @@ import numpy as np
 
 from aftermath.optim.blocks import Blocks
 from aftermath.optim.dct_basis import integer_basis
-from aftermath.optim.format import ResultFormat
 from aftermath.optim.layout import LevelLayout, level_layout
 from aftermath.optim.level_votes import Votes
+from aftermath.optim.result_format import ResultFormat
 from aftermath.optim.schema import Schema, build_schema
 from aftermath.rules.distro import Distro
 from aftermath.rules.sparseloco import SparseLoCo

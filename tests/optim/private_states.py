@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from aftermath.model.initial import init_weights
+from aftermath.model.initial_weights import init_weights
 from aftermath.optim.engine import Engine
 from aftermath.optim.schema import Schema, build_schema
 from aftermath.rules.distro import Distro

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from aftermath.optim import digits, index_coding
 from aftermath.optim.blocks import UNUSED
 from aftermath.optim.codec import BadPayload, decode_level, encode_level
-from aftermath.optim.format import ResultFormat, Transform, Values
 from aftermath.optim.lattice import SMALLEST
 from aftermath.optim.layout import level_layout
+from aftermath.optim.result_format import ResultFormat, Transform, Values
 from optim.optim_oracle import entry_bases, toy_inner, toy_schema
 
 KINDS = {1: (0, 1, -1), 2: (0, 1, -1, 3, -3)}

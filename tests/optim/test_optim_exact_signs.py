@@ -8,9 +8,9 @@ import torch
 
 from aftermath.optim.dct_basis import integer_basis
 from aftermath.optim.exact_signs import _inverse, _means, signs
-from aftermath.optim.format import Values
 from aftermath.optim.layout import level_layout
 from aftermath.optim.level_votes import Votes
+from aftermath.optim.result_format import Values
 from optim.optim_oracle import RAGGED, oracle_means, oracle_signs, toy_schema
 
 CPU = torch.device("cpu")

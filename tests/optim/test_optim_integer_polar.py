@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
-from aftermath.optim import compiled, integer_polar
+from aftermath.optim import compiled_sparse, integer_polar
 from aftermath.optim.float_polar import polar_express, polynomials
 from aftermath.optim.integer_polar import POLYNOMIALS, exact_polar
 
@@ -189,7 +189,7 @@ def _in_another_order(patch: pytest.MonkeyPatch) -> None:
 
 def _with_torch(patch: pytest.MonkeyPatch) -> None:
     """Compute polar factors without compiled kernels."""
-    patch.setattr(compiled, "works", lambda: False)
+    patch.setattr(compiled_sparse, "works", lambda: False)
 
 
 @pytest.mark.parametrize("kind", ["noise", "zeros", "ones", "rank 1", "huge", "signs"])

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from aftermath.model.schema import SchemaError
 from aftermath.optim.blocks import UNUSED
 from aftermath.optim.codec import BadPayload, decode_level, encode_level
-from aftermath.optim.format import ResultFormat
 from aftermath.optim.lattice import LEAST, MOST, SMALLEST, quantise
 from aftermath.optim.layout import level_layout
 from aftermath.optim.level_votes import Votes
+from aftermath.optim.result_format import ResultFormat
 from aftermath.optim.transform import strongest
 from optim.optim_oracle import entry_bases, toy_inner
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from aftermath.model.architectures import config_of
-from aftermath.model.initial import init_weights
+from aftermath.model.initial_weights import init_weights
 from aftermath.model.network import LanguageModel
-from aftermath.optim import compiled, mean, sign
+from aftermath.optim import compiled_sparse, distro_apply, sparseloco_apply
 from aftermath.optim.codec import decode_level
 from aftermath.optim.engine import Engine
 from aftermath.optim.level_votes import Votes
@@ -68,7 +68,7 @@ RATE = 2.0**-7
 def by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run a test with compiled kernels, and without."""
     if request.param == "torch":
-        for module in (compiled, mean, sign):
+        for module in (compiled_sparse, sparseloco_apply, distro_apply):
             monkeypatch.setattr(module, "usable", lambda params: False)
 
 

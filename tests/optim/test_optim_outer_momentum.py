@@ -25,14 +25,14 @@ from aftermath.optim.integer_polar import exact_polar
 from aftermath.optim.lattice import LARGEST, LEAST
 from aftermath.optim.layout import Part, level_layout
 from aftermath.optim.level_votes import Votes
-from aftermath.optim.mean import changes, most_of
 from aftermath.optim.muon import hidden_matrices
 from aftermath.optim.outer_momentum import FRACTION, factor_of
 from aftermath.optim.schema import Schema
+from aftermath.optim.sparseloco_apply import changes, most_of
 from aftermath.rules.sparseloco import SparseLoCo
 from optim.optim_oracle import RAGGED, joined, toy_inner
 from optim.optim_replica import bits, encode, gradients, tensors
-from optim.test_optim_mean import random_votes
+from optim.test_sparseloco_apply import random_votes
 from replica.simulated_gpu import gpu_at_hand
 
 LR = 0.01
@@ -149,7 +149,7 @@ def test_momentum_ignores_order_threads_layout_and_device(monkeypatch: pytest.Mo
     assert applied() == applied(reverse=True) == applied(strided=True) == expected
     monkeypatch.setattr("aftermath.optim.outer_momentum._AT_ONCE", {"cpu": 1})
     assert applied() == expected
-    monkeypatch.setattr("aftermath.optim.mean.usable", lambda _: False)
+    monkeypatch.setattr("aftermath.optim.sparseloco_apply.usable", lambda _: False)
     with gpu_at_hand() as gpu:
         params = {name: tensor.to(gpu) for name, tensor in tensors(schema, 2, 0).items()}
         engine = Engine(schema, 2, params)

@@ -14,13 +14,13 @@ from aftermath.optim.engine import Engine
 from aftermath.optim.integer_polar import exact_polar
 from aftermath.optim.layout import Part, level_layout
 from aftermath.optim.level_votes import Votes
-from aftermath.optim.mean import changes, most_of
 from aftermath.optim.muon import hidden_matrices
 from aftermath.optim.schema import Schema, build_schema
+from aftermath.optim.sparseloco_apply import changes, most_of
 from aftermath.rules.sparseloco import SparseLoCo
 from optim.optim_oracle import RAGGED, joined, toy_inner
 from optim.optim_replica import bits, tensors
-from optim.test_optim_mean import random_votes
+from optim.test_sparseloco_apply import random_votes
 from replica.whole_round import MODELS
 
 LR = 0.01
@@ -32,7 +32,7 @@ def _schema(**changed: object) -> Schema:
 
 
 def _mean(schema: Schema, part: Part, votes: Sequence[Votes], level: int) -> Tensor:
-    """Return the step of `optim.mean` for a segment."""
+    """Return the step of `optim.sparseloco_apply` for a segment."""
     assert isinstance(schema.optimizer, SparseLoCo)
     positions, steps = changes(votes, level, schema.optimizer, most_of(schema.optimizer, LR))
     layout = level_layout(schema.results, level)

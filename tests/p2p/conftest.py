@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from aftermath.p2p import fetch, peer_stats
+from aftermath.p2p import blob_fetch, peer_stats
 from aftermath.p2p.iroh import IrohTransport, open_iroh
 from p2p.nodes import Rogue, join, secret, until
 
@@ -83,4 +83,4 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Judge a silent or slow holder four times as early."""
     monkeypatch.setattr(peer_stats, "HEDGE_S", peer_stats.HEDGE_S / 4)
     monkeypatch.setattr(peer_stats, "PATIENCE_S", peer_stats.PATIENCE_S / 4)
-    monkeypatch.setattr(fetch, "TICK_S", fetch.TICK_S / 4)
+    monkeypatch.setattr(blob_fetch, "TICK_S", blob_fetch.TICK_S / 4)

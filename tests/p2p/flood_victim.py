@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from aftermath.p2p import links
+from aftermath.p2p import connection_table
 from aftermath.p2p.iroh import IrohTransport, open_iroh
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -56,7 +56,9 @@ def taken(transport: IrohTransport) -> dict[str, float]:
 
 async def main(directory: str, seed: int, members: list[int]) -> None:
     """Serve until standard input ends."""
-    links.PROBE_S = 0.75  # a flooder that was killed is found out after three seconds, not eight
+    connection_table.PROBE_S = (
+        0.75  # a flooder that was killed is found out after three seconds, not eight
+    )
     transport = await open_iroh(
         secret(seed),
         bind_host="127.0.0.1",

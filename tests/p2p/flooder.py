@@ -15,11 +15,11 @@ from pathlib import Path
 import iroh
 from iroh import iroh_ffi
 
-from aftermath.p2p import fastffi
+from aftermath.p2p import fast_ffi
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from aftermath.p2p.link import greet
+from aftermath.p2p.peer_connection import greet
 from aftermath.p2p.transport import MAX_ANNOUNCEMENT
 from aftermath.p2p.wire import ALPN, BlobRequest, CallRequest, frame, frame_of
 from p2p.nodes import ECHOED, LARGE_BLOB, Rogue, identity
@@ -183,7 +183,7 @@ async def unread_answers(one: Flooder) -> None:
 
 
 async def main(address: str, victim: int, how: str, seeds: list[int]) -> None:
-    fastffi.install(iroh_ffi)
+    fast_ffi.install(iroh_ffi)
     flood: Callable[[Flooder], Awaitable[None]] = globals()[how]
     where = iroh.EndpointAddr(iroh.EndpointId.from_bytes(identity(victim)), None, [address])
     flooders = [Flooder((await Rogue.open(seed, "127.0.0.2")).endpoint, where) for seed in seeds]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import iroh
 
 from aftermath.p2p.iroh import IrohTransport
-from aftermath.p2p.link import greet
+from aftermath.p2p.peer_connection import greet
 from aftermath.p2p.wire import (
     ALPN,
     BlobRequest,

@@ -7,7 +7,7 @@ import time
 import iroh
 import pytest
 
-from aftermath.p2p import incoming, links
+from aftermath.p2p import connection_table, incoming_connections
 from aftermath.p2p.transport import BindFailed, PeerUnreachable, TransportError, short
 from p2p.nodes import identity, join, until
 
@@ -22,8 +22,8 @@ async def test_members_hold_one_connection_per_pair(mesh):
 
 
 async def test_simultaneous_dials_end_with_one_connection(opened, monkeypatch):
-    monkeypatch.setattr(links, "GRACE_S", 0.0)
-    monkeypatch.setattr(links, "LINGER_S", 0.0)
+    monkeypatch.setattr(connection_table, "GRACE_S", 0.0)
+    monkeypatch.setattr(connection_table, "LINGER_S", 0.0)
     nodes = [await opened(seed) for seed in (1, 2)]
     join(nodes)
 
@@ -171,7 +171,7 @@ async def test_close_under_load_is_quick(mesh):
 
 
 async def test_member_without_greeting_delays_nobody(opened, rogue, monkeypatch):
-    monkeypatch.setattr(incoming, "HANDSHAKE_S", 0.3)
+    monkeypatch.setattr(incoming_connections, "HANDSHAKE_S", 0.3)
     node = await opened(1)
     other = await opened(2)
     mute = await rogue(3)

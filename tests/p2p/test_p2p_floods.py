@@ -20,10 +20,18 @@ import iroh
 import psutil
 import pytest
 
-from aftermath.p2p import announce, blobs, incoming, limits, link, links, requests
+from aftermath.p2p import (
+    announce,
+    blobs,
+    connection_table,
+    incoming_connections,
+    limits,
+    peer_connection,
+    requests,
+)
 from aftermath.p2p.discovery import LocalDirectory
 from aftermath.p2p.iroh import IrohTransport
-from aftermath.p2p.link import greet
+from aftermath.p2p.peer_connection import greet
 from aftermath.p2p.transport import MAX_ANNOUNCEMENT, MAX_REQUEST, PeerUnreachable
 from aftermath.p2p.wire import ALPN
 from p2p.nodes import (
@@ -209,7 +217,9 @@ async def victim(opened, costs: dict[str, float], tmp_path: Path) -> AsyncIterat
 
 
 MEMORY = {
-    "connections": lambda peers: incoming.MAX_HANDSHAKES * link.MOST_BEFORE_GREETING,
+    "connections": lambda peers: (
+        incoming_connections.MAX_HANDSHAKES * peer_connection.MOST_BEFORE_GREETING
+    ),
     "ungreeted": lambda peers: peers * QUIC_STREAMS * QUIC_WINDOW // 8,
     "half_open": lambda peers: peers * requests.STREAMS * MAX_REQUEST,
     "resets": lambda peers: peers * requests.STREAMS * MAX_REQUEST,
@@ -284,13 +294,15 @@ def _check_cost(
 ) -> None:
     """Check that the work stayed within the peers' quotas, at the cost of honest messages."""
     streams = _most(peers, limits.REQUEST_BURST, limits.REQUEST_RATE, seconds)
-    looked_at = _most(1, incoming.LOOKED_AT_BURST, incoming.LOOKED_AT_RATE, seconds)
+    looked_at = _most(
+        1, incoming_connections.LOOKED_AT_BURST, incoming_connections.LOOKED_AT_RATE, seconds
+    )
     assert did["heard"] <= _most(
         peers, limits.ANNOUNCEMENT_BURST, limits.ANNOUNCEMENT_RATE, seconds
     )
     assert did["answered"] - asks <= streams
     assert did["looked_at"] <= looked_at + _most(
-        1, incoming.LEFT_BURST, incoming.LEFT_RATE, seconds
+        1, incoming_connections.LEFT_BURST, incoming_connections.LEFT_RATE, seconds
     )
     if how == "requests":
         streams = did["answered"] - asks
@@ -313,7 +325,7 @@ def _most(peers: int, burst: float, rate: float, seconds: float) -> float:
 async def test_unacknowledged_bytes_match_our_bound(opened, monkeypatch):
     """A peer's process is stopped. QUIC keeps this many sent bytes until the node notices."""
     monkeypatch.setattr(blobs, "LARGE_PIECES", 0)
-    monkeypatch.setattr(links, "PROBE_S", 1.0)
+    monkeypatch.setattr(connection_table, "PROBE_S", 1.0)
     node = await opened(VICTIM)
     stands_still = threading.Event()
 

@@ -13,9 +13,9 @@ import psutil
 import pytest
 from blake3 import blake3
 
-from aftermath.p2p import announce, incoming, limits, link, links
+from aftermath.p2p import announce, connection_table, incoming_connections, limits, peer_connection
 from aftermath.p2p.announce import Announcer
-from aftermath.p2p.link import Link, close_reason
+from aftermath.p2p.peer_connection import Link, close_reason
 from aftermath.p2p.peer_stats import PeerMeasurements
 from aftermath.p2p.transport import PeerUnreachable, TransportError
 from aftermath.p2p.wire import (
@@ -66,7 +66,7 @@ async def test_failing_link_does_not_end_watch_over_others(mesh, monkeypatch):
             raise RuntimeError("as a dying connection might")
         return True
 
-    monkeypatch.setattr(links, "PROBE_S", 0.02)
+    monkeypatch.setattr(connection_table, "PROBE_S", 0.02)
     monkeypatch.setattr(Link, "pulse", pulse)
     await mesh(1, 2, 3)
     await until(lambda: pulses.count(bad) > 2 and pulses.count(good) > 2)
@@ -122,7 +122,7 @@ async def test_unread_bytes_of_waiting_streams_are_bounded(opened, rogue, monkey
 
     The unread bytes of the others are counted.
     """
-    monkeypatch.setattr(link, "MOST_UNREAD", 8 << 20)
+    monkeypatch.setattr(peer_connection, "MOST_UNREAD", 8 << 20)
     node = await opened(1)
     cheat = await rogue(2)
     node.set_members([cheat.node_id])
@@ -171,7 +171,7 @@ async def test_undecodable_announcements_ban_longer_each_time(opened, rogue):
 
 
 async def test_one_address_cannot_hold_all_handshakes(opened, monkeypatch):
-    monkeypatch.setattr(incoming, "MAX_HANDSHAKES_OF_ADDRESS", 3)
+    monkeypatch.setattr(incoming_connections, "MAX_HANDSHAKES_OF_ADDRESS", 3)
     node = await opened(1)
     where = []
 
@@ -179,7 +179,7 @@ async def test_one_address_cannot_hold_all_handshakes(opened, monkeypatch):
         where.append(begun.where)
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(incoming.IncomingConnections, "_welcome", stuck)
+    monkeypatch.setattr(incoming_connections.IncomingConnections, "_welcome", stuck)
     strangers = [await opened(seed) for seed in range(2, 8)]
     for one in strangers:
         one.set_members([node.node_id])
@@ -191,8 +191,8 @@ async def test_member_sharing_address_with_flood_reconnects(mesh, rogue, monkeyp
     """Connections from the address are dropped, except those from the port of the member's last
     connection.
     """
-    monkeypatch.setattr(incoming, "ADDRESS_RATE", 1e-3)
-    monkeypatch.setattr(incoming, "LOOKED_AT_RATE", 1e-3)
+    monkeypatch.setattr(incoming_connections, "ADDRESS_RATE", 1e-3)
+    monkeypatch.setattr(incoming_connections, "LOOKED_AT_RATE", 1e-3)
     nodes = await mesh(1, 2)
     for node in nodes:
         used_up = node._links._incoming.limits
@@ -211,7 +211,7 @@ async def test_member_sharing_address_with_flood_reconnects(mesh, rogue, monkeyp
 
 def test_last_port_is_admitted_within_connection_rate():
     now = 0.0
-    one = incoming.AcceptLimits(lambda: now)
+    one = incoming_connections.AcceptLimits(lambda: now)
     one.remember(b"a", "192.0.2.7:1")
     one.remember(b"b", "192.0.2.7:2")
     for _ in range(int(limits.CONNECTION_BURST)):
@@ -233,12 +233,14 @@ def test_relay_limits_are_per_member_key():
     keys = [iroh.SecretKey.from_bytes(bytes([seed]) * 32).public() for seed in (1, 1, 2, 3, 4)]
     members = {bytes(key.to_bytes()) for key in keys[:3]}
     relayed = [
-        incoming.place_of(iroh.IncomingAddr.RELAY("https://relay.example./", key), members)
+        incoming_connections.place_of(
+            iroh.IncomingAddr.RELAY("https://relay.example./", key), members
+        )
         for key in keys
     ]
     assert relayed[0] == relayed[1] != relayed[2]
-    assert incoming.RELAYED not in relayed[:3]
-    assert relayed[3:] == [incoming.RELAYED] * 2
+    assert incoming_connections.RELAYED not in relayed[:3]
+    assert relayed[3:] == [incoming_connections.RELAYED] * 2
     places = [
         "[2001:db8::1]:1",
         "[2001:db8::2:1]:2",
@@ -246,7 +248,9 @@ def test_relay_limits_are_per_member_key():
         "[::ffff:192.0.2.7]:1",
         "192.0.2.7:1",
     ]
-    direct = [incoming.place_of(iroh.IncomingAddr.IP(place), members) for place in places]
+    direct = [
+        incoming_connections.place_of(iroh.IncomingAddr.IP(place), members) for place in places
+    ]
     assert direct[0] == direct[1] == "2001:db8::/64" != direct[2]
     assert direct[3] != direct[2]
     assert direct[4] == "192.0.2.7"

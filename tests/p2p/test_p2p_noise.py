@@ -8,9 +8,9 @@ import msgspec
 import pytest
 from solders.keypair import Keypair
 
+from aftermath.member.announced_results import Results
 from aftermath.member.gossip import GossipListener
 from aftermath.member.readiness import Readiness
-from aftermath.member.results import Results
 from aftermath.rules.announcements import Ready, encode_announcement, statement
 from member.result_inbox import ResultInbox
 from p2p.nodes import join, secret, until

@@ -19,8 +19,8 @@ from aftermath.optim.engine import Engine, outline_of
 from aftermath.optim.state_merkle import BlockSpan, StateOutline
 from aftermath.p2p.iroh import IrohTransport
 from aftermath.p2p.transport import MAX_REQUEST, PeerUnreachable, RequestFailed, RequestRefused
-from aftermath.replica import stateshare
-from aftermath.replica.stateshare import (
+from aftermath.replica import state_sharing
+from aftermath.replica.state_sharing import (
     TOPIC,
     FalseBlock,
     ServedState,
@@ -145,7 +145,7 @@ async def test_absent_member_differs_from_member_without_state(mesh: Mesh) -> No
 async def test_uncopied_large_state_is_served_until_it_changes(
     mesh: Mesh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stateshare, "COPIES", 1000)
+    monkeypatch.setattr(state_sharing, "COPIES", 1000)
     member, checker = await mesh(1, 2)
     parts, engine, kept = state_of()
     own = engine.remembered()
@@ -171,7 +171,7 @@ async def test_uncopied_large_state_is_served_until_it_changes(
 async def test_block_requests_read_one_block_at_a_time(
     opened: Callable[..., Awaitable[IrohTransport]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stateshare, "COPIES", 1000)
+    monkeypatch.setattr(state_sharing, "COPIES", 1000)
     share = StateShare(await opened(1))
     (_, _, kept) = state_of()
     reading = 0
@@ -199,7 +199,7 @@ async def test_state_copies_in_total_are_bounded(
     size = states[0].outline.size
     for room, kept in ((size, 1), (2 * size + 1, 2), (100 * size, 3), (0, 1)):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(stateshare, "COPIES", room)
+            patch.setattr(state_sharing, "COPIES", room)
             for state in states:
                 share.offer(state)
             assert [state.tree.root for state in states[-kept:]] == list(share._states)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from blake3 import blake3
 
-from aftermath.p2p import links
+from aftermath.p2p import connection_table
 from p2p.nodes import content, identity, until
 
 SIZE = 6 << 20
@@ -52,7 +52,7 @@ async def line(child: asyncio.subprocess.Process) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 async def test_killed_holder_is_resumed_from_another(opened, spawn, how, monkeypatch):
-    monkeypatch.setattr(links, "PROBE_S", 0.5)
+    monkeypatch.setattr(connection_table, "PROBE_S", 0.5)
     node = await opened(1)
     victim_seed, other_seed = sorted((2, 3), key=identity)
     victim = await spawn(victim_seed, SERVED)
@@ -93,7 +93,7 @@ async def test_restarted_peer_reconnects_and_repeats_messages(opened, spawn):
 
 @pytest.mark.slow
 async def test_peer_with_busy_python_is_not_considered_dead(opened, spawn, monkeypatch):
-    monkeypatch.setattr(links, "PROBE_S", 0.25)
+    monkeypatch.setattr(connection_table, "PROBE_S", 0.25)
     node = await opened(1)
     await spawn(2, 0)
     node.set_members([identity(2)])

@@ -11,8 +11,17 @@ import iroh
 import pytest
 from blake3 import blake3
 
-from aftermath.p2p import attempt, blobs, fetch, incoming, limits, link, links, requests
-from aftermath.p2p.incoming import (
+from aftermath.p2p import (
+    blob_fetch,
+    blobs,
+    connection_table,
+    incoming_connections,
+    limits,
+    partial_download,
+    peer_connection,
+    requests,
+)
+from aftermath.p2p.incoming_connections import (
     ADDRESS_BURST,
     MAX_HANDSHAKES,
     MAX_HANDSHAKES_OF_ADDRESS,
@@ -201,7 +210,7 @@ def test_full_slots_evict_oldest_of_busiest_address() -> None:
     assert [begun.where for begun in gave_way] == [
         f"crowd {number % 4}" for number in range(others)
     ]
-    now = incoming.GIVE_WAY_S
+    now = incoming_connections.GIVE_WAY_S
     assert not enter("one 7")
     assert enter("another")
     one.leave(gave_way[0])  # which has ended
@@ -244,7 +253,7 @@ def test_equal_addresses_evict_oldest_handshake() -> None:
     first = enter("first")
     assert first is not None
     assert all(enter(str(number)) for number in range(MAX_HANDSHAKES - 2))
-    now = incoming.GIVE_WAY_S
+    now = incoming_connections.GIVE_WAY_S
     assert enter("first")
     one.leave(first)
     assert enter("last")
@@ -255,12 +264,12 @@ def test_equal_addresses_evict_oldest_handshake() -> None:
 def test_remembered_addresses_and_peers_are_bounded() -> None:
     one = AcceptLimits(time.monotonic)
     measured = PeerMeasurements(time.monotonic)
-    for number in range(2 * incoming.REMEMBERED):
+    for number in range(2 * incoming_connections.REMEMBERED):
         begun = one.enter(str(number))
         assert begun is not None
         one.leave(begun)
         measured.failed(number.to_bytes(32, "big"))
-    assert len(one._rates) == incoming.REMEMBERED
+    assert len(one._rates) == incoming_connections.REMEMBERED
     assert len(measured.peers) == limits.REMEMBERED_PEERS
     assert not one._inside
 
@@ -288,8 +297,8 @@ async def _pour(connection: iroh.Connection) -> None:
 
 
 async def test_bytes_without_greeting_close_and_ban_dialled_peer(opened, rogue, monkeypatch):
-    monkeypatch.setattr(links, "DIAL_S", 120.0)
-    monkeypatch.setattr(link, "MOST_BEFORE_ANSWER", 64 << 10)
+    monkeypatch.setattr(connection_table, "DIAL_S", 120.0)
+    monkeypatch.setattr(peer_connection, "MOST_BEFORE_ANSWER", 64 << 10)
     node = await opened(1)
     cheat = await rogue(2)
     monkeypatch.setattr(node._links, "_locate", lambda peer: cheat.endpoint.addr())
@@ -305,7 +314,7 @@ async def test_bytes_without_greeting_close_and_ban_dialled_peer(opened, rogue, 
 
 @pytest.mark.slow
 async def test_bytes_admitted_by_quic_match_our_bound(opened, rogue, monkeypatch):
-    monkeypatch.setattr(link, "MOST_BEFORE_GREETING", 1 << 40)
+    monkeypatch.setattr(peer_connection, "MOST_BEFORE_GREETING", 1 << 40)
     node = await opened(1)
     cheat = await rogue(2)
     node.set_members([cheat.node_id])
@@ -337,7 +346,7 @@ async def test_member_greets_over_one_connection_at_a_time(opened, rogue):
 
 
 async def test_worst_of_all_unread_senders_is_closed(opened, rogue, monkeypatch):
-    monkeypatch.setattr(links, "MOST_UNREAD_OF_ALL", 3 << 20)
+    monkeypatch.setattr(connection_table, "MOST_UNREAD_OF_ALL", 3 << 20)
     node = await opened(1)
     little = await rogue(2)
     much = await rogue(3)
@@ -346,7 +355,9 @@ async def test_worst_of_all_unread_senders_is_closed(opened, rogue, monkeypatch)
     await little.dial(node)
     await much.dial(node)
     for cheat in (little, much):
-        streams = [await cheat.connection.open_bi() for _ in range(link.STREAMS_OPEN - 2)]
+        streams = [
+            await cheat.connection.open_bi() for _ in range(peer_connection.STREAMS_OPEN - 2)
+        ]
         for one in streams:
             await one.send().write_all(frame_of(CallRequest("slow", 0, 9, 60_000)))
     for one in streams:  # of the second: as much as those that wait can hold
@@ -417,20 +428,20 @@ async def test_large_pieces_in_flight_are_limited(opened, rogue, monkeypatch):
 
 
 async def test_single_byte_sender_costs_few_reads(opened, rogue, monkeypatch):
-    monkeypatch.setattr(fetch, "TRICKLE_S", 0.2)
+    monkeypatch.setattr(blob_fetch, "TRICKLE_S", 0.2)
     node = await opened(1)
     cheat = await rogue(2)
     node.set_members([cheat.node_id])
     data = content(500)
     puts = 0
-    put = attempt.PartialBlob.put
+    put = partial_download.PartialBlob.put
 
     def counted(self, pull, chunk):
         nonlocal puts
         puts += 1
         return put(self, pull, chunk)
 
-    monkeypatch.setattr(attempt.PartialBlob, "put", counted)
+    monkeypatch.setattr(partial_download.PartialBlob, "put", counted)
 
     async def drip(request, stream):
         await stream.send().write_all(frame_of(Reply(ReplyStatus.OK, len(data))))
@@ -446,8 +457,8 @@ async def test_single_byte_sender_costs_few_reads(opened, rogue, monkeypatch):
 
 
 async def test_overrun_accept_limits_drop_connections(opened, monkeypatch):
-    monkeypatch.setattr(incoming, "LOOKED_AT_RATE", 1e-3)
-    monkeypatch.setattr(incoming, "LOOKED_AT_BURST", 1.0)
+    monkeypatch.setattr(incoming_connections, "LOOKED_AT_RATE", 1e-3)
+    monkeypatch.setattr(incoming_connections, "LOOKED_AT_BURST", 1.0)
     node = await opened(1)
     first = await opened(2)
     second = await opened(3)

@@ -9,9 +9,9 @@ from typing import Any, cast
 import iroh
 import pytest
 
-from aftermath.p2p import links
+from aftermath.p2p import connection_table
 from aftermath.p2p.limits import Quota
-from aftermath.p2p.link import Link
+from aftermath.p2p.peer_connection import Link
 from aftermath.p2p.transport import short
 from aftermath.p2p.wire import Code
 from p2p.nodes import until
@@ -49,7 +49,7 @@ async def test_redialling_peer_is_served_on_new_connection(
 
     Here neither side has work under way on it.
     """
-    monkeypatch.setattr(links, "LINGER_S", 1000.0)
+    monkeypatch.setattr(connection_table, "LINGER_S", 1000.0)
     node = await opened(1)
     peer = await rogue(2)
     node.set_members([peer.node_id])
@@ -105,7 +105,7 @@ async def test_other_process_warning_needs_two_peers_or_only_one(
     node.set_members([peer.node_id for peer in peers])
     dialled = [await peer.dial(node) for peer in peers]
     for connection in dialled[:saying]:
-        connection.close(int(Code.DUPLICATE), links.OTHER_PROCESS.encode())
+        connection.close(int(Code.DUPLICATE), connection_table.OTHER_PROCESS.encode())
     await until(lambda: len(node.reachable()) == connected - saying)
     said = [message for message in caplog.messages if "another process" in message]
     names = sorted(peer.node_id for peer in peers[:saying])
@@ -128,12 +128,12 @@ async def test_older_connection_dialled_by_other_side_lingers(
     contact = node._links._peers[peer.node_id]
     assert contact.link is not None
     contact.link.dialer = larger
-    monkeypatch.setattr(links, "LINGER_S", 1000.0)
+    monkeypatch.setattr(connection_table, "LINGER_S", 1000.0)
     newer = Link(peer.node_id, contact.link.connection, smaller, OLD, 0.0, contact.quota)
     node._links._retire(contact.link, newer)
     await asyncio.sleep(0.2)
     assert first.close_reason() is None
-    monkeypatch.setattr(links, "LINGER_S", 0.0)
+    monkeypatch.setattr(connection_table, "LINGER_S", 0.0)
     node._links._retire(contact.link, newer)
     async with asyncio.timeout(15):
         await first.closed()

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from iroh import iroh_ffi
 
-from aftermath.p2p import fastffi
+from aftermath.p2p import fast_ffi
 from aftermath.p2p.wire import (
     BlobRequest,
     CallRequest,
@@ -85,14 +85,14 @@ def written(builder_write, *values) -> bytes:
 @pytest.mark.parametrize("size", [0, 1, 15, 16, 17, 100_000])
 def test_fast_writer_writes_given_bytes(size):
     data = bytes(number % 251 for number in range(size))
-    assert fastffi.install(iroh_ffi)
-    assert iroh_ffi._UniffiRustBufferBuilder.write is fastffi._write
+    assert fast_ffi.install(iroh_ffi)
+    assert iroh_ffi._UniffiRustBufferBuilder.write is fast_ffi._write
     for form in (data, bytearray(data), memoryview(data)):
-        assert written(fastffi._write, b"head", form, b"tail") == b"head" + data + b"tail"
+        assert written(fast_ffi._write, b"head", form, b"tail") == b"head" + data + b"tail"
 
 
 def test_unknown_binding_is_unchanged():
-    assert not fastffi.install(types.ModuleType("empty"))
+    assert not fast_ffi.install(types.ModuleType("empty"))
 
     class Builder:
         def write(self, value): ...
@@ -104,7 +104,7 @@ def test_unknown_binding_is_unchanged():
     other._UniffiRustBufferBuilder = Builder
     other._UniffiRustBuffer = type("Buffer", (), {"_fields_": [("len", int)]})
     original = Builder.write
-    assert not fastffi.install(other)
+    assert not fast_ffi.install(other)
     assert Builder.write is original
 
 

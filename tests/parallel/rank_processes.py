@@ -16,10 +16,10 @@ from torch import Tensor
 
 from aftermath.model.architectures import config_of
 from aftermath.model.config import ModelConfig
-from aftermath.model.initial import init_weights
+from aftermath.model.initial_weights import init_weights
 from aftermath.optim.codec import decode_level
 from aftermath.optim.engine import Trained
-from aftermath.optim.inner import InnerSteps
+from aftermath.optim.inner_steps import InnerSteps
 from aftermath.optim.schema import build_schema
 from aftermath.optim.state_merkle import BlockSpan, block_of, tree_of
 from aftermath.parallel.group import Ranks

@@ -24,7 +24,7 @@ from aftermath.parallel.feedback_split import split_blocks
 from aftermath.parallel.group import Ranks
 from aftermath.parallel.multi_device_replica import MultiDeviceReplica
 from aftermath.parallel.sharded_feedback import ShardedFeedback
-from aftermath.replica import stateshare
+from aftermath.replica import state_sharing
 from parallel.rank_processes import (
     DIGITS,
     FLOATS,
@@ -72,13 +72,13 @@ def test_large_state_has_one_root_and_blocks_of_all_ranks(
 ) -> None:
     """Each block is read from the rank that holds it."""
     monkeypatch.setitem(MODELS, "wide", WIDE)
-    monkeypatch.setattr(stateshare, "COPIES", 1000)
+    monkeypatch.setattr(state_sharing, "COPIES", 1000)
     alone, led = two(ranks, "wide", 0, 1, SETTINGS[kind])
     for replica in (alone, led):
         learnt(replica, 0)
     tree = led.optimizer.tree()
     assert tree.root == alone.optimizer.tree().root
-    kept = stateshare.copy_state(led.optimizer, tree)
+    kept = state_sharing.copy_state(led.optimizer, tree)
     state = alone.optimizer.state()
     assert kept.copies is None
     assert kept.outline == outline({name: tensor.nbytes for name, tensor in state.items()})

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from aftermath.model.architectures import config_of
-from aftermath.model.initial import init_weights
+from aftermath.model.initial_weights import init_weights
 from aftermath.model.network import LanguageModel
 from aftermath.replica.frozen import GivenWay, frozen_copy
 from replica.whole_round import MODELS

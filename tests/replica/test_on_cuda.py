@@ -11,7 +11,7 @@ import torch
 
 from aftermath.model import segments
 from aftermath.model.architectures import config_of
-from aftermath.model.initial import init_weights
+from aftermath.model.initial_weights import init_weights
 from aftermath.optim.interfaces import PseudoGradient
 from aftermath.optim.schema import build_schema
 from aftermath.replica.exactness import exact_device

@@ -19,7 +19,7 @@ from torch import Tensor
 from aftermath.base.errors import Unsuitable
 from aftermath.model import network
 from aftermath.model.architectures import config_of
-from aftermath.model.initial import init_weights
+from aftermath.model.initial_weights import init_weights
 from aftermath.replica.memory import free_bytes
 from aftermath.replica.pass_size import AUTO, MOST, Checkpointing, OutOfMemory, PassSize
 from aftermath.replica.replica import Replica
@@ -239,7 +239,7 @@ LIMITED = """
 import resource, sys, threading
 import torch
 from aftermath.model.architectures import config_of
-from aftermath.model.initial import init_weights
+from aftermath.model.initial_weights import init_weights
 from aftermath.optim.schema import build_schema
 from aftermath.replica.pass_size import PassSize
 from aftermath.replica.replica import Replica

@@ -19,7 +19,7 @@ from aftermath.base.errors import Unsuitable
 from aftermath.model.arch.deepseek import Gate
 from aftermath.model.arch.llama import LlamaLayer
 from aftermath.model.architectures import config_of
-from aftermath.model.initial import init_weights
+from aftermath.model.initial_weights import init_weights
 from aftermath.model.network import LanguageModel
 from aftermath.optim.schema import build_schema
 from aftermath.replica.options import Arithmetic, Compile, Precision

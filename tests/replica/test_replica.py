@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from aftermath.base.errors import Unsuitable, UsageError
-from aftermath.model.initial import init_weights
+from aftermath.model.initial_weights import init_weights
 from aftermath.optim.codec import decode_level
 from aftermath.optim.gradient_clip import NonFiniteGradient
 from aftermath.optim.interfaces import PseudoGradient

@@ -13,7 +13,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from aftermath.lab.held_out import loss_on
 from aftermath.model.architectures import config_of
 from aftermath.model.generate import generate
-from aftermath.model.initial import init_weights
+from aftermath.model.initial_weights import init_weights
 from aftermath.optim.schema import build_schema
 from aftermath.replica.options import Arithmetic
 from aftermath.replica.pass_size import PassSize
@@ -30,7 +30,9 @@ def _by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Disable compiled kernels and fused AdamW on both devices. They run only on the CPU and round
     differently (`tests/kernels`).
     """
-    monkeypatch.setattr("aftermath.optim.proof.unfit", lambda: "torch is compared with itself")
+    monkeypatch.setattr(
+        "aftermath.optim.compiled_proof.unfit", lambda: "torch is compared with itself"
+    )
     monkeypatch.setattr("aftermath.optim.inner_optimizer.may_fuse", lambda _: False)
 
 

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from aftermath.model.architectures import config_of
 from aftermath.model.config import ModelConfig
-from aftermath.model.initial import init_weights
+from aftermath.model.initial_weights import init_weights
 from aftermath.model.segments import write_segment
 from aftermath.optim.codec import decode_level
 from aftermath.optim.level_votes import Votes
 from aftermath.optim.schema import Schema, build_schema
-from aftermath.replica.modelshare import snapshot
+from aftermath.replica.model_sharing import snapshot
 from aftermath.replica.pass_size import PassSize
 from aftermath.replica.replica import Replica
 from aftermath.rules.distro import Distro

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from aftermath.model.store import write_checkpoint
+from aftermath.model.save_checkpoint import write_checkpoint
 from aftermath.sim import __main__ as command
 from aftermath.sim import invariants
 from aftermath.sim import seed as trial

@@ -11,8 +11,8 @@ import pytest
 from huggingface_hub.utils import validate_repo_id
 
 from aftermath.base.errors import AftermathError
+from aftermath.model.save_checkpoint import RESERVE
 from aftermath.model.schema import StateSchema
-from aftermath.model.store import RESERVE
 from aftermath.sim.simulation import SimulatedRun, play
 from aftermath.train import checkpoint_checks
 from aftermath.train.checkpoint_checks import (

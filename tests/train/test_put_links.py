@@ -13,7 +13,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from aftermath.base.outputs import MARK
-from aftermath.model.documents import CheckpointError
+from aftermath.model.json_documents import CheckpointError
 from aftermath.train import put_links
 from aftermath.train.assembly import hub_of
 from aftermath.train.put_links import PutLinks

@@ -13,8 +13,8 @@ from aftermath.base.errors import UsageError
 from aftermath.coordinator.ports import View
 from aftermath.model.schema import state_schema
 from aftermath.parallel.mesh import Mesh
-from aftermath.replica.fit import _layer_count, needs
 from aftermath.replica.pass_size import OutOfMemory
+from aftermath.replica.tier_memory import _layer_count, needs
 from aftermath.rules.state import RunState
 from aftermath.train.tier import AUTO_TIER, ChosenTier, check_alone, check_memory, chosen
 from member.result_inbox import SCHEMA

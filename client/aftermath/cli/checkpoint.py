@@ -90,7 +90,7 @@ def attested_hashes(run: Run, model: Model, source: Checkpoint) -> list[bytes]:
     """
     from aftermath.model.checkpoint import load
     from aftermath.model.momentum_file import read_momentum
-    from aftermath.model.resolve import load_hf_config, resolve
+    from aftermath.model.run_checkpoint import load_hf_config, resolve
     from aftermath.model.segments import level_hash
     from aftermath.rules.run import steps_before
     from aftermath.train.requirements import schema_from

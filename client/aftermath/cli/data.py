@@ -190,7 +190,7 @@ def _encoder(path: Path | None, end_token: str | None) -> Encoder:
 
 def _tokenizer(path: Path) -> tuple[Tokenizer, dict[str, bytes]]:
     """Return the tokenizer of a file, and its companion files by name. Raise CheckpointError."""
-    from aftermath.model.documents import CheckpointError
+    from aftermath.model.json_documents import CheckpointError
     from aftermath.model.tokenizer_files import files_of
     from aftermath.model.tokenizer_process import read
 

@@ -20,8 +20,8 @@ from aftermath.cli.command import command
 from aftermath.cli.present import CommandError, Result, listing
 
 if TYPE_CHECKING:
-    from aftermath.optim.gradientfile import GradientFile
     from aftermath.optim.level_votes import Votes
+    from aftermath.optim.result_file import GradientFile
 
 COLUMNS = ("file", "run", "step", "member", "level", "bytes", "votes", "values")
 LARGEST_TENSOR = 16 << 30
@@ -48,7 +48,7 @@ def decode_gradients(
     Values are votes of 1 and -1, or numbers, as the run counts them. With --out they are tensors of
     the full model, transformed back, and zero where nothing was sent.
     """
-    from aftermath.optim.gradientfile import read_gradient_file
+    from aftermath.optim.result_file import read_gradient_file
 
     if out is not None and len({path.name for path in files}) < len(files):
         raise UsageError(
@@ -134,7 +134,7 @@ def _results_table(results: Sequence[Mapping[str, Any]]) -> Any:
 
 def _check_room(path: Path, file: GradientFile, out: Path) -> None:
     """Create the directory. Raise CommandError if a tensor is too large or the disk lacks space."""
-    from aftermath.model.store import writing
+    from aftermath.model.save_checkpoint import writing
     from aftermath.optim.vote_tensors import dense_shapes
 
     sizes = {name: 4 * math.prod(shape) for name, shape in dense_shapes(file.schema).items()}
@@ -157,8 +157,8 @@ def _check_room(path: Path, file: GradientFile, out: Path) -> None:
 def _write(target: Path, file: GradientFile, votes: Mapping[int, Votes]) -> Path:
     """Write a result's dense tensors one by one, and return the file's path."""
     from aftermath.base.outputs import output_file
+    from aftermath.model.save_checkpoint import writing
     from aftermath.model.schema import header
-    from aftermath.model.store import writing
     from aftermath.optim.vote_tensors import dense, dense_shapes
 
     shapes = {name: ("F32", shape) for name, shape in dense_shapes(file.schema).items()}

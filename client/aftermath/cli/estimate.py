@@ -85,7 +85,7 @@ async def estimate(
 
 async def _estimate(config: RunConfig, shape: Shape, rules: Config, members: int) -> dict[str, Any]:
     """Return the estimate as JSON types, without measured speeds."""
-    from aftermath.replica.fit import needs
+    from aftermath.replica.tier_memory import needs
 
     owner_rent, owner_fees = await owner_costs(config, shape)
     rent, join_fee, later_fees = member_costs(rules, members)

@@ -29,7 +29,7 @@ def model_inspect(model: Annotated[Path, typer.Option(help=CHECKPOINT)]) -> Resu
 
     from aftermath.model.checkpoint import load_config
     from aftermath.model.config import stored_tier
-    from aftermath.model.documents import hf_config
+    from aftermath.model.json_documents import hf_config
     from aftermath.model.manifest import MANIFEST_FILE
     from aftermath.model.schema import ELEMENT_BYTES
     from aftermath.model.weights import weight_files
@@ -169,7 +169,7 @@ def model_merge(
     """
 
     from aftermath.model.checkpoint import merged
-    from aftermath.model.store import read_companions, write_checkpoint
+    from aftermath.model.save_checkpoint import read_companions, write_checkpoint
 
     directory = out.expanduser()
     check_directory(directory, "model merge")

@@ -16,7 +16,7 @@ from aftermath.base.outputs import check_directory
 from aftermath.cli.command import command
 from aftermath.cli.present import Result, note
 from aftermath.data.bytelevel import END_TOKEN, VOCAB_SIZE, byte_tokenizer
-from aftermath.model.documents import (
+from aftermath.model.json_documents import (
     CARD_FILE,
     COMPANIONS,
     TOKENIZER_FILES,
@@ -136,8 +136,8 @@ def model_init(
     tier.
     """
     from aftermath.model.architectures import config_of
-    from aftermath.model.initial import init_weights
-    from aftermath.model.store import write_checkpoint
+    from aftermath.model.initial_weights import init_weights
+    from aftermath.model.save_checkpoint import write_checkpoint
 
     sizes = {"hidden": hidden, "layers": layers, "heads": heads, "kv_heads": kv_heads}
     sizes |= {"intermediate": intermediate, "vocab": vocab, "context": context}
@@ -368,7 +368,7 @@ def _companions(tokenizer: Path) -> dict[str, bytes]:
 
     From a checkpoint also return the license, but not the model card of that other model.
     """
-    from aftermath.model.store import read_companions
+    from aftermath.model.save_checkpoint import read_companions
 
     if tokenizer.name != TOKENIZER_FILE:
         return {}

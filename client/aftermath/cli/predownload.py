@@ -45,7 +45,7 @@ async def fetch_run_files(subject: Subject) -> Result:
     from aftermath.cli.check_list import examine
     from aftermath.config.read import source_of
     from aftermath.model.checkpoint import load
-    from aftermath.model.resolve import resolve
+    from aftermath.model.run_checkpoint import resolve
     from aftermath.rules.state import CheckpointKind
 
     findings = await examine(subject, ("configured", "model", "tier", "data"))

@@ -439,8 +439,8 @@ def memory(subject: Subject) -> Finding | None:
     """Check that the tier fits into the free memory. Without a tier, check that one does."""
     if subject.mesh is None:
         return None
-    from aftermath.replica.fit import first_fitting, needs
     from aftermath.replica.memory import free_bytes
+    from aftermath.replica.tier_memory import first_fitting, needs
     from aftermath.train.tier import check_memory
 
     devices = subject.mesh.devices

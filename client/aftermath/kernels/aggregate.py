@@ -1,7 +1,7 @@
 """Count all members' votes block by block and apply them to the parameters in one pass.
 
-Results equal those of `optim.exact_signs` and `optim.mean` bit by bit: partial sums are exact
-integers, and the compiler fuses none of the IEEE operations.
+Results equal those of `optim.exact_signs` and `optim.sparseloco_apply` bit by bit: partial sums are
+exact integers, and the compiler fuses none of the IEEE operations.
 """
 
 from __future__ import annotations

@@ -54,9 +54,9 @@ def encode(
 ) -> None:
     """Set residual <- (residual - sent) * decay + factor * gradient, and encode all of it.
 
-    The arguments up to `most` are those of `kernels.encode.encode`, with topk as large as a block.
-    Write each number's digit code to `codes` from `start` on, and each block's exponent code to
-    `exponents` from `number` on. Both count from block 0.
+    The arguments up to `most` are those of `kernels.sparse_encode.encode`, with topk as large as a
+    block. Write each number's digit code to `codes` from `start` on, and each block's exponent code
+    to `exponents` from `number` on. Both count from block 0.
     """
     _, height, width = blocks.shape
     size = height * width

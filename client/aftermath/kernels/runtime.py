@@ -35,9 +35,9 @@ def unavailable_reason() -> str | None:
             aggregate,
             dense,
             dense_encode,
-            encode,
             jit,
             polar,
+            sparse_encode,
         )
 
         jit.compile_all()

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from aftermath.base.errors import AftermathError
 from aftermath.lab.trainer import Stepped, below, on_cpu, take_weights
-from aftermath.model.documents import CheckpointError
+from aftermath.model.json_documents import CheckpointError
 from aftermath.model.network import LanguageModel
 from aftermath.optim.codec import decode_level
 from aftermath.optim.engine import Trained

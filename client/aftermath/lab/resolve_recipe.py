@@ -22,8 +22,8 @@ from aftermath.config.training import MOST_RATE
 from aftermath.lab import rates
 from aftermath.lab.recipe import Batch, Recipe
 from aftermath.lab.settings import SEQ_LEN, STEPS, TOTAL_BATCH, LabSettings, options_of
-from aftermath.model.documents import CheckpointError
-from aftermath.model.resolve import local_directory, resolve
+from aftermath.model.json_documents import CheckpointError
+from aftermath.model.run_checkpoint import local_directory, resolve
 from aftermath.rules.assignment import cut
 from aftermath.rules.limits import MAX_LEVELS
 from aftermath.rules.model import Checkpoint, LrSchedule

@@ -20,8 +20,8 @@ from aftermath.base.bounded import Malformed, json_as
 from aftermath.base.files import parents_made, standing_in
 from aftermath.base.locks import hold
 from aftermath.lab.lab_events import Finished
-from aftermath.model.documents import CheckpointError
-from aftermath.model.store import write_errors, writing
+from aftermath.model.json_documents import CheckpointError
+from aftermath.model.save_checkpoint import write_errors, writing
 
 STATE = "state.safetensors"
 LOCK = "lock"

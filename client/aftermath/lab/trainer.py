@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from aftermath.model.documents import CheckpointError
+from aftermath.model.json_documents import CheckpointError
 from aftermath.model.network import LanguageModel
 from aftermath.model.segments import is_momentum
 

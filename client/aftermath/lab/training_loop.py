@@ -33,8 +33,8 @@ from aftermath.lab.saving import LOCK, STATE, Counters, load_state, only_here, s
 from aftermath.lab.settings import options_of
 from aftermath.lab.setup import Start
 from aftermath.lab.trainer import Stepped
-from aftermath.model.documents import CheckpointError
-from aftermath.model.store import read_companions, write_checkpoint, writing
+from aftermath.model.json_documents import CheckpointError
+from aftermath.model.save_checkpoint import read_companions, write_checkpoint, writing
 from aftermath.optim.gradient_clip import Diverged
 from aftermath.optim.interfaces import BadState
 from aftermath.rules.optimizers import optimizers

@@ -20,10 +20,10 @@ from aftermath.events import event_types
 from aftermath.member.ports import Ports, Role, Workers
 from aftermath.member.retry import persist
 from aftermath.model.config import ModelConfigError
-from aftermath.model.documents import CheckpointError, HubAway
-from aftermath.model.resolve import local_directory, require_place
+from aftermath.model.json_documents import CheckpointError, HubAway
+from aftermath.model.run_checkpoint import local_directory, require_place
+from aftermath.model.save_checkpoint import Saved, save, scratch, sweep
 from aftermath.model.saved_checkpoints import prune, stem_of_run, step_directory
-from aftermath.model.store import Saved, save, scratch, sweep
 from aftermath.p2p.transport import escaped
 from aftermath.replica.replica import Replica
 from aftermath.rules.model import Checkpoint, Model

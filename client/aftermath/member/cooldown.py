@@ -11,10 +11,10 @@ from aftermath.events import event_types
 from aftermath.events.stream import hexed
 from aftermath.member.checkpoint_writer import CheckpointWriter
 from aftermath.member.ports import Ports, Role
-from aftermath.member.private import PrivateState
+from aftermath.member.private_state import PrivateState
 from aftermath.member.retry import Duty
 from aftermath.member.status_events import report_traffic
-from aftermath.replica.modelshare import ModelShare, snapshot
+from aftermath.replica.model_sharing import ModelShare, snapshot
 from aftermath.replica.replica import Replica
 from aftermath.rules.committee import levels_to_attest
 from aftermath.rules.run import Run

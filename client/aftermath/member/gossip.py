@@ -12,9 +12,9 @@ import based58
 
 from aftermath.base.errors import BadAnnouncement
 from aftermath.events import event_types
+from aftermath.member.announced_results import Results
 from aftermath.member.ports import Ports, Role
 from aftermath.member.readiness import Readiness
-from aftermath.member.results import Results
 from aftermath.p2p.limits import LogLimits
 from aftermath.p2p.transport import Announcement, TransportError, short
 from aftermath.rules import bitmap

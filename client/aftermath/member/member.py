@@ -16,28 +16,28 @@ from aftermath.coordinator.errors import Refused, Unavailable
 from aftermath.coordinator.ports import Coordinator, View
 from aftermath.data.source import Source
 from aftermath.events import event_types
+from aftermath.member.announced_results import Results
 from aftermath.member.checkpoint_writer import Archive, CheckpointWriter
 from aftermath.member.cooldown import Cooldown
 from aftermath.member.gossip import GossipListener
-from aftermath.member.gradients import GradientFiles
+from aftermath.member.last_member import LastMember, UnsavedWork
 from aftermath.member.local_options import LocalOptions
-from aftermath.member.membership import MembershipRequests
-from aftermath.member.own_state import OwnState
 from aftermath.member.ports import Desync, Ports, Role, Workers
-from aftermath.member.private import PrivateState
+from aftermath.member.private_state import PrivateState
 from aftermath.member.readiness import Readiness, announce_ready, whole_from_peers
-from aftermath.member.results import Results
 from aftermath.member.reveal import Reveals
 from aftermath.member.rounds.collect import LINGER
 from aftermath.member.rounds.epoch import CarriedOver, Divergence, EpochStart
 from aftermath.member.rounds.rounds import Rounds
+from aftermath.member.saved_results import GradientFiles
+from aftermath.member.seat_requests import MembershipRequests
 from aftermath.member.signed_results import SignedResults
 from aftermath.member.stake import ModelLost, Stake, find_loss
+from aftermath.member.state_roots import OwnState
 from aftermath.member.status_events import StatusEvents, require_unchanged
 from aftermath.member.ticker import Ticker
-from aftermath.member.unfinished import LastMember, UnsavedWork
 from aftermath.member.warmup import NoModel, WarmUp
-from aftermath.replica.modelshare import ModelShare, snapshot
+from aftermath.replica.model_sharing import ModelShare, snapshot
 from aftermath.replica.origin import Origin
 from aftermath.replica.replica import Replica
 from aftermath.rules import bitmap, contents

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from aftermath.base.concurrency import Worker, every
 from aftermath.base.rate_limit import Backoff
 from aftermath.events import event_types
-from aftermath.member.plan import RoundPlan
 from aftermath.member.ports import Ports, Role
+from aftermath.member.round_plan import RoundPlan
 from aftermath.optim.codec import BadPayload, decode_level
 from aftermath.optim.level_votes import Votes
 from aftermath.p2p.transport import TransportError

@@ -11,10 +11,10 @@ from collections import deque
 from typing import NoReturn
 
 from aftermath.base.concurrency import first_of
-from aftermath.member.own_state import OwnState
-from aftermath.member.plan import RoundPlan
+from aftermath.member.announced_results import Results
 from aftermath.member.ports import Ports, Role
-from aftermath.member.results import Results
+from aftermath.member.round_plan import RoundPlan
+from aftermath.member.state_roots import OwnState
 from aftermath.p2p.transport import TransportError
 from aftermath.rules import bitmap
 from aftermath.rules.announcements import encode_announcement

@@ -22,7 +22,7 @@ from aftermath.coordinator.ports import View
 from aftermath.events import event_types
 from aftermath.member.ports import Desync, Ports, Role, Workers
 from aftermath.model.config import ModelConfigError
-from aftermath.model.documents import CheckpointError, HubAway
+from aftermath.model.json_documents import CheckpointError, HubAway
 from aftermath.model.saved_checkpoints import stem_of_run, step_directory
 from aftermath.model.schema import MomentumSegment, SchemaError
 from aftermath.model.segments import (
@@ -34,7 +34,7 @@ from aftermath.model.segments import (
 )
 from aftermath.p2p.transport import escaped
 from aftermath.replica.memory import is_out_of_memory
-from aftermath.replica.modelshare import LevelFetcher, ModelUnavailable, Offer, ask_offers
+from aftermath.replica.model_sharing import LevelFetcher, ModelUnavailable, Offer, ask_offers
 from aftermath.replica.origin import Origin
 from aftermath.replica.replica import Replica
 from aftermath.rules import bitmap, contents

@@ -18,7 +18,13 @@ from torch import Tensor
 from aftermath.base.text import counted
 from aftermath.model.architectures import config_of
 from aftermath.model.config import ModelConfig, stored_tier
-from aftermath.model.documents import CheckpointError, Strategy, hf_config, is_file, read_limited
+from aftermath.model.json_documents import (
+    CheckpointError,
+    Strategy,
+    hf_config,
+    is_file,
+    read_limited,
+)
 from aftermath.model.manifest import (
     MANIFEST_FILE,
     MAX_MANIFEST_BYTES,
@@ -27,7 +33,7 @@ from aftermath.model.manifest import (
     parse_manifest,
     verify,
 )
-from aftermath.model.published import PLAIN, Form, form_of
+from aftermath.model.published_checkpoints import PLAIN, Form, form_of
 from aftermath.model.schema import prefix
 from aftermath.model.weights import read_weights, spared, weight_files
 

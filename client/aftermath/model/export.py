@@ -19,10 +19,16 @@ from aftermath.base.files import replacing
 from aftermath.base.outputs import check_directory, update_mark
 from aftermath.model.checkpoint import load, load_config
 from aftermath.model.config import ModelConfig, stored_tier
-from aftermath.model.documents import COMPANIONS, INDEX_FILE, CheckpointError, hf_config, is_file
+from aftermath.model.json_documents import (
+    COMPANIONS,
+    INDEX_FILE,
+    CheckpointError,
+    hf_config,
+    is_file,
+)
 from aftermath.model.manifest import MANIFEST_FILE, TierFiles, encode_manifest, file_sha256
+from aftermath.model.save_checkpoint import publish, read_companions, write_checkpoint, writing
 from aftermath.model.saved_checkpoints import is_removable
-from aftermath.model.store import publish, read_companions, write_checkpoint, writing
 from aftermath.model.weights import weight_files
 
 MADE_BY = "model export"

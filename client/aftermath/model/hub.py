@@ -37,7 +37,7 @@ from aftermath.base.errors import AftermathError
 from aftermath.base.outputs import MARK
 from aftermath.model.architectures import config_of
 from aftermath.model.config import ModelConfig, stored_tier
-from aftermath.model.documents import (
+from aftermath.model.json_documents import (
     CARD_FILE,
     COMPANIONS,
     INDEX_FILE,
@@ -62,7 +62,7 @@ from aftermath.model.manifest import (
     parse_manifest,
     verify,
 )
-from aftermath.model.published import Form, form_of
+from aftermath.model.published_checkpoints import Form, form_of
 from aftermath.model.weights import spared
 
 TIMEOUT_SECONDS = 10.0

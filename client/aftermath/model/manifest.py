@@ -14,7 +14,7 @@ import msgspec
 
 from aftermath.base.bounded import Malformed, json_as
 from aftermath.model.config import MAX_TIERS
-from aftermath.model.documents import CheckpointError, check_listed, is_file
+from aftermath.model.json_documents import CheckpointError, check_listed, is_file
 
 MANIFEST_FILE = "matformer_manifest.json"
 MAX_MANIFEST_BYTES = 4 << 20

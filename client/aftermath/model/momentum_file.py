@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from aftermath.model.config import ModelConfig
-from aftermath.model.documents import (
+from aftermath.model.json_documents import (
     MOMENTUM_FILE,
     CheckpointError,
     check_readable,

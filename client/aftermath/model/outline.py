@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aftermath.base.allowed_places import TRUSTING, RunAccess
-from aftermath.model.documents import hf_config
-from aftermath.model.resolve import outline_directory
-from aftermath.model.store import read_companions
+from aftermath.model.json_documents import hf_config
+from aftermath.model.run_checkpoint import outline_directory
+from aftermath.model.save_checkpoint import read_companions
 from aftermath.model.text import tokenizer_of
 from aftermath.model.tokenizer import Tokenizer
 from aftermath.model.tokenizer_files import TOKENIZER_FILE

@@ -8,8 +8,8 @@ from functools import cached_property
 from pathlib import Path
 
 from aftermath.base.errors import UsageError
-from aftermath.model.documents import CheckpointError
-from aftermath.model.store import read_companions
+from aftermath.model.json_documents import CheckpointError
+from aftermath.model.save_checkpoint import read_companions
 from aftermath.model.tokenizer import FIX, Tokenizer
 from aftermath.model.tokenizer_files import TOKENIZER_FILE
 

@@ -17,7 +17,7 @@ from functools import cached_property
 from typing import IO, Any
 
 from aftermath.base.environment import bare_environment
-from aftermath.model.documents import CheckpointError
+from aftermath.model.json_documents import CheckpointError
 from aftermath.model.tokenizer_files import begin_id, end_id
 from aftermath.model.tokenizer_process import LENGTH
 from aftermath.model.tokenizer_process import PATIENCE as _PATIENCE

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from aftermath.base.bounded import Malformed, json_value
-from aftermath.model.documents import MAX_CONFIG_BYTES, CheckpointError, read_limited
+from aftermath.model.json_documents import MAX_CONFIG_BYTES, CheckpointError, read_limited
 
 TOKENIZER_FILE = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"

@@ -19,7 +19,7 @@ from torch import Tensor
 from aftermath.base.errors import shown
 from aftermath.base.text import counted
 from aftermath.model.config import ModelConfig
-from aftermath.model.documents import (
+from aftermath.model.json_documents import (
     INDEX_FILE,
     MOMENTUM_FILE,
     WEIGHTS_FILE,
@@ -29,7 +29,7 @@ from aftermath.model.documents import (
     is_file,
     read_index,
 )
-from aftermath.model.published import PLAIN, SCALES, FileNames, Form
+from aftermath.model.published_checkpoints import PLAIN, SCALES, FileNames, Form
 from aftermath.model.schema import prefix
 
 FP8_KIND = "F8_E4M3"

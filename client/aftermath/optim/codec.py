@@ -28,15 +28,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from aftermath.base.errors import AftermathError
-from aftermath.optim import compiled, digits, packed, packed_sparse, triton_gate
+from aftermath.optim import compiled_sparse, digits, packed_dense, packed_sparse, triton_gate
 from aftermath.optim.bitstrings import pack_bits, unpack_bits
 from aftermath.optim.blocks import UNUSED
-from aftermath.optim.format import EXPONENT_BITS, ResultFormat, Values, whole_bytes
 from aftermath.optim.index_coding import compact, decode_indices, encode_indices
 from aftermath.optim.index_sizes import bits_of
 from aftermath.optim.lattice import LEAST, MOST, digits_of
 from aftermath.optim.layout import LevelLayout, level_layout
 from aftermath.optim.level_votes import Votes, WholeVotes
+from aftermath.optim.result_format import EXPONENT_BITS, ResultFormat, Values, whole_bytes
 
 _MAGNITUDE = 0x7FFFFFFF  # mask of the bits of an fp32 without its sign
 _SMALLEST = 0x00800000  # bits of the smallest normal fp32
@@ -96,7 +96,7 @@ def encode_entries(
     values = [torch.where(rows != UNUSED, group_values, 0.0) for rows, group_values in chosen]
     if results.values is Values.FLOAT:
         strings.append(layout.canonical(values).view(torch.uint8))
-        return packed.downloaded(torch.cat(strings))
+        return packed_dense.downloaded(torch.cat(strings))
     if results.values.lattice_bits:
         votes, exponents = _lattice_votes(values, results.values.lattice_bits, layout)
         strings.append(exponents)
@@ -120,8 +120,8 @@ def encode_entries(
             _at_indices(indices, group_votes, group.block) if group.digits else group_votes[:, :0]
             for group, (indices, _), group_votes in zip(groups, chosen, votes, strict=True)
         ]
-        strings.append(packed.packed_digits(layout.canonical(rows), results.values.bits))
-    return packed.downloaded(torch.cat(strings))
+        strings.append(packed_dense.packed_digits(layout.canonical(rows), results.values.bits))
+    return packed_dense.downloaded(torch.cat(strings))
 
 
 def _encode_whole(
@@ -131,8 +131,8 @@ def _encode_whole(
     layout = level_layout(results, level)
     device = chosen[0][0].device
     bits = results.values.bits
-    if packed.usable(device, bits):
-        return packed.encoded(layout, chosen, bits)
+    if packed_dense.usable(device, bits):
+        return packed_dense.encoded(layout, chosen, bits)
     votes, exponents = _lattice_votes([values for _, values in chosen], bits, layout)
     rows = [
         _at_indices(indices, group_votes, group_votes.shape[1])
@@ -142,8 +142,8 @@ def _encode_whole(
     ]
     if device.type == "cpu":
         return exponents.numpy().tobytes() + digits.to_bytes(layout.canonical(rows).numpy(), bits)
-    return packed.downloaded(
-        torch.cat([exponents, packed.packed_digits(layout.canonical(rows), bits)])
+    return packed_dense.downloaded(
+        torch.cat([exponents, packed_dense.packed_digits(layout.canonical(rows), bits)])
     )
 
 
@@ -157,7 +157,7 @@ def _lattice_votes(
         multiples, exponent = digits_of(group_values.contiguous(), bits)
         votes.append(multiples)
         codes.append(torch.where(multiples[:, :1] != 0, exponent - LEAST + 1, 0).to(torch.uint8))
-    return votes, packed.packed_exponents(layout.canonical(codes))
+    return votes, packed_dense.packed_exponents(layout.canonical(codes))
 
 
 def _at_indices(indices: Tensor, votes: Tensor, size: int) -> Tensor:
@@ -207,10 +207,10 @@ def _packed(
             return packed_sparse.checked(data, results, level, unpack, gpu)
         return None
     layout = level_layout(results, level)
-    if gpu is not None and packed.usable(gpu, bits):
-        return packed.checked(data, level, layout, bits, unpack, gpu)
-    if compiled.works():
-        return packed.checked_on_cpu(data, level, layout, bits, unpack)
+    if gpu is not None and packed_dense.usable(gpu, bits):
+        return packed_dense.checked(data, level, layout, bits, unpack, gpu)
+    if compiled_sparse.works():
+        return packed_dense.checked_on_cpu(data, level, layout, bits, unpack)
     return None
 
 
@@ -221,7 +221,9 @@ def decode_on_cpu(data: bytes | bytearray | memoryview, results: ResultFormat, l
         between = results.value_bytes(level)
         octets = np.frombuffer(data, np.uint8)
         return _whole(octets[:between], octets[between:], results, layout, level)
-    return _Decoding(packed.uploaded(data, torch.device("cpu")), results, layout, level).votes()
+    return _Decoding(
+        packed_dense.uploaded(data, torch.device("cpu")), results, layout, level
+    ).votes()
 
 
 def _whole(

@@ -1,7 +1,7 @@
 """Encode, check and count results with a digit for every number, with compiled CPU kernels.
 
-Payloads stay packed, because their digits would take four times as much memory. `optim.packed`
-does the same on a GPU.
+Payloads stay packed, because their digits would take four times as much memory.
+`optim.packed_dense` does the same on a GPU.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from torch import Tensor
 
 from aftermath.kernels.runtime import run_parallel
 from aftermath.model.segments import view
-from aftermath.optim import compiled, digits
+from aftermath.optim import compiled_sparse, digits
 from aftermath.optim.bitstrings import pack_bits
-from aftermath.optim.format import EXPONENT_BITS, whole_bytes
 from aftermath.optim.lattice import LEAST, MOST, SMALLEST, fraction_bits
 from aftermath.optim.layout import LevelLayout
+from aftermath.optim.result_format import EXPONENT_BITS, whole_bytes
 
 if TYPE_CHECKING:
     from aftermath.optim.level_kernels import LevelTensors
@@ -55,8 +55,8 @@ class Encoding:
         self._bits = value_bits
         self._codes = np.zeros(-(-layout.numbers // together) * together, np.uint8)
         self._exponents = torch.empty(layout.blocks, dtype=torch.uint8)
-        self.chosen = list(kept) if kept is not None else compiled.room(layout)
-        self.tasks: list[compiled.Task] = []
+        self.chosen = list(kept) if kept is not None else compiled_sparse.room(layout)
+        self.tasks: list[compiled_sparse.Task] = []
         sent = kept is not None
         least = int(np.float32(SMALLEST).view(np.uint32))
         start = number = 0
@@ -67,7 +67,9 @@ class Encoding:
                 part.of(tensor).numpy()
                 for tensor in (residuals[part.group], *self.chosen[part.group])
             ]
-            for first, count, memory in compiled.memory_of(view(gradients, part.segment), part):
+            for first, count, memory in compiled_sparse.memory_of(
+                view(gradients, part.segment), part
+            ):
                 blocks, *entries = (numbers[first : first + count] for numbers in whole)
                 how = (*memory, part.blocks.grid[-1], np.float32(decay), np.float32(factor))
                 at = (start + first * group.block, self._exponents.numpy(), number + first)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from aftermath.model.schema import StateSchema
 from aftermath.optim.blocks import blocks_of
-from aftermath.optim.format import ResultFormat, Transform, Values
 from aftermath.optim.parts import OptimizerParts, ReplicaParts
+from aftermath.optim.result_format import ResultFormat, Transform, Values
 from aftermath.rules.distro import Distro
 
 if TYPE_CHECKING:
@@ -28,14 +28,14 @@ class DistroParts(OptimizerParts[Distro]):
 
     def apply(self, replica: ReplicaParts) -> Apply:
         """Return the apply by signs of the mean."""
-        from aftermath.optim.sign import SignApply
+        from aftermath.optim.distro_apply import SignApply
 
         decay = self.settings.weight_decay
         return SignApply(replica.results, replica.tier, replica.params, decay, replica.balances)
 
     def step(self, replica: ReplicaParts, feedback: Compressor, apply: Apply) -> PrivateStep:
         """Return the gradient step at weights that the residual looks ahead to."""
-        from aftermath.optim.gradient import GradientStep
+        from aftermath.optim.distro_step import GradientStep
 
         clip = self.settings.clip
         return GradientStep(replica.params, feedback.go_ahead, clip, replica.balances)

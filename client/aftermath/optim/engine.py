@@ -15,12 +15,12 @@ from torch import Tensor
 
 from aftermath.base.merkle import Tree
 from aftermath.optim.error_feedback import ErrorFeedback
-from aftermath.optim.format import ResultFormat
 from aftermath.optim.inner_optimizer import InnerOptimizer, MakeInner
 from aftermath.optim.interfaces import Apply, Backward, BadState, Compressor, Measured, PrivateStep
 from aftermath.optim.level_votes import Votes
 from aftermath.optim.moe_bias import Balances
 from aftermath.optim.parts import ReplicaParts, parts_of
+from aftermath.optim.result_format import ResultFormat
 from aftermath.optim.schema import Schema
 from aftermath.optim.state_merkle import BlockSpan, StateOutline, outline
 

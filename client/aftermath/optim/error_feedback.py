@@ -17,15 +17,15 @@ from torch import Tensor
 
 from aftermath.kernels.runtime import run_parallel
 from aftermath.model.segments import view
-from aftermath.optim import compiled, compiled_dense, gpu_choice, level_kernels
+from aftermath.optim import compiled_dense, compiled_sparse, gpu_choice, level_kernels
 from aftermath.optim.blocks import UNUSED
 from aftermath.optim.codec import encode_groups
-from aftermath.optim.format import ResultFormat, Transform
 from aftermath.optim.gradient_clip import LARGEST_RESIDUAL, refuse_beyond
 from aftermath.optim.interfaces import Measured, PseudoGradient
 from aftermath.optim.lattice import SMALLEST, quantise
 from aftermath.optim.layout import LevelLayout, Part, level_layout
 from aftermath.optim.moe_bias import Balances, nothing_balances
+from aftermath.optim.result_format import ResultFormat, Transform
 from aftermath.optim.state_checks import check_state, state_sizes
 from aftermath.optim.state_merkle import BlockSpan, block_of, digests_of
 from aftermath.optim.transform import (
@@ -61,7 +61,7 @@ class ErrorFeedback:
         self._names = frozenset(params)
         self._balances = balances
         self._transformed = results.transform is Transform.DCT
-        self._compiled = compiled.usable(params)
+        self._compiled = compiled_sparse.usable(params)
         self._flat = all(
             level_kernels.works(device) for device in {tensor.device for tensor in params.values()}
         )
@@ -152,7 +152,7 @@ class ErrorFeedback:
                 chosen[level] = whole[level].chosen
                 tasks += whole[level].tasks
                 continue
-            chosen[level], more = compiled.encode(
+            chosen[level], more = compiled_sparse.encode(
                 layout,
                 self._residuals[level],
                 made.tensors,

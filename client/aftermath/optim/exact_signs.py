@@ -13,9 +13,9 @@ from torch import Tensor
 
 from aftermath.optim import packed_sparse
 from aftermath.optim.dct_basis import COLUMN_SUM_BITS, basis
-from aftermath.optim.format import ResultFormat, Values
 from aftermath.optim.layout import Group, LevelLayout, level_layout
 from aftermath.optim.level_votes import Votes
+from aftermath.optim.result_format import ResultFormat, Values
 from aftermath.optim.vote_count import check_votes, tally
 
 # The computation per block of edges h x w (blocks of vectors have h = 1):

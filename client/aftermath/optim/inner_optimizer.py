@@ -11,7 +11,7 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from aftermath.optim.eager import AdamW
+from aftermath.optim.eager_adamw import AdamW
 from aftermath.optim.interfaces import Remembering
 from aftermath.optim.moments import (
     bytes_of,

@@ -13,7 +13,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from aftermath.optim import compiled, compiled_polar, half_products
+from aftermath.optim import compiled_polar, compiled_sparse, half_products
 
 # Per step, for an X [r, c] with r <= c and integer entries; B and P are rounded to integers (halves
 # to even) after a fixed offset of at most a half (`_offsets`):
@@ -80,7 +80,7 @@ def exact_polar(matrices: Tensor) -> Tensor:
     oriented = matrices.mT if tall else matrices
     batch = oriented.reshape(-1, *oriented.shape[-2:])
     on_cpu = matrices.device.type == "cpu"
-    polar = polar_compiled if on_cpu and compiled.works() else polar_by_torch
+    polar = polar_compiled if on_cpu and compiled_sparse.works() else polar_by_torch
     found = polar(batch).view(oriented.shape)
     return found.mT if tall else found
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from aftermath.model.schema import Segment
 from aftermath.optim.blocks import Blocks
-from aftermath.optim.format import ResultFormat
+from aftermath.optim.result_format import ResultFormat
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from aftermath.model.schema import is_hidden_matrix
-from aftermath.optim import eager
+from aftermath.optim import eager_adamw
 from aftermath.optim.float_polar import SMALLEST, STEPS, polar_express
 from aftermath.rules.optimizer import Optimizer
 
@@ -88,7 +88,7 @@ class Muon(torch.optim.Optimizer):
     number.
     """
 
-    add_param_group = eager.add_param_group
+    add_param_group = eager_adamw.add_param_group
 
     def __init__(
         self, params: Mapping[str, Tensor], lr: float, settings: MuonSettings | None = None

@@ -1,8 +1,8 @@
 """Apply Nesterov momentum of the mean, exactly and equally on every replica.
 
-With m the mean of `optim.mean`: v <- mu * v + m, then x <- x - outer_lr * (m + mu * v). With
-`orthogonal_lr`, hidden matrices step along the polar factor of m + mu * v (`optim.outer_muon`). A
-level without votes does not change, and neither does its momentum.
+With m the mean of `optim.sparseloco_apply`: v <- mu * v + m, then x <- x - outer_lr * (m + mu * v).
+With `orthogonal_lr`, hidden matrices step along the polar factor of m + mu * v
+(`optim.outer_muon`). A level without votes does not change, and neither does its momentum.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from torch import Tensor
 
 from aftermath.model.schema import MomentumSegment, Segment
 from aftermath.model.segments import view
-from aftermath.optim.format import ResultFormat
 from aftermath.optim.lattice import SMALLEST
 from aftermath.optim.layout import level_layout
 from aftermath.optim.level_votes import Votes
-from aftermath.optim.mean import MeanApply
+from aftermath.optim.result_format import ResultFormat
+from aftermath.optim.sparseloco_apply import MeanApply
 from aftermath.rules.sparseloco import SparseLoCo
 
 # v and m are int64 multiples of the lattice's smallest value 2^LEAST (`optim.lattice`), so all

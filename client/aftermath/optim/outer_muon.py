@@ -1,8 +1,8 @@
 """Muon at the apply: hidden matrices step along the polar factor of the mean.
 
-With u the mean of `optim.mean`, a segment of a hidden matrix changes by x <- x - lr * orthogonal_lr
-* sqrt(max(1, rows / columns)) * polar(u). All other parameters subtract u, as in `optim.mean`. A
-level without votes does not change.
+With u the mean of `optim.sparseloco_apply`, a segment of a hidden matrix changes by
+x <- x - lr * orthogonal_lr * sqrt(max(1, rows / columns)) * polar(u). All other parameters
+subtract u. A level without votes does not change.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from aftermath.model.schema import Segment
-from aftermath.optim.format import ResultFormat
 from aftermath.optim.integer_polar import exact_polar
 from aftermath.optim.layout import LevelLayout, Part
 from aftermath.optim.level_kernels import LevelTensors, tensors_of
 from aftermath.optim.level_votes import Votes
-from aftermath.optim.mean import MeanApply
 from aftermath.optim.muon import hidden_matrices
+from aftermath.optim.result_format import ResultFormat
+from aftermath.optim.sparseloco_apply import MeanApply
 from aftermath.optim.transform import cells
 from aftermath.rules.sparseloco import SparseLoCo
 

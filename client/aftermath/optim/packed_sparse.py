@@ -1,7 +1,7 @@
 """Encode, check and count sparse results on a GPU, without unpacking them.
 
 The bytes are those of `optim.codec`. If a check fails, `optim.codec` decodes the payload again to
-name the fault. `optim.packed` does the same for results that keep every number.
+name the fault. `optim.packed_dense` does the same for results that keep every number.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from torch import Tensor
 
 from aftermath.optim import digits, level_kernels, triton_gate
 from aftermath.optim.bitstrings import pack_bits
-from aftermath.optim.format import EXPONENT_BITS, ResultFormat, Values, whole_bytes
 from aftermath.optim.index_sizes import bits_of, low_bits_of
 from aftermath.optim.lattice import LEAST, MOST
 from aftermath.optim.layout import Group, LevelLayout, level_layout
 from aftermath.optim.level_votes import Votes
-from aftermath.optim.packed import Unpack, downloaded, pack_codes, uploaded
+from aftermath.optim.packed_dense import Unpack, downloaded, pack_codes, uploaded
+from aftermath.optim.result_format import EXPONENT_BITS, ResultFormat, Values, whole_bytes
 
 _SUMS_AT_ONCE = 1 << 26
 """Sums in memory at once: 512 MiB."""

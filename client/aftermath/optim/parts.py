@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from aftermath.model.schema import StateSchema
-    from aftermath.optim.format import ResultFormat
     from aftermath.optim.inner_optimizer import MakeInner
     from aftermath.optim.interfaces import Apply, Compressor, PrivateStep
     from aftermath.optim.level_votes import Votes
+    from aftermath.optim.result_format import ResultFormat
 
 S = TypeVar("S", bound=Optimizer)
 

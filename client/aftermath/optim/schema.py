@@ -26,8 +26,8 @@ from aftermath.model.schema import (
     state_of_inputs,
     state_schema,
 )
-from aftermath.optim.format import ResultFormat
 from aftermath.optim.parts import parts_of
+from aftermath.optim.result_format import ResultFormat
 from aftermath.rules.optimizer import Optimizer
 from aftermath.rules.optimizers import optimizers
 

@@ -16,12 +16,12 @@ from aftermath.optim import packed_sparse
 from aftermath.optim.blocks import Blocks
 from aftermath.optim.codec import BadPayload, decode_on_cpu, encode_entries
 from aftermath.optim.exact_signs import MEAN_BITS
-from aftermath.optim.format import ResultFormat, Transform, Values
 from aftermath.optim.lattice import SMALLEST, quantise
 from aftermath.optim.layout import LevelLayout, level_layout
 from aftermath.optim.level_kernels import LevelTensors
 from aftermath.optim.level_votes import Votes
 from aftermath.optim.packed_sparse import PackedEntries
+from aftermath.optim.result_format import ResultFormat, Transform, Values
 from aftermath.optim.transform import ZERO_BELOW, cells, strongest
 from aftermath.optim.vote_count import added_up
 

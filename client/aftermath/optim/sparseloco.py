@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from aftermath.model.schema import StateSchema
 from aftermath.optim.blocks import blocks_of
-from aftermath.optim.format import ResultFormat, Transform, Values
 from aftermath.optim.parts import OptimizerParts, ReplicaParts
+from aftermath.optim.result_format import ResultFormat, Transform, Values
 from aftermath.rules.sparseloco import SparseLoCo
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from aftermath.optim.interfaces import Apply, Compressor, PrivateStep
     from aftermath.optim.level_votes import Votes
-    from aftermath.optim.mean import MeanApply
+    from aftermath.optim.sparseloco_apply import MeanApply
 
 
 class SparseLoCoParts(OptimizerParts[SparseLoCo]):
@@ -50,8 +50,8 @@ class SparseLoCoParts(OptimizerParts[SparseLoCo]):
 
     def _mean(self, replica: ReplicaParts) -> MeanApply:
         """Return the apply without momentum."""
-        from aftermath.optim.mean import MeanApply
         from aftermath.optim.outer_muon import OuterMuon
+        from aftermath.optim.sparseloco_apply import MeanApply
 
         kind = OuterMuon if self.settings.orthogonal_lr else MeanApply
         return kind(replica.results, replica.tier, replica.params, self.settings)
@@ -59,7 +59,7 @@ class SparseLoCoParts(OptimizerParts[SparseLoCo]):
     def step(self, replica: ReplicaParts, feedback: Compressor, apply: Apply) -> PrivateStep:
         """Return the inner steps. They begin with the member's own unapplied result applied."""
         from aftermath.optim.codec import decode_level
-        from aftermath.optim.inner import InnerSteps
+        from aftermath.optim.inner_steps import InnerSteps
 
         device = next(iter(replica.params.values())).device
         # The member's own result must not change the shared momentum.
@@ -77,7 +77,7 @@ class SparseLoCoParts(OptimizerParts[SparseLoCo]):
     def counted(self, votes: Votes, lr: float) -> Tensor:
         """Return multiples of the lattice's smallest value, clipped to a member's cap."""
         from aftermath.optim.lattice import SMALLEST
-        from aftermath.optim.mean import most_of
+        from aftermath.optim.sparseloco_apply import most_of
 
         most = most_of(self.settings, lr)
         return (votes.multiples().clamp_(-most, most).double() * SMALLEST).float()

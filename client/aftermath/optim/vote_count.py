@@ -1,7 +1,7 @@
 """Count votes: which coefficients have votes, the sum of each, and the number of voters.
 
 Votes are int64 integers, so sums do not depend on the order of peers, threads or memory layout. The
-proofs in `optim.exact_signs` and `optim.mean` limit the number of peers.
+proofs in `optim.exact_signs` and `optim.sparseloco_apply` limit the number of peers.
 """
 
 from __future__ import annotations

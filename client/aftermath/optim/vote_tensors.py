@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from aftermath.model.segments import view
-from aftermath.optim.format import Transform
 from aftermath.optim.layout import LevelLayout, Part, level_layout
 from aftermath.optim.level_votes import Votes
 from aftermath.optim.parts import parts_of
+from aftermath.optim.result_format import Transform
 from aftermath.optim.schema import Schema
 from aftermath.optim.transform import cells, inverse
 

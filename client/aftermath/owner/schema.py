@@ -17,8 +17,8 @@ from aftermath.config.read import checkpoint_of, schedule_of
 from aftermath.config.recipe_file import made_first
 from aftermath.model.architectures import architecture_of, config_of
 from aftermath.model.config import stored_tier
-from aftermath.model.documents import CheckpointError
-from aftermath.model.resolve import load_hf_config, local_directory
+from aftermath.model.json_documents import CheckpointError
+from aftermath.model.run_checkpoint import load_hf_config, local_directory
 from aftermath.optim.run_schema import agreed_schema
 from aftermath.optim.schema import Schema
 from aftermath.rules.optimizers import exchanged_shown

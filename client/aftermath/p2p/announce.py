@@ -23,7 +23,7 @@ from aftermath.p2p.limits import (
     SharedLimit,
 )
 from aftermath.p2p.line_faults import GOOD_LINE, MemberLine
-from aftermath.p2p.link import Link
+from aftermath.p2p.peer_connection import Link
 from aftermath.p2p.peer_stats import PeerMeasurements
 from aftermath.p2p.transport import MAX_ANNOUNCEMENT, Announcement
 from aftermath.p2p.wire import Code, ProtocolViolation, check_announcement, frame, read_frame

@@ -24,15 +24,15 @@ from iroh import iroh_ffi
 
 from aftermath.base.concurrency import cancel
 from aftermath.base.errors import UsageError
-from aftermath.p2p import fastffi
+from aftermath.p2p import fast_ffi
 from aftermath.p2p.announce import Announcer
-from aftermath.p2p.attempt import STRIPE_FROM
+from aftermath.p2p.blob_fetch import Fetch
 from aftermath.p2p.blobs import BlobStore
+from aftermath.p2p.connection_table import Links
 from aftermath.p2p.discovery import Directory, LocalDirectory, StaticPeers, Whereabouts
-from aftermath.p2p.fetch import Fetch
 from aftermath.p2p.line_faults import GOOD_LINE, LineFaults, MemberLine
-from aftermath.p2p.link import Link
-from aftermath.p2p.links import Links
+from aftermath.p2p.partial_download import STRIPE_FROM
+from aftermath.p2p.peer_connection import Link
 from aftermath.p2p.peer_stats import PeerMeasurements
 from aftermath.p2p.relay import DISABLED, N0
 from aftermath.p2p.requests import Requests
@@ -254,8 +254,8 @@ async def open_iroh(
         raise ValueError("the p2p secret key is 32 bytes")
     if discovery == "local" and discovery_dir is None and directory is None:
         raise ValueError("local discovery needs a directory")
-    fastffi.leave_out_backtraces()
-    fastffi.install(iroh_ffi)
+    fast_ffi.leave_out_backtraces()
+    fast_ffi.install(iroh_ffi)
     endpoint = await bound(secret, bind_host, bind_port, relay, discovery)
     if discovery == "local" and discovery_dir is not None:
         directory = LocalDirectory(discovery_dir, bytes(endpoint.id().to_bytes()))

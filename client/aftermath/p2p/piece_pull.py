@@ -7,10 +7,10 @@ import logging
 
 import iroh
 
+from aftermath.p2p.connection_table import Links
 from aftermath.p2p.limits import LogLimits
 from aftermath.p2p.line_faults import MemberLine
-from aftermath.p2p.link import Link
-from aftermath.p2p.links import Links
+from aftermath.p2p.peer_connection import Link
 from aftermath.p2p.peer_stats import PeerMeasurements
 from aftermath.p2p.piece_choice import PieceFetch, PiecePull
 from aftermath.p2p.transport import PeerUnreachable, RequestFailed, TransportError, short

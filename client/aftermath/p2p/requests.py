@@ -14,10 +14,10 @@ import iroh
 
 from aftermath.base.concurrency import cancel
 from aftermath.p2p.blobs import BlobStore
+from aftermath.p2p.connection_table import Links
 from aftermath.p2p.limits import ALL_REQUEST_BURST, ALL_REQUEST_RATE, LogLimits, SharedLimit
 from aftermath.p2p.line_faults import GOOD_LINE, MemberLine
-from aftermath.p2p.link import Link
-from aftermath.p2p.links import Links
+from aftermath.p2p.peer_connection import Link
 from aftermath.p2p.peer_stats import PeerMeasurements
 from aftermath.p2p.transport import (
     MAX_REQUEST,

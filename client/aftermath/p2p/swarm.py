@@ -18,9 +18,9 @@ import msgspec
 from aftermath.base.bounded import Malformed, msgpack_as
 from aftermath.base.concurrency import Pulse, cancel
 from aftermath.p2p.blobs import BlobStore, hash_of
+from aftermath.p2p.connection_table import Links
 from aftermath.p2p.limits import REMEMBERED_PEERS
 from aftermath.p2p.line_faults import GOOD_LINE, MemberLine
-from aftermath.p2p.links import Links
 from aftermath.p2p.peer_stats import PeerMeasurements
 from aftermath.p2p.piece_choice import PieceFetch, PiecePull, strongest
 from aftermath.p2p.piece_pull import PiecePuller, condemn

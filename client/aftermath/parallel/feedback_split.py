@@ -16,9 +16,9 @@ import torch
 from aftermath.model.schema import Segment
 from aftermath.model.segments import view
 from aftermath.optim.blocks import Blocks
-from aftermath.optim.format import ResultFormat
 from aftermath.optim.interfaces import PseudoGradient
 from aftermath.optim.layout import LevelLayout, Part, level_layout
+from aftermath.optim.result_format import ResultFormat
 from aftermath.optim.state_checks import STATE_KINDS
 
 _NUMBERS_OF_AN_ENTRY = 3  # an int64 and an fp32, in fp32 numbers

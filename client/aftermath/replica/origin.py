@@ -15,10 +15,10 @@ from aftermath.base.allowed_places import TRUSTING, RunAccess
 from aftermath.model.architectures import config_of, is_type_of
 from aftermath.model.checkpoint import find, load
 from aftermath.model.config import ModelConfig
-from aftermath.model.documents import CheckpointError, Strategy
-from aftermath.model.initial import DUMMY_SEED, init_weights
+from aftermath.model.initial_weights import DUMMY_SEED, init_weights
+from aftermath.model.json_documents import CheckpointError, Strategy
 from aftermath.model.momentum_file import read_momentum, zero_momentum
-from aftermath.model.resolve import load_hf_config, resolve
+from aftermath.model.run_checkpoint import load_hf_config, resolve
 from aftermath.model.schema import same_model
 from aftermath.optim.schema import Schema
 from aftermath.replica.options import PLAIN, Arithmetic
@@ -80,7 +80,7 @@ class Origin:
         """Return the tier's weights from the durable checkpoint, or a run's initial ones.
 
         In a run with outer momentum, its tensors follow. They are zero without `momentum`, or if
-        the checkpoint has none. Raises model.documents.CheckpointError.
+        the checkpoint has none. Raises model.json_documents.CheckpointError.
         """
         shapes = self.schema.shared.momentum_shapes(self.tier)
         if checkpoint.kind is CheckpointKind.DUMMY:

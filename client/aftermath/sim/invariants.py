@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from aftermath.coordinator.errors import Unavailable
-from aftermath.member.results import CLOSED_ON
+from aftermath.member.announced_results import CLOSED_ON
 from aftermath.model.checkpoint import load
-from aftermath.model.documents import CheckpointError
+from aftermath.model.json_documents import CheckpointError
 from aftermath.model.momentum_file import read_momentum
 from aftermath.model.segments import level_hash
 from aftermath.rules.state import CheckpointKind, RunState

@@ -12,8 +12,8 @@ import torch
 from aftermath.config.document import RunConfig
 from aftermath.model.architectures import config_of
 from aftermath.model.config import ModelConfig
-from aftermath.model.initial import init_weights
-from aftermath.model.store import write_checkpoint
+from aftermath.model.initial_weights import init_weights
+from aftermath.model.save_checkpoint import write_checkpoint
 
 RUN_ID = "sim"
 CONFIG = config_of(

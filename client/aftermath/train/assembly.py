@@ -32,18 +32,18 @@ from aftermath.member.local_options import LocalOptions
 from aftermath.member.member import Member
 from aftermath.member.ports import Ports, Role, Workers
 from aftermath.member.rounds.evaluations import Evaluations
-from aftermath.member.speed import measured_weight
+from aftermath.member.speed_test import measured_weight
 from aftermath.member.stall_detector import StallDetector
 from aftermath.model.outline import Outline
 from aftermath.model.saved_checkpoints import saved_steps, stem_of_run
 from aftermath.model.text import Prompt, check_vocabulary
-from aftermath.optim.proof import unfit
+from aftermath.optim.compiled_proof import unfit
 from aftermath.optim.schema import Schema
 from aftermath.p2p.iroh import IrohTransport
 from aftermath.parallel.launch import RankProcesses
 from aftermath.replica.options import PLAIN
 from aftermath.replica.origin import Origin
-from aftermath.replica.outlineshare import OutlineShare
+from aftermath.replica.outline_sharing import OutlineShare
 from aftermath.replica.pass_size import PassSize
 from aftermath.rules.model import Checkpoint
 from aftermath.rules.run import Run

@@ -71,7 +71,9 @@ def check_directories(settings: TrainSettings) -> None:
 
 def check_room(settings: TrainSettings, schema: StateSchema) -> None:
     """Raise Unsuitable if --checkpoint-dir is not writable or lacks space for checkpoints."""
-    from aftermath.model.store import RESERVE  # imports torch, which the other checks do not need
+    from aftermath.model.save_checkpoint import (
+        RESERVE,  # imports torch, which the other checks do not need
+    )
 
     if settings.checkpoint_dir is None or settings.matformer_tier:
         return

@@ -21,7 +21,7 @@ from aftermath.events.stream import Events
 from aftermath.model.outline import Outline
 from aftermath.optim.schema import Schema
 from aftermath.p2p.transport import Transport
-from aftermath.replica.outlineshare import ask_outline
+from aftermath.replica.outline_sharing import ask_outline
 from aftermath.rules import bitmap
 from aftermath.rules.members import Members
 from aftermath.rules.model import Checkpoint

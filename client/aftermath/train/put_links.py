@@ -20,7 +20,7 @@ from aftermath.base.proxies import is_this_machine, proxy_url
 from aftermath.base.rate_limit import Backoff, retry_after
 from aftermath.base.text import counted
 from aftermath.chain.endpoints import describe, shown
-from aftermath.model.documents import CheckpointError, read_limited
+from aftermath.model.json_documents import CheckpointError, read_limited
 
 CHECKPOINT = "{checkpoint}"
 """Placeholder in an address for the name of a checkpoint's directory."""

@@ -17,7 +17,7 @@ from aftermath.config.read import source_of
 from aftermath.data.fingerprint import records_hash
 from aftermath.data.source import Source, WrongTokens
 from aftermath.model.architectures import is_of
-from aftermath.model.documents import CheckpointError
+from aftermath.model.json_documents import CheckpointError
 from aftermath.model.outline import Outline, read_outline
 from aftermath.optim.run_schema import agreed_schema
 from aftermath.optim.schema import Schema

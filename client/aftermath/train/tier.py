@@ -1,8 +1,8 @@
 """Choose the tier of a member with `--matformer-tier auto`.
 
 A wallet that is already a member keeps its tier, because its optimizer state belongs to that tier.
-Other members take the largest tier that fits into memory (`replica.fit`) and is fast enough by
-measurement, else the smallest. PyTorch is imported late, because options use names defined here.
+Other members take the largest tier that fits into memory (`replica.tier_memory`) and is fast enough
+by measurement, else the smallest. PyTorch is imported late, because options use names defined here.
 """
 
 from __future__ import annotations
@@ -66,9 +66,9 @@ def chosen(
     `free` is the free memory in bytes. `measure` returns a tier's sequences per minute, or None if
     memory runs out.
     """
-    from aftermath.member.speed import too_slow
-    from aftermath.replica.fit import first_fitting, needs
+    from aftermath.member.speed_test import too_slow
     from aftermath.replica.pass_size import OutOfMemory
+    from aftermath.replica.tier_memory import first_fitting, needs
 
     current = held_tier(view, wallet)
     if current is not None:
@@ -100,9 +100,9 @@ def chosen(
 
 def check_memory(view: View, schema: Schema, tier: int, devices: Sequence[Device]) -> None:
     """Raise OutOfMemory if a tier's minimum memory exceeds the free memory of all devices."""
-    from aftermath.replica.fit import first_fitting, needs
     from aftermath.replica.memory import free_bytes
     from aftermath.replica.pass_size import OutOfMemory
+    from aftermath.replica.tier_memory import first_fitting, needs
 
     kind = devices[0].type
     needed = needs(schema, view.model.max_seq_len, view.run.config.init_min_clients, kind)

@@ -11,8 +11,8 @@ from dataclasses import asdict
 
 from aftermath.base.concurrency import Worker
 from aftermath.events import event_types
-from aftermath.member.plan import RoundPlan
 from aftermath.member.ports import Desync, Ports, Role
+from aftermath.member.round_plan import RoundPlan
 from aftermath.member.rounds.epoch import CarriedOver, Epoch
 from aftermath.optim.codec import decode_level
 from aftermath.optim.engine import Trained

@@ -15,10 +15,10 @@ from aftermath.base.concurrency import Worker, cancel, first_of
 from aftermath.coordinator.errors import Refused
 from aftermath.events import event_types
 from aftermath.events.stream import Events, hexed
+from aftermath.member.announced_results import Results
 from aftermath.member.evidence import disputed
 from aftermath.member.payloads import Candidate
 from aftermath.member.ports import Desync, Ports
-from aftermath.member.results import Results
 from aftermath.member.rounds.collect import Collector
 from aftermath.member.rounds.epoch import CarriedOver, Epoch
 from aftermath.member.rounds.throughput import Throughput

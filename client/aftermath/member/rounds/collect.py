@@ -15,9 +15,9 @@ import msgspec
 from aftermath.base.bounded import Malformed, msgpack_as
 from aftermath.base.concurrency import first_of
 from aftermath.base.errors import BadAnnouncement
+from aftermath.member.announced_results import MOST_PER_SEAT, TOPIC, Results
 from aftermath.member.payloads import Candidate
 from aftermath.member.ports import Desync, Ports
-from aftermath.member.results import MOST_PER_SEAT, TOPIC, Results
 from aftermath.optim.level_votes import Votes
 from aftermath.p2p.limits import LogLimits
 from aftermath.p2p.transport import TransportError

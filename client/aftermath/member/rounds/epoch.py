@@ -10,14 +10,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from aftermath.data.source import Source
+from aftermath.member.announced_results import Results
 from aftermath.member.feed import RunFeed
-from aftermath.member.gradients import GradientFiles
-from aftermath.member.own_state import OwnState
-from aftermath.member.plan import RoundPlan, plan_round
-from aftermath.member.results import Results
 from aftermath.member.reveal import Reveals
+from aftermath.member.round_plan import RoundPlan, plan_round
+from aftermath.member.saved_results import GradientFiles
+from aftermath.member.state_roots import OwnState
 from aftermath.optim.gradient_clip import Diverged
-from aftermath.replica.modelshare import ModelShare
+from aftermath.replica.model_sharing import ModelShare
 from aftermath.replica.replica import Replica
 from aftermath.rules import bitmap
 from aftermath.rules.members import Members

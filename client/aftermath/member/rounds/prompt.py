@@ -11,8 +11,8 @@ from aftermath.base.concurrency import Worker
 from aftermath.events import event_types
 from aftermath.events.stream import Events
 from aftermath.member.feed import RunFeed
-from aftermath.model.documents import CheckpointError
 from aftermath.model.generate import generate
+from aftermath.model.json_documents import CheckpointError
 from aftermath.model.text import Prompt
 from aftermath.replica.replica import Replica
 

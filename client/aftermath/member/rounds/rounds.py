@@ -12,8 +12,8 @@ from dataclasses import replace
 from aftermath.events import event_types
 from aftermath.member.evidence import Pair, show_equivocation
 from aftermath.member.local_options import LocalOptions
-from aftermath.member.plan import RoundPlan
 from aftermath.member.ports import Desync, Ports, Role, Workers
+from aftermath.member.round_plan import RoundPlan
 from aftermath.member.rounds.announce import Announcing
 from aftermath.member.rounds.apply import Applying, BackgroundTasks, RoundResolver
 from aftermath.member.rounds.epoch import CarriedOver, Epoch, EpochStart

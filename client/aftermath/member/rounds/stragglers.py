@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from aftermath.member.plan import RoundPlan
+from aftermath.member.round_plan import RoundPlan
 from aftermath.rules.committee import quorum
 
 # Once two thirds of the owing members by number and weight have delivered, the others get _TIMES as

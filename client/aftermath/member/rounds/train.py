@@ -18,8 +18,8 @@ from aftermath.base.concurrency import Worker, first_of
 from aftermath.base.rate_limit import Backoff
 from aftermath.data.source import Sequences, Source, SourceUnavailable
 from aftermath.events import event_types
-from aftermath.member.plan import RoundPlan
 from aftermath.member.ports import Ports
+from aftermath.member.round_plan import RoundPlan
 from aftermath.member.rounds.epoch import Divergence, Epoch
 from aftermath.member.rounds.throughput import Throughput
 from aftermath.optim.engine import Trained

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from aftermath.base.concurrency import first_of
 from aftermath.events import event_types
-from aftermath.member.plan import RoundPlan
+from aftermath.member.announced_results import Results
 from aftermath.member.ports import Ports
-from aftermath.member.results import Results
 from aftermath.member.retry import Duty
 from aftermath.member.reveal import Reveals
+from aftermath.member.round_plan import RoundPlan
 from aftermath.member.rounds.collect import ASK_EVERY, Collector
 from aftermath.member.rounds.stragglers import Allowances, StragglerTracker
 from aftermath.rules import bitmap

@@ -9,8 +9,8 @@ import torch
 from aftermath.model.schema import StateSchema
 from aftermath.model.segments import level_hash
 from aftermath.p2p.transport import RequestRefused
-from aftermath.replica import modelshare
-from aftermath.replica.modelshare import (
+from aftermath.replica import model_sharing
+from aftermath.replica.model_sharing import (
     TOPIC,
     LevelFetcher,
     ModelShare,
@@ -76,7 +76,7 @@ def test_unexpected_offer_error_drops_only_that_offer(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """An error of an unexpected kind is logged once."""
-    read = modelshare.checked
+    read = model_sharing.checked
 
     def fragile(reply: bytes, schema: StateSchema) -> SnapshotManifest | None:
         if (found := read(reply, schema)) is not None and found.step == 666:
@@ -91,7 +91,7 @@ def test_unexpected_offer_error_drops_only_that_offer(
             offers = await ask_offers(inbox.transports[0], SCHEMA.state, PEERS, 5)
             assert [offer.holders for offer in offers[0]] == [(PEERS[1],)]
 
-    monkeypatch.setattr(modelshare, "checked", fragile)
+    monkeypatch.setattr(model_sharing, "checked", fragile)
     run_virtual(story())
     assert len(caplog.records) == 1
 

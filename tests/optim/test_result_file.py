@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from torch import Tensor
 
-from aftermath.optim import gradientfile
+from aftermath.optim import result_file
 from aftermath.optim.engine import Engine
-from aftermath.optim.gradientfile import About, BadGradientFile, GradientFile, read_gradient_file
+from aftermath.optim.result_file import About, BadGradientFile, GradientFile, read_gradient_file
 from aftermath.optim.schema import Schema
 from aftermath.optim.vote_tensors import dense, dense_shapes
 from optim.optim_oracle import RAGGED, toy_inner, toy_schema
@@ -205,7 +205,7 @@ def test_missing_file_directory_or_pipe_is_refused(tmp_path: Path) -> None:
 def test_file_above_the_size_limit_is_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gradientfile, "MAX_PAYLOAD_BYTES", 100)
+    monkeypatch.setattr(result_file, "MAX_PAYLOAD_BYTES", 100)
     with pytest.raises(BadGradientFile, match="more than 100 bytes"):
         read_gradient_file(at(tmp_path, made(SIGNS).to_bytes()))
 

@@ -17,10 +17,10 @@ from torch import Tensor
 from aftermath.model.architectures import config_of
 from aftermath.model.checkpoint import load
 from aftermath.model.config import ModelConfigError
-from aftermath.model.documents import CheckpointError
 from aftermath.model.export import export_tiers
-from aftermath.model.initial import init_weights
-from aftermath.model.store import write_checkpoint
+from aftermath.model.initial_weights import init_weights
+from aftermath.model.json_documents import CheckpointError
+from aftermath.model.save_checkpoint import write_checkpoint
 
 V3: dict[str, Any] = {
     "model_type": "deepseek_v3",

@@ -1,4 +1,4 @@
-"""Compiled CPU kernels for `optim.error_feedback`, `optim.sign` and `optim.mean`.
+"""Compiled CPU kernels for error feedback and for the applies of DisTrO and SparseLoCo.
 
 The kernels need numba, and tensors with contiguous rows in CPU memory. torch handles all other
 cases. Tests compare both. A level is cut into tasks of whole blocks, so the number of threads does
@@ -33,7 +33,7 @@ Numbers = NDArray[np.int64]
 
 def works() -> bool:
     """Return whether kernels work on this machine. The first call compiles and tests them."""
-    from aftermath.optim.proof import unfit
+    from aftermath.optim.compiled_proof import unfit
 
     return unfit() is None
 
@@ -58,7 +58,7 @@ def encode(
 
     The tasks also update the residuals. They reuse the tensors of `kept`, the previous result.
     """
-    from aftermath.kernels import encode as kernels
+    from aftermath.kernels import sparse_encode as kernels
 
     kernel: Any = kernels.encode
     sent = kept is not None
@@ -135,7 +135,7 @@ class Counted:
     def mean(
         self, params: Mapping[str, Tensor], most: int, divisors: Sequence[float], rate: float
     ) -> Iterator[Task]:
-        """Yield the tasks that change a level's parameters like `optim.mean`."""
+        """Yield the tasks that change a level's parameters like `optim.sparseloco_apply`."""
         from aftermath.kernels import aggregate
 
         kernel: Any = aggregate.mean
@@ -151,7 +151,7 @@ class Counted:
         rate: float,
         mean_bits: int,
     ) -> Iterator[Task]:
-        """Yield the tasks that change a level's parameters like `optim.sign`.
+        """Yield the tasks that change a level's parameters like `optim.distro_apply`.
 
         `keep` is the factor of each segment after weight decay.
         """

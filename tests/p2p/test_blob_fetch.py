@@ -9,7 +9,13 @@ import time
 import pytest
 from blake3 import blake3
 
-from aftermath.p2p import attempt, fetch, link, links, peer_stats
+from aftermath.p2p import (
+    blob_fetch,
+    connection_table,
+    partial_download,
+    peer_connection,
+    peer_stats,
+)
 from aftermath.p2p.transport import BlobRejected, BlobUnavailable, short
 from aftermath.p2p.wire import BlobRequest, Reply, ReplyStatus, frame_of, read_message
 from p2p.nodes import blob_of, content, identity, join, stalling, until
@@ -48,17 +54,17 @@ async def test_fetched_blob_is_delivered_once_and_exact(no_help, mesh, size, hol
         await nodes[3].fetch(digest, size, [node.node_id for node in nodes[:holders]], 30) == data
     )
     stats = nodes[3].stats()
-    assert size <= stats.received["blob"] <= size + attempt.RANGE
+    assert size <= stats.received["blob"] <= size + partial_download.RANGE
     assert stats.retries == stats.rejected == 0
-    if size >= attempt.STRIPE_FROM and holders > 1:
+    if size >= partial_download.STRIPE_FROM and holders > 1:
         assert all(node.stats().sent["blob"] > 0 for node in nodes[:holders])
 
 
 async def test_holder_of_abandoned_fetch_is_not_blamed(mesh, monkeypatch):
     """Bytes that are in flight when a fetch ends early still arrive, and nobody reads them."""
-    monkeypatch.setattr(links, "UNREAD_S", 0.02)
+    monkeypatch.setattr(connection_table, "UNREAD_S", 0.02)
     node, holder = await mesh(1, 2)
-    monkeypatch.setattr(link, "MOST_UNREAD", 3 << 20)
+    monkeypatch.setattr(peer_connection, "MOST_UNREAD", 3 << 20)
     data = content(LARGE)
     digest = holder.publish(data)
     for _ in range(6):
@@ -186,14 +192,14 @@ async def test_unexpected_fetch_error_costs_only_its_holder(honest_and_rogue, mo
     """After any error, the blob comes from another holder, and the error is logged once."""
     data = content(SMALL)
     node, honest, cheat = await honest_and_rogue(blob_of(data), data)
-    read = fetch.Fetch._read
+    read = blob_fetch.Fetch._read
 
     async def fragile(self, attempt, link, pull):
-        if link.peer == cheat.node_id:
+        if peer_connection.peer == cheat.node_id:
             raise RecursionError("nobody has thought of it")
         await read(self, attempt, link, pull)
 
-    monkeypatch.setattr(fetch.Fetch, "_read", fragile)
+    monkeypatch.setattr(blob_fetch.Fetch, "_read", fragile)
     digest = blake3(data).digest()
     for _ in range(2):
         assert await node.fetch(digest, SMALL, [cheat.node_id, honest.node_id], 10) == data
@@ -227,7 +233,7 @@ async def test_stalled_holder_is_replaced_at_its_position(honest_and_rogue, monk
 
 async def test_idle_holders_take_over_from_slow_one(no_help, honest_and_rogue, monkeypatch):
     monkeypatch.setattr(peer_stats, "PATIENCE_S", 0.8)
-    monkeypatch.setattr(attempt, "RANGE", LARGE // 2)
+    monkeypatch.setattr(partial_download, "RANGE", LARGE // 2)
     data = content(LARGE)
     node, honest, cheat = await honest_and_rogue(stalling(data, 1 << 20), data)
     assert (

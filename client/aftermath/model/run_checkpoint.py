@@ -12,7 +12,7 @@ from typing import Any
 from aftermath.base.allowed_places import TRUSTING, RunAccess
 from aftermath.base.errors import Unsuitable, shown
 from aftermath.base.text import is_repository
-from aftermath.model.documents import CheckpointError, Strategy, hf_config, is_file
+from aftermath.model.json_documents import CheckpointError, Strategy, hf_config, is_file
 from aftermath.rules.model import Checkpoint
 from aftermath.rules.state import CheckpointKind
 

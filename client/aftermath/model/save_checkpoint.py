@@ -29,7 +29,13 @@ from aftermath.base.locks import alone_in
 from aftermath.base.outputs import check_directory, replace_directory, write_mark
 from aftermath.base.text import shortage
 from aftermath.model.config import ModelConfig
-from aftermath.model.documents import COMPANIONS, INDEX_FILE, CheckpointError, is_file, read_limited
+from aftermath.model.json_documents import (
+    COMPANIONS,
+    INDEX_FILE,
+    CheckpointError,
+    is_file,
+    read_limited,
+)
 from aftermath.model.momentum_file import write_momentum
 from aftermath.model.saved_checkpoints import (
     among,

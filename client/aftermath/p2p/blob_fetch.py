@@ -15,12 +15,12 @@ import iroh
 
 from aftermath.base.concurrency import cancel
 from aftermath.base.rate_limit import Backoff
-from aftermath.p2p.attempt import LEAST_PROGRESS, STRIPE_FROM, PartialBlob, Pull
 from aftermath.p2p.blobs import hash_of
+from aftermath.p2p.connection_table import Links
 from aftermath.p2p.limits import LogLimits
 from aftermath.p2p.line_faults import GOOD_LINE, MemberLine
-from aftermath.p2p.link import Link
-from aftermath.p2p.links import Links
+from aftermath.p2p.partial_download import LEAST_PROGRESS, STRIPE_FROM, PartialBlob, Pull
+from aftermath.p2p.peer_connection import Link
 from aftermath.p2p.peer_stats import PeerMeasurements
 from aftermath.p2p.pieces import PIECE
 from aftermath.p2p.transport import (

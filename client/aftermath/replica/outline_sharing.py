@@ -21,9 +21,9 @@ from aftermath.base.bounded import Malformed, json_value, msgpack_as
 from aftermath.base.concurrency import Worker
 from aftermath.base.errors import AftermathError
 from aftermath.base.merkle import DIGEST
-from aftermath.model.documents import COMPANIONS, MAX_CONFIG_BYTES
+from aftermath.model.json_documents import COMPANIONS, MAX_CONFIG_BYTES
 from aftermath.model.outline import Outline
-from aftermath.model.store import MAX_COMPANION_BYTES
+from aftermath.model.save_checkpoint import MAX_COMPANION_BYTES
 from aftermath.optim.schema import Schema
 from aftermath.p2p.limits import LogLimits
 from aftermath.p2p.transport import Transport, TransportError

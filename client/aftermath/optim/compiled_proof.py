@@ -2,7 +2,7 @@
 
 Each machine compiles its own kernels, and a wrong one makes its replica diverge. If a kernel's
 result differs or it raises, torch replaces all kernels, and the reason is logged once. Only
-residuals and sent values may differ, by rounding errors of the DCT (`kernels.encode`).
+residuals and sent values may differ, by rounding errors of the DCT (`kernels.sparse_encode`).
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from torch import Tensor
 
 from aftermath.kernels.runtime import run_parallel, unavailable_reason
 from aftermath.model.segments import view
-from aftermath.optim import compiled, compiled_dense, digits, packed
+from aftermath.optim import compiled_dense, compiled_sparse, digits, packed_dense
 from aftermath.optim.codec import decode_level, encode_groups
-from aftermath.optim.dense_mean import means
+from aftermath.optim.dense_votes import means
 from aftermath.optim.error_feedback import take_back
 from aftermath.optim.exact_signs import MEAN_BITS, signs
-from aftermath.optim.format import ResultFormat, Transform
 from aftermath.optim.integer_polar import polar_by_torch, polar_compiled
 from aftermath.optim.lattice import LARGEST, LEAST, MOST, SMALLEST, quantise
 from aftermath.optim.layout import LevelLayout, level_layout
 from aftermath.optim.level_kernels import LevelTensors, tensors_of
 from aftermath.optim.level_votes import Votes, WholeVotes
-from aftermath.optim.mean import changes, placed
+from aftermath.optim.result_format import ResultFormat, Transform
 from aftermath.optim.schema import build_schema
+from aftermath.optim.sparseloco_apply import changes, placed
 from aftermath.optim.transform import ZERO_BELOW, cells, forward, padding, strongest, subtract
 from aftermath.rules.distro import Distro
 from aftermath.rules.optimizer import Optimizer
@@ -123,7 +123,7 @@ def _rounds(settings: Optimizer) -> Iterator[tuple[Tensor, Tensor]]:
             chosen = encoding.chosen
             tasks = encoding.tasks
         else:
-            chosen, tasks = compiled.encode(
+            chosen, tasks = compiled_sparse.encode(
                 layout, theirs, made, _FACTOR, _DECAY, chosen, transformed, smallest, bits
             )
         run_parallel(tasks)
@@ -179,7 +179,9 @@ def _signs() -> bool:
     results, layout, params = _case(_VOTES)
     votes = _votes(results, layout)
     expected = _copies(params)
-    run_parallel(compiled.Counted(votes, layout).sign(params, lambda part: _KEEP, _RATE, MEAN_BITS))
+    run_parallel(
+        compiled_sparse.Counted(votes, layout).sign(params, lambda part: _KEEP, _RATE, MEAN_BITS)
+    )
     for part, direction in zip(
         layout.parts, signs(votes, results, 0, torch.device("cpu")), strict=True
     ):
@@ -195,7 +197,7 @@ def _means() -> bool:
     most = 1 << 41
     by = [float(count) for count in range(_MEMBERS + 1)]  # the divisor is the number of keepers
     run_parallel(
-        compiled.Counted(votes, layout).mean(params, most, by, _SPARSE.outer_lr * SMALLEST)
+        compiled_sparse.Counted(votes, layout).mean(params, most, by, _SPARSE.outer_lr * SMALLEST)
     )
     for part, blocks in placed(layout, *changes(votes, 0, _SPARSE, most), torch.device("cpu")):
         subtract(view(expected, part.segment), blocks, part.blocks)
@@ -209,7 +211,7 @@ def _whole_means(bits: int) -> bool:
     made = [_whole_votes(layout, bits, random) for _ in range(_MEMBERS)]
     votes = [vote for vote, _ in made]
     payloads = [compiled_dense.padded(data) for _, data in made]
-    at = packed.digits_at(layout.blocks)
+    at = packed_dense.digits_at(layout.blocks)
     if not all(compiled_dense.check(payload, at, layout, bits) for payload in payloads):
         return False
     data = made[0][1]
@@ -269,7 +271,7 @@ def _whole_votes(
         torch.where((group_votes != 0).any(1, keepdim=True), by + 1, 0)
         for group_votes, by in zip(votes, shifts, strict=True)
     ]
-    exponents = packed.packed_exponents(layout.canonical(codes).to(torch.uint8))
+    exponents = packed_dense.packed_exponents(layout.canonical(codes).to(torch.uint8))
     data = exponents.numpy().tobytes() + digits.to_bytes(layout.canonical(votes).numpy(), bits)
     return WholeVotes(0, votes, shifts, layout), data
 

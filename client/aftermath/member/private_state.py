@@ -21,10 +21,10 @@ from aftermath.base.bounded import Malformed, json_as
 from aftermath.base.concurrency import cancel
 from aftermath.base.files import standing_in
 from aftermath.events import event_types
-from aftermath.member.own_state import OwnState, StateRoot
 from aftermath.member.ports import Ports, Role, Workers
-from aftermath.model.documents import CheckpointError
-from aftermath.model.store import writing
+from aftermath.member.state_roots import OwnState, StateRoot
+from aftermath.model.json_documents import CheckpointError
+from aftermath.model.save_checkpoint import writing
 from aftermath.optim.interfaces import BadState
 from aftermath.optim.state_merkle import tree_of
 from aftermath.replica.replica import Replica

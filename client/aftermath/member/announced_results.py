@@ -21,8 +21,8 @@ from aftermath.events import event_types
 from aftermath.member.closed_rounds import ClosedRounds
 from aftermath.member.evidence import Evidence
 from aftermath.member.payloads import Candidate, Payloads
-from aftermath.member.plan import RoundPlan
 from aftermath.member.ports import Ports, Role
+from aftermath.member.round_plan import RoundPlan
 from aftermath.member.signed_results import SignedResults
 from aftermath.member.state_chain import StateChain
 from aftermath.optim.level_votes import Votes

@@ -439,7 +439,9 @@ def test_queued_gpu_steps_equal_synchronous_steps(
     moved = []
     losses = []
     for ahead in (False, True):
-        monkeypatch.setattr("aftermath.optim.inner.may_run_ahead", lambda _, ahead=ahead: ahead)
+        monkeypatch.setattr(
+            "aftermath.optim.inner_steps.may_run_ahead", lambda _, ahead=ahead: ahead
+        )
         params, engine = replica(schema, 0)
         made = engine._step.make(SEQUENCES, pull(schema, 0, params), 0.01, 0.0, False)
         moved.append(made.tensors)
@@ -463,7 +465,7 @@ def test_queued_share_with_bad_loss_is_undone(
     monkeypatch: pytest.MonkeyPatch, number: float, loss: float
 ) -> None:
     """Losses are checked after the share. A refusal restores weights and moments."""
-    monkeypatch.setattr("aftermath.optim.inner.may_run_ahead", lambda _: True)
+    monkeypatch.setattr("aftermath.optim.inner_steps.may_run_ahead", lambda _: True)
     schema = toy_inner(inner_steps=3)
     params, engine = replica(schema, 0)
     engine.train(SEQUENCES, pull(schema, 0, params), 0.01, 0.0)

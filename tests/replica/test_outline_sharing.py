@@ -11,12 +11,12 @@ import msgspec
 import pytest
 
 from aftermath.base.errors import Unsuitable
-from aftermath.model.documents import COMPANIONS, MAX_CONFIG_BYTES
+from aftermath.model.json_documents import COMPANIONS, MAX_CONFIG_BYTES
 from aftermath.model.outline import Outline
-from aftermath.model.store import MAX_COMPANION_BYTES
+from aftermath.model.save_checkpoint import MAX_COMPANION_BYTES
 from aftermath.optim.schema import Schema, build_schema
 from aftermath.p2p.transport import TransportError
-from aftermath.replica.outlineshare import (
+from aftermath.replica.outline_sharing import (
     TOPIC,
     CompanionFile,
     OutlineReply,

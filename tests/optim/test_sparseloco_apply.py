@@ -20,8 +20,8 @@ from aftermath.optim.engine import Engine
 from aftermath.optim.lattice import LARGEST, LEAST, MOST
 from aftermath.optim.layout import level_layout
 from aftermath.optim.level_votes import Votes
-from aftermath.optim.mean import MeanApply, changes
 from aftermath.optim.schema import Schema
+from aftermath.optim.sparseloco_apply import MeanApply, changes
 from aftermath.rules.optimizer import InnerOptimizerName
 from aftermath.rules.sparseloco import DivisorName, SparseLoCo
 from optim.optim_oracle import RAGGED, joined, toy_inner

@@ -15,9 +15,9 @@ from typing import Any
 import iroh
 
 from aftermath.base.concurrency import cancel, first_of
-from aftermath.p2p.incoming import IncomingConnections
+from aftermath.p2p.incoming_connections import IncomingConnections
 from aftermath.p2p.limits import Bans, LogLimits, Quota
-from aftermath.p2p.link import (
+from aftermath.p2p.peer_connection import (
     MOST_UNREAD,
     MOST_UNREAD_OF_ALL,
     Link,

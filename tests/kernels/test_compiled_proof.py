@@ -9,9 +9,9 @@ import pytest
 
 from aftermath.events import event_types
 from aftermath.events.stream import Event, Events
-from aftermath.kernels import aggregate, dense, dense_encode, encode, polar
+from aftermath.kernels import aggregate, dense, dense_encode, polar, sparse_encode
 from aftermath.kernels.runtime import unavailable_reason
-from aftermath.optim import compiled, proof
+from aftermath.optim import compiled_proof, compiled_sparse
 from aftermath.optim.engine import Engine
 from aftermath.train.assembly import ready_kernels
 from optim.optim_oracle import toy_schema
@@ -23,9 +23,9 @@ Kernel = Callable[..., None]
 
 @pytest.fixture(autouse=True)
 def _fresh() -> Iterator[None]:
-    proof.unfit.cache_clear()
+    compiled_proof.unfit.cache_clear()
     yield
-    proof.unfit.cache_clear()
+    compiled_proof.unfit.cache_clear()
 
 
 def _flips_what_is_sent(kernel: Kernel) -> Kernel:
@@ -60,8 +60,8 @@ def _accepts_all(kernel: Kernel) -> Kernel:
 
 
 WRONG = [
-    (encode, "encode", _flips_what_is_sent, "differ from torch when they choose signs"),
-    (encode, "encode", _raises, "fail when they choose signs"),
+    (sparse_encode, "encode", _flips_what_is_sent, "differ from torch when they choose signs"),
+    (sparse_encode, "encode", _raises, "fail when they choose signs"),
     (aggregate, "sign", _applies_backwards, "differ from torch when they apply signs"),
     (aggregate, "mean", _applies_backwards, "differ from torch when they apply values"),
     (aggregate, "mean", _raises, "fail when they apply values"),
@@ -74,7 +74,7 @@ WRONG = [
 
 
 def test_kernels_of_this_machine_equal_torch() -> None:
-    assert proof.unfit() is None
+    assert compiled_proof.unfit() is None
 
 
 @pytest.mark.parametrize(("module", "name", "spoil", "says"), WRONG)
@@ -98,6 +98,6 @@ async def test_wrong_kernel_is_replaced_by_torch_with_one_warning(
     assert says in warning.message
     schema = toy_schema()
     params = tensors(schema, 0, 0)
-    assert not compiled.usable(params)
+    assert not compiled_sparse.usable(params)
     engine = Engine(schema, 0, params)
     assert not engine._apply._compiled  # type: ignore[attr-defined]

@@ -16,11 +16,11 @@ from torch import Tensor
 from aftermath.kernels.runtime import run_parallel
 from aftermath.optim import compiled_dense, digits, level_kernels, triton_gate
 from aftermath.optim.bitstrings import pack_bits
-from aftermath.optim.dense_mean import means
-from aftermath.optim.format import EXPONENT_BITS, whole_bytes
+from aftermath.optim.dense_votes import means
 from aftermath.optim.lattice import LEAST, MOST, SMALLEST
 from aftermath.optim.layout import LevelLayout
 from aftermath.optim.level_votes import Votes, WholeVotes
+from aftermath.optim.result_format import EXPONENT_BITS, whole_bytes
 from aftermath.optim.transform import cells, strongest
 
 _AT_ONCE = 2 << 20  # bytes per copying thread

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from aftermath.p2p import attempt
-from aftermath.p2p.attempt import PartialBlob, Pull
+from aftermath.p2p import partial_download
+from aftermath.p2p.partial_download import PartialBlob, Pull
 
 HOLDERS = [bytes([number]) * 32 for number in range(4)]
 
@@ -19,10 +19,10 @@ def of_holder(holder: bytes, start: int, length: int) -> bytes:
 @pytest.mark.parametrize("size", [1, 1000, 20_000])
 @pytest.mark.parametrize("seed", range(40))
 def test_pulls_in_any_order_fill_blob_and_record_givers(monkeypatch, size, seed):
-    monkeypatch.setattr(attempt, "STRIPE_FROM", 10_000)
-    monkeypatch.setattr(attempt, "RANGE", 3_000)
-    monkeypatch.setattr(attempt, "WORTH_STEALING", 700)
-    monkeypatch.setattr(attempt, "LEAST_PROGRESS", 50)
+    monkeypatch.setattr(partial_download, "STRIPE_FROM", 10_000)
+    monkeypatch.setattr(partial_download, "RANGE", 3_000)
+    monkeypatch.setattr(partial_download, "WORTH_STEALING", 700)
+    monkeypatch.setattr(partial_download, "LEAST_PROGRESS", 50)
     rng = random.Random(seed)
     filled = PartialBlob.of(size)
     pulls: dict[bytes, Pull] = {}

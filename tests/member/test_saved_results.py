@@ -17,9 +17,9 @@ import torch
 from aftermath.base.errors import Unsuitable
 from aftermath.base.files import replacing
 from aftermath.base.outputs import MARK
-from aftermath.member import gradients
-from aftermath.optim.gradientfile import GradientFile, read_gradient_file
+from aftermath.member import saved_results
 from aftermath.optim.level_votes import Votes
+from aftermath.optim.result_file import GradientFile, read_gradient_file
 from aftermath.replica.replica import Replica
 from aftermath.rules.schedules import learning_rate
 from aftermath.sim.sim_member import SimMember
@@ -127,7 +127,7 @@ def test_full_disk_is_one_warning_each_time_it_fills(
         for room, full in (((2, 0), (3, 0)), ((1, 1), (3, 1))):
             await sim.until_round(room[0], epoch=room[1])
             with monkeypatch.context() as patch:
-                patch.setattr(gradients, "replacing", _full)
+                patch.setattr(saved_results, "replacing", _full)
                 await sim.until_round(full[0], epoch=full[1])
         await sim.until_finished()
 

@@ -1,8 +1,8 @@
 """The apply of SparseLoCo: x <- x - rate * (sum of the values) / divisor, exactly.
 
-Kernels count votes that are packed on a GPU (`optim.packed`, `optim.packed_sparse`). The CPU counts
-other votes, with or without a digit for every number (`optim.dense_mean`). All votes are checked
-before the first parameter changes.
+Kernels count votes that are packed on a GPU (`optim.packed_dense`, `optim.packed_sparse`). The CPU
+counts other votes, with or without a digit for every number (`optim.dense_votes`). All votes are
+checked before the first parameter changes.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from torch import Tensor
 from aftermath.kernels.runtime import run_parallel
 from aftermath.model.schema import Segment
 from aftermath.model.segments import view
-from aftermath.optim import dense_mean, packed, packed_sparse
-from aftermath.optim.compiled import Counted, Task, usable
-from aftermath.optim.format import ResultFormat
+from aftermath.optim import dense_votes, packed_dense, packed_sparse
+from aftermath.optim.compiled_sparse import Counted, Task, usable
 from aftermath.optim.lattice import LARGEST, SMALLEST
 from aftermath.optim.layout import LevelLayout, Part, level_layout
 from aftermath.optim.level_kernels import LevelTensors, tensors_of
 from aftermath.optim.level_votes import Votes, WholeVotes
-from aftermath.optim.packed import PackedVotes
+from aftermath.optim.packed_dense import PackedVotes
 from aftermath.optim.packed_sparse import PackedEntries
+from aftermath.optim.result_format import ResultFormat
 from aftermath.optim.transform import subtract
 from aftermath.optim.vote_count import check_votes, tally_multiples
 from aftermath.rules.sparseloco import REACH, DivisorName, SparseLoCo
@@ -70,7 +70,7 @@ class MeanApply:
         results = {level: votes for level, votes in results.items() if votes}
         for level, votes in results.items():
             check_votes(votes, level, torch.int64)
-        whole_votes = dense_mean.votes_of(results)
+        whole_votes = dense_votes.votes_of(results)
         others = {level: votes for level, votes in results.items() if level not in whole_votes}
         for change in (self._placed(others, most, lr), self._whole(whole_votes, most, lr)):
             change()
@@ -117,7 +117,7 @@ class MeanApply:
             if (packed_votes := self._packed(votes))
         }
         decided = {
-            level: dense_mean.means(
+            level: dense_votes.means(
                 votes, self._layouts[level], most, _divisors(by, len(votes)), rate, self._device
             )
             for level, votes in results.items()
@@ -127,7 +127,7 @@ class MeanApply:
         def change() -> None:
             for level, votes in on_device.items():
                 table = self._table(self._layouts[level])
-                packed.count(votes, table, self._bits, most, _divisors(by, len(votes)), rate)
+                packed_dense.count(votes, table, self._bits, most, _divisors(by, len(votes)), rate)
             for level, groups in decided.items():
                 for part in self._layouts[level].parts:
                     self._move(

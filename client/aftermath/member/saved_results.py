@@ -1,4 +1,4 @@
-"""Save the results that this member applies as files (`optim.gradientfile`), if requested.
+"""Save the results that this member applies as files (`optim.result_file`), if requested.
 
 A separate thread writes after a round is applied, so training and fetching never wait for a disk. A
 file gets its final name when it is complete. Consecutive failures cause only one warning.
@@ -15,8 +15,8 @@ from aftermath.base.files import replacing
 from aftermath.events import event_types
 from aftermath.events.stream import Events
 from aftermath.member.payloads import Candidate
-from aftermath.model.store import writing
-from aftermath.optim.gradientfile import About, GradientFile
+from aftermath.model.save_checkpoint import writing
+from aftermath.optim.result_file import About, GradientFile
 from aftermath.optim.schema import Schema
 from aftermath.rules.run import STORED_ROUNDS
 

@@ -15,9 +15,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from aftermath.member import private
+from aftermath.member import private_state
 from aftermath.member.feed import RunFeed
-from aftermath.member.own_state import OwnState
+from aftermath.member.state_roots import OwnState
 from aftermath.optim.engine import Engine
 from aftermath.rules.state import RunState
 from aftermath.sim.sim_member import SimMember
@@ -128,9 +128,9 @@ def test_damaged_state_file_is_reported_and_kept(tmp_path: Path) -> None:
         sim.remembers = True
         await restart(sim, (0, 1, 2, 2))
         for sim_member, damage in zip(sim.sim_members[1:], damages, strict=True):
-            private._file_in(tmp_path / "private", sim_member.wallet, sim.run.identity).write_bytes(
-                damage
-            )
+            private_state._file_in(
+                tmp_path / "private", sim_member.wallet, sim.run.identity
+            ).write_bytes(damage)
         await sim.until_finished()
 
     sim = play(tmp_path, story, **ALL | {"min_clients": 4, "init_min_clients": 4}, **SHORT)
@@ -152,7 +152,7 @@ def test_full_disk_for_state_file_is_a_warning(
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(private, "save_file", full)
+    monkeypatch.setattr(private_state, "save_file", full)
 
     async def story(sim: SimulatedRun) -> None:
         sim.remembers = True
@@ -177,7 +177,7 @@ def test_later_run_with_same_id_has_its_own_state_file(tmp_path: Path) -> None:
         run = replace(inbox.feed.view.run, created=created)
         feed = RunFeed(replace(inbox.feed.view, run=run))
         ports = replace(inbox.ports, feed=feed, coordinator=SimpleNamespace(wallet=bytes(32)))
-        kept = private.PrivateState(
+        kept = private_state.PrivateState(
             ports, inbox.role, inbox.workers, OwnState(ports, inbox.workers.state), tmp_path
         )
         files.add(kept._file)

@@ -13,16 +13,14 @@ import torch
 from safetensors import SafetensorError
 
 from aftermath.base.outputs import MARK
-from aftermath.model import store
+from aftermath.model import save_checkpoint
 from aftermath.model.arch.llama_config import LlamaConfig
 from aftermath.model.checkpoint import load, load_config
-from aftermath.model.documents import MOMENTUM_FILE, CheckpointError
 from aftermath.model.export import export_tiers
-from aftermath.model.initial import init_weights
+from aftermath.model.initial_weights import init_weights
+from aftermath.model.json_documents import MOMENTUM_FILE, CheckpointError
 from aftermath.model.momentum_file import read_momentum
-from aftermath.model.saved_checkpoints import saved_steps
-from aftermath.model.schema import MOMENTUM
-from aftermath.model.store import (
+from aftermath.model.save_checkpoint import (
     publish,
     read_companions,
     save,
@@ -30,6 +28,8 @@ from aftermath.model.store import (
     sweep,
     write_checkpoint,
 )
+from aftermath.model.saved_checkpoints import saved_steps
+from aftermath.model.schema import MOMENTUM
 
 torch.set_num_threads(1)
 
@@ -143,8 +143,10 @@ def test_save_on_full_disk_is_refused_before_writing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = keep(tmp_path, 1)
-    usage = store.shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(store.shutil, "disk_usage", lambda _: usage._replace(free=1_000_000))
+    usage = save_checkpoint.shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(
+        save_checkpoint.shutil, "disk_usage", lambda _: usage._replace(free=1_000_000)
+    )
     for directory in (tmp_path, tmp_path / "new" / "er"):
         with pytest.raises(
             CheckpointError, match=r"a checkpoint needs 1\.\d MB, but only 1\.0 MB are free"
@@ -162,7 +164,7 @@ def test_save_on_disk_filling_up_loses_nothing(
     def full(*_: Any, **__: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(store, "save_file", full)
+    monkeypatch.setattr(save_checkpoint, "save_file", full)
     with pytest.raises(CheckpointError, match=r"the disk of .* is full"):
         keep(tmp_path, 1, seed=2)
     assert list(tmp_path.iterdir()) == [first]
@@ -181,7 +183,7 @@ def test_save_with_safetensors_error_is_refused(
     def limited(*_: Any, **__: Any) -> None:
         raise SafetensorError("I/O error: Read-only file system (os error 30)")
 
-    monkeypatch.setattr(store, "save_file", limited)
+    monkeypatch.setattr(save_checkpoint, "save_file", limited)
     with pytest.raises(
         CheckpointError, match=r"cannot write to .*: I/O error: Read-only file system"
     ) as caught:

@@ -26,7 +26,7 @@ from aftermath.p2p.limits import (
     Bans,
     LogLimits,
 )
-from aftermath.p2p.link import (
+from aftermath.p2p.peer_connection import (
     SHORTEST_PAUSE_S,
     Link,
     Peer,

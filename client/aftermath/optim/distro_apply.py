@@ -13,12 +13,12 @@ from torch import Tensor
 from aftermath.kernels.runtime import run_parallel
 from aftermath.model.segments import view
 from aftermath.optim import level_kernels
-from aftermath.optim.compiled import Counted, usable
+from aftermath.optim.compiled_sparse import Counted, usable
 from aftermath.optim.exact_signs import MEAN_BITS, group_signs
-from aftermath.optim.format import ResultFormat, Values
 from aftermath.optim.layout import LevelLayout, Part, level_layout
 from aftermath.optim.level_votes import Votes
 from aftermath.optim.moe_bias import Balances, nothing_balances
+from aftermath.optim.result_format import ResultFormat, Values
 from aftermath.optim.rounding import to_fp32
 from aftermath.optim.transform import subtract
 from aftermath.optim.vote_count import check_votes

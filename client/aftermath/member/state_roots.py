@@ -14,7 +14,7 @@ from aftermath.events import event_types
 from aftermath.member.ports import Ports
 from aftermath.replica.memory import is_out_of_memory
 from aftermath.replica.replica import Replica
-from aftermath.replica.stateshare import StateShare, copy_state
+from aftermath.replica.state_sharing import StateShare, copy_state
 from aftermath.rules.announcements import NOTHING, PrivateRoots
 
 

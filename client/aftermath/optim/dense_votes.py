@@ -1,4 +1,4 @@
-"""Count votes that have a digit for every number, on the replica's device, like `optim.mean`.
+"""Count votes that have a digit for every number, like `optim.sparseloco_apply`, on any device.
 
 Counting is exact: a vote is a digit times a power of two, and float64 holds every sum of at most
 256 of them (`optim.lattice`). Everything else is a comparison, or one IEEE operation on two

@@ -10,7 +10,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aftermath.optim import compiled, compiled_dense, dense_mean, digits, mean, packed
+from aftermath.optim import (
+    compiled_dense,
+    compiled_sparse,
+    dense_votes,
+    digits,
+    packed_dense,
+    sparseloco_apply,
+)
 from aftermath.optim.blocks import UNUSED
 from aftermath.optim.codec import BadPayload, decode_level, encode_groups, encode_level
 from aftermath.optim.engine import Engine
@@ -63,7 +70,7 @@ def test_digits_and_positions_give_the_same_step(name: str, holes: float) -> Non
         level: [decode_level(data, schema.results, level) for data in of]
         for level, of in sent.items()
     }
-    assert all(isinstance(vote, packed.HostVotes) for of in votes.values() for vote in of)
+    assert all(isinstance(vote, packed_dense.HostVotes) for of in votes.values() for vote in of)
     unpacked = {
         level: [
             WholeVotes(level, vote.digits, vote.moved, level_layout(schema.results, level))
@@ -78,7 +85,9 @@ def test_digits_and_positions_give_the_same_step(name: str, holes: float) -> Non
     applied = []
     for taken, counted in ((votes, 0), (unpacked, 1), (placed, 0)):
         params = tensors(schema, 0, 0)
-        with mock.patch.object(mean.dense_mean, "means", side_effect=dense_mean.means) as means:
+        with mock.patch.object(
+            sparseloco_apply.dense_votes, "means", side_effect=dense_votes.means
+        ) as means:
             Engine(schema, 0, params)._apply.apply(taken, 0.01)
         assert means.call_count == counted * schema.results.levels
         applied.append(bits(params))
@@ -120,14 +129,14 @@ def test_compiled_count_equals_torch(
             torch.where((rows != 0).any(1, keepdim=True), by + 1, 0)
             for rows, by in zip(chosen, moved, strict=True)
         ]
-        exponents = packed.packed_exponents(layout.canonical(codes).to(torch.uint8))
+        exponents = packed_dense.packed_exponents(layout.canonical(codes).to(torch.uint8))
         data = exponents.numpy().tobytes()
         data += digits.to_bytes(layout.canonical(chosen).numpy(), value_bits)
         vote = decode_level(data, schema.results, 0)
-        assert isinstance(vote, packed.HostVotes)
+        assert isinstance(vote, packed_dense.HostVotes)
         payloads.append(vote.payload)
     divisors = [2.5] * (members + 1) if alike else [0.3 * n for n in range(members + 1)]
-    steps = dense_mean.means(votes, layout, 1 << most, divisors, SMALLEST, torch.device("cpu"))
+    steps = dense_votes.means(votes, layout, 1 << most, divisors, SMALLEST, torch.device("cpu"))
     counted = [torch.randn(part.segment.shape) for part in layout.parts]
     expected = [tensor.clone() for tensor in counted]
     stores = [number % 2 == 1 for number in range(len(counted))]
@@ -158,13 +167,13 @@ def test_changed_payload_is_judged_like_by_torch(
     )
     found: list[object] = []
     for works in (True, False):
-        with mock.patch.object(compiled, "works", return_value=works):
+        with mock.patch.object(compiled_sparse, "works", return_value=works):
             try:
                 vote = decode_level(data, schema.results, 0)
             except BadPayload as error:
                 found.append(str(error))
             else:
-                assert isinstance(vote, packed.HostVotes) == works
+                assert isinstance(vote, packed_dense.HostVotes) == works
                 assert isinstance(vote, WholeVotes)
                 found.append([tensor.tolist() for tensor in (*vote.digits, *vote.moved)])
     assert found[0] == found[1]
@@ -220,9 +229,9 @@ def test_dense_mean_ignores_order_and_batch_size(
         votes.append(WholeVotes(level, digits, moved, layout))
     divisors = [0.0, 1.0, 1.5, 2.0, 7.0]
     cpu = torch.device("cpu")
-    found = dense_mean.means(votes, layout, most, divisors, SMALLEST, cpu)
-    with mock.patch.dict(dense_mean._AT_ONCE, cpu=at_once):
-        again = dense_mean.means(votes[::-1], layout, most, divisors, SMALLEST, cpu)
+    found = dense_votes.means(votes, layout, most, divisors, SMALLEST, cpu)
+    with mock.patch.dict(dense_votes._AT_ONCE, cpu=at_once):
+        again = dense_votes.means(votes[::-1], layout, most, divisors, SMALLEST, cpu)
     for number, (one, other) in enumerate(zip(found, again, strict=True)):
         assert torch.equal(one, other)
         whole_numbers = [
@@ -241,7 +250,7 @@ def test_device_without_float64_counts_on_the_cpu() -> None:
     votes = [decode_level(data, schema.results, 0) for data in results_of(schema, 2, 0.3)[0]]
     assert all(
         own.device.type == "meta"
-        for own in dense_mean.means(votes, layout, 9, [0, 1, 2], 1.0, torch.device("meta"))
+        for own in dense_votes.means(votes, layout, 9, [0, 1, 2], 1.0, torch.device("meta"))
     )
 
 
@@ -289,13 +298,13 @@ def test_packed_digits_of_torch_equal_those_of_numpy(value_bits: int, count: int
     """Cases have less than a code, less than a word, and whole words."""
     kinds = np.array([0, 1, -1, 3, -3][: 1 + (1 << value_bits)], np.int8)
     found = np.random.default_rng(count).choice(kinds, count)
-    packed_so = packed.packed_digits(torch.from_numpy(found), value_bits)
+    packed_so = packed_dense.packed_digits(torch.from_numpy(found), value_bits)
     assert packed_so.numpy().tobytes() == digits.to_bytes(found, value_bits)
 
 
 def test_packed_exponents_are_strings_of_six_bits() -> None:
     codes = torch.tensor([1, 44, 0, 63, 5], dtype=torch.uint8)
-    found = int.from_bytes(packed.packed_exponents(codes).numpy().tobytes(), "little")
+    found = int.from_bytes(packed_dense.packed_exponents(codes).numpy().tobytes(), "little")
     assert [found >> 6 * place & 63 for place in range(5)] == codes.tolist()
     assert found >> 30 == 0
 
@@ -308,11 +317,11 @@ def test_bits_after_the_last_digit_or_exponent_are_found(name: str) -> None:
     (data, *_) = results_of(schema, 1, 0.3)[0]
 
     def ends_well(own: bytes) -> bool:
-        return packed._ends_with_zeros(own, layout.blocks, layout.numbers, bits_of_values)
+        return packed_dense._ends_with_zeros(own, layout.blocks, layout.numbers, bits_of_values)
 
     assert ends_well(data)
     spare = 6 * layout.blocks % 8
-    at = packed.digits_at(layout.blocks) - 1
+    at = packed_dense.digits_at(layout.blocks) - 1
     wrong = [data[:-1] + b"\xff"]
     if spare:
         wrong.append(data[:at] + bytes([data[at] | 1 << spare]) + data[at + 1 :])
