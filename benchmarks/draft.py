@@ -39,8 +39,8 @@ from aftermath.lab.training_loop import Course
 from aftermath.model.architectures import config_of
 from aftermath.model.generate import Continuation, Draft, generate
 from aftermath.model.initial_weights import init_weights
+from aftermath.model.levels import prefix
 from aftermath.model.network import LanguageModel
-from aftermath.model.schema import prefix
 from arms import Training, arms, prepare, settings_of
 from codec import GPT2
 from distro import best

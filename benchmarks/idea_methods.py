@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from aftermath.lab.multi_replica import Results, Together
-from aftermath.model.schema import Segment, is_table, prefix
+from aftermath.model.levels import Segment, is_table, prefix
 from aftermath.model.segments import view
 from aftermath.optim import blocks, compiled_proof, sparseloco_apply
 from aftermath.optim.blocks import Blocks

@@ -30,7 +30,7 @@ from typing import Any
 import torch
 
 from aftermath.lab.resolve_recipe import recipe_of
-from aftermath.model.schema import is_hidden_matrix
+from aftermath.model.levels import is_hidden_matrix
 from aftermath.optim.schema import build_schema
 from arms import Training, arms, interval, keep, kept, missing, model_of, settings_of, train
 from heterogeneity import Losses, best, ended

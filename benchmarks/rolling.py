@@ -26,7 +26,7 @@ from torch import Tensor
 
 from aftermath.lab.multi_replica import Together
 from aftermath.lab.trainer import Stepped
-from aftermath.model.schema import prefix
+from aftermath.model.levels import prefix
 from arms import RUNS, Training, arms, kept, train
 
 KIND = Path(__file__).with_name("unequal-kinds.toml")

@@ -13,7 +13,7 @@ from itertools import combinations
 import pytest
 import torch
 
-from aftermath.model.schema import Segment
+from aftermath.model.levels import Segment
 from aftermath.optim.blocks import Blocks
 from aftermath.optim.codec import decode_level
 from aftermath.optim.engine import Engine

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from aftermath.lab.multi_replica import Together
 from aftermath.model.initial_weights import init_weights
-from aftermath.model.schema import prefix
+from aftermath.model.levels import prefix
 from aftermath.optim import sparseloco_apply
 from aftermath.optim.codec import decode_level
 from aftermath.optim.engine import Engine

@@ -13,7 +13,7 @@ import pytest
 
 from aftermath.cli.model_init import document
 from aftermath.config.document import load_config
-from aftermath.model.schema import Segment
+from aftermath.model.levels import Segment
 from aftermath.optim.blocks import Blocks
 from aftermath.optim.result_format import ResultFormat, Transform, Values
 from aftermath.optim.schema import build_schema

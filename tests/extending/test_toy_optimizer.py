@@ -11,10 +11,10 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from aftermath.base.errors import SchemaError
 from aftermath.base.extensions import BadExtension
 from aftermath.config.tables import Choice, extended
 from aftermath.config.training import optimizer_table
-from aftermath.model.schema import SchemaError
 from aftermath.optim.engine import Engine
 from aftermath.optim.level_votes import Votes
 from aftermath.optim.schema import Schema, build_schema

@@ -20,7 +20,7 @@ from safetensors.torch import save
 from solders.keypair import Keypair
 
 from aftermath.base.bounded import Malformed, json_value, msgpack_as, toml_value
-from aftermath.base.errors import AftermathError, ConfigError
+from aftermath.base.errors import AftermathError, ConfigError, SchemaError
 from aftermath.chain.wallet import (
     IDENTITY_VARIABLE,
     WALLET_VARIABLE,
@@ -46,10 +46,10 @@ from aftermath.model.architectures import config_of
 from aftermath.model.config import ModelConfigError
 from aftermath.model.initial_weights import init_weights
 from aftermath.model.json_documents import MOMENTUM_FILE, CheckpointError, hf_config, read_index
+from aftermath.model.levels import MOMENTUM
 from aftermath.model.momentum_file import read_momentum, write_momentum
 from aftermath.model.published_checkpoints import SCALES, Form
 from aftermath.model.save_checkpoint import write_checkpoint
-from aftermath.model.schema import MOMENTUM, SchemaError
 from aftermath.model.weights import read_weights
 from aftermath.optim.codec import BadPayload
 from aftermath.optim.result_file import About, BadGradientFile, GradientFile, read_gradient_file

@@ -16,8 +16,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aftermath.base.errors import SchemaError
 from aftermath.kernels import block_topk, dct, runtime
-from aftermath.model.schema import SchemaError, Segment
+from aftermath.model.levels import Segment
 from aftermath.optim.blocks import UNUSED, cut
 from aftermath.optim.codec import decode_level
 from aftermath.optim.dct_basis import integer_basis

@@ -16,7 +16,7 @@ from aftermath.member.round_plan import RoundPlan, plan_round
 from aftermath.member.rounds import epoch
 from aftermath.model.initial_weights import init_weights
 from aftermath.model.json_documents import CheckpointError
-from aftermath.model.schema import LARGEST_MOMENTUM
+from aftermath.model.levels import LARGEST_MOMENTUM
 from aftermath.optim.codec import decode_level
 from aftermath.optim.schema import Schema
 from aftermath.replica.pass_size import PassSize

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from aftermath.model.json_documents import MOMENTUM_FILE
-from aftermath.model.schema import LARGEST_MOMENTUM, MOMENTUM
+from aftermath.model.levels import LARGEST_MOMENTUM, MOMENTUM
 from aftermath.rules.state import RunState
 from aftermath.sim.sim_member import SimMember
 from aftermath.sim.simulation import SimulatedRun, play

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from aftermath.base.errors import SchemaError
 from aftermath.coordinator.ports import View
 from aftermath.member.feed import RunFeed
 from aftermath.member.ports import Desync
@@ -19,7 +20,6 @@ from aftermath.model.initial_weights import init_weights
 from aftermath.model.json_documents import HubAway
 from aftermath.model.save_checkpoint import write_checkpoint
 from aftermath.model.saved_checkpoints import maker_name
-from aftermath.model.schema import SchemaError
 from aftermath.model.segments import level_hash
 from aftermath.replica.model_sharing import ModelShare, snapshot
 from aftermath.replica.origin import Origin

@@ -19,6 +19,7 @@ from aftermath.model.checkpoint import load, load_config
 from aftermath.model.export import export_tiers
 from aftermath.model.initial_weights import init_weights
 from aftermath.model.json_documents import MOMENTUM_FILE, CheckpointError
+from aftermath.model.levels import MOMENTUM
 from aftermath.model.momentum_file import read_momentum
 from aftermath.model.save_checkpoint import (
     publish,
@@ -29,7 +30,6 @@ from aftermath.model.save_checkpoint import (
     write_checkpoint,
 )
 from aftermath.model.saved_checkpoints import saved_steps
-from aftermath.model.schema import MOMENTUM
 
 torch.set_num_threads(1)
 

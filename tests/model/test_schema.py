@@ -4,10 +4,12 @@ from typing import Any
 
 import pytest
 
+from aftermath.base.canonical_json import canonical
+from aftermath.base.errors import SchemaError
 from aftermath.model.arch.llama_config import LlamaConfig
 from aftermath.model.architectures import config_of
 from aftermath.model.config import ModelConfigError, WidthNotDivisible, stored_tier
-from aftermath.model.schema import SchemaError, StateSchema, canonical, state_schema
+from aftermath.model.schema import StateSchema, state_schema
 
 HF: dict[str, Any] = {
     "vocab_size": 320,

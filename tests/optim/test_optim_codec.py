@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aftermath.model.schema import SchemaError
+from aftermath.base.errors import SchemaError
 from aftermath.optim.blocks import UNUSED
 from aftermath.optim.codec import BadPayload, decode_level, encode_level
 from aftermath.optim.index_sizes import bits_of

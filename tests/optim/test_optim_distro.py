@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from aftermath.model.schema import SchemaError
+from aftermath.base.errors import SchemaError
 from aftermath.model.segments import SegmentError, level_hash, view
 from aftermath.optim.codec import decode_level
 from aftermath.optim.engine import Engine

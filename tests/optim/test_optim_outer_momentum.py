@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from aftermath.base.errors import SchemaError
-from aftermath.model.schema import LARGEST_MOMENTUM, MOMENTUM, MomentumSegment
+from aftermath.model.levels import LARGEST_MOMENTUM, MOMENTUM, MomentumSegment
 from aftermath.model.segments import (
     SegmentError,
     level_hash,

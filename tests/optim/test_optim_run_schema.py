@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from aftermath.base.errors import SchemaError
 from aftermath.config.tables import Choice
 from aftermath.config.training import OptimizerChoice, optimizer_table
-from aftermath.model.schema import SchemaError
 from aftermath.optim.parts import OptimizerParts, parts_of
 from aftermath.optim.run_schema import agreed_schema
 from aftermath.rules.distro import Distro

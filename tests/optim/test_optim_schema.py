@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aftermath.base.errors import SchemaError
 from aftermath.model.arch.llama_config import LlamaConfig
 from aftermath.model.config import ModelConfigError
-from aftermath.model.schema import SchemaError
 from aftermath.optim.schema import SCHEMA_VERSION, Schema, build_schema
 from aftermath.rules.distro import Distro
 from aftermath.rules.sparseloco import SparseLoCo

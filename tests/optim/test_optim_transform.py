@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from aftermath.model.schema import Segment
+from aftermath.model.levels import Segment
 from aftermath.optim.blocks import UNUSED, Blocks
 from aftermath.optim.transform import cells, forward, inverse, padding, strongest
 from optim.optim_oracle import cut_blocks

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from aftermath.kernels.runtime import unavailable_reason
 from aftermath.model.architectures import config_of
-from aftermath.model.schema import is_hidden_matrix
+from aftermath.model.levels import is_hidden_matrix
 from aftermath.optim.gradient_clip import NonFiniteGradient
 from aftermath.optim.interfaces import BadState
 from aftermath.optim.schema import build_schema

@@ -157,8 +157,8 @@ def _check_room(path: Path, file: GradientFile, out: Path) -> None:
 def _write(target: Path, file: GradientFile, votes: Mapping[int, Votes]) -> Path:
     """Write a result's dense tensors one by one, and return the file's path."""
     from aftermath.base.outputs import output_file
+    from aftermath.base.safetensors_header import header
     from aftermath.model.save_checkpoint import writing
-    from aftermath.model.schema import header
     from aftermath.optim.vote_tensors import dense, dense_shapes
 
     shapes = {name: ("F32", shape) for name, shape in dense_shapes(file.schema).items()}

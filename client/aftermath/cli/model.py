@@ -30,8 +30,8 @@ def model_inspect(model: Annotated[Path, typer.Option(help=CHECKPOINT)]) -> Resu
     from aftermath.model.checkpoint import load_config
     from aftermath.model.config import stored_tier
     from aftermath.model.json_documents import hf_config
+    from aftermath.model.levels import ELEMENT_BYTES
     from aftermath.model.manifest import MANIFEST_FILE
-    from aftermath.model.schema import ELEMENT_BYTES
     from aftermath.model.weights import weight_files
 
     directory = model.expanduser()

@@ -17,14 +17,15 @@ from torch import Tensor
 
 from aftermath.base.allowed_places import advice_to_member
 from aftermath.base.concurrency import first_of
+from aftermath.base.errors import SchemaError
 from aftermath.base.rate_limit import Backoff
 from aftermath.coordinator.ports import View
 from aftermath.events import event_types
 from aftermath.member.ports import Desync, Ports, Role, Workers
 from aftermath.model.config import ModelConfigError
 from aftermath.model.json_documents import CheckpointError, HubAway
+from aftermath.model.levels import MomentumSegment
 from aftermath.model.saved_checkpoints import stem_of_run, step_directory
-from aftermath.model.schema import MomentumSegment, SchemaError
 from aftermath.model.segments import (
     SegmentError,
     level_hash,

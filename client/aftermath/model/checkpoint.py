@@ -25,6 +25,7 @@ from aftermath.model.json_documents import (
     is_file,
     read_limited,
 )
+from aftermath.model.levels import prefix
 from aftermath.model.manifest import (
     MANIFEST_FILE,
     MAX_MANIFEST_BYTES,
@@ -34,7 +35,6 @@ from aftermath.model.manifest import (
     verify,
 )
 from aftermath.model.published_checkpoints import PLAIN, Form, form_of
-from aftermath.model.schema import prefix
 from aftermath.model.weights import read_weights, spared, weight_files
 
 log = logging.getLogger(__name__)

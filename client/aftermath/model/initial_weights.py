@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from aftermath.model.config import ModelConfig
-from aftermath.model.schema import prefix
+from aftermath.model.levels import prefix
 
 DUMMY_SEED = 0
 """The seed of a run that begins without stored weights."""

@@ -22,7 +22,7 @@ from aftermath.model.json_documents import (
     damaged,
     is_file,
 )
-from aftermath.model.schema import MOMENTUM, prefix
+from aftermath.model.levels import MOMENTUM, prefix
 from aftermath.model.segments import is_momentum
 
 _KIND = "I64"

@@ -15,12 +15,8 @@ from blake3 import blake3
 from torch import Tensor
 
 from aftermath.base.errors import AftermathError
-from aftermath.model.schema import (
-    LARGEST_MOMENTUM,
-    MomentumSegment,
-    Segment,
-    StateSchema,
-)
+from aftermath.model.levels import LARGEST_MOMENTUM, MomentumSegment, Segment
+from aftermath.model.schema import StateSchema
 
 _LEVEL_DOMAIN = b"aftermath level 1\x00"
 _COPY_BYTES = 4 << 20  # at most this much of a strided or remote tensor is copied at a time

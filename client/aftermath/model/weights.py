@@ -29,8 +29,8 @@ from aftermath.model.json_documents import (
     is_file,
     read_index,
 )
+from aftermath.model.levels import prefix
 from aftermath.model.published_checkpoints import PLAIN, SCALES, FileNames, Form
-from aftermath.model.schema import prefix
 
 FP8_KIND = "F8_E4M3"
 _SCALE_KINDS = ("F32", "BF16")

@@ -12,7 +12,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
-from aftermath.model.schema import SchemaError, Segment, StateSchema, is_table
+from aftermath.base.errors import SchemaError
+from aftermath.model.levels import Segment, is_table
+from aftermath.model.schema import StateSchema
 from aftermath.optim.moe_bias import Balances, nothing_balances
 from aftermath.rules.optimizer import Compressed
 

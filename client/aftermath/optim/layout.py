@@ -14,7 +14,7 @@ from functools import cached_property, lru_cache
 import torch
 from torch import Tensor
 
-from aftermath.model.schema import Segment
+from aftermath.model.levels import Segment
 from aftermath.optim.blocks import Blocks
 from aftermath.optim.result_format import ResultFormat
 

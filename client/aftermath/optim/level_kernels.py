@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aftermath.model.schema import Segment
+from aftermath.model.levels import Segment
 from aftermath.model.segments import view
 from aftermath.optim import triton_gate
 from aftermath.optim.blocks import UNUSED, Blocks

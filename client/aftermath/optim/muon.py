@@ -16,7 +16,7 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
-from aftermath.model.schema import is_hidden_matrix
+from aftermath.model.levels import is_hidden_matrix
 from aftermath.optim import eager_adamw
 from aftermath.optim.float_polar import SMALLEST, STEPS, polar_express
 from aftermath.rules.optimizer import Optimizer

@@ -13,7 +13,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from aftermath.model.schema import MomentumSegment, Segment
+from aftermath.model.levels import MomentumSegment, Segment
 from aftermath.model.segments import view
 from aftermath.optim.lattice import SMALLEST
 from aftermath.optim.layout import level_layout

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from aftermath.model.schema import Segment
+from aftermath.model.levels import Segment
 from aftermath.optim.integer_polar import exact_polar
 from aftermath.optim.layout import LevelLayout, Part
 from aftermath.optim.level_kernels import LevelTensors, tensors_of

@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 
 from aftermath.base.bounded import U32_MAX
 from aftermath.base.errors import AftermathError
-from aftermath.model.schema import header
+from aftermath.base.safetensors_header import header
 from aftermath.optim.codec import decode_level
 from aftermath.optim.level_votes import Votes
 from aftermath.optim.schema import MAX_JSON_BYTES, Schema

@@ -15,7 +15,7 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Any
 
-from aftermath.model.schema import checked_level
+from aftermath.model.levels import checked_level
 from aftermath.optim import digits
 from aftermath.optim.blocks import Blocks
 from aftermath.optim.index_sizes import bits_of

@@ -15,17 +15,9 @@ from typing import Any
 import msgspec
 
 from aftermath.base.bounded import Malformed, json_as
-from aftermath.base.errors import shown
-from aftermath.model.schema import (
-    SchemaError,
-    StateInputs,
-    StateSchema,
-    canonical,
-    decimal,
-    portable,
-    state_of_inputs,
-    state_schema,
-)
+from aftermath.base.canonical_json import canonical, decimal, portable
+from aftermath.base.errors import SchemaError, shown
+from aftermath.model.schema import StateInputs, StateSchema, state_of_inputs, state_schema
 from aftermath.optim.parts import parts_of
 from aftermath.optim.result_format import ResultFormat
 from aftermath.rules.optimizer import Optimizer

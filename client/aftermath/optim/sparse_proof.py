@@ -11,7 +11,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from aftermath.model.schema import Segment
+from aftermath.model.levels import Segment
 from aftermath.optim import packed_sparse
 from aftermath.optim.blocks import Blocks
 from aftermath.optim.codec import BadPayload, decode_on_cpu, encode_entries

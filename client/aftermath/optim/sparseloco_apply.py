@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from aftermath.kernels.runtime import run_parallel
-from aftermath.model.schema import Segment
+from aftermath.model.levels import Segment
 from aftermath.model.segments import view
 from aftermath.optim import dense_votes, packed_dense, packed_sparse
 from aftermath.optim.compiled_sparse import Counted, Task, usable

@@ -8,7 +8,7 @@ from __future__ import annotations
 from bisect import bisect_left
 
 from aftermath.base.text import counted
-from aftermath.model.schema import ELEMENT_BYTES
+from aftermath.model.levels import ELEMENT_BYTES
 from aftermath.owner.schema import Shape
 from aftermath.rules.model import LrSchedule, Model
 from aftermath.rules.run import Config, Run

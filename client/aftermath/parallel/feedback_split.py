@@ -13,7 +13,7 @@ from itertools import groupby
 
 import torch
 
-from aftermath.model.schema import Segment
+from aftermath.model.levels import Segment
 from aftermath.model.segments import view
 from aftermath.optim.blocks import Blocks
 from aftermath.optim.interfaces import PseudoGradient

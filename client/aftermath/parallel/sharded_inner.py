@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from aftermath.base.merkle import DIGEST
-from aftermath.model.schema import is_hidden_matrix
+from aftermath.model.levels import is_hidden_matrix
 from aftermath.optim.gradient_clip import scale
 from aftermath.optim.inner_optimizer import inner_optimizer, step_at
 from aftermath.optim.moments import (

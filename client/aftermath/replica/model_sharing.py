@@ -23,7 +23,8 @@ from aftermath.base.concurrency import Worker, every
 from aftermath.base.merkle import DIGEST
 from aftermath.base.text import counted
 from aftermath.coordinator.ports import Clock
-from aftermath.model.schema import Segment, StateSchema
+from aftermath.model.levels import Segment
+from aftermath.model.schema import StateSchema
 from aftermath.model.segments import SegmentError, level_root, segment_bytes, write_segment
 from aftermath.p2p.limits import LogLimits
 from aftermath.p2p.transport import RequestRefused, Transport, TransportError

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from aftermath.base.errors import Unsuitable
 from aftermath.model.config import ModelConfig
-from aftermath.model.schema import MOMENTUM
+from aftermath.model.levels import MOMENTUM
 from aftermath.model.segments import level_hash
 from aftermath.optim.engine import Engine, MakeResult, Trained
 from aftermath.optim.error_feedback import ErrorFeedback
