@@ -188,7 +188,7 @@ def document(
     and CheckpointError if the file `entries` cannot be read.
     """
     from aftermath.model.architectures import presets
-    from aftermath.model.tiers import KEY
+    from aftermath.model.tier_shapes import KEY
 
     if preset is None:
         result = _sized_document(architecture or Kind.LLAMA, _SIZES | sizes, tied)

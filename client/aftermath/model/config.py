@@ -78,7 +78,7 @@ class ModelConfigError(AftermathError):
 
 # A config always describes the full model, tier 0; `stored_tier` returns a directory's tier. Tier k
 # keeps the first 1/2^k of the hidden units of every feed-forward, unless the file names its tiers
-# (`model/tiers.py`). Token ids do not change the function and are written back. Unlike in
+# (`model/tier_shapes.py`). Token ids do not change the function and are written back. Unlike in
 # transformers, the padding token's row is trained: texts are not padded here, and one token may
 # mean both padding and the end of a text.
 class ModelConfig(BaseModel, ABC):

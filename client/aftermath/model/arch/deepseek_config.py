@@ -24,7 +24,7 @@ from aftermath.model.config import (
     sized,
     stored_tier,
 )
-from aftermath.model.tiers import KEY, TierShape
+from aftermath.model.tier_shapes import KEY, TierShape
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -13,7 +13,7 @@ from aftermath.base.errors import shown
 from aftermath.model.arch.rope_config import ROPE_FIELDS, rope_fields, rope_parameters, rope_table
 from aftermath.model.config import ModelConfig, ModelConfigError, TensorPlan, sized, stored_tier
 from aftermath.model.published_checkpoints import form_of
-from aftermath.model.tiers import KEY, TierShape, tier_shapes
+from aftermath.model.tier_shapes import KEY, TierShape, tier_shapes
 
 # Keys that transformers also reads, and that change the function with any value.
 _OTHER_FUNCTIONS = (

@@ -21,7 +21,7 @@ from aftermath.model.json_documents import CheckpointError
 from aftermath.model.save_checkpoint import write_checkpoint
 from aftermath.model.schema import StateInputs, state_of_inputs, state_schema
 from aftermath.model.segments import level_hash, view
-from aftermath.model.tiers import PARTS
+from aftermath.model.tier_shapes import PARTS
 
 torch.set_num_threads(1)
 
