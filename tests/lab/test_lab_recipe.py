@@ -16,8 +16,7 @@ from aftermath.base.errors import AftermathError, Unsuitable, UsageError
 from aftermath.config.document import load_config
 from aftermath.config.read import schedule_of
 from aftermath.lab import rates
-from aftermath.lab.recipe import Recipe
-from aftermath.lab.recipe_hints import advice
+from aftermath.lab.recipe import Recipe, advice
 from aftermath.lab.resolve_recipe import recipe_of
 from aftermath.lab.settings import with_options
 from aftermath.model import hub as hub_module

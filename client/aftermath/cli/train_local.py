@@ -71,7 +71,7 @@ def train_local(
         from aftermath.events.text import LOADING  # imports rich, which help pages do not need
 
         note(LOADING)
-    from aftermath.lab.recipe_hints import advice
+    from aftermath.lab.recipe import advice
     from aftermath.lab.resolve_recipe import recipe_of
 
     recipe = recipe_of(settings)

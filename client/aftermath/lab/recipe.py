@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from aftermath.rules.assignment import batch_size
+from aftermath.rules.assignment import batch_size, cut
 from aftermath.rules.model import LrSchedule
 from aftermath.rules.optimizer import Optimizer
 from aftermath.rules.run import Config
@@ -73,3 +73,21 @@ class Recipe:
             "global_batch_size_warmup_tokens": self.batch.warmup_tokens,
         }
         return batch_size(Config(**rules), taken)
+
+
+def advice(recipe: Recipe) -> list[str]:
+    """Return a warning for each unusual choice in a recipe. None of them stops a training."""
+    settings = recipe.agreed
+    if settings is None:
+        return []
+    warnings = []
+    smallest = min(share.len for share in cut(recipe.batch.start, list(recipe.shares)))
+    if smallest < settings.inner_steps:
+        warnings.append(
+            f"the smallest share has {smallest} of the {recipe.batch.start} sequences of a step, so "
+            f"its member takes {smallest} inner steps instead of {settings.inner_steps}. Raise "
+            "--total-batch, or lower --inner-steps or --members"
+        )
+    if settings.LATE and recipe.overlap:
+        warnings.append(f"--overlap is {recipe.overlap}: {settings.LATE}. Pass --overlap 0")
+    return warnings
