@@ -347,6 +347,8 @@ class Traffic(Event, frozen=True, kw_only=True):
     sent_by_kind: dict[str, int]
     peers: int
     costs: dict[str, int]
+    connections: dict[str, int] = msgspec.field(default_factory=dict)
+    """Connections to peers that were opened, closed, refused, or failed before the greeting."""
 
 
 class Gpu(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -234,6 +234,12 @@ def report_traffic(ports: Ports) -> None:
             sent_by_kind={str(kind): sent for kind, sent in stats.sent.items()},
             peers=len(ports.transport.reachable()),
             costs=dict(ports.coordinator.costs()),
+            connections={
+                "opened": stats.connects,
+                "closed": stats.disconnects,
+                "refused": stats.refused,
+                "failed": stats.failed_handshakes,
+            },
         )
     )
 

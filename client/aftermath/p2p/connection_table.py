@@ -198,6 +198,7 @@ class Links:
                     greet(connection, self._instance), only_an_answer(connection)
                 )
         except (iroh.IrohError, ProtocolViolation, TimeoutError) as error:
+            self._pace.events["failed_handshakes"] += 1
             if connection is not None:
                 close_connection(connection, Code.VIOLATION, "no greeting")
             if isinstance(error, ProtocolViolation):

@@ -259,6 +259,7 @@ class IncomingConnections:
                 close_connection(connection, Code.STALLED, "others wait")
             raise
         except Exception as error:  # it ends only this connection
+            self._pace.events["failed_handshakes"] += 1
             expected = isinstance(error, (iroh.IrohError, ProtocolViolation, TimeoutError))
             log.debug("an incoming connection failed: %s", cause(error))
             if not expected:

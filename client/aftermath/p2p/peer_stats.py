@@ -199,6 +199,7 @@ class PeerMeasurements:
             connects=self.events["connects"],
             refused=self.events["refused"],
             disconnects=self.events["disconnects"],
+            failed_handshakes=self.events["failed_handshakes"],
             dropped=self.events["dropped"],
             duplicates=self.events["duplicates"],
             throttled=self.events["throttled"],

@@ -105,6 +105,8 @@ class TransportStats:
     """Connections refused: not a member, banned, or too many connections."""
     disconnects: int
     """Connections lost or closed after they were established."""
+    failed_handshakes: int
+    """Connections, in either direction, that ended before both sides had greeted each other."""
     dropped: int
     """Announcements dropped from a full queue, outgoing or incoming."""
     duplicates: int

@@ -254,6 +254,7 @@ class SimTransport:
             connects=len(self.reachable()),
             refused=0,
             disconnects=0,
+            failed_handshakes=0,
             dropped=0,
             duplicates=0,
             throttled=0,
