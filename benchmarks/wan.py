@@ -83,7 +83,7 @@ async def member(number: int, directory: Path, slower: float) -> None:
     """Take commands, one JSON array on a line, until the input ends."""
     # What is slow depends on the lines.
     piece_choice.STALL_S *= slower
-    piece_choice.SLOW_S *= slower
+    swarm.LEAST_EXPECTED_S *= slower
     swarm.ABANDON_S *= slower
     transport = await open_iroh(
         hashlib.sha256(b"wan benchmark %d" % number).digest(),

@@ -195,7 +195,7 @@ async def test_unexpected_fetch_error_costs_only_its_holder(honest_and_rogue, mo
     read = blob_fetch.Fetch._read
 
     async def fragile(self, attempt, link, pull):
-        if peer_connection.peer == cheat.node_id:
+        if link.peer == cheat.node_id:
             raise RecursionError("nobody has thought of it")
         await read(self, attempt, link, pull)
 

@@ -12,6 +12,7 @@ OTHER = identity(3)
 FAST = identity(4)
 COUNT = 8
 SILENT_S = 1.0
+LONG_S = 100.0
 MEGABIT = 125_000.0
 
 
@@ -24,6 +25,8 @@ def fetch_of(*strong: bytes, first: int = 0) -> PieceFetch:
         me=ME,
         pieces=Pieces(len(data), piece_hashes(data), bytearray(len(data))),
         first=first,
+        started=0.0,
+        expected_s=LONG_S,
         progress_at=0.0,
         strong=frozenset(strong or (AUTHOR, ME, OTHER, FAST)),
         sources={AUTHOR, OTHER, FAST},
@@ -95,17 +98,48 @@ def test_silent_sender_frees_its_piece_for_others() -> None:
     assert fetch.choose(OTHER, 1.5, SILENT_S) is None
 
 
-def test_sender_that_trickles_frees_its_piece_and_the_rest() -> None:
-    """It sends just enough that the fetch does not stall."""
+def test_late_fetch_asks_author_for_what_a_relay_trickles() -> None:
+    """The relay sends just enough that the fetch does not stall."""
     fetch = fetch_of(FAST)
     fetch.note(FAST, status(255))
-    fetch.begin(trickle := PiecePull(FAST, 0, 0.0, 0.0))
-    for now, expected in ((4.5, None), (5.5, 0)):
-        trickle.moved = fetch.progress_at = now
+    trickle = [PiecePull(FAST, index, 0.0, 0.0) for index in (0, 1)]
+    for pull in trickle:
+        fetch.begin(pull)
+    fetch.pieces.held = 0b11100
+    for now, expected in ((37.0, None), (38.0, 5)):
+        for pull in trickle:
+            pull.moved = now
+        fetch.progress_at = now
         assert fetch.choose(AUTHOR, now, SILENT_S) == expected
-    fetch.begin(PiecePull(AUTHOR, 0, 5.5, 5.5))
-    assert fetch.choose(AUTHOR, 5.5, SILENT_S) == 1
-    assert fetch.slow == {FAST}
+    asked = []
+    while (index := fetch.choose(AUTHOR, 38.0, SILENT_S)) is not None:
+        fetch.begin(PiecePull(AUTHOR, index, 38.0, 38.0))
+        asked.append(index)
+    assert asked == [5, 6, 7, 0, 1]
+
+
+def test_late_fetch_asks_two_relays_at_most_for_one_piece() -> None:
+    fetch = fetch_of()
+    fetch.pieces.held = 0b1111_1110
+    fetch.open_to_all = True
+    for peer in (OTHER, FAST, AUTHOR):
+        fetch.note(peer, status(1))
+    fetch.begin(PiecePull(FAST, 0, 0.0, 0.0))
+    assert fetch.choose(FAST, 0.0, SILENT_S) is None
+    assert fetch.choose(OTHER, 0.0, SILENT_S) == 0
+    fetch.begin(PiecePull(OTHER, 0, 0.0, 0.0))
+    fetch.sources.add(ME)
+    fetch.note(ME, status(1))
+    assert fetch.choose(ME, 0.0, SILENT_S) is None
+    assert fetch.choose(AUTHOR, 0.0, SILENT_S) == 0
+
+
+def test_relay_is_unreliable_if_a_late_fetch_got_little_from_it() -> None:
+    fetch = fetch_of(AUTHOR, OTHER, FAST)
+    fetch.delivered |= {OTHER: 2, FAST: 1}
+    assert fetch.unreliable() == frozenset()
+    fetch.open_to_all = True
+    assert fetch.unreliable() == {FAST}
 
 
 def test_peer_that_lacks_claimed_pieces_is_dropped() -> None:

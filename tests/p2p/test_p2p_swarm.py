@@ -244,6 +244,18 @@ async def test_member_that_boasts_and_idles_is_doubted(among_honest, monkeypatch
     assert blamed(node, 2, 3) == []
 
 
+async def test_doubts_count_only_for_a_minority(among_honest):
+    node, *_ = await among_honest(PieceLiar(None, b"", NOTHING, None))
+    swarms = node._swarms
+    members = {identity(number) for number in range(10, 15)}
+    swarms._uplinks |= dict.fromkeys(members, 1e6)
+    swarms._doubt(frozenset(identity(number) for number in range(10, 12)))
+    assert swarms._strong(members) >= {identity(number) for number in range(12, 15)}
+    assert not swarms._strong(members) & {identity(number) for number in range(10, 12)}
+    swarms._doubt(frozenset({identity(12)}))
+    assert swarms._strong(members) >= members
+
+
 async def test_pieces_of_timed_out_fetch_are_not_served(among_honest):
     data = content(LARGE)
     lies = PieceLiar(piece_hashes(data), Pieces.whole(data).listing, NOTHING, data, stalls=True)

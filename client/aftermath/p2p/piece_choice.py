@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from aftermath.p2p.pieces import Pieces
 
 STALL_S = 2.0
 """Seconds without a byte after which a fetch asks any member for any piece."""
-SLOW_S = 5.0
-"""Seconds that a piece may take. Otherwise a peer could delay a blob by sending just enough not to
-stall.
-"""
+FAIR = 0.5
+"""Part of an equal share of a late blob that a relay must have sent to be relied on further."""
+_BEGINNING = 0.25
+"""Part of the expected time in which a fetch is never late."""
 STRIKES = 3
 """Pieces that a peer may fail to send before a fetch stops asking it."""
 
@@ -42,6 +42,9 @@ class PieceFetch:
     me: bytes
     pieces: Pieces
     first: int
+    started: float
+    expected_s: float
+    """Seconds in which the blob should arrive. Otherwise relays could delay it at will."""
     progress_at: float
     strong: frozenset[bytes]
     sources: set[bytes]
@@ -49,12 +52,11 @@ class PieceFetch:
     held_by: dict[bytes, int] = field(default_factory=dict)
     pulled_by: dict[bytes, int] = field(default_factory=dict)
     strikes: Counter[bytes] = field(default_factory=Counter)
-    slow: set[bytes] = field(default_factory=set)
-    """Peers that took longer than SLOW_S for a piece."""
-    delivered: set[bytes] = field(default_factory=set)
+    delivered: Counter[bytes] = field(default_factory=Counter)
+    """Pieces that each peer has sent."""
     pulls: list[PiecePull] = field(default_factory=list)
     open_to_all: bool = False
-    """Whether the fetch has stalled or a piece was slow. It then asks any member for any piece."""
+    """Whether the fetch has stalled or is late. It then asks any member for any piece."""
     failed: bool = False
     """Whether the author was caught with a false list or piece."""
     ended: bool = False
@@ -84,13 +86,11 @@ class PieceFetch:
         """Return the piece to ask this peer for, or None.
 
         A piece that another peer is sending can be requested again after that peer has been silent
-        for `silent_s`, or after SLOW_S.
+        for `silent_s`, or if the fetch is late and nothing else is left to ask for.
         """
         if peer not in self.sources:
             return None
-        slow = {pull.peer for pull in self.pulls if now - pull.started > SLOW_S}
-        self.slow |= slow
-        self.open_to_all |= bool(slow) or now - self.progress_at > STALL_S
+        self.open_to_all |= self._is_late(now) or now - self.progress_at > STALL_S
         wanted = ~self.pieces.held & ((1 << self.pieces.count) - 1)
         if peer != self.author:
             helps = self.open_to_all or peer in self.strong
@@ -101,11 +101,36 @@ class PieceFetch:
             wanted &= ~self._spoken_for()
         else:
             wanted = 0
-        for pull in self.pulls:
-            is_alive = now - pull.moved <= silent_s and now - pull.started <= SLOW_S
-            if pull.peer == peer or is_alive:
-                wanted &= ~(1 << pull.index)
-        return self._next(wanted)
+        wanted &= ~self._pulled(pull for pull in self.pulls if pull.peer == peer)
+        alive = [pull for pull in self.pulls if now - pull.moved <= silent_s]
+        free = self._next(wanted & ~self._pulled(alive))
+        if free is not None or not self.open_to_all:
+            return free
+        # Relays must not be able to keep a piece from us by sending it slowly. So the author may
+        # always be asked for it, and a second relay too.
+        often = Counter(pull.index for pull in alive)
+        twice = sum(1 << index for index, count in often.items() if count > 1)
+        return self._next(wanted if peer == self.author else wanted & ~twice)
+
+    def _is_late(self, now: float) -> bool:
+        """Return whether the fetch is behind a steady pace, after a quarter of the time."""
+        spent = (now - self.started) / self.expected_s
+        return spent > _BEGINNING and self.pieces.held.bit_count() < spent * self.pieces.count
+
+    def unreliable(self) -> frozenset[bytes]:
+        """Return the relays that left a late or stalled fetch waiting."""
+        relays = self.strong - {self.author}
+        if not self.open_to_all or not relays:
+            return frozenset()
+        least = FAIR * self.pieces.count / len(relays)
+        return frozenset(peer for peer in relays - {self.me} if self.delivered[peer] < least)
+
+    @staticmethod
+    def _pulled(pulls: Iterable[PiecePull]) -> int:
+        pieces = 0
+        for pull in pulls:
+            pieces |= 1 << pull.index
+        return pieces
 
     def _next(self, wanted: int) -> int | None:
         """Return the first wanted piece from `first` on, then from 0 on, or None."""
@@ -131,10 +156,7 @@ class PieceFetch:
         self._note_pulled()
 
     def _note_pulled(self) -> None:
-        self.pieces.pulled = 0
-        for pull in self.pulls:
-            if pull.peer == self.author:
-                self.pieces.pulled |= 1 << pull.index
+        self.pieces.pulled = self._pulled(pull for pull in self.pulls if pull.peer == self.author)
 
 
 def strongest(uplinks: Sequence[tuple[bytes, float]]) -> frozenset[bytes]:

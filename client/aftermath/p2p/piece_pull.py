@@ -104,7 +104,7 @@ class PiecePuller:
         self._pace.delivered(pull.peer, length, self._pace.clock() - pull.started)
         if not pieces.put(pull.index, data):
             raise _FalsePiece(f"sent piece {pull.index} with the wrong BLAKE3 hash")
-        swarm.delivered.add(pull.peer)
+        swarm.delivered[pull.peer] += 1
         return True
 
     def _is_over(self, swarm: PieceFetch, index: int) -> bool:

@@ -50,6 +50,9 @@ HASHES_S = 15.0
 RETRY_S = 2.0
 ABANDON_S = 10.0
 """Seconds without a byte after which the caller must fetch the blob as a whole."""
+SLACK = 2.0
+LEAST_EXPECTED_S = 8.0
+"""A fetch needs seconds to find out who holds what."""
 DOUBT_S = 600.0
 """Seconds for which a fetch does not rely on a member that left another fetch waiting."""
 UPLINK_SAMPLE_S = 1.0
@@ -145,17 +148,15 @@ class Swarms:
         """
         if digest in self._active or self._pace.is_blamed(author):
             return None
-        swarm = None
         try:
             async with asyncio.timeout(deadline_s):
                 hashes = await self._hashes(author, digest, size)
                 if hashes is None:
                     return None
-                swarm = self._begin(digest, size, hashes, author, holders)
-                return await self._gather(swarm)
+                return await self._gather(
+                    self._begin(digest, size, hashes, author, holders, deadline_s)
+                )
         except TimeoutError as error:
-            if swarm is not None:
-                self._doubt(swarm.strong - swarm.delivered | swarm.slow)
             raise BlobUnavailable(
                 f"blob {digest.hex()[:10]} ({size} bytes) did not arrive in pieces within "
                 f"{deadline_s:.1f} s"
@@ -205,7 +206,13 @@ class Swarms:
         return hashes
 
     def _begin(
-        self, digest: bytes, size: int, hashes: bytes, author: bytes, holders: Sequence[bytes]
+        self,
+        digest: bytes,
+        size: int,
+        hashes: bytes,
+        author: bytes,
+        holders: Sequence[bytes],
+        deadline_s: float,
     ) -> PieceFetch:
         """Start a fetch. Its first piece depends on this member's rank among the fetchers."""
         fetchers = sorted({self._me, *holders} - {author})
@@ -220,6 +227,8 @@ class Swarms:
             me=self._me,
             pieces=pieces,
             first=rank * pieces.count // len(fetchers),
+            started=self._pace.clock(),
+            expected_s=self._expected_s(author, size * len(fetchers), deadline_s),
             progress_at=self._pace.clock(),
             strong=strong,
             sources={author, *others[:MOST_RELAYS]},
@@ -256,8 +265,7 @@ class Swarms:
             swarm.pieces.data = data
             return data
         finally:
-            if swarm.open_to_all:
-                self._doubt(swarm.strong - swarm.delivered | swarm.slow)
+            self._doubt(swarm.unreliable())
             swarm.ended = True
             del self._active[swarm.digest]
             if data is None:
@@ -278,7 +286,7 @@ class Swarms:
     def _doubt(self, members: frozenset[bytes]) -> None:
         """Stop relying on members that left a fetch waiting, for DOUBT_S."""
         until = self._pace.clock() + DOUBT_S
-        for peer in members - {self._me}:
+        for peer in members:
             self._doubted_until[peer] = until
 
     async def _dismiss(self) -> None:
@@ -289,17 +297,28 @@ class Swarms:
             self._heard.pop(peer, None)
         await cancel([task for peer in idle for task in self._tasks.pop(peer)])
 
+    def _expected_s(self, author: bytes, sent: int, deadline_s: float) -> float:
+        """Return the seconds in which a blob should arrive, with or without relays.
+
+        These are SLACK times what its author alone would need to send it to everybody, if it has
+        reported its rate, and at most half of the time that the caller gives.
+        """
+        uplink = self._uplinks.get(author, 0.0)
+        alone_s = sent / uplink if uplink else deadline_s
+        return max(LEAST_EXPECTED_S, min(SLACK * alone_s, deadline_s / 2))
+
     def _strong(self, members: set[bytes]) -> frozenset[bytes]:
         """Return the members that relay a blob to the others: see `strongest`.
 
         A member with an unknown rate counts as the fastest, because only use reveals its rate.
+        Doubts do not count if most members are doubted: then the lines are slow, not the members.
         """
         now = self._pace.clock()
-        rates = {
-            peer: self._uplinks.get(peer, 0.0)
-            for peer in members
-            if self._doubted_until.get(peer, 0.0) <= now
-        }
+        others = members - {self._me}
+        doubted = {peer for peer in others if self._doubted_until.get(peer, 0.0) > now}
+        if 2 * len(doubted) > len(others):
+            doubted.clear()
+        rates = {peer: self._uplinks.get(peer, 0.0) for peer in others - doubted}
         rates[self._me] = self._uplink.rate()
         fastest = max(rates.values())
         return strongest([(peer, rate or fastest) for peer, rate in rates.items()])
