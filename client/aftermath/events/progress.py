@@ -12,7 +12,6 @@ from collections import deque
 from datetime import UTC, datetime
 
 import msgspec
-from solders.pubkey import Pubkey
 
 from aftermath.base.text import counted
 from aftermath.events import event_types
@@ -175,6 +174,8 @@ def holder_wait(run: Run, members: Members, model: Model, *, has_commands: bool)
 
 def last_member_wait(run: Run, members: Members, model: Model) -> str | None:
     """Return for which last member of an epoch others wait, or None if they wait for none."""
+    from solders.pubkey import Pubkey  # only here: a help page does not wait for it
+
     seat = last_member(run, members, model)
     ends = last_member_wait_ends(run, members, model)
     if seat is None or ends is None:
