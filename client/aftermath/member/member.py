@@ -140,6 +140,8 @@ class Member:
                     self._ports.feed,
                     self._ports.clock,
                     self._ports.stall_detector,
+                    report_wait=self._status_events.last_member_wait,
+                    will_attest=lambda: self._last.will_attest,
                 ).run(),
                 self._reveals.live(),
                 self._gossip.listen(),
@@ -411,6 +413,7 @@ class Member:
             checkpoints=self._checkpoints,
             private=self._private,
             seat=self.seat,
+            attested=self._last.attested,
         )
         await cooldown.live(ended_run)
 
