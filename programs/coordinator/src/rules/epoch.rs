@@ -122,10 +122,12 @@ impl Machine<'_> {
         Ok(())
     }
 
-    /// Record which of the `healthy` members, which finished the epoch, hold the model: the established ones, which
-    /// include all that delivered. An epoch without a step leaves the model as it was: then the previous finishers keep
-    /// their claim, except those that left the epoch, and established members get one. If all left, newcomers may have loaded the model from them and get
-    /// a claim, for one epoch.
+    /// Record who holds the model. `healthy` members finished the epoch; if it made a step and some of them are
+    /// established, only these count.
+    ///
+    /// An epoch without a step leaves the model as it was. So earlier finishers that did not leave keep their claim, and
+    /// established members get one. If all earlier finishers left, newcomers may have loaded the model from them and get
+    /// a claim for one epoch.
     fn take_over(&mut self, healthy: &Bitmap, unknown: u8) {
         let run = &mut *self.run;
         let newcomers_judged = run.current().established == established_only::NOTHING;
@@ -183,7 +185,7 @@ impl Machine<'_> {
     }
 }
 
-/// Return whether finishers exist and none of them is established. They may have no model: members that could not load it
+/// Return whether finishers exist and none of them is established. They may have no model. Members that cannot load it
 /// from them leave, so the same wallets could keep a run from its checkpoint forever.
 #[inline(never)]
 fn has_unproven_claims(run: &Run, members: &Members) -> bool {

@@ -1,4 +1,4 @@
-//! The state machine of a run: it decides which transition is due and performs it.
+//! The transitions between a run's states: decide which one is due, and perform it.
 //!
 //! An instruction performs at most one transition, which bounds its cost.
 
