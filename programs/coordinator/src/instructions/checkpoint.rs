@@ -49,7 +49,7 @@ pub fn checkpoint(ctx: &mut Context<PermissionlessModel>, params: CheckpointPara
     };
     model.checkpoint_turn = turn;
     checkpoints::replace(model, &recorded);
-    sequence::bump(&mut run.model_seq)?;
+    sequence::bump(&mut run.model_seq);
     let moment = Moment::read(&accounts.slot_hashes)?;
     let mut machine = Machine { run, model, members: &mut accounts.members, witnesses: &mut accounts.witnesses };
     machine.follow(&moment)?;
