@@ -64,20 +64,35 @@ def test_first_member_back_leaves_epoch_to_last_one(tmp_path: Path, overlap: int
     sim.record.check_coverage(sim.backlog)
 
 
-def test_overdue_cooldown_waits_for_resumed_member(tmp_path: Path) -> None:
-    """Each join makes a transition that is due, so the run is in cooldown when the last is back."""
+def test_newcomers_do_not_end_epoch_by_joining(tmp_path: Path) -> None:
+    """The program makes a transition that is due at every join."""
 
     async def story(sim: SimulatedRun) -> None:
         first, last = await _stop_in_turn(sim)
         saved = last.saw("stopped")[0]["step"]
         sim.start(first)
-        for _ in range(4):
-            if sim.run.state is RunState.COOLDOWN:
-                break
+        for _ in range(3):
             await asyncio.sleep(100)
-            sim.add(1)
-            await asyncio.sleep(5)
-        assert sim.run.state is RunState.COOLDOWN
+            newcomer = sim.add(1)
+            await sim.until(lambda _, newcomer=newcomer: bool(_waits(newcomer)))
+        assert (sim.run.epoch, sim.run.state.training) == (0, True)
+        sim.start(last)
+        await sim.until(lambda run: run.epoch == 1)
+        assert (sim.run.trained_steps, sim.run.levels_attested) == (saved, 0b111)
+        await sim.until_finished()
+
+    play(tmp_path, story, **_PAIR)
+
+
+def test_overdue_cooldown_waits_for_resumed_member(tmp_path: Path) -> None:
+    """Someone's tick has begun the cooldown when the last member is back."""
+
+    async def story(sim: SimulatedRun) -> None:
+        first, last = await _stop_in_turn(sim)
+        saved = last.saw("stopped")[0]["step"]
+        sim.start(first)
+        await sim.until(lambda _: bool(_waits(first)))
+        await sim.tick_until(RunState.COOLDOWN)
         await asyncio.sleep(100)
         sim.start(last)
         await sim.until(lambda run: run.epoch == 1)

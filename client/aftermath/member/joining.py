@@ -10,6 +10,7 @@ from aftermath.events import event_types
 from aftermath.member.ports import Ports, Role
 from aftermath.member.seat_requests import SeatRequests
 from aftermath.member.status_events import require_unchanged
+from aftermath.rules.deadlines import waits_for_last_member
 from aftermath.rules.members import Members, Seat
 from aftermath.rules.model import Model
 from aftermath.rules.run import Run
@@ -77,6 +78,8 @@ class Joining:
             return
         if in_epoch and between:
             return  # the run's state is outdated: the view of a new epoch is about to arrive
+        if not in_epoch and self._would_end_epoch(run, members):
+            return
         if not await self._requests.turn(run) or (await self._newest()).seq != run.seq:
             return  # the run has changed since the decision
         if in_epoch:
@@ -113,6 +116,18 @@ class Joining:
         """Leave the running epoch at once, because the next chance to join may be far away."""
         with contextlib.suppress(Unavailable, Refused):
             await self._requests.leave()
+
+    def _would_end_epoch(self, run: Run, members: Members) -> bool:
+        """Return whether a join would take a step towards the end of an epoch that waits.
+
+        The program makes a transition that is due at every join. The epoch's last member must be
+        back before it ends.
+        """
+        coordinator = self._ports.coordinator
+        now = coordinator.now()
+        return coordinator.keeps_seats and waits_for_last_member(
+            run, members, self._ports.feed.model, now
+        )
 
     async def _newest(self) -> Run:
         """Read the run from the chain. Retry until a node answers."""

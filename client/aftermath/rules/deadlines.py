@@ -127,6 +127,12 @@ def last_member_wait_ends(run: Run, members: Members, model: Model) -> int | Non
     return None if deadline is None else deadline + HOLDERS_WAIT
 
 
+def waits_for_last_member(run: Run, members: Members, model: Model, now: float) -> bool:
+    """Return whether a deadline has passed and only the epoch's last member may end the epoch."""
+    ends = last_member_wait_ends(run, members, model)
+    return ends is not None and ends - HOLDERS_WAIT <= now < ends
+
+
 def _has_quorum(round: Round) -> bool:
     """Return whether a training round waits only for its minimum time and the next seed."""
     return round.attestations >= committee.round_quorum(round, round.elected)

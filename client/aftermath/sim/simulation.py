@@ -166,7 +166,14 @@ class SimulatedRun:
     async def tick_to_end_of_epoch(self) -> None:
         """Tick as `aftermath-solana tick` does, even if members wait for the epoch's last one."""
         epoch = self.run.epoch
-        while self.run.epoch == epoch:
+        await self._tick_while(lambda: self.run.epoch == epoch)
+
+    async def tick_until(self, state: RunState) -> None:
+        """Tick as `aftermath-solana tick` does until the run is in this state."""
+        await self._tick_while(lambda: self.run.state is not state)
+
+    async def _tick_while(self, wanted: Callable[[], bool]) -> None:
+        while wanted():
             with contextlib.suppress(Refused):
                 self._send(self.ix.tick(RUN_ID))
             await asyncio.sleep(1)
