@@ -37,12 +37,21 @@ class ReplicasDiffer(AftermathError):
 
 
 class Together:
-    """Trains the replicas of all members. `rate` returns the learning rate of a step."""
+    """Trains the replicas of all members. `rate` returns the learning rate of a step.
+
+    Replicas of one tier may share their tensors (`Replica.another`). A round is then applied to
+    them once.
+    """
 
     def __init__(
         self, replicas: Sequence[Replica], rate: Callable[[int], float], overlap: int
     ) -> None:
         self.replicas = list(replicas)
+        first: dict[int, int] = {}
+        for member, replica in enumerate(self.replicas):
+            first.setdefault(id(replica.model), member)
+        self._holders = {member: self.replicas[member] for member in first.values()}
+        """The first member of each set of tensors. It applies results for the others."""
         self._schema = self.replicas[0].schema
         self._rate = rate
         self._overlap = overlap
@@ -85,11 +94,14 @@ class Together:
         return trained if math.isfinite(trained.loss) else f"the loss is {trained.loss}"
 
     def _apply(self, step: int, results: Results) -> None:
+        device = self.replicas[0].device
         votes = {
-            level: [decode_level(payload, self._schema.results, level) for payload in payloads]
+            level: [
+                decode_level(payload, self._schema.results, level, device) for payload in payloads
+            ]
             for level, payloads in results.items()
         }
-        for replica in self.replicas:
+        for replica in self._holders.values():
             replica.apply({level: votes[level] for level in replica.levels}, self._rate(step))
 
     def settle(self) -> None:
@@ -100,7 +112,7 @@ class Together:
     def hashes(self) -> dict[int, bytes]:
         """Return the hash of every level. Raises ReplicasDiffer if two replicas disagree."""
         found: dict[int, bytes] = {}
-        for member, replica in enumerate(self.replicas):
+        for member, replica in self._holders.items():
             for level, digest in replica.hashes().items():
                 if found.setdefault(level, digest) != digest:
                     raise ReplicasDiffer(
@@ -121,10 +133,11 @@ class Together:
         }
 
     def state(self) -> dict[str, Tensor]:
-        """Return the weights and private state of every member, and the pending results."""
+        """Return all weights, the private state of every member, and the pending results."""
         kept = {_TRAVELLING: torch.tensor(self._travelling)}
-        for member, replica in enumerate(self.replicas):
+        for member, replica in self._holders.items():
             kept |= on_cpu(replica.shared, f"{member}/weights/")
+        for member, replica in enumerate(self.replicas):
             kept |= on_cpu(replica.optimizer.state(), f"{member}/optimizer/")
         for step, results in self._under_way:
             for level, payloads in results.items():
@@ -149,8 +162,9 @@ class Together:
                 "the saved state does not list the pending results of each member",
                 "Name another --out",
             )
-        for member, replica in enumerate(self.replicas):
+        for member, replica in self._holders.items():
             take_weights(replica.shared, below(state, f"{member}/weights/"))
+        for member, replica in enumerate(self.replicas):
             replica.optimizer.restore(below(state, f"{member}/optimizer/"))
         self._under_way = under_way
         self._travelling = travelling.tolist()

@@ -97,8 +97,14 @@ def _trainer(
         model = config.build(tier, {name: tensor.to(device) for name, tensor in weights.items()})
         return SingleReplica(model, optimizer_for(model, recipe), recipe, arithmetic)
     schema = build_schema(config.to_hf(), recipe.levels, recipe.agreed)
-    replicas = [
-        Replica(
+    # Members of a tier share its tensors: rounds are applied, and models compiled, once per tier.
+    of_tier: dict[int, Replica] = {}
+    replicas = []
+    for tier in recipe.tiers:
+        if tier in of_tier:
+            replicas.append(of_tier[tier].another())
+            continue
+        of_tier[tier] = Replica(
             schema,
             config,
             tier,
@@ -108,8 +114,7 @@ def _trainer(
             stopwatch=time.perf_counter,
             arithmetic=arithmetic,
         )
-        for tier in recipe.tiers
-    ]
+        replicas.append(of_tier[tier])
     return Together(replicas, recipe.rate, recipe.overlap)
 
 

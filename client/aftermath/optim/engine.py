@@ -64,13 +64,17 @@ class Engine:
         stopwatch: Callable[[], float] = lambda: 0.0,
         result: MakeResult = ErrorFeedback,
         inner: MakeInner = InnerOptimizer,
+        momentum: dict[str, Tensor] | None = None,
     ) -> None:
-        """Raise SchemaError or SegmentError unless `params` are a replica of tier `tier`."""
+        """Raise SchemaError or SegmentError unless `params` are a replica of tier `tier`.
+
+        Without `momentum`, the outer momentum is zero.
+        """
         self._params = params
         self._stopwatch = stopwatch
         self._training = False
         self._levels = range(tier, schema.results.levels)
-        self.momentum = _zero_momentum(schema, tier, params)
+        self.momentum = _zero_momentum(schema, tier, params) if momentum is None else momentum
         """The tensors that the apply keeps between rounds, equal on all replicas. Often none."""
         self._step, self._result, self._apply = _parts(
             schema, tier, params, self.momentum, result=result, inner=inner
