@@ -17,7 +17,15 @@ from aftermath.base.merkle import Tree
 from aftermath.optim.error_feedback import ErrorFeedback
 from aftermath.optim.format import ResultFormat
 from aftermath.optim.inner_optimizer import InnerOptimizer, MakeInner
-from aftermath.optim.interfaces import Apply, Backward, BadState, Compressor, Measured, PrivateStep
+from aftermath.optim.interfaces import (
+    Apply,
+    Backward,
+    BadState,
+    Compressor,
+    Measured,
+    PrivateStep,
+    PseudoGradient,
+)
 from aftermath.optim.level_votes import Votes
 from aftermath.optim.moe_bias import Balances
 from aftermath.optim.parts import ReplicaParts, parts_of
@@ -102,7 +110,7 @@ class Engine:
         try:
             made = self._step.make(sequences, backward, lr, ahead_lr, travelling)
             encoding = self._stopwatch()
-            payloads = self._result.compress(made)
+            payloads = self.encode(made)
             encoded = self._stopwatch()
             found = self._result.measure(made) if measured else None
         finally:
@@ -117,6 +125,15 @@ class Engine:
             measured=found,
             measure_seconds=self._stopwatch() - encoded if measured else 0.0,
         )
+
+    @property
+    def private_step(self) -> PrivateStep:
+        """Return the step that makes pseudo-gradients."""
+        return self._step
+
+    def encode(self, made: PseudoGradient) -> dict[int, bytes]:
+        """Add a pseudo-gradient of `private_step` to the residual. Return the payload per level."""
+        return self._result.compress(made)
 
     def apply(self, results: Mapping[int, Sequence[Votes]], lr: float) -> None:
         """Apply one round: per level the votes of the accepted results, in any order.
