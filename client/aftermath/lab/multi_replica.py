@@ -10,18 +10,21 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from aftermath.base.errors import AftermathError
-from aftermath.lab.trainer import Stepped, below, on_cpu, take_weights
+from aftermath.lab.trainer import MemberResult, Rates, Stepped, below, on_cpu, take_weights
 from aftermath.model.documents import CheckpointError
 from aftermath.model.network import LanguageModel
 from aftermath.optim.codec import decode_level
-from aftermath.optim.engine import Trained
 from aftermath.optim.gradient_clip import NonFiniteGradient
 from aftermath.replica.replica import Replica
+
+if TYPE_CHECKING:
+    from aftermath.lab.stacked_members import StackedMembers
 
 Results = dict[int, list[bytes]]
 """The payloads of a round that count, by level."""
@@ -44,8 +47,13 @@ class Together:
     """
 
     def __init__(
-        self, replicas: Sequence[Replica], rate: Callable[[int], float], overlap: int
+        self,
+        replicas: Sequence[Replica],
+        rate: Callable[[int], float],
+        overlap: int,
+        stacked: StackedMembers | None = None,
     ) -> None:
+        """Train members at once where `stacked` can, and the others one after another."""
         self.replicas = list(replicas)
         first: dict[int, int] = {}
         for member, replica in enumerate(self.replicas):
@@ -55,6 +63,7 @@ class Together:
         self._schema = self.replicas[0].schema
         self._rate = rate
         self._overlap = overlap
+        self._stacked = stacked
         self._under_way: list[tuple[int, Results]] = []
         self._travelling = [False] * len(self.replicas)
 
@@ -64,8 +73,11 @@ class Together:
         losses: list[float | None] = []
         left_out = []
         sent = 0
+        at_once = self._train_stacked(shares, step)
         for member, (sequences, counts) in enumerate(zip(shares, accepted, strict=True)):
-            trained = self._train(member, sequences, step)
+            trained = at_once.get(member)
+            if trained is None:
+                trained = self._train(member, sequences, step)
             self._travelling[member] = bool(self._overlap) and not isinstance(trained, str)
             if isinstance(trained, str):
                 losses.append(None)
@@ -81,17 +93,29 @@ class Together:
             self._apply(*self._under_way.pop(0))
         return Stepped(losses, sent, tuple(left_out))
 
-    def _train(self, member: int, sequences: Tensor, step: int) -> Trained | str:
+    def _train_stacked(
+        self, shares: Sequence[Tensor], step: int
+    ) -> Mapping[int, MemberResult | str]:
+        """Return the results, or the reasons why there are none, of members trained at once."""
+        if self._stacked is None:
+            return {}
+        return self._stacked.train(shares, self._rates(step), self._travelling)
+
+    def _train(self, member: int, sequences: Tensor, step: int) -> MemberResult | str:
         """Return a member's result, or the reason why there is none."""
-        rates = (self._rate(step), self._rate(step - 1))
         travelling = self._travelling[member]
         try:
             trained = self.replicas[member].train(
-                sequences, *rates, threading.Event(), travelling=travelling
+                sequences, *self._rates(step), threading.Event(), travelling=travelling
             )
         except NonFiniteGradient as error:
             return error.message
-        return trained if math.isfinite(trained.loss) else f"the loss is {trained.loss}"
+        if not math.isfinite(trained.loss):
+            return f"the loss is {trained.loss}"
+        return MemberResult(trained.payloads, trained.loss)
+
+    def _rates(self, step: int) -> Rates:
+        return Rates(self._rate(step), self._rate(step - 1))
 
     def _apply(self, step: int, results: Results) -> None:
         device = self.replicas[0].device

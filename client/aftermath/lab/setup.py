@@ -42,8 +42,17 @@ class Start:
     """The recipe and the fingerprints of its files, as JSON."""
 
 
-def start(recipe: Recipe, device: torch.device, arithmetic: Arithmetic = PLAIN) -> Start:
-    """Load the model and open the data. Raises an AftermathError if either is not usable."""
+def start(
+    recipe: Recipe,
+    device: torch.device,
+    arithmetic: Arithmetic = PLAIN,
+    *,
+    stack_members: bool = False,
+) -> Start:
+    """Load the model and open the data. Raises an AftermathError if either is not usable.
+
+    `stack_members` trains members of a tier at once (`stacked_members`).
+    """
     config = load_config(Path(recipe.model))
     if recipe.seq_len > config.max_position_embeddings:
         raise UsageError(
@@ -66,9 +75,10 @@ def start(recipe: Recipe, device: torch.device, arithmetic: Arithmetic = PLAIN) 
         "held_out": held_out is not None and len(held_out),
     }
     bound = msgspec.json.decode(msgspec.json.encode(asdict(recipe) | {"files": marks}))
-    return Start(
-        config, _trainer(recipe, config, weights, device, arithmetic), data, held_out, bound
+    trainer = _trainer(
+        recipe, config, weights, device=device, arithmetic=arithmetic, stack_members=stack_members
     )
+    return Start(config, trainer, data, held_out, bound)
 
 
 def _data(recipe: Recipe, vocab_size: int) -> Source:
@@ -89,8 +99,10 @@ def _trainer(
     recipe: Recipe,
     config: ModelConfig,
     weights: dict[str, Tensor],
+    *,
     device: torch.device,
     arithmetic: Arithmetic,
+    stack_members: bool,
 ) -> Trainer:
     if recipe.agreed is None:
         (tier,) = recipe.tiers
@@ -115,7 +127,12 @@ def _trainer(
             arithmetic=arithmetic,
         )
         replicas.append(of_tier[tier])
-    return Together(replicas, recipe.rate, recipe.overlap)
+    stacked = None
+    if stack_members:
+        from aftermath.lab.stacked_members import StackedMembers  # imports torch.func
+
+        stacked = StackedMembers(replicas)
+    return Together(replicas, recipe.rate, recipe.overlap, stacked)
 
 
 def _cut(config: ModelConfig, tier: int, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
