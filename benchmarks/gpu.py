@@ -100,6 +100,7 @@ TESTS = (
     "tests/replica/test_on_cuda.py",
     "tests/kernels/test_kernels_gpu.py",
     "tests/parallel/test_parallel_nccl.py",
+    "tests/lab/test_lab_on_cuda.py",
 )
 TIERS = 3
 PART_SECONDS = 180
