@@ -15,7 +15,7 @@ import numpy as np
 
 from aftermath.base.errors import AccountError, Unsuitable
 from aftermath.chain import layout
-from aftermath.config.read import NO_SPEC, trained_by
+from aftermath.config.chain_values import NO_SPEC, trained_by
 from aftermath.config.spec import UNREADABLE_FIX, read_spec
 from aftermath.rules import bitmap, state
 from aftermath.rules.limits import MAX_LEVELS, SPEC_BYTES

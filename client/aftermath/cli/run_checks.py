@@ -80,10 +80,10 @@ async def websocket(subject: Subject) -> Finding | None:
     """Check that the nodes push changes. Without that, a member polls the run."""
     if subject.chain is None:
         return None
+    from aftermath.chain.account_socket import AccountSocket
     from aftermath.chain.addresses import CLOCK
     from aftermath.chain.endpoints import shown
     from aftermath.chain.rpc import RpcPool
-    from aftermath.chain.socket import AccountSocket
 
     subscribed = []
     silent = []

@@ -15,9 +15,9 @@ from typing import Any
 
 from aftermath.base.errors import Unsuitable, UsageError
 from aftermath.base.text import counted, is_repository
+from aftermath.config.chain_values import checkpoint_of, location_of, rules_of, schedule_of
 from aftermath.config.data_sources import DataLocationChoice, LocalData
 from aftermath.config.document import RunConfig, load_config
-from aftermath.config.read import checkpoint_of, location_of, rules_of, schedule_of
 from aftermath.config.training import MOST_RATE
 from aftermath.lab import rates
 from aftermath.lab.recipe import Batch, Recipe

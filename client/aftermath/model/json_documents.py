@@ -10,7 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from aftermath.base.bounded import Malformed, json_as, json_value
-from aftermath.base.errors import AftermathError, shown
+from aftermath.base.errors import AftermathError, short_repr
 
 MAX_CONFIG_BYTES = 1 << 20
 MAX_INDEX_BYTES = 64 << 20
@@ -90,7 +90,7 @@ def check_listed(name: str, whose: str) -> None:
     longest = max(len(part.encode()) for part in name.split("/"))
     if longest > MAX_PART or len(name.encode()) > MAX_NAME:
         raise CheckpointError(
-            f"{whose} has a file name that is too long ({len(name)} characters): {shown(name)}",
+            f"{whose} has a file name that is too long ({len(name)} characters): {short_repr(name)}",
             f"Export or download the files again; a name may have {MAX_PART} bytes per part and {MAX_NAME} in all",
         )
 

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from aftermath.base.errors import shown
+from aftermath.base.errors import short_repr
 from aftermath.model.config import ModelConfigError
 
 SCALES = "_scale_inv"
@@ -83,7 +83,7 @@ def _block(said: object) -> tuple[int, int] | None:
             ):
                 return rows, columns
     raise ModelConfigError(
-        f"config.json: quantization_config {shown(said)} is not supported",
+        f"config.json: quantization_config {short_repr(said)} is not supported",
         "Use a checkpoint with plain weights, or with fp8 (e4m3) and a weight_block_size",
     )
 
@@ -100,7 +100,8 @@ def _foreign(hf_config: Mapping[str, Any]) -> tuple[str, ...]:
         or not 0 <= further <= _MOST_FURTHER
     ):
         raise ModelConfigError(
-            f"config.json: num_nextn_predict_layers must be an integer from 0 to {_MOST_FURTHER}, not {shown(further)}",
+            f"config.json: num_nextn_predict_layers must be an integer from 0 to {_MOST_FURTHER},"
+            f" not {short_repr(further)}",
             "Use the published file",
         )
     if not isinstance(layers, int):

@@ -16,7 +16,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from aftermath.base.errors import shown
+from aftermath.base.errors import short_repr
 from aftermath.base.text import counted
 from aftermath.model.config import ModelConfig
 from aftermath.model.json_documents import (
@@ -266,7 +266,7 @@ class _Parts:
                 self.foreign += 1
             elif not (self._names.is_buffer(name) or name.removesuffix(SCALES) in self._scales):
                 raise CheckpointError(
-                    f"{path} holds {shown(name)}, which is not part of this model",
+                    f"{path} holds {short_repr(name)}, which is not part of this model",
                     "Use a checkpoint with plain weights of the model that config.json describes",
                 )
         return known

@@ -126,7 +126,7 @@ class AcceptLimits:
         if (
             active >= MAX_HANDSHAKES_OF_ADDRESS
             or (full and oldest is None)
-            or not self._rate(where).spare()
+            or not self._rate(where).try_take()
         ):
             return None
         if oldest is not None:
@@ -222,7 +222,7 @@ class IncomingConnections:
                 port = address.addr if isinstance(address, iroh.IncomingAddr.IP) else ""
                 address_key = place_of(address, self._peers)
                 is_member = self.limits.invites(port) and not self.limits.lets_in(address_key)
-                if not is_member and not self.limits.looks.spare():
+                if not is_member and not self.limits.looks.try_take():
                     await self._turn_away(incoming.ignore)
                 elif (
                     (is_member or self.limits.busy)
@@ -307,9 +307,9 @@ class IncomingConnections:
             return "not a member of this run"
         if self._bans.seconds_left(peer):
             return "banned for breaking the protocol"
-        if contact.quota.connections.spare():
+        if contact.quota.connections.try_take():
             return ""
-        if not contact.quota.excess.spare():
+        if not contact.quota.excess.try_take():
             if contact.link is None:
                 self._bans.offended(peer)
             else:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import Field, model_validator
 
-from aftermath.base.errors import shown
+from aftermath.base.errors import short_repr
 from aftermath.model.arch.hf_auto_document import (
     LONGEST,
     canonical,
@@ -117,7 +117,7 @@ class HfAutoConfig(ModelConfig):
     def width(self, tier: int) -> int:
         """Return a tier's feed-forward width. Raises ModelConfigError if it cannot be cut."""
         if tier and isinstance(why := cuts_of(self.document), str):
-            name = shown(json.loads(self.document)["model_type"])
+            name = short_repr(json.loads(self.document)["model_type"])
             raise ModelConfigError(
                 f"a model of type {name} has no tier {tier}: {why}",
                 "Use one tier, or another model",
@@ -224,7 +224,7 @@ def _of_text(document: str, asked: Callable[[Any], T]) -> T:
         return asked(config.get_text_config())
     except Exception as error:  # every model type has its own config code, which may raise anything
         raise ModelConfigError(
-            f"config.json: transformers finds no sizes of a text model in it: {shown(str(error))}",
+            f"config.json: transformers finds no sizes of a text model in it: {short_repr(str(error))}",
             "Use another model",
         ) from None
 

@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 from aftermath.base.bounded import Malformed, json_value
-from aftermath.base.errors import shown
+from aftermath.base.errors import short_repr
 from aftermath.model.config import FileTensor, ModelConfigError
 
 _BOUNDS: tuple[tuple[re.Pattern[str], int], ...] = tuple(
@@ -66,18 +66,18 @@ def check_document(said: Any) -> None:
     for key, value in _entries(said, ""):
         if (key in _CODE and value) or _is_choice(key):
             raise ModelConfigError(
-                f"config.json: {key[:60] if key.isprintable() else shown(key)} is not supported",
+                f"config.json: {key[:60] if key.isprintable() else short_repr(key)} is not supported",
                 "Use a checkpoint with plain weights and without code",
             )
         if (key in _DOWNLOADS and value) or (key == "model_type" and str(value).startswith("timm")):
             raise ModelConfigError(
-                f"config.json: {shown(key)} {shown(value)} is not supported",
+                f"config.json: {short_repr(key)} {short_repr(value)} is not supported",
                 "Use a text-only model",
             )
         if isinstance(value, int | float) and value > (most := _most(key)):
             raise ModelConfigError(
-                f"config.json: {shown(key)} must be at most {most}, not {shown(value)}",
-                f"Correct {shown(key)}",
+                f"config.json: {short_repr(key)} must be at most {most}, not {short_repr(value)}",
+                f"Correct {short_repr(key)}",
             )
 
 
@@ -148,7 +148,7 @@ def network_of(document: str) -> Any:
         "sdpa",
     ):
         raise ModelConfigError(
-            f"config.json: it would run code of {type(network).__module__} with attention {shown(attention)}",
+            f"config.json: it would run code of {type(network).__module__} with attention {short_repr(attention)}",
             "Use a checkpoint with plain weights and without code",
         )
     return network
@@ -224,7 +224,7 @@ def _transformers(asked_for: str) -> Any:
         import transformers
     except ImportError:
         raise ModelConfigError(
-            f"config.json: model_type {shown(asked_for)} requires transformers",
+            f"config.json: model_type {short_repr(asked_for)} requires transformers",
             _INSTALL,
         ) from None
     return transformers
@@ -242,14 +242,14 @@ def config_of_document(document: str) -> Any:
     name = parsed.pop("model_type", "")
     if not isinstance(name, str) or not is_known(name):
         raise ModelConfigError(
-            f"config.json: model_type {shown(name)} is not a causal language model of transformers",
+            f"config.json: model_type {short_repr(name)} is not a causal language model of transformers",
             "Use another model",
         )
     try:
         return _transformers(name).AutoConfig.for_model(name, **parsed)
     except Exception as error:  # transformers may raise anything for a bad document
         raise ModelConfigError(
-            f"config.json: transformers rejects it: {shown(str(error))}", "Correct it"
+            f"config.json: transformers rejects it: {short_repr(str(error))}", "Correct it"
         ) from None
 
 
@@ -262,7 +262,7 @@ def shapes_of(document: str) -> Mapping[str, tuple[int, ...]]:
         raise
     except Exception as error:  # transformers may raise anything for impossible sizes
         raise ModelConfigError(
-            f"config.json: transformers cannot build it: {shown(str(error))}", "Correct it"
+            f"config.json: transformers cannot build it: {short_repr(str(error))}", "Correct it"
         ) from None
     buffer_bytes = sum(buffer.numel() * buffer.element_size() for buffer in network.buffers())
     if buffer_bytes > _MAX_BUFFER_BYTES:
@@ -322,7 +322,7 @@ def pieces_of(document: str) -> Mapping[str, FileTensor]:
         raise
     except Exception as error:  # the conversion needs an operation that is not a view
         raise ModelConfigError(
-            f"config.json: transformers changes this model's weights when it saves them: {shown(str(error))}",
+            f"config.json: transformers changes this model's weights when it saves them: {short_repr(str(error))}",
             "Use another model",
         ) from None
     numbers = dict.fromkeys(held, 0)
