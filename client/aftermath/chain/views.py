@@ -258,7 +258,11 @@ _CONVERTERS: dict[type, dict[str, _Convert]] = {
         "began": bitmap.from_bytes,
         "next_roster": bitmap.from_bytes,
     },
-    Round: {"roster": bitmap.from_bytes, "attested": bitmap.from_bytes, "established": state.Alone},
+    Round: {
+        "roster": bitmap.from_bytes,
+        "attested": bitmap.from_bytes,
+        "established": state.EstablishedOnly,
+    },
     Metadata: {"name": _text, "description": _text},
     Model: {"client_version": _text},
     Checkpoint: {"kind": state.CheckpointKind, "repo": _text, "revision": _text},

@@ -85,7 +85,7 @@ def train_local(
     from aftermath.kernels.runtime import needs_compilation
     from aftermath.lab.setup import start
     from aftermath.lab.step_lines import StepLines
-    from aftermath.lab.training_loop import Course, now
+    from aftermath.lab.training_loop import TrainingLoop, now
     from aftermath.replica.exactness import exact_device, keep_compiled
     from aftermath.replica.passes import arithmetic_of
 
@@ -104,13 +104,15 @@ def train_local(
     if arithmetic.compiled:
         note("compiling the model: half a minute or more, unless it was compiled before")
     out = settings.out.expanduser().absolute() if settings.out else None
-    course = Course(recipe, start(recipe, device, arithmetic), screen, out, settings.save_every)
+    training = TrainingLoop(
+        recipe, start(recipe, device, arithmetic), screen, out, settings.save_every
+    )
     if out is None:
-        course.run()
+        training.run()
         return Result(None, None)
     try:
-        with _ending_after_the_step(course.stop):
-            course.run()
+        with _ending_after_the_step(training.stop):
+            training.run()
     except KeyboardInterrupt:
         note(f"the same command continues from the last state saved in {out}")
         raise

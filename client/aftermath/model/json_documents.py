@@ -115,9 +115,9 @@ class _Index(msgspec.Struct):
     weight_map: dict[str, str]
 
 
-def read_index(path: Path, spared: Callable[[str], bool] = lambda name: False) -> list[str]:
-    """Return the weight files of the index at `path`, without those that hold only `spared`
-    tensors.
+def read_index(path: Path, is_absent: Callable[[str], bool] = lambda name: False) -> list[str]:
+    """Return the weight files of the index at `path`, without those that hold only tensors
+    accepted by `is_absent`.
 
     Raises CheckpointError.
     """
@@ -125,7 +125,7 @@ def read_index(path: Path, spared: Callable[[str], bool] = lambda name: False) -
         index: _Index = json_as(read_limited(path, MAX_INDEX_BYTES), _Index)
     except Malformed as error:
         raise CheckpointError(f"{path} is not a safetensors index: {error}") from None
-    files = sorted({file for name, file in index.weight_map.items() if not spared(name)})
+    files = sorted({file for name, file in index.weight_map.items() if not is_absent(name)})
     for file in files:
         check_listed(file, str(path))
     return files

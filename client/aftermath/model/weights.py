@@ -100,8 +100,8 @@ log = logging.getLogger(__name__)
 _FLOATS = {"F32", "F16", "BF16", "F64"}
 
 
-def spared(config: ModelConfig, tier: int, form: Form) -> Callable[[str], bool]:
-    """Return whether a name is a tensor that this tier, or the model, does not have."""
+def absent_from(config: ModelConfig, tier: int, form: Form) -> Callable[[str], bool]:
+    """Return a predicate: whether a name is a tensor that this tier or model does not have."""
     held = config.parameter_shapes(tier)
     names = {config.stored_name(name, 0) for name in config.parameter_shapes() if name not in held}
     without = FileNames(names | {name + SCALES for name in names}, config.base_prefix)

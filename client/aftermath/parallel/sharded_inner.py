@@ -230,7 +230,7 @@ class ShardedInner(Sharded):
         return dict(sorted(moments_in(self._states).items()))
 
     @on_all_ranks
-    def remembered(self) -> dict[str, Tensor]:
+    def state_tensors(self) -> dict[str, Tensor]:
         """Return all moments on the CPU."""
         parts = self.ranks.gather(self.moments())
         return {path: tensor for own in parts for path, tensor in own.items()}
@@ -239,7 +239,7 @@ class ShardedInner(Sharded):
         """Return a copy of all moments on the CPU."""
         return {
             path: tensor if self._plan.owner(path) else tensor.clone()
-            for path, tensor in self.remembered().items()
+            for path, tensor in self.state_tensors().items()
         }
 
     def sizes(self) -> dict[str, int]:

@@ -48,22 +48,22 @@ _CHOICES = frozenset({"use_kernels", "kernel_config", "trust_remote_code", "code
 """Keys that choose an implementation without changing the function (see also `_is_choice`)."""
 
 
-def without_choices(said: Any) -> Any:
+def without_choices(parsed: Any) -> Any:
     """Return the document without keys that choose an implementation, at any depth.
 
     If `kernels` is installed, `attn_implementation: "owner/name"` makes transformers run a kernel
     from the Hub.
     """
-    if isinstance(said, dict):
-        return {key: without_choices(value) for key, value in said.items() if not _is_choice(key)}
-    if isinstance(said, list):
-        return [without_choices(value) for value in said]
-    return said
+    if isinstance(parsed, dict):
+        return {key: without_choices(value) for key, value in parsed.items() if not _is_choice(key)}
+    if isinstance(parsed, list):
+        return [without_choices(value) for value in parsed]
+    return parsed
 
 
-def check_document(said: Any) -> None:
+def check_document(parsed: Any) -> None:
     """Raise ModelConfigError for oversized numbers and for keys that import code."""
-    for key, value in _entries(said, ""):
+    for key, value in _entries(parsed, ""):
         if (key in _CODE and value) or _is_choice(key):
             raise ModelConfigError(
                 f"config.json: {key[:60] if key.isprintable() else short_repr(key)} is not supported",
@@ -89,15 +89,15 @@ def _most(key: str) -> int:
     return next((most for words, most in _BOUNDS if words.search(key.lower())), _MOST)
 
 
-def _entries(said: Any, key: str) -> Iterator[tuple[str, Any]]:
+def _entries(parsed: Any, key: str) -> Iterator[tuple[str, Any]]:
     """Yield each value of a document with its key, at any depth. Items have the list's key."""
-    if isinstance(said, dict):
-        for name, value in said.items():
+    if isinstance(parsed, dict):
+        for name, value in parsed.items():
             yield name, value
             if isinstance(value, dict | list):
                 yield from _entries(value, name)
-    elif isinstance(said, list):
-        for value in said:
+    elif isinstance(parsed, list):
+        for value in parsed:
             if isinstance(value, dict | list):
                 yield from _entries(value, key)
             else:
@@ -205,10 +205,10 @@ class _Bounded:
             )
 
 
-def canonical(said: Mapping[str, Any]) -> str:
+def canonical(parsed: Mapping[str, Any]) -> str:
     """Return the canonical document of a `config.json`. Raises ModelConfigError."""
     try:
-        text = json.dumps(said, sort_keys=True, separators=(",", ":"), allow_nan=False)
+        text = json.dumps(parsed, sort_keys=True, separators=(",", ":"), allow_nan=False)
     except (TypeError, ValueError) as error:
         raise ModelConfigError(f"config.json: {error}", "Use the published file") from None
     if len(text) > LONGEST:

@@ -54,7 +54,7 @@ class TransformerConfig(ModelConfig):
     CUTS: ClassVar[tuple[str, ...]] = ("layers", "intermediate_size", "num_key_value_heads")
     """Parts that an entry of `matformer_tiers` may name."""
     PARTIAL: ClassVar[tuple[str, ...]] = ()
-    """`TensorPlan.partial`."""
+    """Parameters that every rank holds but uses only for its own heads (`TensorPlan.partial`)."""
     LATER: ClassVar[frozenset[str]] = frozenset({KEY})
 
     ACTIVATIONS: ClassVar[tuple[str, ...]] = ()
