@@ -350,7 +350,7 @@ async def balance(subject: Subject) -> Finding | None:
     return fine(f"{subject.wallet} has {sol(lamports)}; a start costs at most {sol(needed)}")
 
 
-def reach(subject: Subject) -> Finding | None:
+def access(subject: Subject) -> Finding | None:
     """Name the local files that the run reads, and the addresses that it contacts."""
     if subject.view is None or not subject.view.model.configured:
         return None

@@ -54,8 +54,8 @@ LOOKED_AT_BURST = 600.0
 GIVE_WAY_S = 2.0
 """Time that a handshake gets, even if others wait."""
 # Connections per second that are dropped. More wait in QUIC, which can hold tens of thousands.
-LEFT_RATE = 1000.0
-LEFT_BURST = 1000.0
+DROP_RATE = 1000.0
+DROP_BURST = 1000.0
 RELAYED = "relayed"
 """The key that all relayed peers share if they are not members, because keys are free."""
 REMEMBERED = 1024
@@ -85,7 +85,7 @@ class AcceptLimits:
         self._ports: OrderedDict[bytes, str] = OrderedDict()
         self._members: dict[str, TokenBucket] = {}
         self.looks = TokenBucket(clock, LOOKED_AT_RATE, LOOKED_AT_BURST)
-        self.leavings = TokenBucket(clock, LEFT_RATE, LEFT_BURST)
+        self.drops = TokenBucket(clock, DROP_RATE, DROP_BURST)
 
     @property
     def busy(self) -> bool:
@@ -229,7 +229,7 @@ class IncomingConnections:
                     and port
                     and not await incoming.remote_addr_validated()
                 ):
-                    await self._pace.throttle(self.limits.leavings)
+                    await self._pace.throttle(self.limits.drops)
                     await incoming.retry()
                 elif (
                     handshake := self.limits.enter(port if is_member else address_key)
@@ -243,7 +243,7 @@ class IncomingConnections:
                 await asyncio.sleep(SHORTEST_PAUSE_S)
 
     async def _turn_away(self, how: Callable[[], Awaitable[None]]) -> None:
-        await self._pace.throttle(self.limits.leavings)
+        await self._pace.throttle(self.limits.drops)
         self._pace.events["refused"] += 1
         await how()
 

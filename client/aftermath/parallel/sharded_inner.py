@@ -77,10 +77,10 @@ def inner_shapes(schema: Schema, tier: int) -> tuple[dict[str, tuple[int, ...]],
 def split_moments(shapes: Shapes, orthogonal: bool, ranks: int) -> list[list[str]]:
     """Return the tensors of each rank, in the order in which it steps them.
 
-    One rank computes the step of a tensor, because a matrix is orthogonalized as a whole. Matrices
+    One rank computes the step of a tensor, because a matrix is orthogonalised as a whole. Matrices
     of Muon are assigned by cost (numbers times shorter edge), all other tensors by size. The
     largest go first, each to the rank with the least, so all ranks find the same split.
-    `orthogonal`: whether the optimizer orthogonalizes hidden matrices.
+    `orthogonal`: whether the optimizer orthogonalises hidden matrices.
     """
     hidden = {
         name for name, shape in shapes.items() if orthogonal and is_hidden_matrix(name, shape)
