@@ -41,7 +41,7 @@ from aftermath.lab import lab_events
 from aftermath.lab.resolve_recipe import recipe_of
 from aftermath.lab.settings import LabSettings, with_options
 from aftermath.lab.setup import start
-from aftermath.lab.training_loop import Course
+from aftermath.lab.training_loop import TrainingLoop
 from aftermath.model.architectures import config_of
 from aftermath.model.initial_weights import init_weights
 from aftermath.model.save_checkpoint import write_checkpoint
@@ -223,7 +223,7 @@ def train(training: Training, root: Path) -> dict[str, Any]:
         every = max(2, recipe.steps // SAVES)
         seconds = time.process_time
     clock = _Clock(every, seconds)
-    Course(recipe, begun, clock.take, out, every).run()
+    TrainingLoop(recipe, begun, clock.take, out, every).run()
     if out is not None:
         shutil.rmtree(out)
     if not clock.rounds:  # it was stopped after its last step, and nobody knows how long they took

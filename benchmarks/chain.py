@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 from aftermath.chain.instructions import SPEC_PART
 from aftermath.rules import assignment, bitmap, committee, eviction
 from aftermath.rules.run import MAX_WITNESSES
-from aftermath.rules.state import Alone, Committee, MemberState, RunState
+from aftermath.rules.state import Committee, EstablishedOnly, MemberState, RunState
 from programs import evidence
 from programs.harness import AUTHORIZER, PROGRAM, Outcome, World, authorization_address, build, idl
 from programs.scenario import EVERYONE, SPEC, Scenario, member
@@ -343,7 +343,7 @@ def appoint(run: Scenario, record: Any, tiers: int) -> None:
     state = run.world.record("Run", run.run_id)
     state["levels_established"] = (1 << tiers) - 1
     # later rounds are as the one before
-    state["rounds"][0]["established"][state["head"][0]] = Alone.WITNESS
+    state["rounds"][0]["established"][state["head"][0]] = EstablishedOnly.WITNESS
     run.world.store("Run", run.run_id, state)
     record["established"][0] = record["judges"][0] = record["healthy"][0]
 

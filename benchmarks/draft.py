@@ -35,7 +35,7 @@ from torch import Tensor
 
 from aftermath.lab.resolve_recipe import recipe_of
 from aftermath.lab.setup import start
-from aftermath.lab.training_loop import Course
+from aftermath.lab.training_loop import TrainingLoop
 from aftermath.model.architectures import config_of
 from aftermath.model.generate import Continuation, Draft, generate
 from aftermath.model.initial_weights import init_weights
@@ -72,7 +72,7 @@ def trained(one: Training, root: Path) -> tuple[Models, list[list[int]]]:
     """All tiers as they are when the training ends, and beginnings of text that it has not seen."""
     recipe = recipe_of(settings_of(one, prepare(root, one.size, one.seed)))
     begun = start(recipe, torch.device("cpu"))
-    Course(recipe, begun, lambda _: None, None, recipe.steps).run()
+    TrainingLoop(recipe, begun, lambda _: None, None, recipe.steps).run()
     assert begun.held_out is not None
     return begun.trainer.models(), begun.held_out[:PROMPTS, :PROMPT_TOKENS].tolist()
 

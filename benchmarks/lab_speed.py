@@ -35,7 +35,7 @@ from aftermath.lab import lab_events
 from aftermath.lab.resolve_recipe import recipe_of
 from aftermath.lab.settings import with_options
 from aftermath.lab.setup import start
-from aftermath.lab.training_loop import Course
+from aftermath.lab.training_loop import TrainingLoop
 from aftermath.model.architectures import config_of
 from aftermath.model.initial_weights import init_weights
 from aftermath.model.save_checkpoint import write_checkpoint
@@ -85,7 +85,7 @@ class Watch:
         self._until = until
         self.ends: list[float] = []
         self.losses: list[float] = []
-        self.course: Course | None = None
+        self.training: TrainingLoop | None = None
 
     def take(self, event: Event) -> None:
         """Follow the training."""
@@ -94,8 +94,8 @@ class Watch:
         self.ends.append(time.perf_counter())
         self.losses.append(event.loss if event.loss is not None else float("nan"))
         # At least two rounds are needed, because the first one has the compiler in it.
-        if len(self.ends) > 1 and self.ends[-1] > self._until and self.course is not None:
-            self.course.stop()
+        if len(self.ends) > 1 and self.ends[-1] > self._until and self.training is not None:
+            self.training.stop()
 
 
 def prepare(root: Path, size: Size) -> dict[str, Path]:
@@ -134,9 +134,9 @@ def train(
     watch = Watch(began + seconds)
     arithmetic = arithmetic_of(device, "auto", "auto")
     begun = start(recipe, device, arithmetic, stack_members=stacked)
-    watch.course = Course(recipe, begun, watch.take, None, size.rounds)
+    watch.training = TrainingLoop(recipe, begun, watch.take, None, size.rounds)
     with suppress(KeyboardInterrupt):
-        watch.course.run()
+        watch.training.run()
     ended = time.perf_counter()
     done = len(watch.ends)
     took = [after - before for before, after in zip(watch.ends, watch.ends[1:], strict=False)]

@@ -26,7 +26,7 @@ from aftermath.lab import lab_events
 from aftermath.lab.resolve_recipe import recipe_of
 from aftermath.lab.settings import with_options
 from aftermath.lab.setup import start
-from aftermath.lab.training_loop import Course
+from aftermath.lab.training_loop import TrainingLoop
 from aftermath.replica.exactness import exact_device
 from aftermath.replica.passes import arithmetic_of
 from arms import prepare
@@ -79,7 +79,7 @@ def measure(
             print(f"{dict(apply)}: {found['held_out']}", file=sys.stderr, flush=True)
 
     begun = start(recipe, device, arithmetic_of(device, "auto", "off"))
-    Course(recipe, begun, take, None, rounds).run()
+    TrainingLoop(recipe, begun, take, None, rounds).run()
     return found
 
 

@@ -100,7 +100,7 @@ class Member:
         """Bytes of the moments of each rank."""
         assert isinstance(self.inner, ShardedInner)
         ranks: Counter[int] = Counter()
-        for path, tensor in self.inner.remembered().items():
+        for path, tensor in self.inner.state_tensors().items():
             ranks[self.inner._plan.owner(path)] += tensor.nbytes
         return [size for _, size in sorted(ranks.items())]
 

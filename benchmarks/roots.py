@@ -86,7 +86,7 @@ def measure(kind: str, *, sequences: int, repetitions: int) -> dict[str, float]:
     for repetition in range(repetitions + 1):
         tokens = torch.randint(0, 260, (sequences, TOKENS), generator=draws)
         spent.time("round", partial(replica.train, tokens, RATE, RATE, threading.Event()))
-        tree = spent.time("hash", lambda: tree_of(optimizer.remembered()))
+        tree = spent.time("hash", lambda: tree_of(optimizer.state_tensors()))
         share.offer(spent.time("copy", partial(copy_state, optimizer, tree)))
         if not repetition:
             spent = Spent()  # what is warmed, once

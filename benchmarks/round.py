@@ -41,7 +41,7 @@ from aftermath.demo.commands import (
     REPOSITORY,
     Commands,
     DemoFailed,
-    Places,
+    DemoPaths,
     create_run,
     launch,
     prepare_files,
@@ -60,12 +60,12 @@ SKIPPED = 3  # rounds at the start of an epoch, which also warm caches
 
 def measure(members: int, overlap: int | None, place: Path) -> dict[str, Any]:
     """One run with this number of members; medians over rounds and members, in milliseconds."""
-    places = Places(place)
-    prepare_files(places)
-    write_config(places, REPOSITORY / "config" / "demo" / "config.toml")
-    places.config.write_text(short(places.config.read_text(), members, overlap))
+    paths = DemoPaths(place)
+    prepare_files(paths)
+    write_config(paths, REPOSITORY / "config" / "demo" / "config.toml")
+    paths.config.write_text(short(paths.config.read_text(), members, overlap))
     names = [f"member-{index}" for index in range(members)]
-    chain, commands = launch(places, "embedded")
+    chain, commands = launch(paths, "embedded")
     processes = [chain]
     try:
         await_chain(chain, commands.chain)
@@ -76,9 +76,9 @@ def measure(members: int, overlap: int | None, place: Path) -> dict[str, Any]:
     finally:
         for process in reversed(processes):
             process.stop()
-    events = [read_events(places.events(name)) for name in names]
+    events = [read_events(paths.events(name)) for name in names]
     found = findings(members, events)
-    inner = tomllib.loads(places.config.read_text())["model"]["LLM"]["optimizer"]["SparseLoCo"][
+    inner = tomllib.loads(paths.config.read_text())["model"]["LLM"]["optimizer"]["SparseLoCo"][
         "inner_steps"
     ]
     by_step = {"inner_steps": inner, "overhead_per_step_ms": round(found["overhead_ms"] / inner, 1)}
@@ -104,7 +104,7 @@ def start(commands: Commands, name: str, tier: int) -> Process:
     return Process(
         name,
         commands.train(name, tier),
-        commands.places.log(name),
+        commands.paths.log(name),
         {**commands.environment, "OMP_NUM_THREADS": "1"},
     )
 

@@ -26,10 +26,10 @@ from aftermath.chain.rpc import RpcPool
 from aftermath.events.reader import EventReader
 from aftermath.localnet.free_ports import free_ports
 from aftermath.testnet.plan import RUN_ID
+from aftermath.ui.run_follower import RunFollower
 from aftermath.ui.terminal.board import Board
 from aftermath.ui.terminal.messages import EventMessage, StatusMessage
 from aftermath.ui.terminal.run_app import RunApp
-from aftermath.ui.web.follower import RunFollower
 
 ASSETS = Path(__file__).resolve().parents[1] / "docs/assets"
 STEP = 32  # of 48: the second of two epochs

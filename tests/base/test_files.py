@@ -15,8 +15,8 @@ from aftermath.base.files import (
     cache_directory,
     fix_of,
     parents_made,
+    partial_path,
     replacing,
-    standing_in,
     state_directory,
 )
 from aftermath.base.locks import alone_in, hold
@@ -84,7 +84,7 @@ def test_file_after_failed_replacement_is_unchanged(
 
 def test_partial_file_of_killed_process_is_overwritten(tmp_path: Path) -> None:
     (tmp_path / ".kept.partial").write_bytes(b"half of something much longer")
-    with standing_in(tmp_path / "kept") as partial:
+    with partial_path(tmp_path / "kept") as partial:
         partial.write_bytes(b"new")
     assert (tmp_path / "kept").read_bytes() == b"new"
     assert [path.name for path in tmp_path.iterdir()] == ["kept"]

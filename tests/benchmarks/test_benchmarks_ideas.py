@@ -26,7 +26,7 @@ from aftermath.optim.sparseloco_apply import MeanApply, changes, most_of
 from aftermath.rules.sparseloco import SparseLoCo
 from aftermath.sim.setup import CONFIG
 from benchmarks.test_benchmarks_worth import BENCHMARKS, arms, module
-from lab.lab_place import INNER, course, prepare
+from lab.lab_place import INNER, prepare, training_loop
 from optim.optim_oracle import toy_inner
 from optim.optim_replica import gradients, tensors
 from optim.test_sparseloco_apply import random_votes
@@ -45,11 +45,11 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _trained(place: Path, idea: dict[str, Any] | None = None, **said: Any) -> dict[str, Tensor]:
     """Every member's weights after some rounds; None is the laboratory as it is."""
     if idea is None:
-        one = course(place, **said)
+        one = training_loop(place, **said)
         one.run()
     else:
         with idea_methods.with_idea(idea, said):
-            one = course(place, **said)
+            one = training_loop(place, **said)
             one.run()
     trainer = one._begun.trainer
     assert isinstance(trainer, Together)
@@ -220,7 +220,7 @@ def test_low_rank_approximation_improves_with_rank() -> None:
 def test_small_member_learns_its_part_of_whole_gradient(place: Path) -> None:
     said = SAID | {"inner_steps": 1}
     with idea_methods.with_idea({"whole_forward": True}, said):
-        trainer = course(place, **said)._begun.trainer
+        trainer = training_loop(place, **said)._begun.trainer
         assert isinstance(trainer, Together)
         whole, _, small = trainer.replicas
         before = {name: tensor.detach().clone() for name, tensor in whole.params.items()}
@@ -241,7 +241,7 @@ def test_small_member_learns_its_part_of_whole_gradient(place: Path) -> None:
 def test_large_member_as_smaller_has_smaller_gradient(place: Path) -> None:
     said = SAID | {"inner_steps": 1}
     with idea_methods.with_idea({"as_smaller": [2]}, said):
-        trainer = course(place, **said)._begun.trainer
+        trainer = training_loop(place, **said)._begun.trainer
         assert isinstance(trainer, Together)
         whole, _, small = trainer.replicas
         tokens = torch.arange(32).view(2, 16) % 7

@@ -23,7 +23,7 @@ from aftermath.chain.client import CoordinatorClient
 from aftermath.chain.endpoints import Endpoint
 from aftermath.chain.reader import RunReader
 from aftermath.chain.rpc import RpcPool
-from aftermath.chain.subscription import RunWatcher
+from aftermath.chain.run_watcher import RunWatcher
 from aftermath.chain.views import model_account, run_account
 from aftermath.coordinator.errors import CoordinatorError, NoSuchRun
 from aftermath.rules.state import RunState

@@ -19,6 +19,7 @@ from solders.keypair import Keypair
 from solders.pubkey import Pubkey
 
 from aftermath.chain import funding, rpc
+from aftermath.chain.account_socket import SolanaSession
 from aftermath.chain.accounts import fetch
 from aftermath.chain.addresses import CLOCK, run_addresses
 from aftermath.chain.client import CoordinatorClient
@@ -27,8 +28,7 @@ from aftermath.chain.endpoints import Endpoint, endpoint
 from aftermath.chain.failures import BadReply, RpcRejected
 from aftermath.chain.node_client import NodeClient
 from aftermath.chain.rpc import RpcPool
-from aftermath.chain.socket import SolanaSession
-from aftermath.chain.subscription import RunWatcher
+from aftermath.chain.run_watcher import RunWatcher
 from aftermath.coordinator.errors import CoordinatorError, Refused, Unavailable
 from chain.faults import account_json, answer, answer_error, meddling
 from chain.funded_network import FundedNetwork

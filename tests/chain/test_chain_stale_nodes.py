@@ -16,7 +16,7 @@ from aftermath.chain.authorizer import Authorizer
 from aftermath.chain.client import CoordinatorClient
 from aftermath.chain.endpoints import Endpoint
 from aftermath.chain.rpc import RpcPool
-from aftermath.chain.subscription import RunWatcher
+from aftermath.chain.run_watcher import RunWatcher
 from aftermath.cli.connection import SignedCluster
 from aftermath.rules.state import RunState
 from chain.faults import answer, answer_error, faulty_websocket, meddling

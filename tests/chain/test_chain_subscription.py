@@ -15,7 +15,8 @@ import pytest
 from solders.keypair import Keypair
 from solders.pubkey import Pubkey
 
-from aftermath.chain import newest_run, node_client, subscription
+from aftermath.chain import newest_run, node_client, run_watcher
+from aftermath.chain.account_socket import AccountSocket
 from aftermath.chain.accounts import fetch
 from aftermath.chain.addresses import CLOCK, run_addresses
 from aftermath.chain.client import CoordinatorClient
@@ -23,8 +24,7 @@ from aftermath.chain.clock import ChainClock
 from aftermath.chain.endpoints import Endpoint, endpoint
 from aftermath.chain.node_client import AccountData
 from aftermath.chain.rpc import RpcPool
-from aftermath.chain.socket import AccountSocket
-from aftermath.chain.subscription import RunWatcher
+from aftermath.chain.run_watcher import RunWatcher
 from aftermath.chain.views import run_account
 from aftermath.chain.wallet import Wallet
 from aftermath.coordinator.errors import CoordinatorError, NoSuchRun, Unavailable
@@ -114,7 +114,7 @@ async def test_silent_websocket_is_replaced_by_polling(
             newest = await change(embedded, rate)
             started = now()
             await wait_for_seq(watcher, newest, 10)
-            assert now() - started < subscription.SILENCE_SECONDS + 0.7
+            assert now() - started < run_watcher.SILENCE_SECONDS + 0.7
         # a mute socket is dropped and opened again
         await asyncio.wait_for(_until(lambda: mute.subscriptions >= 2), 10)
 
@@ -483,7 +483,7 @@ async def test_websocket_garbage_flood_causes_few_logs_and_polls(
     ):
         polls = 0
         await asyncio.sleep(1.2)
-        assert polls <= 1.2 / subscription.POLL_PAUSE + 1
+        assert polls <= 1.2 / run_watcher.POLL_PAUSE + 1
         assert watcher.push_bytes_max
     assert caplog.text.count("cannot be read") <= 1
 

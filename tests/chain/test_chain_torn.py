@@ -20,7 +20,7 @@ from aftermath.chain.authorizer import Authorizer
 from aftermath.chain.endpoints import Endpoint, endpoint
 from aftermath.chain.member import SolanaMember
 from aftermath.chain.rpc import RpcPool
-from aftermath.chain.subscription import RunWatcher
+from aftermath.chain.run_watcher import RunWatcher
 from aftermath.coordinator.errors import Refused
 from aftermath.rules.run import Round
 from chain.faults import account_json, answer, meddling

@@ -309,7 +309,7 @@ def test_doctor_run_checks_name_each_missing_step(
     ]
     assert needed == sorted(needed, reverse=True)
     assert (
-        checks["reach"]["message"]
+        checks["access"]["message"]
         == f"the run reads {run_dir / 'model'} (model); reads {run_dir / 'tokens'} (data)"
     )
 

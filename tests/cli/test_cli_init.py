@@ -13,9 +13,9 @@ import pytest
 
 from aftermath.cli.main import SOLANA, load
 from aftermath.cli.new_config import RECIPE, apply_options, begin, scale_schedule
+from aftermath.config.chain_values import schedule_of
 from aftermath.config.document import RunConfig, load_config, parse_as
 from aftermath.config.keys import find
-from aftermath.config.read import schedule_of
 from aftermath.config.recipe_file import recipe_of
 from aftermath.data.bytelevel import byte_tokenizer
 from aftermath.model.presets import PRESETS

@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file
 
 from aftermath.lab import training_loop
-from aftermath.lab.training_loop import Course
+from aftermath.lab.training_loop import TrainingLoop
 from cli.cli_runs import CONSOLE, Outcome, invoke
 
 CHOSEN = ("--device", "cpu", "--threads", 1)
@@ -92,15 +92,15 @@ def test_train_local_interrupted_ends_with_same_weights(
     options = ("--tiers", "0,1", "--steps", 8, "--save-every", 5, "--json")
     whole, cut = (quick(run_dir, *options, "--out", tmp_path / name) for name in ("whole", "cut"))
     assert invoke(*whole).code == 0
-    train = Course._step
+    train = TrainingLoop._step
 
     def run(step_of_end: int, end: Callable[[], None]) -> Outcome:
-        def step(self: Course, number: int) -> float | None:
+        def step(self: TrainingLoop, number: int) -> float | None:
             if number == step_of_end:
                 end()
             return train(self, number)
 
-        monkeypatch.setattr(Course, "_step", step)
+        monkeypatch.setattr(TrainingLoop, "_step", step)
         return invoke(*cut)
 
     def kill() -> None:

@@ -27,7 +27,7 @@ from aftermath.config.keys import (
     nearest,
     written,
 )
-from aftermath.config.tables import Choice, Means
+from aftermath.config.tables import Choice, KeyLimits
 from config.config_cases import SEED
 from config.test_config_file import CONFIGS
 
@@ -100,14 +100,14 @@ def mistakes(tables: dict[str, Any]) -> str:
     return ""
 
 
-def bounds(key: ConfigKey) -> Means:
+def bounds(key: ConfigKey) -> KeyLimits:
     """Return the program's limits of a key."""
     holder: Any = RunConfig
     for name in key.path[:-1]:
         holder = _plain(holder.model_fields[name].annotation)[0]
     field = holder.model_fields[key.path[-1]]
     marks = _plain(field.annotation, field.metadata)[1]
-    return next((mark for mark in marks if isinstance(mark, Means)), Means())
+    return next((mark for mark in marks if isinstance(mark, KeyLimits)), KeyLimits())
 
 
 def test_config_keys_all_have_descriptions() -> None:

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from aftermath.base.allowed_places import RunAccess
+from aftermath.base.allowed_locations import RunAccess
 from aftermath.base.errors import Unsuitable
+from aftermath.config.chain_values import location_of
 from aftermath.config.data_sources import DataLocationChoice
-from aftermath.config.read import location_of
 from aftermath.data.http import MOST_FILES, HttpClient, numbered_urls
 from aftermath.data.source import DataError, SourceUnavailable
 from aftermath.rules.model import DataLocation

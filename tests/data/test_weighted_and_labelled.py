@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aftermath.base.errors import Unsuitable
+from aftermath.config.chain_values import location_of
 from aftermath.config.data_sources import DataLocationChoice
-from aftermath.config.read import location_of
 from aftermath.data.dummy import DummyTokens
 from aftermath.data.local import open_tokens
 from aftermath.data.preprocessed import PreprocessedRows

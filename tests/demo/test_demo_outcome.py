@@ -14,7 +14,7 @@ from aftermath.demo.commands import (
     OPTIMIZERS,
     REPOSITORY,
     DemoFailed,
-    Places,
+    DemoPaths,
     model_config,
     write_config,
 )
@@ -33,24 +33,24 @@ from aftermath.model.initial_weights import init_weights
 from model.library_tokenizer import isolated_tokenizer
 
 
-def stage(root: Path, sequences: int, optimizer: str = "sparseloco") -> Places:
+def stage(root: Path, sequences: int, optimizer: str = "sparseloco") -> DemoPaths:
     """Return a corpus in which every token of a sequence is the sequence's number."""
-    places = Places(root)
-    places.data.mkdir()
-    write_config(places, REPOSITORY / "config" / "demo" / OPTIMIZERS[optimizer][0])
-    length = load_config(places.config).llm.max_seq_len
-    np.repeat(np.arange(sequences, dtype="<u2"), length).tofile(places.data / "tokens.bin")
-    return places
+    paths = DemoPaths(root)
+    paths.data.mkdir()
+    write_config(paths, REPOSITORY / "config" / "demo" / OPTIMIZERS[optimizer][0])
+    length = load_config(paths.config).llm.max_seq_len
+    np.repeat(np.arange(sequences, dtype="<u2"), length).tofile(paths.data / "tokens.bin")
+    return paths
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_held_out_text_is_never_trained(tmp_path: Path, optimizer: str) -> None:
-    places = stage(tmp_path, 40_000, optimizer)
-    kept = {int(sequence[0]) for sequence in held_out(places, 65_536)}
+    paths = stage(tmp_path, 40_000, optimizer)
+    kept = {int(sequence[0]) for sequence in held_out(paths, 65_536)}
     assert len(kept) == HELD_OUT_SEQUENCES
-    run = load_config(places.config)
+    run = load_config(paths.config)
     seed = run.llm.data_location.to_chain()["shuffle_seed"]
-    data = open_tokens(places.data, 2, run.llm.max_seq_len, vocab_size=65_536, shuffle_seed=seed)
+    data = open_tokens(paths.data, 2, run.llm.max_seq_len, vocab_size=65_536, shuffle_seed=seed)
     trained = run.config.total_steps * run.config.global_batch_size_end
     assert not kept & set(data.read(range(2 * trained))[:, 0].tolist())
 
@@ -61,12 +61,10 @@ def test_too_little_demo_text_is_refused(tmp_path: Path) -> None:
 
 
 def test_sample_words_are_frequent_in_data(tmp_path: Path) -> None:
-    places = stage(tmp_path, 1)
+    paths = stage(tmp_path, 1)
     text = "self.value = None\n" * 2 * OFTEN + "rarely so " * (OFTEN - 1)
-    np.array(isolated_tokenizer().encode(text.ljust(1024)), "<u2").tofile(
-        places.data / "tokens.bin"
-    )
-    known = words_of(data_of(places, VOCAB_SIZE), isolated_tokenizer())
+    np.array(isolated_tokenizer().encode(text.ljust(1024)), "<u2").tofile(paths.data / "tokens.bin")
+    known = words_of(data_of(paths, VOCAB_SIZE), isolated_tokenizer())
     assert known == {"self", "value", "none"}
     assert words_in("def Selfvalue(self): # is Rarely") == ["def", "selfvalue", "self", "rarely"]
 

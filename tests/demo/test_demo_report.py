@@ -54,31 +54,31 @@ def progress_of(
     place: Path, written: dict[int, list[Event]], *, returns: bool = True
 ) -> RunProgress:
     members = [MemberProgress(f"m{tier}", tier) for tier in TIERS]
-    story = RunProgress(members)
+    run_progress = RunProgress(members)
     for member in members:
         directory = place / member.name
         directory.mkdir()
         lines = written[member.tier] + ([sample_event("model", source="peers")] if returns else [])
         written_then = "".join(line_of(line, NOON) for line in lines)
         (directory / "1.jsonl").write_text(written_then + '{"kind": "torn')
-    story.follow(place)
-    assert story.read(12.0)
-    assert not story.read(13.0)
-    return story
+    run_progress.follow(place)
+    assert run_progress.read(12.0)
+    assert not run_progress.read(13.0)
+    return run_progress
 
 
-def report_of(story: RunProgress) -> dict[str, Any]:
+def report_of(run_progress: RunProgress) -> dict[str, Any]:
     reached = [
         TierOutcome(LAST, 0, 3.14159, "", (12, 20), 0.44),
         TierOutcome(LAST, 1, 3.2, "", (9, 11)),
         TierOutcome(LAST, 2, 3.3, "", (0, 2)),
     ]
-    return findings(story, RunCosts(7, 35_000), reached, 60.04)
+    return findings(run_progress, RunCosts(7, 35_000), reached, 60.04)
 
 
 def test_demo_report_equals_member_events(tmp_path: Path) -> None:
-    story = progress_of(tmp_path, {tier: events(tier) for tier in TIERS})
-    report = report_of(story)
+    run_progress = progress_of(tmp_path, {tier: events(tier) for tier in TIERS})
+    report = report_of(run_progress)
     assert report == {
         "rounds": LAST,
         "loss_first": 5.9667,
@@ -98,22 +98,24 @@ def test_demo_report_equals_member_events(tmp_path: Path) -> None:
         "wall_seconds": 60.0,
         "seconds_to_first_loss": 12.0,
     }
-    assert shortcomings(story, report) == []
+    assert shortcomings(run_progress, report) == []
 
 
 def test_one_differing_replica_fails_demo(tmp_path: Path) -> None:
-    story = progress_of(tmp_path, {0: events(0), 1: events(1, wrong_at=7), 2: events(2)})
-    report = report_of(story)
+    run_progress = progress_of(tmp_path, {0: events(0), 1: events(1, wrong_at=7), 2: events(2)})
+    report = report_of(run_progress)
     assert report["replicas_identical"] is False
-    assert ["level 2 at step 7" in sentence for sentence in shortcomings(story, report)] == [True]
+    assert ["level 2 at step 7" in sentence for sentence in shortcomings(run_progress, report)] == [
+        True
+    ]
 
 
 def test_uncompared_replicas_are_not_called_identical(tmp_path: Path) -> None:
     silent = [line for line in events(1) if not isinstance(line, Applied)]
-    story = progress_of(tmp_path, {0: events(0), 1: silent, 2: silent})
-    report = report_of(story)
+    run_progress = progress_of(tmp_path, {0: events(0), 1: silent, 2: silent})
+    report = report_of(run_progress)
     assert report["replicas_identical"] is False
-    assert "nothing was compared" in shortcomings(story, report)[0]
+    assert "nothing was compared" in shortcomings(run_progress, report)[0]
 
 
 @pytest.mark.parametrize(
@@ -127,9 +129,13 @@ def test_uncompared_replicas_are_not_called_identical(tmp_path: Path) -> None:
 def test_demo_shortcomings_name_broken_promises(
     tmp_path: Path, change: Any, returns: bool, says: str
 ) -> None:
-    story = progress_of(tmp_path, {tier: events(tier, **change) for tier in TIERS}, returns=returns)
-    assert [says in sentence for sentence in shortcomings(story, report_of(story))] == [True]
-    assert TIERS[KILLED] == story.members[KILLED].tier
+    run_progress = progress_of(
+        tmp_path, {tier: events(tier, **change) for tier in TIERS}, returns=returns
+    )
+    assert [
+        says in sentence for sentence in shortcomings(run_progress, report_of(run_progress))
+    ] == [True]
+    assert TIERS[KILLED] == run_progress.members[KILLED].tier
 
 
 def test_demo_report_without_loss_fails(tmp_path: Path) -> None:

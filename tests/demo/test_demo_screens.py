@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from aftermath.demo.__main__ import KILL_AT_STEP, Demo
-from aftermath.demo.commands import KILLED, TIERS, Places
+from aftermath.demo.commands import KILLED, TIERS, DemoPaths
 from aftermath.demo.outcome import TierOutcome
 from aftermath.demo.report import RunCosts, closing, findings
 from aftermath.demo.screen import LINE_EVERY, DemoScreen, line, picture
@@ -27,28 +27,37 @@ REACHED = [
 ]
 
 
-def story_of(steps: int, *, back_at: int | None = None) -> RunProgress:
+def run_progress_of(steps: int, *, back_at: int | None = None) -> RunProgress:
     """Return a run with this many trained steps.
 
     From step `back_at` on, the killed member runs again in a second process.
     """
-    story = RunProgress([MemberProgress(f"member-{tier}", tier) for tier in TIERS])
-    for member in story.members:
-        say(story, member, "started")
-        say(story, member, "state", epoch=0, state="WARMUP", step=0, total_steps=TOTAL, since=0)
-        say(story, member, "model", source="the checkpoint", step=0)
+    run_progress = RunProgress([MemberProgress(f"member-{tier}", tier) for tier in TIERS])
+    for member in run_progress.members:
+        say(run_progress, member, "started")
+        say(
+            run_progress,
+            member,
+            "state",
+            epoch=0,
+            state="WARMUP",
+            step=0,
+            total_steps=TOTAL,
+            since=0,
+        )
+        say(run_progress, member, "model", source="the checkpoint", step=0)
     for step in range(1, steps + 1):
-        for member in story.members:
+        for member in run_progress.members:
             if member.tier == TIERS[KILLED] and back_at is not None and step == back_at:
-                say(story, member, "started")
-                say(story, member, "model", source="peers", step=step - 1)
-            train(story, member, step)
-    return story
+                say(run_progress, member, "started")
+                say(run_progress, member, "model", source="peers", step=step - 1)
+            train(run_progress, member, step)
+    return run_progress
 
 
-def say(story: RunProgress, member: MemberProgress, kind: str, **fields: Any) -> None:
+def say(run_progress: RunProgress, member: MemberProgress, kind: str, **fields: Any) -> None:
     about = EventOrigin("demo", f"wallet of {member.name}", member.tier, "0.1.0")
-    story._take(
+    run_progress._take(
         EventRecord(
             datetime.now(UTC),
             about,
@@ -59,12 +68,12 @@ def say(story: RunProgress, member: MemberProgress, kind: str, **fields: Any) ->
     )
 
 
-def train(story: RunProgress, member: MemberProgress, step: int) -> None:
+def train(run_progress: RunProgress, member: MemberProgress, step: int) -> None:
     height = (step - 1) % 40
     loss = 6.0 - step / 40 + member.tier / 10
-    say(story, member, "round", epoch=0, height=height, step=step, since=step // 2)
+    say(run_progress, member, "round", epoch=0, height=height, step=step, since=step // 2)
     say(
-        story,
+        run_progress,
         member,
         "trained",
         epoch=0,
@@ -75,9 +84,9 @@ def train(story: RunProgress, member: MemberProgress, step: int) -> None:
         tokens_per_sec=12_345.0,
     )
     hashes = {level: f"{step}-{level}" for level in range(member.tier, len(TIERS))}
-    say(story, member, "applied", step=step, hashes=hashes)
+    say(run_progress, member, "applied", step=step, hashes=hashes)
     say(
-        story,
+        run_progress,
         member,
         "traffic",
         sent=10_000 * step,
@@ -85,7 +94,7 @@ def train(story: RunProgress, member: MemberProgress, step: int) -> None:
     )
 
 
-def drawn(story: RunProgress, width: int, height: int) -> list[str]:
+def drawn(run_progress: RunProgress, width: int, height: int) -> list[str]:
     console = Console(
         file=io.StringIO(),
         width=width,
@@ -94,7 +103,9 @@ def drawn(story: RunProgress, width: int, height: int) -> list[str]:
         color_system=None,
         record=True,
     )
-    console.print(picture(story, "aftermath on embedded", "member-1 was killed", 12.3, width))
+    console.print(
+        picture(run_progress, "aftermath on embedded", "member-1 was killed", 12.3, width)
+    )
     lines = console.export_text().splitlines()
     assert len(lines) < height
     assert max(map(len, lines)) <= width
@@ -119,7 +130,7 @@ def test_demo_screen_before_first_step_is_drawn(size: tuple[int, int]) -> None:
 
 @pytest.mark.parametrize("size", [(80, 24), (200, 50)])
 def test_demo_screen_shows_progress_and_labels(size: tuple[int, int]) -> None:
-    lines = drawn(story_of(40), *size)
+    lines = drawn(run_progress_of(40), *size)
     assert any("step 39 of 120, 42 s left" in line for line in lines)
     [loss] = [line.strip("│ ") for line in lines if "loss, steps" in line]
     assert loss.startswith("loss, steps 1 to 40:  6.075 █")
@@ -137,10 +148,10 @@ def test_demo_screen_without_terminal_prints_lines(
     """Test a pipe and a dumb terminal."""
     monkeypatch.setenv("TERM", "dumb" if terminal else "xterm")
     out = io.StringIO()
-    story = RunProgress([MemberProgress("member-0", 0)])
+    run_progress = RunProgress([MemberProgress("member-0", 0)])
     with DemoScreen(Console(file=out, width=80, force_terminal=terminal), "title") as screen:
         for elapsed in (0.0, 1.0, LINE_EVERY, LINE_EVERY + 1):
-            screen.show(story, "nothing happens", elapsed)
+            screen.show(run_progress, "nothing happens", elapsed)
     lines = out.getvalue().splitlines()
     assert len(lines) == 2
     assert all(
@@ -155,22 +166,22 @@ def test_demo_screen_prints_each_warning_once(
 ) -> None:
     monkeypatch.setenv("TERM", "xterm")
     out = io.StringIO()
-    story = RunProgress([MemberProgress(f"member-{tier}", tier) for tier in TIERS])
+    run_progress = RunProgress([MemberProgress(f"member-{tier}", tier) for tier in TIERS])
     lost = "9 steps of training are lost: no member has the model, and no checkpoint is recorded"
     with DemoScreen(
         Console(file=out, width=120, height=40, force_terminal=terminal), "title"
     ) as screen:
-        screen.show(story, "nothing happens", 1.0)
-        for member in story.members:
-            say(story, member, "warning", message=lost)
-        screen.show(story, "nothing happens", 2.0)
-        screen.show(story, "nothing happens", 3.0)
+        screen.show(run_progress, "nothing happens", 1.0)
+        for member in run_progress.members:
+            say(run_progress, member, "warning", message=lost)
+        screen.show(run_progress, "nothing happens", 2.0)
+        screen.show(run_progress, "nothing happens", 3.0)
     assert out.getvalue().count(f"warning: member-0: {lost}") == 1
     assert out.getvalue().count(lost) == 1
 
 
 def test_demo_line_shows_progress() -> None:
-    shown = line(story_of(40), "all is well", 33.3)
+    shown = line(run_progress_of(40), "all is well", 33.3)
     assert shown.startswith(
         "  33.3 s  step 39 of 120, 42 s left  loss 5.100  member-0: epoch 0 round 39: sharing, "
     )
@@ -178,7 +189,7 @@ def test_demo_line_shows_progress() -> None:
 
 
 def test_demo_caption_follows_killed_member_until_return() -> None:
-    demo = Demo(Places(Path("nowhere")), "embedded", "llama", "cpu", Console(file=io.StringIO()))
+    demo = Demo(DemoPaths(Path("nowhere")), "embedded", "llama", "cpu", Console(file=io.StringIO()))
     assert (
         demo.caption(None, False)
         == f"the demo will kill member-1 at step {KILL_AT_STEP} and restart it later"
@@ -189,14 +200,14 @@ def test_demo_caption_follows_killed_member_until_return() -> None:
     assert demo.caption(30.0, True).endswith(
         "it fetches the model from its peers and joins the next epoch"
     )
-    demo.story = story_of(90, back_at=81)
+    demo.run_progress = run_progress_of(90, back_at=81)
     assert demo.caption(30.0, True).endswith("came back, and has trained again since step 81")
 
 
 def test_closing_states_measurements() -> None:
-    story = story_of(TOTAL, back_at=81)
-    report = findings(story, RunCosts(391, 1_955_000), REACHED, 75.04)
-    said = closing(report, Places(Path("/runs/demo")), story.members[KILLED])
+    run_progress = run_progress_of(TOTAL, back_at=81)
+    report = findings(run_progress, RunCosts(391, 1_955_000), REACHED, 75.04)
+    said = closing(report, DemoPaths(Path("/runs/demo")), run_progress.members[KILLED])
     checks = report["checks_of_replicas"]
     assert checks == 3 * TOTAL
     assert said == [
@@ -211,9 +222,11 @@ def test_closing_states_measurements() -> None:
 
 
 def test_closing_with_differing_hashes_claims_nothing() -> None:
-    story = story_of(TOTAL)
-    say(story, story.members[2], "applied", step=7, hashes={2: "another"})
+    run_progress = run_progress_of(TOTAL)
+    say(run_progress, run_progress.members[2], "applied", step=7, hashes={2: "another"})
     said = closing(
-        findings(story, RunCosts(1, 1), REACHED, 1.0), Places(Path("/x")), story.members[KILLED]
+        findings(run_progress, RunCosts(1, 1), REACHED, 1.0),
+        DemoPaths(Path("/x")),
+        run_progress.members[KILLED],
     )
     assert not any("identical" in sentence or "kill -9" in sentence for sentence in said)

@@ -8,7 +8,7 @@ import json
 import re
 from pathlib import Path
 
-from aftermath.demo.commands import Places
+from aftermath.demo.commands import DemoPaths
 from aftermath.demo.report import closing
 from aftermath.testnet.member_progress import MemberProgress
 
@@ -23,7 +23,7 @@ def test_readme_has_at_most_150_lines_and_no_comments() -> None:
 
 def test_readme_sample_output_equals_measured_demo() -> None:
     report = json.loads((ROOT / "benchmarks/measured/demo.json").read_text())["figures"]
-    printed = closing(report, Places(Path("runs/demo-embedded")), MemberProgress("member-1", 1))
+    printed = closing(report, DemoPaths(Path("runs/demo-embedded")), MemberProgress("member-1", 1))
     sample = re.search(r"^```text\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
     assert sample
     for line in sample[1].splitlines():

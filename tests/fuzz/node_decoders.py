@@ -22,12 +22,12 @@ from solders.transaction import VersionedTransaction
 
 from aftermath.base.errors import AccountError
 from aftermath.chain import loader, rpc, views
+from aftermath.chain.account_socket import SolanaSession
 from aftermath.chain.clock import ChainClock
 from aftermath.chain.failures import BadReply, RpcError, TransactionFailed, error_json
 from aftermath.chain.node_client import AccountData, NodeClient
 from aftermath.chain.programs import authorizer_program, coordinator_program, error_tables
 from aftermath.chain.refusals import lacks_funds, lamports_short, refused
-from aftermath.chain.socket import SolanaSession
 from fuzz.decoder import Decode, Decoder, now
 
 RECORDED = Path(__file__).parents[1] / "rules/accounts"

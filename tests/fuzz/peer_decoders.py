@@ -18,7 +18,7 @@ from aftermath.p2p import discovery, wire
 from aftermath.p2p.transport import RequestRefused
 from aftermath.replica import model_sharing, outline_sharing, state_sharing
 from aftermath.rules import announcements
-from aftermath.rules.seal import Closed, masked
+from aftermath.rules.seal import RoundClosed, masked
 from aftermath.rules.sparseloco import SparseLoCo
 from aftermath.sim.setup import CONFIG
 from fuzz.decoder import Decode, Decoder, now, through_file
@@ -34,7 +34,7 @@ from member.result_inbox import (
 from optim.private_states import OPTIMIZERS, trained
 
 READY = announcements.Ready(sender=p2p_of(0), signer=b"w" * 32, run_id="test", epoch=2, seat=0)
-CLOSED = Closed(
+CLOSED = RoundClosed(
     sender=p2p_of(0), signer=b"w" * 32, run_id="test", epoch=2, height=4, seed=7, seat=0
 )
 WEIGHTS = init_weights(CONFIG, 3)

@@ -19,7 +19,7 @@ from aftermath.p2p.wire import ALPN, BlobRequest, frame_of
 from aftermath.replica.model_sharing import TOPIC as MODEL
 from aftermath.rules import bitmap
 from aftermath.rules.announcements import Announcement, Ready
-from aftermath.rules.seal import Closed
+from aftermath.rules.seal import RoundClosed
 from aftermath.rules.state import RunState
 from hostile.hostile_member import Behaviour, HostileMember, Message, Verb, garbage
 
@@ -78,7 +78,7 @@ class ClosesEarly(Behaviour):
             if seat is None:
                 continue
             me.actions += 1
-            message = Closed(
+            message = RoundClosed(
                 sender=me.node_id,
                 signer=me.chain.wallet,
                 run_id=run.run_id,

@@ -22,11 +22,11 @@ from aftermath.rules.announcements import (
     SequenceInterval,
     decode_announcement,
 )
-from aftermath.rules.seal import Key, masked
+from aftermath.rules.seal import Reveal, masked
 from hostile.hostile_member import Behaviour, HostileMember, Message, garbage
 
 _encode = msgspec.msgpack.encode
-_UNASSIGNED = "not what it was assigned"
+_UNASSIGNED = "that it was not assigned"
 _ANOTHER = "it announced another result too"
 
 
@@ -339,7 +339,7 @@ class Copies(FalseResult):
             message = decode_announcement(heard.data)
             if heard.sender == victim and isinstance(message, Commitment):
                 self._theirs[message.height] = message
-            elif heard.sender == victim and isinstance(message, Key):
+            elif heard.sender == victim and isinstance(message, Reveal):
                 self._keys[message.height] = message.key
             self._news.set()
 
@@ -377,7 +377,7 @@ class NeverOpens(Behaviour):
     provable = True
 
     def announce(self, me: HostileMember, message: Announcement) -> Iterable[Message]:
-        if isinstance(message, Key):
+        if isinstance(message, Reveal):
             me.actions += 1
         else:
             yield message
@@ -393,5 +393,5 @@ class OpensToOne(NeverOpens):
 
     def announce(self, me: HostileMember, message: Announcement) -> Iterable[Message]:
         yield from super().announce(me, message)
-        if isinstance(message, Key) and (peers := me.peers()):
+        if isinstance(message, Reveal) and (peers := me.peers()):
             me.tell(peers[0], message)

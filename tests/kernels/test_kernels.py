@@ -185,8 +185,8 @@ def test_results_and_residuals_equal_torch(name: str, tier: int, threads: int) -
             }
         made = PseudoGradient(moved, 1.0, 0.0)
         assert ours.compress(made) == torchs.compress(made)
-        assert bits(ours.remembered()) == bits(torchs.remembered())
-    ours.restore(torchs.remembered())
+        assert bits(ours.state_tensors()) == bits(torchs.state_tensors())
+    ours.restore(torchs.state_tensors())
     assert ours.sent() == torchs.sent()
 
 
@@ -208,8 +208,8 @@ def test_transformed_residuals_equal_torch_up_to_rounding(
             )
             assert torch.equal(first.positions, second.positions)
             assert torch.allclose(first.values.float(), second.values.float(), rtol=1e-3, atol=1e-5)
-        for name, tensor in torchs.remembered().items():
-            assert torch.allclose(ours.remembered()[name], tensor, rtol=1e-3, atol=1e-5), name
+        for name, tensor in torchs.state_tensors().items():
+            assert torch.allclose(ours.state_tensors()[name], tensor, rtol=1e-3, atol=1e-5), name
 
 
 def test_thread_count_changes_no_bit_of_a_result() -> None:
@@ -221,7 +221,7 @@ def test_thread_count_changes_no_bit_of_a_result() -> None:
         sent = [
             ours.compress(PseudoGradient(gradients(schema, 0, step), 0.1, 0.0)) for step in range(3)
         ]
-        states.append((sent, bits(ours.remembered())))
+        states.append((sent, bits(ours.state_tensors())))
     assert states[1:] == states[:1] * 2
 
 
@@ -329,8 +329,8 @@ def test_stack_of_matrices_equals_torch(settings: Optimizer) -> None:
     for step in range(3):
         made = PseudoGradient(gradients(schema, 0, step), 0.01, 0.0)
         assert ours.compress(made) == torchs.compress(made)
-        for name, tensor in torchs.remembered().items():
-            assert torch.allclose(ours.remembered()[name], tensor, rtol=1e-3, atol=1e-5), name
+        for name, tensor in torchs.state_tensors().items():
+            assert torch.allclose(ours.state_tensors()[name], tensor, rtol=1e-3, atol=1e-5), name
 
 
 GAPS = {

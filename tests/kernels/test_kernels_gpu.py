@@ -192,7 +192,7 @@ def test_results_and_residuals_equal_torch(device: torch.device, name: str) -> N
         assert choose.call_count >= schema.results.levels - 1
         with mock.patch.object(triton_gate, "works_on", return_value=False):
             assert torchs.compress(PseudoGradient(moved, 1.0, 0.0)) == sent
-        assert bits(ours.remembered()) == bits(torchs.remembered())
+        assert bits(ours.state_tensors()) == bits(torchs.state_tensors())
 
 
 def received(schema: Schema, members: int) -> dict[int, list[bytes]]:
@@ -379,7 +379,7 @@ KERNELS: dict[str, tuple[dict[str, str], dict[str, int]]] = {
         _LEVEL | {"payload": "*u8", "wrong": "*u8", "digits_at": "i32"},
         {"COLUMNS": 14, "LANES": 1024, "EXPONENTS": 44} | _DIGITS,
     ),
-    "triton_levels.mean": (
+    "triton_levels.apply_mean": (
         _LEVEL
         | {
             "payloads": "*i64",
@@ -391,12 +391,12 @@ KERNELS: dict[str, tuple[dict[str, str], dict[str, int]]] = {
         {"COLUMNS": 14, "LANES": 1024} | _DIGITS,
     ),
     "triton_levels.gather": (_LEVEL | {"by": "*fp32"}, {"COLUMNS": 14, "LANES": 1024}),
-    "triton_levels.ahead": (_LEVEL | {"by": "*fp32"}, {"COLUMNS": 14, "LANES": 1024}),
-    "triton_levels.take": (
+    "triton_levels.step_by_signs": (_LEVEL | {"by": "*fp32"}, {"COLUMNS": 14, "LANES": 1024}),
+    "triton_levels.subtract_sent": (
         {"rows": "*fp32", "indices": "*i64", "values": "*fp32", "size": "i32", "topk": "i32"},
         {"LANES": 1024},
     ),
-    "triton_levels.codes": (
+    "triton_levels.write_codes": (
         dict.fromkeys(("indices", "starts", "numbers"), "*i64")
         | {"values": "*fp32", "digits": "*u8", "exponents": "*u8", "size": "i32"},
         {"LANES": 1024, "LEAST": -40},
@@ -455,6 +455,6 @@ def test_gpu_kernels_compile_without_fused_rounding(name: str) -> None:
     assert "fma" not in assembly
     # Integers may be added in any order.
     assert set(re.findall(r"\b(?:atom|red)\.\S+", assembly)) <= ADDITIONS
-    if own in ("mean", "mean_of_sums"):
+    if own in ("apply_mean", "mean_of_sums"):
         assert "div.rn.f64" in assembly
     assert made.asm["cubin"]

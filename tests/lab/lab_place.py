@@ -15,7 +15,7 @@ from aftermath.lab.lab_events import EVENTS
 from aftermath.lab.resolve_recipe import recipe_of
 from aftermath.lab.settings import LabSettings, with_options
 from aftermath.lab.setup import start
-from aftermath.lab.training_loop import Course
+from aftermath.lab.training_loop import TrainingLoop
 from aftermath.model.initial_weights import init_weights
 from aftermath.model.save_checkpoint import write_checkpoint
 from aftermath.sim.setup import CONFIG
@@ -56,14 +56,14 @@ def settings(root: Path, **given: Any) -> LabSettings:
     return with_options(**quick | places | given)
 
 
-def course(
+def training_loop(
     root: Path, screen: list[Event] | None = None, on: torch.device = CPU, **given: Any
-) -> Course:
+) -> TrainingLoop:
     """Return a training as the command creates it."""
     torch.set_num_threads(1)
     said = settings(root, **given)
     recipe = recipe_of(said)
-    return Course(
+    return TrainingLoop(
         recipe,
         start(recipe, on, stack_members=said.stack_members == "on"),
         (screen if screen is not None else []).append,
@@ -75,7 +75,7 @@ def course(
 def train(root: Path, **given: Any) -> list[EventDict]:
     """Train, and return all events."""
     events: list[Event] = []
-    course(root, events, **given).run()
+    training_loop(root, events, **given).run()
     return [plain(event) for event in events]
 
 

@@ -14,7 +14,7 @@ from aftermath.model.architectures import config_of
 from aftermath.model.initial_weights import init_weights
 from aftermath.model.save_checkpoint import write_checkpoint
 from aftermath.sim.setup import CONFIG
-from lab.lab_place import CPU, DISTRO, INNER, course, prepare
+from lab.lab_place import CPU, DISTRO, INNER, prepare, training_loop
 from replica.simulated_gpu import gpu_at_hand
 
 WHOLE = config_of(CONFIG.to_hf() | {"num_key_value_heads": CONFIG.to_hf()["num_attention_heads"]})
@@ -40,13 +40,13 @@ def test_lab_on_simulated_gpu_equals_cpu_bits(
     shutil.rmtree(root / "model")
     write_checkpoint(root / "model", init_weights(WHOLE, 0), WHOLE, tier=0, companions={})
     given = ARMS[arm] | {"steps": 3, "save_every": 1}
-    course(root, on=CPU, out=root / "there", **given).run()
+    training_loop(root, on=CPU, out=root / "there", **given).run()
     with gpu_at_hand() as gpu:
-        training = course(root, on=gpu, out=root / "here", **given)
+        training = training_loop(root, on=gpu, out=root / "here", **given)
         training.stop()  # after one step
         with pytest.raises(KeyboardInterrupt):
             training.run()
-        course(root, on=gpu, out=root / "here", **given).run()
+        training_loop(root, on=gpu, out=root / "here", **given).run()
     here, there = (
         (root / out / CHECKPOINT / "model.safetensors").read_bytes() for out in ("here", "there")
     )

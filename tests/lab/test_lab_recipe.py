@@ -13,8 +13,8 @@ import pytest
 from huggingface_hub import constants
 
 from aftermath.base.errors import AftermathError, Unsuitable, UsageError
+from aftermath.config.chain_values import schedule_of
 from aftermath.config.document import load_config
-from aftermath.config.read import schedule_of
 from aftermath.lab import rates
 from aftermath.lab.recipe import Recipe, advice
 from aftermath.lab.resolve_recipe import recipe_of

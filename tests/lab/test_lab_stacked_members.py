@@ -31,7 +31,7 @@ from aftermath.replica.replica import Replica
 from aftermath.rules.distro import Distro
 from aftermath.rules.optimizer import Optimizer
 from aftermath.rules.sparseloco import SparseLoCo
-from lab.lab_place import CPU, INNER, course, prepare
+from lab.lab_place import CPU, INNER, prepare, training_loop
 from replica.simulated_gpu import gpu_at_hand
 from replica.whole_round import MODELS
 
@@ -162,14 +162,16 @@ def test_failed_member_keeps_its_moments_and_others_learn() -> None:
     stacked, single = (together(stacked=stacked) for stacked in (True, False))
     for members in (stacked, single):
         members.step(1, shares(1, (5, 5, 5)), [True] * 3)
-        moments = members.replicas[1].optimizer.remembered()
+        moments = members.replicas[1].optimizer.state_tensors()
         moments["private.second/model.norm.weight"].fill_(float("nan"))
     done = [members.step(2, shares(2, (5, 5, 5)), [True] * 3) for members in (stacked, single)]
     assert done[0].losses[1] is done[1].losses[1] is None
     assert len(done[0].left_out) == len(done[1].left_out) == 1
     for member in (0, 2):
         assert done[0].losses[member] == pytest.approx(done[1].losses[member], abs=NEAR)
-    counts = [steps_of(replica.optimizer.private_step.remembered()) for replica in stacked.replicas]
+    counts = [
+        steps_of(replica.optimizer.private_step.state_tensors()) for replica in stacked.replicas
+    ]
     assert counts == [4, 2, 4]
     stacked.step(3, shares(3, (5, 5, 5)), [True] * 3)
     assert members_in_stacks(stacked) == [(0, 2)]
@@ -245,12 +247,12 @@ def test_stack_on_simulated_gpu_equals_cpu_bits(monkeypatch: pytest.MonkeyPatch)
 def test_stacked_training_resumes_to_same_bits(tmp_path: Path) -> None:
     root = prepare(tmp_path)
     given = INNER | {"total_batch": 12, "tiers": "0,1,1", "overlap": "1", "steps": 3}
-    course(root, stack_members="on", out=root / "whole", **given).run()
-    training = course(root, stack_members="on", out=root / "cut", **given)
+    training_loop(root, stack_members="on", out=root / "whole", **given).run()
+    training = training_loop(root, stack_members="on", out=root / "cut", **given)
     training.stop()  # after one step
     with pytest.raises(KeyboardInterrupt):
         training.run()
-    course(root, stack_members="on", out=root / "cut", **given).run()
+    training_loop(root, stack_members="on", out=root / "cut", **given).run()
     whole, cut = (
         (root / out / CHECKPOINT / "model.safetensors").read_bytes() for out in ("whole", "cut")
     )

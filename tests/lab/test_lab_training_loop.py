@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 
 from aftermath.lab.lab_events import EVENTS, Step
 from aftermath.lab.saving import STATE, load_state, only_here
-from aftermath.lab.training_loop import CHECKPOINT, PLOT, Course
+from aftermath.lab.training_loop import CHECKPOINT, PLOT, TrainingLoop
 from aftermath.model.arch.llama_config import LlamaConfig
 from aftermath.model.checkpoint import load
 from aftermath.model.initial_weights import init_weights
@@ -27,7 +27,7 @@ from aftermath.model.json_documents import CheckpointError
 from aftermath.model.save_checkpoint import write_checkpoint
 from aftermath.optim.gradient_clip import Diverged
 from aftermath.sim.setup import CONFIG
-from lab.lab_place import DISTRO, INNER, course, events_without_times, prepare, train
+from lab.lab_place import DISTRO, INNER, events_without_times, prepare, train, training_loop
 
 ARMS: dict[str, dict[str, Any]] = {
     "adamw": {"optimizer": "adamw"},
@@ -65,7 +65,7 @@ def test_diverging_training_ends_with_error(place: Path, arm: str, steps: int) -
     save_file(huge, place / "model" / "model.safetensors", metadata={"format": "pt"})
     seen: list[Any] = []
     with pytest.raises(Diverged, match="the loss has not been finite since step 1") as raised:
-        course(
+        training_loop(
             place,
             seen,
             **ARMS[arm] | {"steps": steps, "warmup_steps": 0, "lr": 0.5},
@@ -82,19 +82,19 @@ class Killed(Exception):
     """Imitates kill -9: the process does nothing afterwards."""
 
 
-def killed_after(training: Course, steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def killed_after(training: TrainingLoop, steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run, and die after `steps` steps of this process, before it does anything else."""
-    whole = Course._step
+    whole = TrainingLoop._step
     count = itertools.count(1)
 
-    def step(self: Course, number: int) -> float | None:
+    def step(self: TrainingLoop, number: int) -> float | None:
         loss = whole(self, number)
         if next(count) == steps:
             raise Killed
         return loss
 
     with monkeypatch.context() as patch:
-        patch.setattr(Course, "_step", step)
+        patch.setattr(TrainingLoop, "_step", step)
         with pytest.raises(Killed):
             training.run()
 
@@ -136,8 +136,8 @@ def test_killed_training_resumes_to_same_end(
     """Kill it before, at or after a saved state, and again in the second attempt."""
     options = ARMS[arm] | {"save_every": 2, "eval_every": 3}
     train(place, **options, out=place / "whole")
-    killed_after(course(place, **options, out=place / "cut"), after, monkeypatch)
-    killed_after(course(place, **options, out=place / "cut"), 3, monkeypatch)
+    killed_after(training_loop(place, **options, out=place / "cut"), after, monkeypatch)
+    killed_after(training_loop(place, **options, out=place / "cut"), 3, monkeypatch)
     train(place, **options, out=place / "cut")
     whole = weights(place / "whole")
     cut = weights(place / "cut")
@@ -177,9 +177,9 @@ def test_training_resumed_without_state_gets_other_weights(
     """Resuming with weights alone gives other results, so the rest of the state is needed."""
     options = ARMS[arm] | {"save_every": 2}
     train(place, **options, out=place / "whole")
-    training = course(place, **options, out=place / "cut")
+    training = training_loop(place, **options, out=place / "cut")
     killed_after(training, 5, monkeypatch)
-    restored = course(place, **options, out=place / "cut")
+    restored = training_loop(place, **options, out=place / "cut")
     trainer = restored._begun.trainer
     # the last sent values must be a valid result
     taken = trainer.restore
@@ -230,16 +230,16 @@ def test_rejected_sequences_are_trained_again(place: Path) -> None:
     steps = [event for event in events if event["kind"] == "step"]
     accepted = sum(event["accepted"] for event in steps)
     assert 10 < accepted < 35  # of 45
-    training = course(place, **DISTRO, reject=50, steps=15)
+    training = training_loop(place, **DISTRO, reject=50, steps=15)
     seen: list[int] = []
     for step in range(1, 16):
-        shares = training._deal.shares(step)
+        shares = training._data_split.shares(step)
         for member, share in enumerate(shares):
-            if training._deal.accepted(step, member):
+            if training._data_split.accepted(step, member):
                 seen += share
             else:
-                training._deal.return_(step, share)
-    fresh, again = training._deal.state()
+                training._data_split.requeue(step, share)
+    fresh, again = training._data_split.state()
     assert sorted(seen + [index for _, indices in again for index in indices]) == list(range(fresh))
     assert fresh < 15 * 6
 
@@ -303,14 +303,14 @@ def test_differing_shared_settings_are_named_one_by_one(place: Path) -> None:
 def test_unsaved_steps_are_reported_for_repetition(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    killed_after(course(place, out=place / "early", save_every=6), 3, monkeypatch)
+    killed_after(training_loop(place, out=place / "early", save_every=6), 3, monkeypatch)
     (warning,) = [
         event
         for event in train(place, out=place / "early", save_every=6)
         if event["kind"] == "warning"
     ]
     assert "starts again" in warning["message"]
-    killed_after(course(place, out=place / "late", save_every=2), 3, monkeypatch)
+    killed_after(training_loop(place, out=place / "late", save_every=2), 3, monkeypatch)
     begun = train(place, out=place / "late", save_every=2)
     assert begun[0]["done"] == 2
     assert not [event for event in begun if event["kind"] == "warning"]
@@ -326,7 +326,7 @@ def test_training_state_is_bound_to_its_files(place: Path) -> None:
 
 def test_damaged_training_state_is_refused(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(name: str) -> Path:
-        killed_after(course(place, out=place / name, save_every=2), 5, monkeypatch)
+        killed_after(training_loop(place, out=place / name, save_every=2), 5, monkeypatch)
         return place / name
 
     state = broken("short") / STATE

@@ -175,7 +175,7 @@ def nan_in(sim: SimulatedRun, sim_member: SimMember) -> Lie:
     async def lie(said: Commitment, transport: SimTransport) -> None:
         for level in said.levels:
             data = bytearray(payload_of(sim_member, said, transport, level))
-            start = sim.schema.results.place_bytes(level)
+            start = sim.schema.results.index_bytes(level)
             data[start:] = np.full((len(data) - start) // 4, np.nan, "<f4").tobytes()
             said = with_payload(sim_member, said, transport, level, bytes(data))
         tell_all(transport, sign(sim_member, said))
@@ -190,7 +190,7 @@ def other_result(sim: SimulatedRun, said: Commitment, transport: SimTransport) -
         next(sim_member for sim_member in sim.sim_members if sim_member.id == said.sender),
     )
     data = bytearray(payload_of(sim_member, said, transport, level))
-    data[sim.schema.results.place_bytes(level)] ^= 1
+    data[sim.schema.results.index_bytes(level)] ^= 1
     return with_payload(sim_member, said, transport, level, bytes(data))
 
 

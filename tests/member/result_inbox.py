@@ -27,7 +27,7 @@ from aftermath.rules.announcements import (
 from aftermath.rules.distro import Distro
 from aftermath.rules.members import Members
 from aftermath.rules.run import Round, Run
-from aftermath.rules.seal import Key, key_of, masked, seal_of
+from aftermath.rules.seal import Reveal, key_of, masked, seal_of
 from aftermath.rules.state import RunState
 from aftermath.sim.setup import CONFIG
 from aftermath.sim.sim_member import EventDict
@@ -102,9 +102,9 @@ def commitment_of(
     return msgspec.structs.replace(good, **changed)
 
 
-def key_to(said: Commitment, **changed: Any) -> Key:
+def key_to(said: Commitment, **changed: Any) -> Reveal:
     """Return the key to a member's result."""
-    good = Key(
+    good = Reveal(
         sender=said.sender,
         signer=said.signer,
         **said.place._asdict(),
@@ -148,7 +148,7 @@ class ResultInbox:
         self.results.hear(said, encode_announcement(said, SECRETS[seat]))
         return said
 
-    def tell(self, key: Key) -> None:
+    def tell(self, key: Reveal) -> None:
         self.results.hear_key(key, encode_announcement(key, SECRETS[key.seat]))
 
 

@@ -14,7 +14,7 @@ from aftermath.member.announced_results import CLOSED_ON
 from aftermath.member.round_plan import RoundPlan
 from aftermath.rules import bitmap
 from aftermath.rules.announcements import Commitment, LevelPayload, decode_announcement
-from aftermath.rules.seal import Closed, Key, key_of, masked
+from aftermath.rules.seal import Reveal, RoundClosed, key_of, masked
 from aftermath.rules.state import RunState
 from aftermath.sim.chain_invariants import InvariantBroken
 from aftermath.sim.faults import Faults
@@ -255,7 +255,7 @@ def test_member_never_revealing_delivers_nothing(tmp_path: Path, overlap: int) -
     """It costs an epoch one round's time, like any late member."""
 
     def hostile(sim: SimulatedRun, sim_members: list[SimMember]) -> None:
-        _intercept(sim_members[0], Key, lambda data, transport: None)
+        _intercept(sim_members[0], Reveal, lambda data, transport: None)
         transport = sim_members[0].transport
         assert transport is not None
 
@@ -277,7 +277,7 @@ def test_reveal_to_one_peer_reaches_all(tmp_path: Path, overlap: int) -> None:
 
     def hostile(sim: SimulatedRun, sim_members: list[SimMember]) -> None:
         _intercept(
-            sim_members[0], Key, lambda data, transport: transport.tell(sim_members[1].id, data)
+            sim_members[0], Reveal, lambda data, transport: transport.tell(sim_members[1].id, data)
         )
 
     sim = _an_epoch(tmp_path, hostile, overlap=overlap)
@@ -290,7 +290,9 @@ def test_reveal_to_one_peer_reaches_all(tmp_path: Path, overlap: int) -> None:
 def test_witness_never_closing_delays_nobody(tmp_path: Path, overlap: int) -> None:
     sim = _an_epoch(
         tmp_path,
-        lambda sim, sim_members: _intercept(sim_members[0], Closed, lambda data, transport: None),
+        lambda sim, sim_members: _intercept(
+            sim_members[0], RoundClosed, lambda data, transport: None
+        ),
         overlap=overlap,
     )
     _honest_are_whole(sim)

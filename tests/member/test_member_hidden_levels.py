@@ -16,7 +16,7 @@ import pytest
 from aftermath.coordinator.errors import Refused
 from aftermath.rules import availability
 from aftermath.rules.announcements import Commitment, decode_announcement
-from aftermath.rules.seal import Key
+from aftermath.rules.seal import Reveal
 from aftermath.rules.state import RunState
 from aftermath.sim.faulty_rpc import NodeFault
 from aftermath.sim.sim_member import SimMember
@@ -284,7 +284,7 @@ def test_holder_dying_before_attesting_leaves_no_liar_alone(tmp_path: Path, over
                 hidden.add(said.levels[0].blake3)
                 heights.add(said.height)
             await announce(data)
-            if isinstance(said, Key) and said.height in heights and not ends:
+            if isinstance(said, Reveal) and said.height in heights and not ends:
                 ends.append(asyncio.ensure_future(ended()))
 
         transport.announce = announced  # type: ignore[method-assign]

@@ -77,7 +77,7 @@ def test_garbage_payloads_are_left_out_without_delay(tmp_path: Path) -> None:
     sim = _epoch_with_a_liar(tmp_path, lambda sim, liar: garbage_in(liar, range(3)), rounds=4)
     _undisturbed(sim)
     assert any(
-        "a bit after the last place is set" in e["why"] for e in sim.sim_members[1].saw("refused")
+        "a bit after the last index is set" in e["why"] for e in sim.sim_members[1].saw("refused")
     )
     rounds = [e["t"] for e in sim.sim_members[1].saw("round", epoch=0)]
     assert max(b - a for a, b in pairwise(rounds)) < ROUND_SECONDS
@@ -212,7 +212,9 @@ def _share_of_another(sim: SimulatedRun, liar: SimMember) -> Lie:
 def test_unassigned_result_is_refused_before_fetching(tmp_path: Path, lie_of: object) -> None:
     sim = _epoch_with_a_liar(tmp_path, lie_of)
     _undisturbed(sim)
-    assert sim.sim_members[1].saw("refused", why="not what it was assigned", height=1)
+    assert sim.sim_members[1].saw(
+        "refused", why="it announced a result that it was not assigned", height=1
+    )
     assert not sim.sim_members[1].saw("fetched", seat=seat_of(sim.sim_members[0]), height=1)
 
 
@@ -234,7 +236,7 @@ def test_unassigned_result_is_reported_once_with_sender(tmp_path: Path) -> None:
     honest = sim.sim_members[1]
     assert honest.transport is not None
     assert {who for who, _ in honest.transport.barred} == {liar.id}
-    refusals = honest.saw("refused", why="not what it was assigned")
+    refusals = honest.saw("refused", why="it announced a result that it was not assigned")
     assert [event["seat"] for event in refusals] == [seat_of(sim.sim_members[0])] * len(refusals)
     assert 0 < len(refusals) == len({event["height"] for event in refusals})
 

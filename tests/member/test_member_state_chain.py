@@ -368,7 +368,7 @@ def test_checker_receives_states_around_judged_round(tmp_path: Path) -> None:
             assert sim_member.member is not None
             assert sim_member.member._replica is not None
             assert (
-                tree_of(sim_member.member._replica.optimizer.remembered()).root
+                tree_of(sim_member.member._replica.optimizer.state_tensors()).root
                 == chains[sim_member.name][-1].private.after
             )
         await sim.until_finished()

@@ -8,7 +8,7 @@ import msgspec
 
 from aftermath.member.announced_results import CLOSED_ON
 from aftermath.rules.announcements import encode_announcement
-from aftermath.rules.seal import Closed
+from aftermath.rules.seal import RoundClosed
 from aftermath.sim.virtual_time import run_virtual
 from member.result_inbox import SECRETS, ResultInbox, commitment_of, key_to, p2p_of, plan_of
 
@@ -84,8 +84,8 @@ def test_closings_count_once_per_witness() -> None:
     inbox = ResultInbox()
     closed_rounds = inbox.results.closed_rounds
 
-    def closed(by: int, **changed: object) -> Closed:
-        said = Closed(
+    def closed(by: int, **changed: object) -> RoundClosed:
+        said = RoundClosed(
             sender=p2p_of(by),
             signer=by.to_bytes(32, "big"),
             run_id=inbox.feed.run.run_id,

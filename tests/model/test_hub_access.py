@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import close_session, constants
 
-from aftermath.base.allowed_places import TRUSTING, RunAccess
+from aftermath.base.allowed_locations import TRUSTING, RunAccess
 from aftermath.model.checkpoint import load
 from aftermath.model.json_documents import CheckpointError
 from aftermath.model.outline import read_outline

@@ -134,7 +134,7 @@ def test_bits_after_the_last_index_are_refused() -> None:
             encode_level(results, 0, np.full(9, UNUSED, np.uint16), np.zeros(9, np.float32))
         )
         data[bit // 8] |= 1 << bit % 8
-        with pytest.raises(BadPayload, match="level 0: a bit after the last place is set"):
+        with pytest.raises(BadPayload, match="level 0: a bit after the last index is set"):
             decode_level(data, results, 0)
 
 
@@ -166,7 +166,7 @@ def test_stray_sign_bits_are_refused() -> None:
         (4, "entry 4: the sign of an unused"),
     ):
         broken = bytearray(data)
-        broken[results.place_bytes(0) + bit // 8] |= 1 << bit % 8
+        broken[results.index_bytes(0) + bit // 8] |= 1 << bit % 8
         with pytest.raises(BadPayload, match=sentence):
             decode_level(broken, results, 0)
 
@@ -174,7 +174,7 @@ def test_stray_sign_bits_are_refused() -> None:
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 0.0, -0.0, 1e-40])
 def test_zero_subnormal_or_infinite_float_is_refused(value: float) -> None:
     data = payload(FLOAT, zeros=0.0)
-    struct.pack_into("<f", data, FLOAT.place_bytes(LEVEL) + 4 * 5, value)
+    struct.pack_into("<f", data, FLOAT.index_bytes(LEVEL) + 4 * 5, value)
     with pytest.raises(BadPayload, match="entry 5: the value is zero, too small or not finite"):
         decode_level(data, FLOAT, LEVEL)
 
@@ -183,13 +183,13 @@ def test_zero_subnormal_or_infinite_float_is_refused(value: float) -> None:
 def test_smallest_and_largest_float_votes_are_accepted(value: float) -> None:
     """A float vote is a normal fp32. The smallest one is 2^-126."""
     data = payload(FLOAT, zeros=0.0)
-    struct.pack_into("<f", data, FLOAT.place_bytes(LEVEL) + 4 * 5, value)
+    struct.pack_into("<f", data, FLOAT.index_bytes(LEVEL) + 4 * 5, value)
     assert decode_level(data, FLOAT, LEVEL).values[5] == value
 
 
 def test_value_in_an_unused_entry_is_refused() -> None:
     data = payload(FLOAT, zeros=1.0)
-    struct.pack_into("<f", data, FLOAT.place_bytes(LEVEL), -0.0)
+    struct.pack_into("<f", data, FLOAT.index_bytes(LEVEL), -0.0)
     with pytest.raises(BadPayload, match="entry 0: an unused entry has a value"):
         decode_level(data, FLOAT, LEVEL)
 

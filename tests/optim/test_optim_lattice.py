@@ -233,7 +233,7 @@ def test_lattice_payload_of_wrong_size_is_refused(bits: int, more: int) -> None:
 def test_exponent_off_the_lattice_is_refused(code: int) -> None:
     data = payload(2, zeros=0.0)
     results = FORMATS[2]
-    place = results.place_bytes(LEVEL)
+    place = results.index_bytes(LEVEL)
     codes = int.from_bytes(data[place : place + 2], "little") & ~(63 << 6) | code << 6
     data[place : place + 2] = codes.to_bytes(2, "little")
     with pytest.raises(BadPayload, match="block 1: the exponent must be from -40 to 3"):
@@ -243,7 +243,7 @@ def test_exponent_off_the_lattice_is_refused(code: int) -> None:
 def test_exponent_of_a_block_without_votes_is_refused() -> None:
     data = payload(1, zeros=1.0)
     results = FORMATS[1]
-    data[results.place_bytes(LEVEL)] = 1
+    data[results.index_bytes(LEVEL)] = 1
     with pytest.raises(BadPayload, match="block 0: a block without votes has an exponent"):
         decode_level(data, results, LEVEL)
 
@@ -256,7 +256,7 @@ def test_bit_after_the_last_exponent_is_refused() -> None:
     data = bytearray(
         encode_level(results, 0, np.full(9, UNUSED, np.uint16), np.zeros(9, np.float32))
     )
-    data[results.place_bytes(0) + 2] |= 1 << 2
+    data[results.index_bytes(0) + 2] |= 1 << 2
     with pytest.raises(BadPayload, match="level 0: a bit after the last exponent is set"):
         decode_level(data, results, 0)
 
@@ -269,7 +269,7 @@ def test_stray_sign_and_size_bits_are_refused(plane: str) -> None:
     data = bytearray(
         encode_level(results, 0, np.full(9, UNUSED, np.uint16), np.zeros(9, np.float32))
     )
-    place = results.place_bytes(0) + 3 + (2 if plane == "size" else 0)
+    place = results.index_bytes(0) + 3 + (2 if plane == "size" else 0)
     for bit, sentence in (
         (9, f"after the last {plane}"),
         (4, f"entry 4: the {plane} of an unused"),

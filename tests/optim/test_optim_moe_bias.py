@@ -187,7 +187,7 @@ def test_expert_counts_do_not_affect_clip_metrics_or_state(kind: str) -> None:
     for counts in (COUNTS[0], [1_000_000, *COUNTS[1][1:]]):
         params, engine = member(schema)
         made = trained(engine, counts, size=1.0, measured=True)
-        kept.append(engine.remembered())
+        kept.append(engine.state_tensors())
         engine.apply(votes(schema, [made.payloads]), RATE)
         ends.append({name: tensor for name, tensor in params.items() if name != BIAS})
         figures.append(made.measured)

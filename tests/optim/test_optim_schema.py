@@ -124,7 +124,7 @@ def test_payload_sizes_are_exact() -> None:
     assert built.entries(0) == 2 * 3 * 8 * 8
     # 48 blocks take 88 bits each for their indices (Elias-Fano). C(4096, 8) and fewer are 2^80.7
     # sets.
-    assert built.place_bytes(0) == 48 * 88 // 8
+    assert built.index_bytes(0) == 48 * 88 // 8
     assert (built.value_bytes(0), built.payload_bytes(0)) == (48, 576)
     assert schema(quantize_1bit=False).results.value_bytes(0) == 4 * 384
     odd = schema({"num_hidden_layers": 1}, topk=3).results
@@ -342,4 +342,4 @@ def test_payload_of_full_blocks_has_the_size_of_its_digits() -> None:
     whole = {"topk": 4096, "topk_embeddings": 4096}
     assert inner(**whole).results.payload_bytes(0) == 36 + 48 * 4096 // 3 * 7 // 8
     assert inner(**whole, bits=1).results.payload_bytes(0) == 36 + -(-48 * 4096 // 5)
-    assert inner(**whole).results.place_bytes(0) == 0
+    assert inner(**whole).results.index_bytes(0) == 0

@@ -28,7 +28,7 @@ from optim.private_states import OPTIMIZERS, trained
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_schema_determines_the_blocks(name: str, tier: int) -> None:
     schema, engine = trained(OPTIMIZERS[name], tier)
-    state = engine.remembered()
+    state = engine.state_tensors()
     assert outline_of(schema, tier) == outline(
         {name: tensor.nbytes for name, tensor in state.items()}
     )
@@ -42,7 +42,7 @@ def test_root_is_equal_for_any_number_of_threads(
     monkeypatch.setattr(state_merkle, "BLOCK", 256)
     monkeypatch.setattr(state_merkle, "_PIECE", 1024)
     _, engine = trained(OPTIMIZERS[name], 0)
-    state = engine.remembered()
+    state = engine.state_tensors()
     parts = outline({name: tensor.nbytes for name, tensor in state.items()})
     roots = set()
     for threads in (1, 2, 3):
@@ -68,23 +68,23 @@ def test_root_changes_with_every_tensor_and_round(name: str) -> None:
         changed: dict[str, Any] = {**state, key: tensor.clone()}
         changed[key].view(-1)[-1] += 1
         assert tree_of(changed).root != root, key
-    assert tree_of(trained(OPTIMIZERS[name], 1)[1].remembered()).root == root, (
+    assert tree_of(trained(OPTIMIZERS[name], 1)[1].state_tensors()).root == root, (
         "the same training has the same"
     )
-    assert tree_of(trained(OPTIMIZERS[name], 1, rounds=2)[1].remembered()).root != root
+    assert tree_of(trained(OPTIMIZERS[name], 1, rounds=2)[1].state_tensors()).root != root
 
 
 def test_cancelled_share_leaves_the_root_unchanged() -> None:
     for settings in OPTIMIZERS.values():
         _, engine = trained(settings, 1)
-        root = tree_of(engine.remembered()).root
+        root = tree_of(engine.state_tensors()).root
 
         def fails(part: Tensor) -> float:
             raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):
             engine.train(torch.zeros(2, 16, dtype=torch.int64), fails, 1e-3, 1e-3)
-        assert tree_of(engine.remembered()).root == root
+        assert tree_of(engine.state_tensors()).root == root
 
 
 def test_no_block_has_bytes_of_two_tensors() -> None:
@@ -104,17 +104,18 @@ def test_no_block_has_bytes_of_two_tensors() -> None:
 
 
 def test_remembered_state_shares_memory() -> None:
-    """`remembered` returns the tensors themselves, so a large state is hashed without a copy."""
+    """`state_tensors` returns the tensors themselves, so a large state is hashed without a copy."""
     _, engine = trained(OPTIMIZERS["distro"], 0)
     result = engine._result
     assert isinstance(result, ErrorFeedback)
-    for name, tensor in engine.remembered().items():
+    for name, tensor in engine.state_tensors().items():
         kind, level, group = name.removeprefix("result.").split(".")
         own = result._residuals[int(level)][int(group)]
         if kind == "residual":
             assert tensor.data_ptr() == own.data_ptr()
     assert all(
-        engine.state()[name].data_ptr() != t.data_ptr() for name, t in engine.remembered().items()
+        engine.state()[name].data_ptr() != t.data_ptr()
+        for name, t in engine.state_tensors().items()
     )
 
 

@@ -302,7 +302,7 @@ def _check_cost(
     )
     assert did["answered"] - asks <= streams
     assert did["looked_at"] <= looked_at + _most(
-        1, incoming_connections.LEFT_BURST, incoming_connections.LEFT_RATE, seconds
+        1, incoming_connections.DROP_BURST, incoming_connections.DROP_RATE, seconds
     )
     if how == "requests":
         streams = did["answered"] - asks

@@ -196,7 +196,7 @@ async def test_member_sharing_address_with_flood_reconnects(mesh, rogue, monkeyp
     nodes = await mesh(1, 2)
     for node in nodes:
         used_up = node._links._incoming.limits
-        while used_up.looks.spare() or used_up._rate("127.0.0.1").spare():
+        while used_up.looks.try_take() or used_up._rate("127.0.0.1").try_take():
             pass
     lost = nodes[0]._links._peers[nodes[1].node_id].link
     lost.close(Code.STALLED, "lost")

@@ -148,7 +148,7 @@ async def test_uncopied_large_state_is_served_until_it_changes(
     monkeypatch.setattr(state_sharing, "COPIES", 1000)
     member, checker = await mesh(1, 2)
     parts, engine, kept = state_of()
-    own = engine.remembered()
+    own = engine.state_tensors()
     assert kept.copies is None
     StateShare(member).offer(kept)
     root = kept.tree.root

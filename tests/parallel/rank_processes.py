@@ -341,7 +341,7 @@ def same_inner_rounds(ranks: Ranks, model: str, tier: int, inner: str, rounds: i
         assert (
             alone.optimizer.tree().root
             == led.optimizer.tree().root
-            == tree_of(led.optimizer.remembered()).root
+            == tree_of(led.optimizer.state_tensors()).root
         )
         for replica in (alone, led):
             apply(replica, trained.payloads)
@@ -358,7 +358,7 @@ def same_results(ranks: Ranks, model: str, tier: int, kind: str, rounds: int = 2
         assert (
             alone.optimizer.tree().root
             == led.optimizer.tree().root
-            == tree_of(alone.optimizer.remembered()).root
+            == tree_of(alone.optimizer.state_tensors()).root
         )
         assert one.measured is not None
         assert other.measured is not None

@@ -290,7 +290,7 @@ def test_tensors_are_assigned_once_and_evenly(
         assert max(numbers) - min(numbers) <= max(map(prod, shapes.values()), default=0)
 
 
-def test_matrix_weight_equals_its_orthogonalization_cost() -> None:
+def test_matrix_weight_equals_its_orthogonalisation_cost() -> None:
     """A long matrix has twice the elements of a square one, and half the cost."""
     shapes = {"model.layers.0.long.weight": (2, 64)} | {
         f"model.layers.{n}.square.weight": (8, 8) for n in range(3)

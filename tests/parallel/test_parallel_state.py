@@ -102,7 +102,7 @@ def test_gpu_shard_state_equals_cpu_state(ranks: Ranks, monkeypatch: pytest.Monk
         for number in range(2):
             assert learnt(led, number).payloads == learnt(alone, number).payloads
         assert isinstance(led.optimizer._result, ShardedFeedback)
-        held = led.optimizer._result._feedback.remembered().values()
+        held = led.optimizer._result._feedback.state_tensors().values()
         assert {tensor.device for tensor in held} == {gpu}
         of_moments = sharded_inner(led).moments()
         assert {tensor.device for tensor in of_moments.values() if tensor.dim()} == {gpu}
@@ -239,7 +239,7 @@ def test_rank_holds_only_its_share_of_state(ranks: Ranks, monkeypatch: pytest.Mo
     held = led.optimizer._result
     assert isinstance(held, ShardedFeedback)
     whole = sum(alone.optimizer.sizes().values())
-    first = sum(tensor.nbytes for tensor in held._feedback.remembered().values())
+    first = sum(tensor.nbytes for tensor in held._feedback.state_tensors().values())
     assert first * ranks.size == pytest.approx(whole, rel=0.05)
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from aftermath.rules import assignment, bitmap
 from aftermath.rules.run import BACKLOG, REDO, Interval
-from aftermath.rules.state import Alone, RunState
+from aftermath.rules.state import EstablishedOnly, RunState
 from programs.harness import World
 from programs.level_holders import established, one_round
 from programs.scenario import Scenario
@@ -105,7 +105,7 @@ def test_large_backlog_is_trained_by_established_alone(world: World, newcomers: 
         step = run.run.step
         shares = assignment.assign(current, run.members, 0)
         alone.append(current.established)
-        if current.established is Alone.TRAIN:
+        if current.established is EstablishedOnly.TRAIN:
             usual = 48 * 5 // (5 + newcomers)  # what they would train if newcomers trained the rest
             assert current.batch == max(current.redone, usual)
             owed = bitmap.from_seats(seat for seat, share in shares.items() if share.len)
@@ -115,12 +115,12 @@ def test_large_backlog_is_trained_by_established_alone(world: World, newcomers: 
         one_round(run, dict.fromkeys(honest, silent), silent)
         steps += run.run.step - step
     assert (alone[0], alone[-1], steps, run.run.lost_sequences) == (
-        Alone.WITNESS,
-        Alone.WITNESS,
+        EstablishedOnly.WITNESS,
+        EstablishedOnly.WITNESS,
         8,
         0,
     )
-    assert Alone.TRAIN in alone
+    assert EstablishedOnly.TRAIN in alone
     assert len(run.backlog) <= BACKLOG // 2
 
 
@@ -137,7 +137,11 @@ def test_full_backlog_keeps_established_batches_at_full_size(world: World) -> No
     for left in range(6):
         one_round(run, {})
         current = run.run.current
-        assert (current.established, current.batch, current.redone) == (Alone.WITNESS, 48, 7 * REDO)
+        assert (current.established, current.batch, current.redone) == (
+            EstablishedOnly.WITNESS,
+            48,
+            7 * REDO,
+        )
         assert len(run.backlog) == BACKLOG - 2 * (REDO + 1) - REDO * (left + 1)
 
 

@@ -15,7 +15,7 @@ from solders.pubkey import Pubkey
 
 from aftermath.rules import bitmap
 from aftermath.rules.run import Round
-from aftermath.rules.state import Alone
+from aftermath.rules.state import EstablishedOnly
 from programs.harness import World
 from programs.oracle_records import OracleRound, Seat, Vote
 from programs.scenario import Scenario
@@ -178,7 +178,7 @@ class _Rounds:
         entry = OracleRound(
             round.height, round.step, round.began, round.roster, round.elected, seed=round.seed
         )
-        entry.established = round.established is not Alone.NOTHING
+        entry.established = round.established is not EstablishedOnly.NOTHING
         entry.votes = self.votes.get(round.height, [])
         entry.attested = round.attested
         entry.counts = made

@@ -12,7 +12,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from aftermath.model.architectures import config_of
 from aftermath.model.initial_weights import init_weights
 from aftermath.model.network import LanguageModel
-from aftermath.replica.frozen import GivenWay, frozen_copy
+from aftermath.replica.frozen import Interrupted, frozen_copy
 from replica.whole_round import MODELS
 
 IDS = torch.arange(8)[None]
@@ -61,7 +61,7 @@ def test_interrupted_pass_ends_at_next_module(name: str) -> None:
         assert whole > 8
         called.clear()
         left = 5
-        with pytest.raises(GivenWay):
+        with pytest.raises(Interrupted):
             copied(IDS)
     finally:
         seen.remove()

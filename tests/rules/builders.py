@@ -13,8 +13,8 @@ from aftermath.rules.model import Checkpoint, LrSchedule, Metadata, Model
 from aftermath.rules.optimizer import NoOptimizer
 from aftermath.rules.run import Config, Round, Run
 from aftermath.rules.state import (
-    Alone,
     CheckpointKind,
+    EstablishedOnly,
     ExitReason,
     MemberState,
     ModelSource,
@@ -54,7 +54,7 @@ def header(roster: int, **given: Any) -> Round:
         "began": roster,
         "clients": clients,
         "elected": program_rules.elected_count(0, clients),
-        "established": Alone.NOTHING,
+        "established": EstablishedOnly.NOTHING,
     }
     return Round(**(values | given))
 

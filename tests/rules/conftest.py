@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from aftermath.config.chain_values import location_of
 from aftermath.config.data_sources import DataLocationChoice, LocalData
-from aftermath.config.read import location_of
 from aftermath.rules.distro import Distro
 from aftermath.rules.model import Checkpoint, Metadata, Model
 from aftermath.rules.state import CheckpointKind, ScheduleKind

@@ -24,7 +24,7 @@ from aftermath.rules.announcements import (
     decode_announcement,
     encode_announcement,
 )
-from aftermath.rules.seal import Closed, Key
+from aftermath.rules.seal import Reveal, RoundClosed
 
 SECRET = bytes(range(32))
 SENDER = bytes(Keypair.from_seed(SECRET).pubkey())
@@ -47,10 +47,10 @@ GOOD: dict[str, Any] = {
     "tokens_per_sec": 800.0,
 }
 READY = Ready(sender=SENDER, signer=b"w" * 32, run_id="test", epoch=2, seat=5)
-CLOSED = Closed(
+CLOSED = RoundClosed(
     sender=SENDER, signer=b"w" * 32, run_id="test", epoch=2, height=7, seed=2**64 - 1, seat=5
 )
-KEY = Key(
+KEY = Reveal(
     sender=SENDER,
     signer=b"w" * 32,
     run_id="test",
@@ -295,7 +295,9 @@ def test_invalid_announcement_is_not_encoded() -> None:
         {"tag": 2},
     ],
 )
-def test_reveal_out_of_range_is_refused(good: Closed | Key, changed: dict[str, Any]) -> None:
+def test_reveal_out_of_range_is_refused(
+    good: RoundClosed | Reveal, changed: dict[str, Any]
+) -> None:
     if changed.keys() - {"extra", "tag"} > set(good.__struct_fields__):
         return
     tag, *values = msgspec.msgpack.decode(msgspec.msgpack.encode(good), strict=False)

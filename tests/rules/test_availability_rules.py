@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from aftermath.rules import availability, committee, consensus
 from aftermath.rules.members import Members
 from aftermath.rules.run import MAX_WITNESSES, Round, Run
-from aftermath.rules.state import Alone, MemberState, RunState
+from aftermath.rules.state import EstablishedOnly, MemberState, RunState
 from rules import builders
 from rules.builders import config, header, seat
 from rules.test_consensus_rules import attest
@@ -46,7 +46,7 @@ def test_drawn_seats_witness_if_nobody_leaves(
     judges = data.draw(st.integers(0, 2**count - 1))
     round, run, members = _run([0] * count, nodes=nodes, judges=judges, seed=seed)
     if data.draw(st.booleans()) and judges:
-        round = replace(round, established=Alone.WITNESS)
+        round = replace(round, established=EstablishedOnly.WITNESS)
         most = min(committee.wanted_witnesses(round, nodes), judges.bit_count())
         round = replace(round, elected=most)
     drawn = availability.drawn(round, run, members)

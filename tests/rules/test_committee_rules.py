@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from aftermath.rules import bitmap, committee
 from aftermath.rules.members import Members
-from aftermath.rules.state import Alone, Committee, MemberState, RunState
+from aftermath.rules.state import Committee, EstablishedOnly, MemberState, RunState
 from rules import program_rules
 from rules.builders import header, members, run, seat
 
@@ -143,7 +143,7 @@ def test_newcomers_never_witness_established_round(
 ) -> None:
     """Only established members witness an established round, even if none is left."""
     judges = roster & known
-    round_ = header(roster, seed=seed, elected=32, established=Alone(alone))
+    round_ = header(roster, seed=seed, elected=32, established=EstablishedOnly(alone))
     table = members({}, healthy=healthy, judges=judges)
     among = roster & healthy & (judges if alone else roster)
     chosen = committee.witnesses(round_, table)

@@ -19,7 +19,7 @@ from aftermath.config.rules import program_errors
 from aftermath.rules import assignment, bitmap, committee, consensus, eviction
 from aftermath.rules.deadlines import next_deadline
 from aftermath.rules.run import Run
-from aftermath.rules.state import Alone, MemberState, RunState
+from aftermath.rules.state import EstablishedOnly, MemberState, RunState
 from config.config_cases import RULES, SEED, changed
 from rules import backlog, program_rules
 from rules.backlog import Backlog
@@ -82,9 +82,9 @@ def test_shuffles_committees_and_shares_match_program(chain: Onchain, cases: int
             rng.sample(range(256), rng.choice([0, 1, 20, rng.randint(0, 256)]))
         )
         alone = (
-            Alone.TRAIN
+            EstablishedOnly.TRAIN
             if percent == 0 and rng.random() < 0.5
-            else rng.choice([Alone.NOTHING, Alone.WITNESS])
+            else rng.choice([EstablishedOnly.NOTHING, EstablishedOnly.WITNESS])
         )
         round_ = header(
             roster, began=began, seed=rng.getrandbits(64), batch=batch, established=alone
@@ -107,7 +107,7 @@ def test_shuffles_committees_and_shares_match_program(chain: Onchain, cases: int
             seats=seats,
             judges=bitmap.to_bytes(judges),
         )
-        if alone is Alone.NOTHING:
+        if alone is EstablishedOnly.NOTHING:
             assert list(chain.inspect(0, 2)) == program_rules.witness_positions(round_)
         positions = list(chain.inspect(1, 2))
         assert positions == committee.positions(round_.seed, committee.COMMITTEE, began.bit_count())
@@ -141,7 +141,7 @@ def test_witnesses_match_program_when_members_leave(chain: Onchain, cases: int) 
         given = {
             "elected": elected,
             "attested": attested,
-            "established": Alone(rng.choice([0, 1, 2])),
+            "established": EstablishedOnly(rng.choice([0, 1, 2])),
         }
         round_ = header(roster, began=began, seed=rng.getrandbits(64), **given)
         rounds = np.zeros(4, run_layout.dtype["rounds"].base)

@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 
 from aftermath.cli import commands_page
 from aftermath.cli.train import settings_options
+from aftermath.config.chain_values import checkpoint_of, location_of
 from aftermath.config.document import load_config
-from aftermath.config.read import checkpoint_of, location_of
 from aftermath.data.data_server import load_server_settings
 from aftermath.rules.state import DataKind
 from aftermath.server.commands_page import PREFACE

@@ -22,7 +22,7 @@ from solders.pubkey import Pubkey
 from solders.system_program import TransferParams, transfer
 from solders.transaction import VersionedTransaction
 
-from aftermath.base.rate_limit import makes_room
+from aftermath.base.rate_limit import connection_to_close
 from aftermath.chain.addresses import run_addresses
 from aftermath.chain.client import CoordinatorClient
 from aftermath.chain.failures import RpcRejected, TransactionFailed
@@ -224,8 +224,8 @@ async def test_silent_clients_do_not_block_members(monkeypatch: pytest.MonkeyPat
 
 def test_makes_room_picks_oldest_of_largest_address() -> None:
     waiting = {1: "10.0.0.1", 2: "10.0.0.2", 3: "10.0.0.3", 4: "10.0.0.2", 5: "10.0.0.2"}
-    assert makes_room(waiting) == 2
-    assert makes_room({3: "a", 1: "b"}) == 3
+    assert connection_to_close(waiting) == 2
+    assert connection_to_close({3: "a", 1: "b"}) == 3
 
 
 async def test_slow_member_is_not_evicted_by_crowded_address(

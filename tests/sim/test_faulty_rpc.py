@@ -115,8 +115,8 @@ def test_node_faults_match_their_names() -> None:
         chain = SimChain()
         keypair = Keypair.from_seed(bytes(32))
         member = SimMemberChain(chain, keypair, "none")
-        client = member.road.http()
-        url = member.road.endpoints[0].http
+        client = member.rpc.http()
+        url = member.rpc.endpoints[0].http
         found: dict[NodeFault, object] = {}
 
         async def ask(request: object) -> object:
@@ -136,7 +136,7 @@ def test_node_faults_match_their_names() -> None:
             NodeFault.GENESIS,
             NodeFault.BEHIND,
         ):
-            member.road.set_node_faults([node_fault])
+            member.rpc.set_node_faults([node_fault])
             asked = GetGenesisHash() if node_fault is NodeFault.GENESIS else GetSlot()
             found[node_fault] = await ask(
                 asked if node_fault is not NodeFault.TYPES else GetAccountInfo(keypair.pubkey())

@@ -58,12 +58,12 @@ def test_summary_line_counts_members_and_steps(given: dict[str, Any], says: str)
 def test_summary_ends_with_loss_of_last_step(tmp_path: Path) -> None:
     clients = (LocalTestnetClient(1, 0), LocalTestnetClient(2, 0))
     plan = LocalTestnetPlan(chosen(SHIPPED / "demo"), clients, tmp_path, 0, ClientExtras())
-    story = RunProgress([MemberProgress(client.name, client.tier) for client in clients])
+    run_progress = RunProgress([MemberProgress(client.name, client.tier) for client in clients])
     for step, losses in ((1, (5.0, 6.0)), (2, (4.0, 4.0)), (3, (2.5, 3.5))):
         for client, loss in zip(clients, losses, strict=True):
             about = EventOrigin("demo", f"wallet of {client.name}", client.tier, "0.1.0")
             trained = sample_event("trained", step=step, loss=loss, tokens=100)
             path = Path(client.name) / "events.jsonl"
-            story._take(EventRecord(datetime.now(UTC), about, trained, path), 1.0)
-    summary = summary_of(plan, story, Ending.FINISHED, kills=0, failed=[], seconds=1.0)
+            run_progress._take(EventRecord(datetime.now(UTC), about, trained, path), 1.0)
+    summary = summary_of(plan, run_progress, Ending.FINISHED, kills=0, failed=[], seconds=1.0)
     assert (summary.loss_first, summary.loss_last) == (5.5, 3.0)

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from aftermath.base.allowed_places import RunAccess
+from aftermath.base.allowed_locations import RunAccess
 from aftermath.base.errors import Unsuitable
+from aftermath.config.chain_values import location_of
 from aftermath.config.data_sources import DataLocationChoice
 from aftermath.config.document import RunConfig, parse_as
-from aftermath.config.read import location_of
 from aftermath.data.source import WrongTokens
 from aftermath.optim.run_schema import agreed_schema
 from aftermath.rules.model import Checkpoint, DataLocation, Recorded, marked

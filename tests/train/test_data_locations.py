@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from aftermath.base.allowed_places import TRUSTING, RunAccess
+from aftermath.base.allowed_locations import TRUSTING, RunAccess
+from aftermath.config.chain_values import location_of
 from aftermath.config.data_sources import DataLocationChoice
-from aftermath.config.read import location_of
 from aftermath.data.source import DataError
 from aftermath.train.locations import name_of, open_source
 

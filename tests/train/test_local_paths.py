@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from aftermath.base.allowed_places import TRUSTING, RunAccess
+from aftermath.base.allowed_locations import TRUSTING, RunAccess
 from aftermath.base.errors import Unsuitable
 from aftermath.base.outputs import write_mark
 

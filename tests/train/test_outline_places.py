@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from aftermath.base.allowed_places import TRUSTING, RunAccess
+from aftermath.base.allowed_locations import TRUSTING, RunAccess
 from aftermath.base.errors import AftermathError, Unsuitable
 from aftermath.base.outputs import write_mark
 from aftermath.config.document import RunConfig, parse_as

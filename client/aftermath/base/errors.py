@@ -65,7 +65,7 @@ def code_of(name: str) -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "-", name).lower()
 
 
-def shown(value: object) -> str:
+def short_repr(value: object) -> str:
     """Return a value as an error message shows it, cut to 60 characters."""
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."

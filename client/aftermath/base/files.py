@@ -64,14 +64,14 @@ def replacing(target: Path, *, shared: bool = False) -> Iterator[BinaryIO]:
 
     `shared`: other processes may write the same file at the same time; the last one to finish wins.
     """
-    with standing_in(target, shared=shared) as partial:
+    with partial_path(target, shared=shared) as partial:
         partial.unlink(missing_ok=True)
         with partial.open("xb") as stream:  # never open a file or link that another user put there
             yield stream
 
 
 @contextmanager
-def standing_in(target: Path, *, shared: bool = False) -> Iterator[Path]:
+def partial_path(target: Path, *, shared: bool = False) -> Iterator[Path]:
     """Yield a path to write to. That file replaces the target once on disk, and is removed after an
     error.
     """
@@ -79,13 +79,13 @@ def standing_in(target: Path, *, shared: bool = False) -> Iterator[Path]:
     partial = target.with_name(f".{target.name}{process}.partial")
     try:
         yield partial
-        settle(partial, target)
+        sync_and_rename(partial, target)
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
 
 
-def settle(partial: Path, target: Path) -> None:
+def sync_and_rename(partial: Path, target: Path) -> None:
     """Force a file to disk and rename it over the target. Both must be in one directory."""
     sync(partial)
     partial.replace(target)

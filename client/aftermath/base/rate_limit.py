@@ -79,7 +79,7 @@ class TokenBucket:
         self._tokens -= 1
         return max(0.0, -self._tokens / self._rate)
 
-    def spare(self) -> bool:
+    def try_take(self) -> bool:
         """Take one token if available, and return whether it was."""
         self._refill()
         if self._tokens < 1:
@@ -91,24 +91,24 @@ class TokenBucket:
 T = TypeVar("T")
 
 
-def place(transport: asyncio.BaseTransport | None) -> str:
-    """Return the peer's address; for IPv6 its /64, since a host with one address there has all of
-    them.
+def peer_network(transport: asyncio.BaseTransport | None) -> str:
+    """Return the peer's IP address, or its /64 network for IPv6: a host with one address of a /64
+    can use all of them. Empty if there is no peer address.
     """
     peer = transport.get_extra_info("peername") if transport is not None else None
     return network_of(str(peer[0])) if isinstance(peer, tuple) else ""
 
 
-def fullest(places: Iterable[str]) -> str:
+def busiest_address(addresses: Iterable[str]) -> str:
     """Return the address that occurs most often. If there are several, return the first."""
-    return max(Counter(places).items(), key=lambda item: item[1])[0]
+    return max(Counter(addresses).items(), key=lambda item: item[1])[0]
 
 
-def makes_room(waiting: Mapping[T, str]) -> T:
+def connection_to_close(waiting: Mapping[T, str]) -> T:
     """Return the connection to close: the oldest one of the address with the most connections.
     `waiting` lists the oldest first.
     """
-    busiest = fullest(waiting.values())
+    busiest = busiest_address(waiting.values())
     return next(connection for connection, address in waiting.items() if address == busiest)
 
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from solders.pubkey import Pubkey
 
+from aftermath.config.chain_values import NO_SPEC, source_of
 from aftermath.config.data_sources import DataLocationChoice
-from aftermath.config.read import NO_SPEC, source_of
 from aftermath.rules.bitmap import seats
 from aftermath.rules.members import Members, Seat
 from aftermath.rules.model import DataLocation, Model

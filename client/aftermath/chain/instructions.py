@@ -108,7 +108,9 @@ class CoordinatorInstructions:
         return self._by_owner("set_paused", run_id, paused=paused)
 
     def rewind(self, run_id: str, index: int, step: int) -> Instruction:
-        """Take a halted run back to the checkpoint `Model.recorded[place]`, of this `step`."""
+        """Take a halted run back to the checkpoint `Model.recorded[index]`, which must be of this
+        `step`.
+        """
         return self._by_owner("rewind", run_id, place=index, step=step)
 
     def kick(

@@ -23,7 +23,7 @@ from aftermath.chain.memberships import check_bond, membership_of, unpaid_bond
 from aftermath.chain.newest_run import OUTAGE_SECONDS
 from aftermath.chain.reader import RunReader
 from aftermath.chain.rpc import RpcPool
-from aftermath.chain.subscription import RunWatcher
+from aftermath.chain.run_watcher import RunWatcher
 from aftermath.chain.wallet import Wallet
 from aftermath.coordinator.errors import Refusal, Refused, Unavailable
 from aftermath.coordinator.ports import View
@@ -93,7 +93,7 @@ class SolanaMember:
         await self.close()
 
     @property
-    def called(self) -> str:
+    def display_name(self) -> str:
         """The service that stores the run, as messages name it."""
         return self._pool.keeper
 
@@ -139,9 +139,9 @@ class SolanaMember:
         """Whether a command can advance an overdue run."""
         return self._pool.has_tick
 
-    def back(self) -> float:
+    def last_outage_end(self) -> float:
         """Return the event loop's time at the end of the last outage, or -inf if there was none."""
-        return self._watcher.newest.back
+        return self._watcher.newest.last_outage_end
 
     async def views(self) -> AsyncIterator[View]:
         """Yield the newest view at once and after every change."""

@@ -30,7 +30,7 @@ class NewestRun:
         """The highest slot at which the run was read or pushed. Later reads ask for this slot or a
         later one.
         """
-        self.back = float("-inf")
+        self.last_outage_end = float("-inf")
         """Time on the event loop's clock at which the run was read again after an outage."""
         self.clock = ChainClock(lambda: asyncio.get_running_loop().time())
         self._run: Run | None = None
@@ -59,7 +59,7 @@ class NewestRun:
         """Keep a state that was read or pushed, if it is newer."""
         previous = self._run
         if previous is not None and self.silent > OUTAGE_SECONDS:
-            self.back = asyncio.get_running_loop().time()
+            self.last_outage_end = asyncio.get_running_loop().time()
         self._heard = asyncio.get_running_loop().time()
         self.slot = max(self.slot, slot)
         if previous is not None and run.seq <= previous.seq:

@@ -143,7 +143,7 @@ class Simulation:
 class NodeClient(AsyncClient):
     """solana-py's client of the node at `url`, over `session`.
 
-    It adds the kinds of requests that the node answers to `answered`.
+    It records each kind of request that the node has answered in the set `answered`.
     """
 
     _provider: BoundedProvider

@@ -17,7 +17,7 @@ from construct import ConstructError
 from solders.instruction import AccountMeta, Instruction
 from solders.pubkey import Pubkey
 
-from aftermath.base.errors import AccountError, shown
+from aftermath.base.errors import AccountError, short_repr
 from aftermath.chain.idl import ProgramIdl, load_idl
 from aftermath.chain.refusals import Errors
 from aftermath.coordinator.errors import CoordinatorError
@@ -135,7 +135,7 @@ def complete(value: Any, kind: Any, types: Mapping[str, Json], path: str) -> Any
     element, length = kind["array"] if form == "array" else (kind["vec"], None)
     if not isinstance(value, bytes | list | tuple) or (length is not None and len(value) != length):
         expected = "a list" if length is None else f"{length} values"
-        raise CoordinatorError(f"{path} must be {expected}, not {shown(value)}")
+        raise CoordinatorError(f"{path} must be {expected}, not {short_repr(value)}")
     return [complete(item, element, types, f"{path}[{i}]") for i, item in enumerate(value)]
 
 
@@ -156,7 +156,7 @@ def _defined(value: Any, definition: Json, types: Mapping[str, Json], path: str)
     if definition["kind"] != "struct":
         return value  # an enum value of anchorpy
     if not isinstance(value, Mapping):
-        raise CoordinatorError(f"{path} must be a table of fields, not {shown(value)}")
+        raise CoordinatorError(f"{path} must be a table of fields, not {short_repr(value)}")
     fields = {f["name"]: f["type"] for f in definition["fields"]}
     if unknown := sorted(set(value) - set(fields)):
         raise CoordinatorError(
@@ -184,10 +184,10 @@ def _simple(value: Any, kind: str, path: str) -> Any:
             return int(value)
         if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
             raise CoordinatorError(
-                f"{path} must be a whole number from {low} to {high}, not {shown(value)}"
+                f"{path} must be a whole number from {low} to {high}, not {short_repr(value)}"
             )
         return int(value)
     expected = {"bool": bool, "string": str}.get(kind)
     if expected and not isinstance(value, expected):
-        raise CoordinatorError(f"{path} must be a {kind}, not {shown(value)}")
+        raise CoordinatorError(f"{path} must be a {kind}, not {short_repr(value)}")
     return value

@@ -17,7 +17,7 @@ from aftermath.chain.failures import BadReply
 from aftermath.chain.node_client import AccountData, NodeClient
 from aftermath.chain.nodes import FAILURES_BEFORE_LEAVING
 from aftermath.chain.rpc import MAX_ENDPOINTS, RpcPool
-from aftermath.chain.subscription import GIVE_UP_SECONDS, RunWatcher
+from aftermath.chain.run_watcher import GIVE_UP_SECONDS, RunWatcher
 from aftermath.chain.views import (
     parse_members,
     parse_model,

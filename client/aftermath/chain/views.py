@@ -15,7 +15,7 @@ import numpy as np
 
 from aftermath.base.errors import AccountError, Unsuitable
 from aftermath.chain import layout
-from aftermath.config.read import NO_SPEC, trained_by
+from aftermath.config.chain_values import NO_SPEC, trained_by
 from aftermath.config.spec import UNREADABLE_FIX, read_spec
 from aftermath.rules import bitmap, state
 from aftermath.rules.limits import MAX_LEVELS, SPEC_BYTES
@@ -258,7 +258,11 @@ _CONVERTERS: dict[type, dict[str, _Convert]] = {
         "began": bitmap.from_bytes,
         "next_roster": bitmap.from_bytes,
     },
-    Round: {"roster": bitmap.from_bytes, "attested": bitmap.from_bytes, "established": state.Alone},
+    Round: {
+        "roster": bitmap.from_bytes,
+        "attested": bitmap.from_bytes,
+        "established": state.EstablishedOnly,
+    },
     Metadata: {"name": _text, "description": _text},
     Model: {"client_version": _text},
     Checkpoint: {"kind": state.CheckpointKind, "repo": _text, "revision": _text},

@@ -39,7 +39,7 @@ CHECKS: Mapping[str, Check] = {
     "bond": run_checks.bond,
     "process": run_checks.process,
     "balance": run_checks.balance,
-    "reach": run_checks.reach,
+    "access": run_checks.access,
     "configured": run_checks.configured,
     "model": run_checks.model,
     "tier": run_checks.tier,

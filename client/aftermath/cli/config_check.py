@@ -15,9 +15,9 @@ from aftermath.base.errors import AftermathError, ConfigError
 from aftermath.cli.main import SOLANA, load
 from aftermath.cli.model_init import SIZES, byte_tokens, document, tokens_of
 from aftermath.cli.usage import ParserError, usage_error
+from aftermath.config.chain_values import location_of, rules_of, schedule_of
 from aftermath.config.document import RunConfig, load_config
 from aftermath.config.errors import LocatedMistake, Mistake, Mistaken
-from aftermath.config.read import location_of, rules_of, schedule_of
 from aftermath.config.recipe_file import RECIPE_SUFFIX, recipe_of
 from aftermath.data.fingerprint import records_hash
 from aftermath.data.source import WrongTokens

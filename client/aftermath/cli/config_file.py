@@ -170,8 +170,8 @@ def preview_lr(
     Assumes a run without pauses. After a pause, the first steps of an epoch warm up again
     (cold_start_warmup_steps).
     """
+    from aftermath.config.chain_values import schedule_of
     from aftermath.config.document import load_config
-    from aftermath.config.read import schedule_of
     from aftermath.owner.warnings import warning_about_schedule
 
     config = load_config(config_path)

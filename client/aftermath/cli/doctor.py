@@ -145,7 +145,7 @@ async def doctor(
             findings += await examine(subject, ("rpc",))
             if subject.answers:
                 findings += await examine(
-                    subject, ("websocket", "clock", "run", *ADMISSION, "balance", "reach")
+                    subject, ("websocket", "clock", "run", *ADMISSION, "balance", "access")
                 )
     return result_of([*findings, *await examine(subject, ("relay", *FIT))])
 

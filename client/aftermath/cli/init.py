@@ -23,7 +23,7 @@ from aftermath.base.stdio import is_quiet
 from aftermath.cli.command import command
 from aftermath.cli.error_docs import with_local_pages
 from aftermath.cli.present import CommandError, Result, note, plain_text, writing
-from aftermath.config.recipe_file import making, recipe_file
+from aftermath.config.recipe_file import recipe_file, run_files_command
 from aftermath.model.presets import PRESETS
 from aftermath.rules.bitmap import MAX_MEMBERS
 from aftermath.rules.limits import MAX_LEVELS
@@ -190,7 +190,7 @@ def _summary(
     at_once = f"aftermath-solana local-testnet start --num-clients {members} --config-path {shlex.quote(str(out))}"
     file = shlex.quote(str(out))
     run = shlex.quote(_suggested_run_id(out))
-    server = [making(out)] if files_path else []
+    server = [run_files_command(out)] if files_path else []
     host = f"aftermath-centralized server run --run-id {run} --state {file}"
     server.append(f"{host} -s 20000 --save-state-dir runs/server")
     data = {
@@ -338,7 +338,7 @@ def _next_commands(out: Path, *, needs_files: bool) -> list[str]:
     file = shlex.quote(str(out))
     run = shlex.quote(_suggested_run_id(out))
     run_flags = f"--run-id {run} -w {_WALLET}"
-    make_files = [making(out)] if needs_files else []
+    make_files = [run_files_command(out)] if needs_files else []
     # otherwise the model is lost with the last member
     checkpoint_dir = shlex.quote(str(Path("runs") / _suggested_run_id(out) / "checkpoints"))
     new_wallet = (

@@ -111,8 +111,8 @@ def disk(_: Subject) -> Finding:
         str(path): _free_at(path) for path in (cache_directory(""), state_directory(), Path.cwd())
     }
     free_by_path[tempfile.gettempdir()] = _free_at(Path(tempfile.gettempdir()))
-    least, fullest = min((free, path) for path, free in free_by_path.items())
-    text = f"{least / 1e9:.1f} GB free at {fullest}"
+    least, busiest_address = min((free, path) for path, free in free_by_path.items())
+    text = f"{least / 1e9:.1f} GB free at {busiest_address}"
     if least < LEAST_DISK:
         return dubious(
             text,

@@ -43,7 +43,7 @@ async def fetch_run_files(subject: Subject) -> Result:
     import math
 
     from aftermath.cli.check_list import examine
-    from aftermath.config.read import source_of
+    from aftermath.config.chain_values import source_of
     from aftermath.model.checkpoint import load
     from aftermath.model.run_checkpoint import resolve
     from aftermath.rules.state import CheckpointKind

@@ -96,7 +96,7 @@ def write_profile(values: Mapping[str, str]) -> Path:
             f"{PROFILE_VARIABLE} is empty, so there is no profile",
             "Unset it, or set it to the path of a file",
         )
-    from aftermath.base.files import fix_of, standing_in
+    from aftermath.base.files import fix_of, partial_path
     from aftermath.config.keys import written
 
     text = (
@@ -105,7 +105,7 @@ def write_profile(values: Mapping[str, str]) -> Path:
     text += "".join(f"{name} = {written(value)}\n" for name, value in values.items())
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with standing_in(path) as partial:
+        with partial_path(path) as partial:
             partial.unlink(missing_ok=True)
             descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with os.fdopen(descriptor, "w", encoding="utf-8") as file:

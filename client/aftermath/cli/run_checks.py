@@ -80,10 +80,10 @@ async def websocket(subject: Subject) -> Finding | None:
     """Check that the nodes push changes. Without that, a member polls the run."""
     if subject.chain is None:
         return None
+    from aftermath.chain.account_socket import AccountSocket
     from aftermath.chain.addresses import CLOCK
     from aftermath.chain.endpoints import shown
     from aftermath.chain.rpc import RpcPool
-    from aftermath.chain.socket import AccountSocket
 
     subscribed = []
     silent = []
@@ -350,7 +350,7 @@ async def balance(subject: Subject) -> Finding | None:
     return fine(f"{subject.wallet} has {sol(lamports)}; a start costs at most {sol(needed)}")
 
 
-def reach(subject: Subject) -> Finding | None:
+def access(subject: Subject) -> Finding | None:
     """Name the local files that the run reads, and the addresses that it contacts."""
     if subject.view is None or not subject.view.model.configured:
         return None

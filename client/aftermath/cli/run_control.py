@@ -47,7 +47,7 @@ async def set_paused(
     """
     from aftermath.cli.connection import sign_in
     from aftermath.events.progress import in_words
-    from aftermath.ui.web.follower import RunFollower
+    from aftermath.ui.run_follower import RunFollower
 
     if resume and action is Action.PAUSE:
         raise UsageError("pause and --resume contradict each other", "Pass one of them")
@@ -127,7 +127,7 @@ async def tick(
     from aftermath.coordinator.errors import Refused
     from aftermath.events.progress import in_words
     from aftermath.events.status import line
-    from aftermath.ui.web.follower import RunFollower
+    from aftermath.ui.run_follower import RunFollower
 
     tried = 0
     signatures: list[str] = []

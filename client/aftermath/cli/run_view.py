@@ -19,8 +19,8 @@ from aftermath.events.members_table import COLUMNS, row_of
 from aftermath.events.printable import json_text
 from aftermath.events.status import RunStatus, facts_of, line, shown_levels
 from aftermath.rules.state import RunState
+from aftermath.ui.run_follower import RunFollower
 from aftermath.ui.terminal.screen import Screen, can_show
-from aftermath.ui.web.follower import RunFollower
 
 _REDRAW = 0.5  # seconds between two redraws of the elapsed time
 Facts = tuple[str, Mapping[str, str]]

@@ -88,7 +88,7 @@ def train_local(
     from aftermath.kernels.runtime import needs_compilation
     from aftermath.lab.setup import start
     from aftermath.lab.step_lines import StepLines
-    from aftermath.lab.training_loop import Course, now
+    from aftermath.lab.training_loop import TrainingLoop, now
     from aftermath.replica.exactness import exact_device, keep_compiled
     from aftermath.replica.passes import arithmetic_of
 
@@ -112,13 +112,13 @@ def train_local(
         settings.stack_members == "auto" and device.type == "cuda"
     )
     begun = start(recipe, device, arithmetic, stack_members=stacked)
-    course = Course(recipe, begun, screen, out, settings.save_every)
+    training = TrainingLoop(recipe, begun, screen, out, settings.save_every)
     if out is None:
-        course.run()
+        training.run()
         return Result(None, None)
     try:
-        with _ending_after_the_step(course.stop):
-            course.run()
+        with _ending_after_the_step(training.stop):
+            training.run()
     except KeyboardInterrupt:
         note(f"the same command continues from the last state saved in {out}")
         raise

@@ -141,7 +141,7 @@ def _more_steps(run: Run) -> int | None:
 
 def _check_open(change: Change, run_id: str, model: Model) -> None:
     """Raise OpenRunRefused if the config is not for a run that everybody may join."""
-    from aftermath.config.read import checkpoint_of
+    from aftermath.config.chain_values import checkpoint_of
     from aftermath.owner.open_run import check_open_run
 
     if change.config is None:

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from aftermath.base.allowed_places import RunAccess, advice_to_member, any_address
+from aftermath.base.allowed_locations import RunAccess, advice_to_member, any_address
 from aftermath.config.tables import (
     U8,
     U32,
     BareVariant,
     Choice,
+    KeyLimits,
     Location,
-    Means,
     Variant,
     extensible,
 )
@@ -32,7 +32,7 @@ _NO_SEED = bytes(32)
 DataHash = Annotated[
     str,
     Field(pattern="^([0-9a-f]{64})?$"),
-    Means(form="64 lowercase hex digits, or empty"),
+    KeyLimits(form="64 lowercase hex digits, or empty"),
 ]
 """Hash of a run's data files in hex, or empty if the owner did not give one."""
 
@@ -265,10 +265,10 @@ class NumberedUrlFiles(HttpFilesTable):
         description="The URL of the files, with {} for the file number.",
     )
     start_index: U32 = Field(default=0, description="Number of the first file.")
-    n_left_pad_zeros: Annotated[U8, Means("digits")] = Field(
+    n_left_pad_zeros: Annotated[U8, KeyLimits("digits")] = Field(
         default=0, description="Length that numbers are padded to with zeros."
     )
-    num_files: Annotated[U32, Means("files", least=1)] = Field(
+    num_files: Annotated[U32, KeyLimits("files", least=1)] = Field(
         examples=[8], description="Number of files."
     )
 

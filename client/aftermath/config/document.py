@@ -18,7 +18,7 @@ from aftermath.config import rules as config_rules
 from aftermath.config.data_sources import DataHash, DataLocationChoice
 from aftermath.config.spec import ArchitectureName, DataTypeName, Spec, spec_hash
 from aftermath.config.start_checkpoint import CheckpointChoice
-from aftermath.config.tables import U8, U16, U32, U64, Means, Seconds, SomeSeconds, Table
+from aftermath.config.tables import U8, U16, U32, U64, KeyLimits, Seconds, SomeSeconds, Table
 from aftermath.config.training import LearningRate, OptimizerChoice
 from aftermath.rules.bitmap import MAX_MEMBERS
 from aftermath.rules.limits import MAX_LEVELS, MAX_SEQ_LEN, MAX_WARMUP_TOKENS
@@ -66,26 +66,26 @@ class RunRules(Table):
         examples=[3600],
         description="Maximum length of an epoch. 0 sets no limit and requires `rounds_per_epoch`.",
     )
-    rounds_per_epoch: Annotated[U32, Means("rounds")] = Field(
+    rounds_per_epoch: Annotated[U32, KeyLimits("rounds")] = Field(
         default=0,
         examples=[20],
         description="Rounds per epoch. 0 sets no limit and requires `epoch_time`. Members join and "
         "checkpoints are saved between epochs. With 1, a member that joins a run with established "
         "members never gets a vote on the model.",
     )
-    total_steps: Annotated[U32, Means("steps", least=1)] = Field(
+    total_steps: Annotated[U32, KeyLimits("steps", least=1)] = Field(
         examples=[1000],
         description="Steps of the run. A step is a round with at least one applied result.",
     )
-    init_min_clients: Annotated[U16, Means("members", least=1, most=MAX_MEMBERS)] = Field(
+    init_min_clients: Annotated[U16, KeyLimits("members", least=1, most=MAX_MEMBERS)] = Field(
         examples=[3],
         description="Members that must be present before an epoch begins. At least `min_clients`.",
     )
-    min_clients: Annotated[U16, Means("members", least=1, most=MAX_MEMBERS)] = Field(
+    min_clients: Annotated[U16, KeyLimits("members", least=1, most=MAX_MEMBERS)] = Field(
         examples=[2],
         description="Minimum members of an epoch. With fewer, it ends and the run waits.",
     )
-    witness_nodes: Annotated[U16, Means("members", most=MAX_WITNESSES)] = Field(
+    witness_nodes: Annotated[U16, KeyLimits("members", most=MAX_WITNESSES)] = Field(
         default=0,
         description="Members elected as witnesses of a round. 0: all of them, up to 32; at most "
         "`min_clients`. Where only established members witness, 1 elects two. Few witnesses need "
@@ -93,40 +93,40 @@ class RunRules(Table):
         "whole committee. Dropping a member always takes as many votes as with 0. Use a small value "
         "only among members that you know.",
     )
-    overlap: Annotated[U8, Means("rounds", most=1)] = Field(
+    overlap: Annotated[U8, KeyLimits("rounds", most=1)] = Field(
         default=1,
         description="Rounds during which results are exchanged while the next round trains. 0: a "
         "round ends when its results have arrived, for SparseLoCo and for rounds that train much "
         "longer than results travel.",
     )
-    global_batch_size_start: Annotated[U16, Means("sequences", least=1)] = Field(
+    global_batch_size_start: Annotated[U16, KeyLimits("sequences", least=1)] = Field(
         examples=[32],
         description="Sequences per round of all members together, at the start of the run. With "
         "SparseLoCo, use `inner_steps` times the batch of one step.",
     )
-    global_batch_size_end: Annotated[U16, Means("sequences", least=1)] = Field(
+    global_batch_size_end: Annotated[U16, KeyLimits("sequences", least=1)] = Field(
         examples=[32],
         description="Sequences per round after `global_batch_size_warmup_tokens`. At least "
         "`global_batch_size_start`; if equal, the batch does not grow.",
     )
-    global_batch_size_warmup_tokens: Annotated[U64, Means("tokens", most=MAX_WARMUP_TOKENS)] = (
+    global_batch_size_warmup_tokens: Annotated[U64, KeyLimits("tokens", most=MAX_WARMUP_TOKENS)] = (
         Field(
             default=0,
             description="Tokens over which the batch grows from its first to its last size. "
             "0: the batch has its last size from the start.",
         )
     )
-    verification_percent: Annotated[U8, Means("percent of the members", most=100)] = Field(
+    verification_percent: Annotated[U8, KeyLimits("percent of the members", most=100)] = Field(
         default=0,
         description="Members of a round that check others instead of training. Only 0 is accepted, "
         "because no client can check results yet.",
     )
-    join_bond: Annotated[U64, Means("lamports")] = Field(
+    join_bond: Annotated[U64, KeyLimits("lamports")] = Field(
         default=0,
         description="Bond that a wallet locks while it is a member, and loses if it is ejected. "
         "Each member sets its own limit (`train --max-bond`).",
     )
-    waiting_for_members_extra_time: Annotated[U8, Means("seconds", least=1)] = Field(
+    waiting_for_members_extra_time: Annotated[U8, KeyLimits("seconds", least=1)] = Field(
         default=10,
         description="Time to wait for more members after `init_min_clients` have joined. "
         "Must not be 0.",
@@ -138,7 +138,7 @@ class Matformer(Table):
     feed-forward layer.
     """
 
-    tiers: Annotated[int, Field(ge=1, le=MAX_LEVELS), Means("tiers")] = Field(
+    tiers: Annotated[int, Field(ge=1, le=MAX_LEVELS), KeyLimits("tiers")] = Field(
         default=1,
         examples=[3],
         description="Number of model sizes that members may hold. 1: every member holds the whole model.",
@@ -157,12 +157,12 @@ class Llm(Table):
         description="Pretraining learns every token, Finetuning only labels. Only the data "
         "location `Preprocessed` has labels.",
     )
-    max_seq_len: Annotated[U32, Means("tokens", least=1, most=MAX_SEQ_LEN)] = Field(
+    max_seq_len: Annotated[U32, KeyLimits("tokens", least=1, most=MAX_SEQ_LEN)] = Field(
         examples=[512],
         description="Length of a training sequence. At least 2, and at most the model's "
         "max_position_embeddings.",
     )
-    cold_start_warmup_steps: Annotated[U32, Means("steps")] = Field(
+    cold_start_warmup_steps: Annotated[U32, KeyLimits("steps")] = Field(
         default=0,
         description="Steps over which the learning rate rises again after a pause. They must fit into one epoch.",
     )

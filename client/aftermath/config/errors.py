@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ValidationError
 
-from aftermath.base.errors import ConfigError, shown
+from aftermath.base.errors import ConfigError, short_repr
 from aftermath.base.text import counted
 
 Path = tuple[str, ...]
@@ -210,7 +210,7 @@ def _as_written(given: object) -> str:
         if isinstance(given, list)
         else "a table"
         if isinstance(given, dict)
-        else shown(given)
+        else short_repr(given)
     )
 
 

@@ -19,7 +19,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from aftermath.config.document import RunConfig
-from aftermath.config.tables import BareVariant, Choice, Means, Table
+from aftermath.config.tables import BareVariant, Choice, KeyLimits, Table
 
 _TYPES = {int: "whole number", float: "number", str: "text", bool: "true or false"}
 _RUN_CONFIG = ("run", "config")
@@ -124,16 +124,16 @@ def _below(path: tuple[str, ...], table: type[BaseModel]) -> Iterator[ConfigKey]
 def _key(path: tuple[str, ...], field: FieldInfo) -> ConfigKey:
     kind, marks = _plain(field.annotation, field.metadata)
     inner = kind if isinstance(kind, type) and issubclass(kind, Table) else None
-    means = next((mark for mark in marks if isinstance(mark, Means)), Means())
+    key_limits = next((mark for mark in marks if isinstance(mark, KeyLimits)), KeyLimits())
     default = "" if field.is_required() or field.default is None else _default(field.default)
     examples = field.examples or ([] if field.default is None else [field.default])
     example = "" if inner or not examples else f"{path[-1]} = {written(examples[0])}"
     return ConfigKey(
         path=path,
         kind=_words(kind),
-        unit=means.unit,
-        limits=_limits(means, marks),
-        least=_least(means, marks),
+        unit=key_limits.unit,
+        limits=_limits(key_limits, marks),
+        least=_least(key_limits, marks),
         default=default,
         required=field.is_required(),
         text=field.description or "",
@@ -169,28 +169,35 @@ def _words(kind: Any) -> str:
     return "table" if issubclass(kind, Table) else _TYPES[kind]
 
 
-def _limits(means: Means, marks: list[Any]) -> str:
+def _limits(key_limits: KeyLimits, marks: list[Any]) -> str:
     """Return in words the narrower of the program's and the type's limits."""
 
     def of(name: str) -> list[Any]:
         return [value for mark in marks if (value := getattr(mark, name, None)) is not None]
 
-    least = _least(means, marks)
-    most = min([*of("le"), *([means.most] if means.most is not None else [])], default=None)
-    if means.bytes is not None:
-        return f"at most {means.bytes} bytes"
+    least = _least(key_limits, marks)
+    most = min(
+        [*of("le"), *([key_limits.most] if key_limits.most is not None else [])], default=None
+    )
+    if key_limits.bytes is not None:
+        return f"at most {key_limits.bytes} bytes"
     if length := of("max_length"):
         return f"{length[0]} of them"
-    if means.form:
-        return means.form
+    if key_limits.form:
+        return key_limits.form
     if least is not None and most is not None:
         return f"{_number(least)} to {_number(most)}"
-    sides = (("above", means.above), ("at least", least), ("below", means.below), ("at most", most))
+    sides = (
+        ("above", key_limits.above),
+        ("at least", least),
+        ("below", key_limits.below),
+        ("at most", most),
+    )
     return ", ".join(f"{word} {_number(limit)}" for word, limit in sides if limit is not None)
 
 
-def _least(means: Means, marks: list[Any]) -> Any:
-    known = [means.least, *(getattr(mark, "ge", None) for mark in marks)]
+def _least(key_limits: KeyLimits, marks: list[Any]) -> Any:
+    known = [key_limits.least, *(getattr(mark, "ge", None) for mark in marks)]
     return max((limit for limit in known if limit is not None), default=None)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from aftermath.base.allowed_places import RunAccess
+from aftermath.base.allowed_locations import RunAccess
 from aftermath.base.bounded import Malformed, json_value
 from aftermath.base.errors import Unsuitable
 from aftermath.config.data_sources import DataLocationChoice, DataSource, Shuffle

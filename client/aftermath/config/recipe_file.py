@@ -31,13 +31,13 @@ def recipe_of(path: Path) -> dict[str, dict[str, Any]]:
         ) from None
 
 
-def making(path: Path) -> str:
+def run_files_command(path: Path) -> str:
     """Return the command that creates a config's model and tokens from its recipe file."""
     return f"aftermath-solana run-files {shlex.quote(str(path))}"
 
 
-def made_first(path: Path, *tables: str) -> str:
+def missing_file_fix(path: Path, *tables: str) -> str:
     """Return the fix for a missing file that the recipe can create, or an empty string."""
     if recipe_of(path).keys().isdisjoint(tables):
         return ""
-    return f"Create it first, as {recipe_file(path)} describes: {making(path)}"
+    return f"Create it first, as {recipe_file(path)} describes: {run_files_command(path)}"

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from aftermath.config.tables import BareVariant, Choice, Means, Repository, Variant
+from aftermath.config.tables import BareVariant, Choice, KeyLimits, Repository, Variant
 from aftermath.rules.limits import REVISION_BYTES
 from aftermath.rules.state import CheckpointKind
 
@@ -23,7 +23,7 @@ class HubCheckpoint(Variant):
     repo_id: Repository = Field(
         examples=["ada/my-model"], description="The repository, as OWNER/NAME."
     )
-    revision: Annotated[str, Means(bytes=REVISION_BYTES)] = Field(
+    revision: Annotated[str, KeyLimits(bytes=REVISION_BYTES)] = Field(
         default="", description="A commit, tag or branch of it. Pin a commit for important runs."
     )
 

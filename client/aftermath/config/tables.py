@@ -212,7 +212,7 @@ def bits(value: float) -> int:
 
 
 @dataclass(frozen=True)
-class Means:
+class KeyLimits:
     """A key's unit (may be empty) and its limits beyond those of the type (None: no such limit).
 
     `config.rules` enforces the limits with the program's own sentences. A test compares both.
@@ -244,9 +244,9 @@ class Means:
         return document | {name: value for name, value in known.items() if value is not None}
 
 
-Seconds = Annotated[U64, Means("seconds", most=MAX_TIME)]
-SomeSeconds = Annotated[U64, Means("seconds", least=1, most=MAX_TIME)]
-Location = Annotated[str, Means(bytes=LOCATION_BYTES)]
+Seconds = Annotated[U64, KeyLimits("seconds", most=MAX_TIME)]
+SomeSeconds = Annotated[U64, KeyLimits("seconds", least=1, most=MAX_TIME)]
+Location = Annotated[str, KeyLimits(bytes=LOCATION_BYTES)]
 """A data location: a path, an address or a bucket."""
-Repository = Annotated[str, Means(bytes=REPO_BYTES)]
+Repository = Annotated[str, KeyLimits(bytes=REPO_BYTES)]
 """The repository name or the path of a checkpoint."""

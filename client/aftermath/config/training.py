@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import AfterValidator, Field, create_model
 from pydantic_core import PydanticKnownError
 
-from aftermath.config.tables import U16, U32, C, Choice, Means, Table, Variant, bits, extended
+from aftermath.config.tables import U16, U32, C, Choice, KeyLimits, Table, Variant, bits, extended
 from aftermath.rules.optimizer import Optimizer, OptimizerSetting
 from aftermath.rules.optimizers import configurable
 from aftermath.rules.state import ScheduleKind
@@ -26,9 +26,9 @@ def _no_more_than_most(rate: float) -> float:
 
 
 Rate = Annotated[float, AfterValidator(_no_more_than_most)]
-HighestRate = Annotated[Rate, Means(above=0, most=MOST_RATE)]
-FurtherRate = Annotated[Rate, Means(least=0, most=MOST_RATE)]
-Steps = Annotated[U32, Means("steps")]
+HighestRate = Annotated[Rate, KeyLimits(above=0, most=MOST_RATE)]
+FurtherRate = Annotated[Rate, KeyLimits(least=0, most=MOST_RATE)]
+Steps = Annotated[U32, KeyLimits("steps")]
 _BASE = "Learning rate after the warm-up; with SparseLoCo that of the inner optimizer."
 _INIT = "Learning rate that the warm-up begins with."
 _WARMUP = "Steps over which the learning rate rises to `base_lr`."
@@ -177,7 +177,7 @@ def _field(optimizer: type[Optimizer], setting: OptimizerSetting) -> Any:
     elif setting.kind in (int, float):
         kind = Annotated[
             kind,
-            Means(key.unit, least=key.least, most=key.most, above=key.above, below=key.below),
+            KeyLimits(key.unit, least=key.least, most=key.most, above=key.above, below=key.below),
         ]
     return (
         kind | None if default is None else kind,

@@ -45,8 +45,8 @@ class Coordinator(Protocol):
     """
 
     @property
-    def called(self) -> str:
-        """The coordinator's name for people: the chain, or the server."""
+    def display_name(self) -> str:
+        """The coordinator's name in messages: the chain, or the server."""
 
     @property
     def keeps_seats(self) -> bool:
@@ -54,7 +54,7 @@ class Coordinator(Protocol):
 
     @property
     def has_tick(self) -> bool:
-        """Whether the run's owner and members have commands that change the run."""
+        """Whether a command can advance an overdue run (`tick`)."""
 
     @property
     def wallet(self) -> bytes:
@@ -66,7 +66,7 @@ class Coordinator(Protocol):
     def now(self) -> int:
         """The run's time in unix seconds."""
 
-    def back(self) -> float:
+    def last_outage_end(self) -> float:
         """When the last outage of the coordinator ended, in the event loop's time. -inf if there
         was none.
         """
@@ -85,7 +85,11 @@ class Coordinator(Protocol):
     async def join(
         self, *, p2p: bytes, tier: int, weight: int, schema_hash: bytes, stateless: bool
     ) -> None:
-        """Ask for a seat in the next epoch."""
+        """Ask for a seat in the next epoch. Raises Unavailable and Refused.
+
+        `p2p` is the 32-byte public key of the member's endpoint, `weight` its speed in sequences
+        per minute. `schema_hash` has 32 bytes. A `stateless` member holds no replica.
+        """
 
     async def leave(self) -> None:
         """Give up the seat in the run."""
@@ -108,10 +112,14 @@ class Coordinator(Protocol):
         tokens_per_sec: float,
         bytes_per_sec: float,
     ) -> None:
-        """Attest, as a witness of the round `at`, the results of the round that it judges."""
+        """Attest, as a witness of the round `at`, the results of the round that it judges.
+
+        `participation` is a bit mask of seats. `fingerprints` has 320 bytes. `loss` is in nats per
+        token.
+        """
 
     async def attest(self, seat: int, at: RoundId, hashes: Mapping[int, bytes]) -> None:
-        """State the hashes of levels at the end of an epoch."""
+        """State the 32-byte hash of each level, by level, at the end of an epoch."""
 
     async def health_check(self, dropped: int) -> None:
         """Report the members (bit mask) whose results no quorum saw."""
@@ -124,4 +132,7 @@ class Coordinator(Protocol):
     async def checkpoint(
         self, kind: int, repo: str, revision: str, hashes: Sequence[bytes]
     ) -> None:
-        """Record a durable checkpoint."""
+        """Record a durable checkpoint.
+
+        `kind` is a `CheckpointKind`. `hashes` has 32 bytes for each level, in ascending order.
+        """

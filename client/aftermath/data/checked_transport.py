@@ -9,7 +9,7 @@ from collections.abc import Iterable
 import httpcore
 import httpx
 
-from aftermath.base.allowed_places import Permits, any_address, permitted
+from aftermath.base.allowed_locations import Permits, any_address, permitted
 from aftermath.base.proxies import ProxyTransport, proxy_for
 
 

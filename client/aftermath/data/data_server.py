@@ -19,7 +19,7 @@ import msgspec
 
 from aftermath.base.bounded import Malformed, toml_value
 from aftermath.base.concurrency import ThreadWorker, Worker, cancel
-from aftermath.base.rate_limit import fullest, place
+from aftermath.base.rate_limit import busiest_address, peer_network
 from aftermath.data.local import open_tokens
 from aftermath.data.messages import (
     LENGTH_BYTES,
@@ -92,8 +92,8 @@ class ClientSlots:
         self._shrink(2 * self._slots - 1, 0.0)
         if (
             len(self._clients) >= 2 * self._slots
-        ):  # all clients of the fullest address wait for replies
-            most = fullest(other.address for other in self._clients)
+        ):  # all clients of the busiest address wait for replies
+            most = busiest_address(other.address for other in self._clients)
             if most == client.address:
                 return False
             self._cut(next(other for other in reversed(self._clients) if other.address == most))
@@ -131,12 +131,12 @@ class ClientSlots:
         self._clients.pop(client, None)
 
     def _shrink(self, most: int, fresh: float) -> None:
-        """Disconnect idle clients of the fullest address until at most `most` remain.
+        """Disconnect idle clients of the busiest address until at most `most` remain.
 
         A client that connected or sent a request less than `fresh` seconds ago stays.
         """
         while len(self._clients) > most:
-            crowded = fullest(other.address for other in self._clients)
+            crowded = busiest_address(other.address for other in self._clients)
             oldest = next(
                 (
                     other
@@ -272,7 +272,7 @@ class DataServer:
         assert task is not None
         # drain() returns when the client received everything
         writer.transport.set_write_buffer_limits(0)
-        client = DataClient(task, place(writer.transport))
+        client = DataClient(task, peer_network(writer.transport))
         try:
             if not self._slots.enter(client):
                 return

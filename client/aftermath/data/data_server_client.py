@@ -1,4 +1,4 @@
-"""The sequences of a data server (`server`), over one connection.
+"""The sequences of a data server (`data_server`), over one connection.
 
 The server's description must match the run and must not change. The client checks tokens against
 the vocabulary, because the server does not know the model.
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from aftermath.base.allowed_places import Permits, any_address, connected
+from aftermath.base.allowed_locations import Permits, any_address, connected
 from aftermath.base.bounded import Malformed
 from aftermath.data import PORT
 from aftermath.data.messages import (

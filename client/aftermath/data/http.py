@@ -22,9 +22,9 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from aftermath.base.allowed_places import Permits, any_address
+from aftermath.base.allowed_locations import Permits, any_address
 from aftermath.base.concurrency import each
-from aftermath.base.files import fix_of, settle
+from aftermath.base.files import fix_of, sync_and_rename
 from aftermath.base.outputs import write_mark
 from aftermath.base.proxies import proxy_for
 from aftermath.base.rate_limit import doubled, retry_after
@@ -430,7 +430,7 @@ def download(
                     )
                 file.write(read_range.data)
                 progress(file.tell(), first.size)
-        settle(partial, path)
+        sync_and_rename(partial, path)
         write_mark(folder, "data fetch")
     except OSError as error:
         raise DataError(f"cannot write {path}: {error.strerror}", fix_of(error, "folder")) from None

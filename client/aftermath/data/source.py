@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from aftermath.base.allowed_places import TRUSTING, RunAccess
+from aftermath.base.allowed_locations import TRUSTING, RunAccess
 from aftermath.base.errors import AftermathError
 
 IGNORED = -100

@@ -18,7 +18,7 @@ from typing import BinaryIO
 import numpy as np
 from tokenizers import Tokenizer
 
-from aftermath.base.files import fix_of, parents_made, standing_in
+from aftermath.base.files import fix_of, parents_made, partial_path
 from aftermath.base.outputs import write_mark
 from aftermath.data.bytelevel import END_TOKEN
 from aftermath.data.formats import SUFFIXES
@@ -274,11 +274,11 @@ class _Shards(ExitStack):
     def finish(self, companions: Mapping[str, bytes]) -> None:
         """Write the files that go with the shards."""
         for name, data in companions.items():
-            self.enter_context(standing_in(self._output / name)).write_bytes(data)
+            self.enter_context(partial_path(self._output / name)).write_bytes(data)
 
     def _next(self) -> BinaryIO:
         path = self._output / f"tokens-{len(self.files):05}.bin"
-        partial = self.enter_context(standing_in(path))
+        partial = self.enter_context(partial_path(path))
         self.files.append(path)
         self._room = self._limit
         return self.enter_context(partial.open("wb"))

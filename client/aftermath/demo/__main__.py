@@ -23,7 +23,7 @@ from aftermath.demo.commands import (
     TIERS,
     Commands,
     DemoFailed,
-    Places,
+    DemoPaths,
     create_run,
     launch,
     member_name,
@@ -48,21 +48,21 @@ class Demo:
 
     def __init__(
         self,
-        places: Places,
+        paths: DemoPaths,
         engine: str,
         model: str,
         device: str,
         console: Console,
         optimizer: str = "sparseloco",
     ) -> None:
-        self.places = places
+        self.paths = paths
         self.engine = engine
         self.model = model
         self.console = console
         self.device = device
         self.optimizer = optimizer
         self.started = time.monotonic()
-        self.story = RunProgress([MemberProgress(member_name(tier), tier) for tier in TIERS])
+        self.run_progress = RunProgress([MemberProgress(member_name(tier), tier) for tier in TIERS])
         self.processes: dict[str, Process] = {}
         self.commands: Commands | None = None
 
@@ -73,42 +73,44 @@ class Demo:
         """Run everything. Return 0 on success."""
         # Independent steps run in parallel to use all cores: the network starts while the files are
         # made, and members load PyTorch while the owner resumes the run.
-        self.processes["localnet"], self.commands = launch(self.places, self.engine, self.device)
+        self.processes["localnet"], self.commands = launch(self.paths, self.engine, self.device)
         self.console.print(
-            f"Tokenising the standard library and making a model in {self.places.root} ...",
+            f"Tokenising the standard library and making a model in {self.paths.root} ...",
             soft_wrap=True,
         )
-        prepare_files(self.places, self.model)
+        prepare_files(self.paths, self.model)
         config_name, how_it_trains = OPTIMIZERS[self.optimizer]
-        write_config(self.places, REPOSITORY / "config" / "demo" / config_name, self.model)
+        write_config(self.paths, REPOSITORY / "config" / "demo" / config_name, self.model)
         self.console.print(f"Optimizer: {how_it_trains}.", highlight=False, soft_wrap=True)
         await_chain(self.processes["localnet"], self.commands.chain)
         self.console.print(f"The chain answers at {self.commands.chain.rpc}; creating the run ...")
-        create_run(self.commands, [member.name for member in self.story.members])
-        self.story.follow(self.places.all_events)
-        for member in self.story.members:
+        create_run(self.commands, [member.name for member in self.run_progress.members])
+        self.run_progress.follow(self.paths.all_events)
+        for member in self.run_progress.members:
             self.start(member)
         resume_run(self.commands)
         self.watch()
-        return write_report(self.story, self.commands, self.engine, self.elapsed(), self.console)
+        return write_report(
+            self.run_progress, self.commands, self.engine, self.elapsed(), self.console
+        )
 
     def start(self, member: MemberProgress) -> None:
         assert self.commands is not None
         environment = {**self.commands.environment, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         command = self.commands.train(member.name, member.tier)
         self.processes[member.name] = Process(
-            member.name, command, self.places.log(member.name), environment
+            member.name, command, self.paths.log(member.name), environment
         )
 
     # --- watching ---
 
     def watch(self) -> None:
         """Show the run until it finishes. Kill one member on the way and restart it."""
-        victim = self.story.members[KILLED]
+        victim = self.run_progress.members[KILLED]
         killed_at: float | None = None
         revived = False
         with DemoScreen(self.console, f"aftermath on {self.engine}") as screen:
-            while any(self.processes[m.name].running for m in self.story.members) or (
+            while any(self.processes[m.name].running for m in self.run_progress.members) or (
                 killed_at and not revived
             ):
                 self.read()
@@ -125,39 +127,39 @@ class Demo:
                     victim.state = "starting"
                     revived = True
                 self.check(victim.name if killed_at is not None and not revived else None)
-                screen.show(self.story, self.caption(killed_at, revived), self.elapsed())
+                screen.show(self.run_progress, self.caption(killed_at, revived), self.elapsed())
                 time.sleep(0.2)
             self.read()
-            screen.show(self.story, "the run is finished", self.elapsed())
+            screen.show(self.run_progress, "the run is finished", self.elapsed())
         if killed_at is None:
             raise DemoFailed(
                 f"the run ended before step {KILL_AT_STEP}, when the demo kills a member"
             )
 
     def read(self) -> None:
-        self.story.read(self.elapsed())
+        self.run_progress.read(self.elapsed())
 
     def time_to_kill(self) -> bool:
         """Return whether to kill now: early in the first epoch, so that the member is back for the
         second or third.
         """
-        return self.story.steps >= KILL_AT_STEP
+        return self.run_progress.steps >= KILL_AT_STEP
 
     def check(self, absent: str | None) -> None:
         """Raise DemoFailed if any member but the killed one ended with an error."""
         self.processes["localnet"].expect_running()
-        for member in self.story.members:
+        for member in self.run_progress.members:
             process = self.processes[member.name]
             if member.name != absent and process.code not in (None, 0):
                 process.expect_running()
         if self.elapsed() > LIMIT_SECONDS:
             raise DemoFailed(
-                f"the run did not finish within {LIMIT_SECONDS:.0f} s; see {self.places.root / 'logs'}"
+                f"the run did not finish within {LIMIT_SECONDS:.0f} s; see {self.paths.root / 'logs'}"
             )
 
     def caption(self, killed_at: float | None, revived: bool) -> str:
         """Return what is happening to the killed member, and what comes next."""
-        victim = self.story.members[KILLED]
+        victim = self.run_progress.members[KILLED]
         if killed_at is None:
             return f"the demo will kill {victim.name} at step {KILL_AT_STEP} and restart it later"
         dead = f"{victim.name} was killed (kill -9) at {killed_at:.0f} s"
@@ -220,7 +222,7 @@ def _perform(chosen: argparse.Namespace) -> int:
             claimed_workdir(root, "demo", "make demo DIR=...", DEMO_NAMES),
             contextlib.closing(
                 Demo(
-                    Places(root),
+                    DemoPaths(root),
                     chosen.engine,
                     chosen.model,
                     chosen.device,

@@ -64,7 +64,7 @@ DEMO_NAMES = (
 
 
 @dataclass(frozen=True)
-class Places:
+class DemoPaths:
     """The demo's files."""
 
     root: Path
@@ -111,21 +111,21 @@ class Places:
 class Commands:
     """The command lines for one chain."""
 
-    places: Places
+    paths: DemoPaths
     chain: LocalNetwork
     environment: Mapping[str, str]
     device: str = "cpu"
     """Device of the tier-0 member. The others train on the CPU."""
 
     def owner(self, command: str, *arguments: str) -> list[str]:
-        wallet = str(self.places.wallet("owner"))
+        wallet = str(self.paths.wallet("owner"))
         return self.chain.command(command, "--run-id", RUN_ID, "-w", wallet, *arguments)
 
     def train(self, name: str, tier: int) -> list[str]:
         """Return the command that a compute provider types."""
-        archive = ["--checkpoint-dir", str(self.places.checkpoints)] if tier == 0 else []
+        archive = ["--checkpoint-dir", str(self.paths.checkpoints)] if tier == 0 else []
         return [
-            *self.chain.command("train", "--run-id", RUN_ID, "-w", str(self.places.wallet(name))),
+            *self.chain.command("train", "--run-id", RUN_ID, "-w", str(self.paths.wallet(name))),
             *(
                 "--matformer-tier",
                 str(tier),
@@ -142,8 +142,8 @@ class Commands:
                 "--iroh-discovery",
                 "local",
             ),
-            *("--discovery-dir", str(self.places.peers), "--bind-p2p-interface", "127.0.0.1"),
-            *("--logs", "json", "--events-dir", str(self.places.events(name)), *archive),
+            *("--discovery-dir", str(self.paths.peers), "--bind-p2p-interface", "127.0.0.1"),
+            *("--logs", "json", "--events-dir", str(self.paths.events(name)), *archive),
         ]
 
 
@@ -155,14 +155,14 @@ def member_name(tier: int) -> str:
     return f"member-{tier}"
 
 
-def prepare_files(places: Places, model: str = "llama") -> None:
+def prepare_files(paths: DemoPaths, model: str = "llama") -> None:
     """Tokenise the corpus and create the initial model."""
     scripts = REPOSITORY / "scripts"
-    log = places.log("setup")
+    log = paths.log("setup")
     corpus = [
         str(scripts / "tokenise.py"),
         "--output",
-        str(places.data),
+        str(paths.data),
         "--budget-bytes",
         str(CORPUS_BYTES),
     ]
@@ -175,7 +175,7 @@ def prepare_files(places: Places, model: str = "llama") -> None:
         "--architecture",
         model,
         "--out",
-        str(places.model),
+        str(paths.model),
         *sizes,
         "--seed",
         "0",
@@ -183,37 +183,37 @@ def prepare_files(places: Places, model: str = "llama") -> None:
     at_once(([sys.executable, *command] for command in (corpus, init)), log, child_environment())
 
 
-def write_config(places: Places, template: Path, model: str = "llama") -> None:
+def write_config(paths: DemoPaths, template: Path, model: str = "llama") -> None:
     """Write the run's config with this machine's paths and the model's architecture."""
     text = template.read_text()
     changes = (
-        ("runs/demo/tokens", str(places.data)),
-        ("runs/demo/model", str(places.model)),
+        ("runs/demo/tokens", str(paths.data)),
+        ("runs/demo/model", str(paths.model)),
         (MODELS["llama"], MODELS[model]),
     )
     for word, own in changes:
         if word not in text:
             raise DemoFailed(f"{template} does not contain {word}")
         text = text.replace(word, own)
-    places.config.write_text(text)
+    paths.config.write_text(text)
 
 
-def launch(places: Places, engine: str, device: str = "cpu") -> tuple[Process, Commands]:
+def launch(paths: DemoPaths, engine: str, device: str = "cpu") -> tuple[Process, Commands]:
     """Start the local network without waiting for it."""
     environment = child_environment()
-    process, chain = launch_chain(places.ledger, places.log("localnet"), environment, engine)
-    return process, Commands(places, chain, environment, device)
+    process, chain = launch_chain(paths.ledger, paths.log("localnet"), environment, engine)
+    return process, Commands(paths, chain, environment, device)
 
 
 def create_run(commands: Commands, members: Sequence[str]) -> None:
     """Create all keys, then create and configure the run as its owner does. The run stays
     paused.
     """
-    places = commands.places
-    log = commands.places.log("owner")
+    paths = commands.paths
+    log = commands.paths.log("owner")
     create = [*SOLANA, "show-identity", "--create", "-w"]
-    keys = ([*create, str(places.wallet(name))] for name in ("owner", *members))
-    at_once(keys, places.log("keys"), commands.environment)
+    keys = ([*create, str(paths.wallet(name))] for name in ("owner", *members))
+    at_once(keys, paths.log("keys"), commands.environment)
     described = (
         "--name",
         "aftermath demo",
@@ -222,7 +222,7 @@ def create_run(commands: Commands, members: Sequence[str]) -> None:
     )
     call(commands.owner("create-run", *described), log, commands.environment)
     call(
-        commands.owner("update-config", "--config-path", str(places.config)),
+        commands.owner("update-config", "--config-path", str(paths.config)),
         log,
         commands.environment,
     )
@@ -230,4 +230,4 @@ def create_run(commands: Commands, members: Sequence[str]) -> None:
 
 def resume_run(commands: Commands) -> None:
     """Start the run, as its owner does."""
-    call(commands.owner("set-paused", "resume"), commands.places.log("owner"), commands.environment)
+    call(commands.owner("set-paused", "resume"), commands.paths.log("owner"), commands.environment)

@@ -17,7 +17,7 @@ import torch
 from aftermath.config.document import load_config
 from aftermath.data.local import open_tokens
 from aftermath.data.tokens import TokenFiles
-from aftermath.demo.commands import RUN_ID, TIERS, DemoFailed, Places
+from aftermath.demo.commands import RUN_ID, TIERS, DemoFailed, DemoPaths
 from aftermath.evals.eval_options import SOURCE_CHOICE, EvalRequest
 from aftermath.evals.likelihood import asked_of
 from aftermath.evals.suite import evaluate
@@ -56,19 +56,19 @@ class TierOutcome:
     """The fraction of `QUESTIONS` that the tier answered correctly. None if it was not asked."""
 
 
-def outcomes(places: Places) -> Iterator[TierOutcome]:
+def outcomes(paths: DemoPaths) -> Iterator[TierOutcome]:
     """Yield every tier of the newest checkpoint, tier 0 first. Raises DemoFailed without a
     checkpoint.
     """
     torch.set_num_threads(1)
-    checkpoint_steps = saved_steps(places.checkpoints, RUN_ID)
+    checkpoint_steps = saved_steps(paths.checkpoints, RUN_ID)
     if not checkpoint_steps:
-        raise DemoFailed(f"no member wrote a checkpoint to {places.checkpoints}")
+        raise DemoFailed(f"no member wrote a checkpoint to {paths.checkpoints}")
     newest = checkpoint_steps[-1]
     config = load_model_config(newest)
     tokenizer = load_tokenizer(newest)
-    sequences = held_out(places, config.vocab_size)
-    sample_words = words_of(data_of(places, config.vocab_size), tokenizer)
+    sequences = held_out(paths, config.vocab_size)
+    sample_words = words_of(data_of(paths, config.vocab_size), tokenizer)
     for tier in TIERS:
         model = config.build(tier, load(newest, tier, "universal"))
         generated = generate(
@@ -108,10 +108,10 @@ def part_answered(model: LanguageModel, tokenizer: Tokenizer) -> float:
     return score.value
 
 
-def held_out(places: Places, vocab_size: int) -> torch.Tensor:
+def held_out(paths: DemoPaths, vocab_size: int) -> torch.Tensor:
     """Return sequences, int64 [n, seq_len], that the run does not reach."""
-    run = load_config(places.config).to_chain()
-    data = data_of(places, vocab_size)
+    run = load_config(paths.config).to_chain()
+    data = data_of(paths, vocab_size)
     first = data.sequences - HELD_OUT_SEQUENCES
     if (
         first < 2 * run["config"]["global_batch_size_end"] * run["config"]["total_steps"]
@@ -122,9 +122,9 @@ def held_out(places: Places, vocab_size: int) -> torch.Tensor:
     return torch.from_numpy(data.read(range(first, data.sequences)))
 
 
-def data_of(places: Places, vocab_size: int) -> TokenFiles:
+def data_of(paths: DemoPaths, vocab_size: int) -> TokenFiles:
     """Return the run's data in its order."""
-    llm = load_config(places.config).llm
+    llm = load_config(paths.config).llm
     location = llm.data_location.to_chain()
     return open_tokens(
         Path(location["primary"]),

@@ -13,7 +13,7 @@ from rich.table import Table
 from solders.pubkey import Pubkey
 
 from aftermath.chain.addresses import run_addresses
-from aftermath.demo.commands import KILLED, RUN_ID, TIERS, Commands, DemoFailed, Places
+from aftermath.demo.commands import KILLED, RUN_ID, TIERS, Commands, DemoFailed, DemoPaths
 from aftermath.events.plot import run_plot
 from aftermath.programs import COORDINATOR_ID
 from aftermath.testnet.chain import ask
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _LAMPORTS_PER_SOL = 1_000_000_000
 
 
-def closing(report: Mapping[str, Any], places: Places, killed: MemberProgress) -> list[str]:
+def closing(report: Mapping[str, Any], paths: DemoPaths, killed: MemberProgress) -> list[str]:
     """Return the last lines that the demo prints. `shortcomings` lists what failed."""
     held_out = ", ".join(
         f"tier {tier} {loss:.2f}" for tier, loss in report["held_out_by_tier"].items()
@@ -49,7 +49,7 @@ def closing(report: Mapping[str, Any], places: Places, killed: MemberProgress) -
     lines += [
         f"On chain: {report['transactions']:,} transactions, {report['lamports']:,} lamports in fees "
         f"({report['lamports'] / _LAMPORTS_PER_SOL:g} SOL).",
-        f"Files in {places.root}: demo-report.json, loss.png, checkpoints/, events/, logs/.",
+        f"Files in {paths.root}: demo-report.json, loss.png, checkpoints/, events/, logs/.",
     ]
     return lines
 
@@ -98,7 +98,7 @@ LAST_ROUNDS = 10  # one round has a few dozen sequences, too few to judge the mo
 
 
 def write_report(
-    story: RunProgress, commands: Commands, engine: str, seconds: float, console: Console
+    run_progress: RunProgress, commands: Commands, engine: str, seconds: float, console: Console
 ) -> int:
     """Write the report and print its summary. Return 0 if the run did all that the demo promises,
     else 1.
@@ -106,17 +106,17 @@ def write_report(
     # imported here, because torch takes seconds to load and would slow the start of members
     from aftermath.demo.outcome import PROMPT, outcomes
 
-    places = commands.places
+    paths = commands.paths
     costs = costs_of(
         commands.chain.rpc, str(run_addresses(Pubkey.from_string(COORDINATOR_ID), RUN_ID).run)
     )
-    reached = list(outcomes(places))
-    report = findings(story, costs, reached, seconds)
-    (places.root / "demo-report.json").write_text(json.dumps(report, indent=1) + "\n")
+    reached = list(outcomes(paths))
+    report = findings(run_progress, costs, reached, seconds)
+    (paths.root / "demo-report.json").write_text(json.dumps(report, indent=1) + "\n")
     title = f"tiers {', '.join(map(str, TIERS))} on {engine}"
-    history = story.history
+    history = run_progress.history
     run_plot(
-        places.root / "loss.png",
+        paths.root / "loss.png",
         history.loss_by_tier(),
         history.sent_by_tier(),
         history.epochs,
@@ -126,33 +126,33 @@ def write_report(
     for outcome in reached:
         console.print(f"[bold]tier {outcome.tier}[/bold] continues {PROMPT!r}:", highlight=False)
         console.print(outcome.text, highlight=False, markup=False)
-    console.print(table_of(story, costs))
-    for sentence in closing(report, places, story.members[KILLED]):
+    console.print(table_of(run_progress, costs))
+    for sentence in closing(report, paths, run_progress.members[KILLED]):
         console.print(sentence, highlight=False, soft_wrap=not console.is_terminal, markup=False)
-    wrong = shortcomings(story, report)
+    wrong = shortcomings(run_progress, report)
     for sentence in wrong:
         console.print(f"[red]{sentence}[/red]", highlight=False)
     return 1 if wrong else 0
 
 
 def findings(
-    story: RunProgress, costs: RunCosts, reached: Sequence[TierOutcome], seconds: float
+    run_progress: RunProgress, costs: RunCosts, reached: Sequence[TierOutcome], seconds: float
 ) -> dict[str, Any]:
     """Return the contents of demo-report.json."""
-    curve = story.history.loss_curve()
-    if not curve or story.first_loss_at is None:
+    curve = run_progress.history.loss_curve()
+    if not curve or run_progress.first_loss_at is None:
         raise DemoFailed("no member reported a loss")
-    checks, differing = story.replica_checks()
-    rounds = sum(len(member.rounds) for member in story.members)
+    checks, differing = run_progress.replica_checks()
+    rounds = sum(len(member.rounds) for member in run_progress.members)
     newest = [loss for _, loss in curve[-LAST_ROUNDS:]]
     return {
         "rounds": len(curve),
         "loss_first": round(curve[0][1], 4),
         "loss_last": round(sum(newest) / len(newest), 4),
-        "tiers": [member.tier for member in story.members],
+        "tiers": [member.tier for member in run_progress.members],
         "loss_last_by_tier": {
             str(tier): round(loss, 4)
-            for tier, loss in sorted(story.tier_losses(LAST_ROUNDS).items())
+            for tier, loss in sorted(run_progress.tier_losses(LAST_ROUNDS).items())
         },
         "held_out_by_tier": {str(outcome.tier): round(outcome.held_out, 4) for outcome in reached},
         "held_out_step": reached[0].step,
@@ -161,21 +161,22 @@ def findings(
         "replicas_identical": checks > 0 and not differing,
         "checks_of_replicas": checks,
         "bytes_per_round_per_member": round(
-            sum(m.total(lambda t: t.sent) for m in story.members) / max(rounds, 1)
+            sum(m.total(lambda t: t.sent) for m in run_progress.members) / max(rounds, 1)
         ),
         "transactions": costs.transactions,
         "lamports": costs.lamports,
         "push_bytes_max": max(
-            (r.costs["push_bytes_max"] for m in story.members for r in m.traffic if r), default=0
+            (r.costs["push_bytes_max"] for m in run_progress.members for r in m.traffic if r),
+            default=0,
         ),
         "wall_seconds": round(seconds, 1),
-        "seconds_to_first_loss": round(story.first_loss_at, 1),
+        "seconds_to_first_loss": round(run_progress.first_loss_at, 1),
     }
 
 
-def shortcomings(story: RunProgress, report: dict[str, Any]) -> list[str]:
+def shortcomings(run_progress: RunProgress, report: dict[str, Any]) -> list[str]:
     """Return the promises of the demo that this run did not keep."""
-    wrong = list(story.replica_checks()[1])
+    wrong = list(run_progress.replica_checks()[1])
     if not report["replicas_identical"] and not wrong:
         wrong.append(
             "No two members reported a hash of the same level and step, so nothing was compared."
@@ -188,19 +189,19 @@ def shortcomings(story: RunProgress, report: dict[str, Any]) -> list[str]:
         wrong.append(
             f"The loss fell from {report['loss_first']} to {report['loss_last']}, by less than {LOSS_MUST_FALL} nat."
         )
-    if "peers" not in story.members[KILLED].sources:
+    if "peers" not in run_progress.members[KILLED].sources:
         wrong.append(
-            f"{story.members[KILLED].name} did not fetch the model from its peers after its restart."
+            f"{run_progress.members[KILLED].name} did not fetch the model from its peers after its restart."
         )
     return wrong
 
 
-def table_of(story: RunProgress, costs: RunCosts) -> Table:
+def table_of(run_progress: RunProgress, costs: RunCosts) -> Table:
     """Return a table of rounds, transactions, fees and bytes per member."""
     table = Table(title="costs", box=SIMPLE_HEAD, pad_edge=False)
     for column in ("member", "tier", "rounds", "txs", "lamports", "sent", "received", "per round"):
         table.add_column(column, justify="right", no_wrap=True)
-    for member in story.members:
+    for member in run_progress.members:
         rounds = len(member.rounds)
         table.add_row(
             member.name,
@@ -215,7 +216,7 @@ def table_of(story: RunProgress, costs: RunCosts) -> Table:
     table.add_row(
         "on chain",
         "",
-        str(story.steps),
+        str(run_progress.steps),
         f"{costs.transactions:,}",
         f"{costs.lamports:,}",
         "",

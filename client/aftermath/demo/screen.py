@@ -48,20 +48,20 @@ class DemoScreen:
         if self._live:
             self._live.stop()
 
-    def show(self, story: RunProgress, now: str, elapsed: float) -> None:
+    def show(self, run_progress: RunProgress, now: str, elapsed: float) -> None:
         """Print new warnings, then redraw, or print a line if one is due. `elapsed`: seconds."""
-        self._warn(story)
+        self._warn(run_progress)
         if self._live:
-            self._live.update(picture(story, self._title, now, elapsed, self._console.width))
+            self._live.update(picture(run_progress, self._title, now, elapsed, self._console.width))
         elif elapsed >= self._line_at:
             self._line_at = elapsed + LINE_EVERY
             self._console.print(
-                line(story, now, elapsed), soft_wrap=True, highlight=False, markup=False
+                line(run_progress, now, elapsed), soft_wrap=True, highlight=False, markup=False
             )
 
-    def _warn(self, story: RunProgress) -> None:
+    def _warn(self, run_progress: RunProgress) -> None:
         """Print each warning once, even if several members report it."""
-        for member in story.members:
+        for member in run_progress.members:
             for message in member.warnings:
                 if message not in self._warned:
                     self._warned.add(message)
@@ -71,16 +71,18 @@ class DemoScreen:
                     )
 
 
-def line(story: RunProgress, now: str, elapsed: float) -> str:
+def line(run_progress: RunProgress, now: str, elapsed: float) -> str:
     """Return the progress as one line."""
-    curve = story.history.loss_curve()
+    curve = run_progress.history.loss_curve()
     loss = f"loss {curve[-1][1]:.3f}" if curve else "no loss yet"
-    run = story.progress.words()
-    states = ", ".join(f"{member.name}: {member.state}" for member in story.members)
+    run = run_progress.progress.words()
+    states = ", ".join(f"{member.name}: {member.state}" for member in run_progress.members)
     return f"{elapsed:6.1f} s  {run}  {loss}  {states}; {now}"
 
 
-def picture(story: RunProgress, title: str, now: str, elapsed: float, width: int) -> RenderableType:
+def picture(
+    run_progress: RunProgress, title: str, now: str, elapsed: float, width: int
+) -> RenderableType:
     """Draw the display in `width` columns."""
     table = Table(expand=True, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for column in ("member", "tier", "round state", "step", "loss", "tok/s", "sent", "model from"):
@@ -89,7 +91,7 @@ def picture(story: RunProgress, title: str, now: str, elapsed: float, width: int
             column, justify="right" if right else "left", no_wrap=column != "round state"
         )
     table.columns[2].min_width = 15  # fits the longest state in two lines
-    for member in story.members:
+    for member in run_progress.members:
         table.add_row(
             member.name,
             str(member.tier),
@@ -100,9 +102,9 @@ def picture(story: RunProgress, title: str, now: str, elapsed: float, width: int
             f"{member.total(lambda t: t.sent) / 1e3:,.0f} kB",
             member.sources[-1].split()[-1] if member.sources else "",
         )
-    curve = story.history.loss_curve()
+    curve = run_progress.history.loss_curve()
     lines = (
-        Text(story.progress.words()),
+        Text(run_progress.progress.words()),
         Text(loss_line(curve, width - _FRAME)),
         Text(now, style="bold"),
     )

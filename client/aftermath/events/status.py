@@ -35,8 +35,8 @@ _ENDINGS = {
     ExitReason.NO_ATTESTATION: "the last epoch ended: no witness attested its rounds",
 }
 _UNATTESTED = (ExitReason.QUORUM_MISSING, ExitReason.NO_ATTESTATION)
-"""Exit reasons of an epoch that all its members have left. A member that is still there has asked
-for a seat again.
+"""Exit reasons after which the members of the epoch ask for a seat again. If none has asked, all
+have left.
 """
 
 

@@ -105,7 +105,7 @@ def _count(
 @kernel(
     "void(f4[::1], i8, i8, i8, i8, i8, i8, i8, i8, i8, i8, i8[:,::1], b1, i8[:,::1], i8[:,::1], i8, f8[::1], f8)"
 )
-def mean(
+def apply_mean(
     parameters: Floats,
     stride: int,
     rows: int,
@@ -163,7 +163,7 @@ def mean(
     "void(f4[::1], i8, i8, i8, i8, i8, i8, i8, i8, i8, i8, i8[:,::1], i8[:,::1], i8[:,::1], f8[:,::1], f8[:,::1], i8,"
     " i8, f4, f4)"
 )
-def sign(
+def apply_signs(
     parameters: Floats,
     stride: int,
     rows: int,
@@ -185,10 +185,11 @@ def sign(
     keep: float,
     rate: float,
 ) -> None:
-    """Apply x <- x * keep - rate * sign(inverse DCT of the votes' means); blocks as in `mean`.
+    """Apply x <- x * keep - rate * sign(inverse DCT of the votes' means).
 
-    turned is the transposed integer basis of the height, wide the integer basis of the width. Means
-    have `mean_bits` fractional bits. A basis column sums to at most 2**sum_bits.
+    Blocks are those of `apply_mean`. turned is the transposed integer basis of the height, wide the
+    integer basis of the width. Means have `mean_bits` fractional bits. A basis column sums to at
+    most 2**sum_bits.
     """
     size = height * width
     at_once = min(last - first, max(1, _VECTORS // width))

@@ -18,14 +18,14 @@ _FOLDS = 4  # the remaining product is small
 @kernel(fused=True)
 def forward(
     basis: NDArray[Any],
-    given: NDArray[Any],
-    found: NDArray[Any],
+    source: NDArray[Any],
+    target: NDArray[Any],
     scratch: NDArray[Any],
     vectors: int,
 ) -> None:
-    """Set found[i] = sum(basis[i, x] given[x]) for the first `vectors` vectors.
+    """Set target[i] = sum(basis[i, x] source[x]) for the first `vectors` vectors.
 
-    basis is [n, n], the others are [n, at least vectors]. Overwrite `given` and `scratch`.
+    basis is [n, n], the others are [n, at least vectors]. Overwrite `source` and `scratch`.
     """
     # Row i of the basis is symmetric for even i and antisymmetric for odd i. Sums and differences
     # of opposite numbers halve the work, and even rows fold again, until the edge is odd. At edge
@@ -36,28 +36,28 @@ def forward(
     while size % 2 == 0 and step < 1 << _FOLDS:
         half = size // 2
         for x in range(half):
-            one = given[x]
-            other = given[size - 1 - x]
+            one = source[x]
+            other = source[size - 1 - x]
             difference = scratch[x]
             for v in range(vectors):
                 low = one[v]
                 high = other[v]
                 difference[v] = low - high
                 one[v] = low + high
-        _product(basis, step, 2 * step, 0, 1, scratch, 0, 1, found, step, 2 * step, half, vectors)
+        _product(basis, step, 2 * step, 0, 1, scratch, 0, 1, target, step, 2 * step, half, vectors)
         size, step = half, 2 * step
-    _product(basis, 0, step, 0, 1, given, 0, 1, found, 0, step, size, vectors)
+    _product(basis, 0, step, 0, 1, source, 0, 1, target, 0, step, size, vectors)
 
 
 @kernel(fused=True)
 def inverse(
     turned: NDArray[Any],
-    given: NDArray[Any],
-    found: NDArray[Any],
+    source: NDArray[Any],
+    target: NDArray[Any],
     scratch: NDArray[Any],
     vectors: int,
 ) -> None:
-    """Set found[x] = sum(basis[i, x] given[i]) for the first `vectors` vectors.
+    """Set target[x] = sum(basis[i, x] source[i]) for the first `vectors` vectors.
 
     turned is the transposed basis [n, n], the others are [n, at least vectors]. Overwrite
     `scratch`.
@@ -67,14 +67,14 @@ def inverse(
     while size % 2 == 0 and folds < _FOLDS:
         size, folds = size // 2, folds + 1
     step = 1 << folds
-    _product(turned, 0, 1, 0, step, given, 0, step, found, 0, 1, size, vectors)
+    _product(turned, 0, 1, 0, step, source, 0, step, target, 0, 1, size, vectors)
     while folds > 0:
         _product(
-            turned, 0, 1, step // 2, step, given, step // 2, step, scratch, 0, 1, size, vectors
+            turned, 0, 1, step // 2, step, source, step // 2, step, scratch, 0, 1, size, vectors
         )
         for x in range(size):
-            one = found[x]
-            other = found[2 * size - 1 - x]
+            one = target[x]
+            other = target[2 * size - 1 - x]
             odd = scratch[x]
             for v in range(vectors):
                 even = one[v]

@@ -107,7 +107,7 @@ def _code(address: int, number: int, width: int, mask: Any) -> Any:
     "void(i8[:,::1], i4[::1], i8, i8, i8[::1], i8, i8, i8, i1[:,::1], u8[::1], i8, u8[::1], i8, i8,"
     " f8[::1], f8)"
 )
-def mean(
+def apply_mean(
     lines: Numbers,
     part_of: Scaled,
     first: int,

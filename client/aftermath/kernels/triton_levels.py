@@ -132,7 +132,7 @@ def check(
 
 
 @triton.jit
-def mean(
+def apply_mean(
     table: tl.tensor,
     part_of: tl.tensor,
     payloads: tl.tensor,
@@ -201,7 +201,7 @@ def gather(
 
 
 @triton.jit
-def ahead(
+def step_by_signs(
     table: tl.tensor,
     part_of: tl.tensor,
     by: tl.tensor,
@@ -222,7 +222,7 @@ def ahead(
 
 
 @triton.jit
-def take(
+def subtract_sent(
     rows: tl.tensor,
     indices: tl.tensor,
     values: tl.tensor,
@@ -244,7 +244,7 @@ def take(
 
 
 @triton.jit
-def codes(
+def write_codes(
     indices: tl.tensor,
     values: tl.tensor,
     starts: tl.tensor,

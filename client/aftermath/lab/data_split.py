@@ -13,7 +13,7 @@ from aftermath.lab.recipe import Recipe
 from aftermath.rules.assignment import cut
 
 
-class Deal:
+class DataSplit:
     """Assigns the sequences of each step, and returns rejected ones to a backlog."""
 
     def __init__(self, recipe: Recipe) -> None:
@@ -38,7 +38,7 @@ class Deal:
         drawn = hashlib.sha256(f"reject {self._recipe.seed} {step} {member}".encode()).digest()
         return int.from_bytes(drawn[:8], "little") % 100 >= self._recipe.reject
 
-    def return_(self, step: int, sequences: Sequence[int]) -> None:
+    def requeue(self, step: int, sequences: Sequence[int]) -> None:
         """Queue the sequences of a rejected result, to be trained again."""
         if sequences:
             self._again.append((step + 1 + self._recipe.overlap, list(sequences)))

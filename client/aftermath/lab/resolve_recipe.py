@@ -15,9 +15,9 @@ from typing import Any
 
 from aftermath.base.errors import Unsuitable, UsageError
 from aftermath.base.text import counted, is_repository
+from aftermath.config.chain_values import checkpoint_of, location_of, rules_of, schedule_of
 from aftermath.config.data_sources import DataLocationChoice, LocalData
 from aftermath.config.document import RunConfig, load_config
-from aftermath.config.read import checkpoint_of, location_of, rules_of, schedule_of
 from aftermath.config.training import MOST_RATE
 from aftermath.lab import rates
 from aftermath.lab.recipe import Batch, Recipe
@@ -33,82 +33,90 @@ from aftermath.rules.schedules import highest_rate, learning_rate
 from aftermath.rules.state import CheckpointKind
 
 
-def recipe_of(said: LabSettings) -> Recipe:
+def recipe_of(settings: LabSettings) -> Recipe:
     """Return the recipe. Raises UsageError, ConfigError, Unsuitable or CheckpointError."""
-    config = load_config(said.config_path) if said.config_path is not None else None
-    steps = said.steps or (config.config.total_steps if config else STEPS)
-    settings = _optimizer(said, config)
-    optimizer = settings.kind()
-    tiers = _tiers(said, settings)
+    config = load_config(settings.config_path) if settings.config_path is not None else None
+    steps = settings.steps or (config.config.total_steps if config else STEPS)
+    optimizer_settings = _optimizer(settings, config)
+    optimizer = optimizer_settings.kind()
+    tiers = _tiers(settings, optimizer_settings)
     levels = config.llm.matformer.tiers if config else max(tiers) + 1
     if max(tiers) >= levels:
         raise UsageError(
-            f"--tiers {said.tiers}: the config has only tiers 0 to {levels - 1}",
+            f"--tiers {settings.tiers}: the config has only tiers 0 to {levels - 1}",
             "Name only these tiers, or raise tiers in [model.LLM.matformer]",
         )
-    batch = _batch(said, config)
-    if said.reject and not settings.EXCHANGED:
+    batch = _batch(settings, config)
+    if settings.reject and not optimizer_settings.EXCHANGED:
         raise UsageError(
             f"--reject does not work with {optimizer}, whose members exchange no results",
             "Omit --reject",
         )
-    if said.overlap is not None and not settings.EXCHANGED:
+    if settings.overlap is not None and not optimizer_settings.EXCHANGED:
         raise UsageError(
             f"--overlap does not work with {optimizer}, whose members exchange no results",
             "Omit --overlap",
         )
-    if said.eval_every and said.held_out_path is None:
+    if settings.eval_every and settings.held_out_path is None:
         raise UsageError(
             "--eval-every needs held-out text",
             "Pass --held-out-path DIR; aftermath-solana data tokenize --held-out DIR creates it",
         )
-    schedule = _schedule(said, config, settings.usual_rate, steps)
-    decay = settings.weight_decay
-    if settings.EXCHANGED and highest_rate(schedule) * decay > 1:
+    schedule = _schedule(settings, config, optimizer_settings.usual_rate, steps)
+    decay = optimizer_settings.weight_decay
+    if optimizer_settings.EXCHANGED and highest_rate(schedule) * decay > 1:
         raise UsageError(
             f"a learning rate of {highest_rate(schedule):g} with the config's weight decay of {decay:g} "
             "would flip the sign of every weight",
             f"Pass --lr {1 / decay:g} or less",
         )
     return Recipe(
-        model=_model(said, config),
-        **_data(said, config),
-        seq_len=said.seq_len or (config.llm.max_seq_len if config else SEQ_LEN),
+        model=_model(settings, config),
+        **_data(settings, config),
+        seq_len=settings.seq_len or (config.llm.max_seq_len if config else SEQ_LEN),
         batch=batch,
-        micro_batch=said.micro_batch,
+        micro_batch=settings.micro_batch,
         steps=steps,
         schedule=schedule,
         cold_start_steps=config.llm.cold_start_warmup_steps if config else 0,
         optimizer=optimizer,
-        settings=settings,
+        settings=optimizer_settings,
         tiers=tiers,
         levels=levels,
-        shares=_shares(said, len(tiers), batch),
-        overlap=_overlap(said, config, settings),
-        reject=said.reject,
-        seed=said.seed or 0,
-        held_out=str(said.held_out_path.expanduser().absolute()) if said.held_out_path else "",
-        eval_every=said.eval_every,
-        eval_sequences=said.eval_sequences,
+        shares=_shares(settings, len(tiers), batch),
+        overlap=_overlap(settings, config, optimizer_settings),
+        reject=settings.reject,
+        seed=settings.seed or 0,
+        held_out=str(settings.held_out_path.expanduser().absolute())
+        if settings.held_out_path
+        else "",
+        eval_every=settings.eval_every,
+        eval_sequences=settings.eval_sequences,
     )
 
 
-def _overlap(said: LabSettings, config: RunConfig | None, settings: Optimizer) -> int:
+def _overlap(settings: LabSettings, config: RunConfig | None, optimizer_settings: Optimizer) -> int:
     """Return --overlap, else that of a config with this optimizer, else the default."""
-    if not settings.EXCHANGED:
+    if not optimizer_settings.EXCHANGED:
         return 0
-    if said.overlap is not None:
-        return int(said.overlap)
-    same_optimizer = config is not None and config.llm.optimizer.settings.TABLE == settings.TABLE
-    return config.config.overlap if config is not None and same_optimizer else settings.OVERLAP
+    if settings.overlap is not None:
+        return int(settings.overlap)
+    same_optimizer = (
+        config is not None and config.llm.optimizer.settings.TABLE == optimizer_settings.TABLE
+    )
+    return (
+        config.config.overlap
+        if config is not None and same_optimizer
+        else optimizer_settings.OVERLAP
+    )
 
 
-def _model(said: LabSettings, config: RunConfig | None) -> str:
-    if said.model is not None:
-        name = str(said.model)
-        if is_repository(name) and not said.model.expanduser().exists():
+def _model(settings: LabSettings, config: RunConfig | None) -> str:
+    if settings.model is not None:
+        name = str(settings.model)
+        if is_repository(name) and not settings.model.expanduser().exists():
             return str(_from_hub(name))
-        return str(said.model.expanduser().absolute())
+        return str(settings.model.expanduser().absolute())
     if config is None:
         raise UsageError(
             "--model is missing", "Pass --model DIR or OWNER/NAME, or --config-path FILE of a run"
@@ -118,7 +126,7 @@ def _model(said: LabSettings, config: RunConfig | None) -> str:
         return str(resolve(checkpoint))
     if checkpoint.kind is not CheckpointKind.LOCAL:
         raise Unsuitable(
-            f"{said.config_path} does not name a checkpoint on this machine",
+            f"{settings.config_path} does not name a checkpoint on this machine",
             "Pass --model DIR; aftermath-solana model init creates one",
         )
     return str(local_directory(checkpoint))
@@ -135,34 +143,36 @@ def _from_hub(name: str) -> Path:
         ) from error
 
 
-def _data(said: LabSettings, config: RunConfig | None) -> dict[str, Any]:
+def _data(settings: LabSettings, config: RunConfig | None) -> dict[str, Any]:
     """Return the recipe's data fields: location, token size and order."""
     chosen = config.llm.data_location if config else None
-    if chosen is not None and said.data_path is None:
+    if chosen is not None and settings.data_path is None:
         _check_local(chosen)
         if not isinstance(chosen.source, LocalData):
             return {
                 "data": "",
-                "token_bytes": int(said.token_bytes or 2),
+                "token_bytes": int(settings.token_bytes or 2),
                 "shuffle_seed": "",
                 "source": chosen.model_dump_json(exclude_none=True),
             }
     location = location_of(chosen) if chosen else None
-    if location is None and said.data_path is None:
+    if location is None and settings.data_path is None:
         raise UsageError(
             "--data-path is missing", "Pass --data-path DIR, or --config-path FILE of a run"
         )
-    place = Path(said.data_path or (location.primary if location else "")).expanduser().absolute()
-    if said.held_out_path is not None and _within(said.held_out_path.expanduser(), place):
+    place = (
+        Path(settings.data_path or (location.primary if location else "")).expanduser().absolute()
+    )
+    if settings.held_out_path is not None and _within(settings.held_out_path.expanduser(), place):
         raise UsageError(
-            f"--held-out-path {said.held_out_path} overlaps with the training data",
+            f"--held-out-path {settings.held_out_path} overlaps with the training data",
             "Name token files of other documents; aftermath-solana data tokenize --held-out DIR creates them",
         )
-    if location is not None and said.seed is None:
+    if location is not None and settings.seed is None:
         seed = location.shuffle_seed.hex() if location.shuffle else ""
     else:
-        seed = hashlib.sha256(f"order {said.seed or 0}".encode()).hexdigest()
-    token_bytes = int(said.token_bytes or (location.token_bytes if location else 2))
+        seed = hashlib.sha256(f"order {settings.seed or 0}".encode()).hexdigest()
+    token_bytes = int(settings.token_bytes or (location.token_bytes if location else 2))
     return {"data": str(place), "token_bytes": token_bytes, "shuffle_seed": seed}
 
 
@@ -182,29 +192,29 @@ def _within(one: Path, other: Path) -> bool:
     return one == other or one.parent == other or other.parent == one
 
 
-def _optimizer(said: LabSettings, config: RunConfig | None) -> Optimizer:
+def _optimizer(settings: LabSettings, config: RunConfig | None) -> Optimizer:
     """Return the optimizer of --optimizer with its defaults, else that of the config."""
     given = config.llm.optimizer.settings if config else None
-    name = said.optimizer or (given.kind() if given else "distro")
+    name = settings.optimizer or (given.kind() if given else "distro")
     optimizer = optimizers()[name]
     if given is None or config is None:
-        return _with_options(said, optimizer, optimizer.defaults())
+        return _with_options(settings, optimizer, optimizer.defaults())
     if type(given) is optimizer:
         values = config.llm.optimizer.chosen.model_dump()
-        settings = _with_options(said, optimizer, values)
-        if said.lr is None:
-            _check_rate(said, given)
-        return settings
-    if said.lr is None:
+        optimizer_settings = _with_options(settings, optimizer, values)
+        if settings.lr is None:
+            _check_rate(settings, given)
+        return optimizer_settings
+    if settings.lr is None:
         raise UsageError(
-            f"--optimizer {name}: the learning rate in {said.config_path} is for {given.kind()}",
+            f"--optimizer {name}: the learning rate in {settings.config_path} is for {given.kind()}",
             f"Pass --lr as well, for example --lr {optimizer().usual_rate:g}",
         )
-    return _with_options(said, optimizer, optimizer.defaults() | {CLIP.name: given.clip or 0.0})
+    return _with_options(settings, optimizer, optimizer.defaults() | {CLIP.name: given.clip or 0.0})
 
 
 def _with_options(
-    said: LabSettings, optimizer: type[Optimizer], values: Mapping[str, Any]
+    settings: LabSettings, optimizer: type[Optimizer], values: Mapping[str, Any]
 ) -> Optimizer:
     """Return the optimizer with these key values, changed by the user's options.
 
@@ -213,7 +223,7 @@ def _with_options(
     known = options_of(optimizer)
     changed = dict(values)
     flags: dict[str, str] = {}
-    for name, value in said.options.items():
+    for name, value in settings.options.items():
         flag = "--" + name.replace("_", "-")
         if name not in known:
             owners = [one.kind() for one in optimizers().values() if name in options_of(one)]
@@ -233,33 +243,33 @@ def _with_options(
     return optimizer.of(changed)
 
 
-def _check_rate(said: LabSettings, given: Optimizer) -> None:
+def _check_rate(settings: LabSettings, given: Optimizer) -> None:
     """Raise UsageError for an option that makes the config's learning rate unsuitable."""
     for name, setting in options_of(type(given)).items():
-        if setting.words and name in said.options:
-            changed = replace(given, **{setting.name: said.options[name]})
+        if setting.words and name in settings.options:
+            changed = replace(given, **{setting.name: settings.options[name]})
             if changed.usual_rate != given.usual_rate:
-                flag = f"--{name.replace('_', '-')} {said.options[name]}"
+                flag = f"--{name.replace('_', '-')} {settings.options[name]}"
                 held = getattr(given, setting.name)
                 raise UsageError(
-                    f"{flag}: the learning rate in {said.config_path} is for {held}",
+                    f"{flag}: the learning rate in {settings.config_path} is for {held}",
                     f"Pass --lr as well, for example --lr {changed.usual_rate:g}",
                 )
 
 
 def _schedule(
-    said: LabSettings, config: RunConfig | None, usual_rate: float, steps: int
+    settings: LabSettings, config: RunConfig | None, usual_rate: float, steps: int
 ) -> LrSchedule:
-    if said.lr is not None and not 0 < said.lr <= MOST_RATE:
+    if settings.lr is not None and not 0 < settings.lr <= MOST_RATE:
         raise UsageError(
-            f"--lr {said.lr} must be above 0 and at most {MOST_RATE:g}",
+            f"--lr {settings.lr} must be above 0 and at most {MOST_RATE:g}",
             "Pass for example --lr 1e-3",
         )
     given = schedule_of(config.llm.lr_schedule) if config else None
-    rate = said.lr or (given.base_lr if given else usual_rate)
+    rate = settings.lr or (given.base_lr if given else usual_rate)
     warmup = (
-        said.warmup_steps
-        if said.warmup_steps is not None
+        settings.warmup_steps
+        if settings.warmup_steps is not None
         else given.warmup_steps
         if given
         else steps // 20
@@ -269,25 +279,25 @@ def _schedule(
             f"the warm-up of {warmup} steps must be shorter than the training ({steps} steps)",
             "Lower --warmup-steps or raise --steps",
         )
-    if given is not None and said.lr_schedule is None:
+    if given is not None and settings.lr_schedule is None:
         schedule = rates.scaled(replace(given, warmup_steps=warmup), rate)
-        changed = said.steps is not None or said.warmup_steps is not None
+        changed = settings.steps is not None or settings.warmup_steps is not None
         if changed and not any(learning_rate(schedule, step) for step in (steps - 1, steps)):
             raise UsageError(
-                f"the learning rate of {said.config_path} falls to 0 before the last step ({steps})",
+                f"the learning rate of {settings.config_path} falls to 0 before the last step ({steps})",
                 "Pass --lr-schedule as well: it spans all steps",
             )
         return schedule
-    if said.lr_schedule == "constant":
+    if settings.lr_schedule == "constant":
         return rates.constant(rate, warmup)
-    if said.lr_schedule == "cosine":
+    if settings.lr_schedule == "cosine":
         return rates.cosine(rate, warmup, steps, rate / 10)
     return rates.stable(rate, warmup, steps)
 
 
-def _batch(said: LabSettings, config: RunConfig | None) -> Batch:
-    if said.total_batch is not None or config is None:
-        size = said.total_batch or TOTAL_BATCH
+def _batch(settings: LabSettings, config: RunConfig | None) -> Batch:
+    if settings.total_batch is not None or config is None:
+        size = settings.total_batch or TOTAL_BATCH
         return Batch(size, size)
     rules = rules_of(config)
     return Batch(
@@ -297,42 +307,46 @@ def _batch(said: LabSettings, config: RunConfig | None) -> Batch:
     )
 
 
-def _tiers(said: LabSettings, settings: Optimizer) -> tuple[int, ...]:
-    named = _numbers("--tiers", said.tiers, 0, MAX_LEVELS - 1) if said.tiers is not None else (0,)
-    members = said.members or len(named)
+def _tiers(settings: LabSettings, optimizer_settings: Optimizer) -> tuple[int, ...]:
+    named = (
+        _numbers("--tiers", settings.tiers, 0, MAX_LEVELS - 1)
+        if settings.tiers is not None
+        else (0,)
+    )
+    members = settings.members or len(named)
     if members < len(named):
         raise UsageError(
-            f"--tiers {said.tiers} names {len(named)} tiers for {counted(members, 'member')}",
+            f"--tiers {settings.tiers} names {len(named)} tiers for {counted(members, 'member')}",
             "Name at most one tier per member, or raise --members",
         )
-    if members > 1 and not settings.EXCHANGED:
+    if members > 1 and not optimizer_settings.EXCHANGED:
         raise UsageError(
-            f"--members {members} does not work with {settings.kind()}, whose members exchange no results",
+            f"--members {members} does not work with {optimizer_settings.kind()}, whose members exchange no results",
             "Omit --members, and pass the batch of all members as --total-batch",
         )
     return tuple(named[member % len(named)] for member in range(members))
 
 
-def _shares(said: LabSettings, members: int, batch: Batch) -> tuple[int, ...]:
+def _shares(settings: LabSettings, members: int, batch: Batch) -> tuple[int, ...]:
     """Return each member's part of the batch. Raises UsageError if a member gets no sequence."""
     least = min(batch.start, batch.end)
-    if said.shares is None:
+    if settings.shares is None:
         if any(not share.len for share in cut(least, [1] * members)):
             raise UsageError(
                 f"a batch of {counted(least, 'sequence')} is too small for {members} members",
                 "Raise --total-batch, or lower --members",
             )
         return (1,) * members
-    shares = _numbers("--shares", said.shares, 1, 65535)
+    shares = _numbers("--shares", settings.shares, 1, 65535)
     if len(shares) != members:
         raise UsageError(
-            f"--shares {said.shares} names {counted(len(shares), 'share')} for {counted(members, 'member')}",
+            f"--shares {settings.shares} names {counted(len(shares), 'share')} for {counted(members, 'member')}",
             "Name one share per member",
         )
     if batch.start != batch.end or sum(shares) != batch.end:
         sizes = f"{batch.end}" if batch.start == batch.end else f"{least} to {batch.end}"
         raise UsageError(
-            f"--shares {said.shares} adds up to {sum(shares)} sequences, but a step has {sizes}",
+            f"--shares {settings.shares} adds up to {sum(shares)} sequences, but a step has {sizes}",
             f"Change the shares, or pass --total-batch {sum(shares)}",
         )
     return shares

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from aftermath.base.bounded import Malformed, json_as
-from aftermath.base.files import parents_made, standing_in
+from aftermath.base.files import parents_made, partial_path
 from aftermath.base.locks import hold
 from aftermath.lab.lab_events import Finished
 from aftermath.model.json_documents import CheckpointError
@@ -43,7 +43,7 @@ class Counters(msgspec.Struct, frozen=True):
 
 def save_state(directory: Path, tensors: Mapping[str, Tensor], counters: Counters) -> None:
     """Replace the last saved state. Raises CheckpointError, and then keeps the last state."""
-    with writing(directory), standing_in(directory / STATE) as partial:
+    with writing(directory), partial_path(directory / STATE) as partial:
         save_file(
             dict(tensors), partial, metadata={_COUNTERS: msgspec.json.encode(counters).decode()}
         )

@@ -79,7 +79,7 @@ class StackedMembers:
         for member, (replica, share) in enumerate(zip(self._replicas, shares, strict=True)):
             step = replica.optimizer.private_step
             if replica.model.can_stack and isinstance(step, InnerSteps) and share.dim() == 2:
-                steps = steps_of(step.inner.remembered())
+                steps = steps_of(step.inner.state_tensors())
                 alike[id(replica.model), len(share), steps].append(member)
         return [tuple(members) for members in alike.values() if len(members) > 1]
 

@@ -25,7 +25,7 @@ from aftermath.events.event_types import Warning
 from aftermath.events.plot import step_plot
 from aftermath.events.stream import Events, JsonLines, Sink
 from aftermath.lab import lab_events
-from aftermath.lab.data_split import Deal
+from aftermath.lab.data_split import DataSplit
 from aftermath.lab.held_out import loss_on
 from aftermath.lab.lab_events import EVENTS
 from aftermath.lab.recipe import Recipe
@@ -46,7 +46,7 @@ _NOT_FINITE = 3
 _RESTARTED = "the training ended before it saved a state, so it starts again; lower --save-every to save sooner"
 
 
-class Course:
+class TrainingLoop:
     """Trains a recipe to its end, from the start or from the state saved in `out`."""
 
     def __init__(
@@ -57,7 +57,7 @@ class Course:
         self._screen = screen
         self._out = out
         self._save_every = save_every
-        self._deal = Deal(recipe)
+        self._data_split = DataSplit(recipe)
         self._done = 0
         self._curves: dict[str, list[tuple[int, float]]] = {"training": []}
         self._events = Events(_elapsed(), [screen])
@@ -128,16 +128,16 @@ class Course:
     def _step(self, step: int) -> float | None:
         """Train one step. Return its loss, or None if it is not finite."""
         started = time.perf_counter()
-        indices = self._deal.shares(step)
+        indices = self._data_split.shares(step)
         shares = [torch.from_numpy(self._begun.data.read(share)) for share in indices]
-        accepted = [self._deal.accepted(step, member) for member in range(len(shares))]
+        accepted = [self._data_split.accepted(step, member) for member in range(len(shares))]
         done = self._begun.trainer.step(step, shares, accepted)
         counted = [
             took and loss is not None for took, loss in zip(accepted, done.losses, strict=True)
         ]
         for share, counts in zip(indices, counted, strict=True):
             if not counts:
-                self._deal.return_(step, share)
+                self._data_split.requeue(step, share)
         for sentence in done.left_out:
             self._events.emit(Warning(message=f"step {step}: skipped a result: {sentence}"))
         tokens = sum(share.numel() for share in shares)
@@ -226,7 +226,7 @@ class Course:
             if log.exists():
                 sync(log)
             size = log.stat().st_size if log.exists() else 0
-        fresh, again = self._deal.state()
+        fresh, again = self._data_split.state()
         counters = Counters(self._begun.bound, step, fresh, again, size, finished)
         save_state(self._out, self._begun.trainer.state(), counters)
 
@@ -254,7 +254,7 @@ class Course:
                     f"the saved state does not match this training: {error.message}",
                     "Name another --out",
                 ) from None
-            self._deal.restore(counters.fresh, counters.again)
+            self._data_split.restore(counters.fresh, counters.again)
             self._done = counters.step
             if log.exists():
                 self._restarts = not counters.step and log.stat().st_size > counters.events

@@ -29,15 +29,15 @@ from aftermath.optim.level_votes import Votes
 from aftermath.p2p.transport import RequestRefused
 from aftermath.rules.announcements import Commitment
 from aftermath.rules.run import STORED_ROUNDS
-from aftermath.rules.seal import Closed, Key, ResultPlace
+from aftermath.rules.seal import ResultPlace, Reveal, RoundClosed
 
 Fetch = Callable[[Candidate, RoundPlan], Coroutine[Any, Any, None]]
 
 TOPIC = "commitments"
 _MAX_UNASSIGNED = 16  # a peer's unassigned announcements in one round before it is banned
 _MAX_PER_MEMBER = 2  # two different commitments of one member in one round prove a lie
-_UNASSIGNED = "not what it was assigned"
-CLOSED_ON = "it was announced after this witness was closed"
+_UNASSIGNED = "it announced a result that it was not assigned"
+CLOSED_ON = "it was announced after this witness had closed the round"
 MOST_PER_SEAT = 8
 """Maximum announcements per seat in an answer: its results, their keys, and a closing."""
 _LONGEST_QUESTION = 1024  # bytes; a height and 256 seats take fewer
@@ -66,7 +66,7 @@ class Results:
         self._candidates: dict[int, dict[int, list[Candidate]]] = defaultdict(dict)
         self._early: dict[int, dict[bytes, dict[bytes, Commitment]]] = {}
         self._refused: dict[int, dict[int | None, set[bytes]]] = defaultdict(dict)
-        self._keys: dict[int, dict[int, tuple[Key, bytes]]] = defaultdict(dict)
+        self._keys: dict[int, dict[int, tuple[Reveal, bytes]]] = defaultdict(dict)
         """Keys that arrived before their result, by height and seat."""
         self._closed: set[int] = set()
         self._state_chain = StateChain()
@@ -214,14 +214,14 @@ class Results:
         )
         self.changed.fire()
 
-    def hear_reveal(self, announcement: Closed | Key, raw: bytes) -> None:
+    def hear_reveal(self, announcement: RoundClosed | Reveal, raw: bytes) -> None:
         """Record a closing or a key whose signature was checked."""
-        if isinstance(announcement, Closed):
+        if isinstance(announcement, RoundClosed):
             self.closed_rounds.hear(announcement, raw)
         else:
             self.hear_key(announcement, raw)
 
-    def hear_key(self, announcement: Key, raw: bytes) -> None:
+    def hear_key(self, announcement: Reveal, raw: bytes) -> None:
         """Record a key whose signature was checked. Keep a key that arrives before its result.
 
         Any peer may relay a key. One early key is kept per member.
@@ -287,7 +287,8 @@ class Results:
                 return
             self._ports.transport.bar(
                 commitment.sender,
-                f"more than {_MAX_UNASSIGNED} announcements in a round were {_UNASSIGNED}",
+                f"more than {_MAX_UNASSIGNED} of its announcements in a round were results that it was"
+                " not assigned",
             )
 
     def may_sign(self, place: ResultPlace, digest: bytes) -> bool:

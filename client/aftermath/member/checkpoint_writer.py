@@ -291,7 +291,7 @@ class CheckpointWriter:
             try:
                 await self._upload(hub, saved)
             except Exception as error:  # nobody awaits this task, so report the error here
-                coordinator = self._ports.coordinator.called
+                coordinator = self._ports.coordinator.display_name
                 step = saved.run.trained_steps
                 self._warn(f"cannot record the checkpoint of step {step} on {coordinator}: {error}")
             finally:
@@ -388,7 +388,7 @@ class CheckpointWriter:
 
     def _warn_unnamed(self, saved: _SavedModel, why: str) -> None:
         """Warn that the chain does not name this member's newer directory, with the fix."""
-        coordinator = self._ports.coordinator.called
+        coordinator = self._ports.coordinator.display_name
         run = saved.run
         self._warn(
             f"{coordinator} does not name {saved.directory} of step {run.trained_steps}: {why}\n"
@@ -429,7 +429,7 @@ class CheckpointWriter:
             f"{checkpoint.repo}@{checkpoint.revision}" if checkpoint.revision else checkpoint.repo
         )
         self._warn(
-            f"{self._ports.coordinator.called} does not name {what} of step {saved.run.trained_steps}: {refusal}"
+            f"{self._ports.coordinator.display_name} does not name {what} of step {saved.run.trained_steps}: {refusal}"
         )
 
     async def _offer(self, checkpoint: Checkpoint, saved: _SavedModel) -> str | None:

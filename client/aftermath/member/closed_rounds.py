@@ -14,7 +14,7 @@ from aftermath.member.feed import RunFeed
 from aftermath.rules import bitmap
 from aftermath.rules.committee import round_quorum, wanted_witnesses, witnesses
 from aftermath.rules.run import RoundId
-from aftermath.rules.seal import Closed
+from aftermath.rules.seal import RoundClosed
 
 
 class ClosedRounds:
@@ -25,7 +25,7 @@ class ClosedRounds:
         self._raw_by_round: dict[RoundId, dict[int, bytes]] = {}
         self.changed = Pulse()
 
-    def hear(self, closing: Closed, raw: bytes) -> None:
+    def hear(self, closing: RoundClosed, raw: bytes) -> None:
         """Record an announcement whose signature was checked."""
         run = self._feed.run
         members = self._feed.members

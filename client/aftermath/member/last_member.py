@@ -226,7 +226,9 @@ class LastMember:
                     await self._ports.feed.put(await self._ports.coordinator.view(fresh=True))
         except (AftermathError, TimeoutError) as error:
             why = str(error).partition("\n")[0] or f"no answer for {_RECORD_SECONDS:.0f} s"
-            self._warn(f"cannot record the saved model on {self._ports.coordinator.called}: {why}")
+            self._warn(
+                f"cannot record the saved model on {self._ports.coordinator.display_name}: {why}"
+            )
 
     async def _newest_view(self) -> View:
         """Return the coordinator's current view, or the feed's if reading it fails."""

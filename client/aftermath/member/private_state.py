@@ -19,7 +19,7 @@ from torch import Tensor
 
 from aftermath.base.bounded import Malformed, json_as
 from aftermath.base.concurrency import cancel
-from aftermath.base.files import standing_in
+from aftermath.base.files import partial_path
 from aftermath.events import event_types
 from aftermath.member.ports import Ports, Role, Workers
 from aftermath.member.state_roots import OwnState, StateRoot
@@ -156,7 +156,7 @@ def _save(file: Path, state: Mapping[str, Tensor], binding: _Binding, root: Stat
     }
     with writing(file.parent):
         file.parent.mkdir(parents=True, exist_ok=True)
-        with standing_in(file) as partial:
+        with partial_path(file) as partial:
             save_file(dict(state), partial, metadata=metadata)
 
 

@@ -19,7 +19,7 @@ from aftermath.p2p.transport import TransportError
 from aftermath.rules import bitmap
 from aftermath.rules.announcements import encode_announcement
 from aftermath.rules.run import STORED_ROUNDS, Run
-from aftermath.rules.seal import Closed, Key, ResultPlace, key_of
+from aftermath.rules.seal import ResultPlace, Reveal, RoundClosed, key_of
 
 
 class Reveals:
@@ -49,7 +49,7 @@ class Reveals:
     async def close_round(self, plan: RoundPlan, seat: int) -> None:
         """Announce, as a witness, that it will attest no result announced from now on."""
         self._results.close_round(plan.header.height)
-        closing = Closed(
+        closing = RoundClosed(
             sender=self._ports.transport.node_id,
             signer=self._ports.coordinator.wallet,
             **plan.place(seat)._asdict(),
@@ -99,7 +99,7 @@ class Reveals:
 
     async def _reveal(self, place: ResultPlace) -> None:
         self._revealed.append(place)
-        announcement = Key(
+        announcement = Reveal(
             sender=self._ports.transport.node_id,
             signer=self._ports.coordinator.wallet,
             **place._asdict(),

@@ -9,7 +9,7 @@ from aftermath.rules.announcements import Commitment
 from aftermath.rules.assignment import PositionInterval, assign, sequences
 from aftermath.rules.members import Members, Seat
 from aftermath.rules.run import Round
-from aftermath.rules.seal import Key, ResultPlace
+from aftermath.rules.seal import ResultPlace, Reveal
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class RoundPlan:
             )
         )
 
-    def comes_from(self, key: Key) -> bool:
+    def comes_from(self, key: Reveal) -> bool:
         """Return whether a key belongs to this round and was sent by the member that it names."""
         member = self.seats[key.seat]
         return key.place == self.place(key.seat) and (key.sender, key.signer) == (

@@ -146,7 +146,7 @@ class Ticker:
         chain answers again. It becomes shorter if the deadline falls, because enough members have
         attested.
         """
-        returned = max(self._attention.woke(), self._coordinator.back())
+        returned = max(self._attention.woke(), self._coordinator.last_outage_end())
         if self._state != (state := (run.state, run.state_started_at)):
             # a state that began after the outage needs no extra time
             self._state = state

@@ -15,7 +15,7 @@ from typing import NoReturn
 
 from torch import Tensor
 
-from aftermath.base.allowed_places import advice_to_member
+from aftermath.base.allowed_locations import advice_to_member
 from aftermath.base.concurrency import first_of
 from aftermath.base.errors import SchemaError
 from aftermath.base.rate_limit import Backoff

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from aftermath.base.errors import shown
+from aftermath.base.errors import short_repr
 from aftermath.base.extensions import BadExtension, extensions
 from aftermath.model.arch.deepseek_config import DeepseekV2Config, DeepseekV3Config
 from aftermath.model.arch.hf_auto_config import HfAutoConfig
@@ -100,7 +100,7 @@ def _named(hf_config: Mapping[str, Any]) -> tuple[str, type[ModelConfig]]:
         return _BY_TYPE[model_type]
     if not isinstance(model_type, str) or not is_known(model_type):
         raise ModelConfigError(
-            f"config.json: model_type {shown(model_type)} is not supported",
+            f"config.json: model_type {short_repr(model_type)} is not supported",
             f"Use one of {', '.join(_BY_TYPE)}, or a causal language model of transformers",
         )
     return Architecture.HF_AUTO.value, HfAutoConfig

@@ -35,7 +35,7 @@ from aftermath.model.manifest import (
     verify,
 )
 from aftermath.model.published_checkpoints import PLAIN, Form, form_of
-from aftermath.model.weights import read_weights, spared, weight_files
+from aftermath.model.weights import absent_from, read_weights, weight_files
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ def find(directory: Path, tier: int, strategy: Strategy = "auto") -> TierSource:
         _guard_slice(directory, stored, tier, strategy)
         return TierSource(config, stored, weight_files(directory), form)
     if not may_slice:
-        return TierSource(config, 0, weight_files(directory, spared(config, tier, form)), form)
+        return TierSource(config, 0, weight_files(directory, absent_from(config, tier, form)), form)
     tier_source = _own_files(directory, sibling, tier, strategy)
     if tier_source is not None:
         if tier_source.config != config:
@@ -99,7 +99,7 @@ def find(directory: Path, tier: int, strategy: Strategy = "auto") -> TierSource:
             f"{directory} has no files of tier {tier}, which the strategy `sliced` needs",
             f"Run aftermath-solana model export --src {directory} --tiers {tier}, or use the strategy auto",
         )
-    return TierSource(config, 0, weight_files(directory, spared(config, tier, form)), form)
+    return TierSource(config, 0, weight_files(directory, absent_from(config, tier, form)), form)
 
 
 def _own_files(directory: Path, sibling: Path, tier: int, strategy: Strategy) -> TierSource | None:

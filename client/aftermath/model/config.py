@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from aftermath.base.errors import AftermathError, shown
+from aftermath.base.errors import AftermathError, short_repr
 from aftermath.model.presets import LIMITS
 from aftermath.rules.limits import MAX_LEVELS
 
@@ -309,7 +309,7 @@ def stored_tier(hf_config: Mapping[str, Any]) -> tuple[int, int]:
         tier = (base // size).bit_length() - 1
     if not isinstance(tier, int) or isinstance(tier, bool) or not 0 <= tier < MAX_TIERS:
         raise ModelConfigError(
-            f"config.json: matformer_tier must be an integer from 0 to {MAX_TIERS - 1}, not {shown(tier)}"
+            f"config.json: matformer_tier must be an integer from 0 to {MAX_TIERS - 1}, not {short_repr(tier)}"
         )
     if base is None and (tier == 0 or not names_tiers):
         base = size << tier
@@ -331,7 +331,7 @@ def _positive_int(hf_config: Mapping[str, Any], key: str) -> int | None:
         return None
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= 1 << 20:
         raise ModelConfigError(
-            f"config.json: {key} must be an integer from 1 to {1 << 20}, not {shown(value)}"
+            f"config.json: {key} must be an integer from 1 to {1 << 20}, not {short_repr(value)}"
         )
     return value
 

@@ -63,7 +63,7 @@ from aftermath.model.manifest import (
     verify,
 )
 from aftermath.model.published_checkpoints import Form, form_of
-from aftermath.model.weights import spared
+from aftermath.model.weights import absent_from
 
 TIMEOUT_SECONDS = 10.0
 # longest download: 60 s, plus its size at 100 kB/s
@@ -443,7 +443,7 @@ def _download_full(source: Repository, base: str, tier: int) -> Path:
     if whole in source.sizes:
         weights = [whole]
     elif index in source.sizes:
-        without = [] if stored else [spared(config, tier, form)]
+        without = [] if stored else [absent_from(config, tier, form)]
         shards = read_index(source.fetch(index, MAX_SMALL_BYTES), *without)
         weights = [str(folder / name) for name in shards]
     else:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from aftermath.base.bounded import Malformed, json_as, json_value
-from aftermath.base.errors import AftermathError, shown
+from aftermath.base.errors import AftermathError, short_repr
 
 MAX_CONFIG_BYTES = 1 << 20
 MAX_INDEX_BYTES = 64 << 20
@@ -90,7 +90,7 @@ def check_listed(name: str, whose: str) -> None:
     longest = max(len(part.encode()) for part in name.split("/"))
     if longest > MAX_PART or len(name.encode()) > MAX_NAME:
         raise CheckpointError(
-            f"{whose} has a file name that is too long ({len(name)} characters): {shown(name)}",
+            f"{whose} has a file name that is too long ({len(name)} characters): {short_repr(name)}",
             f"Export or download the files again; a name may have {MAX_PART} bytes per part and {MAX_NAME} in all",
         )
 
@@ -115,9 +115,9 @@ class _Index(msgspec.Struct):
     weight_map: dict[str, str]
 
 
-def read_index(path: Path, spared: Callable[[str], bool] = lambda name: False) -> list[str]:
-    """Return the weight files of the index at `path`, without those that hold only `spared`
-    tensors.
+def read_index(path: Path, is_absent: Callable[[str], bool] = lambda name: False) -> list[str]:
+    """Return the weight files of the index at `path`, without those that hold only tensors
+    accepted by `is_absent`.
 
     Raises CheckpointError.
     """
@@ -125,7 +125,7 @@ def read_index(path: Path, spared: Callable[[str], bool] = lambda name: False) -
         index: _Index = json_as(read_limited(path, MAX_INDEX_BYTES), _Index)
     except Malformed as error:
         raise CheckpointError(f"{path} is not a safetensors index: {error}") from None
-    files = sorted({file for name, file in index.weight_map.items() if not spared(name)})
+    files = sorted({file for name, file in index.weight_map.items() if not is_absent(name)})
     for file in files:
         check_listed(file, str(path))
     return files

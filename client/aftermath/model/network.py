@@ -35,7 +35,7 @@ def attention(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tens
 
 
 Through = Callable[..., Tensor]
-"""`LanguageModel.through`."""
+"""Type of `LanguageModel.through`: wraps a layer, which may be recomputed."""
 
 
 # In training, the logits of a large vocabulary are never whole in memory: the loss is a sum over
@@ -97,7 +97,7 @@ class LanguageModel(nn.Module, ABC):
         rows = max(1, at_once // self.config.vocab_size)
         if len(wanted) > rows:
             parts = zip(hidden.flatten(0, 1).split(rows), wanted.split(rows), strict=True)
-            total = torch.stack([again(self._summed, *part) for part in parts]).sum()
+            total = torch.stack([recomputed(self._summed, *part) for part in parts]).sum()
         elif labels is None:
             return F.cross_entropy(self.head(hidden).float().flatten(0, 1), wanted)
         else:
@@ -114,7 +114,7 @@ class LanguageModel(nn.Module, ABC):
         inputs = tuple(
             given.view_as(given) if isinstance(given, Tensor) else given for given in inputs
         )
-        return again(layer, *inputs) if self.recompute else layer(*inputs)
+        return recomputed(layer, *inputs) if self.recompute else layer(*inputs)
 
 
 LOGITS_AT_ONCE = 1 << 25
@@ -123,7 +123,7 @@ LOGITS_AT_ONCE_ON_A_GPU = (1 << 31) - 1
 """Maximum logits at a time on a GPU, which is slower with fewer. `PassSize` accounts for them."""
 
 
-def again(compute: Callable[..., Tensor], *inputs: Any) -> Tensor:
+def recomputed(compute: Callable[..., Tensor], *inputs: Any) -> Tensor:
     """Return `compute(*inputs)` and recompute it in the backward pass."""
     if not torch.is_grad_enabled():
         return compute(*inputs)

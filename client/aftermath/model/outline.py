@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from aftermath.base.allowed_places import TRUSTING, RunAccess
+from aftermath.base.allowed_locations import TRUSTING, RunAccess
 from aftermath.model.json_documents import hf_config
 from aftermath.model.run_checkpoint import outline_directory
 from aftermath.model.save_checkpoint import read_companions

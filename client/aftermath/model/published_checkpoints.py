@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from aftermath.base.errors import shown
+from aftermath.base.errors import short_repr
 from aftermath.model.config import ModelConfigError
 
 SCALES = "_scale_inv"
@@ -67,23 +67,23 @@ def form_of(hf_config: Mapping[str, Any]) -> Form:
     return Form(_block(hf_config.get("quantization_config")), _foreign(hf_config))
 
 
-def _block(said: object) -> tuple[int, int] | None:
+def _block(quantization: object) -> tuple[int, int] | None:
     """Return the rows and columns of an fp8 block, or None without fp8."""
-    if not said:
+    if not quantization:
         return None
     if (
-        isinstance(said, dict)
-        and said.get("quant_method") == "fp8"
-        and said.get("fmt", "e4m3") == "e4m3"
+        isinstance(quantization, dict)
+        and quantization.get("quant_method") == "fp8"
+        and quantization.get("fmt", "e4m3") == "e4m3"
     ):
-        match said.get("weight_block_size"):
+        match quantization.get("weight_block_size"):
             case [int(rows), int(columns)] if all(
                 1 <= edge <= _LARGEST_BLOCK and not isinstance(edge, bool)
                 for edge in (rows, columns)
             ):
                 return rows, columns
     raise ModelConfigError(
-        f"config.json: quantization_config {shown(said)} is not supported",
+        f"config.json: quantization_config {short_repr(quantization)} is not supported",
         "Use a checkpoint with plain weights, or with fp8 (e4m3) and a weight_block_size",
     )
 
@@ -100,7 +100,8 @@ def _foreign(hf_config: Mapping[str, Any]) -> tuple[str, ...]:
         or not 0 <= further <= _MOST_FURTHER
     ):
         raise ModelConfigError(
-            f"config.json: num_nextn_predict_layers must be an integer from 0 to {_MOST_FURTHER}, not {shown(further)}",
+            f"config.json: num_nextn_predict_layers must be an integer from 0 to {_MOST_FURTHER},"
+            f" not {short_repr(further)}",
             "Use the published file",
         )
     if not isinstance(layers, int):

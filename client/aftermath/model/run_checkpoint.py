@@ -9,8 +9,8 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
-from aftermath.base.allowed_places import TRUSTING, RunAccess
-from aftermath.base.errors import Unsuitable, shown
+from aftermath.base.allowed_locations import TRUSTING, RunAccess
+from aftermath.base.errors import Unsuitable, short_repr
 from aftermath.base.text import is_repository
 from aftermath.model.json_documents import CheckpointError, Strategy, hf_config, is_file
 from aftermath.rules.model import Checkpoint
@@ -125,7 +125,7 @@ def require_place(checkpoint: Checkpoint) -> None:
         )
     if checkpoint.kind is CheckpointKind.HUB and not is_repository(checkpoint.repo):
         raise CheckpointError(
-            f"the run's checkpoint {shown(checkpoint.repo)} is not a Hub repository (OWNER/NAME)",
+            f"the run's checkpoint {short_repr(checkpoint.repo)} is not a Hub repository (OWNER/NAME)",
             "Ask the run's owner to correct it: aftermath-solana checkpoint --repo OWNER/NAME "
             "--revision COMMIT, or --path DIR for a directory that a tier-0 member wrote",
         )

@@ -72,7 +72,9 @@ class StateSchema:
     def document(self) -> dict[str, Any]:
         """Return the schema as JSON values, without floats."""
         return {
-            "model": portable(_said(self.config) | {"model_type": self.config.MODEL_TYPE}),
+            "model": portable(
+                _config_document(self.config) | {"model_type": self.config.MODEL_TYPE}
+            ),
             "dtype": "float32",
             "widths": list(self.widths),
             "segments": [asdict(segment) for segment in self.segments],
@@ -137,10 +139,10 @@ def state_of_inputs(given: StateInputs) -> StateSchema:
 
 def same_model(one: ModelConfig, other: ModelConfig) -> bool:
     """Return whether two configs are equal in all fields that a schema contains."""
-    return one.MODEL_TYPE == other.MODEL_TYPE and _said(one) == _said(other)
+    return one.MODEL_TYPE == other.MODEL_TYPE and _config_document(one) == _config_document(other)
 
 
-def _said(config: ModelConfig) -> dict[str, Any]:
+def _config_document(config: ModelConfig) -> dict[str, Any]:
     """Return a config's fields that belong to a schema and are not at an omitted default."""
     fields = type(config).model_fields
     silent = {key for key in config.LATER if getattr(config, key) == fields[key].default}

@@ -105,14 +105,14 @@ def _shape(where: str, entry: object, before: TierShape, allowed: Sequence[str])
     return shape
 
 
-def _layers(where: str, said: object, before: TierShape) -> tuple[int, ...]:
+def _layers(where: str, value: object, before: TierShape) -> tuple[int, ...]:
     if (
-        not isinstance(said, list | tuple)
-        or not said
-        or not all(_is_number(layer) for layer in said)
+        not isinstance(value, list | tuple)
+        or not value
+        or not all(_is_number(layer) for layer in value)
     ):
         raise _wrong(where, "must be a list of layer numbers")
-    layers = tuple(said)
+    layers = tuple(value)
     if any(one >= other for one, other in itertools.pairwise(layers)):
         raise _wrong(where, "must list each layer once, in ascending order")
     if absent := [layer for layer in layers if layer not in before.layers]:
@@ -120,14 +120,14 @@ def _layers(where: str, said: object, before: TierShape) -> tuple[int, ...]:
     return layers
 
 
-def _sizes(where: str, said: object, most: Sequence[int]) -> tuple[int, ...]:
+def _sizes(where: str, value: object, most: Sequence[int]) -> tuple[int, ...]:
     """Return one number per kept layer, at most the previous tier's; 0 where that is 0."""
-    if said is None:
+    if value is None:
         return tuple(most)
     having = [limit for limit in most if limit]
     if not having:
         raise _wrong(where, "does not apply to any layer that the tier keeps")
-    listed = said if isinstance(said, list | tuple) else [said] * len(having)
+    listed = value if isinstance(value, list | tuple) else [value] * len(having)
     sizes = [size for size in listed if _is_number(size)]
     if len(listed) != len(having) or len(sizes) != len(having):
         which = "each layer that the tier keeps" + (

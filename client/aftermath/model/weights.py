@@ -16,7 +16,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from aftermath.base.errors import shown
+from aftermath.base.errors import short_repr
 from aftermath.base.text import counted
 from aftermath.model.config import ModelConfig
 from aftermath.model.json_documents import (
@@ -100,8 +100,8 @@ log = logging.getLogger(__name__)
 _FLOATS = {"F32", "F16", "BF16", "F64"}
 
 
-def spared(config: ModelConfig, tier: int, form: Form) -> Callable[[str], bool]:
-    """Return whether a name is a tensor that this tier, or the model, does not have."""
+def absent_from(config: ModelConfig, tier: int, form: Form) -> Callable[[str], bool]:
+    """Return a predicate: whether a name is a tensor that this tier or model does not have."""
     held = config.parameter_shapes(tier)
     names = {config.stored_name(name, 0) for name in config.parameter_shapes() if name not in held}
     without = FileNames(names | {name + SCALES for name in names}, config.base_prefix)
@@ -266,7 +266,7 @@ class _Parts:
                 self.foreign += 1
             elif not (self._names.is_buffer(name) or name.removesuffix(SCALES) in self._scales):
                 raise CheckpointError(
-                    f"{path} holds {shown(name)}, which is not part of this model",
+                    f"{path} holds {short_repr(name)}, which is not part of this model",
                     "Use a checkpoint with plain weights of the model that config.json describes",
                 )
         return known

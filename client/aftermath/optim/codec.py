@@ -282,7 +282,7 @@ class _Decoding:
         """Return the votes. Raises BadPayload."""
         results = self._results
         layout = self._layout
-        values_at = results.place_bytes(self._level)
+        values_at = results.index_bytes(self._level)
         digits_at = values_at + results.value_bytes(self._level)
         index_rows = self._indices(self._payload[:values_at])
         digit_rows = self._digits(self._payload[digits_at:])
@@ -342,7 +342,7 @@ class _Decoding:
         widths = [
             0 if group.digits else bits_of(group.block, group.topk) for group in layout.groups
         ]
-        rows = layout.grouped(self._string(octets, self._canonical_size(widths), "place"), widths)
+        rows = layout.grouped(self._string(octets, self._canonical_size(widths), "index"), widths)
         found = []
         for number, (group, codes) in enumerate(zip(layout.groups, rows, strict=True)):
             if group.digits:

@@ -46,7 +46,7 @@ class Encoding:
         kept: Sequence[tuple[Tensor, Tensor]] | None,
         value_bits: int,
     ) -> None:
-        """`kept` is the previous result, whose tensors are reused: see `compiled.encode`."""
+        """`kept` is the previous result, whose tensors are reused: see `compiled_sparse.encode`."""
         from aftermath.kernels import dense_encode
 
         kernel: Any = dense_encode.encode
@@ -143,11 +143,11 @@ def count(
 ) -> None:
     """Subtract the mean of checked payloads from the table's tensors, or store it there.
 
-    `most`, `divisors` and `rate` are those of `dense_mean.means`.
+    `most`, `divisors` and `rate` are those of `dense_votes.means`.
     """
     from aftermath.kernels import dense
 
-    kernel: Any = dense.mean
+    kernel: Any = dense.apply_mean
     together, width = digits.PACKED[value_bits]
     known = _digit_table(value_bits)
     lines = table.lines.numpy()

@@ -138,7 +138,7 @@ class Counted:
         """Yield the tasks that change a level's parameters like `optim.sparseloco_apply`."""
         from aftermath.kernels import aggregate
 
-        kernel: Any = aggregate.mean
+        kernel: Any = aggregate.apply_mean
         counted = (self._addresses, self._whole, self._starts, self._stops)
         by = np.array(divisors, np.float64)
         for _, place in self._places(params):
@@ -157,7 +157,7 @@ class Counted:
         """
         from aftermath.kernels import aggregate
 
-        kernel: Any = aggregate.sign
+        kernel: Any = aggregate.apply_signs
         counted = (self._addresses, self._starts, self._stops)
         for part, place in self._places(params):
             height, width = place[4:6]

@@ -71,7 +71,7 @@ class GradientStep:
                 for name, tensor in saved.items():
                     self._params[name].detach().copy_(tensor)
 
-    def remembered(self) -> dict[str, Tensor]:
+    def state_tensors(self) -> dict[str, Tensor]:
         """Return an empty state: GradientStep keeps none."""
         return {}
 

@@ -160,9 +160,9 @@ class Engine:
         """
         return _joined(self._step.state(), self._result.state())
 
-    def remembered(self) -> dict[str, Tensor]:
+    def state_tensors(self) -> dict[str, Tensor]:
         """Return the state's tensors without a copy. They change only when a share is trained."""
-        return _joined(self._step.remembered(), self._result.remembered())
+        return _joined(self._step.state_tensors(), self._result.state_tensors())
 
     def tree(self) -> Tree:
         """Return the Merkle tree over the state's blocks. At least one share must be trained."""
@@ -187,7 +187,7 @@ class Engine:
             if part + dot not in parts:
                 raise BadState(f"the optimizer state has an unexpected tensor {name}")
             parts[part + dot][rest] = tensor
-        before = self._step.remembered()
+        before = self._step.state_tensors()
         self._step.restore(parts[_PRIVATE])
         try:
             self._result.restore(parts[_RESULT])

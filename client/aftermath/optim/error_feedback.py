@@ -293,7 +293,7 @@ class ErrorFeedback:
             residual.zero_()
         self._forget_previous()
 
-    def remembered(self) -> dict[str, Tensor]:
+    def state_tensors(self) -> dict[str, Tensor]:
         """Return the residual and the previous result, without copies."""
         found = {}
         for level, residuals in self._residuals.items():
@@ -305,7 +305,7 @@ class ErrorFeedback:
 
     def state(self) -> dict[str, Tensor]:
         """Return copies of the residual and the previous result."""
-        return {name: tensor.to("cpu", copy=True) for name, tensor in self.remembered().items()}
+        return {name: tensor.to("cpu", copy=True) for name, tensor in self.state_tensors().items()}
 
     def sizes(self) -> dict[str, int]:
         """Return the size in bytes of each state tensor."""
@@ -313,11 +313,11 @@ class ErrorFeedback:
 
     def digests(self) -> list[bytes]:
         """Return the digest of each block of the state."""
-        return digests_of(self.remembered())
+        return digests_of(self.state_tensors())
 
     def block(self, place: BlockSpan) -> bytes:
         """Return the bytes of one block of the state."""
-        return block_of(self.remembered(), place)
+        return block_of(self.state_tensors(), place)
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Restore what `state` returned. Raises BadState, and changes nothing, if it does not fit

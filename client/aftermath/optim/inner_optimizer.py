@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from aftermath.optim.eager_adamw import AdamW
-from aftermath.optim.interfaces import Remembering
+from aftermath.optim.interfaces import Stateful
 from aftermath.optim.moments import (
     bytes_of,
     copies_of,
@@ -32,7 +32,7 @@ EPSILON = 1e-8
 
 
 # An interface, because `parallel.sharded_inner` implements the steps on several devices.
-class Inner(Remembering, Protocol):
+class Inner(Stateful, Protocol):
     """Steps parameters along the gradients in their `grad`."""
 
     takes_gradients_as_they_are: ClassVar[bool]
@@ -67,7 +67,7 @@ class InnerOptimizer:
 
     def begin(self) -> None:
         """Copy the moments."""
-        self._before = copies_of(self.remembered())
+        self._before = copies_of(self.state_tensors())
 
     def step(self, lr: float, factors: Sequence[float]) -> None:
         """Make one step of the parameters that have a gradient."""
@@ -83,13 +83,13 @@ class InnerOptimizer:
         put_back(self._optimizer, self._params, self._before)
         self.end()
 
-    def remembered(self) -> dict[str, Tensor]:
+    def state_tensors(self) -> dict[str, Tensor]:
         """Return the moments without copies."""
         return moments(self._optimizer, self._params)
 
     def state(self) -> dict[str, Tensor]:
         """Return copies of the moments."""
-        return {name: tensor.to("cpu", copy=True) for name, tensor in self.remembered().items()}
+        return {name: tensor.to("cpu", copy=True) for name, tensor in self.state_tensors().items()}
 
     def sizes(self) -> dict[str, int]:
         """Return the size in bytes of each moment."""
@@ -100,11 +100,11 @@ class InnerOptimizer:
 
     def digests(self) -> list[bytes]:
         """Return the digest of each block of the moments."""
-        return digests_of(self.remembered())
+        return digests_of(self.state_tensors())
 
     def block(self, place: BlockSpan) -> bytes:
         """Return the bytes of one block of the moments."""
-        return block_of(self.remembered(), place)
+        return block_of(self.state_tensors(), place)
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Restore the moments. Raises BadState, and changes nothing, on a mismatch."""

@@ -166,9 +166,9 @@ class InnerSteps:
             name: tensor.grad for name, tensor in self._learnt.items() if tensor.grad is not None
         }
 
-    def remembered(self) -> dict[str, Tensor]:
+    def state_tensors(self) -> dict[str, Tensor]:
         """Return the moments without copies. They persist over all rounds."""
-        return self._inner.remembered()
+        return self._inner.state_tensors()
 
     def state(self) -> dict[str, Tensor]:
         """Return copies of the moments."""

@@ -54,10 +54,10 @@ class Measured:
     """Fraction of the residual's energy (squared norm) that the result contains, 0 to 1."""
 
 
-class Remembering(Protocol):
+class Stateful(Protocol):
     """The private state of a replica."""
 
-    def remembered(self) -> dict[str, Tensor]:
+    def state_tensors(self) -> dict[str, Tensor]:
         """Return the state as named tensors. Tensors in this process are not copied.
 
         With equal parameters `restore` continues from them bit by bit. The next round may change
@@ -77,7 +77,7 @@ class Remembering(Protocol):
         """Return the size in bytes of each state tensor. At least one round must be trained."""
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Restore copies of what `remembered` returned.
+        """Restore copies of what `state_tensors` returned.
 
         Raises BadState, and changes nothing, if it does not fit exactly.
         """
@@ -86,7 +86,7 @@ class Remembering(Protocol):
         """Reset the state."""
 
 
-class PrivateStep(Remembering, Protocol):
+class PrivateStep(Stateful, Protocol):
     """Turns a share at the shared weights into a pseudo-gradient."""
 
     def make(
@@ -100,7 +100,7 @@ class PrivateStep(Remembering, Protocol):
         """
 
 
-class Compressor(Remembering, Protocol):
+class Compressor(Stateful, Protocol):
     """Turns pseudo-gradients into payloads."""
 
     def compress(self, made: PseudoGradient) -> dict[int, bytes]:

@@ -98,7 +98,7 @@ def take(rows: Tensor, indices: Tensor, values: Tensor) -> None:
 
     blocks, topk = indices.shape
     with on_device(rows.device):
-        triton_levels.take[(blocks, -(-topk // LANES))](
+        triton_levels.subtract_sent[(blocks, -(-topk // LANES))](
             *(rows, indices.contiguous(), values.contiguous(), rows[0].numel(), topk),
             LANES=LANES,
             **triton_blocks.EXACT,
@@ -111,7 +111,9 @@ def go_ahead(table: LevelTensors, rate: float) -> None:
 
     by = torch.tensor([rate], device=table.device)
     with on_device(table.device):
-        triton_levels.ahead[(table.blocks, table.tiles)](table.lines, table.part_of, by, **how())
+        triton_levels.step_by_signs[(table.blocks, table.tiles)](
+            table.lines, table.part_of, by, **how()
+        )
 
 
 def works(device: torch.device) -> bool:

@@ -114,7 +114,7 @@ def count(
 ) -> None:
     """Subtract the mean of all votes from the table's tensors, or store the mean there.
 
-    `most`, `divisors` and `rate` are those of `dense_mean.means`.
+    `most`, `divisors` and `rate` are those of `dense_votes.means`.
     """
     if all(isinstance(vote, HostVotes) for vote in votes):
         payloads = [vote.payload for vote in votes]
@@ -127,7 +127,7 @@ def count(
     )
     by = torch.tensor([*divisors, rate], dtype=torch.float64).to(table.device)
     with level_kernels.on_device(table.device):
-        triton_levels.mean[(table.blocks, table.tiles)](
+        triton_levels.apply_mean[(table.blocks, table.tiles)](
             *(table.lines, table.part_of, addresses, len(votes), digits_at(table.blocks), most, by),
             **level_kernels.how(**_numbers(value_bits)),
         )
@@ -172,7 +172,7 @@ def encoded(layout: LevelLayout, chosen: Sequence[tuple[Tensor, Tensor]], value_
         chosen, layout.groups, _orders(layout, device), strict=True
     ):
         with level_kernels.on_device(device):
-            triton_levels.codes[(group.blocks, -(-group.block // level_kernels.LANES))](
+            triton_levels.write_codes[(group.blocks, -(-group.block // level_kernels.LANES))](
                 *(
                     indices.contiguous(),
                     values.contiguous(),

@@ -175,7 +175,7 @@ def count(
 ) -> None:
     """Subtract the mean of all votes from the table's tensors, or store the mean there.
 
-    `most`, `divisors` and `rate` are those of `dense_mean.means`.
+    `most`, `divisors` and `rate` are those of `dense_votes.means`.
     """
     from aftermath.kernels import triton_sparse
 

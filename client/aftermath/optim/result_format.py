@@ -93,7 +93,7 @@ class ResultFormat:
         """Return whether every number of a level is kept and written as a digit."""
         return self._whole[checked_level(level, self.levels)]
 
-    def place_bytes(self, level: int) -> int:
+    def index_bytes(self, level: int) -> int:
         """Return the bytes of a level's index codes. All blocks share one rounding to bytes."""
         return whole_bytes(sum(b.count * bits_of(b.size, b.topk) for b in self._apart(level)))
 
@@ -160,7 +160,7 @@ class ResultFormat:
     @cached_property
     def _payload_bytes(self) -> tuple[int, ...]:
         return tuple(
-            self.place_bytes(level) + self.value_bytes(level) + self.digit_bytes(level)
+            self.index_bytes(level) + self.value_bytes(level) + self.digit_bytes(level)
             for level in range(self.levels)
         )
 

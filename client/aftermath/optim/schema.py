@@ -16,7 +16,7 @@ import msgspec
 
 from aftermath.base.bounded import Malformed, json_as
 from aftermath.base.canonical_json import canonical, decimal, portable
-from aftermath.base.errors import SchemaError, shown
+from aftermath.base.errors import SchemaError, short_repr
 from aftermath.model.schema import StateInputs, StateSchema, state_of_inputs, state_schema
 from aftermath.optim.parts import parts_of
 from aftermath.optim.result_format import ResultFormat
@@ -93,7 +93,9 @@ def _optimizer(document: Mapping[str, Any]) -> Optimizer:
     name = document.get("kind")
     kind = optimizers().get(name) if isinstance(name, str) else None
     if kind is None or not kind.EXCHANGED:
-        raise SchemaError(f"not a schema: this client does not know the optimizer {shown(name)}")
+        raise SchemaError(
+            f"not a schema: this client does not know the optimizer {short_repr(name)}"
+        )
     values = {}
     for setting in kind.settings():
         if setting.name in kind.LATER and setting.name not in document:
@@ -103,7 +105,9 @@ def _optimizer(document: Mapping[str, Any]) -> Optimizer:
             value = decimal(value, setting.name)
         wanted = str if setting.words else setting.kind
         if not (type(value) is wanted or (value is None and setting.optional)):
-            raise SchemaError(f"not a schema: {setting.name} has the invalid value {shown(value)}")
+            raise SchemaError(
+                f"not a schema: {setting.name} has the invalid value {short_repr(value)}"
+            )
         values[setting.name] = value
     return kind(**values)
 

@@ -93,7 +93,7 @@ class StackedSteps:
             torch._foreach_copy_(
                 [tensor[number] for tensor in self._tensors()], [own[name] for name in self.params]
             )
-        of_members = [member.inner.remembered() for member in self._members]
+        of_members = [member.inner.state_tensors() for member in self._members]
         put_back(self._optimizer, self.params, stacked_moments(of_members))
 
     def _tensors(self) -> list[Tensor]:

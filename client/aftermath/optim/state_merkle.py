@@ -1,6 +1,6 @@
 """Cut a replica's private state into blocks of bytes, and hash them into one Merkle root.
 
-The tensors of `Engine.remembered`, ordered by name, are cut into blocks of BLOCK bytes. No block
+The tensors of `Engine.state_tensors`, ordered by name, are cut into blocks of BLOCK bytes. No block
 spans two tensors. The schema and the tier determine the blocks (`engine.outline_of`). Before the
 first trained round the state is empty and has no blocks.
 """
@@ -75,19 +75,19 @@ def outline(sizes: Mapping[str, int]) -> StateOutline:
     return StateOutline(tuple((name, size) for name, size in sorted(sizes.items()) if size))
 
 
-def tree_of(remembered: Mapping[str, Tensor]) -> Tree:
+def tree_of(tensors: Mapping[str, Tensor]) -> Tree:
     """Return the tree over the blocks of a state that has at least one."""
-    return Tree(digests_of(remembered))
+    return Tree(digests_of(tensors))
 
 
-def digests_of(remembered: Mapping[str, Tensor]) -> list[bytes]:
+def digests_of(tensors: Mapping[str, Tensor]) -> list[bytes]:
     """Return the digests of all blocks of a state, in order. Use as many threads as torch."""
-    return _digests((tensor, 0, tensor.nbytes) for _, tensor in sorted(remembered.items()))
+    return _digests((tensor, 0, tensor.nbytes) for _, tensor in sorted(tensors.items()))
 
 
-def block_of(remembered: Mapping[str, Tensor], place: BlockSpan) -> bytes:
+def block_of(tensors: Mapping[str, Tensor], place: BlockSpan) -> bytes:
     """Return the current bytes of a block. They are empty if its tensor no longer exists."""
-    tensor = remembered.get(place.name)
+    tensor = tensors.get(place.name)
     return b"" if tensor is None else bytes(_bytes(tensor, place.start, place.stop))
 
 

@@ -11,10 +11,10 @@ import os
 from pathlib import Path
 
 from aftermath.base.errors import AftermathError, ConfigError
+from aftermath.config.chain_values import location_of
 from aftermath.config.document import RunConfig
 from aftermath.config.errors import Mistake
-from aftermath.config.read import location_of
-from aftermath.config.recipe_file import made_first
+from aftermath.config.recipe_file import missing_file_fix
 from aftermath.data.fingerprint import records_hash
 from aftermath.data.source import DataError, Source, WrongTokens
 from aftermath.model.tokenizer_files import TOKENIZER_FILE, same_tokens
@@ -35,7 +35,7 @@ def open_run_data(config: RunConfig, vocab_size: int) -> Source:
         local = llm.data_location.Local
         if local is None or os.path.exists(os.path.expanduser(local.path)):
             raise
-        if make := made_first(config.file, "tokens", "fetch"):
+        if make := missing_file_fix(config.file, "tokens", "fetch"):
             raise DataError(error.message, make) from None
         raise
 

@@ -18,8 +18,8 @@ from aftermath.base.errors import AftermathError
 from aftermath.base.text import counted
 from aftermath.chain.dump import plain
 from aftermath.chain.instructions import CoordinatorInstructions
+from aftermath.config.chain_values import checkpoint_of, rules_of, trained_by
 from aftermath.config.document import RunConfig
-from aftermath.config.read import checkpoint_of, rules_of, trained_by
 from aftermath.config.spec import spec_hash
 from aftermath.events.progress import in_words
 from aftermath.rules.assignment import batch_size

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from aftermath.base.text import is_repository
+from aftermath.config.chain_values import checkpoint_of, schedule_of
 from aftermath.config.document import RunConfig
 from aftermath.config.errors import Mistake
-from aftermath.config.read import checkpoint_of, schedule_of
-from aftermath.config.recipe_file import made_first
+from aftermath.config.recipe_file import missing_file_fix
 from aftermath.model.architectures import architecture_of, config_of
 from aftermath.model.config import stored_tier
 from aftermath.model.json_documents import CheckpointError
@@ -121,7 +121,7 @@ def _command_for_model(config: RunConfig) -> str:
         exists = local_directory(checkpoint_of(config.llm.checkpoint)).exists()
     except CheckpointError:
         return ""
-    return "" if exists else made_first(config.file, "model")
+    return "" if exists else missing_file_fix(config.file, "model")
 
 
 def invalid_checkpoint_names(config: RunConfig) -> Iterator[Mistake]:

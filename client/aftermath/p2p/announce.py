@@ -168,7 +168,7 @@ class Announcer:
             link.repeats += 1
             self._pace.events["duplicates"] += 1
         replayed = not is_new and link.repeats <= REPLAY
-        if not in_time and not replayed and not link.quota.excess.spare():
+        if not in_time and not replayed and not link.quota.excess.try_take():
             raise ProtocolViolation("announcing too often for too long")
         if is_new:
             self._deliver(Announcement(sender, data))

@@ -204,7 +204,7 @@ class Fetch:
                 self._pace.late(holder)
             hopeless += silent or slow
         if hopeless:
-            attempt.stir()
+            attempt.wake_workers()
         return 0 < hopeless == len(self._waited)
 
     def _too_slow(self, pull: Pull) -> bool:

@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from aftermath.base.bounded import json_as
-from aftermath.base.errors import UsageError, shown
+from aftermath.base.errors import UsageError, short_repr
 from aftermath.base.files import replacing
 from aftermath.p2p.transport import DiscoveryFailed
 
@@ -209,7 +209,7 @@ def parse_static_peers(option: str) -> list[StaticPeer]:
 def _parse_static_peer(text: str) -> StaticPeer:
     match = _PEER.fullmatch(text)
     if match is None or not 0 < int(match[3]) < 65536:
-        raise UsageError(f"--peer {shown(text)} is not a valid peer address", _FORM)
+        raise UsageError(f"--peer {short_repr(text)} is not a valid peer address", _FORM)
     return StaticPeer(bytes.fromhex(match[1]), match[2].strip("[]"), int(match[3]))
 
 
@@ -229,7 +229,7 @@ def _resolve_host(peer: StaticPeer) -> list[str]:
         answers = socket.getaddrinfo(peer.host, peer.port, type=socket.SOCK_DGRAM)
     except (OSError, UnicodeError) as error:
         raise UsageError(
-            f"--peer: cannot resolve the host {shown(peer.host)}: {error}",
+            f"--peer: cannot resolve the host {short_repr(peer.host)}: {error}",
             "Check the name, or use an IP address",
         ) from error
     hosts = dict.fromkeys(str(answer[4][0]) for answer in answers)

@@ -54,8 +54,8 @@ LOOKED_AT_BURST = 600.0
 GIVE_WAY_S = 2.0
 """Time that a handshake gets, even if others wait."""
 # Connections per second that are dropped. More wait in QUIC, which can hold tens of thousands.
-LEFT_RATE = 1000.0
-LEFT_BURST = 1000.0
+DROP_RATE = 1000.0
+DROP_BURST = 1000.0
 RELAYED = "relayed"
 """The key that all relayed peers share if they are not members, because keys are free."""
 REMEMBERED = 1024
@@ -85,7 +85,7 @@ class AcceptLimits:
         self._ports: OrderedDict[bytes, str] = OrderedDict()
         self._members: dict[str, TokenBucket] = {}
         self.looks = TokenBucket(clock, LOOKED_AT_RATE, LOOKED_AT_BURST)
-        self.leavings = TokenBucket(clock, LEFT_RATE, LEFT_BURST)
+        self.drops = TokenBucket(clock, DROP_RATE, DROP_BURST)
 
     @property
     def busy(self) -> bool:
@@ -126,7 +126,7 @@ class AcceptLimits:
         if (
             active >= MAX_HANDSHAKES_OF_ADDRESS
             or (full and oldest is None)
-            or not self._rate(where).spare()
+            or not self._rate(where).try_take()
         ):
             return None
         if oldest is not None:
@@ -222,14 +222,14 @@ class IncomingConnections:
                 port = address.addr if isinstance(address, iroh.IncomingAddr.IP) else ""
                 address_key = place_of(address, self._peers)
                 is_member = self.limits.invites(port) and not self.limits.lets_in(address_key)
-                if not is_member and not self.limits.looks.spare():
+                if not is_member and not self.limits.looks.try_take():
                     await self._turn_away(incoming.ignore)
                 elif (
                     (is_member or self.limits.busy)
                     and port
                     and not await incoming.remote_addr_validated()
                 ):
-                    await self._pace.throttle(self.limits.leavings)
+                    await self._pace.throttle(self.limits.drops)
                     await incoming.retry()
                 elif (
                     handshake := self.limits.enter(port if is_member else address_key)
@@ -243,7 +243,7 @@ class IncomingConnections:
                 await asyncio.sleep(SHORTEST_PAUSE_S)
 
     async def _turn_away(self, how: Callable[[], Awaitable[None]]) -> None:
-        await self._pace.throttle(self.limits.leavings)
+        await self._pace.throttle(self.limits.drops)
         self._pace.events["refused"] += 1
         await how()
 
@@ -307,9 +307,9 @@ class IncomingConnections:
             return "not a member of this run"
         if self._bans.seconds_left(peer):
             return "banned for breaking the protocol"
-        if contact.quota.connections.spare():
+        if contact.quota.connections.try_take():
             return ""
-        if not contact.quota.excess.spare():
+        if not contact.quota.excess.try_take():
             if contact.link is None:
                 self._bans.offended(peer)
             else:

@@ -55,7 +55,7 @@ class SharedLimit:
         """Wait for a turn, behind peers with more than `quota_left`. Return whether it had to
         wait.
         """
-        if not self._waiting and self._bucket.spare():
+        if not self._waiting and self._bucket.try_take():
             return False
         entry = (-quota_left, next(self._numbers), asyncio.get_running_loop().create_future())
         heapq.heappush(self._waiting, entry)
@@ -76,7 +76,7 @@ class SharedLimit:
     def _grant(self) -> None:
         """Hand out the turns that are due, each to the first peer in line."""
         self._due = None
-        while self._waiting and self._bucket.spare():
+        while self._waiting and self._bucket.try_take():
             _, _, future = heapq.heappop(self._waiting)
             if not future.done():
                 future.set_result(None)

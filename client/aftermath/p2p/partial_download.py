@@ -146,9 +146,9 @@ class PartialBlob:
             self.origin.append((pull.holder, pull.first_byte, pull.end_byte))
         if pull.span.rest and not self._on(pull.span):
             self.todo.appendleft(pull.span)
-        self.stir()
+        self.wake_workers()
 
-    def stir(self) -> None:
+    def wake_workers(self) -> None:
         """Wake idle workers."""
         self.changed.set()
         self.changed = asyncio.Event()

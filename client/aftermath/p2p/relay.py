@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from urllib.parse import urlsplit
 
-from aftermath.base.errors import UsageError, shown
+from aftermath.base.errors import UsageError, short_repr
 
 AUTO = "auto"
 DISABLED = "disabled"
@@ -28,7 +28,7 @@ def relay_named(option: object) -> str:
         whole = None
     if not whole or any(letter.isspace() for letter in text):
         raise UsageError(
-            f"--iroh-relay {shown(text)} is not {AUTO}, {DISABLED}, {N0} or a relay URL",
+            f"--iroh-relay {short_repr(text)} is not {AUTO}, {DISABLED}, {N0} or a relay URL",
             "Write the URL with its scheme, for example https://relay.example.org or http://192.168.1.5:3340",
         )
     if url.username is not None or url.path not in ("", "/") or url.query or url.fragment:

@@ -148,7 +148,7 @@ class ShardedFeedback(Sharded):
         return self.ranks.gather({"energies": torch.tensor(energies, dtype=torch.float64)})
 
     @on_all_ranks
-    def remembered(self) -> dict[str, Tensor]:
+    def state_tensors(self) -> dict[str, Tensor]:
         """Return the whole state on the CPU."""
         parts: defaultdict[str, list[Tensor]] = defaultdict(list)
         for own in self.ranks.gather(self._remembered_part()):
@@ -158,12 +158,12 @@ class ShardedFeedback(Sharded):
 
     def _remembered_part(self) -> dict[str, Tensor]:
         """Return this rank's part of the state under the names of the whole state."""
-        part = self._feedback.remembered()
+        part = self._feedback.state_tensors()
         return {name: part[own] for name, (own, _) in self._own_names.items() if own in part}
 
     def state(self) -> dict[str, Tensor]:
         """Return the whole state. It is a copy already."""
-        return self.remembered()
+        return self.state_tensors()
 
     def sizes(self) -> dict[str, int]:
         """Return the size in bytes of each tensor of the state."""

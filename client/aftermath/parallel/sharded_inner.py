@@ -77,10 +77,10 @@ def inner_shapes(schema: Schema, tier: int) -> tuple[dict[str, tuple[int, ...]],
 def split_moments(shapes: Shapes, orthogonal: bool, ranks: int) -> list[list[str]]:
     """Return the tensors of each rank, in the order in which it steps them.
 
-    One rank computes the step of a tensor, because a matrix is orthogonalized as a whole. Matrices
+    One rank computes the step of a tensor, because a matrix is orthogonalised as a whole. Matrices
     of Muon are assigned by cost (numbers times shorter edge), all other tensors by size. The
     largest go first, each to the rank with the least, so all ranks find the same split.
-    `orthogonal`: whether the optimizer orthogonalizes hidden matrices.
+    `orthogonal`: whether the optimizer orthogonalises hidden matrices.
     """
     hidden = {
         name for name, shape in shapes.items() if orthogonal and is_hidden_matrix(name, shape)
@@ -230,7 +230,7 @@ class ShardedInner(Sharded):
         return dict(sorted(moments_in(self._states).items()))
 
     @on_all_ranks
-    def remembered(self) -> dict[str, Tensor]:
+    def state_tensors(self) -> dict[str, Tensor]:
         """Return all moments on the CPU."""
         parts = self.ranks.gather(self.moments())
         return {path: tensor for own in parts for path, tensor in own.items()}
@@ -239,7 +239,7 @@ class ShardedInner(Sharded):
         """Return a copy of all moments on the CPU."""
         return {
             path: tensor if self._plan.owner(path) else tensor.clone()
-            for path, tensor in self.remembered().items()
+            for path, tensor in self.state_tensors().items()
         }
 
     def sizes(self) -> dict[str, int]:

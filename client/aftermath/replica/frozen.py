@@ -17,7 +17,7 @@ from aftermath.model.network import LanguageModel
 _PIECE = 1 << 24  # numbers copied at once: 64 MiB, which takes hundredths of a second
 
 
-class GivenWay(Exception):
+class Interrupted(Exception):
     """A pass was interrupted."""
 
 
@@ -25,7 +25,7 @@ class GivenWay(Exception):
 def frozen_copy(model: LanguageModel, may_continue: Callable[[], bool]) -> LanguageModel | None:
     """Return a network with the model's weights, or None if interrupted.
 
-    Its interrupted passes raise GivenWay.
+    Its interrupted passes raise Interrupted.
     """
     copies: dict[str, Tensor] = {}
     for name, tensor in model.named_parameters():
@@ -40,7 +40,7 @@ def frozen_copy(model: LanguageModel, may_continue: Callable[[], bool]) -> Langu
 
     def give_way(*_: object) -> None:
         if not may_continue():
-            raise GivenWay
+            raise Interrupted
 
     for module in copied.modules():
         module.register_forward_pre_hook(give_way)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from aftermath.base.allowed_places import TRUSTING, RunAccess
+from aftermath.base.allowed_locations import TRUSTING, RunAccess
 from aftermath.model.architectures import config_of, is_type_of
 from aftermath.model.checkpoint import find, load
 from aftermath.model.config import ModelConfig

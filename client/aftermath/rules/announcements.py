@@ -34,7 +34,7 @@ from aftermath.rules.fields import (
 )
 from aftermath.rules.limits import MAX_LEVELS, RUN_ID_BYTES
 from aftermath.rules.run import REDO
-from aftermath.rules.seal import Closed, Key, ResultPlace, seal_of
+from aftermath.rules.seal import ResultPlace, Reveal, RoundClosed, seal_of
 
 MAX_ANNOUNCEMENT_BYTES = 4096
 _COMMIT_DOMAIN = b"aftermath commitment 3\x00"
@@ -149,7 +149,7 @@ class Ready(
     seat: U8
 
 
-Announcement = Commitment | Ready | Closed | Key
+Announcement = Commitment | Ready | RoundClosed | Reveal
 
 
 class _Committed(msgspec.Struct, frozen=True, array_like=True):
@@ -167,7 +167,7 @@ class _Committed(msgspec.Struct, frozen=True, array_like=True):
     seal: bytes
 
 
-_HEAD_OF = {Ready: _READY, Closed: _CLOSED, Key: _OPENS}
+_HEAD_OF = {Ready: _READY, RoundClosed: _CLOSED, Reveal: _OPENS}
 _encoder = msgspec.msgpack.Encoder()
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from aftermath.rules import bitmap, committee
 from aftermath.rules.members import Members
 from aftermath.rules.run import Config, Round
-from aftermath.rules.state import Alone, Committee
+from aftermath.rules.state import Committee, EstablishedOnly
 
 
 class PositionInterval(NamedTuple):
@@ -39,7 +39,7 @@ def assign(
     # While many sequences wait to be trained again, only established members train. Otherwise
     # newcomers that leave their shares undone could fill the backlog, and a round that needs more
     # room in it does not count.
-    trainers = members.judges if header.established is Alone.TRAIN else header.roster
+    trainers = members.judges if header.established is EstablishedOnly.TRAIN else header.roster
     trainers &= bitmap.from_seats(seat for seat, role in roles.items() if role is Committee.TRAINER)
     weights = [
         members.seats[seat].weight if bitmap.contains(trainers, seat) else 0 for seat in ordered

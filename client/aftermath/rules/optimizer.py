@@ -14,7 +14,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, ClassVar, Literal, Self, Union, get_args, get_origin
 from typing import get_type_hints as type_hints
 
-from aftermath.base.errors import SchemaError, shown
+from aftermath.base.errors import SchemaError, short_repr
 from aftermath.rules.limits import MAX_CHUNK
 
 REQUIRED = ...
@@ -152,12 +152,14 @@ class Optimizer:
             name = setting.key.name
             if setting.words and value not in setting.words:
                 words = " or ".join(setting.words)
-                raise SchemaError(f"{name} must be {words}, not {shown(value)}", where)
+                raise SchemaError(f"{name} must be {words}, not {short_repr(value)}", where)
             # A file's limits are stricter: a decay of exactly 1 is useful only in tests.
             if value is not None and not all(
                 setting.key.allows(one, closed=True) for one in _each(value)
             ):
-                raise SchemaError(f"{name} must be {setting.key.limits}, not {shown(value)}", where)
+                raise SchemaError(
+                    f"{name} must be {setting.key.limits}, not {short_repr(value)}", where
+                )
             object.__setattr__(self, setting.name, value)
 
     @property

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from aftermath.rules.bitmap import seats
-from aftermath.rules.state import Alone, ExitReason, ModelSource, RunState
+from aftermath.rules.state import EstablishedOnly, ExitReason, ModelSource, RunState
 
 STORED_ROUNDS = 4
 MAX_WITNESSES = 32
@@ -115,7 +115,7 @@ class Round:
     attestations: int
     roster: int
     attested: int
-    established: Alone
+    established: EstablishedOnly
 
     @property
     def redone(self) -> int:

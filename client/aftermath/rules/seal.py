@@ -55,13 +55,15 @@ class _OfSeat(
         return ResultPlace(self.run_id, self.epoch, self.height, self.seed, self.seat)
 
 
-class Closed(
+class RoundClosed(
     _OfSeat, frozen=True, kw_only=True, array_like=True, tag=3, forbid_unknown_fields=True
 ):
     """A witness of the results of round `height` rejects results announced after this message."""
 
 
-class Key(_OfSeat, frozen=True, kw_only=True, array_like=True, tag=4, forbid_unknown_fields=True):
+class Reveal(
+    _OfSeat, frozen=True, kw_only=True, array_like=True, tag=4, forbid_unknown_fields=True
+):
     """The key that unmasks the sender's result of round `height`."""
 
     key: Bytes32

@@ -66,7 +66,7 @@ class ExitReason(IntEnum):
     NO_ATTESTATION = 7
 
 
-class Alone(IntEnum):
+class EstablishedOnly(IntEnum):
     """What is reserved for established members in a round: nothing, witnessing or training too."""
 
     NOTHING = 0

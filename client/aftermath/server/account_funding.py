@@ -58,8 +58,8 @@ class NewIdentities:
                 INVALID_REQUEST,
                 f"the server accepts no new identities for {wait:.0f} s; wait, or use an identity that it knows",
             )
-        per_address.spare()
-        self._total.spare()
+        per_address.try_take()
+        self._total.try_take()
 
     def _bucket(self, address: str) -> TokenBucket:
         """Return the token bucket of an address. Drop the least recently used one if full."""

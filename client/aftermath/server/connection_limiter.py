@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
-from aftermath.base.rate_limit import makes_room, place
+from aftermath.base.rate_limit import connection_to_close, peer_network
 
 MAX_UNAUTHENTICATED = 64
 HANDSHAKE_SECONDS = 10.0
@@ -48,8 +48,8 @@ class ConnectionLimiter(web.Server):
         if len(self._unauthenticated) >= MAX_UNAUTHENTICATED:
             # Drop the oldest connection of the address that has the most, so that one address
             # cannot occupy every slot.
-            self._drop(makes_room(self._unauthenticated))
-        self._unauthenticated[connection] = place(transport)
+            self._drop(connection_to_close(self._unauthenticated))
+        self._unauthenticated[connection] = peer_network(transport)
 
     def connection_lost(
         self, handler: web.RequestHandler, exc: BaseException | None = None

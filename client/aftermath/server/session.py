@@ -14,7 +14,7 @@ from aiohttp import WSMsgType, web
 from solders.pubkey import Pubkey
 
 from aftermath.base.bounded import Malformed
-from aftermath.base.rate_limit import place
+from aftermath.base.rate_limit import peer_network
 from aftermath.localnet.node import EmbeddedNode
 from aftermath.localnet.pubsub import SubscriberConnection
 from aftermath.server.connection_limiter import HANDSHAKE_SECONDS, ConnectionLimiter
@@ -104,7 +104,7 @@ class Session(SubscriberConnection):
         sessions = self._state.sessions
         methods = self._state.methods.methods_for(
             client.identity,
-            place(self._transport),
+            peer_network(self._transport),
             self,
             lambda whereabouts: sessions.announce(client, whereabouts, self),
             lambda transaction: sessions.set_withdraw_transaction(client, transaction),

@@ -144,7 +144,7 @@ class Sessions:
 
     def _log_presence(self, identity: Pubkey, presence: str) -> None:
         """Log that an identity is "connected" or "gone", within the rate limit."""
-        if not self._log_limit.spare():
+        if not self._log_limit.try_take():
             self._unlogged += 1
             return
         also = (

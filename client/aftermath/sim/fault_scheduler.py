@@ -20,7 +20,7 @@ from aftermath.sim.simulation import SimulatedRun
 _AT_ONCE = 3  # faults
 _MINOR = 0.15  # weight of a round change, relative to an epoch change
 
-Place = tuple[RunState, int, int, bool]
+RunPosition = tuple[RunState, int, int, bool]
 
 
 class FaultScheduler:
@@ -35,10 +35,10 @@ class FaultScheduler:
         self._position = self._run_position()
         self._height = -1
         self._under_way: dict[asyncio.Task[None], None] = {}
-        self.faults = Faults(sim, rng, self._border)
+        self.faults = Faults(sim, rng, self._wait_for_changes)
         sim.chain.observers.append(self._look)
 
-    def _run_position(self) -> Place:
+    def _run_position(self) -> RunPosition:
         run = self._sim.run
         state = RunState.ROUND_TRAIN if run.state.training else run.state
         return state, run.levels_attested, self._sim.model.checkpoint_step, run.draining
@@ -54,7 +54,7 @@ class FaultScheduler:
             self._height = height
             self._minor.fire()
 
-    async def _border(self, count: int | None) -> None:
+    async def _wait_for_changes(self, count: int | None) -> None:
         """Wait for `count` state changes. None waits for the end of the current or next warm-up."""
         if count is None:
             while self._position[0] is not RunState.WARMUP:

@@ -52,16 +52,21 @@ class Window:
 
 
 class Faults:
-    """All faults of one run. `border(N)` waits for N state changes; `border(None)` waits for the
+    """All faults of one run.
+
+    `wait_for_changes(N)` waits for N state changes; `wait_for_changes(None)` waits for the
     end of a warm-up.
     """
 
     def __init__(
-        self, sim: SimulatedRun, rng: random.Random, border: Callable[[int | None], Awaitable[None]]
+        self,
+        sim: SimulatedRun,
+        rng: random.Random,
+        wait_for_changes: Callable[[int | None], Awaitable[None]],
     ) -> None:
         self._sim = sim
         self._rng = rng
-        self._border = border
+        self._wait_for_changes = wait_for_changes
         self.windows: list[Window] = []
         self._everywhere: list[Fault] = [
             *(
@@ -134,7 +139,7 @@ class Faults:
             return
         try:
             await asyncio.wait_for(
-                self._border(self._rng.randint(1, 3) if drawn < 0.7 else None), longest
+                self._wait_for_changes(self._rng.randint(1, 3) if drawn < 0.7 else None), longest
             )
         except TimeoutError:
             return
@@ -188,7 +193,7 @@ class Faults:
         again.
         """
         sim_member = self._victim()
-        window = self._begin("mood", [sim_member])
+        window = self._begin("node fault", [sim_member])
         index = self._rng.randrange(len(sim_member.node_faults))
         for node_fault in (
             *self._rng.sample(_ABSENT, self._rng.randint(0, 1)),

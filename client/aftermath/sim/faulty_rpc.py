@@ -206,11 +206,11 @@ class FaultyRpc(httpx.AsyncBaseTransport):
 class _Socket:
     """A websocket (`chain.node_client.Connection`) and its subscriptions' outbox."""
 
-    def __init__(self, road: FaultyRpc, index: int, number: int) -> None:
+    def __init__(self, rpc: FaultyRpc, index: int, number: int) -> None:
         self.index = index
         self.number = number
-        self._road = road
-        self._calls = road.calls(self)
+        self._rpc = rpc
+        self._calls = rpc.calls(self)
         self._arriving: asyncio.Queue[tuple[float, str | None]] = asyncio.Queue()
 
     def put(self, text: str) -> None:
@@ -221,8 +221,8 @@ class _Socket:
 
     async def send(self, message: str, /) -> None:
         sent = asyncio.get_running_loop().time()
-        await self._road.delay(sent)
-        if self._road.node_fault(self.index) not in (NodeFault.SILENT, NodeFault.REFUSES):
+        await self._rpc.delay(sent)
+        if self._rpc.node_fault(self.index) not in (NodeFault.SILENT, NodeFault.REFUSES):
             self._calls.answer(message)
 
     async def recv(self) -> str:
@@ -231,13 +231,13 @@ class _Socket:
                 async with asyncio.timeout(_PINGED):
                     sent, text = await self._arriving.get()
             except TimeoutError:
-                if self._road.node_fault(self.index) in (NodeFault.SILENT, NodeFault.REFUSES):
+                if self._rpc.node_fault(self.index) in (NodeFault.SILENT, NodeFault.REFUSES):
                     raise ConnectionClosedError(None, None) from None
                 continue
             if text is None:
                 raise ConnectionClosedError(None, None)
-            await self._road.delay(sent)
-            if (arrived := self._road.passed(self.index, text)) is not None:
+            await self._rpc.delay(sent)
+            if (arrived := self._rpc.passed(self.index, text)) is not None:
                 return arrived
 
     async def close(self) -> None:

@@ -50,7 +50,7 @@ class SimChain:
         programs = [(self.coordinator.id, COORDINATOR_SO), (self.authorizer.id, AUTHORIZER_SO)]
         self.node = SimNode(programs)
         self.node.bank.listeners.append(self)
-        self.roads: list[FaultyRpc] = []
+        self.rpcs: list[FaultyRpc] = []
         self.last_signer = b""
         """The payer of the newest transaction."""
         self._errors = error_tables(self.coordinator, self.authorizer)
@@ -66,8 +66,8 @@ class SimChain:
     @down.setter
     def down(self, down: bool) -> None:
         self._down = down
-        for road in self.roads:
-            road.broken()
+        for member_rpc in self.rpcs:
+            member_rpc.broken()
 
     def fund(self, key: Pubkey) -> None:
         self.node.bank.store([(key, Account(_RICH, b"", SYSTEM_ID, False))])
@@ -124,26 +124,26 @@ class SimMemberChain(SolanaMember):
 
     def __init__(self, chain: SimChain, keypair: Keypair, run_id: str, nodes: int = 1) -> None:
         seed = int.from_bytes(hashlib.sha256(bytes(keypair.pubkey())).digest()[:8])
-        self.road = FaultyRpc(chain, seed, nodes)
-        self.pool = RpcPool(self.road.endpoints, patience=PATIENCE, seed=seed, wire=self.road)
-        chain.roads.append(self.road)
+        self.rpc = FaultyRpc(chain, seed, nodes)
+        self.pool = RpcPool(self.rpc.endpoints, patience=PATIENCE, seed=seed, wire=self.rpc)
+        chain.rpcs.append(self.rpc)
         chain.fund(keypair.pubkey())
         super().__init__(self.pool, Wallet(keypair), run_id, client_version="")
 
     @property
     def down(self) -> bool:
         """Whether this member cannot reach the chain, although the chain is up."""
-        return self.road.down
+        return self.rpc.down
 
     @down.setter
     def down(self, down: bool) -> None:
-        self.road.down = down
+        self.rpc.down = down
 
     @property
     def replies_lost(self) -> int:
         """Number of next transactions that land although this member gets no reply."""
-        return self.road.replies_lost
+        return self.rpc.replies_lost
 
     @replies_lost.setter
     def replies_lost(self, count: int) -> None:
-        self.road.replies_lost = count
+        self.rpc.replies_lost = count

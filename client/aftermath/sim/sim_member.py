@@ -56,12 +56,12 @@ class SimMember:
     def node_faults(self) -> list[NodeFault]:
         """The fault of each of its RPC nodes."""
         return (
-            self.chain.road.node_faults if self.chain is not None else [NodeFault.GOOD] * self.nodes
+            self.chain.rpc.node_faults if self.chain is not None else [NodeFault.GOOD] * self.nodes
         )
 
     def set_node_faults(self, node_faults: Sequence[NodeFault]) -> None:
         if self.chain is not None:
-            self.chain.road.set_node_faults(node_faults)
+            self.chain.rpc.set_node_faults(node_faults)
 
     @property
     def alive(self) -> bool:

@@ -409,13 +409,13 @@ def _key(name: str) -> Keypair:
 
 
 def play(
-    directory: Path, story: Callable[[SimulatedRun], Awaitable[None]], **rules: Any
+    directory: Path, scenario: Callable[[SimulatedRun], Awaitable[None]], **rules: Any
 ) -> SimulatedRun:
     """Run a scenario in a new simulation on virtual time, until all members have ended."""
 
     async def simulate() -> SimulatedRun:
         sim = SimulatedRun(directory, **rules)
-        await story(sim)
+        await scenario(sim)
         sim.look_after()
         sim.now_at_end = sim.now
         await sim.close()

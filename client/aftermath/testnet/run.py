@@ -84,18 +84,18 @@ class Summary:
 
 def summary_of(
     plan: LocalTestnetPlan,
-    story: RunProgress,
+    run_progress: RunProgress,
     ending: Ending,
     kills: int,
     failed: list[str],
     seconds: float,
 ) -> Summary:
     """Return the summary from what the clients reported."""
-    curve = story.history.loss_curve()
-    checks, differing = story.replica_checks()
+    curve = run_progress.history.loss_curve()
+    checks, differing = run_progress.replica_checks()
     return Summary(
         ending=ending,
-        steps=max((member.step for member in story.members), default=0),
+        steps=max((member.step for member in run_progress.members), default=0),
         total_steps=plan.chosen.config.config.total_steps,
         clients=len(plan.clients),
         tiers=[client.tier for client in plan.clients],
@@ -135,7 +135,7 @@ class Testnet:
         self._failed: list[str] = []
         self._killed = Counter[LocalTestnetClient]()
         self._returned = Counter[LocalTestnetClient]()
-        self.story = RunProgress(
+        self.run_progress = RunProgress(
             [MemberProgress(client.name, client.tier) for client in plan.clients]
         )
 
@@ -157,7 +157,7 @@ class Testnet:
             keeper = self._backend.start(self._open)
             stack.callback(lambda: stop_all([keeper]))
             stack.callback(lambda: stop_all(self._running.values()))
-            self.story.follow(plan.events)
+            self.run_progress.follow(plan.events)
             for client in plan.clients:
                 self._start(client)
             output_text = "what it says" if len(plan.clients) == 1 else "what they say"
@@ -171,7 +171,7 @@ class Testnet:
             )
         self._read()  # events that clients wrote while they were stopped
         took = time.monotonic() - started
-        return summary_of(plan, self.story, ending, self._kills.done, self._failed, took)
+        return summary_of(plan, self.run_progress, ending, self._kills.done, self._failed, took)
 
     def _start(self, client: LocalTestnetClient) -> None:
         command = [*self._backend.client(client), *self._plan.options(client)]
@@ -205,13 +205,13 @@ class Testnet:
         return Ending.FAILED if self._failed else Ending.LEFT
 
     def _read(self) -> None:
-        self._lines.show_events(self.story.read(time.monotonic()))
-        progress = self.story.progress
-        clients = tuple(map(self._row, self._plan.clients, self.story.members))
+        self._lines.show_events(self.run_progress.read(time.monotonic()))
+        progress = self.run_progress.progress
+        clients = tuple(map(self._row, self._plan.clients, self.run_progress.members))
         self._lines.show_clients(
             Clients(
                 config=str(self._plan.chosen.path),
-                state=self.story.state,
+                state=self.run_progress.state,
                 progress=progress.words(),
                 step=progress.step,
                 total=progress.total,
@@ -220,7 +220,7 @@ class Testnet:
         )
 
     def _progress_of(self, client: LocalTestnetClient) -> MemberProgress:
-        return self.story.members[self._plan.clients.index(client)]
+        return self.run_progress.members[self._plan.clients.index(client)]
 
     def _row(self, client: LocalTestnetClient, member: MemberProgress) -> ClientRow:
         process = self._running.get(client)
@@ -241,10 +241,10 @@ class Testnet:
 
     @property
     def _finished(self) -> bool:
-        return any(member.finished for member in self.story.members)
+        return any(member.finished for member in self.run_progress.members)
 
     def _kill_some(self) -> None:
-        if self.story.first_loss_at is None or self._finished:
+        if self.run_progress.first_loss_at is None or self._finished:
             return
         by_number = {
             client.number: client

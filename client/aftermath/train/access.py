@@ -11,11 +11,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
-from aftermath.base.allowed_places import RunAccess
+from aftermath.base.allowed_locations import RunAccess
 from aftermath.base.errors import AftermathError
 from aftermath.base.text import is_repository
+from aftermath.config.chain_values import source_of
 from aftermath.config.data_sources import DataSource
-from aftermath.config.read import source_of
 from aftermath.model.saved_checkpoints import maker_name
 from aftermath.rules.model import Checkpoint, Model
 from aftermath.rules.run import Run

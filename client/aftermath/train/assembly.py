@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from aftermath.base.allowed_places import RunAccess
+from aftermath.base.allowed_locations import RunAccess
 from aftermath.base.concurrency import ThreadWorker, Worker, cancel
 from aftermath.base.files import state_directory
 from aftermath.chain.member import SolanaMember

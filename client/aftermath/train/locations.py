@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from aftermath.base.allowed_places import TRUSTING, RunAccess
+from aftermath.base.allowed_locations import TRUSTING, RunAccess
 from aftermath.base.errors import Unsuitable
-from aftermath.config.read import source_of
+from aftermath.config.chain_values import source_of
 from aftermath.data.source import DataRequest, Source
 from aftermath.rules.model import DataLocation
 

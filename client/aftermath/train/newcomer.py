@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-from aftermath.base.allowed_places import RunAccess
+from aftermath.base.allowed_locations import RunAccess
 from aftermath.base.concurrency import Worker
 from aftermath.base.errors import AftermathError
 from aftermath.coordinator.errors import Refused, Unavailable

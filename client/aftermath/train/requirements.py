@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from aftermath.base.allowed_places import RunAccess, advice_to_member
+from aftermath.base.allowed_locations import RunAccess, advice_to_member
 from aftermath.base.errors import AftermathError, Unsuitable
-from aftermath.config.read import source_of
+from aftermath.config.chain_values import source_of
 from aftermath.data.fingerprint import records_hash
 from aftermath.data.source import Source, WrongTokens
 from aftermath.model.architectures import is_of

@@ -296,7 +296,7 @@ async def _leave(member: Member, events: Events, seconds: float) -> None:
     try:
         await asyncio.wait_for(member.leave(), seconds)
     except (CoordinatorError, TimeoutError):
-        coordinator = member.coordinator.called
+        coordinator = member.coordinator.display_name
         events.emit(
             event_types.Warning(
                 message=f"cannot tell {coordinator} that this member leaves; the others will drop it"

@@ -21,7 +21,7 @@ from aftermath.events import event_types
 from aftermath.events.stream import Events
 from aftermath.model.network import LanguageModel
 from aftermath.model.tokenizer import Tokenizer
-from aftermath.replica.frozen import GivenWay, frozen_copy
+from aftermath.replica.frozen import Interrupted, frozen_copy
 
 T = TypeVar("T")
 
@@ -106,7 +106,7 @@ class Evaluations:
                 self._free.wait()
                 try:
                     return question(model)
-                except GivenWay:
+                except Interrupted:
                     continue
 
         return ask

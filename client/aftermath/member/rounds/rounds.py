@@ -183,7 +183,7 @@ class Rounds:
         self._epoch.open_plans(run)
         plan = self._results.plan(height)
         if plan is None:
-            raise Desync(f"{self._ports.coordinator.called} no longer stores round {height}")
+            raise Desync(f"{self._ports.coordinator.display_name} no longer stores round {height}")
         self._reading.begin(self._epoch.share_of(plan))
         number = self._epoch.number
         step = plan.header.step

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from aftermath.base.errors import shown
+from aftermath.base.errors import short_repr
 from aftermath.model.arch.known_keys import refuse_contradictions, refuse_nanogpt_keys
 from aftermath.model.arch.rope_config import rope_table
 from aftermath.model.arch.transformer_config import POSITIONS, ScaledConfig, fields_of_positions
@@ -245,7 +245,7 @@ class DeepseekConfig(DeepseekShape):
     @model_validator(mode="after")
     def _positions_are_known(self) -> Self:
         if self.rope_type not in ("default", "yarn"):
-            raise ValueError(f"positions of type {shown(self.rope_type)} are not supported")
+            raise ValueError(f"positions of type {short_repr(self.rope_type)} are not supported")
         return self
 
     @property
@@ -280,17 +280,17 @@ class DeepseekConfig(DeepseekShape):
         for key, only in only_these.items():
             if None not in (only, hf_config.get(key)) and hf_config[key] != only:
                 raise ModelConfigError(
-                    f"config.json: {key} {shown(hf_config[key])} is not supported",
+                    f"config.json: {key} {short_repr(hf_config[key])} is not supported",
                     f"This client supports only {key} {only!r}",
                 )
         if other := next((key for key in _BIASES if hf_config.get(key)), None):
             raise ModelConfigError(
-                f"config.json: {other} {shown(hf_config[other])} is not supported",
+                f"config.json: {other} {short_repr(hf_config[other])} is not supported",
                 f"This client does not support {other}",
             )
         if (kind := rope_table(hf_config, 1)["rope_type"]) not in ("default", "yarn"):
             raise ModelConfigError(
-                f"config.json: positions of type {shown(kind)} are not supported",
+                f"config.json: positions of type {short_repr(kind)} are not supported",
                 "This client supports plain and yarn positions here",
             )
         known = cls.known(dict(hf_config) | {"head_dim": hf_config.get("qk_rope_head_dim") or 2})

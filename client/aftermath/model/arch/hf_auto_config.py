@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import Field, model_validator
 
-from aftermath.base.errors import shown
+from aftermath.base.errors import short_repr
 from aftermath.model.arch.hf_auto_document import (
     LONGEST,
     canonical,
@@ -80,11 +80,11 @@ class HfAutoConfig(ModelConfig):
                 f"config.json: model_type {hf_config['model_type']} is not supported: {why}",
                 "Use another model",
             )
-        said = without_choices(
+        parsed = without_choices(
             {key: value for key, value in hf_config.items() if key not in SILENT}
         )
-        refuse_contradictions(said, config_of_document(canonical(said)).attribute_map)
-        document, width = _whole(said, hf_config)
+        refuse_contradictions(parsed, config_of_document(canonical(parsed)).attribute_map)
+        document, width = _whole(parsed, hf_config)
         tokens = {
             key: hf_config.get(key) for key in ("bos_token_id", "eos_token_id", "pad_token_id")
         }
@@ -117,7 +117,7 @@ class HfAutoConfig(ModelConfig):
     def width(self, tier: int) -> int:
         """Return a tier's feed-forward width. Raises ModelConfigError if it cannot be cut."""
         if tier and isinstance(why := cuts_of(self.document), str):
-            name = shown(json.loads(self.document)["model_type"])
+            name = short_repr(json.loads(self.document)["model_type"])
             raise ModelConfigError(
                 f"a model of type {name} has no tier {tier}: {why}",
                 "Use one tier, or another model",
@@ -190,10 +190,10 @@ class HfAutoConfig(ModelConfig):
         return HfAuto.of(self, tier, params)
 
 
-def _whole(said: Mapping[str, Any], hf_config: Mapping[str, Any]) -> tuple[str, int]:
+def _whole(parsed: Mapping[str, Any], hf_config: Mapping[str, Any]) -> tuple[str, int]:
     """Return the full model's document and width. Raises ModelConfigError."""
-    document = canonical(said)
-    found = width_of(canonical(said))
+    document = canonical(parsed)
+    found = width_of(canonical(parsed))
     tier = 0
     base = 0
     if hf_config.get("matformer_tier") or hf_config.get("matformer_base_intermediate_size"):
@@ -213,7 +213,7 @@ def _whole(said: Mapping[str, Any], hf_config: Mapping[str, Any]) -> tuple[str, 
         )
     whole = base if tier else width
     # a tier's file has both
-    kept = {name: value for name, value in said.items() if name != "intermediate_size"}
+    kept = {name: value for name, value in parsed.items() if name != "intermediate_size"}
     return canonical(kept | {key: whole}), whole
 
 
@@ -224,7 +224,7 @@ def _of_text(document: str, asked: Callable[[Any], T]) -> T:
         return asked(config.get_text_config())
     except Exception as error:  # every model type has its own config code, which may raise anything
         raise ModelConfigError(
-            f"config.json: transformers finds no sizes of a text model in it: {shown(str(error))}",
+            f"config.json: transformers finds no sizes of a text model in it: {short_repr(str(error))}",
             "Use another model",
         ) from None
 

@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 from aftermath.base.bounded import Malformed, json_value
-from aftermath.base.errors import shown
+from aftermath.base.errors import short_repr
 from aftermath.model.config import FileTensor, ModelConfigError
 
 _BOUNDS: tuple[tuple[re.Pattern[str], int], ...] = tuple(
@@ -48,36 +48,36 @@ _CHOICES = frozenset({"use_kernels", "kernel_config", "trust_remote_code", "code
 """Keys that choose an implementation without changing the function (see also `_is_choice`)."""
 
 
-def without_choices(said: Any) -> Any:
+def without_choices(parsed: Any) -> Any:
     """Return the document without keys that choose an implementation, at any depth.
 
     If `kernels` is installed, `attn_implementation: "owner/name"` makes transformers run a kernel
     from the Hub.
     """
-    if isinstance(said, dict):
-        return {key: without_choices(value) for key, value in said.items() if not _is_choice(key)}
-    if isinstance(said, list):
-        return [without_choices(value) for value in said]
-    return said
+    if isinstance(parsed, dict):
+        return {key: without_choices(value) for key, value in parsed.items() if not _is_choice(key)}
+    if isinstance(parsed, list):
+        return [without_choices(value) for value in parsed]
+    return parsed
 
 
-def check_document(said: Any) -> None:
+def check_document(parsed: Any) -> None:
     """Raise ModelConfigError for oversized numbers and for keys that import code."""
-    for key, value in _entries(said, ""):
+    for key, value in _entries(parsed, ""):
         if (key in _CODE and value) or _is_choice(key):
             raise ModelConfigError(
-                f"config.json: {key[:60] if key.isprintable() else shown(key)} is not supported",
+                f"config.json: {key[:60] if key.isprintable() else short_repr(key)} is not supported",
                 "Use a checkpoint with plain weights and without code",
             )
         if (key in _DOWNLOADS and value) or (key == "model_type" and str(value).startswith("timm")):
             raise ModelConfigError(
-                f"config.json: {shown(key)} {shown(value)} is not supported",
+                f"config.json: {short_repr(key)} {short_repr(value)} is not supported",
                 "Use a text-only model",
             )
         if isinstance(value, int | float) and value > (most := _most(key)):
             raise ModelConfigError(
-                f"config.json: {shown(key)} must be at most {most}, not {shown(value)}",
-                f"Correct {shown(key)}",
+                f"config.json: {short_repr(key)} must be at most {most}, not {short_repr(value)}",
+                f"Correct {short_repr(key)}",
             )
 
 
@@ -89,15 +89,15 @@ def _most(key: str) -> int:
     return next((most for words, most in _BOUNDS if words.search(key.lower())), _MOST)
 
 
-def _entries(said: Any, key: str) -> Iterator[tuple[str, Any]]:
+def _entries(parsed: Any, key: str) -> Iterator[tuple[str, Any]]:
     """Yield each value of a document with its key, at any depth. Items have the list's key."""
-    if isinstance(said, dict):
-        for name, value in said.items():
+    if isinstance(parsed, dict):
+        for name, value in parsed.items():
             yield name, value
             if isinstance(value, dict | list):
                 yield from _entries(value, name)
-    elif isinstance(said, list):
-        for value in said:
+    elif isinstance(parsed, list):
+        for value in parsed:
             if isinstance(value, dict | list):
                 yield from _entries(value, key)
             else:
@@ -148,7 +148,7 @@ def network_of(document: str) -> Any:
         "sdpa",
     ):
         raise ModelConfigError(
-            f"config.json: it would run code of {type(network).__module__} with attention {shown(attention)}",
+            f"config.json: it would run code of {type(network).__module__} with attention {short_repr(attention)}",
             "Use a checkpoint with plain weights and without code",
         )
     return network
@@ -205,10 +205,10 @@ class _Bounded:
             )
 
 
-def canonical(said: Mapping[str, Any]) -> str:
+def canonical(parsed: Mapping[str, Any]) -> str:
     """Return the canonical document of a `config.json`. Raises ModelConfigError."""
     try:
-        text = json.dumps(said, sort_keys=True, separators=(",", ":"), allow_nan=False)
+        text = json.dumps(parsed, sort_keys=True, separators=(",", ":"), allow_nan=False)
     except (TypeError, ValueError) as error:
         raise ModelConfigError(f"config.json: {error}", "Use the published file") from None
     if len(text) > LONGEST:
@@ -224,7 +224,7 @@ def _transformers(asked_for: str) -> Any:
         import transformers
     except ImportError:
         raise ModelConfigError(
-            f"config.json: model_type {shown(asked_for)} requires transformers",
+            f"config.json: model_type {short_repr(asked_for)} requires transformers",
             _INSTALL,
         ) from None
     return transformers
@@ -242,14 +242,14 @@ def config_of_document(document: str) -> Any:
     name = parsed.pop("model_type", "")
     if not isinstance(name, str) or not is_known(name):
         raise ModelConfigError(
-            f"config.json: model_type {shown(name)} is not a causal language model of transformers",
+            f"config.json: model_type {short_repr(name)} is not a causal language model of transformers",
             "Use another model",
         )
     try:
         return _transformers(name).AutoConfig.for_model(name, **parsed)
     except Exception as error:  # transformers may raise anything for a bad document
         raise ModelConfigError(
-            f"config.json: transformers rejects it: {shown(str(error))}", "Correct it"
+            f"config.json: transformers rejects it: {short_repr(str(error))}", "Correct it"
         ) from None
 
 
@@ -262,7 +262,7 @@ def shapes_of(document: str) -> Mapping[str, tuple[int, ...]]:
         raise
     except Exception as error:  # transformers may raise anything for impossible sizes
         raise ModelConfigError(
-            f"config.json: transformers cannot build it: {shown(str(error))}", "Correct it"
+            f"config.json: transformers cannot build it: {short_repr(str(error))}", "Correct it"
         ) from None
     buffer_bytes = sum(buffer.numel() * buffer.element_size() for buffer in network.buffers())
     if buffer_bytes > _MAX_BUFFER_BYTES:
@@ -322,7 +322,7 @@ def pieces_of(document: str) -> Mapping[str, FileTensor]:
         raise
     except Exception as error:  # the conversion needs an operation that is not a view
         raise ModelConfigError(
-            f"config.json: transformers changes this model's weights when it saves them: {shown(str(error))}",
+            f"config.json: transformers changes this model's weights when it saves them: {short_repr(str(error))}",
             "Use another model",
         ) from None
     numbers = dict.fromkeys(held, 0)

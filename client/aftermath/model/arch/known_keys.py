@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 from typing import Any
 
-from aftermath.base.errors import shown
+from aftermath.base.errors import short_repr
 from aftermath.model.config import ModelConfigError
 
 NANOGPT_KEYS = (
@@ -92,7 +92,7 @@ def refuse_contradictions(hf_config: Mapping[str, Any], aliases: Mapping[str, st
     for alias, key in aliases.items():
         if alias in hf_config and key in hf_config and hf_config[alias] != hf_config[key]:
             raise ModelConfigError(
-                f"config.json: {alias} {shown(hf_config[alias])} contradicts {key} {shown(hf_config[key])}",
+                f"config.json: {alias} {short_repr(hf_config[alias])} contradicts {key} {short_repr(hf_config[key])}",
                 f"Both name the same setting: remove {alias} if the weights were trained with {key}",
             )
 
@@ -108,6 +108,6 @@ def refuse_unknown_keys(
             continue
         near = [_GPT2S[key]] if key in _GPT2S else get_close_matches(key, options, 1, _NEAR)
         raise ModelConfigError(
-            f"config.json: the key {shown(key)} (value {shown(value)}) is unknown",
+            f"config.json: the key {short_repr(key)} (value {short_repr(value)}) is unknown",
             f"Rename it to {near[0]}, or remove it" if near else "Remove it",
         )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import model_validator
 
-from aftermath.base.errors import shown
+from aftermath.base.errors import short_repr
 from aftermath.model.arch.known_keys import refuse_nanogpt_keys
 from aftermath.model.arch.transformer_config import POSITIONS, ScaledConfig, fields_of_positions
 from aftermath.model.config import ModelConfigError, sized
@@ -195,7 +195,8 @@ def _flag(hf_config: Mapping[str, Any], key: str) -> bool:
     value = hf_config.get(key)
     if value not in (None, True, False) or (isinstance(value, int) and not isinstance(value, bool)):
         raise ModelConfigError(
-            f"config.json: {key} {shown(value)} is not supported", f"Set {key} to true or false"
+            f"config.json: {key} {short_repr(value)} is not supported",
+            f"Set {key} to true or false",
         )
     return bool(value)
 
@@ -205,6 +206,6 @@ def _refuse_windows(hf_config: Mapping[str, Any], family: _Family) -> None:
     unsaid = _MISTRALS_WINDOW if family is _FAMILIES["mistral"] else None
     if hf_config.get(family.window, unsaid):
         raise ModelConfigError(
-            f"config.json: {family.window} {shown(hf_config.get(family.window, unsaid))} is not supported",
+            f"config.json: {family.window} {short_repr(hf_config.get(family.window, unsaid))} is not supported",
             f"Set {family.window} to null if the model was trained without a window",
         )

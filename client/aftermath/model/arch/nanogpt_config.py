@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from aftermath.base.errors import shown
+from aftermath.base.errors import short_repr
 from aftermath.model.arch.known_keys import NANOGPT_KEYS, refuse_unknown_keys
 from aftermath.model.arch.rope_config import rope_table
 from aftermath.model.arch.transformer_config import JUDGED, TransformerConfig
@@ -71,7 +71,7 @@ class NanoGPTConfig(TransformerConfig):
                 )
         if other := next((key for key in _LLAMAS if hf_config.get(key)), None):
             raise ModelConfigError(
-                f"config.json: {other} {shown(hf_config[other])} is not supported",
+                f"config.json: {other} {short_repr(hf_config[other])} is not supported",
                 f"Remove {other}, which a NanoGPT does not have",
             )
         # Other NanoGPTs give `use_...` keys another meaning, so the check above refuses them.
@@ -82,7 +82,7 @@ class NanoGPTConfig(TransformerConfig):
         )
         if (kind := rope_table(hf_config, 1)["rope_type"]) != "default":
             raise ModelConfigError(
-                f"config.json: positions of type {shown(kind)} are not supported",
+                f"config.json: positions of type {short_repr(kind)} are not supported",
                 "A NanoGPT supports only plain positions",
             )
         known = cls.known(hf_config)
@@ -91,7 +91,7 @@ class NanoGPTConfig(TransformerConfig):
             known.get("num_attention_heads"),
         ):
             raise ModelConfigError(
-                f"config.json: num_key_value_heads {shown(heads)} differs from num_attention_heads",
+                f"config.json: num_key_value_heads {short_repr(heads)} differs from num_attention_heads",
                 "Remove num_key_value_heads: a NanoGPT has one key head per query head",
             )
         return cls.checked(known)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from aftermath.base.errors import shown
+from aftermath.base.errors import short_repr
 from aftermath.model.config import ModelConfigError
 
 _LENGTH = "original_max_position_embeddings"
@@ -109,12 +109,12 @@ def _plain(hf_config: Mapping[str, Any], key: str, longest: int) -> dict[str, An
     kind = present.setdefault("rope_type", table.get("type", "default"))
     if not isinstance(kind, str) or kind not in _NEEDS:
         raise ModelConfigError(
-            f"config.json: {key} of type {shown(kind)} is not supported",
+            f"config.json: {key} of type {short_repr(kind)} is not supported",
             f"This client supports positions of the types {', '.join(_NEEDS)}",
         )
     if present.pop("partial_rotary_factor", 1) != 1:
         raise ModelConfigError(
-            f"config.json: {key}.partial_rotary_factor {shown(table['partial_rotary_factor'])} is not supported",
+            f"config.json: {key}.partial_rotary_factor {short_repr(table['partial_rotary_factor'])} is not supported",
             "Use a model that rotates whole heads",
         )
     present.setdefault("rope_theta", hf_config.get("rope_theta", 10000.0))
@@ -142,7 +142,8 @@ def _require_number(key: str, name: str, value: object) -> None:
     """Raise ModelConfigError, with the expected range, for an invalid number."""
     if name == "truncate" and not isinstance(value, bool):
         raise ModelConfigError(
-            f"config.json: {key}.{name} {shown(value)} is not supported", "Set it to true or false"
+            f"config.json: {key}.{name} {short_repr(value)} is not supported",
+            "Set it to true or false",
         )
     if name not in _BOUNDS:
         return
@@ -151,7 +152,7 @@ def _require_number(key: str, name: str, value: object) -> None:
     real = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
     if not real or not (low < value <= high or (touched and value == low)):  # type: ignore[operator]
         raise ModelConfigError(
-            f"config.json: {key}.{name} {shown(value)} is not supported",
+            f"config.json: {key}.{name} {short_repr(value)} is not supported",
             f"Use a {'whole ' * whole}number {'from' if touched else 'above'} {low:g} up to {high:,.0f}, or "
             "use the published file",
         )

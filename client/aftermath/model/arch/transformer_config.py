@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from aftermath.base.errors import shown
+from aftermath.base.errors import short_repr
 from aftermath.model.arch.rope_config import ROPE_FIELDS, rope_fields, rope_parameters, rope_table
 from aftermath.model.config import ModelConfig, ModelConfigError, TensorPlan, sized, stored_tier
 from aftermath.model.published_checkpoints import form_of
@@ -54,7 +54,7 @@ class TransformerConfig(ModelConfig):
     CUTS: ClassVar[tuple[str, ...]] = ("layers", "intermediate_size", "num_key_value_heads")
     """Parts that an entry of `matformer_tiers` may name."""
     PARTIAL: ClassVar[tuple[str, ...]] = ()
-    """`TensorPlan.partial`."""
+    """Parameters that every rank holds but uses only for its own heads (`TensorPlan.partial`)."""
     LATER: ClassVar[frozenset[str]] = frozenset({KEY})
 
     ACTIVATIONS: ClassVar[tuple[str, ...]] = ()
@@ -210,7 +210,7 @@ class TransformerConfig(ModelConfig):
         for key, size in held.items():
             if hf_config.get(key, size) != size:
                 raise ModelConfigError(
-                    f"config.json: {key} is {shown(hf_config[key])}, but {size} according to {KEY}",
+                    f"config.json: {key} is {short_repr(hf_config[key])}, but {size} according to {KEY}",
                     "Export the tier again",
                 )
         return self
@@ -284,7 +284,7 @@ def _refuse_other_functions(hf_config: Mapping[str, Any], activations: tuple[str
 
 def _unsupported(key: str, value: object, wanted: object) -> ModelConfigError:
     fix = f"Remove {key}" if wanted is None else f"This client supports only {key} {wanted!r}"
-    return ModelConfigError(f"config.json: {key} {shown(value)} is not supported", fix)
+    return ModelConfigError(f"config.json: {key} {short_repr(value)} is not supported", fix)
 
 
 POSITIONS = frozenset(ROPE_FIELDS.values()) | {"rope_type"}

@@ -97,7 +97,7 @@ async def doctor(
         subject.chain = chain
         findings += await examine(subject, ("server",))
         if subject.answers:
-            findings += await examine(subject, ("clock", "run", *ADMISSION, "reach"))
+            findings += await examine(subject, ("clock", "run", *ADMISSION, "access"))
     return result_of([*findings, *await examine(subject, ("relay", *FIT))])
 
 

@@ -1,9 +1,8 @@
-"""The screen process:
+"""The screen process, `python -m aftermath.ui.terminal FD`, which `screen` starts.
 
-`python -m aftermath.ui.terminal FD`. It reads messages from that file descriptor. `screen` starts
-the process. It ends on request or when its parent process ends, and restores the terminal. If the
-parent died silently, it prints the parent's last lines. The quit key sends the parent the signal of
-Ctrl-C.
+It reads messages from that file descriptor. It ends on request or when its parent process ends, and
+restores the terminal. If the parent died silently, it prints the parent's last lines. The quit key
+sends the parent the signal of Ctrl-C.
 """
 
 from __future__ import annotations

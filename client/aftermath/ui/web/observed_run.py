@@ -20,7 +20,7 @@ from aftermath.chain.transactions import RunTransactions, Transaction
 from aftermath.coordinator.errors import NoSuchRun
 from aftermath.events.reader import EventRecord, RunName
 from aftermath.rules.run import Run
-from aftermath.ui.web.follower import RunFollower
+from aftermath.ui.run_follower import RunFollower
 from aftermath.ui.web.from_events import MOST_EPOCHS, Points
 from aftermath.ui.web.run_history import RunRecords, SnapshotHistory
 from aftermath.ui.web.snapshot import Figures, RunSnapshot, snapshot_of

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from aftermath.base.allowed_places import connected, is_public, permitted
+from aftermath.base.allowed_locations import connected, is_public, permitted
 from aftermath.base.errors import Unsuitable
 
 

@@ -17,13 +17,13 @@ from solders.pubkey import Pubkey
 
 from aftermath.base.concurrency import cancel
 from aftermath.base.errors import AftermathError
+from aftermath.chain.account_socket import AccountSocket
 from aftermath.chain.clock import ChainClock
 from aftermath.chain.endpoints import describe
 from aftermath.chain.newest_run import OUTAGE_SECONDS, NewestRun, RunSource
 from aftermath.chain.node_client import AccountData, NodeClient
 from aftermath.chain.nodes import Outages
 from aftermath.chain.rpc import RpcPool
-from aftermath.chain.socket import AccountSocket
 from aftermath.coordinator.errors import Unavailable
 from aftermath.rules.run import Run
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from aftermath.chain.addresses import run_addresses
 from aftermath.chain.client import CoordinatorClient
 from aftermath.chain.newest_run import OUTAGE_SECONDS
-from aftermath.chain.subscription import RunWatcher
+from aftermath.chain.run_watcher import RunWatcher
 from aftermath.coordinator.ports import View
 from aftermath.events.status import RunStatus, status_of
 from aftermath.rules.run import STORED_ROUNDS, Run

@@ -108,7 +108,7 @@ class AccountSocket:
             pace = TokenBucket(now, MOST_PER_SECOND, MOST_AT_ONCE)
             while True:
                 messages = await session.recv()
-                if not pace.spare():
+                if not pace.try_take():
                     raise BadReply(
                         f"the websocket sends more than {MOST_PER_SECOND} messages a second"
                     )
