@@ -90,9 +90,11 @@ BARS: dict[str, dict[str, float]] = {
     }
     for name in OPTIMIZERS
 }
-"""The most milliseconds, and the least tokens per second over the plain loop's."""
+"""Upper limits in milliseconds, and the lower limit of tokens per second relative to the plain
+loop.
+"""
 UNBARRED = ("hash_ms", "peak_gb", "memory_over_plain")
-"""Figures to show without a bar."""
+"""Figures to show without a limit."""
 
 
 class Bench:
@@ -117,7 +119,7 @@ class Bench:
         return torch.randint(0, self.document["vocab_size"], (sequences, length), generator=draws)
 
     def timed(self, work: Callable[[], object], repetitions: int = 3) -> float:
-        """Median milliseconds, after one that does not count."""
+        """Return the median time in milliseconds, after one untimed run."""
         took = []
         for _ in range(repetitions + 1):
             began = self.now()
@@ -126,7 +128,7 @@ class Bench:
         return round(1000 * statistics.median(took[1:]), 2)
 
     def peak(self) -> float:
-        """The most gigabytes on the GPU since this was asked."""
+        """Return the peak GPU memory in GB since the previous call."""
         if self.device.type != "cuda":
             return 0.0
         found = torch.cuda.max_memory_allocated(self.device) / 1e9
@@ -199,7 +201,7 @@ class Bench:
 
 
 def over_plain(found: dict[str, dict[str, Any]]) -> dict[str, dict[str, float]]:
-    """The speed and memory of each member over the plain loop's."""
+    """Return each member's speed and memory relative to the plain loop."""
     plain = found.get("plain")
     if plain is None:
         return {}
@@ -213,7 +215,7 @@ def over_plain(found: dict[str, dict[str, Any]]) -> dict[str, dict[str, float]]:
 
 
 def against_bars(found: dict[str, dict[str, Any]]) -> list[str]:
-    """Lines of figures, which say whether the member reaches the bar."""
+    """Return the figures as lines that say whether the member reaches its limits."""
     ratios = over_plain(found)
     lines = []
     for name in (name for name in OPTIMIZERS if name in found):
@@ -229,7 +231,7 @@ def against_bars(found: dict[str, dict[str, Any]]) -> list[str]:
 
 
 def profiled(work: Callable[[], object]) -> None:
-    """Print where a GPU's and the host's time goes."""
+    """Print how a GPU's and the host's time is spent."""
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as found:

@@ -59,8 +59,8 @@ MODEL: dict[str, Any] = {
     "rope_theta": 10000.0,
     "tie_word_embeddings": True,
 }
-"""The light recipe's sizes (`config/solana-test/light-config.files.toml`); embeddings are tied,
-which there are not.
+"""The sizes of the light recipe (`config/solana-test/light-config.files.toml`), but with tied
+embeddings.
 """
 MODELS = {
     "light": MODEL,
@@ -96,7 +96,7 @@ def measure(
     micro: int,
     repetitions: int,
 ) -> dict[str, float]:
-    """The figures of one optimizer with as many threads as torch has now."""
+    """Return the figures of one optimizer, with torch's current number of threads."""
     config = config_of(MODELS[model])
     settings = OPTIMIZERS[optimizer]
     weights = init_weights(config, 0)
@@ -133,29 +133,29 @@ def measure(
         for turn in turns if repetition % 2 else reversed(turns):
             turn()
         if not repetition:
-            spent.forget()  # what is warmed, and compiled, once
+            spent.forget()  # the first repetition only warms up and compiles
     return figures(spent, sequences * TOKENS)
 
 
 class Spent:
-    """Seconds by what they were spent on."""
+    """Seconds of each task."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
         self.seconds: dict[str, list[float]] = {}
 
     def time(self, what: str, work: Callable[[], object]) -> None:
-        """Do it, and note how long it took."""
+        """Run `work` and record its time."""
         began = self._now()
         work()
         self.note(what, self._now() - began)
 
     def note(self, what: str, seconds: float) -> None:
-        """Something that took so long."""
+        """Record a duration."""
         self.seconds.setdefault(what, []).append(seconds)
 
     def forget(self) -> None:
-        """Begin again."""
+        """Delete all records."""
         self.seconds.clear()
 
 
@@ -176,7 +176,7 @@ def member_step(replica: Replica, share: Tensor, members: int, spent: Spent) -> 
 
 
 def figures(spent: Spent, tokens: int) -> dict[str, float]:
-    """Medians, their ratios, and speeds in tokens per second."""
+    """Return medians, their ratios, and speeds in tokens per second."""
     middle = {what: statistics.median(seconds) for what, seconds in spent.seconds.items()}
     train, encode, decode, apply, plain = (
         middle[what] for what in ("train", "encode", "decode", "apply", "plain")
@@ -201,7 +201,7 @@ def report(
     optimizers: Sequence[str],
     **sizes: Any,
 ) -> dict[str, Any]:
-    """All figures, by optimizer and threads, and the lowest ratios of them."""
+    """Return all figures by optimizer and threads, and the lowest ratios of them."""
     found: dict[str, dict[str, dict[str, float]]] = {}
     for optimizer in optimizers:
         for count in threads:
