@@ -1,6 +1,4 @@
-"""What an audit can tell: honest ways of training one round against dishonest ones, on a tiny
-model.
-"""
+"""Test the distances by which an audit separates honest from dishonest results, on a tiny model."""
 
 from __future__ import annotations
 
@@ -24,7 +22,7 @@ TINY = {
 
 @pytest.fixture(scope="module")
 def cases() -> dict[str, Any]:
-    """The figures of a round of four inner steps."""
+    """Return the figures of one round of four inner steps."""
     sizes = Namespace(sequences=2, tokens=16, micro=2, precision="fp32", compiled=False)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(spread, "MODEL", spread.MODEL | TINY)

@@ -1,6 +1,4 @@
-"""The step is measured against a loop that computes the same, and the figures are what their names
-say.
-"""
+"""Test that the reference loop computes what the step does, and the names of the figures."""
 
 from __future__ import annotations
 
@@ -82,7 +80,7 @@ def test_step_figures_are_medians_and_ratios(step: ModuleType) -> None:
     )
 
 
-@pytest.mark.nightly  # the tests above prove its figures in process
+@pytest.mark.nightly  # the tests above check its figures in this process
 def test_step_benchmark_prints_its_measurement() -> None:
     small = [
         "--threads",

@@ -1,5 +1,5 @@
-"""What joining is worth: the arithmetic, and that what the page says comes from trainings of arms
-as they are named.
+"""Test the computation of a member's worth, and that the page shows the recorded trainings of each
+arm.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ def test_steps_to_loss_are_interpolated_logarithmically() -> None:
 
 
 def test_worth_of_members_equals_hand_computation() -> None:
-    """Eight members, 400 steps each in rounds of four, as good as 800 alone: a quarter of the
-    tokens counts.
+    """Eight members after 400 steps equal one machine after 800, so a quarter of their tokens
+    counts.
     """
     shares = seconds.shares(members(), 11_000_000, {"p": 20.0}, {"p": 2.0})
     found = worth.compared({"steps": 400, "held_out": 1.0}, members(), ALONE, shares, 0.0)
@@ -107,7 +107,7 @@ def test_overlapped_transfer_costs_no_time(took: float, longest: float) -> None:
 
 
 def test_worth_uses_one_processor_that_trained_both() -> None:
-    """The faster processor of either never stands against the slower one of the other."""
+    """Never compare seconds of different processors."""
     own = {"fast": 8.0, "slow": 80.0, "other": 1.0}
     one = {"fast": 1.0, "slow": 5.0}
     found = seconds.shares(members(), 0, own, one)
@@ -143,7 +143,7 @@ def test_recorded_worth_compares_arms_of_one_processor(name: str) -> None:
 def test_seconds_per_step_reproduce_worth(
     wanted: float,
 ) -> None:
-    """Compute the same figures with steps of that length and results of that size. They give the
+    """Compute the figures again with steps of that length and results of that size. They give the
     wanted worth.
     """
     training = members(150)
@@ -160,8 +160,8 @@ def test_seconds_per_step_reproduce_worth(
 
 
 def test_narrow_worth_is_marked() -> None:
-    """The protocol leaves 4.17 of 5 by tokens. That reaches 4.5 with a tenth more, and misses 4
-    with a tenth less.
+    """The worth is 5 by tokens and 4.17 with the protocol. It passes 4.5 only if 10 % higher, and
+    misses 4 if 10 % lower.
     """
     for wanted, shown in [(3, "s ("), (4, "hardly: "), (4.5, "hardly: "), (4.6, "never")]:
         assert shown in learning_tables.from_step(
@@ -240,7 +240,7 @@ def test_best_rate_has_least_mean_over_seeds() -> None:
 
 
 def test_loss_over_bound_has_interval_of_paired_seeds() -> None:
-    """A seed that only one of them has changes neither figure: it may be an easy or a hard one."""
+    """Seeds that only one side has are ignored."""
     one = {"held_out": 1.1, "by_seed": {"0": 1.0, "1": 1.2}}
     bound = {"held_out": 9.1 / 3, "by_seed": {"0": 1.0, "1": 1.1, "2": 7.0}}
     found = worth.over(one, bound, "more")
@@ -257,7 +257,9 @@ def test_loss_over_bound_has_interval_of_paired_seeds() -> None:
 
 
 def test_bytes_for_loss_lie_on_curve_of_cheapest_arms() -> None:
-    """1.9 of AdamW's, so 1.919: half-way, by the logarithm of bytes, between 2.019 and 1.819."""
+    """The target is 1.919, AdamW's 1.9 plus 1 %: midway between 2.019 and 1.819 on a logarithmic
+    scale of bytes.
+    """
 
     def arm(sent: float, loss: float, members: int = 8) -> dict[str, Any]:
         return {
@@ -323,7 +325,7 @@ def test_every_worth_arm_is_trainable_and_has_expectation() -> None:
 
 @pytest.mark.slow
 def test_worth_page_covers_all_trainings() -> None:
-    """A line that no arm names any more is taken out, and `measure.py worth` is run after a
+    """If this fails, remove result lines without an arm, and run `measure.py worth` after a
     training.
     """
     for size in worth.SIZES:
@@ -349,7 +351,7 @@ def test_worth_pictures_are_current() -> None:
             assert plots.digest(found) in drawn, "run: make docs"
 
 
-@pytest.mark.nightly  # three trainings; tests/lab has the same trainings and stops in the slow tier
+@pytest.mark.nightly  # three trainings; the slow tests of tests/lab have the same trainings and stops
 def test_arm_is_trained_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arms, "CORPUS_BYTES", 400_000)
     monkeypatch.setattr(arms, "HELD_OUT", 8)

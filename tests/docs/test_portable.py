@@ -1,6 +1,4 @@
-"""What only Unix has stands in the few files that are about it; the others can be loaded
-everywhere.
-"""
+"""Test that only a few files use Unix-only modules."""
 
 from __future__ import annotations
 
@@ -47,7 +45,7 @@ PLACES = {
 
 
 def of_unix(tree: ast.AST) -> set[str]:
-    """What a file names that only Unix has; a name that is asked for by getattr is not named."""
+    """Return the Unix-only names that a file uses. Names read by getattr are not counted."""
     found: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -60,7 +58,7 @@ def of_unix(tree: ast.AST) -> set[str]:
         elif isinstance(node, ast.Call):
             match node:
                 case ast.Call(ast.Attribute(ast.Name("os"), "kill"), [_, ast.Constant(0)]):
-                    found.add("os.kill(…, 0)")  # which ends the process on Windows
+                    found.add("os.kill(…, 0)")  # on Windows this ends the process
     return found
 
 

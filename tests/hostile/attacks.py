@@ -1,6 +1,4 @@
-"""What hostile members do, by name: the rows of the table. Several behaviours together make one
-attack.
-"""
+"""Attacks by name, the rows of the table. An attack may combine several behaviours."""
 
 from __future__ import annotations
 
@@ -60,12 +58,14 @@ ATTACKS: dict[str, tuple[type[Behaviour], ...]] = {
 
 
 def provable(attack: str) -> bool:
-    """Whether every honest member can see its fault, so that it must lose its place."""
+    """Return whether every honest member can prove the fault, so that the attacker must lose its
+    seat.
+    """
     return any(kind.provable for kind in ATTACKS[attack])
 
 
 def blamed_for(attack: str) -> str:
-    """What every honest member says of it; nothing if it need not."""
+    """Return the text by which honest members must report the attack, or an empty string."""
     return "".join(kind.blamed_for for kind in ATTACKS[attack])
 
 
@@ -75,5 +75,5 @@ def newcomers_from(attack: str) -> str:
 
 
 def epochs(attack: str) -> int:
-    """For how many epochs it takes part; what it does is looked at in the last."""
+    """Return the number of epochs in which it takes part. Actions are counted in the last one."""
     return max(kind.epochs for kind in ATTACKS[attack])

@@ -1,6 +1,4 @@
-"""What several ranks make of a share, by splitting its micro-batches, is what one makes of it, bit
-by bit.
-"""
+"""Test that ranks that split the micro-batches give the bits of one rank."""
 
 from __future__ import annotations
 
@@ -16,7 +14,9 @@ from aftermath.replica.replica import Cancelled
 from parallel.rank_processes import MODELS, RATE, gradients, parts, same_gradients, share, two
 
 ESSENTIAL = [("uneven", 2), ("whole nanogpt", 2)]
-"""Sizes that the ranks do not divide, and a network with tables and scalars of its own."""
+"""Sizes that are not multiples of the number of ranks, and a network with tables and scalars of its
+own.
+"""
 OTHERS = sorted(MODELS.keys() - {model for model, _ in ESSENTIAL})
 
 
@@ -43,7 +43,7 @@ def test_sharded_loss_with_masked_labels_equals_one_rank(ranks: Ranks) -> None:
 
 @pytest.mark.slow
 def test_sharded_share_reads_losses_once(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Losses are read once for each share, however many micro-batches it has."""
+    """Losses are read once for each share, for any number of micro-batches."""
     _, led = two(ranks, "llama", 0, 1)
     read: list[str] = []
     for name in ("item", "tolist", "__float__", "__bool__"):
@@ -91,7 +91,7 @@ def test_chunked_logits_give_equal_bits(ranks: Ranks, monkeypatch: pytest.Monkey
     """The gradients are computed in the backward pass, which needs the head again."""
     whole, _ = two(ranks, "llama", 0, 2)
     _, expected = gradients(whole, share(3))
-    # of this rank; the other has them whole
+    # only in this rank; the other computes all logits at once
     monkeypatch.setattr("aftermath.model.network.LOGITS_AT_ONCE", 64 * 7)
     _, led = two(ranks, "llama", 0, 2)
     _, found = gradients(led, share(3))
@@ -102,7 +102,7 @@ def test_chunked_logits_give_equal_bits(ranks: Ranks, monkeypatch: pytest.Monkey
 @pytest.mark.slow
 def test_rank_holds_only_its_share_of_parameters(ranks: Ranks) -> None:
     whole, held = parts(ranks, "llama", 0)
-    assert held == whole // ranks.size  # all sizes are multiples of it
+    assert held == whole // ranks.size  # all sizes are multiples of this
 
 
 @pytest.mark.slow

@@ -1,6 +1,4 @@
-"""An inner optimizer's moments are dealt out to the ranks, and every step made of them is one
-rank's, bit by bit.
-"""
+"""Test that inner steps with sharded moments give the bits of one rank."""
 
 from __future__ import annotations
 
@@ -99,8 +97,8 @@ def test_share_failing_between_steps_leaves_moments_unchanged(
 def test_inner_step_sends_one_command(
     ranks: Ranks, inner: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The others have its weights and gradients from the pass, and send back what is
-    theirs, once.
+    """The other ranks have the weights and gradients from the pass, and send back their part
+    once.
     """
     _, led = two(ranks, "llama", 0, 1, inner_settings(inner))
     sharded = sharded_inner(led)
@@ -134,7 +132,7 @@ def test_inner_step_sends_one_command(
 @pytest.mark.slow
 @pytest.mark.parametrize("inner", ["adamw", "muon"])
 def test_saved_moments_continue_on_other_ranks(ranks: Ranks, inner: str) -> None:
-    """The file of a member's private state is the same for every writer."""
+    """The private state's file does not depend on the number of ranks."""
     alone, led = two(ranks, "llama", 0, 1, inner_settings(inner))
     for number in range(2):
         for replica in (alone, led):
@@ -247,7 +245,7 @@ def test_replica_without_inner_steps_reserves_no_memory(ranks: Ranks) -> None:
 
 @pytest.mark.slow
 def test_ranks_after_failure_train_next_replica(ranks: Ranks) -> None:
-    """What was to be undone is not undone in the next one's state."""
+    """A pending undo is not applied to the next replica."""
     _, led = two(ranks, "llama", 0, 1, inner_settings("adamw"))
 
     def fail(part: Tensor) -> float:

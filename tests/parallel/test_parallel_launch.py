@@ -1,4 +1,4 @@
-"""The ranks' processes: an ended rank is named, and none outlives its member."""
+"""Test the ranks' processes: an ended rank is named, and none outlives its member."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def test_rank_that_ends_during_pass_is_named(processes: RankProcesses, ran
     os.kill(processes.pids[0], signal.SIGKILL)
 
     async def train() -> None:
-        # the event loop stands still until it fails
+        # the event loop is blocked until the pass fails
         led._backward(led.passes, share(4), threading.Event())
 
     with pytest.raises(RankLost, match="rank 1 of this member, on cpu, ended by SIGKILL") as caught:
@@ -62,7 +62,7 @@ async def test_rank_that_ends_during_pass_is_named(processes: RankProcesses, ran
 async def test_killed_rank_with_moments_is_named(
     processes: RankProcesses, ranks: Ranks, when: str
 ) -> None:
-    """Nobody waits for it: neither the step of its parameters nor the undoing of the share."""
+    """Neither the step of its parameters nor the undo of the share waits for it."""
     _, led = two(ranks, "llama", 0, 1, MUON)
     learnt(led, 0, count=1)
     [follower] = processes.pids
@@ -118,7 +118,7 @@ async def test_rank_that_cannot_start_is_named(capfd: pytest.CaptureFixture[str]
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("no_ranks")  # `capfd` sees only processes that start within the test
+@pytest.mark.usefixtures("no_ranks")  # `capfd` captures only processes that start within the test
 async def test_crashed_rank_prints_its_traceback(capfd: pytest.CaptureFixture[str]) -> None:
     with ranks_on_cpu(2) as (processes, _):
         os.kill(processes.pids[0], signal.SIGSEGV)

@@ -1,8 +1,7 @@
-"""Two ranks that speak NCCL, where there is a GPU: `make gpu-check` runs these; with one GPU both
-ranks are on it.
+"""Test two ranks over NCCL. Needs a GPU (`make gpu-check`); with one, both ranks use it.
 
-NCCL refuses two ranks on one GPU of one host. So these two say that they are of two hosts
-(NCCL_HOSTID), and NCCL carries by sockets what ranks on GPUs of one machine copy.
+NCCL refuses two ranks on one GPU of one host. So these two claim to be on two hosts (NCCL_HOSTID).
+NCCL then uses sockets, where ranks on GPUs of one machine would copy.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ SETTINGS = {
 
 @contextmanager
 def ranks_on_gpus(data: int, tensor: int) -> Iterator[Ranks]:
-    """Two of them."""
+    """Start two ranks on GPUs."""
     gpus = tuple(torch.device("cuda", number % torch.cuda.device_count()) for number in range(2))
     exact_device("cuda:0")
     with pytest.MonkeyPatch.context() as environment:
@@ -77,7 +76,7 @@ def test_gpu_applies_results_of_ranks_bit_for_bit(ranks: Ranks, name: str) -> No
             replica.train(share(7, number), RATE, RATE, threading.Event(), travelling=number > 0)
             for replica in (alone, led)
         )
-        # inner steps make more of what was rounded
+        # inner steps amplify rounding differences
         assert made.loss == pytest.approx(one.loss, rel=0.02)
         for replica in (alone, led):
             apply(replica, made.payloads)

@@ -1,4 +1,6 @@
-"""A member whose rank runs out of memory ends with an error that names the rank and the fix."""
+"""Test that a member whose rank runs out of memory ends with an error that names the rank and the
+fix.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,7 @@ pytestmark = pytest.mark.usefixtures("no_ranks")
 
 @contextmanager
 def ending_ranks(shape: tuple[int, int] = TWO) -> Iterator[tuple[RankProcesses, Ranks]]:
-    """Yield ranks of this test alone. At the end check that none of their processes is left."""
+    """Yield ranks for this test only. At the end check that none of their processes is left."""
     with ranks_on_cpu(*shape) as (processes, ranks):
         pids = processes.pids
         yield processes, ranks
@@ -54,7 +56,7 @@ def limit_memory(process: int, room: int) -> None:
 
 
 def fail_pass(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the first rank's allocator fail in a pass, counted from 1."""
+    """Let the first rank's allocator fail in a pass, counted from 1."""
     plain = sharded.share_loss
     count = 0
 

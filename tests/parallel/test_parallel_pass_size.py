@@ -1,6 +1,4 @@
-"""How many sequences fit into a pass of several ranks is found at the start, by the rank with the
-least room.
-"""
+"""Test that the rank with the least memory sets the sequences per pass at the start."""
 
 from __future__ import annotations
 
@@ -43,9 +41,11 @@ def test_passes_with_free_memory_reach_largest_size(ranks: Ranks) -> None:
 def test_pass_size_follows_rank_with_least_memory(
     ranks: Ranks, room: int, sizes: set[int], recompute: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The others have gigabytes, and agree: else they would part in the next share."""
+    """The other ranks have gigabytes, but use the same size. Otherwise they would split the next
+    share differently.
+    """
     alone, led = two(ranks, "llama", 0, AUTO)
-    led._pass_size = alone._pass_size  # what is found holds for both
+    led._pass_size = alone._pass_size  # the result holds for both
     monkeypatch.setattr("aftermath.parallel.sharded.free_bytes", lambda device: room * ranks.size)
     led.measure_weight(16, 0.0)
     assert led._pass_size.size in sizes

@@ -1,6 +1,4 @@
-"""What a member's optimizer has not sent yet is dealt out to the ranks, and all that is made of it
-is one rank's.
-"""
+"""Test that sharded residuals give the results of one rank."""
 
 from __future__ import annotations
 
@@ -89,15 +87,13 @@ def test_large_state_has_one_root_and_blocks_of_all_ranks(
 
 @pytest.mark.slow
 def test_gpu_shard_state_equals_cpu_state(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With Muon, whose steps are the same operations there; torch's fused AdamW is the
-    CPU's alone.
-    """
+    """Uses Muon, whose operations are the same on a GPU. Fused AdamW differs."""
     settings = replace(SPARSE, inner_optimizer="muon")
     alone, _ = two(ranks, "llama", 0, 1, settings)
     with gpu_at_hand() as gpu:
-        monkeypatch.setattr(ranks, "device", gpu)  # of the first rank: what it holds is there
+        monkeypatch.setattr(ranks, "device", gpu)  # the first rank's state is on the GPU
         _, led = two(ranks, "llama", 0, 1, settings)
-        for replica in (alone, led):  # passes are on the CPU
+        for replica in (alone, led):  # passes run on the CPU
             monkeypatch.setattr(replica, "_backward", without_gpu(replica._backward))
         for number in range(2):
             assert learnt(led, number).payloads == learnt(alone, number).payloads
@@ -161,7 +157,7 @@ def test_block_request_during_reset_reads_nothing(ranks: Ranks) -> None:
         for thread in threads:
             waiting = turn._given
             thread.start()
-            while turn._given == waiting:  # they get their turns in this order
+            while turn._given == waiting:  # they take turns in this order
                 threading.Event().wait(0.001)
     for thread in threads:
         thread.join()
@@ -273,5 +269,5 @@ def test_state_blocks_are_assigned_once_and_evenly(model: str, kind: str) -> Non
 
 
 def _row(blocks: Blocks) -> int:
-    """Bytes of the state of a row of a segment's blocks."""
+    """Return the bytes of the state of a row of a segment's blocks."""
     return blocks.count // blocks.grid[0] * (4 * blocks.size + 12 * blocks.topk)

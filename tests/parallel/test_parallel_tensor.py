@@ -1,5 +1,5 @@
-"""Layers that are cut over ranks compute what whole layers do, in every tier; what cannot be cut is
-refused by name.
+"""Test that layers split over ranks compute what whole layers do in every tier, and that
+unsplittable ones are refused by name.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from parallel.rank_processes import (
     two,
 )
 
-# They are slow: other shapes than that of the fast tests need processes of their own.
+# Slow, because shapes that the fast tests do not use need processes of their own.
 _PAIR = pytest.param(PAIR, id="pair", marks=pytest.mark.slow)
 _SQUARE = pytest.param(SQUARE, id="square", marks=pytest.mark.slow)
 on_pair = pytest.mark.parametrize("shape", [_PAIR])
@@ -66,7 +66,7 @@ def test_tensor_parallel_recomputed_layers_give_equal_bits(ranks: Ranks, model: 
 
 
 def drawn(replica: Replica, number: int) -> Trained:
-    """Draw a round of gradients, the same for every trainer. Layers that are cut differ by
+    """Draw a round of gradients, the same for every trainer. Gradients of split layers differ by
     rounding.
     """
     draws = torch.Generator().manual_seed(number)
@@ -76,7 +76,7 @@ def drawn(replica: Replica, number: int) -> Trained:
 
     def backward(part: Tensor) -> float:
         for name, gradient in given.items():
-            # so that looking ahead counts
+            # so that looking ahead has an effect
             replica.params[name].grad = gradient + replica.params[name].detach().abs()
         return float(len(part))
 
@@ -108,7 +108,9 @@ def test_cut_layers_take_equal_inner_steps_up_to_rounding(ranks: Ranks, inner: A
 @on_both
 @pytest.mark.parametrize("model", ["llama", "nanogpt", "deepseek"])
 def test_tensor_parallel_rank_holds_its_share_of_matrices(ranks: Ranks, model: str) -> None:
-    """Each rank of a pair also holds the whole tables, head, norms, gates, and what heads share."""
+    """Each rank of a pair also holds the whole tables, head, norms, gates, and parameters that
+    heads share.
+    """
     whole, held = parts(ranks, model, 0)
     shapes = config_of(MODELS[model]).parameter_shapes(0)
     matrices = [
