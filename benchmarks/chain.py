@@ -165,7 +165,7 @@ def train(run: Scenario, world: Recorder) -> None:
             run.by(index, "warmup_witness", run.seat_of(index))
     everyone_attests(run)
     record = world.record("Members", run.run_id)
-    appoint(run, record, run.run.levels)
+    establish_all(run, record, run.run.levels)
     world.store("Members", run.run_id, record)
     for part, every in (
         ("half", 2),
@@ -284,7 +284,7 @@ def begun(clients: int, tiers: int) -> Scenario:
     return run
 
 
-def end_in_time(
+def timed_out_tick_units(
     clients: int, tiers: int, *, half: bool, failed: bool = False, last: bool = False
 ) -> int:
     """Return the compute units of a `tick` that ends a timed-out cooldown without attestations, or
@@ -308,14 +308,14 @@ def end_in_time(
     if run.run.state is not RunState.COOLDOWN:
         raise SystemExit("error: half of the committees were enough before the time was up")
     if failed:
-        fail(run, tiers)
+        fail_larger_tiers(run, tiers)
     if last:
-        done(run)
+        end_after_epoch(run)
     run.world.advance(31)
     return run.tick().units
 
 
-def done(run: Scenario) -> None:
+def end_after_epoch(run: Scenario) -> None:
     """Make this epoch the last one, and let all seats wait for the next."""
     state = run.world.record("Run", run.run_id)
     record = run.world.record("Members", run.run_id)
@@ -325,13 +325,13 @@ def done(run: Scenario) -> None:
     run.world.store("Members", run.run_id, record)
 
 
-def fail(run: Scenario, tiers: int) -> None:
+def fail_larger_tiers(run: Scenario, tiers: int) -> None:
     """Mark all but the smallest tier as failed: they may not attest."""
     record = run.world.record("Members", run.run_id)
     passed = bitmap.from_seats(
         seat for seat, one in enumerate(run.members.seats) if one.tier == tiers - 1
     )
-    appoint(run, record, tiers)
+    establish_all(run, record, tiers)
     everybody = (1 << bitmap.MAX_MEMBERS) - 1
     record["shown"][0][:-1] = bitmap.to_bytes(everybody & ~passed)
     record["shown"][0][-1] = bitmap.to_bytes(passed)
@@ -339,7 +339,7 @@ def fail(run: Scenario, tiers: int) -> None:
     run.world.store("Members", run.run_id, record)
 
 
-def appoint(run: Scenario, record: Any, tiers: int) -> None:
+def establish_all(run: Scenario, record: Any, tiers: int) -> None:
     """Make all members established, and holders of the model since the epoch's start."""
     state = run.world.record("Run", run.run_id)
     state["levels_established"] = (1 << tiers) - 1
@@ -349,7 +349,7 @@ def appoint(run: Scenario, record: Any, tiers: int) -> None:
     record["established"][0] = record["judges"][0] = record["healthy"][0]
 
 
-def level_drop(clients: int) -> int:
+def level_drop_units(clients: int) -> int:
     """Return the compute units of dropping the holders of level 0 that were not elected, after a
     quorum reported them missing. All are established. The dropped ones have failed for long.
     """
@@ -369,8 +369,8 @@ def level_drop(clients: int) -> int:
     without = others[: committee.quorum(len(judges) + 1)]
     everyone_attests(run, [judged.roster & ~(hidden if seat in without else 0) for seat in chosen])
     record = run.world.record("Members", run.run_id)
-    appoint(run, record, 3)
-    lately(run, record, eviction.OFTEN)
+    establish_all(run, record, 3)
+    add_rounds(run, record, eviction.OFTEN)
     for bit in range(7):
         everybody = (1 << bitmap.MAX_MEMBERS) - 1
         record["shown"][0][bit] = bitmap.to_bytes(
@@ -381,7 +381,7 @@ def level_drop(clients: int) -> int:
     return run.by(sender, "health_check", run.names(bitmap.seats(hidden))).units
 
 
-def lately(run: Scenario, record: Any, rounds: int) -> None:
+def add_rounds(run: Scenario, record: Any, rounds: int) -> None:
     """Add this number of further rounds that made a step in this epoch."""
     state = run.world.record("Run", run.run_id)
     state["step"] += rounds
@@ -404,14 +404,14 @@ def measure(clients: int) -> dict[str, Any]:
     for half, who in ((False, "nobody"), (True, "half")):
         for tiers in (3, 8):
             what = f"tick (ends a cooldown in which {who} attested, {tiers} levels)"
-            world.units[what] = end_in_time(clients, tiers, half=half)
+            world.units[what] = timed_out_tick_units(clients, tiers, half=half)
     what = "tick (ends a cooldown in which half attested, 8 levels, and most judges have failed)"
-    world.units[what] = end_in_time(clients, 8, half=True, failed=True)
+    world.units[what] = timed_out_tick_units(clients, 8, half=True, failed=True)
     what = what.replace(" and most", " most").replace(
         ")", ", and the run is done for which all wait)"
     )
-    world.units[what] = end_in_time(clients, 8, half=True, failed=True, last=True)
-    world.units["health_check (for a level, by its holders)"] = level_drop(clients)
+    world.units[what] = timed_out_tick_units(clients, 8, half=True, failed=True, last=True)
+    world.units["health_check (for a level, by its holders)"] = level_drop_units(clients)
     attestations = min(clients, 32)
     return {
         "units": dict(sorted(world.units.items())),

@@ -195,7 +195,7 @@ def rows_of(
         growth = [seen.ended[name][0] - seen.began[name][0] for name in both]
         cpu = [seen.ended[name][1] - seen.began[name][1] for name in both]
         complaints = [_complaints(member, epoch) for member in honest]
-        compared, equal = _compared([*honest, *newcomers], epoch)
+        compared, equal = _compare_levels([*honest, *newcomers], epoch)
         rows.append(
             Row(
                 attack=attacker.attack,
@@ -289,7 +289,7 @@ def _barred(events: Iterable[Event], attacker: Attacker) -> bool:
     return any(f"peer {attacker.peer} broke the protocol" in e.get("message", "") for e in events)
 
 
-def _compared(honest: Sequence[ClusterMember], epoch: int) -> tuple[int, bool]:
+def _compare_levels(honest: Sequence[ClusterMember], epoch: int) -> tuple[int, bool]:
     """Return the number of comparisons of a level between honest members in an epoch, and whether
     all were equal.
     """

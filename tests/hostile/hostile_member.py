@@ -68,7 +68,7 @@ class Behaviour:
         """Return the handler of requests."""
         return honest
 
-    async def meanwhile(self, me: HostileMember) -> None:
+    async def background(self, me: HostileMember) -> None:
         """Run in the background during its epoch."""
 
 
@@ -129,7 +129,7 @@ class HostileMember:
     def on_endpoint(self, transport: IrohTransport) -> HostileTransport:
         """Return the transport for the session, once its endpoint is open."""
         self.transport = transport
-        self._tasks = [asyncio.create_task(self._besides(one)) for one in self.behaviours]
+        self._tasks = [asyncio.create_task(self._run_background(one)) for one in self.behaviours]
         return HostileTransport(self, transport)
 
     def on_chain(self, chain: SolanaMember) -> SolanaMember:
@@ -156,11 +156,11 @@ class HostileMember:
         if coming <= self.epoch:
             await self.honest["join"](**given)
 
-    async def _besides(self, behaviour: Behaviour) -> None:
+    async def _run_background(self, behaviour: Behaviour) -> None:
         """Run a background task from the epoch's beginning."""
         while not self._begun():
             await asyncio.sleep(0.1)
-        await behaviour.meanwhile(self)
+        await behaviour.background(self)
 
     def _begun(self) -> bool:
         try:

@@ -62,7 +62,7 @@ class ClosesEarly(Behaviour):
     results are revealed.
     """
 
-    async def meanwhile(self, me: HostileMember) -> None:
+    async def background(self, me: HostileMember) -> None:
         last_height = -1
         while True:
             await asyncio.sleep(0.02)
@@ -103,7 +103,7 @@ class FalseAttest(Behaviour):
 class AttestsUnasked(Behaviour):
     """A newcomer that repeatedly attests false hashes of all levels."""
 
-    async def meanwhile(self, me: HostileMember) -> None:
+    async def background(self, me: HostileMember) -> None:
         while True:
             await asyncio.sleep(0.1)
             members = (await me.chain.view()).members
@@ -166,7 +166,7 @@ class InconsistentOffers(Behaviour):
 
 
 class EarlyTicks(Behaviour):
-    async def meanwhile(self, me: HostileMember) -> None:
+    async def background(self, me: HostileMember) -> None:
         while True:
             await asyncio.sleep(0.2)
             me.actions += 1
@@ -177,7 +177,7 @@ class EarlyTicks(Behaviour):
 class FalseHealthChecks(Behaviour):
     """Reports all members as missing, together and one by one."""
 
-    async def meanwhile(self, me: HostileMember) -> None:
+    async def background(self, me: HostileMember) -> None:
         while True:
             roster = me.run.current.roster
             for missing in (roster, *(1 << seat for seat in bitmap.seats(roster))):
@@ -197,7 +197,7 @@ class LeavesAndRejoins(Behaviour):
         self._given = given
         await honest(**given)
 
-    async def meanwhile(self, me: HostileMember) -> None:
+    async def background(self, me: HostileMember) -> None:
         while not me.run.state.training:
             await asyncio.sleep(0.1)
         while me.run.epoch == me.epoch and me.run.state.training:
@@ -226,7 +226,7 @@ class Restarts(Behaviour):
 class FloodsAnnouncements(Behaviour):
     """Sends as many signed announcements as possible."""
 
-    async def meanwhile(self, me: HostileMember) -> None:
+    async def background(self, me: HostileMember) -> None:
         number = 0
         while True:
             for peer in me.peers():
@@ -248,7 +248,7 @@ class FloodsAnnouncements(Behaviour):
 class FloodsStreams(Behaviour):
     """Requests as many missing blobs as possible, with unrequested data after each request."""
 
-    async def meanwhile(self, me: HostileMember) -> None:
+    async def background(self, me: HostileMember) -> None:
         await asyncio.gather(
             *(self._pour(me, peer) for peer in await me.connected() for _ in range(30))
         )
@@ -272,7 +272,7 @@ class FloodsStreams(Behaviour):
 class FloodsConnections(Behaviour):
     """Connects repeatedly under its own key from another endpoint, up to 240 times in parallel."""
 
-    async def meanwhile(self, me: HostileMember) -> None:
+    async def background(self, me: HostileMember) -> None:
         endpoint = await me.another_endpoint()
         peers = await me.connected()
         await asyncio.gather(
@@ -292,7 +292,7 @@ class FloodsConnections(Behaviour):
 class SlowLoris(Behaviour):
     """Opens as many streams as possible and writes one byte per second to each."""
 
-    async def meanwhile(self, me: HostileMember) -> None:
+    async def background(self, me: HostileMember) -> None:
         await asyncio.gather(
             *(self._drip(me, peer) for peer in await me.connected() for _ in range(60))
         )

@@ -276,7 +276,7 @@ class WithholdsLevel(Behaviour):
 class WithholdsFromOne(Behaviour):
     """Ignores one peer, the only other one of its tier."""
 
-    async def meanwhile(self, me: HostileMember) -> None:
+    async def background(self, me: HostileMember) -> None:
         victim = await me.other_of_tier(0)
         listed = me.transport.set_members
 
@@ -324,7 +324,7 @@ class Copies(FalseResult):
     it.
     """
 
-    opened = False
+    after_reveal = False
     """Whether it waits for the key, so that it can mask the bytes as its own."""
 
     def __init__(self) -> None:
@@ -333,7 +333,7 @@ class Copies(FalseResult):
         self._news = asyncio.Event()
         self._copying: set[asyncio.Task[None]] = set()
 
-    async def meanwhile(self, me: HostileMember) -> None:
+    async def background(self, me: HostileMember) -> None:
         victim = await me.other_of_tier(0)
         async for heard in me.transport.announcements():
             message = decode_announcement(heard.data)
@@ -348,14 +348,14 @@ class Copies(FalseResult):
         return ()
 
     async def _copy(self, me: HostileMember, commitment: Commitment) -> None:
-        while commitment.height not in (self._keys if self.opened else self._theirs):
+        while commitment.height not in (self._keys if self.after_reveal else self._theirs):
             self._news.clear()
             await self._news.wait()
         theirs = self._theirs[commitment.height]
         levels = {}
         for level, payload in theirs.levels.items():
             data = await me.transport.fetch(payload.blake3, payload.size, [theirs.sender], 5.0)
-            if self.opened:
+            if self.after_reveal:
                 data = masked(
                     masked(data, self._keys[commitment.height], level), me.key(commitment), level
                 )
@@ -363,13 +363,13 @@ class Copies(FalseResult):
         me.transport._announcer.announce(me.sign(replace(commitment, levels=levels)))
 
 
-class CopiesWhatIsOpened(Copies):
+class CopiesRevealed(Copies):
     """Announces a copy after the reveal, with its own seal. The copy is valid, but too late."""
 
-    opened = True
+    after_reveal = True
 
 
-class NeverOpens(Behaviour):
+class NeverReveals(Behaviour):
     """Announces its results and never reveals their keys."""
 
     provable = True
@@ -384,7 +384,7 @@ class NeverOpens(Behaviour):
         return _silent if topic == COMMITMENTS else honest
 
 
-class OpensToOne(NeverOpens):
+class RevealsToOne(NeverReveals):
     """Reveals its keys to one peer only, which passes them on."""
 
     provable = False

@@ -211,7 +211,7 @@ def any_weights(config: ModelConfig, tier: int) -> dict[str, Tensor]:
     }
 
 
-def two(
+def replica_pair(
     ranks: Ranks,
     model: str,
     tier: int,
@@ -242,7 +242,7 @@ def two(
     )
 
 
-def parts(ranks: Ranks, model: str, tier: int) -> tuple[int, int]:
+def parameter_counts(ranks: Ranks, model: str, tier: int) -> tuple[int, int]:
     """Return the number of parameters of a tier, and of those on the first rank."""
     config = config_of(MODELS[model])
     whole = sum(torch.Size(shape).numel() for shape in config.parameter_shapes(tier).values())
@@ -279,9 +279,9 @@ def sharded_inner(led: Replica) -> ShardedInner:
     return step._inner
 
 
-def trained_alike(alone: Replica, led: Replica, count: int, number: int) -> Trained:
+def train_both(alone: Replica, led: Replica, count: int, number: int) -> Trained:
     """Train one share on both replicas, assert equal payloads and loss, and return the result."""
-    one, other = (learnt(replica, number, count=count) for replica in (alone, led))
+    one, other = (train_share(replica, number, count=count) for replica in (alone, led))
     assert one.payloads == other.payloads
     assert one.loss == other.loss
     return one
@@ -303,7 +303,7 @@ def same_gradients(ranks: Ranks, model: str, tier: int) -> None:
     """Compare shares that leave all ranks but one idle at the end, or are smaller than a
     micro-batch.
     """
-    alone, led = two(ranks, model, tier, 2)
+    alone, led = replica_pair(ranks, model, tier, 2)
     for count in (2 * ranks.size + 1, 1):
         (loss, expected), (found_loss, found) = (
             gradients(replica, share(count)) for replica in (alone, led)
@@ -316,7 +316,7 @@ def same_gradients(ranks: Ranks, model: str, tier: int) -> None:
 
 def close_gradients(ranks: Ranks, model: str, tier: int) -> None:
     """Compare gradients of tensor-parallel ranks, which round differently."""
-    alone, led = two(ranks, model, tier, 2)
+    alone, led = replica_pair(ranks, model, tier, 2)
     (loss, expected), (found_loss, found) = (
         gradients(replica, share(7)) for replica in (alone, led)
     )
@@ -334,9 +334,9 @@ def close_gradients(ranks: Ranks, model: str, tier: int) -> None:
 
 def same_inner_rounds(ranks: Ranks, model: str, tier: int, inner: str, rounds: int = 2) -> None:
     """Compare payloads, moments and weights of rounds with inner steps."""
-    alone, led = two(ranks, model, tier, 1, inner_settings(inner))
+    alone, led = replica_pair(ranks, model, tier, 1, inner_settings(inner))
     for number in range(rounds):
-        trained = trained_alike(alone, led, 5, number)
+        trained = train_both(alone, led, 5, number)
         assert bits(alone.optimizer.state()) == bits(led.optimizer.state())
         assert (
             alone.optimizer.tree().root
@@ -350,9 +350,9 @@ def same_inner_rounds(ranks: Ranks, model: str, tier: int, inner: str, rounds: i
 
 def same_results(ranks: Ranks, model: str, tier: int, kind: str, rounds: int = 2) -> None:
     """Compare payloads, their figures and the private state of each round."""
-    alone, led = two(ranks, model, tier, 1, SETTINGS[kind])
+    alone, led = replica_pair(ranks, model, tier, 1, SETTINGS[kind])
     for number in range(rounds):
-        one, other = (learnt(replica, number, measured=True) for replica in (alone, led))
+        one, other = (train_share(replica, number, measured=True) for replica in (alone, led))
         assert one.payloads == other.payloads
         assert bits(alone.optimizer.state()) == bits(led.optimizer.state())
         assert (
@@ -397,7 +397,7 @@ def block_is_read_meanwhile(alone: Replica, led: Replica, place: BlockSpan, coun
     assert results[0].payloads == results[1].payloads
 
 
-def learnt(replica: Replica, number: int, measured: bool = False, count: int = 4) -> Trained:
+def train_share(replica: Replica, number: int, measured: bool = False, count: int = 4) -> Trained:
     """Train one share."""
     return replica.train(
         share(count, number), RATE, RATE, threading.Event(), measured, travelling=number > 0

@@ -17,7 +17,7 @@ from aftermath.parallel.group import Ranks
 from aftermath.parallel.launch import RankLost, RankProcesses, launch_ranks
 from aftermath.parallel.mesh import Mesh
 from aftermath.rules.sparseloco import SparseLoCo
-from parallel.rank_processes import RATE, learnt, ranks_on_cpu, share, two
+from parallel.rank_processes import RATE, ranks_on_cpu, replica_pair, share, train_share
 
 CPU = torch.device("cpu")
 MUON = SparseLoCo(inner_steps=3, inner_optimizer="muon", chunk=16, topk=16)
@@ -39,7 +39,7 @@ async def test_idle_rank_that_ends_is_named() -> None:
 @pytest.mark.slow
 async def test_rank_that_ends_during_pass_is_named(processes: RankProcesses, ranks: Ranks) -> None:
     """torch raises an error about the broken connection; the member says which rank ended."""
-    _, led = two(ranks, "llama", 0, 1)
+    _, led = replica_pair(ranks, "llama", 0, 1)
     os.kill(processes.pids[0], signal.SIGKILL)
 
     async def train() -> None:
@@ -63,8 +63,8 @@ async def test_killed_rank_with_moments_is_named(
     processes: RankProcesses, ranks: Ranks, when: str
 ) -> None:
     """Neither the step of its parameters nor the undo of the share waits for it."""
-    _, led = two(ranks, "llama", 0, 1, MUON)
-    learnt(led, 0, count=1)
+    _, led = replica_pair(ranks, "llama", 0, 1, MUON)
+    train_share(led, 0, count=1)
     [follower] = processes.pids
     count = 0
 
@@ -81,7 +81,7 @@ async def test_killed_rank_with_moments_is_named(
             led.optimizer.train(share(4), backward, RATE, RATE)
         os.kill(follower, signal.SIGKILL)
         if when == "a share begins":
-            learnt(led, 1)
+            train_share(led, 1)
         led.optimizer.state()
 
     before = led.hashes()

@@ -19,7 +19,7 @@ from aftermath.parallel.launch import launch_ranks
 from aftermath.parallel.mesh import Mesh
 from aftermath.replica.exactness import exact_device
 from aftermath.rules.sparseloco import SparseLoCo
-from parallel.rank_processes import DISTRO, RATE, RankPool, apply, gradients, share, two
+from parallel.rank_processes import DISTRO, RATE, RankPool, apply, gradients, replica_pair, share
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="there is no CUDA device here"
@@ -56,7 +56,7 @@ def ranks(request: pytest.FixtureRequest, rank_pool: RankPool) -> Iterator[Ranks
 
 @pytest.mark.parametrize("model", ["llama", "qwen3", "whole nanogpt", "deepseek"])
 def test_nccl_gradient_and_loss_equal_one_gpu(ranks: Ranks, model: str) -> None:
-    alone, led = two(ranks, model, 1, 2)
+    alone, led = replica_pair(ranks, model, 1, 2)
     for count in (8, 9, 1):
         (loss, expected), (found_loss, found) = (
             gradients(replica, share(count)) for replica in (alone, led)
@@ -69,7 +69,7 @@ def test_nccl_gradient_and_loss_equal_one_gpu(ranks: Ranks, model: str) -> None:
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_gpu_applies_results_of_ranks_bit_for_bit(ranks: Ranks, name: str) -> None:
-    alone, led = two(ranks, "llama", 1, 2, SETTINGS[name])
+    alone, led = replica_pair(ranks, "llama", 1, 2, SETTINGS[name])
     before = led.hashes()
     for number in range(3):
         one, made = (

@@ -8,7 +8,7 @@ import torch
 from aftermath.parallel.group import Ranks
 from aftermath.replica.pass_size import AUTO, MOST
 from aftermath.replica.replica import Replica
-from parallel.rank_processes import PAIR, TWO, gradients, share, two
+from parallel.rank_processes import PAIR, TWO, gradients, replica_pair, share
 
 
 def same(ranks: Ranks, alone: Replica, led: Replica) -> None:
@@ -23,7 +23,7 @@ def same(ranks: Ranks, alone: Replica, led: Replica) -> None:
 
 @pytest.mark.slow
 def test_passes_with_free_memory_reach_largest_size(ranks: Ranks) -> None:
-    alone, led = two(ranks, "llama", 0, AUTO)
+    alone, led = replica_pair(ranks, "llama", 0, AUTO)
     led.measure_weight(16, 0.0)
     assert led.at_once == MOST * ranks.size // ranks.tensor
     assert [news.partition(",")[0] for news in led.news()] == [f"using passes of {MOST} sequences"]
@@ -44,7 +44,7 @@ def test_pass_size_follows_rank_with_least_memory(
     """The other ranks have gigabytes, but use the same size. Otherwise they would split the next
     share differently.
     """
-    alone, led = two(ranks, "llama", 0, AUTO)
+    alone, led = replica_pair(ranks, "llama", 0, AUTO)
     led._pass_size = alone._pass_size  # the result holds for both
     monkeypatch.setattr("aftermath.parallel.sharded.free_bytes", lambda device: room * ranks.size)
     led.measure_weight(16, 0.0)
@@ -55,7 +55,7 @@ def test_pass_size_follows_rank_with_least_memory(
 
 @pytest.mark.slow
 def test_recompute_when_forbidden_stays_off(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
-    alone, led = two(ranks, "llama", 0, AUTO)
+    alone, led = replica_pair(ranks, "llama", 0, AUTO)
     monkeypatch.setattr("aftermath.parallel.sharded.free_bytes", lambda device: 0)
     led._pass_size._may_recompute = False
     led.measure_weight(16, 0.0)

@@ -26,9 +26,9 @@ from parallel.rank_processes import (
     SQUARE,
     close_gradients,
     gradients,
-    parts,
+    parameter_counts,
+    replica_pair,
     share,
-    two,
 )
 
 # Slow, because shapes that the fast tests do not use need processes of their own.
@@ -58,7 +58,7 @@ def test_tensor_parallel_gradients_of_other_models_are_close(ranks: Ranks, model
 @pytest.mark.parametrize("model", ["llama", "whole nanogpt", "deepseek"])
 def test_tensor_parallel_recomputed_layers_give_equal_bits(ranks: Ranks, model: str) -> None:
     (loss, expected), (found_loss, found) = (
-        gradients(two(ranks, model, 0, 2, recompute=recompute)[1], share(5))
+        gradients(replica_pair(ranks, model, 0, 2, recompute=recompute)[1], share(5))
         for recompute in (False, True)
     )
     assert found_loss == loss
@@ -85,7 +85,7 @@ def drawn(replica: Replica, number: int) -> Trained:
 
 @on_both
 def test_tensor_parallel_ranks_share_optimizer_state(ranks: Ranks) -> None:
-    alone, led = two(ranks, "llama", 1, 1)
+    alone, led = replica_pair(ranks, "llama", 1, 1)
     for number in range(2):
         assert drawn(alone, number).payloads == drawn(led, number).payloads
         assert alone.optimizer.tree().root == led.optimizer.tree().root
@@ -94,7 +94,7 @@ def test_tensor_parallel_ranks_share_optimizer_state(ranks: Ranks) -> None:
 @on_pair
 @pytest.mark.parametrize("inner", ["adamw", "muon"])
 def test_cut_layers_take_equal_inner_steps_up_to_rounding(ranks: Ranks, inner: Any) -> None:
-    alone, led = two(
+    alone, led = replica_pair(
         ranks, "llama", 0, 2, SparseLoCo(inner_steps=2, inner_optimizer=inner, chunk=16, topk=16)
     )
     one, made = (replica.train(share(4), 1e-4, 1e-4, threading.Event()) for replica in (alone, led))
@@ -111,7 +111,7 @@ def test_tensor_parallel_rank_holds_its_share_of_matrices(ranks: Ranks, model: s
     """Each rank of a pair also holds the whole tables, head, norms, gates, and parameters that
     heads share.
     """
-    whole, held = parts(ranks, model, 0)
+    whole, held = parameter_counts(ranks, model, 0)
     shapes = config_of(MODELS[model]).parameter_shapes(0)
     matrices = [
         name
