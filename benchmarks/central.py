@@ -335,7 +335,7 @@ def main() -> int:
     parser.add_argument("--members", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument(
-        "--processes", type=int, default=2, help="among which the members are spread"
+        "--processes", type=int, default=2, help="processes that run the members (default 2)"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     given = parser.parse_args()

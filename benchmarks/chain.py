@@ -306,7 +306,7 @@ def timed_out_tick_units(
     for seat, hashes in sorted(told.items()):
         run.attest(run.index_of(run.members.seats[seat].signer), hashes)
     if run.run.state is not RunState.COOLDOWN:
-        raise SystemExit("error: half of the committees were enough before the time was up")
+        raise SystemExit("error: half of the committees ended the cooldown before its timeout")
     if failed:
         fail_larger_tiers(run, tiers)
     if last:

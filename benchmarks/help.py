@@ -56,7 +56,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "commands", nargs="*", metavar="COMMAND", help="only these; one of two words in quotes"
+        "commands", nargs="*", metavar="COMMAND", help="only these; quote names of two words"
     )
     parser.add_argument(
         "--times", type=int, default=TIMES, help=f"processes of each (default {TIMES})"

@@ -230,11 +230,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--run", choices=SIZES, help="train what is named and not measured yet, and keep it"
+        "--run", choices=SIZES, help="train and record the arms that are not measured yet"
     )
-    parser.add_argument(
-        "--kind", choices=KINDS, help="how the tiers are cut, and what trains them; else all"
-    )
+    parser.add_argument("--kind", choices=KINDS, help="only arms of this kind (default: all)")
     parser.add_argument(
         "--json", action="store_true", help="print one JSON object instead of lines"
     )

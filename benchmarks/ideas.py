@@ -162,7 +162,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--run", action="store_true", help="train what is named and not measured yet, and keep it"
+        "--run", action="store_true", help="train and record the arms that are not measured yet"
     )
     parser.add_argument("--only", nargs="+", metavar="ARM", help="with --run: only these arms")
     parser.add_argument(

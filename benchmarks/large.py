@@ -254,7 +254,7 @@ def main() -> int:
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument(
-        "--small", action="store_true", help="a small model, on the CPU where there is no GPU"
+        "--small", action="store_true", help="use a small model, on the CPU if there is no GPU"
     )
     chosen = parser.parse_args()
     device = exact_device("cpu" if chosen.small and not torch.cuda.is_available() else "cuda:0")

@@ -181,7 +181,11 @@ def main() -> None:
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument(
-        "--only", nargs="+", choices=(*CONFIGS, LAPTOP), metavar="MODEL", help="these, not all"
+        "--only",
+        nargs="+",
+        choices=(*CONFIGS, LAPTOP),
+        metavar="MODEL",
+        help="only these models (default: all)",
     )
     given = parser.parse_args()
     found = measure(given.only or (*CONFIGS, LAPTOP))

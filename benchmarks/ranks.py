@@ -161,8 +161,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--ranks", type=int, default=2, help="of one thread each (default 2)")
-    parser.add_argument("--repetitions", type=int, default=2, help="of two shares each (default 2)")
+    parser.add_argument(
+        "--ranks", type=int, default=2, help="number of ranks, with one thread each (default 2)"
+    )
+    parser.add_argument(
+        "--repetitions", type=int, default=2, help="repetitions of two shares (default 2)"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     chosen = parser.parse_args()
     found = report(chosen.ranks, chosen.repetitions)

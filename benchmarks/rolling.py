@@ -109,7 +109,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--run", type=int, metavar="EVERY", help="rounds between two draws")
+    parser.add_argument(
+        "--run",
+        type=int,
+        metavar="EVERY",
+        help="train with a draw every EVERY rounds, and record it",
+    )
     parser.add_argument(
         "--json", action="store_true", help="print one JSON object instead of lines"
     )

@@ -140,11 +140,13 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--threads", type=int, nargs="+", default=[2], help="of the CPU (default 2)"
+        "--threads", type=int, nargs="+", default=[2], help="CPU threads (default 2)"
     )
     parser.add_argument("--optimizers", nargs="+", choices=sorted(KINDS), default=sorted(KINDS))
-    parser.add_argument("--sequences", type=int, default=4, help="of a share (default 4)")
-    parser.add_argument("--repetitions", type=int, default=3, help="default 3")
+    parser.add_argument("--sequences", type=int, default=4, help="sequences of a share (default 4)")
+    parser.add_argument(
+        "--repetitions", type=int, default=3, help="repetitions of the round (default 3)"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     chosen = parser.parse_args()
     exact_device("cpu")

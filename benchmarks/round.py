@@ -241,7 +241,7 @@ def main() -> int:
         "--members", type=int, nargs="+", default=[3, 8], help="sizes to measure (default 3 8)"
     )
     parser.add_argument(
-        "--overlap", type=int, choices=(0, 1), help="of the runs (default: the demonstration's)"
+        "--overlap", type=int, choices=(0, 1), help="overlap of the runs (default: the demo's)"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object, by size")
     chosen = parser.parse_args()

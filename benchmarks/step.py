@@ -227,24 +227,28 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--device", default="cpu", help="as train's (default cpu)")
+    parser.add_argument("--device", default="cpu", help="same as for train (default cpu)")
     parser.add_argument(
-        "--precision", choices=("auto", "fp32", "bf16"), default="auto", help="as train's"
+        "--precision", choices=("auto", "fp32", "bf16"), default="auto", help="same as for train"
     )
     parser.add_argument(
-        "--compile", choices=("auto", "on", "off"), default="auto", help="as train's"
+        "--compile", choices=("auto", "on", "off"), default="auto", help="same as for train"
     )
     parser.add_argument(
-        "--threads", type=int, nargs="+", default=[1, 2], help="of the CPU (default 1 2)"
+        "--threads", type=int, nargs="+", default=[1, 2], help="CPU threads (default 1 2)"
     )
     parser.add_argument("--optimizers", nargs="+", choices=sorted(OPTIMIZERS), default=SHOWN)
-    parser.add_argument("--model", choices=MODELS, default="light", help="default light")
     parser.add_argument(
-        "--members", type=int, default=3, help="whose results are applied (default 3)"
+        "--model", choices=MODELS, default="light", help="shapes of the model (default light)"
     )
-    parser.add_argument("--sequences", type=int, default=4, help="of a share (default 4)")
+    parser.add_argument(
+        "--members", type=int, default=3, help="number of applied results (default 3)"
+    )
+    parser.add_argument("--sequences", type=int, default=4, help="sequences of a share (default 4)")
     parser.add_argument("--micro", type=int, default=4, help="sequences in one pass (default 4)")
-    parser.add_argument("--repetitions", type=int, default=5, help="default 5")
+    parser.add_argument(
+        "--repetitions", type=int, default=5, help="repetitions of the step (default 5)"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     chosen = parser.parse_args()
     device = exact_device(chosen.device)

@@ -359,11 +359,16 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument(
-        "--slower", type=float, default=1.0, help="divide the rates of large results, for few cores"
+        "--slower",
+        type=float,
+        default=1.0,
+        help="divide the line rates for large results, for machines with few cores",
     )
-    parser.add_argument("--whole", action="store_true", help="without pieces, to compare")
+    parser.add_argument(
+        "--whole", action="store_true", help="send results whole instead of in pieces, to compare"
+    )
     parser.add_argument("--bytes", type=int, help="size of a result; default: each case's own")
-    parser.add_argument("--loss", type=float, default=LOSS, help="of packets, 0 to 1")
+    parser.add_argument("--loss", type=float, default=LOSS, help="fraction of lost packets, 0 to 1")
     parser.add_argument(
         "--member", nargs=4, metavar=("NUMBER", "FD", "DIR", "SLOWER"), help=argparse.SUPPRESS
     )
