@@ -37,7 +37,7 @@ def nodes() -> dict[Path, dict[type[ast.AST], list[Any]]]:
 def _nodes_end_with_these_tests() -> Iterator[None]:
     gc.disable()  # collections would take longer than parsing
     yield
-    for kept in (nodes, known):
+    for kept in (nodes, parameters_by_callable):
         kept.cache_clear()
     gc.enable()
 
@@ -105,12 +105,12 @@ def texts(file: Path, given: ast.expr) -> Iterator[str]:
 def fixes(file: Path) -> Iterator[tuple[int, str]]:
     """Yield (line, text) of each fix in a file."""
     for node in nodes()[file][ast.Call]:
-        for given in argument(node, known().get(name_of(node.func), [])):
+        for given in argument(node, parameters_by_callable().get(name_of(node.func), [])):
             yield from ((node.lineno, text) for text in texts(file, given))
 
 
 @cache
-def known() -> dict[str, list[str]]:
+def parameters_by_callable() -> dict[str, list[str]]:
     """Return the parameters of all functions and errors that take a fix."""
     return functions_with_fix() | project_errors()
 

@@ -54,7 +54,7 @@ NEVER = {
 """Forbidden imports by package. * is any other package of this project."""
 
 
-def imported(tree: ast.Module) -> set[str]:
+def imported_modules(tree: ast.Module) -> set[str]:
     """Return all modules that a file imports, also inside functions."""
     found: set[str] = set()
     for node in ast.walk(tree):
@@ -73,11 +73,11 @@ def imported(tree: ast.Module) -> set[str]:
 def by_package() -> dict[str, set[str]]:
     modules: dict[str, set[str]] = defaultdict(set)
     for file, tree in parsed():
-        modules[file.relative_to(CLIENT).parts[0]] |= imported(tree)
+        modules[file.relative_to(CLIENT).parts[0]] |= imported_modules(tree)
     return modules
 
 
-def ours() -> dict[str, set[str]]:
+def imports_by_package() -> dict[str, set[str]]:
     """Return the project packages that each package imports."""
     return {
         package: {name.split(".")[1] for name in modules if name.startswith("aftermath.")}
@@ -87,7 +87,7 @@ def ours() -> dict[str, set[str]]:
     }
 
 
-def drawn() -> dict[str, set[str]]:
+def reachable_packages() -> dict[str, set[str]]:
     """Return the packages reachable from each package along the page's arrows."""
     text = (ROOT / "docs/architecture.md").read_text()
     arrows: dict[str, set[str]] = defaultdict(set)
@@ -103,14 +103,14 @@ def drawn() -> dict[str, set[str]]:
 
 
 def test_imports_run_one_way() -> None:
-    assert list(TopologicalSorter(ours()).static_order())
+    assert list(TopologicalSorter(imports_by_package()).static_order())
 
 
 def test_every_import_is_drawn() -> None:
-    allowed = drawn()
+    allowed = reachable_packages()
     assert {
         package: others - allowed[package]
-        for package, others in ours().items()
+        for package, others in imports_by_package().items()
         if others - allowed[package]
     } == {}
 

@@ -44,7 +44,7 @@ PLACES = {
 }
 
 
-def of_unix(tree: ast.AST) -> set[str]:
+def unix_names(tree: ast.AST) -> set[str]:
     """Return the Unix-only names that a file uses. Names read by getattr are not counted."""
     found: set[str] = set()
     for node in ast.walk(tree):
@@ -72,11 +72,11 @@ def test_unix_only_calls_are_found() -> None:
         ("os.kill(pid, 0)\nos.kill(pid, signal.SIGINT)", {"os.kill(…, 0)"}),
         ("import os\nos.getpid()\ngetattr(os, 'fdatasync', os.fsync)(1)", set()),
     ):
-        assert of_unix(ast.parse(source)) == names, source
+        assert unix_names(ast.parse(source)) == names, source
 
 
 def test_unix_only_calls_stand_in_listed_files() -> None:
-    found = {str(file.relative_to(CLIENT)): of_unix(tree) for file, tree in parsed()}
+    found = {str(file.relative_to(CLIENT)): unix_names(tree) for file, tree in parsed()}
     assert {name for name, names in found.items() if names} == set(PLACES), {
         n: w for n, w in found.items() if w
     }
