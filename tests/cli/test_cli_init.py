@@ -244,7 +244,8 @@ def test_quiet_init_prints_no_next_steps() -> None:
 
 def test_init_names_server_command() -> None:
     said = invoke("init", "--out", "mine.toml").out
-    assert "  aftermath-centralized server run --run-id mine --state mine.toml\n" in said
+    server = "  aftermath-centralized server run --run-id mine --state mine.toml"
+    assert f"{server} -s 20000 --save-state-dir runs/server\n" in said
 
 
 def test_init_warns_only_about_chosen_values() -> None:

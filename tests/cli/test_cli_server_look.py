@@ -196,5 +196,5 @@ def test_server_with_ignored_sigint_stops_on_sigint(run_dir: Path, tmp_path: Pat
     with server_process(run_dir, tmp_path, *ignoring) as (process, _):
         process.send_signal(signal.SIGINT)
         said, _ = process.communicate(timeout=60)
-        assert process.returncode == 130
+        assert process.returncode == 0
     assert "the server stops: " in said

@@ -282,6 +282,24 @@ def test_standing_without_tick_or_answer_gives_no_tick_advice(
     assert ("no answer; last known state" in line(overdue)) == ("silent" in options)
 
 
+@pytest.mark.parametrize("established", [0, 0b10])
+def test_overdue_epoch_of_last_member_names_its_wallet(established: int) -> None:
+    """If no established member waits, the next epoch would wait for the last member again."""
+    seats = {
+        0: builders.seat(0, tier=0),
+        1: builders.seat(1, state=MemberState.WITHDRAWN, pending=True),
+    }
+    away = builders.members(seats, established=established)
+    overdue = at(RunState.COOLDOWN, now=BEGAN + 90 + 15, members_=away, step=4, start_step=1)
+    text = overdue.waits[-1]
+    assert text.startswith(f"wallet {'1' * 32}, the last member of epoch 0: 3 steps of training")
+    assert "until 1970-01-02 00:18 UTC" in text
+    tick = "aftermath-solana tick --run-id test"
+    assert text.endswith(tick if established else "set-paused --run-id test resume")
+    assert tick in text
+    assert (", then aftermath-solana rewind --run-id test --to-step 0" in text) == (not established)
+
+
 def test_status_names_pending_pause() -> None:
     assert (
         "after which the owner's pause begins"

@@ -207,7 +207,7 @@ def test_stall_of_all_members_drops_nobody(tmp_path: Path) -> None:
         sim_members = [sim.add(tier) for tier in (0, 1, 2, 2)]
         idle = sim_members[3].member
         assert idle is not None
-        idle._weight = 1
+        idle._joining.weight = 1
         for height in range(1, 12):
             await sim.until_round(height)
             await asyncio.sleep(0.1)

@@ -128,6 +128,8 @@ def test_run_waits_for_dead_level_holders(tmp_path: Path) -> None:
         sim.add(1)
         sim.start(sim_members[1])
         start = sim.run.step
+        await asyncio.sleep(100)
+        await sim.tick_to_end_of_epoch()
         await asyncio.sleep(500)
         assert (sim.run.step, sim.run.state) == (start, RunState.WAITING_FOR_MEMBERS)
         sim.start(sim_members[0])

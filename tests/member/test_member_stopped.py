@@ -130,7 +130,7 @@ def test_run_continued_without_saved_steps_is_reported(tmp_path: Path) -> None:
         await sim.until_round(2)
         await sim.stop(sim_member)
         other = sim.add(0)
-        await sim.until(lambda run: run.epoch == 1)
+        await sim.tick_to_end_of_epoch()
         sim.start(sim_member)
         await sim.until_finished()
         assert other.saw("finished")

@@ -138,6 +138,38 @@ def test_first_returner_after_a_day_leaves_time_for_others(world: World) -> None
     assert (run.run.model_source, run.run.levels_lost) == (ModelSource.PEERS, 0)
 
 
+def test_member_that_came_and_went_leaves_time_for_others(world: World) -> None:
+    """It restarted the time for latecomers after the first day, hours before the others return."""
+    run = founded(world, THREE)
+    join(run, dict.fromkeys(NEWCOMERS, 0))
+    world.advance(HOLDERS_WAIT + HALF_DAY)
+    run.join(1, tier=1).ok()
+    run.by(1, "leave_run").ok()
+    world.advance(HALF_DAY // 2)
+    run.join(2, tier=2).ok()
+    wait = run.run.config.waiting_for_members_extra_time + run.run.config.warmup_time
+    assert next_deadline(run.run, run.members, run.model) == world.now + wait
+    run.tick(20).refused("NothingToTick")
+    join(run, {0: 0, 1: 1})
+    world.advance(6)
+    run.tick(20).ok()
+    assert (run.run.model_source, run.run.levels_lost) == (ModelSource.PEERS, 0)
+
+
+def test_member_that_comes_again_adds_no_time_after_a_day(world: World) -> None:
+    run = founded(world, THREE)
+    join(run, dict.fromkeys(NEWCOMERS, 0))
+    world.advance(HOLDERS_WAIT + HALF_DAY)
+    run.join(2, tier=2).ok()
+    wait = run.run.config.waiting_for_members_extra_time + run.run.config.warmup_time
+    deadline = world.now + wait
+    for _ in range(2):
+        run.by(2, "leave_run").ok()
+        world.advance(10)
+        run.join(2, tier=2).ok()
+        assert next_deadline(run.run, run.members, run.model) == deadline
+
+
 def test_established_member_takes_over_claim_of_newcomers(world: World) -> None:
     """It loaded the model from finishers that are not established, and no step followed."""
     run = founded(world, {0: 0}, init_min_clients=1, min_clients=1, witness_nodes=0)

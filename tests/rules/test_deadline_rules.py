@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from aftermath.rules import bitmap, deadlines
+from aftermath.rules.members import Members
+from aftermath.rules.model import Model
 from aftermath.rules.state import MemberState, ModelSource, RunState
-from rules.builders import config, header, members, run, seat
+from rules.builders import config, header, members, model, run, seat
 
 TIMES = config(
     warmup_time=60,
@@ -184,6 +187,61 @@ def test_waiting_members_may_tick_epoch_to_start() -> None:
         {3: seat(3, state=MemberState.IDLE, pending=True), 4: seat(4, state=MemberState.IDLE)}
     )
     assert deadlines.tick_order(run(RunState.WAITING_FOR_MEMBERS), table) == [3]
+
+
+_EPOCH = {"step": 5, "start_step": 4, "state_started_at": 1000, "config": TIMES}
+_LAST = {2: seat(2, tier=1), 3: seat(3, state=MemberState.WITHDRAWN, pending=True)}
+
+
+@pytest.mark.parametrize(
+    ("state", "wait"),
+    [(RunState.ROUND_TRAIN, 30), (RunState.ROUND_WITNESS, 2), (RunState.COOLDOWN, 20)],
+)
+def test_last_member_of_epoch_is_waited_for_a_day(state: RunState, wait: int) -> None:
+    """The draw of a seed, which is due earlier, does not end the epoch."""
+    slow = replace(TIMES, max_round_train_time=300) if state is RunState.ROUND_TRAIN else TIMES
+    waits = run(state, **_EPOCH | {"config": slow, "seed_slot": 8})
+    due = 1300 if state is RunState.ROUND_TRAIN else 1000 + wait
+    table = members(_LAST)
+    assert deadlines.last_member(waits, table, model()) == 2
+    ends = deadlines.last_member_wait_ends(waits, table, model())
+    assert ends == due + deadlines.HOLDERS_WAIT
+
+
+@pytest.mark.parametrize(
+    ("changes", "table", "model_"),
+    [
+        ({"state": RunState.WARMUP}, members(_LAST), model()),
+        ({"state": RunState.WAITING_FOR_MEMBERS}, members(_LAST), model()),
+        ({"start_step": 5}, members(_LAST), model()),
+        ({}, members(_LAST), model(checkpoint_step=5)),
+        ({}, members(_LAST | {4: seat(4)}), model()),
+        ({}, members({3: seat(3, state=MemberState.WITHDRAWN)}), model()),
+        ({}, members(_LAST, proven=0b1000), model()),
+    ],
+    ids=[
+        "warm-up",
+        "between epochs",
+        "no step",
+        "saved",
+        "another member",
+        "no member",
+        "unproven newcomer",
+    ],
+)
+def test_epoch_without_steps_to_save_waits_for_nobody(
+    changes: dict[str, Any], table: Members, model_: Model
+) -> None:
+    waits = replace(run(RunState.COOLDOWN, **_EPOCH), **changes)
+    assert deadlines.last_member(waits, table, model_) is None
+    assert deadlines.last_member_wait_ends(waits, table, model_) is None
+
+
+def test_last_member_that_is_judge_is_waited_for() -> None:
+    """It may attest although it delivered nothing in this epoch."""
+    waits = run(RunState.COOLDOWN, **_EPOCH)
+    table = members(_LAST, proven=0, judges=0b100)
+    assert deadlines.last_member(waits, table, model()) == 2
 
 
 def test_tick_fee_is_shared_over_time() -> None:

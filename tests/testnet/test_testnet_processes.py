@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from aftermath.testnet.chain import SOLANA
 from aftermath.testnet.processes import (
     Process,
     ProcessError,
@@ -113,3 +114,12 @@ def test_failed_command_error_has_its_last_output(tmp_path: Path) -> None:
     never = Process("never", python("print('and away')"), tmp_path / "never", os.environ)
     with pytest.raises(ProcessError, match="and away"):
         wait_for("it", lambda: False, 20, never)
+
+
+@pytest.mark.parametrize("module", ["aftermath", "aftermath.server"])
+def test_child_ignores_modules_in_working_directory(tmp_path: Path, module: str) -> None:
+    """A user's `copy.py` must not replace Python's."""
+    (tmp_path / "copy.py").write_text("raise SystemExit('this is not the standard module')")
+    assert SOLANA[-1] == "aftermath"
+    line = [*SOLANA[:-1], module, "--help"]
+    subprocess.run(line, cwd=tmp_path, check=True, capture_output=True)

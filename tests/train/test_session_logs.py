@@ -160,3 +160,14 @@ def test_leaving_member_reports_whether_run_knows(tmp_path: Path, reachable: boo
     play(tmp_path, story)
     not_told = "cannot tell the chain that this member leaves; the others will drop it"
     assert said == (["left"] if reachable else [not_told])
+
+
+def test_warning_repeats_options_of_running_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with contextlib.ExitStack() as stack:
+        settings = TrainSettings(run_id="demo", logs="json")
+        events = session.events_of(settings, stack, lambda text: f"{text} --rpc here")
+        events.emit(sample_event("warning", message="run aftermath-solana tick --run-id demo"))
+        events.emit(sample_event("error", message="no"))
+    first, second = map(json.loads, capsys.readouterr().out.splitlines())
+    assert first["message"] == "run aftermath-solana tick --run-id demo --rpc here"
+    assert second["message"] == "no"

@@ -191,7 +191,8 @@ def _summary(
     file = shlex.quote(str(out))
     run = shlex.quote(_suggested_run_id(out))
     server = [making(out)] if files_path else []
-    server.append(f"aftermath-centralized server run --run-id {run} --state {file}")
+    host = f"aftermath-centralized server run --run-id {run} --state {file}"
+    server.append(f"{host} -s 20000 --save-state-dir runs/server")
     data = {
         "file": str(out),
         "files": str(files_path) if files_path else None,

@@ -21,6 +21,7 @@ from aftermath.rules.contents import unsaved_steps
 
 if TYPE_CHECKING:
     from aftermath.events.status import RunStatus
+    from aftermath.rules.members import Members
     from aftermath.rules.model import Model
     from aftermath.rules.run import Run
 
@@ -115,8 +116,10 @@ async def tick(
 ) -> Result:
     """Advance a run whose deadline has passed.
 
-    Members tick by themselves, so this helps only a run without active members. A tick that changes
-    nothing costs nothing. The command ends, and says what the run waits for, if no deadline runs.
+    Members tick by themselves, so this helps only a run without active members. It also ends the
+    wait for the absent last member of an epoch, and warns that this loses the member's steps. A
+    tick that changes nothing costs nothing. The command ends, and says what the run waits for, if
+    no deadline runs.
     """
     import asyncio
 
@@ -130,7 +133,10 @@ async def tick(
     signatures: list[str] = []
     announced = False
     async with sign_in(options) as chain:
-        await chain.coordinator.run(run_id)  # says so if there is no such run
+        # raises if there is no such run
+        run, model, members = await chain.coordinator.snapshot(run_id, any_spec=True)
+        if lost := steps_lost_by_ticks(run, model, members):
+            note(f"warning: {lost}")
         follower = RunFollower(chain.coordinator, run_id)
         if count is None:
             note(f"ticking run {run_id} every {ms_interval} ms until Ctrl-C")
@@ -168,6 +174,23 @@ async def tick(
     if count is not None and tried < count:
         text += f"; stopped after {tried} of {count} ticks"
     return Result(data, text)
+
+
+def steps_lost_by_ticks(run: Run, model: Model, members: Members) -> str:
+    """Return which trained steps are lost if ticks end the epoch, or an empty string."""
+    from solders.pubkey import Pubkey
+
+    from aftermath.rules.deadlines import last_member
+
+    seat = last_member(run, members, model)
+    if seat is None:
+        return ""
+    wallet = Pubkey.from_bytes(members.seats[seat].signer)
+    lost = counted(unsaved_steps(run, model), "step of training is", "steps of training are")
+    return (
+        f"if wallet {wallet}, the last member of epoch {run.epoch}, is away, ticks end the epoch and "
+        f"{lost} lost"
+    )
 
 
 def waiting_text(status: RunStatus) -> str:

@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any, NoReturn, get_type_hints
 
 import typer
@@ -35,6 +36,7 @@ from aftermath.cli.options import (
     RunOwner,
     SigningOptions,
 )
+from aftermath.cli.present import completed_text
 from aftermath.p2p.relay import relay_named
 from aftermath.replica.pass_size import AUTO
 from aftermath.train.settings import TrainSettings
@@ -171,7 +173,7 @@ def train(
         raise run_in_loop(dry_run_join(settings))
     from aftermath.train.session import run_member
 
-    take_part(settings, run_member, as_json=json_output)
+    take_part(settings, partial(run_member, complete=completed_text), as_json=json_output)
 
 
 def take_part(

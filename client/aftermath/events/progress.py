@@ -1,21 +1,27 @@
 """A run's progress and a member's current phase, in a few words: "step 40 of 120, 2 min left".
 
 Everything comes from the chain, so all members show the same. The pace is that of the last steps,
-including the pauses between epochs, because they recur. `holder_wait` names the member that a run
-waits for.
+including the pauses between epochs, because they recur. `holder_wait` and `last_member_wait` name
+the member that a run waits for.
 """
 
 from __future__ import annotations
 
 import shlex
 from collections import deque
+from datetime import UTC, datetime
 
 import msgspec
 
 from aftermath.base.text import counted
 from aftermath.events import event_types
 from aftermath.rules.contents import unsaved_steps
-from aftermath.rules.deadlines import waits_a_day, waits_for_holder
+from aftermath.rules.deadlines import (
+    last_member,
+    last_member_wait_ends,
+    waits_a_day,
+    waits_for_holder,
+)
 from aftermath.rules.members import Members
 from aftermath.rules.model import Model
 from aftermath.rules.run import Run, steps_before
@@ -163,4 +169,31 @@ def holder_wait(run: Run, members: Members, model: Model, *, has_commands: bool)
         f"{holder}; {how}, the owner runs aftermath-solana set-paused "
         f"--run-id {run_id} pause, then aftermath-solana rewind --run-id {run_id} --to-step {step}, then "
         f"aftermath-solana set-paused --run-id {run_id} resume"
+    )
+
+
+def last_member_wait(run: Run, members: Members, model: Model) -> str | None:
+    """Return for which last member of an epoch others wait, or None if they wait for none."""
+    from solders.pubkey import Pubkey  # only here: a help page does not wait for it
+
+    seat = last_member(run, members, model)
+    ends = last_member_wait_ends(run, members, model)
+    if seat is None or ends is None:
+        return None
+    wallet = Pubkey.from_bytes(members.seats[seat].signer)
+    lost = counted(unsaved_steps(run, model), "step of training is", "steps of training are")
+    run_id = shlex.quote(run.run_id)
+    how = f"To end the epoch now and lose them, run aftermath-solana tick --run-id {run_id}"
+    if not members.established & members.pending:  # else the next epoch would wait for it again
+        step = steps_before(model.checkpoint_step)
+        how = (
+            "To continue from the checkpoint now, the owner runs "
+            f"aftermath-solana set-paused --run-id {run_id} pause, then aftermath-solana tick "
+            f"--run-id {run_id}, then aftermath-solana rewind --run-id {run_id} --to-step {step}, "
+            f"then aftermath-solana set-paused --run-id {run_id} resume"
+        )
+    return (
+        f"wallet {wallet}, the last member of epoch {run.epoch}: {lost} lost if the epoch ends "
+        "without it. Start that member again. Other members wait for it until "
+        f"{datetime.fromtimestamp(ends, UTC):%Y-%m-%d %H:%M} UTC. {how}"
     )

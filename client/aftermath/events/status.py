@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from aftermath.base.text import counted
 from aftermath.events.printable import printable
-from aftermath.events.progress import holder_wait, in_words, span
+from aftermath.events.progress import holder_wait, in_words, last_member_wait, span
 from aftermath.rules import bitmap, committee
 from aftermath.rules.contents import unsaved_steps
 from aftermath.rules.deadlines import next_deadline
@@ -257,8 +257,16 @@ def _waits(
         yield "the end of this epoch, after which the owner's pause begins"
     # without an answer it is unknown whether the run is overdue, and no tick would arrive
     if _is_overdue(deadline) and not silent:
-        command = f": aftermath-solana tick --run-id {shlex.quote(run.run_id)}"
-        yield (f"a tick to advance it{command}" if has_tick else "a connected member to advance it")
+        yield _waits_for_tick(run, model, members, has_tick=has_tick)
+
+
+def _waits_for_tick(run: Run, model: Model, members: Members, *, has_tick: bool) -> str:
+    """Return who must advance a run whose deadline has passed."""
+    if not has_tick:
+        return "a connected member to advance it"
+    if last := last_member_wait(run, members, model):
+        return last
+    return f"a tick to advance it: aftermath-solana tick --run-id {shlex.quote(run.run_id)}"
 
 
 def _waits_for_members(run: Run, members: Members) -> Iterator[str]:

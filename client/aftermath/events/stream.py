@@ -52,9 +52,16 @@ class Events:
     even if standard error fails too. Often both are the same file.
     """
 
-    def __init__(self, clock: Callable[[], float], sinks: Sequence[Sink]) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        sinks: Sequence[Sink],
+        complete: Callable[[str], str] = str,
+    ) -> None:
+        """`complete` adds the options of this process to the commands in a warning."""
         self._clock = clock
         self._sinks = list(sinks)
+        self._complete = complete
 
     @property
     def looked_at(self) -> bool:
@@ -72,6 +79,8 @@ class Events:
     def emit(self, event: Event) -> None:
         """Send one event, stamped with the current time."""
         event = msgspec.structs.replace(event, t=round(self._clock(), 4))
+        if isinstance(event, Warning):
+            event = msgspec.structs.replace(event, message=self._complete(event.message))
         for sink in tuple(self._sinks):
             try:
                 sink(event)

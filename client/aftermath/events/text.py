@@ -146,7 +146,7 @@ def _speed_fields(event: event_types.SpeedMeasured, _: Fields) -> Fields:
 
 def _stopped_fields(event: event_types.Stopped, _: Fields) -> Fields:
     if event.continues:
-        how = "start the same command again before another member starts"
+        how = "start the same command again within 24 hours"
         return {"use": f"{how}, and the run continues from it"}
     return {"use": "this is only a copy; the run does not continue from it"}
 

@@ -5,6 +5,8 @@ If writing the checkpoint fails, for example on a full disk, it is retried until
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from aftermath.base.concurrency import Worker, first_of
 from aftermath.base.rate_limit import Backoff
 from aftermath.events import event_types
@@ -37,7 +39,9 @@ class Cooldown:
         checkpoints: CheckpointWriter,
         private: PrivateState,
         seat: int,
+        attested: Callable[[], None],
     ) -> None:
+        """`attested`: called when the member has nothing more to attest."""
         self._ports = ports
         self._role = role
         self._compute = compute
@@ -46,6 +50,7 @@ class Cooldown:
         self._checkpoints = checkpoints
         self._private = private
         self._seat = seat
+        self._attested = attested
 
     async def live(self, run: Run) -> None:
         """Run the cooldown of the epoch that `run` ended. Return when the chain has left it."""
@@ -58,6 +63,7 @@ class Cooldown:
             )
         )
         await self._attest(run, hashes)
+        self._attested()
         replica = self._replica
         shared = self._role.schema.shared
         tier = self._role.tier

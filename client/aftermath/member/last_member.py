@@ -103,6 +103,8 @@ class LastMember:
         self.stays = False
         """Whether the member keeps its seat after its process ends."""
         self._resumed: UnsavedWork | None = None
+        self.will_attest = False
+        """Whether the member is about to attest the saved model of an epoch that it resumed."""
         self._gone_back: tuple[int, int] | None = None
         """The checkpoint step that the epoch began from, and how many later steps were lost.
 
@@ -334,6 +336,7 @@ class LastMember:
         again. Raises Desync if the model is damaged, or not the one that the epoch ended with.
         """
         self._resumed = unfinished
+        self.will_attest = True
         checkpoint = Checkpoint(CheckpointKind.LOCAL, unfinished.directory, "")
         try:
             weights = await self._workers.compute(lambda: self._origin.durable(checkpoint))
@@ -372,6 +375,11 @@ class LastMember:
         assert self._checkpoints.directory is not None, "the mark was read there"
         mark_path(self._checkpoints.directory, self._ports.feed.run).unlink(missing_ok=True)
         self._resumed = None
+        self.will_attest = False
+
+    def attested(self) -> None:
+        """Record that the member has attested the model, or that the coordinator refused it."""
+        self.will_attest = False
 
     def _report_wait(self) -> None:
         """Report that this member waits for the end of an epoch that makes no more steps."""

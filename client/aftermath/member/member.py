@@ -7,12 +7,10 @@ fatal. A member that falls out of an epoch reports that on chain and joins the n
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable
 
 from aftermath.base.concurrency import cancel, first_of
 from aftermath.base.errors import AftermathError
-from aftermath.coordinator.errors import Refused, Unavailable
 from aftermath.coordinator.ports import Coordinator, View
 from aftermath.data.source import Source
 from aftermath.events import event_types
@@ -20,6 +18,7 @@ from aftermath.member.announced_results import Results
 from aftermath.member.checkpoint_writer import Archive, CheckpointWriter
 from aftermath.member.cooldown import Cooldown
 from aftermath.member.gossip import GossipListener
+from aftermath.member.joining import Joining
 from aftermath.member.last_member import LastMember, UnsavedWork
 from aftermath.member.local_options import LocalOptions
 from aftermath.member.ports import Desync, Ports, Role, Workers
@@ -30,7 +29,6 @@ from aftermath.member.rounds.collect import LINGER
 from aftermath.member.rounds.epoch import CarriedOver, Divergence, EpochStart
 from aftermath.member.rounds.rounds import Rounds
 from aftermath.member.saved_results import GradientFiles
-from aftermath.member.seat_requests import MembershipRequests
 from aftermath.member.signed_results import SignedResults
 from aftermath.member.stake import ModelLost, Stake, find_loss
 from aftermath.member.state_roots import OwnState
@@ -41,12 +39,8 @@ from aftermath.replica.model_sharing import ModelShare, snapshot
 from aftermath.replica.origin import Origin
 from aftermath.replica.replica import Replica
 from aftermath.rules import bitmap, contents
-from aftermath.rules.members import Members, Seat
 from aftermath.rules.run import Run
 from aftermath.rules.state import MemberState, RunState
-
-_WEIGHT_DRIFT = 1.25  # correct a declared throughput that is off by more than this factor
-_LOOK_AGAIN = 1.0
 
 
 class Member:
@@ -80,7 +74,6 @@ class Member:
         self._private = PrivateState(
             ports, role, workers, self._own_state, local_options.optimizer_state_dir
         )
-        self._weight = weight
         self._share = ModelShare(ports.transport)
         signed = SignedResults(local_options.signed_dir, ports.transport.node_id)
         self._results = Results(ports, role, workers.decode, signed, local_options.downloads)
@@ -95,7 +88,7 @@ class Member:
             divergence=Divergence(),
         )
         self._readiness = Readiness()
-        self._membership = MembershipRequests(ports, role)
+        self._joining = Joining(ports, role, self._first, weight)
         self._gossip = GossipListener(ports, role, self._readiness, self._results)
         self._status_events = StatusEvents(ports.events)
         self._last = LastMember(
@@ -108,8 +101,6 @@ class Member:
         self._ended_run: Run | None = (
             None  # the newest epoch that this member completed, as it ended
         )
-        self._joined_stateless = False  # whether it has joined without a replica since its last one
-        self.seat: int | None = None
 
     async def live(self) -> None:
         """Take part until the run is finished. Cancel it to stop earlier (see `leave`)."""
@@ -140,6 +131,8 @@ class Member:
                     self._ports.feed,
                     self._ports.clock,
                     self._ports.stall_detector,
+                    report_wait=self._status_events.last_member_wait,
+                    will_attest=lambda: self._last.will_attest,
                 ).run(),
                 self._reveals.live(),
                 self._gossip.listen(),
@@ -155,6 +148,11 @@ class Member:
     def coordinator(self) -> Coordinator:
         """Return the coordinator of the run."""
         return self._ports.coordinator
+
+    @property
+    def seat(self) -> int | None:
+        """Return this member's seat, or None."""
+        return self._joining.seat
 
     def stake(self) -> Stake | None:
         """Return what would be lost if this member left now, or None."""
@@ -200,9 +198,7 @@ class Member:
         """
         if self._last.stays:
             return
-        if (
-            self.seat is not None or self._membership.has_sent_join
-        ) and await self._membership.leave():
+        if (self.seat is not None or self._joining.has_sent_join) and await self._joining.leave():
             self._ports.events.emit(
                 event_types.Left(finished=self._ports.feed.run.state is RunState.FINISHED)
             )
@@ -241,15 +237,20 @@ class Member:
                     await self._keep_copy()
                     self._forget_replica()
                     if isinstance(reason, NoModel):
-                        await self._make_room()
-                    await self._join(self._ports.feed.run)
+                        await self._joining.make_room()
+                    await self._joining.join(self._ports.feed.run, has_replica=False)
             else:
                 self._status_events.halt(run)
                 self._status_events.unreadable(run, view.model)
                 if self.seat is not None and members.seats[self.seat].pending:
                     has_commands = self._ports.coordinator.has_tick
                     self._status_events.holder_wait(view, has_commands=has_commands)
-                await self._join_if_needed(run, members)
+                await self._joining.join_if_needed(
+                    run,
+                    members,
+                    has_replica=self._replica is not None,
+                    leave_epoch=self._forget_replica,
+                )
                 if (
                     self.seat is not None
                     and self._replica is None
@@ -296,21 +297,20 @@ class Member:
         """
         run = view.run
         members = view.members
-        self.seat = members.find(self._ports.coordinator.wallet)
-        if self.seat is None or not bitmap.contains(run.current.roster, self.seat):
+        me = self._joining.find_seat(members)
+        if me is None or self.seat is None or not bitmap.contains(run.current.roster, self.seat):
             return False
-        me = members.seats[self.seat]
         early = run.state.training and run.current.height <= 1 and self._replica is not None
         return (
             (run.state is RunState.WARMUP or early)
             and me.state is MemberState.HEALTHY
-            and self._known_as_is(me)
+            and self._joining.is_current(me)
         )
 
     async def _watched_epoch(self, view: View) -> None:
         """Live through one epoch. Warn if another process signs up with this wallet meanwhile."""
         assert self.seat is not None
-        watching = asyncio.ensure_future(self._membership.watch_for_second_process(self.seat))
+        watching = asyncio.ensure_future(self._joining.watch_for_second_process(self.seat))
         try:
             await self._epoch(view)
         finally:
@@ -340,7 +340,7 @@ class Member:
         self._replica = replica = await warm.obtain(self._take_replica())
         self._start_step = run.trained_steps
         self._last.begins(run, model)
-        self._joined_stateless = False
+        self._joining.has_model()
         await self._offer_durable(view, replica, own_replica=warm.used_own_replica)
         if run.cold_start or not warm.used_own_replica:
             self._own_state.begin(None)
@@ -349,14 +349,16 @@ class Member:
         elif not warm.used_own_replica:
             await self._private.restore(replica, run.epoch)
         await announce_ready(self._ports, self._role, self._readiness, run, self.seat)
-        start = EpochStart(run, model, replica, self.seat, self._weight)
+        start = EpochStart(run, model, replica, self.seat, self._joining.weight)
         rounds = self._rounds = Rounds(
             self._ports, self._role, self._workers, self._options, self._carried, start
         )
         try:
             ended_run = await rounds.live()
         finally:
-            self._weight = rounds.time.weight  # even if this member fell out because it was slow
+            self._joining.weight = (
+                rounds.time.weight
+            )  # even if this member fell out because it was slow
         if ended_run is not None:
             await self._cool_down(ended_run, replica)
 
@@ -382,10 +384,13 @@ class Member:
 
     async def _resume(self, unfinished: UnsavedWork, view: View) -> None:
         """End the epoch in which this member was stopped as the last one. Raises Desync."""
-        self.seat = view.members.find(self._ports.coordinator.wallet)
-        me = None if self.seat is None else view.members.seats[self.seat]
+        me = self._joining.find_seat(view.members)
         try:
-            if me is None or me.state is not MemberState.HEALTHY or not self._known_as_is(me):
+            if (
+                me is None
+                or me.state is not MemberState.HEALTHY
+                or not self._joining.is_current(me)
+            ):
                 raise Desync("this member no longer has its seat in the unfinished epoch")
             self._replica, ended_run = await self._last.resume(unfinished)
             self._start_step = unfinished.step
@@ -398,10 +403,10 @@ class Member:
     async def _cool_down(self, ended_run: Run, replica: Replica) -> None:
         """Join the next epoch, then attest and save the model of this one."""
         assert self.seat is not None
-        self._membership.completed()
+        self._joining.completed()
         self._ended_run = ended_run
         if not ended_run.pending_pause and ended_run.trained_steps < ended_run.config.total_steps:
-            await self._join(ended_run)
+            await self._joining.join(ended_run, has_replica=True)
         cooldown = Cooldown(
             self._ports,
             self._role,
@@ -411,6 +416,7 @@ class Member:
             checkpoints=self._checkpoints,
             private=self._private,
             seat=self.seat,
+            attested=self._last.attested,
         )
         await cooldown.live(ended_run)
 
@@ -429,64 +435,3 @@ class Member:
         self._replica = None
         self._own_state.begin(None)
         self._share.withdraw()
-
-    # --- joining ----------------------------------------------------------------------------------
-
-    async def _join_if_needed(self, run: Run, members: Members) -> None:
-        """Join the next epoch, unless the chain already has this member's current declaration."""
-        if run.state.halted:
-            self._membership.halted()
-            return
-        me = members.seats[self.seat] if self.seat is not None else None
-        between = run.state is RunState.WAITING_FOR_MEMBERS
-        in_epoch = me is not None and me.state is MemberState.HEALTHY
-        if me is not None and me.pending and not in_epoch and not (between and self._outdated(me)):
-            return
-        if in_epoch and between:
-            return  # the run's state is outdated: the view of a new epoch is about to arrive
-        if not await self._membership.turn(run) or (await self._newest()).seq != run.seq:
-            return  # the run has changed since the decision
-        if in_epoch:
-            self._forget_replica()  # the epoch runs without us, and the others wait until we rejoin
-        # A queued member only corrects its declaration. If it declared itself stateless again, it
-        # would lose an epoch that has begun meanwhile.
-        await self._join(run, corrects=me is not None and me.pending and not in_epoch)
-
-    async def _make_room(self) -> None:
-        """Leave the running epoch at once, because the next chance to join may be far away."""
-        with contextlib.suppress(Unavailable, Refused):
-            await self._membership.leave()
-
-    async def _newest(self) -> Run:
-        """Read the run from the chain. Retry until a node answers."""
-        while True:
-            try:
-                return (await self._ports.coordinator.view(fresh=True)).run
-            except Unavailable:
-                await self._ports.clock.sleep(_LOOK_AGAIN)
-
-    def _known_as_is(self, me: Seat) -> bool:
-        return (me.p2p, me.tier) == (self._ports.transport.node_id, self._role.tier)
-
-    def _outdated(self, me: Seat) -> bool:
-        """Return whether to declare again. A declaration takes effect between epochs."""
-        drift = max(me.declared, self._weight) / max(1, min(me.declared, self._weight))
-        return not self._known_as_is(me) or drift > _WEIGHT_DRIFT
-
-    async def _join(self, run: Run, *, corrects: bool = False) -> None:
-        """Join on chain; a member without a replica joins as stateless. Raises final refusals."""
-        now = self._ports.feed.view
-        if not now.run.halted:  # a halted run may change again
-            require_unchanged(self._first, now.model)
-        stateless = self._replica is None and not (corrects and self._joined_stateless)
-        if not await self._membership.join(self._weight, stateless=stateless):
-            return
-        self._joined_stateless |= stateless
-        self.seat = (await self._ports.feed.renew(self._ports.coordinator)).members.find(
-            self._ports.coordinator.wallet
-        )
-        self._ports.events.emit(
-            event_types.Joined(
-                seat=self.seat, tier=self._role.tier, weight=self._weight, epoch=run.epoch
-            )
-        )

@@ -23,7 +23,7 @@ _OUT_OF_EPOCH = (MemberState.RESTARTED, MemberState.WITHDRAWN)
 _SUSPICIOUS = 4.0  # seconds of pause from which on the user is warned
 
 
-class MembershipRequests:
+class SeatRequests:
     """Sends one member's joins and leaves."""
 
     def __init__(self, ports: Ports, role: Role) -> None:

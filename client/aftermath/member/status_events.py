@@ -9,7 +9,7 @@ from aftermath.base.errors import AftermathError
 from aftermath.base.text import counted
 from aftermath.coordinator.ports import View
 from aftermath.events import event_types
-from aftermath.events.progress import holder_wait
+from aftermath.events.progress import holder_wait, last_member_wait
 from aftermath.events.status import lost_with_members
 from aftermath.events.stream import Events
 from aftermath.model.saved_checkpoints import (
@@ -55,6 +55,7 @@ class StatusEvents:
         self._halted_by: str | None = None
         self._spec_error = ""
         self._holder_wait: str | None = None
+        self._last_member_wait: tuple[int, int] | None = None
 
     def state(self, run: Run) -> None:
         """Report a new state. ROUND_WITNESS counts as ROUND_TRAIN, to save events."""
@@ -175,6 +176,16 @@ class StatusEvents:
             message = f"the run waits for {why}"
             self._events.emit(event_types.Warning(message=message, until="state"))
         self._holder_wait = why
+
+    def last_member_wait(self, view: View) -> None:
+        """Warn once per epoch that it waits for its last member, which is absent."""
+        run = view.run
+        epoch = (run.epoch, run.epoch_started_at)
+        why = last_member_wait(run, view.members, view.model)
+        if why is not None and epoch != self._last_member_wait:
+            message = f"the run waits for {why}"
+            self._events.emit(event_types.Warning(message=message, until="state"))
+            self._last_member_wait = epoch
 
     def halt(self, run: Run) -> None:
         """Report once that the run waits for its owner."""

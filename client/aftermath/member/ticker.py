@@ -7,13 +7,21 @@ every tick. That saves the fee if another member was first, and detects an outag
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 from aftermath.base.concurrency import first_of
 from aftermath.coordinator.errors import Refused, Unavailable
-from aftermath.coordinator.ports import Clock, Coordinator
+from aftermath.coordinator.ports import Clock, Coordinator, View
 from aftermath.member.feed import RunFeed
 from aftermath.member.stall_detector import StallDetector
-from aftermath.rules.deadlines import next_deadline, tick_delay, tick_order
+from aftermath.rules.deadlines import (
+    HOLDERS_WAIT,
+    last_member,
+    last_member_wait_ends,
+    next_deadline,
+    tick_delay,
+    tick_order,
+)
 from aftermath.rules.members import Members
 from aftermath.rules.run import Run
 from aftermath.rules.state import RunState
@@ -25,14 +33,27 @@ _ALLOWANCES = 3  # extensions per state; without a limit, a slow node could stal
 # Seconds. The shortest grace is longer than any pause of `persist`.
 _LEAST_GRACE = 6.0
 _MOST_GRACE = 60.0
+_REPORT_WAIT_AFTER = 10.0  # seconds; a present last member ticks sooner
 
 
 class Ticker:
     """Ticks the run for one member."""
 
     def __init__(
-        self, coordinator: Coordinator, feed: RunFeed, clock: Clock, stall_detector: StallDetector
+        self,
+        coordinator: Coordinator,
+        feed: RunFeed,
+        clock: Clock,
+        stall_detector: StallDetector,
+        *,
+        report_wait: Callable[[View], None] = lambda view: None,
+        will_attest: Callable[[], bool] = lambda: False,
     ) -> None:
+        """`report_wait`: called when the last member of an epoch is absent after a deadline.
+
+        `will_attest`: whether this member is loading the model of an epoch in which it was stopped,
+        to attest it.
+        """
         self._coordinator = coordinator
         self._feed = feed
         self._clock = clock
@@ -45,6 +66,10 @@ class Ticker:
         self._allowed_in = -1
         self._allowances = 0
         self._state: tuple[RunState, int] | None = None
+        self._report_wait = report_wait
+        self._will_attest = will_attest
+        self._waited_in: tuple[int, int] | None = None
+        """The epoch whose last member did not come back in time."""
 
     async def run(self) -> None:
         """Tick whenever a tick is due and no other member was first, until cancelled."""
@@ -61,9 +86,37 @@ class Ticker:
             if wait <= 0:
                 wait = self._held_back()
                 self._log_grace(wait)
+                wait = max(wait, min(self._last_member_wait(view), _REPORT_WAIT_AFTER))
             await first_of(self._feed.after(run.seq), self._clock.sleep(max(wait, 0.05)))
-            if self._feed.run.seq == run.seq and self._held_back() <= 0:
+            if self._feed.run.seq != run.seq or self._held_back() > 0:
+                continue
+            if self._last_member_wait(view) <= 0:
                 await self._tick(run, deadline)
+
+    def _last_member_wait(self, view: View) -> float:
+        """Return the seconds to wait for an epoch's last member (see `last_member_wait_ends`).
+
+        0 or less if this member need not wait for it.
+        """
+        run = view.run
+        epoch = (run.epoch, run.epoch_started_at)
+        ends = last_member_wait_ends(run, view.members, view.model)
+        # Where members keep no seats, the coordinator drops an absent one.
+        if ends is None or epoch == self._waited_in or not self._coordinator.keeps_seats:
+            return 0.0
+        last = last_member(run, view.members, view.model)
+        is_own = view.members.find(self._coordinator.wallet) == last
+        if is_own and not (run.state is RunState.COOLDOWN and self._will_attest()):
+            return 0.0
+        now = self._coordinator.now()
+        late = now - (ends - HOLDERS_WAIT)
+        if late < 0:
+            return 0.0  # nothing is due yet except the draw of a seed
+        if now >= ends:
+            self._waited_in = epoch  # later states of the epoch are not waited for again
+        elif late >= _REPORT_WAIT_AFTER and not is_own:
+            self._report_wait(view)
+        return ends - now
 
     def _held_back(self) -> float:
         """Return the seconds until this member may tick, 0 or less if it may."""

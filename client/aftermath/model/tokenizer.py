@@ -43,7 +43,7 @@ class Tokenizer:
         self._companions = companions or {}
         self._turn = threading.Lock()
         self._child = subprocess.Popen(
-            [sys.executable, "-m", "aftermath.model.tokenizer_process"],
+            [sys.executable, "-P", "-m", "aftermath.model.tokenizer_process"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -121,7 +121,13 @@ def threads_of(mesh: Mesh, threads: int) -> int:
 
 
 def _start_rank(join: Join) -> subprocess.Popen[bytes]:
-    line = [sys.executable, "-m", "aftermath.parallel.worker", msgspec.json.encode(join).decode()]
+    line = [
+        sys.executable,
+        "-P",
+        "-m",
+        "aftermath.parallel.worker",
+        msgspec.json.encode(join).decode(),
+    ]
     environment = environment_without_secrets()
     return subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env=environment)
 

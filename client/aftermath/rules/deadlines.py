@@ -6,16 +6,18 @@ A seeded ranking orders the members, so one transaction usually suffices. A sile
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from aftermath.rules import bitmap, committee
-from aftermath.rules.contents import unsaved_levels
+from aftermath.rules.contents import unsaved_levels, unsaved_steps
 from aftermath.rules.members import Members
 from aftermath.rules.model import Model
 from aftermath.rules.run import Round, Run
 from aftermath.rules.state import MemberState, ModelSource, RunState
 
 HOLDERS_WAIT = 24 * 60 * 60
-"""Seconds that newcomers wait for an established member, or that established members wait for a
-trusted finisher.
+"""Seconds that newcomers wait for an established member, that established members wait for a
+trusted finisher, or that members outside an epoch wait for its last member.
 """
 _DRAWS = (RunState.WARMUP, RunState.ROUND_TRAIN, RunState.ROUND_WITNESS)
 _WARMUP_DRAW = 1
@@ -93,6 +95,42 @@ def rounds_end(run: Run, now: int) -> int:
     if round.attestations and not run.draining:  # another round begins
         end += config.max_round_train_time + config.round_witness_time
     return end
+
+
+def last_member(run: Run, members: Members, model: Model) -> int | None:
+    """Return the seat of the only member that can still attest the epoch's steps, or None.
+
+    If such an epoch ends without its attestation, these steps are lost. None for an epoch without a
+    step, and if a checkpoint has its steps. An attestation is not enough: a member that comes back
+    after the epoch joins without a model. None too if the program would refuse its attestation:
+    from a newcomer that delivered no result in the epoch.
+    """
+    healthy = members.mask(MemberState.HEALTHY)
+    has_rounds = run.state.training or run.state is RunState.COOLDOWN
+    if not has_rounds or run.step <= run.start_step or not unsaved_steps(run, model):
+        return None
+    if healthy.bit_count() != 1:
+        return None
+    return next(bitmap.seats(healthy & (members.proven | members.judges)), None)
+
+
+def last_member_wait_ends(run: Run, members: Members, model: Model) -> int | None:
+    """Return the chain time until which other members leave the epoch's end to its last member.
+
+    None if they wait for no last member. A present one ticks by itself. If another member ticked
+    while it is absent, the epoch would end without the steps that it saved.
+    """
+    if last_member(run, members, model) is None:
+        return None
+    drawn = replace(run, seed_slot=0)  # drawing a seed ends nothing, so it has no part in this wait
+    deadline = next_deadline(drawn, members, model)
+    return None if deadline is None else deadline + HOLDERS_WAIT
+
+
+def waits_for_last_member(run: Run, members: Members, model: Model, now: float) -> bool:
+    """Return whether a deadline has passed and only the epoch's last member may end the epoch."""
+    ends = last_member_wait_ends(run, members, model)
+    return ends is not None and ends - HOLDERS_WAIT <= now < ends
 
 
 def _has_quorum(round: Round) -> bool:

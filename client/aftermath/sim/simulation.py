@@ -30,7 +30,7 @@ from aftermath.chain.views import (
 )
 from aftermath.config.document import RunConfig
 from aftermath.config.spec import spec_hash
-from aftermath.coordinator.errors import CoordinatorError
+from aftermath.coordinator.errors import CoordinatorError, Refused
 from aftermath.coordinator.ports import View
 from aftermath.data.local import open_tokens
 from aftermath.events.stream import Events
@@ -162,6 +162,21 @@ class SimulatedRun:
 
     def pause(self, paused: bool) -> None:
         self._send(self.ix.set_paused(RUN_ID, paused))
+
+    async def tick_to_end_of_epoch(self) -> None:
+        """Tick as `aftermath-solana tick` does, even if members wait for the epoch's last one."""
+        epoch = self.run.epoch
+        await self._tick_while(lambda: self.run.epoch == epoch)
+
+    async def tick_until(self, state: RunState) -> None:
+        """Tick as `aftermath-solana tick` does until the run is in this state."""
+        await self._tick_while(lambda: self.run.state is not state)
+
+    async def _tick_while(self, wanted: Callable[[], bool]) -> None:
+        while wanted():
+            with contextlib.suppress(Refused):
+                self._send(self.ix.tick(RUN_ID))
+            await asyncio.sleep(1)
 
     def write_spec(self, spec: bytes, **changes: Any) -> None:
         """Replace the halted run's training spec. `changes` are further values of the model."""

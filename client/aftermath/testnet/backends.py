@@ -107,6 +107,7 @@ class Centralized:
         data = plan.chosen.path.with_name("data.toml")
         command = [
             sys.executable,
+            "-P",
             "-m",
             "aftermath.server",
             "server",
@@ -124,7 +125,7 @@ class Centralized:
 
     def client(self, client: LocalTestnetClient) -> list[str]:
         address = ["--run-id", RUN_ID, "--server-addr", f"{HERE}:{self._port}"]
-        command = [sys.executable, "-m", "aftermath.server", "client", "train", *address]
+        command = [sys.executable, "-P", "-m", "aftermath.server", "client", "train", *address]
         return [*command, "-i", str(self._plan.keys(client.name))]
 
 

@@ -36,7 +36,7 @@ class LocalNetwork:
         return [*SOLANA, *words, "--rpc", self.rpc, "--ws-rpc", self.ws_rpc]
 
 
-SOLANA = [sys.executable, "-m", "aftermath"]
+SOLANA = [sys.executable, "-P", "-m", "aftermath"]
 
 
 def start_chain(

@@ -64,11 +64,14 @@ if TYPE_CHECKING:
 
 
 def run_member(
-    settings: TrainSettings, backend: Callable[[TrainSettings], MemberBackend] = on_solana
+    settings: TrainSettings,
+    backend: Callable[[TrainSettings], MemberBackend] = on_solana,
+    complete: Callable[[str], str] = str,
 ) -> None:
     """Take part in a run until it is finished or the user stops. Raises AftermathError.
 
-    End the process afterwards: a computation may still occupy its thread.
+    `complete` adds this command's options to the commands in a warning. End the process afterwards:
+    a computation may still occupy its thread.
     """
     # Never close the runner: that waits for threads and tasks, and the process ends here anyway.
     runner = asyncio.Runner()
@@ -84,7 +87,7 @@ def run_member(
             settings = _with_tier(settings, first, admitted)
         first = backend(settings)
     with contextlib.ExitStack() as stack:
-        events = events_of(settings, stack)
+        events = events_of(settings, stack, complete)
         _emit_started(settings, first.wallet, first.pool.signs_with, events)
         _log_to(events)
         if collects_figures(settings):

@@ -22,8 +22,15 @@ from aftermath.train.settings import TrainSettings
 from aftermath.ui.terminal.screen import Screen, can_show
 
 
-def events_of(settings: TrainSettings, stack: contextlib.ExitStack) -> Events:
-    """Build the sinks of the settings. Without a terminal, lines replace the screen."""
+def events_of(
+    settings: TrainSettings,
+    stack: contextlib.ExitStack,
+    complete: Callable[[str], str] = str,
+) -> Events:
+    """Build the sinks of the settings. Without a terminal, lines replace the screen.
+
+    `complete`: see `Events`.
+    """
     console = Console(soft_wrap=not sys.stdout.isatty())  # a pipe has no width to wrap at
     sinks: list[Sink] = []
     started = time.monotonic()
@@ -43,7 +50,7 @@ def events_of(settings: TrainSettings, stack: contextlib.ExitStack) -> Events:
     if settings.metrics_port is not None:
         sinks.append(_metrics_sink(settings.metrics_port, stack))
     sinks.extend(stack.enter_context(tracking) for tracking in TrackerOptions.of(settings).sinks())
-    return Events(lambda: time.monotonic() - started, sinks)
+    return Events(lambda: time.monotonic() - started, sinks, complete)
 
 
 def collects_figures(settings: TrainSettings) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -91,8 +92,10 @@ async def server_run(
 
     The first start creates and starts the run from the state file. A later start with the same
     --save-state-dir resumes it, even after a crash. Without --save-state-dir the run is lost when
-    the server stops. Ctrl-C stops the server.
+    the server stops. Ctrl-C stops the server, which exits 0.
     """
+    import asyncio
+
     from aftermath.server.option_files import create_state_directory, load_allowlist, load_tls
     from aftermath.server.run_owner import ensure_run, owner_cluster, owner_wallet
     from aftermath.server.screen import print_ready, watch
@@ -122,7 +125,8 @@ async def server_run(
                 note(f"warning: {sentence}")
         await server.listen()
         print_ready(server)
-        await watch(server, tui == "true")
+        with contextlib.suppress(asyncio.CancelledError):  # Ctrl-C; closing may still fail
+            await watch(server, tui == "true")
     return Result({}, None)
 
 

@@ -49,15 +49,15 @@ pub fn checkpoint(ctx: &mut Context<PermissionlessModel>, params: CheckpointPara
     };
     model.checkpoint_turn = turn;
     checkpoints::replace(model, &recorded);
-    sequence::bump(&mut run.model_seq)?;
+    sequence::bump(&mut run.model_seq);
     let moment = Moment::read(&accounts.slot_hashes)?;
     let mut machine = Machine { run, model, members: &mut accounts.members, witnesses: &mut accounts.witnesses };
     machine.follow(&moment)?;
     sequence::seal(run, &accounts.members, &accounts.witnesses)
 }
 
-/// Return the sender's turn to name a checkpoint. The owner's is before all others. A member must be established or have
-/// delivered in the last epoch: idle wallets could otherwise name false places before all others.
+/// Return the sender's turn to name a checkpoint. The owner's is before all others. A member must be established or
+/// have delivered in the last epoch: idle wallets could otherwise name false places before all others.
 fn check_sender(run: &Run, members: &Members, sender: &Address) -> Result<u8> {
     if *sender == run.main_authority {
         return Ok(0);

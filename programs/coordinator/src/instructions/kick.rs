@@ -48,7 +48,7 @@ pub fn kick(ctx: &mut Context<Kick>, wallet: &Address, barred: bool) -> Result<(
     membership.barred = u8::from(barred);
     if let Some(index) = seat {
         members::kick(run, &mut accounts.members, index, barred);
-        sequence::bump(&mut run.members_seq)?;
+        sequence::bump(&mut run.members_seq);
     }
     if membership.enrolled == 0 && !barred {
         require!(*accounts.sponsor.address() == membership.sponsor, CoordinatorError::WrongSponsor);

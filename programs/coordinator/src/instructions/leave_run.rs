@@ -27,6 +27,6 @@ pub fn leave_run(ctx: &mut Context<Permissionless>, at: &Place) -> Result<()> {
         members::exit(&accounts.run, &mut accounts.members, &bitmap::only(index as u8), member_state::WITHDRAWN);
         committee::reelect(&mut accounts.run, &accounts.members);
     }
-    sequence::bump(&mut accounts.run.members_seq)?;
+    sequence::bump(&mut accounts.run.members_seq);
     accounts.finish()
 }

@@ -41,7 +41,7 @@ pub fn prove_equivocation(ctx: &mut Context<ProveEquivocation>) -> Result<()> {
     require!(member.used == 1 && *proven.key == member.p2p, CoordinatorError::SeatMismatch);
     let ejected = members::eject(run, &mut accounts.members, proven.seat);
     require!(ejected, CoordinatorError::AlreadyEjected);
-    sequence::bump(&mut run.members_seq)?;
+    sequence::bump(&mut run.members_seq);
     let moment = Moment::read(&accounts.slot_hashes)?;
     let mut machine =
         Machine { run, model: &accounts.model, members: &mut accounts.members, witnesses: &mut accounts.witnesses };

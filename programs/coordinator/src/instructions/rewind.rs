@@ -14,6 +14,6 @@ pub fn rewind(ctx: &mut Context<OwnerModel>, place: u8, step: u32) -> Result<()>
     require!(run.halted(), CoordinatorError::NotHalted);
     checkpoints::choose(&mut accounts.model, place, step)?;
     checkpoints::rewind(run, &accounts.model, &mut accounts.witnesses.backlog);
-    sequence::bump(&mut run.model_seq)?;
+    sequence::bump(&mut run.model_seq);
     sequence::seal(run, &accounts.members, &accounts.witnesses)
 }

@@ -16,7 +16,7 @@ pub fn set_paused(ctx: &mut Context<OwnerOnly>, paused: bool) -> Result<()> {
         if run.active() {
             run.pending_pause = 1;
         } else {
-            epoch::pause(run, &mut accounts.members, &mut accounts.witnesses.backlog, now()?)?;
+            epoch::pause(run, &mut accounts.members, &mut accounts.witnesses.backlog, now()?);
         }
     } else if run.active() && run.pending_pause == 1 {
         run.pending_pause = 0;

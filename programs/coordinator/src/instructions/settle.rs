@@ -34,7 +34,7 @@ pub fn settle(ctx: &mut Context<Settle>) -> Result<()> {
     let marked = membership::settle(run, &mut accounts.members, index, membership);
     membership::burn(membership, &view, accounts.incinerator.account())?;
     if marked {
-        sequence::bump(&mut run.members_seq)?;
+        sequence::bump(&mut run.members_seq);
         sequence::seal_members(run, &accounts.members)?;
     }
     Ok(())

@@ -95,7 +95,7 @@ pub fn update(ctx: &mut Context<OwnerModel>, params: &UpdateParams) -> Result<()
     }
     run.config.max_seq_len = model.max_seq_len;
     validate_config::check_cold_start(&run.config, model.cold_start_warmup_steps)?;
-    sequence::bump(&mut run.model_seq)?;
+    sequence::bump(&mut run.model_seq);
     sequence::seal(run, &ctx.accounts.members, &ctx.accounts.witnesses)
 }
 

@@ -12,6 +12,6 @@ pub fn update_client_version(ctx: &mut Context<OwnerModel>, client_version: &str
     require!(run.halted(), CoordinatorError::NotHalted);
     let stored = &mut ctx.accounts.model.client_version;
     text::copy(stored, client_version, CoordinatorError::ClientVersionTooLong)?;
-    sequence::bump(&mut run.model_seq)?;
+    sequence::bump(&mut run.model_seq);
     sequence::seal_run(run)
 }

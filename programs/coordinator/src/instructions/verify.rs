@@ -23,7 +23,7 @@ pub fn verify(ctx: &mut Context<Permissionless>, seat: u8, at: &Place, target: u
     let votes = &mut accounts.witnesses.rounds[ring];
     let convicted = verdicts::cast(run, &accounts.members, votes, &verdicts::Ballot { ring, verdict })?;
     if convicted && members::eject(&mut accounts.run, &mut accounts.members, target) {
-        sequence::bump(&mut accounts.run.members_seq)?;
+        sequence::bump(&mut accounts.run.members_seq);
     }
     accounts.finish()
 }

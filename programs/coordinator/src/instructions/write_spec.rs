@@ -14,6 +14,6 @@ pub fn write_spec(ctx: &mut Context<OwnerModel>, offset: u16, part: &[u8]) -> Re
     // The run has no spec and cannot start until `update` names the hash of the new one.
     model.spec_len = 0;
     model.spec_hash = [0; 32];
-    sequence::bump(&mut run.model_seq)?;
+    sequence::bump(&mut run.model_seq);
     sequence::seal_run(run)
 }

@@ -1,8 +1,8 @@
 //! Decide which levels all witnesses of a round fetch, even those that do not hold them.
 //!
 //! If few holders of a level are drawn as witnesses, one person may own all of them. Then every witness records a
-//! result only if it has the result's bytes of that level. Clients apply this to all levels. The program needs it only for levels
-//! without established holders, because established holders judge the others.
+//! result only if it has the result's bytes of that level. Clients apply this to all levels. The program needs it only
+//! for levels without established holders, because established holders judge the others.
 
 use super::{bitmap, committee, level_holders, levels};
 use crate::{constants::*, state::*};

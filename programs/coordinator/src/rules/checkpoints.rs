@@ -62,8 +62,8 @@ pub fn turn(run: &Run, seat: u8) -> u8 {
     order.ranks().iter().position(|one| *one == rank).map_or(LAST_TURN, |position| position as u8)
 }
 
-/// Make the checkpoint at `place` (0 = the current one, 1 to `EARLIER` = the earlier ones) the current one. It must be of
-/// `step`. The previous current one takes its place, so that the run can also go forward again.
+/// Make the checkpoint at `place` (0 = the current one, 1 to `EARLIER` = the earlier ones) the current one. It must be
+/// of `step`. The previous current one takes its place, so that the run can also go forward again.
 #[inline(never)]
 pub fn choose(model: &mut Model, place: u8, step: u32) -> Result<()> {
     let mut chosen = current(model);

@@ -327,7 +327,7 @@ impl Machine<'_> {
     /// Start the cooldown. Levels that may have changed must be attested again, including those that nobody holds any
     /// more.
     #[inline(never)]
-    pub fn start_cooldown(&mut self, moment: &Moment) -> Result<()> {
+    pub fn start_cooldown(&mut self, moment: &Moment) {
         weights::fix_attesters(self.members);
         provisional::confirm(self.run, self.members);
         let trained = super::levels::trained(self.run, self.members);
@@ -336,9 +336,8 @@ impl Machine<'_> {
         }
         self.run.levels_attested &= !trained;
         self.witnesses.cooldown = [[UNSTATED; MAX_WITNESSES]; MAX_LEVELS];
-        sequence::bump(&mut self.run.members_seq)?; // clients compute the committees from the members
+        sequence::bump(&mut self.run.members_seq); // clients compute the committees from the members
         self.enter(run_state::COOLDOWN, moment);
-        Ok(())
     }
 
     /// Attest the levels that are undisputed when the time is up, and return the mask of the unknown levels.

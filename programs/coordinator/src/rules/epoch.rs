@@ -10,7 +10,7 @@ use bytemuck::Zeroable;
 impl Machine<'_> {
     /// Start the warm-up with the `pending` members: all that wait.
     #[inline(never)]
-    pub fn start_epoch(&mut self, pending: &Bitmap, moment: &Moment) -> Result<()> {
+    pub fn start_epoch(&mut self, pending: &Bitmap, moment: &Moment) {
         let Members { seats, established, .. } = &mut *self.members;
         for (index, seat) in seats.iter_mut().take_while(|seat| seat.used == 1).enumerate() {
             let begins = seat.pending == wish::WAITS;
@@ -28,7 +28,7 @@ impl Machine<'_> {
         self.members.epoch = self.run.epoch;
         weights::begin(self.members);
         let run = &mut *self.run;
-        sequence::bump(&mut run.members_seq)?;
+        sequence::bump(&mut run.members_seq);
         level_holders::appoint(self.members, pending);
         if provisional::is_at_risk(self.members) {
             provisional::remember(run, self.members, &self.witnesses.backlog);
@@ -67,13 +67,12 @@ impl Machine<'_> {
         run.rounds = [Round::zeroed(); STORED_ROUNDS];
         run.rounds[0] = Round { seed, step, clients, elected, roster, ..Round::zeroed() };
         self.enter(run_state::WARMUP, moment);
-        Ok(())
     }
 
     /// Abandon the warm-up, because too few members are left. The remaining members must join again. If they joined
     /// automatically, every attempt would rely on a dead member as the holder of a model that nobody has.
     #[inline(never)]
-    pub fn abandon_warmup(&mut self, moment: &Moment) -> Result<()> {
+    pub fn abandon_warmup(&mut self, moment: &Moment) {
         weights::reset_newcomers(self.members);
         members::set_all_idle(self.members);
         members::remove_unwanted_finishers(self.run, self.members);
@@ -85,9 +84,8 @@ impl Machine<'_> {
         if has_unproven_claims(run, self.members) {
             run.finishers = [0; 32];
         }
-        sequence::bump(&mut run.members_seq)?;
+        sequence::bump(&mut run.members_seq);
         self.enter(run_state::WAITING_FOR_MEMBERS, moment);
-        Ok(())
     }
 
     /// Pay the members, record who holds the model, and return all members to idle. `unknown` is the mask of the levels
@@ -102,7 +100,7 @@ impl Machine<'_> {
             weights::end(self.members);
         }
         self.pay(bitmap::count(&healthy));
-        sequence::bump(&mut self.run.members_seq)?;
+        sequence::bump(&mut self.run.members_seq);
         if !undone {
             self.take_over(&healthy, unknown);
         } else if has_unproven_claims(self.run, self.members) {
@@ -111,7 +109,8 @@ impl Machine<'_> {
         let run = &mut *self.run;
         run.epoch = run.epoch.checked_add(1).ok_or(CoordinatorError::Overflow)?;
         if run.pending_pause == 1 {
-            return pause(run, self.members, &mut self.witnesses.backlog, moment.now);
+            pause(run, self.members, &mut self.witnesses.backlog, moment.now);
+            return Ok(());
         }
         run.cold_start = 0;
         let finished = run.step > run.config.total_steps;
@@ -122,21 +121,24 @@ impl Machine<'_> {
         Ok(())
     }
 
-    /// Record which of the `healthy` members, which finished the epoch, hold the model: the established ones, which
-    /// include all that delivered. An epoch without a step leaves the model as it was: then the previous finishers keep
-    /// their claim, except those that left the epoch, and established members get one. If all left, newcomers may have loaded the model from them and get
-    /// a claim, for one epoch.
+    /// Record who holds the model. `healthy` members finished the epoch; if it made a step and some of them are
+    /// established, only these count.
+    ///
+    /// An epoch without a step leaves the model as it was. So earlier finishers that did not leave keep their claim,
+    /// and established members get one. If all earlier finishers left, newcomers may have loaded the model from them
+    /// and get a claim for one epoch.
     fn take_over(&mut self, healthy: &Bitmap, unknown: u8) {
         let run = &mut *self.run;
+        let made_step = run.step != run.start_step;
         let newcomers_judged = run.current().established == established_only::NOTHING;
         let keep_judges = newcomers_judged && provisional::is_at_risk(self.members);
         level_holders::end(self.members, healthy, keep_judges);
         let mut holders = *healthy;
         let established = bitmap::both(healthy, &self.members.established);
-        if run.step != run.start_step && !bitmap::is_empty(&established) {
+        if made_step && !bitmap::is_empty(&established) {
             holders = established;
         }
-        if run.step == run.start_step && run.model_source == model_source::PEERS {
+        if !made_step && run.model_source == model_source::PEERS {
             let left = bitmap::without(&run.began, healthy);
             let remaining = bitmap::without(&run.finishers, &left);
             if has_unproven_claims(run, self.members) {
@@ -147,7 +149,7 @@ impl Machine<'_> {
         }
         run.finishers = bitmap::without(&holders, &members::unwanted(self.members));
         levels::go_back(run, self.model, unknown);
-        if run.step != run.start_step {
+        if made_step {
             run.levels_lost = unknown;
         }
         if unknown == levels::all(run.levels) {
@@ -183,7 +185,7 @@ impl Machine<'_> {
     }
 }
 
-/// Return whether finishers exist and none of them is established. They may have no model: members that could not load it
+/// Return whether finishers exist and none of them is established. They may have no model. Members that cannot load it
 /// from them leave, so the same wallets could keep a run from its checkpoint forever.
 #[inline(never)]
 fn has_unproven_claims(run: &Run, members: &Members) -> bool {
@@ -192,7 +194,7 @@ fn has_unproven_claims(run: &Run, members: &Members) -> bool {
 
 /// Halt the run. Members that wait must join again, and the next epoch is a cold start.
 #[inline(never)]
-pub fn pause(run: &mut Run, members: &mut Members, backlog: &mut Backlog, now: u64) -> Result<()> {
+pub fn pause(run: &mut Run, members: &mut Members, backlog: &mut Backlog, now: u64) {
     if run.state == run_state::WARMUP {
         weights::reset_newcomers(members);
         members::remove_unwanted_finishers(run, members);
@@ -200,11 +202,10 @@ pub fn pause(run: &mut Run, members: &mut Members, backlog: &mut Backlog, now: u
     }
     members::clear_waiting(members);
     members::set_all_idle(members);
-    sequence::bump(&mut run.members_seq)?;
+    sequence::bump(&mut run.members_seq);
     run.pending_pause = 0;
     run.cold_start = 1;
     run.enter(run_state::PAUSED, now);
-    Ok(())
 }
 
 #[cfg(test)]
@@ -218,6 +219,7 @@ mod tests {
         let mut members = Members::zeroed();
         let mut witnesses = Witnesses::zeroed();
         let newcomer = bitmap::only(6);
+        members.established = bitmap::only(0); // an established finisher that was not in the epoch
         for (step, finishers, unknown) in [(7, 0b0001_1111, 0), (8, 0b0100_0000, 0b111)] {
             run.step = step;
             run.start_step = 7;

@@ -2,7 +2,7 @@
 //!
 //! A member has delivered a level if enough of the level's judges recorded its result. The judges are the witnesses
 //! that hold the level; if established holders began the epoch, only these judge, so that newcomers cannot vouch for
-//! each other. `agreement` decides which results are applied, `conviction` who is dropped.
+//! each other. `agreement` decides which results are applied, `drops` who may be dropped.
 
 use super::{agreement, availability, bitmap, levels, quorum, weights};
 use crate::{constants::*, state::*};
@@ -81,7 +81,8 @@ pub fn begin(run: &mut Run, members: &mut Members) {
 /// stay would pay for hiding a level.
 ///
 /// With `keep_judges` all judges stay established: newcomers decided who delivered, although the run has enough
-/// established members. Otherwise newcomers could outvote the judges one by one until too few are left to undo an epoch.
+/// established members. Otherwise newcomers could outvote the judges one by one until too few are left to undo an
+/// epoch.
 #[inline(never)]
 pub fn end(members: &mut Members, healthy: &Bitmap, keep_judges: bool) {
     let judges = bitmap::both(&members.judges, &members.established);

@@ -241,8 +241,7 @@ impl ReservedSeats {
         }
         let in_day = !elapsed(now, run.waiting_since, HOLDERS_WAIT);
         let expected = if in_day { expected(run, members, &pending(members)) } else { [0; 32] };
-        let time = u64::from(run.config.waiting_for_members_extra_time).saturating_add(run.config.warmup_time);
-        let in_time = !elapsed(now, run.state_started_at, time) || unsaved && in_day;
+        let in_time = !elapsed(now, run.state_started_at, run.config.longest_latecomer_wait()) || unsaved && in_day;
         let from_peers = run.model_source == model_source::PEERS;
         Self {
             expected,

@@ -94,7 +94,8 @@ impl Machine<'_> {
             self.run.rounds[head].attested = Bitmap::zeroed();
         }
         if self.run.draining == 1 {
-            return self.start_cooldown(moment);
+            self.start_cooldown(moment);
+            return Ok(());
         }
         let overlap = self.run.config.overlap == 1; // the next round's witnesses judge this round's results
         let unsettled = u32::from(overlap && round.batch > 0);
@@ -104,7 +105,8 @@ impl Machine<'_> {
             self.witnesses.backlog.put(self.run, &backlog::whole(&round));
         }
         if reason == exit_reason::NO_ATTESTATION || (reason != exit_reason::NONE && !overlap) {
-            return self.start_cooldown(moment);
+            self.start_cooldown(moment);
+            return Ok(());
         }
         self.run.draining = u8::from(reason != exit_reason::NONE);
         let height = round.height.checked_add(1).ok_or(CoordinatorError::Overflow)?;

@@ -40,6 +40,5 @@ pub fn cast(run: &Run, members: &Members, votes: &mut WitnessRound, ballot: &Bal
 fn trained(run: &Run, members: &Members, round: &Round, seat: u8) -> bool {
     let plan = Plan::new(round, &run.began, members, run.config.verification_percent);
     let in_round = bitmap::has(&round.roster, seat);
-    let has_share = in_round && plan.shares().any(|share| share.seat == seat && share.len > 0);
-    has_share
+    in_round && plan.shares().any(|share| share.seat == seat && share.len > 0)
 }

@@ -1,8 +1,8 @@
 //! The weight of a member, which decides its share of the work: at most what it has shown.
 //!
 //! A newcomer's weight is at most the median of established members. The weight of others is at most twice what they
-//! delivered of their last share, and eight medians: nobody recomputes results, so a declared speed must not win most of
-//! the work.
+//! delivered of their last share, and eight medians: nobody recomputes results, so a declared speed must not win most
+//! of the work.
 
 use super::{bitmap, committee, level_holders, quorum};
 use crate::{constants::*, state::*};

@@ -43,3 +43,10 @@ pub struct Config {
     /// Seconds an epoch waits for latecomers once enough members wait.
     pub waiting_for_members_extra_time: u8,
 }
+
+impl Config {
+    /// Return the seconds that an epoch waits for latecomers while the holder of a level in no checkpoint is absent.
+    pub fn longest_latecomer_wait(&self) -> u64 {
+        u64::from(self.waiting_for_members_extra_time).saturating_add(self.warmup_time)
+    }
+}

@@ -20,7 +20,7 @@ pub mod member_state {
     /// Not in the running epoch.
     pub const IDLE: u8 = 0;
     pub const HEALTHY: u8 = 1;
-    /// Convicted by the witnesses.
+    /// Taken out because its results or levels were missing (`rules::drops`).
     pub const DROPPED: u8 = 2;
     /// Left by itself.
     pub const WITHDRAWN: u8 = 3;

@@ -1,7 +1,8 @@
-//! Conviction: which members may be dropped for what they did not deliver in the last judged round.
+//! Which members may be dropped for what they did not deliver in the last judged round.
 //!
-//! A quorum of witnesses that are still healthy convicts a member that delivered nothing. Most witnesses cannot tell
-//! whether a level was delivered, so established holders of a level convict members that often miss it.
+//! A member that delivered nothing may be dropped if a quorum of the witnesses that are still healthy says so. Most
+//! witnesses cannot tell whether a level was delivered, so the established holders of a level decide who often misses
+//! it.
 
 use super::{bitmap, committee, level_holders, quorum};
 use crate::{constants::*, state::*};
@@ -10,7 +11,7 @@ use crate::{constants::*, state::*};
 pub const LAST: usize = 1;
 
 /// Members that may be dropped.
-pub struct Convicted {
+pub struct Droppable {
     /// A quorum of the jury (`committee::jury`) received nothing from them.
     pub absent: Bitmap,
     /// A quorum of the holders of a level did not receive it from them, and they missed levels often before.
@@ -23,7 +24,7 @@ pub struct Convicted {
 /// quorum must leave the member out. Votes of members that have gone do not count, because a drop lowers the number
 /// that the next quorum is computed from.
 #[inline(never)]
-pub fn convicted(run: &Run, members: &Members, witnesses: &Witnesses, judged: usize) -> Convicted {
+pub fn droppable(run: &Run, members: &Members, witnesses: &Witnesses, judged: usize) -> Droppable {
     let ring = run.ring(LAST);
     let roster = &run.rounds[judged].roster;
     let judging = &run.rounds[ring];
@@ -34,7 +35,7 @@ pub fn convicted(run: &Run, members: &Members, witnesses: &Witnesses, judged: us
     let missing = bitmap::without(roster, &judging.attested);
     let jury_quorum = quorum::of_round(judging, committee::jury(run, members, judging));
     let absent = bitmap::both(&missing, &quorum::left_out(remaining.clone(), jury_quorum));
-    let mut result = Convicted { absent, incomplete: [0; 32] };
+    let mut result = Droppable { absent, incomplete: [0; 32] };
     let suspected = bitmap::both(&level_holders::often_incomplete(members), roster);
     if bitmap::is_empty(&suspected) || (remaining.clone().count() as u32) < quorum {
         return result;

@@ -1,4 +1,4 @@
-//! The state machine of a run: it decides which transition is due and performs it.
+//! The transitions between a run's states: decide which one is due, and perform it.
 //!
 //! An instruction performs at most one transition, which bounds its cost.
 
@@ -38,8 +38,8 @@ impl Machine<'_> {
 
     fn transition(&mut self, moment: &Moment) -> Result<bool> {
         match self.run.state {
-            run_state::WAITING_FOR_MEMBERS => self.tick_waiting(moment),
-            run_state::WARMUP => self.tick_warmup(moment),
+            run_state::WAITING_FOR_MEMBERS => Ok(self.tick_waiting(moment)),
+            run_state::WARMUP => Ok(self.tick_warmup(moment)),
             run_state::ROUND_TRAIN => self.tick_train(moment),
             run_state::ROUND_WITNESS => self.tick_witness(moment),
             run_state::COOLDOWN => self.tick_cooldown(moment),
@@ -70,38 +70,39 @@ impl Machine<'_> {
         elapsed(moment.now, self.run.state_started_at, duration)
     }
 
-    fn tick_waiting(&mut self, moment: &Moment) -> Result<bool> {
+    fn tick_waiting(&mut self, moment: &Moment) -> bool {
         let pending = members::pending(self.members);
         let extra = u64::from(self.run.config.waiting_for_members_extra_time);
+        let longest_wait = self.run.config.longest_latecomer_wait();
         let mut awaits_a_day = false;
         let mut wait = match self.away(&pending) {
             Away::Nobody => extra,
-            Away::Some => extra.saturating_add(self.run.config.warmup_time),
+            Away::Some => longest_wait,
             // The wait has a limit, or one holder could stop the run by leaving.
             Away::All if self.known_member_waits(&pending) => {
                 awaits_a_day = true;
-                extra.saturating_add(self.run.config.warmup_time)
+                longest_wait
             }
-            Away::All => return Ok(false),
+            Away::All => return false,
         };
         if !bitmap::is_empty(&members::expected(self.run, self.members, &pending)) {
             // After a `rewind`, the owner has chosen the model, so established members need only the time to join
             // again.
             if self.run.epoch_started_at == 0 {
-                wait = wait.max(extra.saturating_add(self.run.config.warmup_time));
+                wait = longest_wait;
             } else {
                 awaits_a_day = true;
             }
         }
         let day_is_over = elapsed(moment.now, self.run.waiting_since, HOLDERS_WAIT);
         if awaits_a_day && !day_is_over || !self.elapsed(moment, wait) {
-            return Ok(false);
+            return false;
         }
         if bitmap::count(&pending) < u32::from(self.run.config.init_min_clients) {
-            return Ok(false);
+            return false;
         }
-        self.start_epoch(&pending, moment)?;
-        Ok(true)
+        self.start_epoch(&pending, moment);
+        true
     }
 
     /// Return which of the trusted finishers that the next epoch needs are absent. Without them, a level would go back
@@ -127,23 +128,23 @@ impl Machine<'_> {
         bitmap::intersects(&bitmap::either(&self.members.established, &self.run.finishers), pending)
     }
 
-    fn tick_warmup(&mut self, moment: &Moment) -> Result<bool> {
+    fn tick_warmup(&mut self, moment: &Moment) -> bool {
         if bitmap::count(&self.members.healthy) < u32::from(self.run.config.min_clients) {
-            self.abandon_warmup(moment)?;
-            return Ok(true);
+            self.abandon_warmup(moment);
+            return true;
         }
         if self.seed_is_missing() {
-            return Ok(false);
+            return false;
         }
         let round = &self.run.rounds[0];
         let ready = bitmap::count(&round.attested) >= quorum::of_round(round, u32::from(round.elected));
         if !ready && !self.elapsed(moment, self.run.config.warmup_time) {
-            return Ok(false);
+            return false;
         }
         level_holders::begin(self.run, self.members);
-        sequence::bump(&mut self.run.members_seq)?; // the level scores begin again
+        sequence::bump(&mut self.run.members_seq); // the level scores begin again
         self.start_round(moment, 0, 0);
-        Ok(true)
+        true
     }
 
     fn tick_train(&mut self, moment: &Moment) -> Result<bool> {

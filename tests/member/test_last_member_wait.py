@@ -1,0 +1,154 @@
+"""Members outside an epoch leave its end to its last member, so that its saved steps are kept."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from aftermath.member import ticker
+from aftermath.rules import deadlines
+from aftermath.rules.state import MemberState, RunState
+from aftermath.sim.sim_member import SimMember
+from aftermath.sim.simulation import SimulatedRun, play
+from member.disk import Disk
+from member.short_runs import ALONE
+
+_PAIR = ALONE | {"rounds_per_epoch": 20, "total_steps": 12, "init_min_clients": 2}
+_NAMES_WAIT = "the last member of epoch 0"
+
+
+async def _stop_in_turn(sim: SimulatedRun, *, kill: bool = False) -> tuple[SimMember, SimMember]:
+    """Stop two members one after the other in epoch 0. Return the first and the last one."""
+    first = sim.add(0)
+    last = sim.add(0)
+    await sim.until_round(2)
+    await sim.stop(first)
+    trained = sim.run.trained_steps
+    await sim.until(lambda run: run.trained_steps > trained)
+    await asyncio.sleep(0.5)
+    if kill:
+        await sim.kill(last)
+    else:
+        await sim.stop(last)
+        assert last.saw("stopped")[0]["continues"]
+    return first, last
+
+
+def _waits(sim_member: SimMember) -> list[str]:
+    messages = [event["message"] for event in sim_member.saw("warning")]
+    return [message for message in messages if _NAMES_WAIT in message]
+
+
+@pytest.mark.parametrize("overlap", [0, 1])
+def test_first_member_back_leaves_epoch_to_last_one(tmp_path: Path, overlap: int) -> None:
+    async def story(sim: SimulatedRun) -> None:
+        first, last = await _stop_in_turn(sim)
+        saved = last.saw("stopped")[0]["step"]
+        sim.start(first)
+        await sim.until(lambda _: bool(_waits(first)))
+        await asyncio.sleep(300)
+        assert (sim.run.epoch, sim.run.trained_steps) == (0, saved)
+        sim.start(last)
+        await sim.until(lambda run: run.epoch == 1)
+        assert (sim.run.trained_steps, sim.run.levels_attested) == (saved, 0b111)
+        await sim.until_finished()
+        assert len(_waits(first)) == 1
+        assert not _waits(last)
+
+    sim = play(tmp_path, story, **_PAIR | {"overlap": overlap})
+    warnings = [e["message"] for member in sim.sim_members for e in member.saw("warning")]
+    assert not [message for message in warnings if "only a copy" in message]
+    assert sim.compare(sim.sim_members)
+    sim.record.check_coverage(sim.backlog)
+
+
+def test_newcomers_do_not_end_epoch_by_joining(tmp_path: Path) -> None:
+    """The program makes a transition that is due at every join."""
+
+    async def story(sim: SimulatedRun) -> None:
+        first, last = await _stop_in_turn(sim)
+        saved = last.saw("stopped")[0]["step"]
+        sim.start(first)
+        for _ in range(3):
+            await asyncio.sleep(100)
+            newcomer = sim.add(1)
+            await sim.until(lambda _, newcomer=newcomer: bool(_waits(newcomer)))
+        assert (sim.run.epoch, sim.run.state.training) == (0, True)
+        sim.start(last)
+        await sim.until(lambda run: run.epoch == 1)
+        assert (sim.run.trained_steps, sim.run.levels_attested) == (saved, 0b111)
+        await sim.until_finished()
+
+    play(tmp_path, story, **_PAIR)
+
+
+def test_overdue_cooldown_waits_for_resumed_member(tmp_path: Path) -> None:
+    """Someone's tick has begun the cooldown when the last member is back."""
+
+    async def story(sim: SimulatedRun) -> None:
+        first, last = await _stop_in_turn(sim)
+        saved = last.saw("stopped")[0]["step"]
+        sim.start(first)
+        await sim.until(lambda _: bool(_waits(first)))
+        await sim.tick_until(RunState.COOLDOWN)
+        await asyncio.sleep(100)
+        sim.start(last)
+        await sim.until(lambda run: run.epoch == 1)
+        assert (sim.run.trained_steps, sim.run.levels_attested) == (saved, 0b111)
+        await sim.until_finished()
+
+    play(tmp_path, story, **_PAIR)
+
+
+def test_attested_epoch_without_checkpoint_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the epoch, the member would join without a model."""
+    disk = Disk(monkeypatch)
+
+    async def story(sim: SimulatedRun) -> None:
+        last = sim.add(0)
+        await sim.until_round(2)
+        disk.full = True
+        await sim.until(lambda run: run.state is RunState.COOLDOWN and run.levels_attested == 0b111)
+        disk.full = False
+        await sim.stop(last)
+        (stopped,) = last.saw("stopped")
+        assert stopped["continues"]
+        other = sim.add(0)
+        await asyncio.sleep(100)
+        assert sim.run.state is RunState.COOLDOWN
+        assert _waits(other)
+        sim.start(last)
+        await sim.until_finished()
+        for sim_member in (last, other):
+            messages = [event["message"] for event in sim_member.saw("warning")]
+            messages = [message for message in messages if _NAMES_WAIT not in message]
+            assert not any("only a copy" in message or "lost" in message for message in messages)
+
+    play(tmp_path, story, **ALONE)
+
+
+def test_wait_for_last_member_ends_after_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last member was killed and never comes back."""
+    limit = 400
+    for module in (deadlines, ticker):
+        monkeypatch.setattr(module, "HOLDERS_WAIT", limit)
+
+    async def story(sim: SimulatedRun) -> None:
+        first, last = await _stop_in_turn(sim, kill=True)
+        stranger = sim.add(0)
+        sim.start(first)
+        await sim.until(lambda _: bool(_waits(first) and _waits(stranger)))
+        began = sim.now
+        await sim.until(lambda run: run.epoch == 1)
+        assert limit - 60 < sim.now - began < limit + 60, "later states have no wait of their own"
+        seat = sim.members.find(last.wallet)
+        assert seat is not None
+        assert sim.members.seats[seat].state is not MemberState.HEALTHY
+
+    play(tmp_path, story, **_PAIR)
