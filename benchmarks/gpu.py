@@ -11,6 +11,9 @@ python benchmarks/gpu.py [PART ...]    run these parts on the first CUDA device,
 # - demo: the demonstration, with its largest member on the GPU and the others on the CPU
 # - step: `benchmarks/step.py` of the light recipe in bf16
 # - large: `benchmarks/large.py`, a member of 124 million parameters against a plain loop
+# - lab: `benchmarks/lab_speed.py`, eight members of 10.8 million parameters that `train-local`
+#   trains at once, 63 million tokens in at most two minutes; and one after another while time is
+#   left
 # - memory: peak bytes of a member of each tier of both recipes, in fp32 and bf16, with one
 #   sequence at a time
 # - A part's figures are in `benchmarks/measured/gpu.json` as soon as it ends, next to those of
@@ -30,6 +33,7 @@ import shlex
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from subprocess import PIPE
@@ -38,6 +42,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import lab_speed
 from aftermath.model.architectures import config_of
 from aftermath.model.config import ModelConfig
 from aftermath.optim import packed_dense, packed_sparse
@@ -95,6 +100,7 @@ TESTS = (
     "tests/replica/test_on_cuda.py",
     "tests/kernels/test_kernels_gpu.py",
     "tests/parallel/test_parallel_nccl.py",
+    "tests/lab/test_lab_on_cuda.py",
 )
 TIERS = 3
 PART_SECONDS = 180
@@ -237,6 +243,24 @@ def large(device: torch.device) -> Any:
     return found
 
 
+def lab(device: torch.device) -> Any:
+    """What `benchmarks/lab_speed.py` finds, in at most `PART_SECONDS`."""
+    del device
+    found: dict[str, Any] = {}
+    began = time.monotonic()
+    for part in lab_speed.PARTS:
+        left = PART_SECONDS - (time.monotonic() - began)
+        line = shlex.join(["python", "benchmarks/lab_speed.py", "--json", part])
+        figures = printed_by(f"{line} --seconds {0.8 * left:.0f}", seconds=left)
+        if figures is None:
+            break
+        found |= figures
+    if "stacked" not in found:
+        return None
+    print(lab_speed.against_bar(found), flush=True)
+    return found
+
+
 def _step(device: torch.device, *options: str) -> Any:
     line = [
         "python",
@@ -335,6 +359,7 @@ PARTS = {
     "demo": demo,
     "step": step,
     "large": large,
+    "lab": lab,
     "memory": memory,
 }
 

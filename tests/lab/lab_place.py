@@ -65,7 +65,7 @@ def course(
     recipe = recipe_of(said)
     return Course(
         recipe,
-        start(recipe, on),
+        start(recipe, on, stack_members=said.stack_members == "on"),
         (screen if screen is not None else []).append,
         said.out,
         said.save_every,

@@ -180,6 +180,43 @@ def test_inner_step_members_have_equal_levels_after_each_step(
     assert done.losses[0] is not None
 
 
+@pytest.mark.parametrize("overlap", [0, 1])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        None,
+        SparseLoCo(inner_steps=2, topk=4, topk_embeddings=9, chunk=8, outer_momentum=0.6),
+        SparseLoCo(inner_steps=2, inner_optimizer="muon", topk=8, chunk=8, orthogonal_lr=3.0),
+    ],
+    ids=["distro", "momentum", "muon"],
+)
+def test_members_on_shared_tensors_send_the_same_results(
+    settings: SparseLoCo | None, overlap: int
+) -> None:
+    """Train unequal shares, reject a result, and restore the state after each step."""
+    schema = SCHEMA if settings is None else Schema(SCHEMA.state, settings)
+    first = replica(1, schema)
+    shared, apart = (
+        Together(replicas, lambda step: 0.01 / (step + 1), overlap)
+        for replicas in (
+            [first, replica(0, schema), first.another(), first.another()],
+            [replica(tier, schema) for tier in (1, 0, 1, 1)],
+        )
+    )
+    for step in range(1, 4):
+        shares = [SEQUENCES[start:stop] for start, stop in ((0, 3), (3, 4), (4, 6), (6, 9))]
+        accepted = [(step + member) % 5 > 0 for member in range(4)]
+        done = [each.step(step, shares, accepted) for each in (shared, apart)]
+        assert done[0] == done[1]
+        assert shared.hashes() == apart.hashes()
+        states = [each.state() for each in (shared, apart)]
+        assert all(torch.equal(states[1][name], tensor) for name, tensor in states[0].items())
+        once = {name for name in states[1] if name.startswith(("2/weights", "3/weights"))}
+        assert states[1].keys() - states[0].keys() == once
+        assert once
+        shared.restore(states[0])
+
+
 def test_restored_members_continue_with_their_momentum() -> None:
     settings = SparseLoCo(inner_steps=2, topk=4, topk_embeddings=9, chunk=8, outer_momentum=0.6)
     schema = Schema(SCHEMA.state, settings)

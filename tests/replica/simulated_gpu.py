@@ -17,6 +17,7 @@ from unittest import mock
 
 import torch
 from torch import Tensor
+from torch._functorch.vmap import vmap_increment_nesting
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
@@ -82,7 +83,7 @@ def _computed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         )
     on_gpu = bool(there) if func is not _aten.copy_.default else isinstance(args[0], OnGpu)
     if (asked := kwargs.get("device")) is not None:
-        on_gpu = torch.device(asked).type == "cuda" or _in_backward()
+        on_gpu = torch.device(asked).type == "cuda" or _in_backward() or bool(_vmaps)
         kwargs["device"] = _CPU
     given = {name: _with_tensors(_inner, value) for name, value in kwargs.items()}
     out = func(*_with_tensors(_inner, args), **given)
@@ -123,6 +124,23 @@ def _in_backward() -> bool:
     CPU.
     """
     return torch._C._current_graph_task_id() >= 0
+
+
+_vmaps: list[int] = []
+"""The levels of `vmap` that are being computed. Its rules create tensors where they expect their
+arguments: here on the CPU.
+"""
+
+
+@contextlib.contextmanager
+def _nested(*given: Any) -> Iterator[int]:
+    """Enter a level of `vmap`, and note it."""
+    with vmap_increment_nesting(*given) as level:
+        _vmaps.append(level)
+        try:
+            yield level
+        finally:
+            _vmaps.pop()
 
 
 class _Operations(TorchDispatchMode):
@@ -195,7 +213,8 @@ def _refuse(what: str) -> Any:
 def gpu_at_hand() -> Iterator[torch.device]:
     """Make `cuda:0` a device inside the block. Use its tensors only there."""
     basis.cache_clear()
-    with mock.patch("torch.cuda._lazy_init"), _Places(), _Operations():  # type: ignore[no-untyped-call]
+    vmaps = mock.patch("torch._functorch.vmap.vmap_increment_nesting", _nested)
+    with vmaps, mock.patch("torch.cuda._lazy_init"), _Places(), _Operations():  # type: ignore[no-untyped-call]
         yield GPU
     basis.cache_clear()  # for tensors on the GPU
 

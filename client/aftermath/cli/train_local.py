@@ -34,7 +34,10 @@ PANELS = (
     ("Members", ("members", "tiers", "shares", "overlap", "reject")),
     ("Results", ("options",)),
     ("Measuring", ("held_out_path", "eval_every", "eval_sequences")),
-    ("This machine", ("out", "save_every", "device", "threads", "precision", "compile")),
+    (
+        "This machine",
+        ("out", "save_every", "device", "threads", "precision", "compile", "stack_members"),
+    ),
 )
 
 
@@ -104,7 +107,12 @@ def train_local(
     if arithmetic.compiled:
         note("compiling the model: half a minute or more, unless it was compiled before")
     out = settings.out.expanduser().absolute() if settings.out else None
-    course = Course(recipe, start(recipe, device, arithmetic), screen, out, settings.save_every)
+    # A CPU trains stacked members no faster.
+    stacked = settings.stack_members == "on" or (
+        settings.stack_members == "auto" and device.type == "cuda"
+    )
+    begun = start(recipe, device, arithmetic, stack_members=stacked)
+    course = Course(recipe, begun, screen, out, settings.save_every)
     if out is None:
         course.run()
         return Result(None, None)

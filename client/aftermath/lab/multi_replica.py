@@ -10,18 +10,21 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from aftermath.base.errors import AftermathError
-from aftermath.lab.trainer import Stepped, below, on_cpu, take_weights
+from aftermath.lab.trainer import MemberResult, Rates, Stepped, below, on_cpu, take_weights
 from aftermath.model.json_documents import CheckpointError
 from aftermath.model.network import LanguageModel
 from aftermath.optim.codec import decode_level
-from aftermath.optim.engine import Trained
 from aftermath.optim.gradient_clip import NonFiniteGradient
 from aftermath.replica.replica import Replica
+
+if TYPE_CHECKING:
+    from aftermath.lab.stacked_members import StackedMembers
 
 Results = dict[int, list[bytes]]
 """The payloads of a round that count, by level."""
@@ -37,15 +40,30 @@ class ReplicasDiffer(AftermathError):
 
 
 class Together:
-    """Trains the replicas of all members. `rate` returns the learning rate of a step."""
+    """Trains the replicas of all members. `rate` returns the learning rate of a step.
+
+    Replicas of one tier may share their tensors (`Replica.another`). A round is then applied to
+    them once.
+    """
 
     def __init__(
-        self, replicas: Sequence[Replica], rate: Callable[[int], float], overlap: int
+        self,
+        replicas: Sequence[Replica],
+        rate: Callable[[int], float],
+        overlap: int,
+        stacked: StackedMembers | None = None,
     ) -> None:
+        """Train members at once where `stacked` can, and the others one after another."""
         self.replicas = list(replicas)
+        first: dict[int, int] = {}
+        for member, replica in enumerate(self.replicas):
+            first.setdefault(id(replica.model), member)
+        self._holders = {member: self.replicas[member] for member in first.values()}
+        """The first member of each set of tensors. It applies results for the others."""
         self._schema = self.replicas[0].schema
         self._rate = rate
         self._overlap = overlap
+        self._stacked = stacked
         self._under_way: list[tuple[int, Results]] = []
         self._travelling = [False] * len(self.replicas)
 
@@ -55,8 +73,11 @@ class Together:
         losses: list[float | None] = []
         left_out = []
         sent = 0
+        at_once = self._train_stacked(shares, step)
         for member, (sequences, counts) in enumerate(zip(shares, accepted, strict=True)):
-            trained = self._train(member, sequences, step)
+            trained = at_once.get(member)
+            if trained is None:
+                trained = self._train(member, sequences, step)
             self._travelling[member] = bool(self._overlap) and not isinstance(trained, str)
             if isinstance(trained, str):
                 losses.append(None)
@@ -72,24 +93,39 @@ class Together:
             self._apply(*self._under_way.pop(0))
         return Stepped(losses, sent, tuple(left_out))
 
-    def _train(self, member: int, sequences: Tensor, step: int) -> Trained | str:
+    def _train_stacked(
+        self, shares: Sequence[Tensor], step: int
+    ) -> Mapping[int, MemberResult | str]:
+        """Return the results, or the reasons why there are none, of members trained at once."""
+        if self._stacked is None:
+            return {}
+        return self._stacked.train(shares, self._rates(step), self._travelling)
+
+    def _train(self, member: int, sequences: Tensor, step: int) -> MemberResult | str:
         """Return a member's result, or the reason why there is none."""
-        rates = (self._rate(step), self._rate(step - 1))
         travelling = self._travelling[member]
         try:
             trained = self.replicas[member].train(
-                sequences, *rates, threading.Event(), travelling=travelling
+                sequences, *self._rates(step), threading.Event(), travelling=travelling
             )
         except NonFiniteGradient as error:
             return error.message
-        return trained if math.isfinite(trained.loss) else f"the loss is {trained.loss}"
+        if not math.isfinite(trained.loss):
+            return f"the loss is {trained.loss}"
+        return MemberResult(trained.payloads, trained.loss)
+
+    def _rates(self, step: int) -> Rates:
+        return Rates(self._rate(step), self._rate(step - 1))
 
     def _apply(self, step: int, results: Results) -> None:
+        device = self.replicas[0].device
         votes = {
-            level: [decode_level(payload, self._schema.results, level) for payload in payloads]
+            level: [
+                decode_level(payload, self._schema.results, level, device) for payload in payloads
+            ]
             for level, payloads in results.items()
         }
-        for replica in self.replicas:
+        for replica in self._holders.values():
             replica.apply({level: votes[level] for level in replica.levels}, self._rate(step))
 
     def settle(self) -> None:
@@ -100,7 +136,7 @@ class Together:
     def hashes(self) -> dict[int, bytes]:
         """Return the hash of every level. Raises ReplicasDiffer if two replicas disagree."""
         found: dict[int, bytes] = {}
-        for member, replica in enumerate(self.replicas):
+        for member, replica in self._holders.items():
             for level, digest in replica.hashes().items():
                 if found.setdefault(level, digest) != digest:
                     raise ReplicasDiffer(
@@ -121,10 +157,11 @@ class Together:
         }
 
     def state(self) -> dict[str, Tensor]:
-        """Return the weights and private state of every member, and the pending results."""
+        """Return all weights, the private state of every member, and the pending results."""
         kept = {_TRAVELLING: torch.tensor(self._travelling)}
-        for member, replica in enumerate(self.replicas):
+        for member, replica in self._holders.items():
             kept |= on_cpu(replica.shared, f"{member}/weights/")
+        for member, replica in enumerate(self.replicas):
             kept |= on_cpu(replica.optimizer.state(), f"{member}/optimizer/")
         for step, results in self._under_way:
             for level, payloads in results.items():
@@ -149,8 +186,9 @@ class Together:
                 "the saved state does not list the pending results of each member",
                 "Name another --out",
             )
-        for member, replica in enumerate(self.replicas):
+        for member, replica in self._holders.items():
             take_weights(replica.shared, below(state, f"{member}/weights/"))
+        for member, replica in enumerate(self.replicas):
             replica.optimizer.restore(below(state, f"{member}/optimizer/"))
         self._under_way = under_way
         self._travelling = travelling.tolist()

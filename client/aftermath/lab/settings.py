@@ -138,6 +138,13 @@ class LabSettings:
     threads: Annotated[int, NumberLimits(0), Doc("CPU threads. 0 keeps PyTorch's choice.")] = 0
     precision: Annotated[Precision, Doc(PRECISION)] = "auto"
     compile: Annotated[Compile, Doc(COMPILE)] = "auto"
+    stack_members: Annotated[
+        Literal["auto", "on", "off"],
+        Doc(
+            "Train members of a tier at once, as one model with stacked weights, if they make inner "
+            "steps. Their floats round differently then. auto: only on CUDA."
+        ),
+    ] = "auto"
 
 
 def options_of(optimizer: type[Optimizer]) -> dict[str, OptimizerSetting]:

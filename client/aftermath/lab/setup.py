@@ -42,8 +42,17 @@ class Start:
     """The recipe and the fingerprints of its files, as JSON."""
 
 
-def start(recipe: Recipe, device: torch.device, arithmetic: Arithmetic = PLAIN) -> Start:
-    """Load the model and open the data. Raises an AftermathError if either is not usable."""
+def start(
+    recipe: Recipe,
+    device: torch.device,
+    arithmetic: Arithmetic = PLAIN,
+    *,
+    stack_members: bool = False,
+) -> Start:
+    """Load the model and open the data. Raises an AftermathError if either is not usable.
+
+    `stack_members` trains members of a tier at once (`stacked_members`).
+    """
     config = load_config(Path(recipe.model))
     if recipe.seq_len > config.max_position_embeddings:
         raise UsageError(
@@ -66,9 +75,10 @@ def start(recipe: Recipe, device: torch.device, arithmetic: Arithmetic = PLAIN) 
         "held_out": held_out is not None and len(held_out),
     }
     bound = msgspec.json.decode(msgspec.json.encode(asdict(recipe) | {"files": marks}))
-    return Start(
-        config, _trainer(recipe, config, weights, device, arithmetic), data, held_out, bound
+    trainer = _trainer(
+        recipe, config, weights, device=device, arithmetic=arithmetic, stack_members=stack_members
     )
+    return Start(config, trainer, data, held_out, bound)
 
 
 def _data(recipe: Recipe, vocab_size: int) -> Source:
@@ -89,16 +99,24 @@ def _trainer(
     recipe: Recipe,
     config: ModelConfig,
     weights: dict[str, Tensor],
+    *,
     device: torch.device,
     arithmetic: Arithmetic,
+    stack_members: bool,
 ) -> Trainer:
     if recipe.agreed is None:
         (tier,) = recipe.tiers
         model = config.build(tier, {name: tensor.to(device) for name, tensor in weights.items()})
         return SingleReplica(model, optimizer_for(model, recipe), recipe, arithmetic)
     schema = build_schema(config.to_hf(), recipe.levels, recipe.agreed)
-    replicas = [
-        Replica(
+    # Members of a tier share its tensors: rounds are applied, and models compiled, once per tier.
+    of_tier: dict[int, Replica] = {}
+    replicas = []
+    for tier in recipe.tiers:
+        if tier in of_tier:
+            replicas.append(of_tier[tier].another())
+            continue
+        of_tier[tier] = Replica(
             schema,
             config,
             tier,
@@ -108,9 +126,13 @@ def _trainer(
             stopwatch=time.perf_counter,
             arithmetic=arithmetic,
         )
-        for tier in recipe.tiers
-    ]
-    return Together(replicas, recipe.rate, recipe.overlap)
+        replicas.append(of_tier[tier])
+    stacked = None
+    if stack_members:
+        from aftermath.lab.stacked_members import StackedMembers  # imports torch.func
+
+        stacked = StackedMembers(replicas)
+    return Together(replicas, recipe.rate, recipe.overlap, stacked)
 
 
 def _cut(config: ModelConfig, tier: int, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -24,6 +24,20 @@ class Stepped:
     """Size of all members' results."""
     left_out: tuple[str, ...] = ()
     """Why results were left out, one reason each."""
+
+
+class Rates(NamedTuple):
+    """The learning rates of a step and of the one before it."""
+
+    own: float
+    ahead: float
+
+
+class MemberResult(NamedTuple):
+    """A member's result of a step."""
+
+    payloads: dict[int, bytes]
+    loss: float
 
 
 class Trainer(Protocol):

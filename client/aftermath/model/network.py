@@ -20,6 +20,9 @@ from aftermath.model.key_cache import TextCache
 
 def attention(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     """Return causal attention [B, n, T, K]. Queries belong to the last T of the keys' tokens."""
+    # Autocast would cast the rotated queries and keys too, but it does not see this call in `vmap`.
+    query = query.to(value.dtype)
+    key = key.to(value.dtype)
     length = query.shape[2]
     seen = key.shape[2]
     if length == seen:
@@ -57,6 +60,8 @@ class LanguageModel(nn.Module, ABC):
     recompute: bool = False
     """Whether layers are computed twice."""
     can_recompute: bool = True
+    can_stack: bool = False
+    """Whether `torch.func.vmap` can compute the loss of several members at once."""
 
     def take_part(self, rank: int, ranks: int) -> None:
         """Prepare for tensor parallelism, after the matrices of `tensor_plan` were cut.

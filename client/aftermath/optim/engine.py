@@ -16,7 +16,15 @@ from torch import Tensor
 from aftermath.base.merkle import Tree
 from aftermath.optim.error_feedback import ErrorFeedback
 from aftermath.optim.inner_optimizer import InnerOptimizer, MakeInner
-from aftermath.optim.interfaces import Apply, Backward, BadState, Compressor, Measured, PrivateStep
+from aftermath.optim.interfaces import (
+    Apply,
+    Backward,
+    BadState,
+    Compressor,
+    Measured,
+    PrivateStep,
+    PseudoGradient,
+)
 from aftermath.optim.level_votes import Votes
 from aftermath.optim.moe_bias import Balances
 from aftermath.optim.parts import ReplicaParts, parts_of
@@ -64,13 +72,17 @@ class Engine:
         stopwatch: Callable[[], float] = lambda: 0.0,
         result: MakeResult = ErrorFeedback,
         inner: MakeInner = InnerOptimizer,
+        momentum: dict[str, Tensor] | None = None,
     ) -> None:
-        """Raise SchemaError or SegmentError unless `params` are a replica of tier `tier`."""
+        """Raise SchemaError or SegmentError unless `params` are a replica of tier `tier`.
+
+        Without `momentum`, the outer momentum is zero.
+        """
         self._params = params
         self._stopwatch = stopwatch
         self._training = False
         self._levels = range(tier, schema.results.levels)
-        self.momentum = _zero_momentum(schema, tier, params)
+        self.momentum = _zero_momentum(schema, tier, params) if momentum is None else momentum
         """The tensors that the apply keeps between rounds, equal on all replicas. Often none."""
         self._step, self._result, self._apply = _parts(
             schema, tier, params, self.momentum, result=result, inner=inner
@@ -98,7 +110,7 @@ class Engine:
         try:
             made = self._step.make(sequences, backward, lr, ahead_lr, travelling)
             encoding = self._stopwatch()
-            payloads = self._result.compress(made)
+            payloads = self.encode(made)
             encoded = self._stopwatch()
             found = self._result.measure(made) if measured else None
         finally:
@@ -113,6 +125,15 @@ class Engine:
             measured=found,
             measure_seconds=self._stopwatch() - encoded if measured else 0.0,
         )
+
+    @property
+    def private_step(self) -> PrivateStep:
+        """Return the step that makes pseudo-gradients."""
+        return self._step
+
+    def encode(self, made: PseudoGradient) -> dict[int, bytes]:
+        """Add a pseudo-gradient of `private_step` to the residual. Return the payload per level."""
+        return self._result.compress(made)
 
     def apply(self, results: Mapping[int, Sequence[Votes]], lr: float) -> None:
         """Apply one round: per level the votes of the accepted results, in any order.

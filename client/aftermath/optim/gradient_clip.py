@@ -7,7 +7,7 @@ are multiplied by max_norm / (norm + 1e-6). NaN and infinite gradients raise Non
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -51,6 +51,24 @@ def clip_unread(tensors: list[Tensor], max_norm: float | None) -> Tensor:
         return torch.stack(torch._foreach_norm(tensors, math.inf)).amax()
     norm = torch.nn.utils.get_total_norm(tensors)
     torch._foreach_mul_(tensors, (max_norm / (norm + 1e-6)).clamp(max=1.0))
+    return norm
+
+
+def clip_members_unread(tensors: Sequence[Tensor], max_norm: float | None) -> Tensor:
+    """Clip stacked gradients [members, ...], each member's by its own norm: see `clip_unread`.
+
+    Return one number per member.
+    """
+    rows = [tensor.reshape(len(tensor), -1) for tensor in tensors]
+    if max_norm is None:
+        return torch.stack([row.abs().amax(1) for row in rows]).amax(0)
+    norms = torch.stack(
+        [torch.linalg.vector_norm(row, dim=1) for row in rows]
+    )  # [tensors, members]
+    norm: Tensor = torch.linalg.vector_norm(norms, dim=0)
+    factors = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+    for tensor in tensors:
+        tensor.mul_(factors.view(-1, *[1] * (tensor.dim() - 1)))
     return norm
 
 

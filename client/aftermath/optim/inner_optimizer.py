@@ -115,13 +115,19 @@ class InnerOptimizer:
         self._optimizer.state.clear()
 
 
-def inner_optimizer(params: Mapping[str, Tensor], settings: Optimizer) -> torch.optim.Optimizer:
-    """Return the optimizer of these parameters (at least one). Each step sets its rate."""
+def inner_optimizer(
+    params: Mapping[str, Tensor], settings: Optimizer, hidden: Sequence[str] | None = None
+) -> torch.optim.Optimizer:
+    """Return the optimizer of these parameters (at least one). Each step sets its rate.
+
+    `hidden` names the hidden matrices, if their shapes do not show which ones they are.
+    """
     if settings.inner_optimizer == "muon":
         return Muon(
             params,
             0.0,
             MuonSettings(weight_decay=settings.weight_decay, betas=BETAS, epsilon=EPSILON),
+            hidden,
         )
     return adamw_of(
         params,

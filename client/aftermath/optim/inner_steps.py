@@ -20,7 +20,12 @@ from aftermath.optim.gradient_clip import (
     finite,
     refuse_beyond,
 )
-from aftermath.optim.inner_optimizer import InnerOptimizer, MakeInner, rate_of_vectors
+from aftermath.optim.inner_optimizer import (
+    Inner,
+    InnerOptimizer,
+    MakeInner,
+    rate_of_vectors,
+)
 from aftermath.optim.interfaces import Backward, PseudoGradient
 from aftermath.optim.moe_bias import Balances, balance, learnt, nothing_balances
 from aftermath.optim.moments import copies_of
@@ -77,11 +82,35 @@ class InnerSteps:
                 torch._foreach_copy_(self._tensors(), list(shared.values()))
         return PseudoGradient(moved, 1.0, loss)
 
+    @property
+    def settings(self) -> Optimizer:
+        """Return the settings of all steps."""
+        return self._settings
+
+    @property
+    def inner(self) -> Inner:
+        """Return the optimizer of the steps."""
+        return self._inner
+
+    @property
+    def params(self) -> dict[str, Tensor]:
+        """Return the shared parameters."""
+        return dict(zip(self._params, self._tensors(), strict=True))
+
+    def params_ahead(self, rate: float) -> dict[str, Tensor]:
+        """Return copies of the parameters with this member's previous result applied at a rate."""
+        shared = self._copies()
+        try:
+            self._ahead(rate)
+            return self._copies()
+        finally:
+            torch._foreach_copy_(self._tensors(), list(shared.values()))
+
     def _tensors(self) -> list[Tensor]:
         return [tensor.detach() for tensor in self._params.values()]
 
     def _copies(self) -> dict[str, Tensor]:
-        return copies_of(dict(zip(self._params, self._tensors(), strict=True)))
+        return copies_of(self.params)
 
     def _moved(self, start: list[Tensor]) -> list[Tensor]:
         """Return `start` minus the parameters."""
@@ -123,13 +152,7 @@ class InnerSteps:
             balance(self._params, self._balances, rate_of_vectors(lr, self._settings))
             done = _one_behind(done, grads[0].device)
         read = torch.stack((torch.stack(losses), torch.stack(sizes))).tolist()
-        for number, (part_loss, size) in enumerate(zip(*read, strict=True)):
-            finite(part_loss)
-            if not size <= _LARGEST_GRADIENT:
-                raise NonFiniteGradient(
-                    f"a gradient of inner step {number + 1} is not finite or exceeds {_LARGEST_GRADIENT:.3g}",
-                    "Lower the learning rate if this happens again",
-                )
+        check_steps(*read)
         return float(
             sum(part_loss * len(part) for part_loss, part in zip(read[0], parts, strict=True))
         )
@@ -170,6 +193,20 @@ class InnerSteps:
     def reset(self) -> None:
         """Forget the moments."""
         self._inner.reset()
+
+
+def check_steps(losses: Sequence[float], sizes: Sequence[float]) -> None:
+    """Raise NonFiniteGradient unless the loss and gradient of each inner step were finite.
+
+    `sizes` has what `clip_unread` returned after each step.
+    """
+    for number, (loss, size) in enumerate(zip(losses, sizes, strict=True)):
+        finite(loss)
+        if not size <= _LARGEST_GRADIENT:
+            raise NonFiniteGradient(
+                f"a gradient of inner step {number + 1} is not finite or exceeds {_LARGEST_GRADIENT:.3g}",
+                "Lower the learning rate if this happens again",
+            )
 
 
 def may_run_ahead(params: Iterable[Tensor]) -> bool:

@@ -6,7 +6,7 @@ Restoring is all-or-nothing, because moments are meaningless without their step 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -126,6 +126,32 @@ def put_back(
     optimizer.state.clear()
     for name, values in found.items():
         optimizer.state[params[name]] = values
+
+
+def stacked_moments(of_members: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Return the moments of several members as one optimizer's, [members, ...] each.
+
+    Members must have equal counts (`steps_of`), which are not stacked.
+    """
+    return {
+        path: tensor if _is_count(path) else torch.stack([own[path] for own in of_members])
+        for path, tensor in of_members[0].items()
+    }
+
+
+def moments_of_member(stacked: Mapping[str, Tensor], member: int) -> dict[str, Tensor]:
+    """Return one member's part of stacked moments, without copies."""
+    return {path: tensor if _is_count(path) else tensor[member] for path, tensor in stacked.items()}
+
+
+def steps_of(moments: Mapping[str, Tensor]) -> float:
+    """Return how many steps the moments have seen. Without counts, 0 or 1 (at least one)."""
+    counts = (float(tensor) for path, tensor in moments.items() if _is_count(path))
+    return next(counts, float(bool(moments)))
+
+
+def _is_count(path: str) -> bool:
+    return path.partition("/")[0] in _COUNTS
 
 
 def _keys(optimizer: torch.optim.Optimizer, tensor: Tensor) -> set[str]:

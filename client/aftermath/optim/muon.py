@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, overload
@@ -91,10 +91,17 @@ class Muon(torch.optim.Optimizer):
     add_param_group = eager_adamw.add_param_group
 
     def __init__(
-        self, params: Mapping[str, Tensor], lr: float, settings: MuonSettings | None = None
+        self,
+        params: Mapping[str, Tensor],
+        lr: float,
+        settings: MuonSettings | None = None,
+        hidden: Sequence[str] | None = None,
     ) -> None:
-        """Raise ValueError if there is nothing to learn."""
-        chosen = hidden_matrices(params)
+        """Raise ValueError if there is nothing to learn.
+
+        `hidden` names the hidden matrices. By default they are chosen by name and shape.
+        """
+        chosen = hidden_matrices(params) if hidden is None else hidden
         self.settings = settings or MuonSettings()
         matrices = [params[name] for name in chosen]
         rest = [params[name] for name in sorted(params.keys() - set(chosen))]

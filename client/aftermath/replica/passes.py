@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -77,12 +77,13 @@ class Passes:
         """Return `LanguageModel.loss` of tokens [B, T] on the device, with a gradient for the
         parameters.
         """
-        with self._cast():
+        with self.cast():
             if self._compiled is not None and self._compiles(self._compiled, input_ids, labels):
                 return self._compiled(input_ids, labels)
             return self._model.loss(input_ids, labels)
 
-    def _cast(self) -> contextlib.AbstractContextManager[object]:
+    def cast(self) -> contextlib.AbstractContextManager[object]:
+        """Return the context in which passes compute."""
         if not self.arithmetic.bf16:
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, dtype=torch.bfloat16)
@@ -105,17 +106,28 @@ class Passes:
         tried = input_ids.shape, self._model.recompute
         if tried in self._tried:
             return True
-        try:
-            parameters = [
-                parameter for parameter in self._model.parameters() if parameter.requires_grad
-            ]
-            torch.autograd.grad(compiled(input_ids, labels), parameters, allow_unused=True)
-        except Exception as error:
-            if is_out_of_memory(error):
-                raise
+        parameters = [
+            parameter for parameter in self._model.parameters() if parameter.requires_grad
+        ]
+        if not compiles(lambda: compiled(input_ids, labels), parameters):
             self._compiled = None
-            reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-            log.warning("training without torch.compile, which failed: %s", reason)
             return False
         self._tried.add(tried)
         return True
+
+
+def compiles(loss: Callable[[], Tensor], parameters: Sequence[Tensor]) -> bool:
+    """Return whether a compiled forward and backward pass works. If not, log why."""
+    try:
+        torch.autograd.grad(loss(), parameters, allow_unused=True)
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        log.warning("training without torch.compile, which failed: %s", first_line(error))
+        return False
+    return True
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of an error's message, or its type."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -7,9 +7,11 @@ members stay bit-identical.
 
 from __future__ import annotations
 
+import copy
 import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -68,7 +70,8 @@ class Replica:
             pass_size.forbid_recompute()
         self.passes = Passes(self.model, arithmetic)
         self.params: dict[str, Tensor] = dict(self.model.named_parameters())
-        self.optimizer = Engine(schema, tier, self.params, stopwatch, result, inner)
+        self._engine = partial(Engine, schema, tier, self.params, stopwatch, result, inner)
+        self.optimizer = self._engine()
         for name, tensor in self.optimizer.momentum.items():
             if name in weights:
                 tensor.copy_(weights[name])
@@ -77,6 +80,16 @@ class Replica:
     def shared(self) -> dict[str, Tensor]:
         """Return the tensors that replicas share (`Schema.shared`): parameters and momentum."""
         return self.params | self.optimizer.momentum
+
+    def another(self) -> Replica:
+        """Return the replica of another member of this tier, on the same shared tensors.
+
+        It has a private state of its own. Only one of them may train at a time, and only one may
+        apply a round's results.
+        """
+        other = copy.copy(self)
+        other.optimizer = self._engine(self.optimizer.momentum)
+        return other
 
     @property
     def levels(self) -> range:

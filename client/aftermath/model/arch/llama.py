@@ -22,6 +22,8 @@ from aftermath.model.network import Through, attention
 class Llama(Transformer):
     """The network of one tier."""
 
+    can_stack = True
+
     def __init__(self, config: LlamaConfig, tier: int = 0) -> None:
         super().__init__(config, tier, LlamaDecoder(config, tier))
 

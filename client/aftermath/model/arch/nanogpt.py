@@ -21,6 +21,8 @@ from aftermath.model.network import Through, attention
 class NanoGPT(Transformer):
     """The network of one tier."""
 
+    can_stack = True
+
     def __init__(self, config: NanoGPTConfig, tier: int = 0) -> None:
         super().__init__(config, tier, NanoGPTDecoder(config, tier))
         self._cap = config.logit_softcap
