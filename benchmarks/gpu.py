@@ -10,7 +10,7 @@ python benchmarks/gpu.py [PART ...]    run these parts on the first CUDA device,
 # - kernels: whether Triton's kernels can be used
 # - demo: the demonstration, with its largest member on the GPU and the others on the CPU
 # - step: `benchmarks/step.py` of the light recipe in bf16
-# - large: `benchmarks/large.py`, a member of 124 million parameters against a plain loop
+# - large: `benchmarks/gpu_member.py`, a member of 124 million parameters against a plain loop
 # - lab: `benchmarks/lab_speed.py`, eight members of 10.8 million parameters that `train-local`
 #   trains at once, 63 million tokens in at most two minutes; and one after another while time is
 #   left
@@ -58,7 +58,7 @@ from aftermath.replica.replica import Replica
 from aftermath.rules.distro import Distro
 from aftermath.rules.optimizer import Optimizer
 from aftermath.rules.sparseloco import SparseLoCo
-from large import against_bars
+from gpu_member import against_bars
 from measure import MEASURED, ON_A_GPU, printed_by, report_of_demo, write
 from memory import document_of
 
@@ -227,13 +227,13 @@ def step(device: torch.device) -> Any:
 
 
 def large(device: torch.device) -> Any:
-    """Return the figures of `benchmarks/large.py`. Each part runs in its own process and is saved
-    at once.
+    """Return the figures of `benchmarks/gpu_member.py`. Each part runs in its own process and is
+    saved at once.
     """
     found: dict[str, Any] = {}
     load = os.getloadavg()[0]
     for part in ("plain", "distro", "sparseloco", "outer_muon"):
-        line = shlex.join(["python", "benchmarks/large.py", "--json", part])
+        line = shlex.join(["python", "benchmarks/gpu_member.py", "--json", part])
         figures = printed_by(line, seconds=PART_SECONDS)
         if figures is None:
             return None

@@ -35,13 +35,13 @@ COMMANDS = {
     "rolling": "python benchmarks/rolling.py --json",
     "ideas": "python benchmarks/ideas.py --json",
     "codec": "python benchmarks/codec.py --json",
-    "roots": "python benchmarks/roots.py --json",
+    "roots": "python benchmarks/state_roots.py --json",
     "spinning": "python benchmarks/spinning.py --json",
     "draft": "python benchmarks/draft.py --json",
     "chain": "python benchmarks/chain.py --json",
     "distro": "python benchmarks/distro.py --json",
     "localnet": "python benchmarks/localnet.py --transactions 5000 --json",
-    "central": "python benchmarks/central.py --json",
+    "central": "python benchmarks/server_pace.py --json",
     "p2p": "python benchmarks/p2p.py --json",
     "wan": "python benchmarks/wan.py --slower 16 --json",
     "round": "python benchmarks/round.py --members 3 8 --json",
@@ -52,7 +52,7 @@ COMMANDS = {
 NEED_ROOT = {"wan"}
 ON_A_GPU = {
     "gpu": "python benchmarks/gpu.py",
-    "spread": "python benchmarks/spread.py --device cuda --moments kept --keep",
+    "spread": "python benchmarks/audit_distance.py --device cuda --moments kept --keep",
 }
 """Measurements outside the default set. Each needs a GPU and writes its own file."""
 

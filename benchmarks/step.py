@@ -10,7 +10,7 @@ python benchmarks/step.py [--model 124M --members 8]
 # - It does so with the recipe's DisTrO, and with SparseLoCo and its four inner steps, of AdamW
 #   with few numbers or of Muon with all of them (`outer_muon`, what docs/experiments.md
 #   recommends).
-# - The plain loop (`benchmarks/plain.py`) takes a step of AdamW on the same share, and four of
+# - The plain loop (`benchmarks/plain_loop.py`) takes a step of AdamW on the same share, and four of
 #   them against SparseLoCo. Both take turns in another order each time, and ratios are of
 #   medians.
 # - `train_over_plain` is the member's tokens per second while it trains over the loop's;
@@ -44,7 +44,7 @@ from aftermath.replica.replica import Replica
 from aftermath.rules.distro import Distro
 from aftermath.rules.optimizer import Optimizer
 from aftermath.rules.sparseloco import SparseLoCo
-from plain import Loop, of_llama
+from plain_loop import Loop, of_llama
 
 MODEL: dict[str, Any] = {
     "model_type": "llama",

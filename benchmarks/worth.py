@@ -13,11 +13,11 @@ worth.py --quick              train a few arms of 0.2M once more: ten minutes
 #   lengths, loss is a straight line over the logarithm of steps. Beyond the curve's ends nothing
 #   is extrapolated.
 # - Steps alone have a range: their values if the losses of members and of the machine alone
-#   differ by as much as 95 of 100 differ at most, by their seeds (noise.py).
+#   differ by as much as 95 of 100 differ at most, by their seeds (seed_noise.py).
 # - Compute share: the seconds that one machine alone would need for a member's steps, over the
 #   seconds of a member's rounds. Those are its own measured computing, encoding and applying, and
-#   the protocol's time by the model of seconds.py. It is of one processor, and so is worth: one
-#   for each that has trained both.
+#   the protocol's time by the model of protocol_time.py. It is of one processor, and so is worth:
+#   one for each that has trained both.
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ from arms import (
     train,
     winner,
 )
-from noise import Noise, kind_of, noise
-from seconds import seconds_of, shares, spread, step_seconds_for
+from protocol_time import seconds_of, shares, spread, step_seconds_for
+from seed_noise import Noise, kind_of, noise
 
 ROOT = Path(__file__).resolve().parent.parent
 WORK = ROOT / "runs" / "worth"

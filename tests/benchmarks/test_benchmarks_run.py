@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[2]
         ),
         pytest.param(
             (
-                "roots.py",
+                "state_roots.py",
                 "--threads",
                 "1",
                 "--optimizers",

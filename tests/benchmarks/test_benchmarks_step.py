@@ -37,10 +37,10 @@ def test_plain_loop_equals_loss_and_gradient_of_member(step: ModuleType) -> None
     config = config_of(step.MODEL | {"num_hidden_layers": 2})
     weights = init_weights(config, 5)
     ours = config.build(0, weights)
-    plain = load("plain").of_llama(weights, heads=8)
+    plain = load("plain_loop").of_llama(weights, heads=8)
     assert sum(p.numel() for p in plain.parameters()) == sum(p.numel() for p in ours.parameters())
     share = torch.randint(0, 260, (2, 40), generator=torch.Generator().manual_seed(1))
-    losses = ours.loss(share), load("plain").Loop(plain, micro_batch=2, steps=1).loss(share)
+    losses = ours.loss(share), load("plain_loop").Loop(plain, micro_batch=2, steps=1).loss(share)
     torch.testing.assert_close(losses[0], losses[1], rtol=1e-5, atol=1e-6)
     for loss in losses:
         loss.backward()

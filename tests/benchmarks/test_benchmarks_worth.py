@@ -31,8 +31,8 @@ def module(name: str) -> ModuleType:
 
 
 arms = module("arms")
-noise = module("noise")
-seconds = module("seconds")
+seed_noise = module("seed_noise")
+protocol_time = module("protocol_time")
 worth = module("worth")
 learning_tables = module("learning_tables")
 module("quote")  # plots reads figures with it
@@ -64,7 +64,7 @@ def test_worth_of_members_equals_hand_computation() -> None:
     """Eight members after 400 steps equal one machine after 800, so a quarter of their tokens
     counts.
     """
-    shares = seconds.shares(members(), 11_000_000, {"p": 20.0}, {"p": 2.0})
+    shares = protocol_time.shares(members(), 11_000_000, {"p": 20.0}, {"p": 2.0})
     found = worth.compared({"steps": 400, "held_out": 1.0}, members(), ALONE, shares, 0.0)
     sent = 7 * 11_000_000 * 8 * (1 / 110e6 + 1 / 500e6)
     round_seconds = 4 * 20 / 8 + 1.5 * 0.4 + 4 * 0.1 + sent
@@ -102,7 +102,7 @@ def test_steps_alone_have_range_of_seeds() -> None:
 
 @pytest.mark.parametrize(("took", "longest"), [(20.0, 4 * 20 / 8), (0.2, 1.5 * 0.4 + 4 * 0.1)])
 def test_overlapped_transfer_costs_no_time(took: float, longest: float) -> None:
-    found = seconds.shares(members(overlap="1"), 0, {"p": took}, {"p": 2.0})
+    found = protocol_time.shares(members(overlap="1"), 0, {"p": took}, {"p": 2.0})
     assert found["p"][0] == pytest.approx(4 * 2 / longest)
 
 
@@ -110,12 +110,12 @@ def test_worth_uses_one_processor_that_trained_both() -> None:
     """Never compare seconds of different processors."""
     own = {"fast": 8.0, "slow": 80.0, "other": 1.0}
     one = {"fast": 1.0, "slow": 5.0}
-    found = seconds.shares(members(), 0, own, one)
+    found = protocol_time.shares(members(), 0, own, one)
     assert {machine: without for machine, (_, without) in found.items()} == {
         "fast": 1.0,
         "slow": 0.5,
     }
-    assert seconds.shares(members(), 0, {"other": 1.0}, one) == {}
+    assert protocol_time.shares(members(), 0, {"other": 1.0}, one) == {}
 
 
 def test_seconds_are_minimum_per_processor() -> None:
@@ -124,9 +124,9 @@ def test_seconds_are_minimum_per_processor() -> None:
         for name, took in [("a", 3.0), ("a", 2.0), ("b", 1.0)]
     ]
     lines.append({"cpu_seconds_per_step": 9.0})
-    assert seconds.seconds_of(lines) == {"a": 2.0, "b": 1.0, seconds.UNNAMED: 9.0}
-    assert seconds.spread([lines, lines[:1]]) == 1.5, "of one processor, and of one arm"
-    assert seconds.spread([]) == 1.0
+    assert protocol_time.seconds_of(lines) == {"a": 2.0, "b": 1.0, protocol_time.UNNAMED: 9.0}
+    assert protocol_time.spread([lines, lines[:1]]) == 1.5, "of one processor, and of one arm"
+    assert protocol_time.spread([]) == 1.0
 
 
 @pytest.mark.parametrize("name", worth.ALONE)
@@ -151,10 +151,11 @@ def test_seconds_per_step_reproduce_worth(
     tokens = 5.0
     for times, step in zip(
         (1.1, 1, 1 / 1.1),
-        seconds.step_seconds_for(wanted, tokens, 1 / 1.2, training, sent),
+        protocol_time.step_seconds_for(wanted, tokens, 1 / 1.2, training, sent),
         strict=True,
     ):
-        share, without = seconds.shares(training, sent, {"p": step * 8 * 1.2}, {"p": step})["p"]
+        shares = protocol_time.shares(training, sent, {"p": step * 8 * 1.2}, {"p": step})
+        share, without = shares["p"]
         assert without == pytest.approx(1 / 1.2)
         assert times * tokens * share == pytest.approx(wanted, rel=2e-3)
 
@@ -165,28 +166,30 @@ def test_narrow_worth_is_marked() -> None:
     """
     for wanted, shown in [(3, "s ("), (4, "hardly: "), (4.5, "hardly: "), (4.6, "never")]:
         assert shown in learning_tables.from_step(
-            seconds.step_seconds_for(wanted, 5.0, 1 / 1.2, members(), 11_000_000)
+            protocol_time.step_seconds_for(wanted, 5.0, 1 / 1.2, members(), 11_000_000)
         )
 
 
 def test_noise_is_pooled_by_training_kind() -> None:
-    found = noise.pooled({"polar": [(1.0, 3.0), (5.0, 5.0)], "mean": [(0.0, 1.0, 2.0)]})
+    found = seed_noise.pooled({"polar": [(1.0, 3.0), (5.0, 5.0)], "mean": [(0.0, 1.0, 2.0)]})
     assert found["polar"]["deviation"] == pytest.approx(1.0)
     assert found["polar"]["freedom"] == 2
     assert found["polar"]["apart"] == pytest.approx(2**0.5 * 4.303, abs=1e-3)
     assert found["mean"]["deviation"] == pytest.approx(1.0)
-    assert noise.student(35) == pytest.approx(2.030, abs=5e-3)
-    assert [noise.kind_of(said) for said in ({"optimizer": "muon"}, {"optimizer": "distro"})] == [
+    assert seed_noise.student(35) == pytest.approx(2.030, abs=5e-3)
+    assert [
+        seed_noise.kind_of(said) for said in ({"optimizer": "muon"}, {"optimizer": "distro"})
+    ] == [
         "machine",
         "mean",
     ]
-    assert noise.kind_of({"optimizer": "sparseloco", "orthogonal_lr": 1.5}) == "polar"
+    assert seed_noise.kind_of({"optimizer": "sparseloco", "orthogonal_lr": 1.5}) == "polar"
 
 
 def test_training_kept_in_two_files_counts_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(noise, "RUNS", tmp_path)
+    monkeypatch.setattr(seed_noise, "RUNS", tmp_path)
     line = {"arm": "a", "steps": 1, "lr": 0.1, "said": {"optimizer": "adamw"}}
     same = "\n".join(
         json.dumps(line | {"seed": seed, "held_out": float(seed)}) for seed in range(3)
@@ -194,7 +197,7 @@ def test_training_kept_in_two_files_counts_once(
     for name in ("one", "other"):
         (tmp_path / f"{name}.jsonl").write_text(same)
     (tmp_path / "rolling.jsonl").write_text(json.dumps({"seed": 0}))
-    assert noise.noise()["machine"]["freedom"] == 2
+    assert seed_noise.noise()["machine"]["freedom"] == 2
 
 
 def test_best_rate_at_edge_of_tried_rates_is_named() -> None:

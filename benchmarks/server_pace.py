@@ -1,6 +1,6 @@
 """Measure rounds per second of a run on the centralized server, with members that do not train.
 
-python benchmarks/central.py [--members 64] [--rounds 30] [--processes 2] [--json]
+python benchmarks/server_pace.py [--members 64] [--rounds 30] [--processes 2] [--json]
 """
 
 # How it is measured:

@@ -1,12 +1,12 @@
 """Measure a member of 124 million parameters on a GPU against a plain training loop.
 
-python benchmarks/large.py [--json] [--small] [PART ...]
+python benchmarks/gpu_member.py [--json] [--small] [PART ...]
 """
 
 # The parts and how they are measured:
 # - The model has GPT-2's vocabulary of 50,304. Sequences have 1,024 tokens; a pass has 32 of
 #   them, in bf16, compiled.
-# - plain: the plain loop (`benchmarks/plain.py`), tokens per second
+# - plain: the plain loop (`benchmarks/plain_loop.py`), tokens per second
 # - distro: a member with a share of 64 sequences
 # - sparseloco: 30 inner steps of AdamW, 64 of 4,096 numbers sent
 # - outer_muon: 30 inner steps of Muon, all numbers sent, applied along the polar factor and as a
@@ -45,7 +45,7 @@ from aftermath.replica.replica import Replica
 from aftermath.rules.distro import Distro
 from aftermath.rules.optimizer import Optimizer
 from aftermath.rules.sparseloco import SparseLoCo
-from plain import Loop, of_llama
+from plain_loop import Loop, of_llama
 from step import MODEL
 
 LARGE: dict[str, Any] = MODEL | {

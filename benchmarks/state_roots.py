@@ -1,6 +1,6 @@
 """Measure the cost of the roots of a member's private state, relative to its round.
 
-python benchmarks/roots.py [--json]
+python benchmarks/state_roots.py [--json]
 """
 
 # How it is measured:
