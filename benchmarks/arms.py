@@ -76,7 +76,7 @@ class Training:
     lr: float
     seed: int
     said: dict[str, Any]
-    """To the laboratory, but for places."""
+    """Settings of `train-local`, without paths."""
 
     @property
     def members(self) -> int:
@@ -97,7 +97,7 @@ class Training:
 
     @property
     def key(self) -> str:
-        """What it is known by."""
+        """Return the training's key."""
         return json.dumps(
             [self.arm, self.size, self.steps, self.lr, self.seed, self.said], sort_keys=True
         )
@@ -160,7 +160,7 @@ def _training(
 
 
 def model_of(size: str) -> dict[str, object]:
-    """The config.json of a size's model: the demo's, with the size's own numbers."""
+    """Return the config.json of a model size: the demo's with this size's values."""
     own = {
         name: value for name, value in _document()["size"][size].items() if name not in _OF_A_STEP
     }
@@ -168,8 +168,8 @@ def model_of(size: str) -> dict[str, object]:
 
 
 def prepare(root: Path, size: str, seed: int) -> dict[str, Path]:
-    """The model of a size, and the two sides of the corpus; what is there already is taken as it
-    is.
+    """Create the model and both parts of the corpus, and return their paths. Existing files are
+    reused.
     """
     places = {
         "data_path": root / "tokens",
@@ -187,8 +187,8 @@ def prepare(root: Path, size: str, seed: int) -> dict[str, Path]:
 
 
 def settings_of(training: Training, places: dict[str, Path]) -> LabSettings:
-    """What is said to the laboratory. Raises pydantic's ValidationError for what it does
-    not know.
+    """Return the training's `LabSettings`. Raises pydantic's ValidationError for an unknown
+    setting.
     """
     return with_options(
         **places,
@@ -211,7 +211,7 @@ def result_bytes(training: Training) -> tuple[int, int]:
 
 
 def train(training: Training, root: Path) -> dict[str, Any]:
-    """Train it in this process, and return the line that is kept. A stopped training continues."""
+    """Train in this process, and return the result line. Continue a stopped training."""
     device = exact_device(_document()["size"][training.size].get("device", "cpu"))
     recipe = recipe_of(settings_of(training, prepare(root, training.size, training.seed)))
     begun = start(recipe, device, arithmetic_of(device, "auto", "off"))
@@ -245,7 +245,7 @@ def train(training: Training, root: Path) -> dict[str, Any]:
 
 
 def processor() -> str:
-    """What this machine computes with, as Linux calls it; elsewhere what Python knows of it."""
+    """Return the processor's name: Linux's, or Python's on other systems."""
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
@@ -254,8 +254,8 @@ def processor() -> str:
 
 
 class _Clock:
-    """Seconds of this process's rounds, but for the first after a save, which has that in it; the
-    last event.
+    """Times rounds, except the first after each save, which includes the save. Keeps the last
+    event.
     """
 
     def __init__(self, save_every: int, seconds: Callable[[], float]) -> None:
@@ -267,7 +267,7 @@ class _Clock:
         self._since = seconds()
 
     def take(self, event: Event) -> None:
-        """Follow the course."""
+        """Count an event of the training."""
         now = self._read()
         if isinstance(event, lab_events.Step) and event.step % self._save_every != 1:
             self.seconds += now - self._since

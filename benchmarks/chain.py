@@ -47,8 +47,8 @@ ENCODINGS = ("base64", "base64+zstd")
 
 
 class Recorder(World):
-    """A world that remembers what each instruction cost and what a subscriber of the run
-    was sent.
+    """A world that records each instruction's compute units and the bytes pushed to a subscriber of
+    the run.
     """
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ class Recorder(World):
         name = self.label or self.names[bytes(instructions[-1].data)[:8]]
         if (
             len(instructions) == 1 or name == "prove_equivocation"
-        ):  # checking signatures is free of units
+        ):  # signature checks cost no compute units
             self.units[name] = max(self.units[name], outcome.units)
         self.transactions[name] += 1
         after = self.data(self.watched) if self.watched else b""
@@ -82,7 +82,7 @@ class Recorder(World):
         return outcome
 
     def notification(self, data: bytes, encoding: str) -> str:
-        """The message of `accountSubscribe` as the validator writes it."""
+        """Return the message of `accountSubscribe` as the validator writes it."""
         assert self.watched
         body = zstandard.compress(data) if encoding == "base64+zstd" else data
         value: dict[str, Any] = {
@@ -102,7 +102,7 @@ class Recorder(World):
 
 
 def prepare(world: Recorder, clients: int, tiers: int = 3) -> Scenario:
-    """A run with `clients` members in its first warm-up, created one instruction per
+    """Return a run with `clients` members in its first warm-up. Each instruction has its own
     transaction.
     """
     run = Scenario(world, tiers=tiers)
@@ -131,7 +131,7 @@ def prepare(world: Recorder, clients: int, tiers: int = 3) -> Scenario:
 
 
 def authorizations(run: Scenario) -> None:
-    """Everybody may join; a second authorization goes through all its changes."""
+    """Let everyone join, and send every change of a second authorization."""
     grantor = run.grantor
     grantee = member(5_000)
     keys = dict.fromkeys(("payer", "sponsor", "delegates_sponsor"), run.world.payer.pubkey())
@@ -156,21 +156,21 @@ def authorizations(run: Scenario) -> None:
 
 
 def train(run: Scenario, world: Recorder) -> None:
-    """Warm-up, a full round, rounds with many shares missing, a verdict, a health check, the drain
-    round. From the second round on as if all had begun the epoch as established holders, who alone
-    are witnesses.
+    """Send the transactions of warm-up, a full round, two with many missing shares, a verdict, a
+    health check and the drain round. From the second round on, all members count as established at
+    the epoch's start.
     """
     for index in run.elected():
         if run.run.state is RunState.WARMUP:
             run.by(index, "warmup_witness", run.seat_of(index))
     everyone_attests(run)
     record = world.record("Members", run.run_id)
-    appoint(run, record, run.run.levels)
+    establish_all(run, record, run.run.levels)
     world.store("Members", run.run_id, record)
     for part, every in (
         ("half", 2),
         ("a third", 3),
-    ):  # of 256, half makes more gaps than the backlog has room for
+    ):  # with 256 members, missing half makes more gaps than the backlog can hold
         judged = run.run.current.height - 1
         world.label = f"witness ({part} of the shares missing, all disagree)"
         everyone_attests(run, disagreeing(run, judged, every))
@@ -199,8 +199,8 @@ def train(run: Scenario, world: Recorder) -> None:
 
 
 def disagreeing(run: Scenario, height: int, every: int) -> list[int]:
-    """What each witness saw of that round: the shares of many members are missing for most of them,
-    each time for others.
+    """Return each witness's bit mask. It lacks every `every`-th share, except a quarter of these,
+    which differs by witness.
     """
     judged = run.run.round(height)
     assert judged is not None
@@ -224,7 +224,7 @@ def everyone_attests(
 
 
 def judge(run: Scenario) -> None:
-    """A verifier of the round before finds that a member's result is not what the data gives."""
+    """Submit a verifier's verdict on a result of the previous round."""
     before = run.run.round(run.run.current.height - 1)
     assert before is not None
     percent = run.run.config.verification_percent
@@ -236,19 +236,19 @@ def judge(run: Scenario) -> None:
     ]
     shares = assignment.assign(before, run.members, percent)
     target = next(seat for seat, share in shares.items() if share.len)
-    # one vote alone would eject
+    # a single verifier would eject the trainer, so it reports no mismatch
     sender = run.index_of(seats[verifiers[0]].signer)
     mismatch = len(verifiers) > 1
     run.by(sender, "verify", verifiers[0], before.height, target, mismatch)
 
 
 def finish(run: Scenario, world: Recorder) -> None:
-    """Level hashes, a checkpoint, and everything that ends a run."""
+    """Send the level hashes, a checkpoint, and every instruction that ends a run."""
     for seat, one in enumerate(run.members.seats):
         levels = committee.levels_to_attest(run.run, run.members, seat) if one.used else ()
         if levels and one.state is MemberState.HEALTHY and run.run.state is RunState.COOLDOWN:
             run.attest(run.index_of(one.signer), {level: HASHES[level] for level in levels})
-    if run.run.levels_attested != 0b111:  # too many of the committees are gone
+    if run.run.levels_attested != 0b111:  # too few committee members are left
         world.advance(31)
         run.tick()
     named = {"kind": 1, "repo": "r" * 64, "revision": "v" * 40, "hashes": list(HASHES.values())}
@@ -257,7 +257,7 @@ def finish(run: Scenario, world: Recorder) -> None:
     last = run.run.finishers.bit_length() - 1
     run.join(last)
     run.by(last, "leave_run")
-    world.advance(40)  # those who hold the model are not waited for any longer
+    world.advance(40)  # the wait for holders of the model is over
     run.join(8_000)  # if all seats are taken, one member loses its seat
     run.by(8_000, "leave_run")
     run.settle(8_000)
@@ -276,7 +276,7 @@ def finish(run: Scenario, world: Recorder) -> None:
 
 
 def begun(clients: int, tiers: int) -> Scenario:
-    """A run whose first round has begun."""
+    """Return a run whose first round has begun."""
     run = prepare(Recorder(), clients, tiers)
     for index in run.elected():
         if run.run.state is RunState.WARMUP:
@@ -284,13 +284,14 @@ def begun(clients: int, tiers: int) -> Scenario:
     return run
 
 
-def end_in_time(
+def timed_out_tick_units(
     clients: int, tiers: int, *, half: bool, failed: bool = False, last: bool = False
 ) -> int:
-    """What it costs to end a cooldown when its time is up, in which nobody said what the model
-    contains, or just half of each level's committee did. With `failed`, as if all had begun as
-    established holders, and all but the smallest tier had failed in a round more than not. With
-    `last` the run is done then, and everybody waits.
+    """Return the compute units of a `tick` that ends a timed-out cooldown without attestations, or
+    with those of half of each level's committee (`half`).
+
+    With `failed`, all but the smallest tier failed most rounds. With `last`, the run finishes, and
+    all seats wait for the next epoch.
     """
     run = begun(clients, tiers)
     while run.run.state is not RunState.COOLDOWN:
@@ -305,17 +306,17 @@ def end_in_time(
     for seat, hashes in sorted(told.items()):
         run.attest(run.index_of(run.members.seats[seat].signer), hashes)
     if run.run.state is not RunState.COOLDOWN:
-        raise SystemExit("error: half of the committees were enough before the time was up")
+        raise SystemExit("error: half of the committees ended the cooldown before its timeout")
     if failed:
-        fail(run, tiers)
+        fail_larger_tiers(run, tiers)
     if last:
-        done(run)
+        end_after_epoch(run)
     run.world.advance(31)
     return run.tick().units
 
 
-def done(run: Scenario) -> None:
-    """See `end_in_time`."""
+def end_after_epoch(run: Scenario) -> None:
+    """Make this epoch the last one, and let all seats wait for the next."""
     state = run.world.record("Run", run.run_id)
     record = run.world.record("Members", run.run_id)
     state["config"]["total_steps"] = state["step"] - 1
@@ -324,13 +325,13 @@ def done(run: Scenario) -> None:
     run.world.store("Members", run.run_id, record)
 
 
-def fail(run: Scenario, tiers: int) -> None:
-    """See `end_in_time`. Nobody of whom it is so has a word in the cooldown any more."""
+def fail_larger_tiers(run: Scenario, tiers: int) -> None:
+    """Mark all but the smallest tier as failed: they may not attest."""
     record = run.world.record("Members", run.run_id)
     passed = bitmap.from_seats(
         seat for seat, one in enumerate(run.members.seats) if one.tier == tiers - 1
     )
-    appoint(run, record, tiers)
+    establish_all(run, record, tiers)
     everybody = (1 << bitmap.MAX_MEMBERS) - 1
     record["shown"][0][:-1] = bitmap.to_bytes(everybody & ~passed)
     record["shown"][0][-1] = bitmap.to_bytes(passed)
@@ -338,20 +339,19 @@ def fail(run: Scenario, tiers: int) -> None:
     run.world.store("Members", run.run_id, record)
 
 
-def appoint(run: Scenario, record: Any, tiers: int) -> None:
-    """Make all members of the epoch established holders that began it."""
+def establish_all(run: Scenario, record: Any, tiers: int) -> None:
+    """Make all members established, and holders of the model since the epoch's start."""
     state = run.world.record("Run", run.run_id)
     state["levels_established"] = (1 << tiers) - 1
-    # later rounds are as the one before
+    # later rounds copy this from the round before
     state["rounds"][0]["established"][state["head"][0]] = EstablishedOnly.WITNESS
     run.world.store("Run", run.run_id, state)
     record["established"][0] = record["judges"][0] = record["healthy"][0]
 
 
-def level_drop(clients: int) -> int:
-    """What it costs to drop all whom the holders of level 0 did without, and a quorum of all has:
-    those who hold it and were not elected. As if all had shown before what they hold, and these had
-    failed for long.
+def level_drop_units(clients: int) -> int:
+    """Return the compute units of dropping the holders of level 0 that were not elected, after a
+    quorum reported them missing. All are established. The dropped ones have failed for long.
     """
     run = begun(clients, 3)
     everyone_attests(run)
@@ -365,12 +365,12 @@ def level_drop(clients: int) -> int:
     owing = [seat for seat, share in shares.items() if share.len and seats[seat].tier == 0]
     hidden = bitmap.from_seats([seat for seat in owing if seat not in judges] or owing[:1])
     others = [seat for seat in judges if not bitmap.contains(hidden, seat)]
-    # an accused one that was silent has its own word
+    # an accused judge that did not attest counts as a vote for itself
     without = others[: committee.quorum(len(judges) + 1)]
     everyone_attests(run, [judged.roster & ~(hidden if seat in without else 0) for seat in chosen])
     record = run.world.record("Members", run.run_id)
-    appoint(run, record, 3)
-    lately(run, record, eviction.OFTEN)
+    establish_all(run, record, 3)
+    add_rounds(run, record, eviction.OFTEN)
     for bit in range(7):
         everybody = (1 << bitmap.MAX_MEMBERS) - 1
         record["shown"][0][bit] = bitmap.to_bytes(
@@ -381,7 +381,7 @@ def level_drop(clients: int) -> int:
     return run.by(sender, "health_check", run.names(bitmap.seats(hidden))).units
 
 
-def lately(run: Scenario, record: Any, rounds: int) -> None:
+def add_rounds(run: Scenario, record: Any, rounds: int) -> None:
     """Add this number of further rounds that made a step in this epoch."""
     state = run.world.record("Run", run.run_id)
     state["step"] += rounds
@@ -391,7 +391,7 @@ def lately(run: Scenario, record: Any, rounds: int) -> None:
 
 
 def measure(clients: int) -> dict[str, Any]:
-    """Everything about a run of `clients` members."""
+    """Return all figures of a run of `clients` members."""
     world = Recorder()
     run = prepare(world, clients)
     accounts = {
@@ -404,14 +404,14 @@ def measure(clients: int) -> dict[str, Any]:
     for half, who in ((False, "nobody"), (True, "half")):
         for tiers in (3, 8):
             what = f"tick (ends a cooldown in which {who} attested, {tiers} levels)"
-            world.units[what] = end_in_time(clients, tiers, half=half)
+            world.units[what] = timed_out_tick_units(clients, tiers, half=half)
     what = "tick (ends a cooldown in which half attested, 8 levels, and most judges have failed)"
-    world.units[what] = end_in_time(clients, 8, half=True, failed=True)
+    world.units[what] = timed_out_tick_units(clients, 8, half=True, failed=True)
     what = what.replace(" and most", " most").replace(
         ")", ", and the run is done for which all wait)"
     )
-    world.units[what] = end_in_time(clients, 8, half=True, failed=True, last=True)
-    world.units["health_check (for a level, by its holders)"] = level_drop(clients)
+    world.units[what] = timed_out_tick_units(clients, 8, half=True, failed=True, last=True)
+    world.units["health_check (for a level, by its holders)"] = level_drop_units(clients)
     attestations = min(clients, 32)
     return {
         "units": dict(sorted(world.units.items())),

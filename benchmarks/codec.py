@@ -56,7 +56,7 @@ PEERS = 16
 MANY = 32
 TOPK = 8
 EDGE = 64
-DEMO_BYTES = 8 + 4  # of an index and a value
+DEMO_BYTES = 8 + 4  # bytes of an index and a value
 GPT2 = MODEL | {
     "vocab_size": 50257,
     "hidden_size": 768,
@@ -79,8 +79,8 @@ class Demo:
         self.rows = dct_rows(EDGE).float()
 
     def chunks(self, tensor: Tensor) -> Tensor:
-        """[h, w] as [h / 64, w / 64, 64, 64], a vector as [w / 64, 64]; every edge here is a
-        multiple of 64.
+        """Split [h, w] into [h / 64, w / 64, 64, 64], and a vector into [w / 64, 64]. Every edge
+        here is a multiple of 64.
         """
         if tensor.ndim == 1:
             return tensor.view(-1, EDGE)
@@ -88,17 +88,17 @@ class Demo:
         return tensor.view(height // EDGE, EDGE, width // EDGE, EDGE).transpose(1, 2)
 
     def forward(self, chunks: Tensor) -> Tensor:
-        """The DCT over the last edge or the last two."""
+        """Return the DCT over the last edge or the last two."""
         out = chunks @ self.rows.T
         return out if chunks.ndim == 2 else torch.einsum("...ij,ki->...kj", out, self.rows)
 
     def inverse(self, chunks: Tensor) -> Tensor:
-        """Back from `forward`."""
+        """Return the inverse of `forward`."""
         out = chunks @ self.rows
         return out if chunks.ndim == 2 else torch.einsum("...ij,ik->...kj", out, self.rows)
 
     def restored(self, tensor: Tensor, sent: Sent) -> Tensor:
-        """The inverse DCT of the mean of what was sent of a tensor, in its shape."""
+        """Return the inverse DCT of the mean of a tensor's results, in its shape."""
         like = self.chunks(tensor)
         flat = torch.zeros(like.numel() // self.size(tensor), self.size(tensor))
         indices, values = (torch.cat(parts, 1) for parts in zip(*sent, strict=True))
@@ -111,12 +111,12 @@ class Demo:
         )
 
     def size(self, tensor: Tensor) -> int:
-        """Numbers of a chunk."""
+        """Return how many values a chunk has."""
         return EDGE if tensor.ndim == 1 else EDGE * EDGE
 
     @torch.no_grad()
     def encode(self, grads: Mapping[str, Tensor]) -> Sent:
-        """One step's result."""
+        """Return the result of one step."""
         found = []
         for name, delta in self.delta.items():
             delta.mul_(DECAY).add_(grads[name], alpha=LR)
@@ -129,18 +129,18 @@ class Demo:
 
     @torch.no_grad()
     def apply(self, results: Sequence[Sent]) -> None:
-        """x <- x - lr sign(mean of all)."""
+        """Apply the results of one step: x <- x - lr sign(mean)."""
         for tensor, sent in zip(self.params.values(), zip(*results, strict=True), strict=True):
             tensor.sub_(self.restored(tensor, sent).sign_(), alpha=LR)
 
 
 def loco(model: Mapping[str, Any], topk: int, bits: int = 2) -> Schema:
-    """A run of SparseLoCo."""
+    """Return a run of SparseLoCo."""
     return build_schema(model, 1, SparseLoCo(topk=topk, topk_embeddings=topk, bits=bits))
 
 
 def everything(orthogonal_lr: float) -> Schema:
-    """A run of SparseLoCo that sends all numbers in two bits."""
+    """Return a run of SparseLoCo that sends all values in two bits."""
     size = EDGE * EDGE
     agreed = SparseLoCo(
         topk=size, topk_embeddings=size, bits=2, divisor="all", orthogonal_lr=orthogonal_lr
@@ -149,7 +149,7 @@ def everything(orthogonal_lr: float) -> Schema:
 
 
 def signs(model: Mapping[str, Any], topk: int) -> Schema:
-    """A run of DisTrO with one bit."""
+    """Return a run of DisTrO with one bit."""
     return build_schema(
         model, 1, Distro(topk=topk, topk_embeddings=topk, decay=DECAY, weight_decay=0.0, clip=None)
     )
@@ -169,8 +169,8 @@ def least_bytes(results: ResultFormat) -> float:
 
 
 def log2_messages(places: int, most: int, values: int, exponents: int) -> float:
-    """Return log2 of the number of messages of a block: which numbers are kept, one of `values` for
-    each, and an exponent.
+    """Return log2 of the number of messages of a block: the kept indices, one of `values` for each,
+    and an exponent.
     """
     sets = 1
     some = 0
@@ -181,8 +181,8 @@ def log2_messages(places: int, most: int, values: int, exponents: int) -> float:
 
 
 def bytes_of(schemas: Callable[[int], Schema]) -> dict[str, dict[str, float]]:
-    """Bytes for 4,096 numbers, and the fewest there can be, by top-k; over a whole model, small
-    vectors and all.
+    """Return the bytes for 4,096 values, and the lower bound, by top-k. They are means over a whole
+    model with its small vectors.
     """
     found = {}
     for topk in (8, 32, 64, 256, 4096):
@@ -204,7 +204,7 @@ def seconds(*actions: Callable[[], object], repeats: int = 5) -> list[float]:
 
 
 def against_demo(schema: Schema, repeats: int = 5) -> dict[str, float]:
-    """DeMo's seconds over ours, for a result and for applying those of 16 members."""
+    """Return DeMo's seconds over ours, for a result and for applying those of 16 members."""
     params = noise(schema, 0)
     ours = Engine(schema, 0, params)
     feedback = ErrorFeedback(schema.results, 0, params, DECAY)
@@ -233,7 +233,9 @@ def against_demo(schema: Schema, repeats: int = 5) -> dict[str, float]:
 
 
 def aggregate(schema: Schema) -> float:
-    """Seconds of applying 32 members' results: each its own places, as of independent noise."""
+    """Return the seconds to apply 32 members' results, whose indices differ as for independent
+    noise.
+    """
     params = noise(schema, 0)
     sender = ErrorFeedback(schema.results, 0, params, DECAY)
     votes = [decode_all(schema, encoded(sender, noise(schema, 1 + peer))) for peer in range(MANY)]
@@ -243,7 +245,7 @@ def aggregate(schema: Schema) -> float:
 
 
 def measure() -> dict[str, Any]:
-    """Everything this benchmark reports."""
+    """Return everything this benchmark reports."""
     big = loco(GPT2, 32)
     return {
         "demo_bytes_per_4096": TOPK * DEMO_BYTES,

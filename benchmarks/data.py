@@ -43,7 +43,7 @@ OF_A_ROUND = 32
 
 
 def local(folder: Path) -> dict[str, float]:
-    """Bytes of tokens per second, the best of three passes."""
+    """Return the bytes of tokens per second, the best of three passes."""
     source = open_tokens(folder, 2, SEQ_LEN, vocab_size=VOCAB, shuffle_seed=bytes(32))
     best = float("inf")
     for _ in range(3):
@@ -56,7 +56,7 @@ def local(folder: Path) -> dict[str, float]:
 
 
 def http(folder: Path) -> dict[str, float]:
-    """What a member waits for data, of a round, with the share read ahead."""
+    """Return how long a member waits for data in a round, with the share read ahead."""
     with serving() as web:
         web.files = {f"/{path.name}": path.read_bytes() for path in sorted(folder.iterdir())}
         web.rate = LINK
@@ -84,7 +84,7 @@ def http(folder: Path) -> dict[str, float]:
 
 
 def measure() -> dict[str, Any]:
-    """Everything this benchmark reports."""
+    """Return everything this benchmark reports."""
     with tempfile.TemporaryDirectory(prefix="aftermath-data-") as place:
         folder = Path(place)
         draw = np.random.default_rng(1)

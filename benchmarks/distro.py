@@ -61,7 +61,7 @@ MODEL = {
 
 
 def the_schema() -> Schema:
-    """The benchmark's run."""
+    """Return the benchmark's run."""
     return build_schema(
         MODEL,
         3,
@@ -80,7 +80,9 @@ def the_schema() -> Schema:
 def best(
     *actions: Callable[[], object], repeats: int = 5, clock: Callable[[], float] = time.perf_counter
 ) -> list[float]:
-    """Seconds of the fastest run of each action, after one to warm up; the actions take turns."""
+    """Return the seconds of the fastest run of each action, after one untimed run. The actions take
+    turns.
+    """
     for action in actions:
         action()
     times = [float("inf")] * len(actions)
@@ -93,7 +95,7 @@ def best(
 
 
 def noise(schema: Schema, seed: int) -> dict[str, Tensor]:
-    """One normal tensor for each of the model's."""
+    """Return one normal tensor for each of the model's."""
     generator = torch.Generator().manual_seed(seed)
     shapes = schema.state.config.parameter_shapes()
     return {name: torch.randn(shape, generator=generator) for name, shape in sorted(shapes.items())}
@@ -102,7 +104,7 @@ def noise(schema: Schema, seed: int) -> dict[str, Tensor]:
 def float_estimate(
     votes: Sequence[Votes], schema: Schema, level: int, dtype: torch.dtype
 ) -> list[Tensor]:
-    """Scatter-mean and one inverse DCT in floating point, per segment of the level."""
+    """Return the scatter-mean and one inverse DCT in floating point, per segment of the level."""
     layout = level_layout(schema.results, level)
     positions = torch.cat([vote.positions for vote in votes])
     values = torch.cat([vote.values for vote in votes]).to(dtype)
@@ -121,7 +123,7 @@ def float_estimate(
 
 
 def dct_rows(edge: int) -> Tensor:
-    """The orthonormal DCT-II, float64 [frequency, place], not made from our integers."""
+    """Return the orthonormal DCT-II, float64 [frequency, position], not made from our integers."""
     place = torch.arange(edge, dtype=torch.float64)
     rows: Tensor = (
         torch.cos(torch.pi * (2 * place + 1) * place.unsqueeze(1) / (2 * edge)) * (2 / edge) ** 0.5
@@ -131,7 +133,7 @@ def dct_rows(edge: int) -> Tensor:
 
 
 def inverse_float64(coefficients: Tensor) -> Tensor:
-    """The inverse DCT with a float64 basis of its own."""
+    """Return the inverse DCT, with a float64 basis of its own."""
     for axis in (1, 2):
         rows = dct_rows(coefficients.shape[axis])
         coefficients = (coefficients.transpose(axis, 2) @ rows).transpose(axis, 2)
@@ -141,7 +143,7 @@ def inverse_float64(coefficients: Tensor) -> Tensor:
 def float_apply(
     params: Mapping[str, Tensor], schema: Schema, results: Mapping[int, Sequence[Votes]]
 ) -> None:
-    """The reference's whole apply."""
+    """Run the reference's whole apply."""
     for level, votes in results.items():
         estimates = float_estimate(votes, schema, level, torch.float32)
         for blocks, estimate in zip(schema.results.of_level(level), estimates, strict=True):
@@ -150,8 +152,8 @@ def float_apply(
 
 
 def compare_signs(schema: Schema, results: Mapping[int, Sequence[Votes]]) -> dict[str, float]:
-    """How often the exact and the fp32 signs differ from float64's, and the largest sum at which
-    ours do.
+    """Return how often the exact and the fp32 signs differ from float64's, and the largest sum at
+    which ours do.
     """
     total = exact = single = 0
     largest = 0.0
@@ -177,7 +179,7 @@ def compare_signs(schema: Schema, results: Mapping[int, Sequence[Votes]]) -> dic
 
 
 def decode_all(schema: Schema, payloads: Mapping[int, bytes]) -> dict[int, Votes]:
-    """One peer's votes on all levels."""
+    """Return one peer's votes on all levels."""
     return {level: decode_level(data, schema.results, level) for level, data in payloads.items()}
 
 
@@ -188,12 +190,12 @@ def look(step: GradientStep) -> None:
 
 
 def encoded(feedback: ErrorFeedback, grads: Mapping[str, Tensor]) -> dict[int, bytes]:
-    """A result of one gradient."""
+    """Return the result of one gradient."""
     return feedback.compress(PseudoGradient(grads, LR, 0.0))
 
 
 def measure() -> dict[str, Any]:
-    """Everything this benchmark reports."""
+    """Return everything this benchmark reports."""
     schema = the_schema()
     millions = schema.state.parameters() / 1e6
     params = noise(schema, 0)
@@ -240,7 +242,7 @@ def measure() -> dict[str, Any]:
 
 
 def table(report: Mapping[str, Any]) -> str:
-    """The report for people."""
+    """Return the report as text."""
     size = f"{report['bytes_per_4096']:.2f} B per 4096 ({report['payload_bytes']:,} B)"
     lines = [f"{report['parameters']:,} parameters, {size}; million parameters per second:"]
     rows = report["mparam_per_second"]

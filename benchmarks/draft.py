@@ -12,7 +12,7 @@ python benchmarks/draft.py [--json]
 # - The text with a draft must be the one without, token by token, or there is no figure.
 # - Seconds are CPU time with one thread, the best of three in turns, as in codec.py. `over_alone`
 #   is tokens per second with the draft over those without: above 1 the draft pays.
-# - `taken` is the part of its guesses that were right.
+# - `taken` is the fraction of guessed tokens that were right.
 # - `fewer_passes` is the reduction of the large tier's passes: `over_alone` if a draft cost
 #   nothing and several tokens took no longer than one.
 # - `at_most` is the same for a model of GPT-2's size whose draft is always right. Hidden units
@@ -49,7 +49,7 @@ KIND = Path(__file__).with_name("unequal-kinds.toml")
 ARM = "mixed"
 SEED = 0
 CUTS = {"width": "0.2M-width", "depth": "0.2M-depth"}
-"""How the tiers are cut, and the size that is."""
+"""How tiers are cut, and the model size."""
 PROMPTS = 8
 PROMPT_TOKENS = 64
 NEW_TOKENS = 64
@@ -69,7 +69,7 @@ def training(size: str) -> Training:
 
 
 def trained(one: Training, root: Path) -> tuple[Models, list[list[int]]]:
-    """All tiers as they are when the training ends, and beginnings of text that it has not seen."""
+    """Train, and return all tiers and beginnings of held-out text."""
     recipe = recipe_of(settings_of(one, prepare(root, one.size, one.seed)))
     begun = start(recipe, torch.device("cpu"))
     TrainingLoop(recipe, begun, lambda _: None, None, recipe.steps).run()
@@ -78,8 +78,8 @@ def trained(one: Training, root: Path) -> tuple[Models, list[list[int]]]:
 
 
 def agreeing(model: Mapping[str, object]) -> Models:
-    """Tiers of an untrained model, cut by width, that all say the same: what the smallest lacks
-    adds nothing.
+    """Return untrained tiers, cut by width, that give equal outputs: weights beyond the smallest
+    tier are zero.
     """
     config = config_of(model)
     small = init_weights(config, SEED, max(TIERS))
@@ -101,7 +101,7 @@ def agreeing(model: Mapping[str, object]) -> Models:
 def written(
     models: Models, prompts: Sequence[Sequence[int]], temperature: float, draft: Draft | None
 ) -> list[Continuation]:
-    """What tier 0 writes after every prompt."""
+    """Return tier 0's continuation of each prompt."""
     return [
         generate(
             models[0],
@@ -118,7 +118,7 @@ def written(
 def compared(
     models: Models, prompts: Sequence[Sequence[int]], temperature: float
 ) -> dict[str, Any]:
-    """Tokens a second of tier 0 alone, and with every smaller tier as its draft.
+    """Return tokens per second of tier 0 alone, and with every smaller tier as its draft.
 
     Raises AssertionError if a draft changes the text.
     """
@@ -152,7 +152,7 @@ def _against(
     alone_seconds: float,
     seconds: float,
 ) -> dict[str, float]:
-    """What a draft gains, and how often it is right."""
+    """Return the speedup by the draft, and the fraction of its tokens that are accepted."""
     guessed = sum(text.guessed for text in drafted)
     return {
         "tokens_per_s": round(sum(len(text.ids) for text in drafted) / seconds, 1),
@@ -165,7 +165,7 @@ def _against(
 
 
 def measure() -> dict[str, Any]:
-    """Everything this benchmark reports."""
+    """Return everything this benchmark reports."""
     torch.set_num_threads(1)
     found: dict[str, Any] = {
         "guesses_at_a_time": GUESSES,

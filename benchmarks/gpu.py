@@ -10,7 +10,7 @@ python benchmarks/gpu.py [PART ...]    run these parts on the first CUDA device,
 # - kernels: whether Triton's kernels can be used
 # - demo: the demonstration, with its largest member on the GPU and the others on the CPU
 # - step: `benchmarks/step.py` of the light recipe in bf16
-# - large: `benchmarks/large.py`, a member of 124 million parameters against a plain loop
+# - large: `benchmarks/gpu_member.py`, a member of 124 million parameters against a plain loop
 # - lab: `benchmarks/lab_speed.py`, eight members of 10.8 million parameters that `train-local`
 #   trains at once, 63 million tokens in at most two minutes; and one after another while time is
 #   left
@@ -58,7 +58,7 @@ from aftermath.replica.replica import Replica
 from aftermath.rules.distro import Distro
 from aftermath.rules.optimizer import Optimizer
 from aftermath.rules.sparseloco import SparseLoCo
-from large import against_bars
+from gpu_member import against_bars
 from measure import MEASURED, ON_A_GPU, printed_by, report_of_demo, write
 from memory import document_of
 
@@ -68,7 +68,7 @@ MODELS = {
     name: document_of(name) | {"max_position_embeddings": tokens}
     for name, tokens in (("light", 512), ("test", 2048))
 }
-"""The recipes' models, and how long their sequences are."""
+"""The recipes' models, with their sequence lengths."""
 DISTRO = Distro(
     topk=8,
     topk_embeddings=64,
@@ -110,7 +110,7 @@ RATE = 1e-3
 
 
 def main() -> int:
-    """Check and measure; 1 without a GPU, or if something is not as it must be."""
+    """Check and measure. Return 1 without a GPU, or if a part fails."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -136,7 +136,7 @@ def main() -> int:
 
 
 def keep(device: torch.device, load: float, part: str, found: Any) -> None:
-    """Put what a part found next to what is kept of the same kind of GPU and PyTorch."""
+    """Add a part's result to the file of this GPU model and PyTorch version."""
     own = {"gpu": torch.cuda.get_device_name(device), "torch": torch.__version__}
     path = MEASURED / "gpu.json"
     kept = json.loads(path.read_text())["figures"] if path.exists() else {}
@@ -146,7 +146,7 @@ def keep(device: torch.device, load: float, part: str, found: Any) -> None:
 
 
 def tests(device: torch.device) -> Any:
-    """How many passed; None if one failed."""
+    """Return the number of passed tests, or None if one failed."""
     del device
     command = [sys.executable, "-m", "pytest", "-n", "4", "-m", "not slow and not nightly", *TESTS]
     done = subprocess.run(command, cwd=ROOT, stdout=PIPE, text=True)
@@ -157,15 +157,15 @@ def tests(device: torch.device) -> Any:
 
 
 def hashes(device: torch.device) -> Any:
-    """That they are those of the CPU with every optimizer; None if with one they are not."""
+    """Return, by optimizer, whether the hashes equal the CPU's, or None if any differ."""
     equal = {name: exactness(MODELS["light"], name, device) for name in OPTIMIZERS}
     print(f"hashes as on the CPU: {equal}", file=sys.stderr, flush=True)
     return equal if all(equal.values()) else None
 
 
 def exactness(model: Mapping[str, int], optimizer: str, device: torch.device) -> bool:
-    """Whether rounds of results that both apply leave the same hashes of every level on a device
-    and on the CPU.
+    """Return whether the device and the CPU have the same hash of every level after they applied
+    the same results.
     """
     config = config_of(model)
     schema = build_schema(config.to_hf(), TIERS, OPTIMIZERS[optimizer])
@@ -190,7 +190,7 @@ def exactness(model: Mapping[str, int], optimizer: str, device: torch.device) ->
 
 
 def kernels(device: torch.device) -> Mapping[str, bool]:
-    """Return by optimizer whether kernels on the device encode and count its results.
+    """Return, by optimizer, whether kernels on the device encode and count its results.
 
     Votes of floats are counted on the CPU.
     """
@@ -214,12 +214,12 @@ def kernels(device: torch.device) -> Mapping[str, bool]:
 
 
 def demo(device: torch.device) -> Any:
-    """The report of a demonstration whose member of tier 0 trains there, None if it fails."""
+    """Return the report of a demo whose tier-0 member uses this device, or None if it failed."""
     return report_of_demo("--device", str(device))
 
 
 def step(device: torch.device) -> Any:
-    """What `benchmarks/step.py` finds in bf16, without compiling and with it."""
+    """Return the figures of `benchmarks/step.py` in bf16, with and without compilation."""
     return {
         name: _step(device, "--compile", compiled, "--threads", "2")
         for name, compiled in (("plain", "off"), ("compiled", "on"))
@@ -227,11 +227,13 @@ def step(device: torch.device) -> Any:
 
 
 def large(device: torch.device) -> Any:
-    """What `benchmarks/large.py` finds, a process for each part, whose figures are kept at once."""
+    """Return the figures of `benchmarks/gpu_member.py`. Each part runs in its own process and is
+    saved at once.
+    """
     found: dict[str, Any] = {}
     load = os.getloadavg()[0]
     for part in ("plain", "distro", "sparseloco", "outer_muon"):
-        line = shlex.join(["python", "benchmarks/large.py", "--json", part])
+        line = shlex.join(["python", "benchmarks/gpu_member.py", "--json", part])
         figures = printed_by(line, seconds=PART_SECONDS)
         if figures is None:
             return None
@@ -310,7 +312,7 @@ def _replica(
     device: torch.device,
     arithmetic: Arithmetic | None = None,
 ) -> Replica:
-    """With weights that all tiers share."""
+    """Return a replica whose weights are a slice of the same whole model in all tiers."""
     whole = _weights(json.dumps(config.to_hf()))
     weights = {
         name: whole[name][tuple(map(slice, own))].clone()
@@ -330,7 +332,7 @@ def _replica(
 
 @functools.lru_cache(maxsize=1)
 def _weights(document: str) -> Mapping[str, Tensor]:
-    """All tensors of the model of this config.json."""
+    """Return all weights of the model of a config.json."""
     draws = torch.Generator().manual_seed(0)
     shapes = config_of(json.loads(document)).parameter_shapes()
     return {
@@ -340,7 +342,7 @@ def _weights(document: str) -> Mapping[str, Tensor]:
 
 
 def _tokens(config: ModelConfig, seed: int, length: int) -> Tensor:
-    """Two sequences."""
+    """Return two sequences."""
     return torch.randint(
         config.vocab_size, (2, length), generator=torch.Generator().manual_seed(seed)
     )

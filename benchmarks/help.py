@@ -25,7 +25,7 @@ INDEX_PAGE = "(index)"
 
 
 def lines(names: list[str]) -> dict[str, list[str]]:
-    """The command lines by name; that of the bare interpreter has none."""
+    """Return the command lines by name, with an empty one for the bare interpreter."""
     module = [sys.executable, "-m", "aftermath"]
     asked = {
         name: [*module, *([] if name == INDEX_PAGE else name.split()), "--help"] for name in names
@@ -34,13 +34,13 @@ def lines(names: list[str]) -> dict[str, list[str]]:
 
 
 def spent() -> float:
-    """Processor time of all processes that were waited for, in seconds."""
+    """Return the processor time of all child processes that have ended, in seconds."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
 
 
 def measure(names: list[str], times: int) -> dict[str, float]:
-    """Milliseconds over a bare interpreter, by name."""
+    """Return the milliseconds over a bare interpreter, by name."""
     least = dict.fromkeys(("", *names), float("inf"))
     for _ in range(times):
         for name, line in lines(names).items():
@@ -56,7 +56,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "commands", nargs="*", metavar="COMMAND", help="only these; one of two words in quotes"
+        "commands", nargs="*", metavar="COMMAND", help="only these; quote names of two words"
     )
     parser.add_argument(
         "--times", type=int, default=TIMES, help=f"processes of each (default {TIMES})"

@@ -5,7 +5,7 @@ heterogeneity.py --run SIZE [--kind KIND]  train the named trainings that are no
 """
 
 # How it is measured:
-# - A kind is how the tiers are cut from the model and what trains them. Each has its own file of
+# - A kind is a way to cut the tiers from the model and an optimizer. Each has its own file of
 #   arms.
 # - An arm counts at the rate that is best for its largest tier on the mean over seeds.
 # - Gains are in nats per held-out byte, of the same tier and seed with and without the others. An
@@ -32,7 +32,7 @@ from worth import SIZES as PLAIN
 from worth import run
 
 CUTS = ("0.2M-width", "0.2M-heads", "0.2M-depth", "0.2M-early", "0.2M-late")
-"""One model, by what its tiers keep of it."""
+"""One model, by the part of it that its tiers keep."""
 SIZES = (*PLAIN, *CUTS)
 
 KINDS = {
@@ -43,13 +43,11 @@ KINDS = {
         ("kinds", "unequal-kinds.toml"),
     )
 }
-"""The arms of each."""
+"""The file of arms of each kind."""
 
 SMALL = "small-only"
 ENOUGH = 0.8
-"""The arm without a large member, and the part of a large member's gain that small ones are to
-give.
-"""
+"""The arm without a large member, and the target fraction of a large member's gain."""
 QUESTIONS = (
     ("tier 0 with tiers 1 and 2, against alone", 0, "mixed", "alone"),
     ("tier 0 with tiers 1 and 2, against alone with AdamW", 0, "mixed", "alone-adamw"),
@@ -60,7 +58,7 @@ QUESTIONS = (
     ("tier 2 with tiers 0 and 1, against without tier 0", 2, "mixed", "small-only"),
     ("tier 2 with tiers 0 and 1, against three of its kind", 2, "mixed", "smallest"),
 )
-"""What is asked, of which tier: the loss with the second arm minus that with the first."""
+"""Each question's tier and two arms. A gain is the second arm's loss minus the first's."""
 
 Losses = Mapping[int, Mapping[int, float]]
 """Held-out loss by tier and seed."""
@@ -76,7 +74,7 @@ def losses_of(lines: Sequence[Mapping[str, Any]]) -> Losses:
 
 
 def ended(arm: Arm, size: str, done: Mapping[str, Mapping[str, Any]]) -> dict[float, Losses]:
-    """What is kept of an arm, by rate."""
+    """Return an arm's recorded losses by learning rate."""
     by_rate: dict[float, list[Mapping[str, Any]]] = {}
     for one in arm.trainings:
         if one.size == size and one.key in done:
@@ -85,15 +83,15 @@ def ended(arm: Arm, size: str, done: Mapping[str, Mapping[str, Any]]) -> dict[fl
 
 
 def best(rates: Mapping[float, Losses]) -> float:
-    """The rate whose mean over seeds is least for the largest tier."""
+    """Return the rate with the lowest mean loss over seeds for the largest tier."""
     return min(rates, key=lambda lr: fmean(rates[lr][min(rates[lr])].values()))
 
 
 def gain(
     question: str, tier: int, names: tuple[str, str], losses: Mapping[str, Losses]
 ) -> dict[str, Any] | None:
-    """What is gained with the first arm against the second; None unless both have that tier for two
-    seeds.
+    """Return how much lower the first arm's loss is than the second's, in nats per byte, or None
+    with fewer than two common seeds.
     """
     first, second = (losses.get(name, {}).get(tier, {}) for name in names)
     seeds = sorted(first.keys() & second.keys())
@@ -113,7 +111,9 @@ def gain(
 
 
 def recovered(gains: Sequence[Mapping[str, Any]], size: str) -> float | None:
-    """How much of the gain of large members small ones give, per unit of their computing."""
+    """Return the gain per computation of small members relative to large ones, or None if not
+    measured.
+    """
     by_arm = {one["with"]: one["gain"] for one in gains if one["without"] == "alone"}
     if not {"mixed", "three-large"} <= by_arm.keys() or by_arm["three-large"] <= 0:
         return None
@@ -126,10 +126,9 @@ def recovered(gains: Sequence[Mapping[str, Any]], size: str) -> float | None:
 
 
 def goals(gains: Sequence[Mapping[str, Any]], recovered: float | None) -> list[dict[str, Any]]:
-    """What unequal members are meant to be worth to each other, and whether they are; nothing where
-    it is not known.
+    """Return the targets for unequal members that have figures, and whether each is met.
 
-    A gain has to be clear, and above 0.
+    A gain meets its target if it is clear and above 0.
     """
     known = {(one["tier"], one["without"]): one for one in gains if one["with"] == "mixed"}
     asked = [
@@ -160,7 +159,7 @@ def goals(gains: Sequence[Mapping[str, Any]], recovered: float | None) -> list[d
 
 
 def of_size(size: str, kind: str) -> dict[str, Any]:
-    """Arms and gains of a size."""
+    """Return the arms and gains of a size."""
     done = kept(size, KINDS[kind])
     shown = {}
     losses = {}
@@ -213,7 +212,7 @@ def _of_kind(kind: str) -> dict[str, Any]:
 
 
 def table(report: Mapping[str, Any]) -> str:
-    """The gains of all kinds and sizes, a line each."""
+    """Return the gains of all kinds and sizes, one per line."""
     lines = []
     for kind, sizes in report.items():
         for size, found in sizes.items():
@@ -231,11 +230,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--run", choices=SIZES, help="train what is named and not measured yet, and keep it"
+        "--run", choices=SIZES, help="train and record the arms that are not measured yet"
     )
-    parser.add_argument(
-        "--kind", choices=KINDS, help="how the tiers are cut, and what trains them; else all"
-    )
+    parser.add_argument("--kind", choices=KINDS, help="only arms of this kind (default: all)")
     parser.add_argument(
         "--json", action="store_true", help="print one JSON object instead of lines"
     )

@@ -1,8 +1,8 @@
-"""Ideas of training methods that a run has no setting for, put in place of the members' own code.
+"""Ideas of training methods that a run has no setting for, as replacements of client code.
 
-`with_idea` replaces attributes of the client for the length of a block. Replicas are equal bit by
-bit after an apply, as tests show, so one replica applies here and the others copy it. Floating
-point suffices here; an idea that wins must be built exactly.
+`with_idea` replaces attributes of the client within a context. Replicas are bit-identical after an
+apply, as tests show, so one replica applies here and the others copy it. Floating point suffices
+here; an idea that wins must be built exactly.
 """
 
 from __future__ import annotations
@@ -36,12 +36,14 @@ from aftermath.replica.replica import Replica
 from aftermath.rules.sparseloco import SparseLoCo
 
 _ALTERNATIONS = 3
-"""The number of steps to find a matrix's strongest directions. More change hardly anything."""
+"""Number of alternating steps to find a matrix's largest singular vectors. More hardly change the
+result.
+"""
 
 
 @contextmanager
 def instead(owner: object, name: str, new: object) -> Iterator[None]:
-    """Inside, the attribute is `new`."""
+    """Replace an attribute within the context."""
     plain = getattr(owner, name)
     setattr(owner, name, new)
     try:
@@ -52,22 +54,20 @@ def instead(owner: object, name: str, new: object) -> Iterator[None]:
 
 @contextmanager
 def with_idea(idea: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterator[None]:
-    """Inside, members compute as `idea` says. Raises KeyError for an idea that nobody wrote down
-    here.
-    """
+    """Apply an idea within the context. Raises KeyError for an unknown idea."""
     with ExitStack() as stack:
         stack.enter_context(
-            instead(compiled_proof, "unfit", lambda: "ideas take the place of torch's parts")
+            instead(compiled_proof, "unfit", lambda: "ideas replace the compiled operations")
         )
         stack.enter_context(instead(Together, "_apply", _applied_once))
         for name, value in idea.items():
-            for place in IDEAS[name](value, settings):
-                stack.enter_context(instead(*place))
+            for replacement in IDEAS[name](value, settings):
+                stack.enter_context(instead(*replacement))
         yield
 
 
-Place = tuple[object, str, object]
-"""An owner, its attribute, and what stands there instead."""
+Replacement = tuple[object, str, object]
+"""An object, the attribute to replace, and its replacement."""
 
 
 def _applied_once(self: Together, step: int, results: Results) -> None:
@@ -95,9 +95,9 @@ def _apply_of(settings: Mapping[str, Any]) -> type[MeanApply]:
 Move = Callable[[MeanApply, Tensor, Part, Tensor, float], None]
 
 
-def momentum(beta: float, settings: Mapping[str, Any]) -> list[Place]:
-    """Nesterov's momentum of the mean u: m <- beta m + (1 - beta) u, and (1 - beta) u + beta m is
-    applied instead.
+def momentum(beta: float, settings: Mapping[str, Any]) -> list[Replacement]:
+    """Apply Nesterov momentum to the mean u: m <- beta m + (1 - beta) u; the update is (1 - beta) u
+    + beta m.
     """
     owner = _apply_of(settings)
     plain: Move = owner._move
@@ -110,24 +110,22 @@ def momentum(beta: float, settings: Mapping[str, Any]) -> list[Place]:
     return [(owner, "_move", move)]
 
 
-def level_rates(rates: Sequence[float], settings: Mapping[str, Any]) -> list[Place]:
-    """A factor of what is applied, by level."""
+def level_rates(rates: Sequence[float], settings: Mapping[str, Any]) -> list[Replacement]:
+    """Multiply the update by a factor for each level."""
     owner = _apply_of(settings)
     plain: Move = owner._move
 
     def move(self: MeanApply, tensor: Tensor, part: Part, blocks: Tensor, lr: float) -> None:
         factor = rates[part.segment.level]
         plain(self, tensor, part, blocks * factor, lr * factor)
-        if isinstance(
-            self, OuterMuon
-        ):  # what waits for others of its shape would go by their factor
+        if isinstance(self, OuterMuon):  # tensors batched by shape would get the wrong factor
             self._turn(lr * factor)
 
     return [(owner, "_move", move)]
 
 
-def weights(of_members: Sequence[int], settings: Mapping[str, Any]) -> list[Place]:
-    """What each member's vote counts in a mean over all: it is counted that number of times."""
+def weights(of_members: Sequence[int], settings: Mapping[str, Any]) -> list[Replacement]:
+    """Count each member's result that many times in the mean."""
     tiers = [int(tier) for tier in settings["tiers"].split(",")]
     plain = sparseloco_apply.changes
 
@@ -141,8 +139,8 @@ def weights(of_members: Sequence[int], settings: Mapping[str, Any]) -> list[Plac
     return [(sparseloco_apply, "changes", changes)]
 
 
-def topk_by_level(kept: Sequence[int], settings: Mapping[str, Any]) -> list[Place]:
-    """How many numbers of a block a result keeps, by level."""
+def topk_by_level(kept: Sequence[int], settings: Mapping[str, Any]) -> list[Replacement]:
+    """Set how many values per block a result keeps, by level."""
     del settings
     plain = vars(blocks)["cut"]
 
@@ -155,12 +153,10 @@ def topk_by_level(kept: Sequence[int], settings: Mapping[str, Any]) -> list[Plac
     return [(blocks, "cut", cut)]
 
 
-def whole_forward(wanted: bool, settings: Mapping[str, Any]) -> list[Place]:
-    """Members of small tiers run the whole model and learn their prefix of it alone (backward
-    masking).
+def whole_forward(wanted: bool, settings: Mapping[str, Any]) -> list[Replacement]:
+    """Run the whole model in small members, but train only their slice (backward masking).
 
-    Where hidden units are left out is only in the gradient: a small member sees what the large ones
-    add.
+    The forward pass includes all hidden units.
     """
     del wanted, settings
     plain = Replica._backward
@@ -170,7 +166,7 @@ def whole_forward(wanted: bool, settings: Mapping[str, Any]) -> list[Place]:
         if self.tier == 0:
             wholes[id(self.schema)] = self
             return float(plain(self, passes, sequences, cancelled))
-        # the first member is of tier 0, and has its shared weights back by now
+        # the first member has tier 0 and has restored its shared weights
         whole = wholes[id(self.schema)]
         shared = {name: tensor.detach().clone() for name, tensor in whole.params.items()}
         with torch.no_grad():
@@ -189,10 +185,8 @@ def whole_forward(wanted: bool, settings: Mapping[str, Any]) -> list[Place]:
     return [(Replica, "_backward", backward)]
 
 
-def as_smaller(tiers: Sequence[int], settings: Mapping[str, Any]) -> list[Place]:
-    """The tier that a large member trains as, by inner step: of a smaller one it runs the prefix
-    alone.
-    """
+def as_smaller(tiers: Sequence[int], settings: Mapping[str, Any]) -> list[Replacement]:
+    """Train a large member as the given tier at each inner step: it runs only that tier's slice."""
     del settings
     plain = Replica._backward
     members: dict[int, Replica] = {}
@@ -229,8 +223,8 @@ def as_smaller(tiers: Sequence[int], settings: Mapping[str, Any]) -> list[Place]
     return [(Together, "__init__", together), (Replica, "_backward", backward)]
 
 
-def rms(wanted: bool, settings: Mapping[str, Any]) -> list[Place]:
-    """DisTrO's gradients with a root mean square of 1 in every tensor."""
+def rms(wanted: bool, settings: Mapping[str, Any]) -> list[Replacement]:
+    """Scale DisTrO's gradients to a root mean square of 1 in every tensor."""
     del wanted, settings
     plain = GradientStep.make
 
@@ -245,9 +239,9 @@ def rms(wanted: bool, settings: Mapping[str, Any]) -> list[Place]:
     return [(GradientStep, "make", make)]
 
 
-def dct(wanted: bool, settings: Mapping[str, Any]) -> list[Place]:
-    """SparseLoCo's results are the strongest DCT coefficients of a block, as DisTrO's are, in place
-    of numbers.
+def dct(wanted: bool, settings: Mapping[str, Any]) -> list[Replacement]:
+    """Send the strongest DCT coefficients of a block in SparseLoCo's results, as DisTrO does,
+    instead of values.
     """
     del wanted
     owner = _apply_of(settings)
@@ -264,14 +258,14 @@ def dct(wanted: bool, settings: Mapping[str, Any]) -> list[Place]:
     return [(ErrorFeedback, "__init__", transformed), (owner, "_move", move)]
 
 
-def uncut(wanted: bool, settings: Mapping[str, Any]) -> list[Place]:
-    """Values count as they are, however large: coefficients of a DCT are larger than numbers."""
+def uncut(wanted: bool, settings: Mapping[str, Any]) -> list[Replacement]:
+    """Do not limit values: DCT coefficients can exceed the limit for plain values."""
     del wanted, settings
     return [(sparseloco_apply, "most_of", lambda *_: int(LARGEST))]
 
 
-def step_of(batch: int, settings: Mapping[str, Any]) -> list[Place]:
-    """Inner steps of a fixed number of sequences, so a smaller share has fewer of them."""
+def step_of(batch: int, settings: Mapping[str, Any]) -> list[Replacement]:
+    """Take inner steps of a fixed number of sequences, so a smaller share has fewer of them."""
     del settings
     plain = vars(InnerSteps)["_train"]
 
@@ -287,8 +281,8 @@ def step_of(batch: int, settings: Mapping[str, Any]) -> list[Place]:
     return [(InnerSteps, "_train", train_on)]
 
 
-def forget(rounds: int, settings: Mapping[str, Any]) -> list[Place]:
-    """Every N rounds members begin without moments and residuals."""
+def forget(rounds: int, settings: Mapping[str, Any]) -> list[Replacement]:
+    """Reset moments and residuals every `rounds` rounds."""
     del settings
     plain = vars(InnerSteps)["make"]
     made = vars(ErrorFeedback)["compress"]
@@ -316,12 +310,12 @@ def forget(rounds: int, settings: Mapping[str, Any]) -> list[Place]:
 # --- results of low rank
 
 
-def low_rank(rank: int, settings: Mapping[str, Any]) -> list[Place]:
-    """Two matrices in two bits a number, whose product is what is sent of a block of a hidden
-    matrix.
+def low_rank(rank: int, settings: Mapping[str, Any]) -> list[Replacement]:
+    """Send each block of a hidden matrix as a product of two low-rank matrices with 2 bits per
+    value.
 
-    Tables and vectors are sent as ever. Members hand over the product, since no format has room for
-    the two.
+    Tables and vectors are sent as without the idea. Members pass the product, because no format has
+    room for the two factors.
     """
     bits = int(settings.get("value_bits", "2"))
 
@@ -374,8 +368,8 @@ def low_rank(rank: int, settings: Mapping[str, Any]) -> list[Place]:
 
 
 def _is_hidden(layout: LevelLayout, group: int) -> bool:
-    """Whether a group's blocks are of hidden matrices, none of which shares a group with a table
-    here.
+    """Return whether a group's blocks belong to hidden matrices. None of them shares a group with a
+    table here.
     """
     return layout.groups[group].height > 1 and not any(
         is_table(part.segment.name) for part in layout.parts if part.group == group
@@ -390,8 +384,8 @@ def _dense(feedback: ErrorFeedback, group: Group, residual: Tensor) -> Tensor:
 
 
 def _of_rank(blocks: Tensor, rank: int, bits: int) -> Tensor:
-    """The nearest product [n, h, w] of matrices with this number of columns, each on the lattice,
-    that alternation finds.
+    """Return the product [n, h, w] of two matrices with `rank` columns that alternation finds
+    nearest to the blocks. Both factors are on the lattice.
     """
     right = torch.randn(
         blocks.shape[0], blocks.shape[2], rank, generator=torch.Generator().manual_seed(0)
@@ -409,7 +403,7 @@ def _on_lattice(factor: Tensor, bits: int) -> Tensor:
     return quantise(columns.contiguous(), bits).view(factor.shape[0], factor.shape[2], -1).mT
 
 
-IDEAS: dict[str, Callable[[Any, Mapping[str, Any]], list[Place]]] = {
+IDEAS: dict[str, Callable[[Any, Mapping[str, Any]], list[Replacement]]] = {
     "momentum": momentum,
     "level_rates": level_rates,
     "weights": weights,
@@ -423,4 +417,6 @@ IDEAS: dict[str, Callable[[Any, Mapping[str, Any]], list[Place]]] = {
     "forget": forget,
     "low_rank": low_rank,
 }
-"""The ideas by their name in an arm's table. Each takes its value and the laboratory's settings."""
+"""The ideas by their name in an arm's table. Each takes its value and the settings of
+`train-local`.
+"""

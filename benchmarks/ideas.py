@@ -11,7 +11,7 @@ ideas.py --run [--only ARM ...]  train the arms of ideas.toml that are not measu
 #   file. A gain is the loss of such an arm minus the idea's, of the same tier and seed, with the
 #   interval of heterogeneity.py.
 # - idea_methods.py has the code of the ideas. One replica applies and the others copy it. That
-#   saves a quarter of the time, so no seconds are shown.
+#   saves a quarter of the time, so seconds are not shown.
 
 from __future__ import annotations
 
@@ -42,19 +42,19 @@ IDEA = "idea"
 
 
 def plain_of(one: Training) -> Training:
-    """The training without its idea, as the laboratory knows it."""
+    """Return the training without its idea."""
     return replace(one, said={name: value for name, value in one.said.items() if name != IDEA})
 
 
 def tried(one: Training) -> dict[str, Any]:
-    """The line of a training with its idea."""
+    """Train with the idea, and return the result line."""
     plain = plain_of(one)
     with with_idea(one.said.get(IDEA, {}), plain.said), tempfile.TemporaryDirectory() as root:
         return train(plain, Path(root)) | {"said": one.said}
 
 
 def bytes_of(one: Training) -> float:
-    """Bytes of a tier-0 member's result, for each parameter and step of a machine."""
+    """Return the bytes of a tier-0 member's result for each parameter and step of a machine."""
     plain = plain_of(one)
     idea = one.said.get(IDEA, {})
     with with_idea(idea, plain.said):
@@ -71,7 +71,7 @@ def bytes_of(one: Training) -> float:
         if rank and is_hidden_matrix(own.segment.name, own.segment.shape)
     ]
     others = replace(results, blocks=tuple(own for own in results.blocks if own not in narrow))
-    # a column of a narrow matrix has a byte for its exponent, and two bits for each number
+    # a column of a narrow matrix has one byte for its exponent, and two bits for each value
     sent = others.result_bytes() + sum(
         own.count * rank * (2 + sum(own.edges) * 2 // 8) for own in narrow
     )
@@ -81,9 +81,7 @@ def bytes_of(one: Training) -> float:
 
 
 def losses(name: str) -> Losses:
-    """What is kept of an arm at its best rate; of another file's, if that is named before it:
-    FILE/ARM.
-    """
+    """Return an arm's losses at its best rate. FILE/ARM names an arm of another file."""
     stem, _, own = name.rpartition("/")
     source = FILE.with_name(f"{stem}.toml") if stem else FILE
     (arm,) = (arm for arm in arms(source) if arm.name == own)
@@ -110,14 +108,12 @@ def gains(idea: Losses, against: Losses) -> dict[str, dict[str, Any]]:
 
 
 def _missing(names: Sequence[str] | None) -> list[Training]:
-    """What is named and not measured, all arms of a seed before the next."""
+    """Return the trainings still to do, ordered by seed."""
     return sorted(missing(SIZE, set(names) if names else None, FILE), key=lambda one: one.seed)
 
 
 def report() -> dict[str, Any]:
-    """Every arm that was trained, in the order of the file, and how many trainings are named and
-    not done.
-    """
+    """Return each trained arm, in file order, and the number of trainings still to do."""
     against = {
         arm["name"]: arm["against"]
         for arm in tomllib.loads(FILE.read_text())["arm"]
@@ -145,7 +141,7 @@ def report() -> dict[str, Any]:
 
 
 def table(found: Mapping[str, Any]) -> str:
-    """Every arm, a line each."""
+    """Return all arms, one per line."""
     lines = [f"{found['missing']} trainings not done yet"]
     for name, arm in found["arms"].items():
         ends = "  ".join(f"tier {tier} {loss:.3f}" for tier, loss in arm["held_out"].items())
@@ -166,7 +162,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--run", action="store_true", help="train what is named and not measured yet, and keep it"
+        "--run", action="store_true", help="train and record the arms that are not measured yet"
     )
     parser.add_argument("--only", nargs="+", metavar="ARM", help="with --run: only these arms")
     parser.add_argument(

@@ -42,7 +42,7 @@ FIRST_AMOUNT = 10**6  # above the rent minimum of the receivers
 
 
 def signed(payers: list[Keypair], blockhash: Hash, count: int) -> list[bytes]:
-    """`count` distinct signed transfers in wire form, spread over the payers."""
+    """Return `count` distinct signed transfers in wire form, spread over the payers."""
     to = Pubkey.new_unique()
     wires = []
     for number in range(count):
@@ -56,7 +56,7 @@ def signed(payers: list[Keypair], blockhash: Hash, count: int) -> list[bytes]:
 
 
 def direct(count: int) -> float:
-    """Transfers per second of LiteSVM alone, signatures verified."""
+    """Return the transfers per second of LiteSVM alone, with signatures verified."""
     payers = [Keypair() for _ in range(PAYERS)]
     svm = LiteSVM().with_transaction_history(0)
     for payer in payers:
@@ -73,7 +73,7 @@ def direct(count: int) -> float:
 
 @contextmanager
 def server(*arguments: str) -> Iterator[str]:
-    """A localnet process; yields its RPC URL."""
+    """Start a localnet process and yield its RPC URL."""
     command = [sys.executable, "-m", "aftermath.localnet", "--rpc-port", "0", *arguments]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
@@ -98,7 +98,7 @@ def call(url: str, method: str, *params: Any) -> Any:
 
 
 async def flood(url: str, wires: list[bytes], connections: int) -> float:
-    """Send every transaction; returns the seconds it took until the last answer."""
+    """Send every transaction, and return the seconds until the last answer."""
     place = urlparse(url)
     requests = [_request(place.netloc, wire) for wire in wires]
     start = time.perf_counter()
@@ -139,7 +139,7 @@ async def _connection(host: str | None, port: int | None, requests: list[bytes])
 
 
 def through_http(count: int, connections: int, *arguments: str) -> float:
-    """Transfers per second of a fresh localnet, checked to have landed all."""
+    """Return the transfers per second of a new localnet, after checking that all have landed."""
     with server(*arguments) as url:
         payers = [Keypair() for _ in range(PAYERS)]
         for payer in payers:

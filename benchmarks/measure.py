@@ -35,32 +35,30 @@ COMMANDS = {
     "rolling": "python benchmarks/rolling.py --json",
     "ideas": "python benchmarks/ideas.py --json",
     "codec": "python benchmarks/codec.py --json",
-    "roots": "python benchmarks/roots.py --json",
+    "roots": "python benchmarks/state_roots.py --json",
     "spinning": "python benchmarks/spinning.py --json",
     "draft": "python benchmarks/draft.py --json",
     "chain": "python benchmarks/chain.py --json",
     "distro": "python benchmarks/distro.py --json",
     "localnet": "python benchmarks/localnet.py --transactions 5000 --json",
-    "central": "python benchmarks/central.py --json",
+    "central": "python benchmarks/server_pace.py --json",
     "p2p": "python benchmarks/p2p.py --json",
     "wan": "python benchmarks/wan.py --slower 16 --json",
     "round": "python benchmarks/round.py --members 3 8 --json",
     "hostile": "python -m pytest -m nightly tests/hostile",
     "demo": "python -m aftermath.demo --engine embedded",
 }
-"""What is run for each file. Every one prints one JSON object, but for the last two, which leave a
-report.
-"""
+"""Command of each file. Each prints one JSON object; the last two write a report instead."""
 NEED_ROOT = {"wan"}
 ON_A_GPU = {
     "gpu": "python benchmarks/gpu.py",
-    "spread": "python benchmarks/spread.py --device cuda --moments kept --keep",
+    "spread": "python benchmarks/audit_distance.py --device cuda --moments kept --keep",
 }
 """Measurements outside the default set. Each needs a GPU and writes its own file."""
 
 
 def main() -> int:
-    """Measure what was asked for; 1 if any of it failed."""
+    """Run the named benchmarks. Return 1 if any of them failed."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -74,7 +72,7 @@ def main() -> int:
 
 
 def keep(name: str) -> bool:
-    """Run one and write its file; whether that went well."""
+    """Run a benchmark and write its file. Return whether it succeeded."""
     load = os.getloadavg()[0]
     print(f"{name}: {COMMANDS[name]}", file=sys.stderr, flush=True)
     special = {"demo": report_of_demo, "hostile": table_of_hostile}
@@ -87,11 +85,11 @@ def keep(name: str) -> bool:
 
 
 def write(name: str, command: str, load: float, figures: Any) -> None:
-    """Keep what a command found, on a machine that had this load before."""
+    """Write a command's figures. `load` is the machine's load average before it ran."""
     kept = {
         "command": command,
         "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPU cores",
-        "load_before": round(load, 2),  # 0 is an idle machine; more makes speeds lower bounds
+        "load_before": round(load, 2),  # 0 is an idle machine; under load, speeds are lower bounds
         "figures": figures,
     }
     MEASURED.mkdir(exist_ok=True)
@@ -99,7 +97,7 @@ def write(name: str, command: str, load: float, figures: Any) -> None:
 
 
 def printed_by(line: str, seconds: float | None = None) -> Any:
-    """The JSON that a benchmark prints, None if it fails or takes longer than `seconds`."""
+    """Return the JSON that a benchmark prints, or None if it fails or exceeds `seconds`."""
     command = [sys.executable, *shlex.split(line)[1:]]
     try:
         done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, timeout=seconds)
@@ -110,7 +108,7 @@ def printed_by(line: str, seconds: float | None = None) -> Any:
 
 
 def report_of_demo(*options: str) -> Any:
-    """The report of a demo, with more options, in a folder of its own; None if it fails."""
+    """Run a demo in a new folder, and return its report, or None if it failed."""
     with tempfile.TemporaryDirectory(prefix="aftermath-demo-") as folder:
         place = Path(folder) / "demo"
         line = [sys.executable, *shlex.split(COMMANDS["demo"])[1:], *options, "--dir", str(place)]
@@ -121,7 +119,7 @@ def report_of_demo(*options: str) -> Any:
 
 
 def table_of_hostile() -> Any:
-    """What every attack did, None if a bar is not met that was."""
+    """Run all attacks and return the table, or None if a limit that was met before is missed."""
     done = subprocess.run(
         [sys.executable, *shlex.split(COMMANDS["hostile"])[1:]], cwd=ROOT, stdout=sys.stderr
     )

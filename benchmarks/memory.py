@@ -5,8 +5,8 @@ python benchmarks/memory.py [--json] [--only MODEL ...]
 
 # How it is measured:
 # - A member of the recipe (its config's sequence length and optimizer, `--micro-batch-size 1`)
-#   trains on two sequences and applies a round: of eight members where every number is sent. Each
-#   tensor that PyTorch makes and drops counts.
+#   trains on two sequences and applies a round, with eight members if results are dense. Each
+#   tensor that PyTorch creates and frees counts.
 # - It runs on the CPU. A GPU has the same tensors, and some hundred MB that are not counted here:
 #   its context, the libraries' workspaces, fragments.
 # - `state` is 16 bytes for each parameter of the tier, 24 with SparseLoCo. The rest of the peak
@@ -54,19 +54,21 @@ LAPTOP = "laptop"
 LAPTOP_MODEL = "test"
 LAPTOP_TIER = 2
 WHOLE = ("light", "preset")
-"""Measured with all layers: what results of several members hold does not grow evenly with them."""
+"""Models measured with all layers, because the memory of several members' results is not linear in
+the number of layers.
+"""
 STATE_BYTES = {"light": 24, "test": 16, "preset": 16}
-"""For each parameter, in fp32: weight, gradient, delta and the copy during the look-ahead; with
-Muon's inner steps the moment and its copy as well.
+"""Bytes of state per parameter: fp32 weight, gradient, delta and look-ahead copy, and with Muon the
+moment and its copy.
 """
 MEMBERS = {"light": 8, "test": 1, "preset": 1}
-"""The number of members whose results are applied together. Where every number is sent, a byte of
-each is a good part of the peak.
+"""The number of members whose results are applied together. With a dense format, one byte per
+parameter and member is a large part of the peak.
 """
 
 
 def shape_of_recipe(model: str) -> dict[str, int]:
-    """The sizes that the file next to the recipe's config gives its model."""
+    """Return the model's sizes in the recipe's file."""
     sizes: dict[str, int] = recipe_of(ROOT / "config" / "solana-test" / CONFIGS[model])["model"]
     return sizes
 
@@ -89,7 +91,7 @@ def document_of(model: str) -> dict[str, Any]:
 def peak(
     model: str, tier: int, layers: int, checkpointing: Checkpointing = "off", *, bf16: bool = False
 ) -> tuple[int, int]:
-    """(parameters, most bytes at once) of a tier of the model with this number of its layers."""
+    """Return a tier's parameters and its peak bytes, with this number of layers."""
     document = document_of(model) | {"num_hidden_layers": layers}
     text = (ROOT / "config" / "solana-test" / CONFIGS[model]).read_text()
     text = re.sub(r"\btiers = \d+", f"tiers = {TIERS}", text)
@@ -130,7 +132,7 @@ def peak(
 
 
 def of_tier(model: str, tier: int) -> dict[str, int]:
-    """The figures of one tier."""
+    """Return the figures of one tier."""
     layers = int(document_of(model)["num_hidden_layers"])
     if model in WHOLE:
         (parameters, most) = peak(model, tier, layers)
@@ -152,9 +154,7 @@ def of_tier(model: str, tier: int) -> dict[str, int]:
 
 
 def of_laptop() -> int:
-    """What a member of the tier that is said to fit a laptop holds at most, with all that makes it
-    smaller.
-    """
+    """Return the peak memory in bytes of the laptop tier, with all options that reduce memory."""
     layers = int(document_of(LAPTOP_MODEL)["num_hidden_layers"])
     (_, two), (_, three) = (
         peak(LAPTOP_MODEL, LAPTOP_TIER, count, "on", bf16=True) for count in (2, 3)
@@ -163,7 +163,7 @@ def of_laptop() -> int:
 
 
 def measure(models: Sequence[str]) -> dict[str, Any]:
-    """For each model and figure the values by tier."""
+    """Return the values by tier, for each model and figure."""
     found: dict[str, Any] = {}
     for model in models:
         if model == LAPTOP:
@@ -181,7 +181,11 @@ def main() -> None:
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument(
-        "--only", nargs="+", choices=(*CONFIGS, LAPTOP), metavar="MODEL", help="these, not all"
+        "--only",
+        nargs="+",
+        choices=(*CONFIGS, LAPTOP),
+        metavar="MODEL",
+        help="only these models (default: all)",
     )
     given = parser.parse_args()
     found = measure(given.only or (*CONFIGS, LAPTOP))

@@ -33,7 +33,7 @@ from arms import prepare
 
 SIZE = "0.2M"
 SEQ_LEN = 256
-SEQUENCES = 16  # of a member in an inner step
+SEQUENCES = 16  # a member's sequences in an inner step
 RATE = 0.02
 HELD_OUT = 512
 QUARTERS = 4

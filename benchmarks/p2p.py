@@ -33,22 +33,22 @@ PIECE = 1 << 20
 
 
 def secret(number: int) -> bytes:
-    """A repeatable key per peer."""
+    """Return a repeatable key per peer."""
     return hashlib.sha256(f"p2p benchmark {number}".encode()).digest()
 
 
 def identity(number: int) -> bytes:
-    """The id of `secret(number)`."""
+    """Return the id of `secret(number)`."""
     return bytes(iroh.SecretKey.from_bytes(secret(number)).public().to_bytes())
 
 
 def content() -> bytes:
-    """The blob: repeatable, without structure."""
+    """Return the blob: repeatable, without structure."""
     return hashlib.shake_128(b"p2p benchmark").digest(SIZE)
 
 
 async def open_peer(number: int, directory: Path) -> IrohTransport:
-    """A transport on loopback."""
+    """Return a transport on loopback."""
     return await open_iroh(
         secret(number),
         bind_host="127.0.0.1",
@@ -59,7 +59,7 @@ async def open_peer(number: int, directory: Path) -> IrohTransport:
 
 
 async def hold(number: int, directory: Path) -> None:
-    """A holder's process: serve the blob both ways until killed; print the TCP port."""
+    """Serve the blob both ways until killed, in a holder's process. Print the TCP port."""
     data = content()
 
     async def over_tcp(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -79,7 +79,7 @@ async def hold(number: int, directory: Path) -> None:
 
 @asynccontextmanager
 async def holder(number: int, directory: Path) -> AsyncIterator[int]:
-    """A holder as a process; gives its TCP port."""
+    """Start a holder's process and yield its TCP port."""
     child = await asyncio.create_subprocess_exec(
         sys.executable,
         __file__,
@@ -97,7 +97,7 @@ async def holder(number: int, directory: Path) -> AsyncIterator[int]:
 
 
 async def tcp_seconds(port: int) -> float:
-    """Time to copy the blob over plain asyncio TCP."""
+    """Return the seconds to copy the blob over plain asyncio TCP."""
     began = time.perf_counter()
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=4 * PIECE)
     received = 0
@@ -109,7 +109,7 @@ async def tcp_seconds(port: int) -> float:
 
 
 async def fetch_seconds(transport: IrohTransport, digest: bytes, holders: list[bytes]) -> float:
-    """Time to fetch and verify the blob."""
+    """Return the seconds to fetch and verify the blob."""
     began = time.perf_counter()
     blob = await transport.fetch(digest, SIZE, holders, 120)
     assert len(blob) == SIZE
@@ -117,7 +117,7 @@ async def fetch_seconds(transport: IrohTransport, digest: bytes, holders: list[b
 
 
 async def measure_blobs() -> dict[str, float]:
-    """MB/s (10^6 bytes) with one and three holders, and over TCP; medians."""
+    """Return the median MB/s (10^6 bytes) with one and three holders, and over TCP."""
     with tempfile.TemporaryDirectory() as folder:
         directory = Path(folder) / "run"
         async with AsyncExitStack() as stack:
@@ -142,7 +142,9 @@ async def measure_blobs() -> dict[str, float]:
 
 
 async def measure_announcements(peers: int) -> dict[str, float]:
-    """Milliseconds until everyone has answered an announcement: median and 95th percentile."""
+    """Return the milliseconds until all peers have answered an announcement: median and 95th
+    percentile.
+    """
     with tempfile.TemporaryDirectory() as folder:
         async with AsyncExitStack() as stack:
             nodes = [await open_peer(number, Path(folder) / "run") for number in range(peers)]
@@ -167,7 +169,7 @@ async def answer(node: IrohTransport, asker: bytes) -> None:
 
 
 async def round_trips(asker: IrohTransport, others: int) -> list[float]:
-    """Milliseconds of each round trip."""
+    """Return the milliseconds of each round trip."""
     replies = asker.announcements()
     taken = []
     for number in range(ROUND_TRIPS):
@@ -180,7 +182,7 @@ async def round_trips(asker: IrohTransport, others: int) -> list[float]:
 
 
 async def measure() -> dict[str, object]:
-    """All figures."""
+    """Return all figures."""
     blobs = await measure_blobs()
     return {
         "blob_bytes": SIZE,

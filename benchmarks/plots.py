@@ -2,8 +2,7 @@
 
     python benchmarks/plots.py docs/assets
 
-A picture says in its description from which figures it was drawn, so that a test sees when it is
-out of date.
+A picture's description has the digest of its figures, so that a test notices an outdated picture.
 """
 
 from __future__ import annotations
@@ -31,27 +30,27 @@ CURVE_POINTS = 4
 """Fewer points than this are not joined by a line."""
 LABEL_GAP = 0.035
 """Least distance between two labels, as a share of the height."""
-COMPANIES = {
+UNEQUAL_ARMS = {
     "alone": "(a) tier 0 alone",
     "mixed": "(b) tiers 0, 1, 2",
     "three-large": "(c) tier 0,\nthree times",
     "small-only": "(d) tiers 1, 2,\nas many tokens",
     "smallest": "(e) tier 2,\nthree times",
 }
-"""Arms of unequal members, and who trains in each."""
+"""Arms of unequal members, and the tiers that train in each."""
 TRAINED = {
     "static": "top-k results, mean at the apply (static)",
     "static-muon": "dense results, Muon inside and at the apply (static-muon)",
 }
 KINDS = "kinds"
 KIND = "0.2M-"
-"""The arms whose tiers are cut in different ways, and what their sizes begin with."""
+"""The kind whose arms cut tiers in different ways, and the prefix of their sizes."""
 STRIPS = {
     "every_40": "width, drawn again\nevery 40 rounds",
     "every_10": "width, drawn again\nevery 10 rounds",
 }
 TIERS = {"0": "o", "1": "s", "2": "^"}
-"""A mark for each."""
+"""A marker for each tier."""
 
 
 def digest(found: Any) -> str:
@@ -65,7 +64,7 @@ def picture(path: Path, found: Any, panels: int = 1) -> Iterator[Sequence[Axes]]
     import matplotlib
 
     matplotlib.use("Agg")
-    matplotlib.rcParams["svg.hashsalt"] = "aftermath"  # the same figures give the same file
+    matplotlib.rcParams["svg.hashsalt"] = "aftermath"  # equal figures give equal files
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(
@@ -182,19 +181,21 @@ def _of(points: Sequence[Mapping[str, Any]]) -> tuple[list[float], list[float]]:
 
 
 def draw_unequal(found: Mapping[str, Any], path: Path) -> None:
-    """Held-out loss of every tier, by who trains with it: a panel for each way of training."""
+    """Plot the held-out loss of every tier by the members that train with it, one panel for each
+    way of training.
+    """
     with picture(path, found, len(TRAINED)) as panels:
         for axes, (kind, title) in zip(panels, TRAINED.items(), strict=True):
             arms = found[kind]["0.2M"]["arms"]
-            _by_tier(axes, {label: arms[name]["held_out"] for name, label in COMPANIES.items()})
+            _by_tier(axes, {label: arms[name]["held_out"] for name, label in UNEQUAL_ARMS.items()})
             axes.set(title=title)
 
 
 def draw_kinds(found: Mapping[str, Any], rolling: Mapping[str, Any], path: Path) -> None:
-    """Held-out loss of every tier of the mixed company, by how tiers are cut, and by strips that
-    are drawn again.
+    """Plot the held-out loss of every tier with mixed members, for each way to cut tiers and for
+    re-drawn strips.
 
-    Of the latter only means are kept, so they have no interval.
+    Re-drawn strips have only means, so they have no interval.
     """
     with picture(path, [found, rolling]) as (axes,):
         ways = {
@@ -211,7 +212,7 @@ def draw_kinds(found: Mapping[str, Any], rolling: Mapping[str, Any], path: Path)
 
 
 def _by_tier(axes: Axes, columns: Mapping[str, Mapping[str, Mapping[str, float]]]) -> None:
-    """A column for each label, with the tiers' means next to each other and their 95 %
+    """Plot a column for each label, with the tiers' means next to each other and their 95 %
     intervals.
     """
     for place, (tier, marker) in enumerate(TIERS.items()):
@@ -232,7 +233,7 @@ def _by_tier(axes: Axes, columns: Mapping[str, Mapping[str, Mapping[str, float]]
 
 
 def main() -> None:
-    """Draw every size into a folder, and the unequal members."""
+    """Draw every size and the unequal members into a folder."""
     if len(sys.argv) != 2:
         sys.exit(__doc__)
     folder = Path(sys.argv[1])

@@ -56,7 +56,7 @@ MEASURED = ("steps", "first_cpu", "share")
 
 
 class Member:
-    """One that has its moments dealt out, or all on the first rank."""
+    """A member whose moments are sharded over the ranks, or all on the first one."""
 
     def __init__(self, network: ShardedModel, kind: Kind, dealt: bool) -> None:
         config = config_of(SIZES)
@@ -78,7 +78,7 @@ class Member:
         self.inner = step._inner
 
     def share(self, number: int, spent: Spent) -> None:
-        """Train one, and note what it took."""
+        """Train one share and record the time of each part."""
         draws = torch.Generator().manual_seed(number)
         share = torch.randint(0, 260, (SEQUENCES, TOKENS), generator=draws)
         plain = self.inner.step
@@ -97,7 +97,7 @@ class Member:
         spent.note("share", trained.seconds)
 
     def moments(self) -> list[int]:
-        """Bytes of the moments of each rank."""
+        """Return the bytes of each rank's moments."""
         assert isinstance(self.inner, ShardedInner)
         ranks: Counter[int] = Counter()
         for path, tensor in self.inner.state_tensors().items():
@@ -117,13 +117,13 @@ def most_bytes(network: ShardedModel, kind: Kind, dealt: bool) -> int:
 
 
 def measure(network: ShardedModel, kind: Kind, repetitions: int) -> dict[str, Any]:
-    """The figures of one inner optimizer."""
+    """Return the figures of one inner optimizer."""
     spent = {dealt: Spent(time.perf_counter) for dealt in (False, True)}
     moments: list[int] = []
     for repetition in range(repetitions):
         for dealt in (False, True) if repetition % 2 else (True, False):
             member = Member(network, kind, dealt)
-            member.share(0, Spent(time.perf_counter))  # moments, and what is warmed, are made
+            member.share(0, Spent(time.perf_counter))  # create the moments and warm up
             for number in range(1, 3):
                 member.share(number, spent[dealt])
             if dealt:
@@ -148,7 +148,7 @@ def measure(network: ShardedModel, kind: Kind, repetitions: int) -> dict[str, An
 
 
 def report(ranks: int, repetitions: int) -> dict[str, Any]:
-    """All figures, by inner optimizer."""
+    """Return all figures, by inner optimizer."""
     torch.set_num_threads(1)
     with launch_ranks(Mesh((CPU,) * ranks, ranks, 1), 1) as processes:
         network = processes.join().build(ShardedModel, config_of(SIZES).to_hf(), 0)
@@ -161,8 +161,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--ranks", type=int, default=2, help="of one thread each (default 2)")
-    parser.add_argument("--repetitions", type=int, default=2, help="of two shares each (default 2)")
+    parser.add_argument(
+        "--ranks", type=int, default=2, help="number of ranks, with one thread each (default 2)"
+    )
+    parser.add_argument(
+        "--repetitions", type=int, default=2, help="repetitions of two shares (default 2)"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     chosen = parser.parse_args()
     found = report(chosen.ranks, chosen.repetitions)

@@ -5,10 +5,10 @@ rolling.py --run EVERY     train with strips drawn every EVERY rounds, and keep 
 """
 
 # How it is measured:
-# - A draw permutes the hidden units of each feed-forward. The whole model computes what it did. A
-#   small tier's prefix is another strip of it, and its members copy theirs again.
-# - A draw forgets what optimizers have kept of feed-forwards. All else is as in the arm `mixed`
-#   of unequal-kinds.toml at the size 0.2M-width, whose seeds and budget these trainings have.
+# - A draw permutes the hidden units of each feed-forward. The whole model still computes the same.
+#   A small tier's prefix is then another strip of it, and its members copy their new slices.
+# - A draw clears the optimizers' state of feed-forwards. All else is as in the arm `mixed` of
+#   unequal-kinds.toml at the size 0.2M-width, including seeds and budget.
 # - Source: rolling sub-models, FedRolex (arXiv 2212.01548).
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ _FEED_FORWARD = ".mlp."
 
 
 def draw(together: Together, seed: int) -> None:
-    """Permute the hidden units of all feed-forwards, and have small members take theirs."""
+    """Permute the hidden units of all feed-forward layers, and load the new slices into small
+    members.
+    """
     together.settle()
     together._travelling = [False] * len(together.replicas)
     whole, *small = together.replicas
@@ -64,7 +66,7 @@ def draw(together: Together, seed: int) -> None:
 
 
 def rolled(one: Training, every: int) -> dict[str, Any]:
-    """The line of a training whose strips are drawn every N rounds."""
+    """Return the result line of a training whose strips are re-drawn every `every` rounds."""
     plain: Callable[[Together, int, Sequence[Tensor], Sequence[bool]], Stepped] = Together.step
 
     def step(
@@ -74,7 +76,7 @@ def rolled(one: Training, every: int) -> dict[str, Any]:
             draw(self, 1_000_003 * one.seed + number)
         return plain(self, number, shares, accepted)
 
-    setattr(Together, "step", step)  # noqa: B010  # for this training alone
+    setattr(Together, "step", step)  # noqa: B010  # only for this training
     try:
         with tempfile.TemporaryDirectory() as root:
             return train(one, Path(root))
@@ -83,7 +85,7 @@ def rolled(one: Training, every: int) -> dict[str, Any]:
 
 
 def report() -> dict[str, dict[str, float]]:
-    """The mean loss over seeds by tier, with strips that stay and with those that are drawn."""
+    """Return the mean loss by tier, with fixed and with re-drawn strips."""
     done = kept(SIZE, KIND)
     found = {
         "stays": [done[one.key]["held_out_by_tier"] for one in _trainings() if one.key in done]
@@ -107,7 +109,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--run", type=int, metavar="EVERY", help="rounds between two draws")
+    parser.add_argument(
+        "--run",
+        type=int,
+        metavar="EVERY",
+        help="train with a draw every EVERY rounds, and record it",
+    )
     parser.add_argument(
         "--json", action="store_true", help="print one JSON object instead of lines"
     )

@@ -59,7 +59,7 @@ SKIPPED = 3  # rounds at the start of an epoch, which also warm caches
 
 
 def measure(members: int, overlap: int | None, place: Path) -> dict[str, Any]:
-    """One run with this number of members; medians over rounds and members, in milliseconds."""
+    """Run this number of members, and return medians over rounds and members, in milliseconds."""
     paths = DemoPaths(place)
     prepare_files(paths)
     write_config(paths, REPOSITORY / "config" / "demo" / "config.toml")
@@ -86,8 +86,8 @@ def measure(members: int, overlap: int | None, place: Path) -> dict[str, Any]:
 
 
 def short(config: str, members: int, overlap: int | None) -> str:
-    """The demonstration's configuration for a number of members, few steps and this overlap, if one
-    is given.
+    """Return the demo's configuration with this number of members, few steps and this overlap, if
+    one is given.
     """
     changes = {"init_min_clients": members, "total_steps": STEPS} | (
         {} if overlap is None else {"overlap": overlap}
@@ -100,7 +100,7 @@ def short(config: str, members: int, overlap: int | None) -> str:
 
 
 def start(commands: Commands, name: str, tier: int) -> Process:
-    """One member's process, on one thread."""
+    """Start one member's process, on one thread."""
     return Process(
         name,
         commands.train(name, tier),
@@ -110,29 +110,29 @@ def start(commands: Commands, name: str, tier: int) -> Process:
 
 
 class Spent:
-    """CPU seconds of a process by the date, in seconds, as far as they were looked up."""
+    """CPU seconds of a process, sampled over time."""
 
     def __init__(self, process: Process) -> None:
         self._process = psutil.Process(process.pid)
-        self._resolve_host: list[tuple[float, float]] = []
+        self._readings: list[tuple[float, float]] = []
 
     def look_up(self) -> None:
-        """Once more, unless the process is gone."""
+        """Take a sample. Do nothing if the process has ended."""
         try:
             times = self._process.cpu_times()
         except psutil.Error:
             return
-        self._resolve_host.append((time.time(), times.user + times.system))
+        self._readings.append((time.time(), times.user + times.system))
 
     def until(self, at: float) -> float:
-        """What it had spent by then, on a straight line between two looks."""
-        after = min(max(bisect_left(self._resolve_host, (at, 0.0)), 1), len(self._resolve_host) - 1)
-        (began, before), (ended, spent) = self._resolve_host[after - 1 : after + 1]
+        """Return the CPU seconds used until a time (unix seconds), interpolated between samples."""
+        after = min(max(bisect_left(self._readings, (at, 0.0)), 1), len(self._readings) - 1)
+        (began, before), (ended, spent) = self._readings[after - 1 : after + 1]
         return before + (spent - before) * min(1.0, max(0.0, (at - began) / (ended - began)))
 
 
 def wait_for_end(processes: list[Process]) -> list[Spent]:
-    """Until every member has ended well; what each process spent meanwhile."""
+    """Wait until every member has ended, and return the CPU samples of each process."""
     until = time.monotonic() + LIMIT_SECONDS
     spent = [Spent(process) for process in processes]
     while any(process.running for process in processes[1:]):
@@ -147,12 +147,12 @@ def wait_for_end(processes: list[Process]) -> list[Spent]:
 
 
 def read_events(directory: Path) -> list[dict[str, Any]]:
-    """A member's events in order."""
+    """Return a member's events in order."""
     return [flat(told) for told in EventReader([directory]).read()]
 
 
 def findings(members: int, events: list[list[dict[str, Any]]]) -> dict[str, Any]:
-    """Medians of every part of a round."""
+    """Return the median of every part of a round."""
     parts: dict[str, list[float]] = defaultdict(list)
     walls: dict[int, list[float]] = defaultdict(list)
     training: dict[int, list[float]] = defaultdict(list)
@@ -177,9 +177,7 @@ def findings(members: int, events: list[list[dict[str, Any]]]) -> dict[str, Any]
 
 
 def counted(events: list[dict[str, Any]]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """The events at the beginning and at the end of every round of a member that is measured, in
-    order.
-    """
+    """Return the first and last event of each measured round of a member, in order."""
     rounds = pairwise(event for event in events if event["kind"] == "round")
     return [
         (begin, end)
@@ -189,8 +187,8 @@ def counted(events: list[dict[str, Any]]) -> list[tuple[dict[str, Any], dict[str
 
 
 def cpu_figures(spent: list[Spent], events: list[list[dict[str, Any]]]) -> dict[str, float]:
-    """What a round's CPU seconds are, of members their median; `spent` has the chain's before the
-    members'.
+    """Return CPU seconds per round: the chain's, and the median over members. `spent[0]` is the
+    chain's.
     """
     dates = [
         [
@@ -231,7 +229,7 @@ def collect(
 
 
 def milliseconds(seconds: list[float]) -> float:
-    """The median, in milliseconds."""
+    """Return the median in milliseconds."""
     return round(1000 * statistics.median(seconds), 1) if seconds else 0.0
 
 
@@ -243,7 +241,7 @@ def main() -> int:
         "--members", type=int, nargs="+", default=[3, 8], help="sizes to measure (default 3 8)"
     )
     parser.add_argument(
-        "--overlap", type=int, choices=(0, 1), help="of the runs (default: the demonstration's)"
+        "--overlap", type=int, choices=(0, 1), help="overlap of the runs (default: the demo's)"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object, by size")
     chosen = parser.parse_args()

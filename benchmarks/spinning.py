@@ -6,8 +6,8 @@ python benchmarks/spinning.py [--json]
 
 # How it is measured:
 # - It asks `aftermath-solana estimate --device cpu` for the sequences per minute of a model of a
-#   million parameters, by tier: as commands set it (`base.openmp`), and, as the reference, with
-#   GNU's OpenMP default. It does so alone, and next to a process that only counts.
+#   million parameters, by tier: as commands set OpenMP (`base.environment`), and, as the reference,
+#   with GNU's default. It does so alone, and next to a busy process.
 
 from __future__ import annotations
 
@@ -48,7 +48,9 @@ def main() -> int:
 
 
 def measure() -> dict[str, Any]:
-    """Sequences a minute by tier and the ratio to the reference, alone and with a busy process."""
+    """Return the sequences per minute by tier and the ratio to the reference, alone and with a busy
+    process.
+    """
     found = {}
     with tempfile.TemporaryDirectory(prefix="aftermath-spinning-") as folder:
         config = Path(folder) / "run.toml"
@@ -70,7 +72,7 @@ def measure() -> dict[str, Any]:
 
 
 def paces(config: Path, own: dict[str, str]) -> list[int]:
-    """Sequences a minute, by tier."""
+    """Return the sequences per minute, by tier."""
     line = [*COMMAND, "estimate", "--config-path", str(config), "--device", "cpu", "--json"]
     plain = {name: value for name, value in os.environ.items() if name not in BY_THE_USER}
     done = subprocess.run(

@@ -10,7 +10,7 @@ python benchmarks/step.py [--model 124M --members 8]
 # - It does so with the recipe's DisTrO, and with SparseLoCo and its four inner steps, of AdamW
 #   with few numbers or of Muon with all of them (`outer_muon`, what docs/experiments.md
 #   recommends).
-# - The plain loop (`benchmarks/plain.py`) takes a step of AdamW on the same share, and four of
+# - The plain loop (`benchmarks/plain_loop.py`) takes a step of AdamW on the same share, and four of
 #   them against SparseLoCo. Both take turns in another order each time, and ratios are of
 #   medians.
 # - `train_over_plain` is the member's tokens per second while it trains over the loop's;
@@ -44,7 +44,7 @@ from aftermath.replica.replica import Replica
 from aftermath.rules.distro import Distro
 from aftermath.rules.optimizer import Optimizer
 from aftermath.rules.sparseloco import SparseLoCo
-from plain import Loop, of_llama
+from plain_loop import Loop, of_llama
 
 MODEL: dict[str, Any] = {
     "model_type": "llama",
@@ -59,8 +59,8 @@ MODEL: dict[str, Any] = {
     "rope_theta": 10000.0,
     "tie_word_embeddings": True,
 }
-"""The light recipe's sizes (`config/solana-test/light-config.files.toml`); embeddings are tied,
-which there are not.
+"""The sizes of the light recipe (`config/solana-test/light-config.files.toml`), but with tied
+embeddings.
 """
 MODELS = {
     "light": MODEL,
@@ -96,7 +96,7 @@ def measure(
     micro: int,
     repetitions: int,
 ) -> dict[str, float]:
-    """The figures of one optimizer with as many threads as torch has now."""
+    """Return the figures of one optimizer, with torch's current number of threads."""
     config = config_of(MODELS[model])
     settings = OPTIMIZERS[optimizer]
     weights = init_weights(config, 0)
@@ -133,29 +133,29 @@ def measure(
         for turn in turns if repetition % 2 else reversed(turns):
             turn()
         if not repetition:
-            spent.forget()  # what is warmed, and compiled, once
+            spent.forget()  # the first repetition only warms up and compiles
     return figures(spent, sequences * TOKENS)
 
 
 class Spent:
-    """Seconds by what they were spent on."""
+    """Seconds of each task."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
         self.seconds: dict[str, list[float]] = {}
 
     def time(self, what: str, work: Callable[[], object]) -> None:
-        """Do it, and note how long it took."""
+        """Run `work` and record its time."""
         began = self._now()
         work()
         self.note(what, self._now() - began)
 
     def note(self, what: str, seconds: float) -> None:
-        """Something that took so long."""
+        """Record a duration."""
         self.seconds.setdefault(what, []).append(seconds)
 
     def forget(self) -> None:
-        """Begin again."""
+        """Delete all records."""
         self.seconds.clear()
 
 
@@ -176,7 +176,7 @@ def member_step(replica: Replica, share: Tensor, members: int, spent: Spent) -> 
 
 
 def figures(spent: Spent, tokens: int) -> dict[str, float]:
-    """Medians, their ratios, and speeds in tokens per second."""
+    """Return medians, their ratios, and speeds in tokens per second."""
     middle = {what: statistics.median(seconds) for what, seconds in spent.seconds.items()}
     train, encode, decode, apply, plain = (
         middle[what] for what in ("train", "encode", "decode", "apply", "plain")
@@ -201,7 +201,7 @@ def report(
     optimizers: Sequence[str],
     **sizes: Any,
 ) -> dict[str, Any]:
-    """All figures, by optimizer and threads, and the lowest ratios of them."""
+    """Return all figures by optimizer and threads, and the lowest ratios of them."""
     found: dict[str, dict[str, dict[str, float]]] = {}
     for optimizer in optimizers:
         for count in threads:
@@ -227,24 +227,28 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--device", default="cpu", help="as train's (default cpu)")
+    parser.add_argument("--device", default="cpu", help="same as for train (default cpu)")
     parser.add_argument(
-        "--precision", choices=("auto", "fp32", "bf16"), default="auto", help="as train's"
+        "--precision", choices=("auto", "fp32", "bf16"), default="auto", help="same as for train"
     )
     parser.add_argument(
-        "--compile", choices=("auto", "on", "off"), default="auto", help="as train's"
+        "--compile", choices=("auto", "on", "off"), default="auto", help="same as for train"
     )
     parser.add_argument(
-        "--threads", type=int, nargs="+", default=[1, 2], help="of the CPU (default 1 2)"
+        "--threads", type=int, nargs="+", default=[1, 2], help="CPU threads (default 1 2)"
     )
     parser.add_argument("--optimizers", nargs="+", choices=sorted(OPTIMIZERS), default=SHOWN)
-    parser.add_argument("--model", choices=MODELS, default="light", help="default light")
     parser.add_argument(
-        "--members", type=int, default=3, help="whose results are applied (default 3)"
+        "--model", choices=MODELS, default="light", help="shapes of the model (default light)"
     )
-    parser.add_argument("--sequences", type=int, default=4, help="of a share (default 4)")
+    parser.add_argument(
+        "--members", type=int, default=3, help="number of applied results (default 3)"
+    )
+    parser.add_argument("--sequences", type=int, default=4, help="sequences of a share (default 4)")
     parser.add_argument("--micro", type=int, default=4, help="sequences in one pass (default 4)")
-    parser.add_argument("--repetitions", type=int, default=5, help="default 5")
+    parser.add_argument(
+        "--repetitions", type=int, default=5, help="repetitions of the step (default 5)"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     chosen = parser.parse_args()
     device = exact_device(chosen.device)

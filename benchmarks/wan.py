@@ -8,7 +8,7 @@ Needs root, for network namespaces and TUN devices.
 # How it is measured:
 # - Each member is a process in a network namespace of its own, with our transport over QUIC. A
 #   router thread (wan_network.py) carries the packets at the lines' rates, with delay and loss.
-# - It is the transport level: training is a wait until a common moment. Then each member
+# - Only the transport is measured: training is a wait until a common moment. Then each member
 #   publishes a result, announces it, and fetches the others' with the holders that a member of a
 #   run would name. Chain, decoding and attestation are left out.
 # - The overhead of a round is the time from the common moment until the last member has the
@@ -55,7 +55,7 @@ BYTES_PER_MBIT = 125_000
 SMALL = 2_000_000
 LARGE = 31_000_000
 TRAINING_S = 1.0
-SLOWEST_BYTES = 200_000  # as a member's deadline of a fetch: 5 s and the time at this rate
+SLOWEST_BYTES = 200_000  # like a member's deadline of a fetch: 5 s plus the time at this rate
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,9 @@ class Case:
     rounds: int
     fast: bool = False
     warm: bool = False
-    """Whether a round of this size comes before, in which members learn what each can upload."""
+    """Whether an unmeasured round of this size comes first, in which members learn each other's
+    upload rates.
+    """
 
 
 CASES = {
@@ -224,7 +226,7 @@ class Member:
 
 @contextmanager
 def network(case: Case, *, loss: float, slower: float) -> Iterator[tuple[list[Member], Router]]:
-    """Give connected members and their router."""
+    """Connect the members and yield them with their router."""
     unit = BYTES_PER_MBIT / slower
     lines = [Line(UPLINK * unit, DOWNLINK * unit) for _ in range(MEMBERS)]
     if case.fast:
@@ -357,11 +359,16 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument(
-        "--slower", type=float, default=1.0, help="divide the rates of large results, for few cores"
+        "--slower",
+        type=float,
+        default=1.0,
+        help="divide the line rates for large results, for machines with few cores",
     )
-    parser.add_argument("--whole", action="store_true", help="without pieces, to compare")
+    parser.add_argument(
+        "--whole", action="store_true", help="send results whole instead of in pieces, to compare"
+    )
     parser.add_argument("--bytes", type=int, help="size of a result; default: each case's own")
-    parser.add_argument("--loss", type=float, default=LOSS, help="of packets, 0 to 1")
+    parser.add_argument("--loss", type=float, default=LOSS, help="fraction of lost packets, 0 to 1")
     parser.add_argument(
         "--member", nargs=4, metavar=("NUMBER", "FD", "DIR", "SLOWER"), help=argparse.SUPPRESS
     )

@@ -13,11 +13,11 @@ worth.py --quick              train a few arms of 0.2M once more: ten minutes
 #   lengths, loss is a straight line over the logarithm of steps. Beyond the curve's ends nothing
 #   is extrapolated.
 # - Steps alone have a range: their values if the losses of members and of the machine alone
-#   differ by as much as 95 of 100 differ at most, by their seeds (noise.py).
+#   differ by as much as 95 of 100 differ at most, by their seeds (seed_noise.py).
 # - Compute share: the seconds that one machine alone would need for a member's steps, over the
 #   seconds of a member's rounds. Those are its own measured computing, encoding and applying, and
-#   the protocol's time by the model of seconds.py. It is of one processor, and so is worth: one
-#   for each that has trained both.
+#   the protocol's time by the model of protocol_time.py. It is of one processor, and so is worth:
+#   one for each that has trained both.
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ from arms import (
     train,
     winner,
 )
-from noise import Noise, kind_of, noise
-from seconds import seconds_of, shares, spread, step_seconds_for
+from protocol_time import seconds_of, shares, spread, step_seconds_for
+from seed_noise import Noise, kind_of, noise
 
 ROOT = Path(__file__).resolve().parent.parent
 WORK = ROOT / "runs" / "worth"
@@ -59,12 +59,12 @@ ALONE = ("adamw", "muon", "outer-alone")
 QUICK = ("adamw", "sparseloco-8", "outer-4-muon")
 BARRED = 8
 MORE_LOSS = 0.01
-"""Members that are held against bars, and how much of AdamW's loss they may have beyond it."""
+"""Number of members with limits, and the allowed loss above AdamW's, as a fraction."""
 
 Curve = Sequence[tuple[float, float]]
-"""Steps alone (or bytes) and the loss there, by steps."""
+"""Points (steps or bytes, loss), ascending."""
 Shares = tuple[float, float]
-"""The seconds of one machine alone over those of a member, with and without the protocol's."""
+"""Seconds of one machine divided by a member's, with and without the protocol."""
 
 
 def steps_to(curve: Curve, loss: float) -> float | None:
@@ -77,9 +77,7 @@ def steps_to(curve: Curve, loss: float) -> float | None:
 
 
 def best(trainings: Sequence[tuple[Training, Mapping[str, Any]]]) -> list[dict[str, Any]]:
-    """For each number of steps the rate whose mean over its seeds is least, with all rates that
-    were tried.
-    """
+    """Return, for each number of steps, the rate with the lowest mean loss, and all tried rates."""
     tried: dict[int, dict[float, list[Mapping[str, Any]]]] = defaultdict(lambda: defaultdict(list))
     for training, line in trainings:
         tried[training.steps][training.lr].append(line)
@@ -109,10 +107,9 @@ def compared(
     told: Mapping[str, Shares],
     reach: float,
 ) -> dict[str, Any]:
-    """What members who ended at a loss are worth against one machine of curve `alone`.
+    """Return how many machines the members replace, given the curve of one machine `alone`.
 
-    `told` are the shares by processor, `reach` how far seeds may have moved the loss against the
-    curve.
+    `told` has `Shares` by processor. `reach` is the loss's uncertainty from seeds.
     """
     curve = [(point["steps"], point["held_out"]) for point in alone]
     needed, *ends = (steps_to(curve, end["held_out"] + off) for off in (0.0, reach, -reach))
@@ -243,10 +240,10 @@ def bytes_at(measured: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def headline(measured: Mapping[str, Any]) -> dict[str, Any]:
-    """The figures of the winner with eight members in its longest run, and its worth with others;
-    None is not measured.
+    """Return the figures of the best arm with eight members in its longest run, and its worth with
+    other counts (None: not measured).
 
-    Losses are over those of one machine with all sequences, at the same steps.
+    Losses are relative to one machine's at the same steps.
     """
     found: dict[str, Any] = {}
     ends = {
@@ -281,11 +278,10 @@ def _by_tokens_alone(end: Mapping[str, Any] | None, members: int, name: str) -> 
 def over(
     end: Mapping[str, Any] | None, bound: Mapping[str, Any] | None, name: str
 ) -> dict[str, float | None]:
-    """How much more loss an end has than a bound, as a part of it, and how far the 95 % interval of
-    that goes.
+    """Return the relative excess of `end`'s loss over `bound`'s and its 95 % half-width, over pairs
+    of the same seed.
 
-    Both are of the seeds that both have, each against itself: of the means where there is none, and
-    without an interval where there is one.
+    Without pairs, means are compared. With one pair or none, there is no interval.
     """
     if end is None or bound is None:
         return {name: None, f"{name}_interval": None}

@@ -151,7 +151,7 @@ def test_directory_lock_excludes_others_and_leaves_no_file(tmp_path: Path) -> No
         target=_alone, args=(tmp_path, theirs), daemon=True
     )
     other.start()
-    theirs.close()  # or a process that dies without a word is awaited without end
+    theirs.close()  # otherwise `recv` would wait without end for a process that died
     assert ours.recv() == "in"
     with pytest.raises(BlockingIOError):
         hold(tmp_path / ".naming.lock")

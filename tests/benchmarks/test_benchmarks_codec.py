@@ -1,6 +1,4 @@
-"""DeMo, restated as what our codec is measured against, is DeMo: it keeps and applies what DisTrO
-does.
-"""
+"""Test that the reference DeMo keeps and applies the same coefficients as DisTrO."""
 
 from __future__ import annotations
 
@@ -78,7 +76,7 @@ def test_codec_bytes_are_near_their_bound_and_below_demo() -> None:
 
 def test_codec_bound_counts_all_possible_block_messages() -> None:
     sets = [some for size in (1, 2) for some in combinations(range(5), size)]
-    # nothing, or one of 3 exponents and a sign for each
+    # zero, or one of 3 exponents and a sign for each
     messages = 1 + sum(3 * 2 ** len(some) for some in sets)
     assert codec.log2_messages(5, 2, 2, 3) == math.log2(messages)
 
@@ -88,8 +86,8 @@ def test_codec_bound_counts_all_possible_block_messages() -> None:
 def test_two_thread_figures_use_wall_clock(
     monkeypatch: pytest.MonkeyPatch, threads: int, clock: Callable[[], float]
 ) -> None:
-    """Use a wall clock with two threads. Seconds of the CPU would count both threads, and not the
-    time that one waits for the other.
+    """Test that two threads are timed by the wall clock. CPU time would count both threads, but not
+    the time that one waits for the other.
     """
     seen = set[tuple[int, object]]()
 
@@ -117,7 +115,7 @@ def test_two_thread_figures_use_wall_clock(
 
 @pytest.mark.parametrize("values", [Values.SIGN, Values.ONE_BIT, Values.TWO_BIT])
 def test_result_bytes_are_near_minimum(values: Values) -> None:
-    """Within a fifth for any count of 4,096 numbers, or of an embedding's block of 52 x 64."""
+    """At most 20 % above the minimum for any count, for blocks of 4,096 values and of 52 x 64."""
     for edges in ((64, 64), (52, 64)):
         square = partial(Blocks, Segment("square", 0, None, 0, edges[0], edges), edges)
         size = edges[0] * edges[1]

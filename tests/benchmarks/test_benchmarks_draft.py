@@ -1,4 +1,4 @@
-"""What a draft gains is measured on the same text, and its figures are what their names say."""
+"""Test that a draft does not change the text, and the names of the figures."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_draft_writer_is_named_arm_with_all_tiers() -> None:
         assert one.key in arms.kept(size, draft.KIND)
 
 
-@pytest.mark.nightly  # tests/lab covers such trainings in the slow tests
+@pytest.mark.nightly  # the slow tests of tests/lab cover such trainings
 def test_draft_training_returns_all_tiers_and_compares_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

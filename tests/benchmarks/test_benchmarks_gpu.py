@@ -1,6 +1,4 @@
-"""`make gpu-check` on a machine without a GPU: it says so, and its comparison of bits works as on
-one.
-"""
+"""Test `make gpu-check` without a GPU: it reports that, and its bit comparison works."""
 
 from __future__ import annotations
 

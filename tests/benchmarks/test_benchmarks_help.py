@@ -1,4 +1,4 @@
-"""The benchmark of help pages runs; what it finds is not judged."""
+"""Test that the benchmark of help pages runs. Its times are not checked."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What unequal members are worth to each other: the arithmetic, and that the page is made from what
-was trained.
+"""Test the figures of unequal members, and that docs/measurements.md shows the recorded
+trainings.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ unequal = module("heterogeneity")
 
 
 def test_interval_equals_students_formula() -> None:
-    """For 1, 2, 3, 4, 5: the mean 3, and 2.776 times the square root of 2.5 / 5."""
+    """The mean of 1, 2, 3, 4, 5 is 3, and the interval is 2.776 times the square root of 2.5 /
+    5.
+    """
     mean, reach = unequal.interval([1.0, 2.0, 3.0, 4.0, 5.0])
     assert mean == 3
     assert reach == pytest.approx(2.776 * math.sqrt(0.5))
@@ -43,7 +45,7 @@ def test_small_members_count_by_their_computation() -> None:
         {"with": "mixed", "without": "alone", "gain": 0.1},
         {"with": "three-large", "without": "alone", "gain": 0.2},
     ]
-    # half the gain, for less than the computing of two large ones
+    # half the gain for less computation than two large members
     assert unequal.recovered(gains, "0.2M") > 0.5
     assert unequal.recovered(gains[:1], "0.2M") is None
 
@@ -71,7 +73,7 @@ def test_goal_is_met_only_by_clear_gains() -> None:
 
 
 def measured_figures() -> list[Any]:
-    """Return what was measured for both pictures."""
+    """Return the figures of both plots."""
     files = [BENCHMARKS / "measured" / f"{name}.json" for name in ("heterogeneity", "rolling")]
     return [json.loads(file.read_text())["figures"] for file in files]
 
@@ -109,7 +111,7 @@ def test_pictures_change_with_their_figures(plots: ModuleType, tmp_path: Path) -
 
 
 def _drawn(picture: Path) -> str:
-    """What is seen of a picture, without what its description says."""
+    """Return an SVG without its metadata."""
     return re.sub(r"<metadata>.*?</metadata>", "", picture.read_text(), flags=re.DOTALL)
 
 

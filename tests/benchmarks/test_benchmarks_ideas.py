@@ -1,6 +1,4 @@
-"""Ideas in the laboratory: what stands in place of members' code does what it says, and nothing
-else.
-"""
+"""Test that each idea replaces the intended part of a member's code and nothing else."""
 
 from __future__ import annotations
 
@@ -42,14 +40,14 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return prepare(tmp_path_factory.mktemp("place"))
 
 
-def _trained(place: Path, idea: dict[str, Any] | None = None, **said: Any) -> dict[str, Tensor]:
-    """Every member's weights after some rounds; None is the laboratory as it is."""
+def _trained(place: Path, idea: dict[str, Any] | None = None, **settings: Any) -> dict[str, Tensor]:
+    """Return every member's weights after some rounds, without an idea if None."""
     if idea is None:
-        one = training_loop(place, **said)
+        one = training_loop(place, **settings)
         one.run()
     else:
-        with idea_methods.with_idea(idea, said):
-            one = training_loop(place, **said)
+        with idea_methods.with_idea(idea, settings):
+            one = training_loop(place, **settings)
             one.run()
     trainer = one._begun.trainer
     assert isinstance(trainer, Together)
@@ -78,7 +76,7 @@ NOTHING = {
 
 @pytest.fixture(scope="module")
 def plain(place: Path) -> dict[str, Tensor]:
-    """The weights of a training without any idea."""
+    """Return the weights of a training without an idea."""
     return _trained(place, None, **SAID)
 
 
@@ -149,7 +147,7 @@ def test_equal_gradient_sizes_change_distro(place: Path) -> None:
 
 @pytest.mark.parametrize("idea", [{"uncut": True}, {"uncut": True, "dct": True}])
 def test_results_arrive_with_and_without_dct(idea: dict[str, Any]) -> None:
-    """All numbers in two bits are the change itself, but for the rounding to the lattice."""
+    """With 2 bits for every value, the result is the change, rounded to the lattice."""
     schema = toy_inner(divisor="all", topk=64, topk_embeddings=64)
     params = tensors(schema, 0, 0)
     made = gradients(schema, 0, 1)
@@ -171,7 +169,7 @@ def test_unknown_idea_is_refused() -> None:
 
 
 def test_momentum_equals_formula() -> None:
-    """Two rounds of the mean: u1 and u2 with half of each carried on."""
+    """Two rounds with means u1 and u2, and a momentum of 0.5."""
     schema = toy_inner(divisor="all")
     assert isinstance(schema.optimizer, SparseLoCo)
     params = tensors(schema, 2, 0)

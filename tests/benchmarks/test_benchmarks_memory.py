@@ -1,6 +1,4 @@
-"""What README says of a member's memory is what the code holds: counted bytes are the same on every
-machine.
-"""
+"""Test the computed memory of a member, which does not depend on the machine."""
 
 from __future__ import annotations
 
@@ -60,7 +58,7 @@ def test_live_bytes_are_counted_once_until_freed(memory: ModuleType) -> None:
 
 @pytest.mark.parametrize("model", ["light", "preset", "test"])
 def test_computed_memory_is_near_measurement(memory: ModuleType, model: str) -> None:
-    """The tier that doctor and --matformer-tier auto take is chosen by it."""
+    """`doctor` and `--matformer-tier auto` choose the tier by this figure."""
     config = parse_as(
         (memory.ROOT / "config" / "solana-test" / memory.CONFIGS[model]).read_text(),
         model,

@@ -1,4 +1,4 @@
-"""Both ways to hold moments train the same, and the figures are what their names say."""
+"""Test that sharded and unsharded moments train alike, and the names of the figures."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from benchmarks.test_benchmarks_step import BENCHMARKS
 
 
-@pytest.mark.nightly  # a minute of CPU; that both ways train the same is held by tests/parallel
+@pytest.mark.nightly  # a minute of CPU; tests/parallel covers that both ways train the same
 def test_ranks_benchmark_gives_figures_of_both_optimizers() -> None:
     line = [sys.executable, str(BENCHMARKS / "ranks.py"), "--json", "--repetitions", "1"]
     found = json.loads(subprocess.run(line, stdout=subprocess.PIPE, check=True, timeout=280).stdout)

@@ -1,6 +1,4 @@
-"""The benchmarks still measure what the code does now. How fast it is, they say; nothing here
-depends on it.
-"""
+"""Test that the benchmarks run with the current code. Speeds are not checked."""
 
 from __future__ import annotations
 
@@ -27,12 +25,12 @@ ROOT = Path(__file__).parents[2]
         pytest.param(
             ("p2p.py",),
             ("blob_mb_per_s", "ratio_to_tcp", "announcement_round_trip_ms"),
-            # it moves hundreds of megabytes, and no test of the client depends on it
+            # it moves hundreds of megabytes and covers no client code
             marks=pytest.mark.nightly,
         ),
         pytest.param(
             (
-                "roots.py",
+                "state_roots.py",
                 "--threads",
                 "1",
                 "--optimizers",
@@ -49,7 +47,7 @@ ROOT = Path(__file__).parents[2]
                 "distro.1.hash_ms",
                 "distro.1.proof_bytes",
             ),
-            marks=pytest.mark.nightly,  # ten CPU seconds of a model that is only measured
+            marks=pytest.mark.nightly,  # ten CPU seconds, for a model that only benchmarks use
         ),
         pytest.param(
             ("momentum.py", "--members", "2", "--inner-steps", "1", "--rounds", "2"),

@@ -1,4 +1,6 @@
-"""The soak counts connections over all processes of a member, and what their memory grew by."""
+"""Test that the soak counts connections of all processes of a member, and computes memory
+growth.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The step is measured against a loop that computes the same, and the figures are what their names
-say.
-"""
+"""Test that the reference loop computes what the step does, and the names of the figures."""
 
 from __future__ import annotations
 
@@ -39,10 +37,10 @@ def test_plain_loop_equals_loss_and_gradient_of_member(step: ModuleType) -> None
     config = config_of(step.MODEL | {"num_hidden_layers": 2})
     weights = init_weights(config, 5)
     ours = config.build(0, weights)
-    plain = load("plain").of_llama(weights, heads=8)
+    plain = load("plain_loop").of_llama(weights, heads=8)
     assert sum(p.numel() for p in plain.parameters()) == sum(p.numel() for p in ours.parameters())
     share = torch.randint(0, 260, (2, 40), generator=torch.Generator().manual_seed(1))
-    losses = ours.loss(share), load("plain").Loop(plain, micro_batch=2, steps=1).loss(share)
+    losses = ours.loss(share), load("plain_loop").Loop(plain, micro_batch=2, steps=1).loss(share)
     torch.testing.assert_close(losses[0], losses[1], rtol=1e-5, atol=1e-6)
     for loss in losses:
         loss.backward()
@@ -82,7 +80,7 @@ def test_step_figures_are_medians_and_ratios(step: ModuleType) -> None:
     )
 
 
-@pytest.mark.nightly  # the tests above prove its figures in process
+@pytest.mark.nightly  # the tests above check its figures in this process
 def test_step_benchmark_prints_its_measurement() -> None:
     small = [
         "--threads",

@@ -184,7 +184,7 @@ async def test_dead_primary_is_left_and_later_reused() -> None:
 async def test_outage_and_its_end_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     node = Node()
     async with serving(node) as where, RpcPool(where, attempt=1.0) as pool:
-        for told in (1, 0):  # another one within seconds is not
+        for told in (1, 0):  # the second outage within seconds is not logged
             caplog.clear()
             node.script = [hang] * 5
             assert await pool.call(get_slot) == 7

@@ -1,8 +1,7 @@
-"""Each config that comes with the package is one that `update-config` takes, with the files that
-belong to it.
+"""Test that `update-config` accepts every shipped config with its files.
 
-Models are there by their shape alone, which is all that an owner needs of them; the Hub and the
-bucket are stand-ins.
+Models have only a shape, which is all that an owner needs. The Hub and the bucket have local
+substitutes.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ def shipped(request: pytest.FixtureRequest) -> Path:
 
 @pytest.fixture
 def elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """Provide stand-ins for the Hub and the bucket that a config may name."""
+    """Provide substitutes for the Hub and the bucket that a config may name."""
     monkeypatch.chdir(tmp_path)
     hub = Hub()
     with serving_hub(hub), serving() as web:
@@ -51,7 +50,7 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]
         name = "fineweb-edu-tokenized-llama2/0_00.ds"
         web.files[f"/{bucket}/{name}"] = np.ones(SEQUENCES * 2048, "<u2").tobytes()
         web.files[f"/storage/v1/b/{bucket}/o"] = json.dumps({"items": [{"name": name}]}).encode()
-        # What HF_ENDPOINT and HF_HOME would say when huggingface_hub is imported.
+        # huggingface_hub reads HF_ENDPOINT and HF_HOME when it is imported.
         template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, hub.endpoint)
         monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
         monkeypatch.setattr(constants, "ENDPOINT", hub.endpoint)
@@ -61,7 +60,7 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]
 
 
 def shape(options: dict[str, Any]) -> dict[str, Any]:
-    """The config.json that `model init` would write with these options."""
+    """Return the config.json that `model init` would write with these options."""
     if preset := options.get("preset"):
         return dict(PRESETS[preset])
     return _sized_document(

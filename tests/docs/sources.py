@@ -1,4 +1,4 @@
-"""The syntax trees of this client's modules."""
+"""Syntax trees of the client's modules."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ CLIENT = Path(__file__).parents[2] / "client" / "aftermath"
 def parsed() -> Iterator[tuple[Path, ast.Module]]:
     """Yield every module's path and tree, one after the other.
 
-    Do not keep all trees: every later garbage collection of this process would look through a
-    million nodes.
+    Do not keep all trees: every later garbage collection of this process would traverse a million
+    nodes.
     """
     for file in sorted(CLIENT.rglob("*.py")):
         yield file, ast.parse(file.read_text())

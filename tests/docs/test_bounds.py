@@ -1,6 +1,4 @@
-"""The bounds on peers in docs/security.md are those of the code: each row is built from the
-constants.
-"""
+"""Test that the limits in docs/security.md equal the constants in the code."""
 
 from __future__ import annotations
 

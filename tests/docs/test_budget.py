@@ -1,6 +1,4 @@
-"""The committed table of test costs: it names files that exist, and costly fast files have a
-reason.
-"""
+"""Test the table of test costs: its files exist, and each expensive fast file has a reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The style gate (scripts/check_style.py): what it finds in a snippet, and when it fails."""
+"""Test the style check (scripts/check_style.py): the offences it finds in a snippet, and when it
+fails.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ def load_gate() -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
+    sys.modules[spec.name] = module  # dataclasses look up their module
     spec.loader.exec_module(module)
     return module
 
@@ -97,7 +99,7 @@ def test_test_name_has_at_most_sixty_characters(length: int, found: bool) -> Non
         ("# " + "x" * 98, False),
         ("# " + "x" * 99, True),
         ('def f() -> None:\n    """' + "x" * 90 + ' y."""\n', True),
-        ("value = '" + "x" * 99 + "'", False),  # the formatter's business
+        ("value = '" + "x" * 99 + "'", False),  # the formatter wraps such lines
     ],
 )
 def test_long_line_is_counted_in_comments_and_docstrings(source: str, found: bool) -> None:

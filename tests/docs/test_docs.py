@@ -1,5 +1,5 @@
-"""The documentation names only what exists: links, commands and their options, make targets, files,
-and figures.
+"""Test that the documentation names only existing links, commands, options, make targets, files and
+figures.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ FILE = re.compile(
 
 
 def prose(page: Path) -> str:
-    """A page without its fenced blocks."""
+    """Return a page without its fenced blocks."""
     return FENCE.sub("", page.read_text())
 
 
 def fenced_lines(page: Path) -> Iterator[str]:
-    """Every command line in a page's shell blocks, continuations joined."""
+    """Yield every command line in a page's shell blocks, with continuations joined."""
     for language, body in FENCE.findall(page.read_text()):
         if language == "sh":
             yield from body.replace("\\\n", " ").splitlines()
 
 
 def slugs(page: Path) -> set[str]:
-    """The anchors of a page's headings, as GitHub makes them."""
+    """Return the anchors of a page's headings, as GitHub makes them."""
     headings = [
         re.sub(r"[`*]|\[([^\]]*)\]\([^)]*\)", r"\1", text) for text in HEADING.findall(prose(page))
     ]
@@ -84,7 +84,7 @@ def test_links_resolve(page: Path) -> None:
 
 
 def test_command_lines_parse(page: Path) -> None:
-    """Whole command lines, in shell blocks, are parsed by the command itself, which is not run."""
+    """The command itself parses each whole command line in a shell block, but does not run it."""
     for line in fenced_lines(page):
         words = shlex.split(line, comments=True)
         if words and (script := SCRIPTS.get(words[0])):
@@ -134,9 +134,7 @@ def text_of_scripts() -> str:
 
 
 def test_standalone_options_belong_to_a_command(page: Path) -> None:
-    """An option that stands alone between backquotes is one of some command, script, tool or
-    benchmark.
-    """
+    """Options alone in backquotes exist in a command, script, tool or benchmark."""
     known = options_of_commands()
     text = text_of_scripts()
     for span in SPAN.findall(prose(page)):
@@ -146,7 +144,7 @@ def test_standalone_options_belong_to_a_command(page: Path) -> None:
 
 
 def test_prose_lines_fit_100_columns(page: Path) -> None:
-    """Lines have at most 100 columns without the targets of links; generated ones 120."""
+    """Lines have at most 100 columns without link targets; generated ones have 120."""
     limit = 120 if page.name in GENERATED else 100
     text = re.sub(r"\]\([^)]*\)", "]", prose(page))
     assert not [
@@ -155,7 +153,9 @@ def test_prose_lines_fit_100_columns(page: Path) -> None:
 
 
 def make_targets() -> set[str]:
-    """The names before the colon of every rule of the Makefile, which may go over several lines."""
+    """Return the names before the colon of every rule of the Makefile, which may span several
+    lines.
+    """
     rules = re.findall(
         r"^([a-z][\w \-]*):(?!=)",
         (ROOT / "Makefile").read_text().replace("\\\n", " "),
@@ -165,7 +165,7 @@ def make_targets() -> set[str]:
 
 
 def test_plain_make_lists_every_target() -> None:
-    # of a make around this
+    # of a make that runs these tests
     own = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
     shown = subprocess.run(
         ["make"], cwd=ROOT, env=own, capture_output=True, text=True, check=True
@@ -180,7 +180,7 @@ def test_make_targets_exist(page: Path) -> None:
 
 
 def test_named_files_exist(page: Path) -> None:
-    """Words in capitals in a path stand for something."""
+    """Capital words in a path are placeholders."""
     names = {name for name in FILE.findall(page.read_text()) if not re.search(r"/[A-Z]+\b", name)}
     assert not {name for name in names if not (ROOT / name).exists()}
 
@@ -228,7 +228,7 @@ def test_every_instruction_is_described(idl: Path) -> None:
 
 
 def test_named_modules_exist(page: Path) -> None:
-    """Files between backquotes are in the repository, the client's package or the coordinator's
+    """Files in backquotes are in the repository, the client's package or the coordinator's
     sources.
     """
     folders = (ROOT, ROOT / "client/aftermath", ROOT / "programs/coordinator/src")

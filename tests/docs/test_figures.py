@@ -1,4 +1,4 @@
-"""Measured figures: docs/measurements.md is what was measured, and no other page has templates."""
+"""Test that docs/measurements.md shows the recorded figures, and no other page has templates."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ PAGE = ROOT / "docs/measurements.md"
 
 
 def module(name: str, known_as: str = "") -> ModuleType:
-    """Load a script of benchmarks/; in the path that folder would hide packages of these tests."""
+    """Load a script of benchmarks/ without adding the folder to sys.path, where it would hide test
+    packages.
+    """
     spec = importlib.util.spec_from_file_location(
         known_as or name, ROOT / "benchmarks" / f"{name}.py"
     )
@@ -87,7 +89,9 @@ def test_table_of_attacks_has_all_attacks() -> None:
 
 
 def test_measured_costs_meet_their_bars() -> None:
-    """Compute units at 256 members, bytes pushed, a run's rent, and hashing the private state."""
+    """Limits of compute units with 256 members, pushed bytes, rent, and hashing of private
+    state.
+    """
     chain = quote.figures("chain")
     roots = quote.figures("roots")
     assert chain["members"][-1] == 256

@@ -1,6 +1,4 @@
-"""What an error of ours says to do begins as a sentence does: with a capital letter, a command, an
-option or a file.
-"""
+"""Test that every fix begins with a capital letter, a command, an option or a file."""
 
 from __future__ import annotations
 
@@ -17,8 +15,8 @@ import pytest
 from aftermath.chain.refusals import _TEXTS
 from docs.sources import CLIENT, parsed
 
-HANDED_ON = {"fix", "advice", "hint"}
-"""Parameters and variables that a fix travels in."""
+FIX_NAMES = {"fix", "advice", "hint"}
+"""Names of parameters and variables that hold a fix."""
 COMMANDS = {"pip", "aftermath-solana", "aftermath-centralized"}
 SIGNATURES = {"AftermathError": ["message", "fix"], "Refused": ["name", "message", "fix"]}
 
@@ -39,7 +37,7 @@ def nodes() -> dict[Path, dict[type[ast.AST], list[Any]]]:
 def _nodes_end_with_these_tests() -> Iterator[None]:
     gc.disable()  # collections would take longer than parsing
     yield
-    for kept in (nodes, known):
+    for kept in (nodes, parameters_by_callable):
         kept.cache_clear()
     gc.enable()
 
@@ -48,8 +46,8 @@ def name_of(node: ast.AST) -> str:
     return str(getattr(node, "id", getattr(node, "attr", "")))
 
 
-def errors_of_ours() -> dict[str, list[str]]:
-    """The classes that derive from AftermathError, and what they are made with."""
+def project_errors() -> dict[str, list[str]]:
+    """Return the parameters of each subclass of AftermathError."""
     bases = {
         node.name: [name_of(base) for base in node.bases]
         for kinds in nodes().values()
@@ -65,29 +63,29 @@ def errors_of_ours() -> dict[str, list[str]]:
         found = more | found
 
 
-def handing_on() -> dict[str, list[str]]:
-    """The functions that are given a fix, with their parameters."""
+def functions_with_fix() -> dict[str, list[str]]:
+    """Return the parameters of each function that takes a fix."""
     found = {}
     for kinds in nodes().values():
         for node in kinds[ast.FunctionDef]:
             names = [one.arg for one in (*node.args.args, *node.args.kwonlyargs)]
-            if node.name != "__init__" and HANDED_ON.intersection(names):
+            if node.name != "__init__" and FIX_NAMES.intersection(names):
                 found[node.name] = [name for name in names if name != "self"]
     return found
 
 
 def argument(call: ast.Call, parameters: list[str]) -> Iterator[ast.expr]:
-    """What is given as the fix."""
-    yield from (one.value for one in call.keywords if one.arg in HANDED_ON)
+    """Yield the arguments that are fixes."""
+    yield from (one.value for one in call.keywords if one.arg in FIX_NAMES)
     for name, given in zip(parameters, call.args, strict=False):
         if isinstance(given, ast.Starred):
             return
-        if name in HANDED_ON:
+        if name in FIX_NAMES:
             yield given
 
 
 def texts(file: Path, given: ast.expr) -> Iterator[str]:
-    """How what is given may begin; nothing where that is only known when it runs."""
+    """Yield the possible beginnings of a fix. Nothing if it is only known at run time."""
     match given:
         case ast.IfExp():
             yield from texts(file, given.body)
@@ -105,16 +103,16 @@ def texts(file: Path, given: ast.expr) -> Iterator[str]:
 
 
 def fixes(file: Path) -> Iterator[tuple[int, str]]:
-    """The fixes that a file writes, with their lines."""
+    """Yield (line, text) of each fix in a file."""
     for node in nodes()[file][ast.Call]:
-        for given in argument(node, known().get(name_of(node.func), [])):
+        for given in argument(node, parameters_by_callable().get(name_of(node.func), [])):
             yield from ((node.lineno, text) for text in texts(file, given))
 
 
 @cache
-def known() -> dict[str, list[str]]:
-    """What a fix is handed to, with its parameters."""
-    return handing_on() | errors_of_ours()
+def parameters_by_callable() -> dict[str, list[str]]:
+    """Return the parameters of all functions and errors that take a fix."""
+    return functions_with_fix() | project_errors()
 
 
 def begins_well(fix: str) -> bool:

@@ -1,6 +1,4 @@
-"""Packages import one way, as docs/architecture.md says; what lies behind a seam is not reached
-around it.
-"""
+"""Test that packages import only along the arrows of docs/architecture.md."""
 
 from __future__ import annotations
 
@@ -53,11 +51,11 @@ NEVER = {
     "kernels": {"aftermath.optim", "aftermath.model", "aftermath.chain", "aftermath.p2p"},
     "data": {"torch", "aftermath.chain", "aftermath.model"},
 }
-"""What a package must not import; * is any other package of ours."""
+"""Forbidden imports by package. * is any other package of this project."""
 
 
-def imported(tree: ast.Module) -> set[str]:
-    """The modules that a file names, wherever in it."""
+def imported_modules(tree: ast.Module) -> set[str]:
+    """Return all modules that a file imports, also inside functions."""
     found: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -75,12 +73,12 @@ def imported(tree: ast.Module) -> set[str]:
 def by_package() -> dict[str, set[str]]:
     modules: dict[str, set[str]] = defaultdict(set)
     for file, tree in parsed():
-        modules[file.relative_to(CLIENT).parts[0]] |= imported(tree)
+        modules[file.relative_to(CLIENT).parts[0]] |= imported_modules(tree)
     return modules
 
 
-def ours() -> dict[str, set[str]]:
-    """The packages of ours that each package imports."""
+def imports_by_package() -> dict[str, set[str]]:
+    """Return the project packages that each package imports."""
     return {
         package: {name.split(".")[1] for name in modules if name.startswith("aftermath.")}
         - {package, "__version__"}
@@ -89,8 +87,8 @@ def ours() -> dict[str, set[str]]:
     }
 
 
-def drawn() -> dict[str, set[str]]:
-    """The packages that the page's arrows lead to from each, over any number of them."""
+def reachable_packages() -> dict[str, set[str]]:
+    """Return the packages reachable from each package along the page's arrows."""
     text = (ROOT / "docs/architecture.md").read_text()
     arrows: dict[str, set[str]] = defaultdict(set)
     for line in text.partition("flowchart TD\n")[2].partition("```")[0].splitlines():
@@ -105,14 +103,14 @@ def drawn() -> dict[str, set[str]]:
 
 
 def test_imports_run_one_way() -> None:
-    assert list(TopologicalSorter(ours()).static_order())
+    assert list(TopologicalSorter(imports_by_package()).static_order())
 
 
 def test_every_import_is_drawn() -> None:
-    allowed = drawn()
+    allowed = reachable_packages()
     assert {
         package: others - allowed[package]
-        for package, others in ours().items()
+        for package, others in imports_by_package().items()
         if others - allowed[package]
     } == {}
 

@@ -1,5 +1,5 @@
-"""The table of comparisons in docs/models.md: each names a test that there is, and as many models
-as that compares.
+"""Test that each row of the comparison table in docs/models.md names an existing test and its
+number of models.
 """
 
 from __future__ import annotations

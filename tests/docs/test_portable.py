@@ -1,6 +1,4 @@
-"""What only Unix has stands in the few files that are about it; the others can be loaded
-everywhere.
-"""
+"""Test that only a few files use Unix-only modules."""
 
 from __future__ import annotations
 
@@ -46,8 +44,8 @@ PLACES = {
 }
 
 
-def of_unix(tree: ast.AST) -> set[str]:
-    """What a file names that only Unix has; a name that is asked for by getattr is not named."""
+def unix_names(tree: ast.AST) -> set[str]:
+    """Return the Unix-only names that a file uses. Names read by getattr are not counted."""
     found: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -60,7 +58,7 @@ def of_unix(tree: ast.AST) -> set[str]:
         elif isinstance(node, ast.Call):
             match node:
                 case ast.Call(ast.Attribute(ast.Name("os"), "kill"), [_, ast.Constant(0)]):
-                    found.add("os.kill(…, 0)")  # which ends the process on Windows
+                    found.add("os.kill(…, 0)")  # on Windows this ends the process
     return found
 
 
@@ -74,11 +72,11 @@ def test_unix_only_calls_are_found() -> None:
         ("os.kill(pid, 0)\nos.kill(pid, signal.SIGINT)", {"os.kill(…, 0)"}),
         ("import os\nos.getpid()\ngetattr(os, 'fdatasync', os.fsync)(1)", set()),
     ):
-        assert of_unix(ast.parse(source)) == names, source
+        assert unix_names(ast.parse(source)) == names, source
 
 
 def test_unix_only_calls_stand_in_listed_files() -> None:
-    found = {str(file.relative_to(CLIENT)): of_unix(tree) for file, tree in parsed()}
+    found = {str(file.relative_to(CLIENT)): unix_names(tree) for file, tree in parsed()}
     assert {name for name, names in found.items() if names} == set(PLACES), {
         n: w for n, w in found.items() if w
     }

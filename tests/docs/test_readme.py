@@ -1,6 +1,4 @@
-"""README stays short, and its sample output is what the demonstration prints about its last
-measured run.
-"""
+"""Test README's length, and that its sample output matches the last measured demo."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bytes of results in docs/models.md and in the recipes are those of the formats."""
+"""Test that the result sizes in docs/models.md and the recipes equal the formats'."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_block_sizes_equal_results() -> None:
             ResultFormat((replace(square, topk=int(kept)),) * 8, 1, Transform.NONE, values)
             for values in (Values.SIGN, Values.ONE_BIT, Values.TWO_BIT)
         ]
-        assert results[0].index_bytes(0) == int(bits)  # of eight blocks
+        assert results[0].index_bytes(0) == int(bits)  # bytes of eight blocks
         assert sizes == [f"{one.payload_bytes(0) / 8:.1f}" for one in results]
 
 

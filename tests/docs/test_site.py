@@ -1,6 +1,4 @@
-"""The documentation builds as a site: every link of it leads somewhere, and nothing is fetched from
-elsewhere.
-"""
+"""Test that the site builds, has no broken link and loads nothing from other hosts."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Diagrams of the site in a real Chromium: letters of the page's own colours, in light and dark,
-all within sight.
+"""Test in Chromium that text in diagrams has the page's colours in light and dark mode and is not
+cut off.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from selenium.webdriver.chrome.service import Service
 from docs.test_site import ROOT, site  # noqa: F401 (a fixture)
 from ui.web.test_observer_browser import DRIVER, chromium
 
-# Of every letter of a diagram what it is drawn with, and whether it is in its picture.
+# Return the colour of each text in a diagram, and whether it lies inside the image.
 LETTERS = """
 return [...document.querySelectorAll(".diagram text")].map((text) => {
   const picture = text.closest("svg").getBoundingClientRect(), own = text.getBoundingClientRect();
@@ -28,7 +28,7 @@ return [...document.querySelectorAll(".diagram text")].map((text) => {
 
 
 class Quiet(SimpleHTTPRequestHandler):
-    """Says nothing of what it is asked."""
+    """Does not log requests."""
 
     def log_message(self, *_: object) -> None:
         pass

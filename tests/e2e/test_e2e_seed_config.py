@@ -1,5 +1,5 @@
-"""The seed's own sample config.toml, to the letter: a model from the Hub and data from a bucket,
-both by stand-ins on this machine, and a member that trains on them.
+"""Test the unchanged sample config.toml of the seed, with local substitutes for the Hub and the
+bucket.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def hub(tmp_path: Path) -> Iterator[Hub]:
-    """Provide a Hub with the repository that the file names. It has a smaller Llama."""
+    """Provide a Hub with the repository that the file names, which has a smaller Llama."""
     write_checkpoint(tmp_path / "model", init_weights(CONFIG, 0), CONFIG, tier=0, companions={})
     hub = Hub()
     with serving_hub(hub):

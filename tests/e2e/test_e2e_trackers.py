@@ -16,7 +16,7 @@ from e2e.run_inputs import RunInputs
 from events.test_trackers import with_trackio, with_wandb
 from events.wandb_file import read_wandb_file
 
-# tests/watch/test_trackers.py covers both trackers in the slow tests.
+# tests/events/test_trackers.py covers both trackers in the slow tests.
 pytestmark = pytest.mark.nightly
 
 

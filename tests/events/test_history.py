@@ -19,7 +19,7 @@ NOON = datetime(2026, 11, 21, 12, 0, 0, tzinfo=UTC)
 
 
 class Run:
-    """A run whose members emit, one after the other, the events that a test makes up."""
+    """A run whose members emit scripted events, one after the other."""
 
     def __init__(self) -> None:
         self.history = EventHistory(lambda told: told.about.wallet)

@@ -1,4 +1,6 @@
-"""What data servers, their clients, buckets and mixtures send, and the heads of files of tokens."""
+"""Decoders of messages of data servers, clients, buckets and mixtures, and of headers of token
+files.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ def answers() -> tuple[list[bytes], Decode]:
 
 
 class Listed(HttpClient):
-    """A bucket that has one page."""
+    """A bucket with one page."""
 
     def __init__(self, page: bytes) -> None:
         self._page = page

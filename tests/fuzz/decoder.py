@@ -16,8 +16,8 @@ Decode = Callable[[bytes], object]
 
 @dataclass(frozen=True)
 class Decoder:
-    """`prepare` gives real messages to start from and the call; `errors` are all that may
-    leave it.
+    """A decoder under test. `prepare` returns valid messages and the function to call, which may
+    raise only `errors`.
     """
 
     name: str
@@ -26,7 +26,7 @@ class Decoder:
 
 
 def through_file(name: str, read: Callable[[Path], object]) -> Decode:
-    """The decoder of a file: the bytes are written to a file of this name first."""
+    """Return a decoder that writes the bytes to a file and reads it."""
     path = folder() / name
 
     def decode(data: bytes) -> object:
@@ -48,7 +48,7 @@ def folder() -> Path:
 
 
 def now(work: Coroutine[Any, Any, object]) -> object:
-    """The result of a coroutine that waits for nothing."""
+    """Return the result of a coroutine that never waits."""
     try:
         work.send(None)
     except StopIteration as end:

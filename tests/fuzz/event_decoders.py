@@ -1,4 +1,4 @@
-"""Files of events, which a stranger may have handed on; and all that is made of what they say."""
+"""Decoders of event files from others, and every view of them."""
 
 from __future__ import annotations
 
@@ -21,9 +21,7 @@ TELLER = {"run": "demo", "member": "Wal1et", "member_tier": 1, "client": "0.1.0"
 
 
 def event_files() -> tuple[list[bytes], Decode]:
-    """A file of each kind of event after the first, and one of all; with and without who
-    told them.
-    """
+    """Return one file per kind of event and one with all, with and without a sender."""
     lines = [
         {"at": (NOON + timedelta(seconds=number)).isoformat(), **plain(sample_event(kind))}
         for number, kind in enumerate(KINDS)
@@ -37,7 +35,7 @@ def event_files() -> tuple[list[bytes], Decode]:
 
 
 def everything_of(path: Path) -> None:
-    """Read it, and put it through every view."""
+    """Read an event file and build every view from it."""
     reader = EventReader([path])
     history = EventHistory()
     views = (

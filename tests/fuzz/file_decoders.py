@@ -1,5 +1,5 @@
-"""What a user, a checkpoint, the Hub or a ledger brings along in files, and what clients ask of the
-local network.
+"""Decoders of files of users, checkpoints, the Hub and ledgers, and of requests to the local
+network.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def model_configs() -> tuple[list[bytes], Decode]:
 
 
 def known_models() -> list[dict[str, Any]]:
-    """A `config.json` of each architecture that can be read here."""
+    """Return a `config.json` of each architecture that this installation can read."""
     return [
         said
         for name, said in sorted(MODELS.items())
@@ -101,10 +101,10 @@ def known_models() -> list[dict[str, Any]]:
 
 
 def config_values() -> tuple[list[bytes], Decode]:
-    """A `config.json` of each architecture in which keys say something else; what is read is asked
-    for its shapes.
+    """Decode a `config.json` of each architecture with changed values, and compute the shapes of
+    each that is accepted.
 
-    A message chooses the model, one key or two of it and their values, by a byte each.
+    The bytes of a message select the model, a key, its value, a second key and its value.
     """
     everyone = [
         (said, sorted({*config_of(said).to_hf(), *said, *ODD_KEYS})) for said in known_models()
@@ -229,7 +229,7 @@ def tier_manifests() -> tuple[list[bytes], Decode]:
 
 
 def ledger_rows() -> tuple[list[bytes], Decode]:
-    """A transaction in a database that is sound otherwise."""
+    """Decode a transaction of a database that is valid otherwise."""
     directory = folder() / "ledger"
     shutil.rmtree(directory, ignore_errors=True)  # of an earlier test in this process
     landed = Landed(5, 0, bytes(65), None, 0, [1], [1], b"meta", [], [])

@@ -1,6 +1,4 @@
-"""What members and strangers send a centralized server, what it sends them, and what its user's
-files say.
-"""
+"""Decoders of messages to and from a centralized server, and of its user's files."""
 
 from __future__ import annotations
 
@@ -55,7 +53,7 @@ RUN = run_addresses(PROGRAM, "demo").run
 
 
 def answers() -> tuple[list[bytes], Decode]:
-    """Return real and changed signatures, half of each. A changed signature is never valid for a
+    """Return valid and changed signatures, half of each. A changed signature is never valid for a
     key.
     """
     real = sign_answer(CHALLENGE, ME, PEER)
@@ -77,7 +75,7 @@ def verdicts() -> tuple[list[bytes], Decode]:
 
 
 def transactions() -> tuple[list[bytes], Decode]:
-    """The bytes of transactions, as a member sends them."""
+    """Decode the bytes of transactions, as a member sends them."""
     node = EmbeddedNode(LocalnetConfig())
     methods_of_run = RpcMethods(node, PROGRAM, RUN, Accounts(node, PROGRAM, RUN, lambda _: True))
     ix = CoordinatorInstructions(coordinator_program(), ME.pubkey())
@@ -102,7 +100,7 @@ def transactions() -> tuple[list[bytes], Decode]:
 
 
 def calls() -> tuple[list[bytes], Decode]:
-    """Whole messages of a member that was let in. Every one is answered: nothing may leave."""
+    """Decode messages of an admitted member. Each gets an answer; no exception may escape."""
     node = EmbeddedNode(LocalnetConfig())
     sessions = Sessions(None)
     connection = _Outlet()
@@ -115,7 +113,7 @@ def calls() -> tuple[list[bytes], Decode]:
         lambda at: sessions.announce(client, at, connection),
         lambda transaction: sessions.set_withdraw_transaction(client, transaction),
     )
-    # waits for a turn of the loop; what it reads is read by the one below
+    # it waits for the event loop; its input is decoded by the decoder below
     del methods["sendTransaction"]
     rpc = node.rpc(methods)
     wanted: list[tuple[str, list[Any]]] = [
@@ -145,7 +143,7 @@ class _Outlet:
 
 
 def pushes() -> tuple[list[bytes], Decode]:
-    """What a server sends a member over the connection of its calls."""
+    """Decode messages that a server pushes to a member."""
     link = ServerConnection("localhost:1", None, "demo", Wallet(ME), PEER)
     told = {"peer": "ab" * 32, "at": msgspec.to_builtins(HERE)}
     seeds = [

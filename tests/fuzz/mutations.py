@@ -1,5 +1,5 @@
-"""Seeded changes of real messages: flipped, cut, doubled, spliced, nested, and numbers at their
-borders.
+"""Seeded changes of valid messages: bits flipped, cut, doubled, spliced, nested, and extreme
+numbers.
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ import json
 import random
 from collections.abc import Callable, Iterator, Sequence
 
-# What formats give a meaning to: the ends of integers, msgpack's and JSON's opening bytes, text
-# that is none.
+# Values with a meaning in some format: extreme integers, opening bytes of msgpack and JSON, and
+# invalid UTF-8.
 _BORDERS = (
     [bytes(n) for n in (1, 2, 4, 8)]
     + [b"\xff" * n for n in (1, 2, 4, 8)]
@@ -22,14 +22,12 @@ _TOKENS += [b"null", b"true", b"-1", b"1e999", b"NaN", b"9" * 25, b"\\ud800"]
 
 
 def nested(depth: int, opening: bytes = b"\x91") -> bytes:
-    """A short document (of msgpack, unless told) that a recursive parser does not come
-    back from.
-    """
+    """Return a deeply nested document (msgpack by default) that overflows a recursive parser."""
     return opening * depth + b"\xc0"
 
 
 def mutations(chance: random.Random, seeds: Sequence[bytes], count: int) -> Iterator[bytes]:
-    """`count` documents, each a seed with one to four changes."""
+    """Yield `count` documents, each a seed with one to four changes."""
     for _ in range(count):
         data = bytearray(chance.choice(seeds))
         for _ in range(chance.choice((1, 1, 1, 2, 4))):
@@ -93,7 +91,7 @@ _VALUES: list[object] = [None, True, -1, 0, 2**64, 1.5, "", "x", [], {}, [[]], [
 
 
 def _swap(chance: random.Random, data: bytearray, seeds: Sequence[bytes]) -> None:
-    """Another JSON value in the place of any."""
+    """Replace any JSON value by another."""
     try:
         whole = json.loads(data)
     except (ValueError, RecursionError):

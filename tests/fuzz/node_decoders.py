@@ -1,4 +1,4 @@
-"""What RPC nodes send: replies, pushes, and the accounts in them."""
+"""Decoders of messages from RPC nodes: replies, pushes, and the accounts in them."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def account(raw: bytes, encoding: str = "base64") -> dict[str, Any]:
 
 
 class Sent(httpx.AsyncBaseTransport):
-    """A node that answers everything with these bytes."""
+    """Transport of a node that returns these bytes for every request."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -63,9 +63,7 @@ class Sent(httpx.AsyncBaseTransport):
 
 
 def replies(ask: rpc.Ask[Any], *results: Any) -> tuple[list[bytes], Decode]:
-    """Replies to request 1, as the pool understands them; what is made of a refused transaction
-    belongs to it.
-    """
+    """Decode replies to request 1, read by the pool, including errors of refused transactions."""
     logs = ["Program log: x", "Transfer: insufficient lamports 1, need 2"]
     failed = {"err": {"InstructionError": [1, {"Custom": 6000}]}, "logs": logs}
     error = {"code": -32002, "message": "no", "data": failed}
@@ -159,7 +157,7 @@ def prices() -> tuple[list[bytes], Decode]:
 
 
 class Received:
-    """A websocket whose next message is this one."""
+    """Websocket that delivers one given message."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -175,7 +173,7 @@ class Received:
 
 
 def pushes() -> tuple[list[bytes], Decode]:
-    """A confirmation and a notification, read up to the Run account in it."""
+    """Decode a subscription confirmation, and a notification down to its Run account."""
 
     def decode(data: bytes) -> object:
         session = SolanaSession(Received(data))

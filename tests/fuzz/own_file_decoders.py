@@ -1,6 +1,4 @@
-"""A process's own files, which a disk or another program may have changed; and a tokenizer, which a
-peer may tell.
-"""
+"""Decoders of a process's own files, which may be damaged, and of tokenizers from peers."""
 
 from __future__ import annotations
 
@@ -25,7 +23,7 @@ from optim.private_states import OPTIMIZERS, trained
 
 
 def optimizers() -> tuple[list[bytes], Decode]:
-    """Tensors of any shape, type and content: what is refused leaves the optimizer as it was."""
+    """Decode tensors of any shape, dtype and content. A refusal leaves the optimizer unchanged."""
     _, engine = trained(OPTIMIZERS["distro"], 2)
 
     def take(data: bytes) -> object:

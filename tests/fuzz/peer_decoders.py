@@ -1,4 +1,4 @@
-"""What members send each other, and what they leave for each other in files."""
+"""Decoders of messages between members, and of files that members write for others."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""No input makes a decoder do anything but return or raise what it declares.
+"""Test that decoders return or raise only their declared errors for any input.
 
-Each decoder reads examples of hypothesis, as many as the tier has, and seeded changes of real
-messages: a hundred in the fast tests, and a hundred thousand in the nightly ones.
+Each decoder reads examples of hypothesis and seeded changes of valid messages. The tier sets the
+number of examples. There are a hundred changes in the fast tests and a hundred thousand in the
+nightly ones.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ from fuzz.own_file_decoders import OWN
 from fuzz.peer_decoders import PEERS
 
 DECODERS = [*PEERS, *NODES, *MEMBERS, *DATA, *FILES, *OWN, *EVENTS]
-LONGEST = 20_000  # a config file may make many mistakes
+LONGEST = 20_000  # a config file may contain many mistakes
 every = pytest.mark.parametrize("decoder", DECODERS, ids=lambda one: one.name)
 
 
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
-    """A warning for each of thousands of inputs helps nobody."""
+    """Turn off warnings, of which there would be thousands."""
     logging.disable(logging.ERROR)
     yield
     logging.disable(logging.NOTSET)
@@ -86,7 +87,7 @@ def run_through(decoder: Decoder, *, seed: int, count: int) -> None:
 
 
 @every
-# hypothesis marks only what it wraps itself, and the profile decides how many examples run
+# hypothesis marks only functions that it wraps itself, and the profile sets the number of examples
 @pytest.mark.hypothesis
 def test_decoder_of_random_bytes_reads_or_refuses(decoder: Decoder) -> None:
     seeds, decode = decoder.prepare()
@@ -101,7 +102,7 @@ def test_decoder_of_random_bytes_reads_or_refuses(decoder: Decoder) -> None:
 
 
 def pieces(seeds: list[bytes]) -> st.SearchStrategy[bytes]:
-    """Parts of real messages, and anything in between."""
+    """Generate parts of valid messages with random bytes between them."""
     parts = [
         seed[start : start + 40] for seed in seeds for start in range(0, min(len(seed), 2000), 40)
     ]

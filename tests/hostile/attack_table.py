@@ -1,6 +1,4 @@
-"""What an attack did to a run: a row for each, from what the chain and the honest members wrote
-down.
-"""
+"""Table of attacks: the effect of each on a run, from the chain and the honest members' events."""
 
 from __future__ import annotations
 
@@ -24,15 +22,13 @@ from e2e.event_log import Event
 from hostile.attacks import NONE, blamed_for, provable
 
 AT_LIMIT = 0.78
-"""A round that lasts for this part of its time is one at its limit: witnesses wait no longer than
-nine tenths.
+"""Fraction of the time limit from which a round counts as at its limit. Witnesses wait at most
+0.9.
 """
 MOST_AT_LIMIT = 2
 MOST_AGAINST_CONTROL = 1.5
 DROPPED_WITHIN = 3
-"""Rounds in which whose fault is provable has lost its place, from the one on in which it first did
-it.
-"""
+"""Rounds after its first offence within which a provable attacker must lose its seat."""
 
 
 @dataclass(frozen=True)
@@ -46,53 +42,52 @@ class Attacker:
 
 @dataclass(frozen=True)
 class Row:
-    """One attack, to which an epoch was given."""
+    """Result of one attack, which had one epoch."""
 
     attack: str
     epoch: int
     actions: int
-    """How often it did what it is there for."""
+    """Number of hostile actions."""
     began_at: int
-    """The height of the round in which it did it first."""
+    """Round height of the first hostile action."""
     warmup_seconds: float
-    """From the beginning of the epoch's warm-up to that of its first round."""
+    """Seconds from the beginning of the epoch's warm-up to that of its first round."""
     median_seconds: float
     against_control: float
-    """The median round against that of the same run's epochs without an attack."""
+    """Median round over that of the same run's epochs without an attack."""
     longest_seconds: float
     rounds_at_limit: int
     due: int
     trained: int
-    """The sequences due in this epoch that an honest member had applied by the end of the run."""
+    """Number of the epoch's sequences that an honest member had applied by the end of the run."""
     rounds: int
     honest_applied: int
-    """Rounds with data, and how many the honest member that applied fewest has applied."""
+    """Rounds with data, and the number of them that the honest member with the fewest has
+    applied.
+    """
     comparisons: int
     replicas_equal: bool
-    """How often two honest members' bits of a level were compared, and whether they always were the
-    same.
-    """
+    """Number of comparisons of a level between honest members, and whether all were equal."""
     levels: int
     levels_attested: int
-    """Levels of the model, and those of which a quorum stated the same hash when the epoch ended.
-    """
+    """Levels of the model, and the number of them that a quorum attested when the epoch ended."""
     attacker_dropped_at: int | None
-    """The height of the round in which the attacker lost its place."""
+    """Round height at which the attacker lost its seat."""
     attacker_kept_out: bool
     """Whether an honest member closed its connection for breaking the protocol."""
     blamed_by: int
-    """How many of the honest members wrote down what it did."""
+    """Number of honest members that reported the attack."""
     honest: int
     honest_dropped: int
     honest_megabytes: float
-    """The largest memory growth of an honest member."""
+    """Largest memory growth of an honest member, in MB."""
     honest_cpu_per_round: float
     honest_lines: int
-    """Lines that the honest members wrote about peers: refusals, failures, warnings."""
+    """Number of events of honest members about peers: refusals, failures, warnings."""
 
     def slow(self, warmup_limit: float) -> list[str]:
-        """The bars about time that it does not meet. A busy machine may be at fault, so nothing is
-        judged by them.
+        """Return the names of the time limits that the row misses. No test fails for them, because
+        a busy machine may be at fault.
         """
         met = {
             "a warm-up does not take all its time": self.warmup_seconds < AT_LIMIT * warmup_limit,
@@ -103,7 +98,7 @@ class Row:
         return [bar for bar, is_met in met.items() if not is_met]
 
     def failed(self) -> list[str]:
-        """The bars that it does not meet; none of them is about time."""
+        """Return the names of the limits that the row misses, without time limits."""
         met = {
             "the attack was made": self.actions > 0 or self.attack == NONE,
             "honest replicas are identical": self.replicas_equal,
@@ -135,14 +130,14 @@ class _Epoch:
 
 
 class RunRecorder:
-    """Watches the chain and the honest processes while the run lasts."""
+    """Records the chain and the honest processes during a run."""
 
     def __init__(self, honest: Sequence[ClusterMember]) -> None:
         self._honest = honest
         self.epochs: dict[int, _Epoch] = defaultdict(_Epoch)
 
     def record(self, run: Run, members: Members | None) -> None:
-        """Note a state of the run; `members` where they have changed."""
+        """Record a state of the run. `members` is given if they have changed."""
         epoch = self.epochs[run.epoch]
         before = self.epochs[run.epoch - 1]
         if before.began and not before.ended:
@@ -178,8 +173,9 @@ def rows_of(
     limit: float,
     actions: Mapping[str, tuple[int, int]],
 ) -> list[Row]:
-    """A row for every epoch with an attacker; the `controls` are epochs without an attack. The
-    replicas of `newcomers`, who are there for one, are compared too.
+    """Return a row for each epoch with an attacker. The `controls` are epochs without an attack.
+
+    `newcomers` take part in one epoch. Their replicas are compared too.
     """
     applied = {
         i
@@ -199,7 +195,7 @@ def rows_of(
         growth = [seen.ended[name][0] - seen.began[name][0] for name in both]
         cpu = [seen.ended[name][1] - seen.began[name][1] for name in both]
         complaints = [_complaints(member, epoch) for member in honest]
-        compared, equal = _compared([*honest, *newcomers], epoch)
+        compared, equal = _compare_levels([*honest, *newcomers], epoch)
         rows.append(
             Row(
                 attack=attacker.attack,
@@ -239,8 +235,8 @@ def _batch(header: Round) -> Iterable[int]:
 
 
 def _seconds(honest: Sequence[ClusterMember], epoch: int) -> list[float]:
-    """Return the lengths of an epoch's rounds in seconds, as the member with most rounds saw
-    them begin. The last round ends with the epoch.
+    """Return the lengths of an epoch's rounds in seconds, as seen by the member with most rounds.
+    The last round ends with the epoch.
     """
 
     def of(member: ClusterMember) -> list[float]:
@@ -278,7 +274,7 @@ def _complaints(member: ClusterMember, epoch: int) -> list[Event]:
 
 
 def _blames(events: Iterable[Event], attacker: Attacker, seat: int | None) -> bool:
-    """Whether a member says of this attacker what it is to blame for."""
+    """Return whether a member's events report this attacker's fault."""
     why = blamed_for(attacker.attack)
     about = (
         e
@@ -289,13 +285,13 @@ def _blames(events: Iterable[Event], attacker: Attacker, seat: int | None) -> bo
 
 
 def _barred(events: Iterable[Event], attacker: Attacker) -> bool:
-    """Whether a member closed the attacker's connection and keeps it out."""
+    """Return whether a member closed the attacker's connection for breaking the protocol."""
     return any(f"peer {attacker.peer} broke the protocol" in e.get("message", "") for e in events)
 
 
-def _compared(honest: Sequence[ClusterMember], epoch: int) -> tuple[int, bool]:
-    """How often honest members had the same level after a step of an epoch, and whether their bits
-    were the same.
+def _compare_levels(honest: Sequence[ClusterMember], epoch: int) -> tuple[int, bool]:
+    """Return the number of comparisons of a level between honest members in an epoch, and whether
+    all were equal.
     """
     digests_by_state: dict[tuple[Any, ...], list[str]] = defaultdict(list)
     for member in honest:
@@ -313,9 +309,7 @@ def _compared(honest: Sequence[ClusterMember], epoch: int) -> tuple[int, bool]:
 def figures(
     rows: Sequence[Row], rounds: int, limit: float, warmup_limit: float, known: Mapping[str, str]
 ) -> dict[str, Any]:
-    """The table as JSON: every row with the bars that it does not meet, and what is known to be
-    missing for them.
-    """
+    """Return the table as JSON: each row with its missed limits and the known reason."""
     row_dicts = [
         {
             **asdict(row),
@@ -334,7 +328,7 @@ def figures(
 
 
 def format_table(rows: Sequence[Row], warmup_limit: float) -> str:
-    """The table for a terminal."""
+    """Return the table as text for a terminal."""
     lines = [
         f"{'attack':38} {'actions':>6} {'median':>6} {'ratio':>5} {'most':>5} {'full':>4} {'due':>4} {'done':>4}  ends"
     ]

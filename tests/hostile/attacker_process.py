@@ -53,7 +53,7 @@ class AttackerProcess:
         self._run: Run
 
     def corrupt(self) -> None:
-        """Have sessions of these keys get what makes them hostile."""
+        """Make sessions with these keys hostile."""
 
         async def opened(secret: bytes, **options: Any) -> HostileTransport:
             return self._by_secret[secret].on_endpoint(await open_iroh(secret, **options))
@@ -68,7 +68,7 @@ class AttackerProcess:
         Origin.measure_weight = lambda self, replica, seq_len: Behaviour.weight  # type: ignore[method-assign]
 
     async def play(self) -> None:
-        """Every member in its turn."""
+        """Run each scheduled member in turn."""
         settings = SETTINGS.validate_python(self._schedule[0]["settings"])
         address = run_addresses(Pubkey.from_string(COORDINATOR_ID), settings.run_id).run
 
@@ -81,7 +81,7 @@ class AttackerProcess:
         await first_of(follow(), every(map(self._play_part, self._schedule)))
 
     async def _play_part(self, part: dict[str, Any]) -> None:
-        """One member, from shortly before its first epoch to the end of its last."""
+        """Run one member, from shortly before its first epoch to the end of its last."""
         first = part["first"]
         last = part["epoch"]
         while not self._close_to(first):
@@ -90,7 +90,7 @@ class AttackerProcess:
             await self._live(part)
 
     def _close_to(self, epoch: int) -> bool:
-        """Whether it is time to ask for a place in that epoch."""
+        """Return whether it is time to request a seat in this epoch."""
         run = self._run
         return self._past(epoch - 1) or (
             run.epoch == epoch - 1 and run.state.active and run.current.height >= 2
@@ -100,7 +100,7 @@ class AttackerProcess:
         return self._run.epoch > epoch or self._run.state is RunState.FINISHED
 
     async def _live(self, part: dict[str, Any]) -> None:
-        """One life of a member: until its epochs are over, or it ends to begin again."""
+        """Run a member until its epochs end or it restarts."""
         kinds = ATTACKS[part["attack"]]
         settings = SETTINGS.validate_python(part["settings"])
         wallet = load_wallet(settings.wallet_private_key_path)
@@ -121,7 +121,7 @@ class AttackerProcess:
             me.actions += loop.time() >= ends_at
         elif not playing.done():
             with contextlib.suppress(CoordinatorError):
-                await me.chain.leave()  # who still waits for a place: the next one is alone
+                await me.chain.leave()  # also gives up a pending seat request
         playing.cancel()
         await asyncio.wait([playing], timeout=5)
         me.end()
@@ -139,7 +139,7 @@ async def _session(settings: TrainSettings) -> None:
                 settings, named.backend.wallet, named.backend.pool.signs_with, events
             )
             await session._session(settings, named, events)
-        except Exception:  # an honest member's end is of no account here
+        except Exception:  # log only: how the member ends does not matter here
             traceback.print_exc()
 
 

@@ -1,6 +1,4 @@
-"""What hostile members do, by name: the rows of the table. Several behaviours together make one
-attack.
-"""
+"""Attacks by name, the rows of the table. An attack may combine several behaviours."""
 
 from __future__ import annotations
 
@@ -35,11 +33,11 @@ ATTACKS: dict[str, tuple[type[Behaviour], ...]] = {
         protocol_attacks.NeverWitness,
     ),
     "copies of others' results": (result_attacks.Copies,),
-    "copies of opened results": (result_attacks.CopiesWhatIsOpened,),
-    "copies by one closed early": (protocol_attacks.ClosesEarly, result_attacks.CopiesWhatIsOpened),
+    "copies of opened results": (result_attacks.CopiesRevealed,),
+    "copies by one closed early": (protocol_attacks.ClosesEarly, result_attacks.CopiesRevealed),
     "closed early": (protocol_attacks.ClosesEarly,),
-    "results never opened": (result_attacks.NeverOpens,),
-    "results opened to one": (result_attacks.OpensToOne,),
+    "results never opened": (result_attacks.NeverReveals,),
+    "results opened to one": (result_attacks.RevealsToOne,),
     "never ready": (protocol_attacks.NeverReady,),
     "never a witness": (protocol_attacks.NeverWitness,),
     "false witness": (protocol_attacks.FalseWitness,),
@@ -60,12 +58,14 @@ ATTACKS: dict[str, tuple[type[Behaviour], ...]] = {
 
 
 def provable(attack: str) -> bool:
-    """Whether every honest member can see its fault, so that it must lose its place."""
+    """Return whether every honest member can prove the fault, so that the attacker must lose its
+    seat.
+    """
     return any(kind.provable for kind in ATTACKS[attack])
 
 
 def blamed_for(attack: str) -> str:
-    """What every honest member says of it; nothing if it need not."""
+    """Return the text by which honest members must report the attack, or an empty string."""
     return "".join(kind.blamed_for for kind in ATTACKS[attack])
 
 
@@ -75,5 +75,5 @@ def newcomers_from(attack: str) -> str:
 
 
 def epochs(attack: str) -> int:
-    """For how many epochs it takes part; what it does is looked at in the last."""
+    """Return the number of epochs in which it takes part. Actions are counted in the last one."""
     return max(kind.epochs for kind in ATTACKS[attack])

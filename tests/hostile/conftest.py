@@ -1,4 +1,4 @@
-"""The run of the end-to-end tests, for hostile members."""
+"""Fixtures of the end-to-end tests, for runs with hostile members."""
 
 from e2e.conftest import _own_environment, engine, network, run_inputs, xprocess
 

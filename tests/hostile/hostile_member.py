@@ -1,8 +1,8 @@
-"""A hostile member: a real session of `train` with a real wallet and endpoint, whose transport and
-coordinator lie.
+"""A hostile member: a real `train` session whose transport and coordinator are replaced by hostile
+ones.
 
-A `Behaviour` says what is different from an honest member; several make one member together, in
-their order: each sees what those before it let through.
+A `Behaviour` is one difference from an honest member. A member may have several. Each one sees the
+messages that those before it let through.
 """
 
 from __future__ import annotations
@@ -36,65 +36,64 @@ from aftermath.rules.seal import key_of, masked
 from aftermath.rules.state import RunState
 
 Message = Announcement | bytes
-"""What is announced; bytes are sent as they are."""
+"""A message to announce. Bytes are sent unchanged."""
 Verb = Callable[..., Awaitable[None]]
 VERBS = ("join", "warmup_witness", "witness", "attest", "health_check", "checkpoint", "tick")
 
 
 class Behaviour:
-    """Honest, until something is overridden. A method `on_VERB(me, honest, *arguments)` stands for
-    a verb on chain.
+    """Base class of behaviours; honest by default.
+
+    A method `on_VERB(me, honest, *arguments)` replaces a coordinator method.
     """
 
     weight = 20_000
-    """Sequences per minute that it declares, whatever its machine does; while it is new the median
-    counts.
-    """
+    """Declared speed in sequences per minute. A newcomer gets the median instead."""
     provable = False
-    """Whether every honest member can see its fault, so that it must lose its place."""
+    """Whether every honest member can prove the fault, so that the attacker must lose its seat."""
     blamed_for = ""
-    """What every honest member says of it."""
+    """Text by which honest members must report the attack, or empty."""
     epochs = 1
-    """For how many epochs it is a member; its actions are those of the last."""
+    """Epochs in which it takes part. Actions are counted in the last one."""
     newcomers_from = ""
-    """Where an honest newcomer takes the model from, if it is not all from peers."""
+    """Expected source of an honest newcomer's model. Empty: peers."""
     lives_for: float | None = None
-    """Seconds after which it ends and begins again, in its epoch."""
+    """Seconds between restarts in its epoch."""
 
     def announce(self, me: HostileMember, message: Announcement) -> Iterable[Message]:
-        """What it tells all others in place of this."""
+        """Yield the messages to send instead of this one."""
         yield message
 
     def handler(self, me: HostileMember, topic: str, honest: Handler) -> Handler:
-        """How it answers requests."""
+        """Return the handler of requests."""
         return honest
 
-    async def meanwhile(self, me: HostileMember) -> None:
-        """What it does besides, from when its epoch begins to its end."""
+    async def background(self, me: HostileMember) -> None:
+        """Run in the background during its epoch."""
 
 
 class HostileMember:
-    """One hostile member, which does what it does in one epoch."""
+    """A member that is hostile in one epoch."""
 
     def __init__(self, behaviours: list[Behaviour], epoch: int, secret: bytes) -> None:
         self.behaviours = behaviours
         self.epoch = epoch
         self.secret = secret
         self.began: int | None = None
-        """The height of the round in which it first did what it is hostile for."""
+        """Round height of its first hostile action."""
         self._actions = 0
         self.published: dict[bytes, bytes] = {}
         self.sent: list[bytes] = []
-        """What it announced, in order."""
+        """The announcements it sent, in order."""
         self._tasks: list[asyncio.Task[None]] = []
         self.transport: IrohTransport
         self.chain: SolanaMember
         self.honest: dict[str, Verb] = {}
-        """The verbs as an honest member has them."""
+        """The original coordinator methods."""
 
     @property
     def actions(self) -> int:
-        """How many times it did what it is hostile for."""
+        """Return the number of its hostile actions."""
         return self._actions
 
     @actions.setter
@@ -115,22 +114,22 @@ class HostileMember:
         return sorted(self.transport.reachable())
 
     def link(self, peer: bytes) -> iroh.Connection | None:
-        """The bare connection to a peer."""
+        """Return the connection to a peer, if there is one."""
         contact = self.transport._links._peers.get(peer)
         return contact.link.connection if contact is not None and contact.link is not None else None
 
     async def other_of_tier(self, tier: int) -> bytes:
-        """The p2p key of another member that holds so much."""
+        """Return the p2p key of another member of this tier."""
         members = (await self.chain.view()).members
         keys = (members.seats[seat] for seat in bitmap.seats(self.run.current.roster))
         return next(one.p2p for one in keys if one.tier == tier and one.p2p != self.node_id)
 
-    # --- what it is made of
+    # --- parts of the session
 
     def on_endpoint(self, transport: IrohTransport) -> HostileTransport:
         """Return the transport for the session, once its endpoint is open."""
         self.transport = transport
-        self._tasks = [asyncio.create_task(self._besides(one)) for one in self.behaviours]
+        self._tasks = [asyncio.create_task(self._run_background(one)) for one in self.behaviours]
         return HostileTransport(self, transport)
 
     def on_chain(self, chain: SolanaMember) -> SolanaMember:
@@ -147,47 +146,45 @@ class HostileMember:
         return chain
 
     async def _declare(self, join: Verb, **given: Any) -> None:
-        """Join with the speed that it declares."""
+        """Join with the declared speed."""
         await join(**{**given, "weight": max(one.weight for one in self.behaviours)})
 
     async def _join(self, **given: Any) -> None:
-        """It is a member of its own epochs only, so that another attack follows with another
-        member.
-        """
+        """Join only in its own epochs, so that attacks do not overlap."""
         run = self.run
         coming = run.epoch if run.state is RunState.WAITING_FOR_MEMBERS else run.epoch + 1
         if coming <= self.epoch:
             await self.honest["join"](**given)
 
-    async def _besides(self, behaviour: Behaviour) -> None:
-        """What it does besides, once its epoch has begun."""
+    async def _run_background(self, behaviour: Behaviour) -> None:
+        """Run a background task from the epoch's beginning."""
         while not self._begun():
             await asyncio.sleep(0.1)
-        await behaviour.meanwhile(self)
+        await behaviour.background(self)
 
     def _begun(self) -> bool:
         try:
             return self.run.epoch >= self.epoch and self.run.active
         except (AttributeError, CoordinatorError):
-            return False  # the run has not been looked at yet
+            return False  # the run's state is not read yet
 
     def end(self) -> None:
-        """End what it does besides. Raises what went wrong with it: an attack that did not happen
-        shows nothing.
+        """Stop the background tasks, and raise their errors: an attack that did not run proves
+        nothing.
         """
         for task in self._tasks:
             task.cancel()
             if task.done() and not task.cancelled():
                 task.result()
 
-    # --- tools of behaviours
+    # --- helpers of behaviours
 
     def sign(self, message: Message) -> bytes:
         """Return the signed message as it goes over the wire."""
         return message if isinstance(message, bytes) else encode_announcement(message, self.secret)
 
     def signed(self, commitment: Commitment, body: bytes) -> bytes:
-        """Any body after the head of a commitment, under this member's signature."""
+        """Return a commitment with any body, signed by this member."""
         head = head_of(commitment)
         return (
             self.node_id
@@ -212,7 +209,7 @@ class HostileMember:
         return replace(commitment, levels=levels)
 
     def key(self, commitment: Commitment) -> bytes:
-        """What opens its own result of a round."""
+        """Return the key of its own result."""
         return key_of(self.secret, commitment.place)
 
     def publish(self, data: bytes) -> bytes:
@@ -221,7 +218,7 @@ class HostileMember:
         return digest
 
     async def another_endpoint(self) -> iroh.Endpoint:
-        """A second endpoint under the same key."""
+        """Return a second endpoint with the same key."""
         options = iroh.EndpointOptions(
             preset=iroh.preset_minimal(),
             secret_key=self.secret,
@@ -232,14 +229,14 @@ class HostileMember:
         return await iroh.Endpoint.bind(options)
 
     async def connected(self) -> list[bytes]:
-        """The peers, once there are some."""
+        """Wait for peers and return them."""
         while not self.peers():
             await asyncio.sleep(0.05)
         return self.peers()
 
 
 class HostileTransport:
-    """The real transport, except for what its member's behaviours change."""
+    """The real transport, changed by the member's behaviours."""
 
     def __init__(self, me: HostileMember, inner: IrohTransport) -> None:
         self._me = me

@@ -1,4 +1,4 @@
-"""Members that flood others, or neglect and abuse their duties on chain."""
+"""Attacks by floods, or by neglect and abuse of duties on chain."""
 
 from __future__ import annotations
 
@@ -39,16 +39,14 @@ class NeverReady(Behaviour):
 
 
 class NeverWitness(Behaviour):
-    epochs = 2  # it has a word once it has delivered in the first
+    epochs = 2  # it may vote after it delivered in the first epoch
 
     async def on_witness(self, me: HostileMember, honest: Verb, *given: Any, **more: Any) -> None:
         me.actions += 1
 
 
 class FalseWitness(Behaviour):
-    """Says that nobody delivered, under fingerprints of nothing. It has a word since it delivered
-    in the first.
-    """
+    """Attests that nobody delivered. Its vote counts because it delivered in the first epoch."""
 
     epochs = 2
 
@@ -60,11 +58,11 @@ class FalseWitness(Behaviour):
 
 
 class ClosesEarly(Behaviour):
-    """Says that it is closed as soon as a round begins, so that fewer others have to be before
-    results are opened.
+    """Announces `Closed` as soon as a round begins, so that fewer witnesses are needed before
+    results are revealed.
     """
 
-    async def meanwhile(self, me: HostileMember) -> None:
+    async def background(self, me: HostileMember) -> None:
         last_height = -1
         while True:
             await asyncio.sleep(0.02)
@@ -92,7 +90,7 @@ class ClosesEarly(Behaviour):
 
 
 class FalseAttest(Behaviour):
-    """Has finished an epoch, so that it is asked at the end of the next."""
+    """Attests false hashes. It has finished an epoch, so it may attest."""
 
     epochs = 2
 
@@ -103,11 +101,9 @@ class FalseAttest(Behaviour):
 
 
 class AttestsUnasked(Behaviour):
-    """A newcomer that states what all levels contain at the end of the epoch, false for each, again
-    and again.
-    """
+    """A newcomer that repeatedly attests false hashes of all levels."""
 
-    async def meanwhile(self, me: HostileMember) -> None:
+    async def background(self, me: HostileMember) -> None:
         while True:
             await asyncio.sleep(0.1)
             members = (await me.chain.view()).members
@@ -123,7 +119,7 @@ class AttestsUnasked(Behaviour):
 
 
 class FalseOffers(Behaviour):
-    """Finish an epoch, then offer a garbage model to newcomers."""
+    """Finishes an epoch, then offers a garbage model to newcomers."""
 
     epochs = 2
 
@@ -145,11 +141,11 @@ class FalseOffers(Behaviour):
 
 
 class InconsistentOffers(Behaviour):
-    """Has finished an epoch, and kept level 0 of its model from being attested; offers the model as
-    it is to who was there, and garbage to others.
+    """Prevents attestation of level 0, then offers the real model to finishers and garbage to
+    newcomers.
     """
 
-    epochs = 3  # a newcomer is not asked at the end of its first
+    epochs = 3  # a newcomer does not attest at the end of its first epoch
     newcomers_from = "peers and the checkpoint"
 
     async def on_attest(self, me: HostileMember, honest: Verb, *given: Any) -> None:
@@ -170,7 +166,7 @@ class InconsistentOffers(Behaviour):
 
 
 class EarlyTicks(Behaviour):
-    async def meanwhile(self, me: HostileMember) -> None:
+    async def background(self, me: HostileMember) -> None:
         while True:
             await asyncio.sleep(0.2)
             me.actions += 1
@@ -179,9 +175,9 @@ class EarlyTicks(Behaviour):
 
 
 class FalseHealthChecks(Behaviour):
-    """Reports everybody as missing, together and one by one."""
+    """Reports all members as missing, together and one by one."""
 
-    async def meanwhile(self, me: HostileMember) -> None:
+    async def background(self, me: HostileMember) -> None:
         while True:
             roster = me.run.current.roster
             for missing in (roster, *(1 << seat for seat in bitmap.seats(roster))):
@@ -192,7 +188,7 @@ class FalseHealthChecks(Behaviour):
 
 
 class LeavesAndRejoins(Behaviour):
-    """Leaves and joins again and again."""
+    """Leaves and joins repeatedly."""
 
     def __init__(self) -> None:
         self._given: Mapping[str, Any] = {}
@@ -201,7 +197,7 @@ class LeavesAndRejoins(Behaviour):
         self._given = given
         await honest(**given)
 
-    async def meanwhile(self, me: HostileMember) -> None:
+    async def background(self, me: HostileMember) -> None:
         while not me.run.state.training:
             await asyncio.sleep(0.1)
         while me.run.epoch == me.epoch and me.run.state.training:
@@ -213,13 +209,13 @@ class LeavesAndRejoins(Behaviour):
 
 
 class GreatSpeed(Behaviour):
-    """Declares the greatest speed there is."""
+    """Declares the maximum speed."""
 
     weight = 65_535
 
 
 class Restarts(Behaviour):
-    """Ends without a word and begins again, every few seconds."""
+    """Restarts every few seconds without leaving."""
 
     lives_for = 4.0
 
@@ -228,9 +224,9 @@ class Restarts(Behaviour):
 
 
 class FloodsAnnouncements(Behaviour):
-    """Send as many signed announcements as possible."""
+    """Sends as many signed announcements as possible."""
 
-    async def meanwhile(self, me: HostileMember) -> None:
+    async def background(self, me: HostileMember) -> None:
         number = 0
         while True:
             for peer in me.peers():
@@ -250,9 +246,9 @@ class FloodsAnnouncements(Behaviour):
 
 
 class FloodsStreams(Behaviour):
-    """Request as many missing blobs as possible, with unrequested data after each request."""
+    """Requests as many missing blobs as possible, with unrequested data after each request."""
 
-    async def meanwhile(self, me: HostileMember) -> None:
+    async def background(self, me: HostileMember) -> None:
         await asyncio.gather(
             *(self._pour(me, peer) for peer in await me.connected() for _ in range(30))
         )
@@ -274,9 +270,9 @@ class FloodsStreams(Behaviour):
 
 
 class FloodsConnections(Behaviour):
-    """Connects again and again under its own key, from another endpoint: up to 240 at a time."""
+    """Connects repeatedly under its own key from another endpoint, up to 240 times in parallel."""
 
-    async def meanwhile(self, me: HostileMember) -> None:
+    async def background(self, me: HostileMember) -> None:
         endpoint = await me.another_endpoint()
         peers = await me.connected()
         await asyncio.gather(
@@ -294,9 +290,9 @@ class FloodsConnections(Behaviour):
 
 
 class SlowLoris(Behaviour):
-    """Opens all the streams it can, and writes a byte a second into each."""
+    """Opens as many streams as possible and writes one byte per second to each."""
 
-    async def meanwhile(self, me: HostileMember) -> None:
+    async def background(self, me: HostileMember) -> None:
         await asyncio.gather(
             *(self._drip(me, peer) for peer in await me.connected() for _ in range(60))
         )

@@ -1,4 +1,4 @@
-"""Members that announce something else than their results, or keep it from some."""
+"""Attacks with results: false, inconsistent or withheld announcements."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def _silent(peer: bytes, body: bytes) -> bytes:
 
 
 class FalseResult(Behaviour):
-    """Announces something else than its result, and tells nobody who asks."""
+    """Announces something other than its result, and answers no request for commitments."""
 
     provable = True
 
@@ -54,11 +54,11 @@ class FalseResult(Behaviour):
         return _silent if topic == COMMITMENTS else honest
 
 
-# --- results that are none
+# --- invalid results
 
 
 class WrongHash(FalseResult):
-    """The payloads that are served do not have the announced hashes."""
+    """Serves payloads that do not have the announced hashes."""
 
     blamed_for = "sent bytes with another"
 
@@ -91,7 +91,7 @@ class Truncated(FalseResult):
 
 
 class Garbage(FalseResult):
-    """Bytes of the right size under the right hash that are no encoding."""
+    """Serves bytes of the right size and hash that are not a valid encoding."""
 
     blamed_for = "level 2: "
 
@@ -100,7 +100,7 @@ class Garbage(FalseResult):
 
 
 class NotANumber(FalseResult):
-    """A vote of NaN: payloads without 1-bit end with an fp32 value."""
+    """Votes NaN: payloads without 1-bit end with an fp32 value."""
 
     blamed_for = "zero, too small or not finite"
 
@@ -109,7 +109,7 @@ class NotANumber(FalseResult):
 
 
 class OutOfRange(FalseResult):
-    """A number of no set of places: the highest there is, in the first block and some after it."""
+    """Sends index sets out of range: the highest number, in the first block and some after it."""
 
     blamed_for = "not a set of at most"
 
@@ -118,7 +118,7 @@ class OutOfRange(FalseResult):
 
 
 class WrongLevel(FalseResult):
-    """One level's payload under another one's name."""
+    """Announces one level's payload as another's."""
 
     blamed_for = _UNASSIGNED
 
@@ -130,7 +130,7 @@ class WrongLevel(FalseResult):
 
 
 class SmallerTier(FalseResult):
-    """Has declared tier 0, and delivers what one of tier 2 would."""
+    """Declares tier 0, and delivers the result of tier 2."""
 
     blamed_for = _UNASSIGNED
 
@@ -139,7 +139,7 @@ class SmallerTier(FalseResult):
 
 
 class AnotherShare(FalseResult):
-    """Send a result for another member's sequences, and one in every other member's name."""
+    """Sends a result for another member's sequences, and one in every other member's name."""
 
     blamed_for = _UNASSIGNED
 
@@ -154,9 +154,7 @@ class AnotherShare(FalseResult):
 
 
 class Respelled(FalseResult):
-    """A right commitment, signed, whose levels are not in order, and one that names a
-    level twice.
-    """
+    """Signs its commitment with the levels out of order, and with one level twice."""
 
     blamed_for = "canonical form"
 
@@ -172,8 +170,8 @@ class Respelled(FalseResult):
 
 
 class Nested(FalseResult):
-    """No commitment, but arrays in arrays, under a field that nobody knows and bare, signed and
-    not.
+    """Sends deeply nested arrays instead of a commitment, with and without an unknown field, signed
+    and unsigned.
     """
 
     blamed_for = "begins with another head"
@@ -185,8 +183,8 @@ class Nested(FalseResult):
 
 
 class Replays(FalseResult):
-    """In place of its results: what it and others said before, and itself in another epoch and
-    another run.
+    """Replays announcements of its own and of others, and its result under another epoch, round and
+    run.
     """
 
     blamed_for = "of another run"
@@ -198,7 +196,7 @@ class Replays(FalseResult):
         if self._first is not None:
             yield self._first
         self._first = self._first or commitment
-        # which no earlier place contradicts
+        # does not contradict an earlier result
         empty = commitment.private._replace(before=NOTHING, since=None)
         yield replace(commitment, epoch=commitment.epoch - 1, private=empty)
         yield replace(commitment, height=max(0, commitment.height - 1), private=empty)
@@ -213,11 +211,11 @@ class Silent(FalseResult):
         return ()
 
 
-# --- results to some
+# --- results for some peers
 
 
 class TwoResults(FalseResult):
-    """Two results of every share, to everybody."""
+    """Sends two results of every share to all peers."""
 
     blamed_for = _ANOTHER
 
@@ -227,11 +225,13 @@ class TwoResults(FalseResult):
 
 
 def _other(me: HostileMember, commitment: Commitment, number: int) -> Commitment:
-    """Another valid result: some of the last values of the common level have the other sign."""
+    """Return another valid result: some of the last values of the common level have the other
+    sign.
+    """
     level = max(commitment.levels)
     data = bytearray(me.published[commitment.levels[level].blake3])
     for back in range(number):
-        data[-1 - 4 * back] ^= 0x80  # under the mask too
+        data[-1 - 4 * back] ^= 0x80  # flips the sign also under the mask
     return replace(
         commitment,
         levels={**commitment.levels, level: LevelPayload(me.publish(bytes(data)), len(data))},
@@ -239,7 +239,7 @@ def _other(me: HostileMember, commitment: Commitment, number: int) -> Commitment
 
 
 class ResultForSome(FalseResult):
-    """Another result to every second peer."""
+    """Sends a different result to every second peer."""
 
     provable = False
     variants = 2
@@ -255,15 +255,15 @@ class ResultForSome(FalseResult):
 
 
 class ResultForEach(ResultForSome):
-    """Another result to each peer, so that there is none that a quorum has."""
+    """Sends a different result to each peer, so that no result has a quorum."""
 
     provable = True
     variants = 3
 
 
 class WithholdsLevel(Behaviour):
-    """Announces its result and does not serve the payload of level 0: one word against that of its
-    other holder.
+    """Announces its result but does not serve the payload of level 0. The votes of the level's two
+    holders then contradict each other.
     """
 
     def announce(self, me: HostileMember, message: Announcement) -> Iterable[Message]:
@@ -274,9 +274,9 @@ class WithholdsLevel(Behaviour):
 
 
 class WithholdsFromOne(Behaviour):
-    """Has nothing to do with one of its peers: the only other one of its tier."""
+    """Ignores one peer, the only other one of its tier."""
 
-    async def meanwhile(self, me: HostileMember) -> None:
+    async def background(self, me: HostileMember) -> None:
         victim = await me.other_of_tier(0)
         listed = me.transport.set_members
 
@@ -289,7 +289,7 @@ class WithholdsFromOne(Behaviour):
 
 
 class Late(FalseResult):
-    """Announces when 78 % of a round's time are over."""
+    """Announces its result after 78 % of a round's time."""
 
     provable = False
 
@@ -301,8 +301,8 @@ class Late(FalseResult):
 
 
 class LateByLevel(Behaviour):
-    """Serves one level of its result when 78 % of a round's time are over, the next level in each
-    round: so it is late for others each time.
+    """Serves one level of its result after 78 % of a round's time. The level changes each round, so
+    the result is late for other members each time.
     """
 
     def announce(self, me: HostileMember, message: Announcement) -> Iterable[Message]:
@@ -316,15 +316,15 @@ class LateByLevel(Behaviour):
         yield message
 
 
-# --- others' results
+# --- copies of results
 
 
 class Copies(FalseResult):
-    """In place of its own result: the bytes of the other member of its tier, once that one has
-    announced them.
+    """Sends a copy of the result of the other member of its tier, once that one has announced
+    it.
     """
 
-    opened = False
+    after_reveal = False
     """Whether it waits for the key, so that it can mask the bytes as its own."""
 
     def __init__(self) -> None:
@@ -333,7 +333,7 @@ class Copies(FalseResult):
         self._news = asyncio.Event()
         self._copying: set[asyncio.Task[None]] = set()
 
-    async def meanwhile(self, me: HostileMember) -> None:
+    async def background(self, me: HostileMember) -> None:
         victim = await me.other_of_tier(0)
         async for heard in me.transport.announcements():
             message = decode_announcement(heard.data)
@@ -348,14 +348,14 @@ class Copies(FalseResult):
         return ()
 
     async def _copy(self, me: HostileMember, commitment: Commitment) -> None:
-        while commitment.height not in (self._keys if self.opened else self._theirs):
+        while commitment.height not in (self._keys if self.after_reveal else self._theirs):
             self._news.clear()
             await self._news.wait()
         theirs = self._theirs[commitment.height]
         levels = {}
         for level, payload in theirs.levels.items():
             data = await me.transport.fetch(payload.blake3, payload.size, [theirs.sender], 5.0)
-            if self.opened:
+            if self.after_reveal:
                 data = masked(
                     masked(data, self._keys[commitment.height], level), me.key(commitment), level
                 )
@@ -363,16 +363,14 @@ class Copies(FalseResult):
         me.transport._announcer.announce(me.sign(replace(commitment, levels=levels)))
 
 
-class CopiesWhatIsOpened(Copies):
-    """Announce a copy after the reveal, with a seal of its own. It is valid except that it comes
-    too late.
-    """
+class CopiesRevealed(Copies):
+    """Announces a copy after the reveal, with its own seal. The copy is valid, but too late."""
 
-    opened = True
+    after_reveal = True
 
 
-class NeverOpens(Behaviour):
-    """Announces its results and keeps their keys."""
+class NeverReveals(Behaviour):
+    """Announces its results and never reveals their keys."""
 
     provable = True
 
@@ -386,8 +384,8 @@ class NeverOpens(Behaviour):
         return _silent if topic == COMMITMENTS else honest
 
 
-class OpensToOne(NeverOpens):
-    """Tells its keys to one peer only, which passes them on."""
+class RevealsToOne(NeverReveals):
+    """Reveals its keys to one peer only, which passes them on."""
 
     provable = False
 

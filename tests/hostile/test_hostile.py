@@ -1,8 +1,8 @@
-"""Runs of three honest members with one hostile member in each epoch.
+"""Test runs of three honest members with one hostile member in each epoch.
 
 `make hostile` prints the table and writes runs/hostile.json, and `make hostile
-ATTACKS="silence,early ticks"` has only these rows. Several runs share the attacks at the same time.
-How long rounds take is recorded and not judged.
+ATTACKS="silence,early ticks"` has only these rows. Several runs share the attacks in parallel.
+Durations of rounds are recorded but not checked.
 """
 
 from __future__ import annotations
@@ -59,14 +59,16 @@ KNOWN: dict[str, tuple[str, frozenset[str]]] = {
         frozenset(),
     ),
 }
-"""What is not stopped yet: why, and the bars that may be missed for it. All others must be met."""
+"""Attacks that are not stopped yet: the reason, and the limits that they may miss. All others must
+meet all limits.
+"""
 
 
 class AttackedRun:
-    """A run with its honest members, and who attacks it in which epoch.
+    """A run with its honest members, and the attacker of each epoch.
 
-    Nobody does in the first two and in the last, which trains what an attack has left. The others
-    are compared with the second and the last.
+    The first two epochs and the last have no attacker. The last one trains the model that the
+    attacks have left. The others are compared with the second and the last.
     """
 
     def __init__(
@@ -121,16 +123,16 @@ class AttackedRun:
         return parts
 
     def _settings(self, member: ClusterMember) -> dict[str, Any]:
-        """The settings of `train`, as its command line would give them."""
+        """Return the settings of `train`, as its command line would give them."""
         words = [str(word) for word in self.cluster.line(member)[1:]]
         pairs = zip(words[::2], words[1::2], strict=True)
         settings = {name.lstrip("-").replace("-", "_"): value for name, value in pairs}
         settings["wallet_private_key_path"] = settings.pop("w")
-        settings.pop("checkpoint_dir")  # only the honest member's is kept
+        settings.pop("checkpoint_dir")  # only honest members keep checkpoints
         return settings
 
     def _configure(self, run_inputs: RunInputs) -> None:
-        # so that everybody has a share
+        # so that all members have a share
         batch = {"global_batch_size_start": 32, "global_batch_size_end": 32}
         times = {"max_round_train_time": LIMIT, "warmup_time": WARMUP, "cooldown_time": 10}
         rules = {
@@ -143,7 +145,7 @@ class AttackedRun:
         )
 
     def over(self) -> bool:
-        """Look at the run; whether every attack has had its epoch."""
+        """Record the run's state. Return whether every attack has had its epoch."""
         run = self.cluster.run
         members = self.cluster.chain_members if run.members_seq != self._members_seq else None
         self._members_seq = run.members_seq
@@ -165,7 +167,7 @@ class AttackedRun:
         )
 
     def check(self) -> None:
-        """What must hold of the run, whatever was done to it."""
+        """Check what must hold after any attack."""
         for member in self.honest:
             member.process.interrupt(LEAVING_S)
         assert [member.process.code for member in self.honest] == [0, 0, 0]
@@ -225,8 +227,8 @@ def attacked(
     capsys: pytest.CaptureFixture[str],
     keep: Path | None = None,
 ) -> list[Row]:
-    """Share the attacks among runs, play all at once, print the table and judge every row. Return
-    the rows.
+    """Distribute the attacks over runs, run all in parallel, print the table and check every row.
+    Return the rows.
     """
     rows: list[Row] = []
     try:
@@ -251,11 +253,11 @@ def attacked(
 
 
 def play(runs: list[AttackedRun]) -> None:
-    """Until every attack has had its epoch."""
+    """Wait until every attack has had its epoch."""
 
     def over() -> bool:
         time.sleep(LOOK_EVERY_S)
-        return min([run.over() for run in runs])  # all are looked at
+        return min([run.over() for run in runs])  # records every run
 
     def check() -> None:
         for run in runs:

@@ -75,7 +75,7 @@ def test_newest_waiting_checkpoint_is_uploaded_next(tmp_path: Path, repository: 
         _start(sim, repository, seconds=60.0)
         await sim.until(lambda run: run.step == 10 and run.state is RunState.WAITING_FOR_MEMBERS)
         assert len(repository.sources) == 0
-        assert sim.model.checkpoint_step == 10  # its directory: an upload of it would be too late
+        assert sim.model.checkpoint_step == 10  # of the directory; an upload would be too late
         await sim.until(lambda run: run.state is RunState.FINISHED)
         await asyncio.sleep(300)
 
@@ -165,7 +165,7 @@ def test_upload_after_recorded_directory_is_a_warning(
         for step in (3, 6, 9)
         if chosen[step].kind is CheckpointKind.LOCAL
     ]
-    assert CheckpointKind.LOCAL in {one.kind for one in chosen.values()}  # so a member named it
+    assert CheckpointKind.LOCAL in {one.kind for one in chosen.values()}  # so a member recorded it
     assert not _warned(sim.sim_members[3])
 
 
@@ -180,7 +180,7 @@ def test_directory_does_not_replace_hub_checkpoint(tmp_path: Path, repository: R
         )
         sim.hub = None
         sim.add(0)
-        # the member has shown level 0
+        # at this point the member has shown level 0
         await sim.until(lambda run: run.epoch == 3 and run.state is RunState.ROUND_TRAIN)
         await sim.kill(sim_members[0])
         await sim.until_finished()

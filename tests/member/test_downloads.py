@@ -101,11 +101,11 @@ def test_cancelled_download_releases_its_slot() -> None:
 
         tasks = [asyncio.ensure_future(hold()) for _ in range(3)]
         await asyncio.sleep(0)
-        tasks[1].cancel()  # it waits
-        tasks[0].cancel()  # it holds the turn, which goes to the third
+        tasks[1].cancel()  # it waits for a turn
+        tasks[0].cancel()  # it has the turn, which the third gets next
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        tasks[2].cancel()  # it has the slot already
+        tasks[2].cancel()  # it already has the slot
         await asyncio.wait(tasks)
         async with asyncio.timeout(1), turns.turn(b"b"):
             pass

@@ -73,7 +73,7 @@ def test_falsely_named_step_is_taken_from_members(tmp_path: Path) -> None:
             sim_member.events.clear()
         sim.start(other)
         sim.keeps = True
-        # the directory that it named before cannot be read by the other, as on another machine
+        # the other member cannot read the recorded directory, as on another machine
         keeper.name = "moved"
         (sim.place / "kept" / "m0").rename(sim.place / "kept" / "moved")
         sim.start(keeper)

@@ -25,14 +25,16 @@ from aftermath.sim.simulation import SimulatedRun, play
 from member.dishonest_members import Lie, falsify_results, sign, tell_all
 from member.short_runs import SHORT
 
-ROUND_SECONDS = 15  # of the run's rules
+ROUND_SECONDS = 15  # as in the run's rules
 
 EITHER_OVERLAP = [pytest.param(0, marks=pytest.mark.slow), 1]
 
 _SECRETS: dict[bytes, bytes] = {}
-"""Players of the members of a run, by p2p key."""
+"""Secrets of a run's members, by p2p key."""
 Copied = Callable[[Commitment, Commitment, bytes, SimTransport], Commitment]
-"""From a copier's own commitment, that of its victim and the victim's key, if it waits for that."""
+"""Returns the copier's announcement, from its own commitment, its victim's, and the victim's key if
+it waits for that.
+"""
 
 
 def seat_of(sim_member: SimMember) -> int:
@@ -55,7 +57,7 @@ def copies(
         while True:
             for theirs in member._results.candidates(said.height, seat_of(victim)):
                 if not opened or theirs.key:
-                    await asyncio.sleep(0.2)  # it fetches
+                    await asyncio.sleep(0.2)  # time to fetch the payloads
                     tell_all(
                         transport,
                         sign(
@@ -333,7 +335,7 @@ def test_restarted_member_reveals_earlier_commitment(tmp_path: Path) -> None:
         await asyncio.sleep(0.1)
         await sim.kill(sim_members[3])
         sim.start(sim_members[3])
-        header = (await sim.until_round(3)).round(2)  # its witnesses judged round 1
+        header = (await sim.until_round(3)).round(2)  # the witnesses of round 2 judged round 1
         assert header is not None
         credited.append(bitmap.contains(header.attested, seat_of(sim_members[3])))
         await sim.until(lambda run: run.state is RunState.COOLDOWN)

@@ -197,7 +197,7 @@ def test_early_closed_round_drops_no_other_holder(tmp_path: Path, lie: str) -> N
         while not sim.run.epoch:
             await asyncio.sleep(0.02)
             if sim.run.state is RunState.ROUND_WITNESS:
-                with suppress(Refused):  # nothing is due yet
+                with suppress(Refused):  # the tick is too early
                     sim.chain.send([sim.ix.tick("sim")], sim.owner)
 
     rules = {

@@ -30,7 +30,7 @@ from member.dishonest_members import (
 )
 from member.short_runs import EITHER_OVERLAP, SHORT
 
-ROUND_SECONDS = 15  # of the run's rules
+ROUND_SECONDS = 15  # as in the run's rules
 
 
 def _epoch_with_a_liar(
@@ -100,7 +100,7 @@ def test_garbage_on_upper_levels_costs_large_tiers_nothing(tmp_path: Path) -> No
         assert [e["epoch"] for e in sim_member.saw("cooldown")] == [0], sim_member.name
         assert not sim_member.saw("warning"), sim_member.name
     sequences = {e["height"]: e["results"] for e in honest[0].saw("applied")}
-    assert sequences[1] == len(sim.sim_members)  # the result counts where it is valid
+    assert sequences[1] == len(sim.sim_members)  # valid levels of the result count
 
 
 def _runs_without_level_0(sim: SimulatedRun, *, waits: int = 1) -> None:
@@ -401,7 +401,7 @@ def test_nonfinite_gradient_is_left_out(tmp_path: Path) -> None:
         name = "model.norm.weight"
         hook = replica.params[name].register_hook(lambda grad: torch.full_like(grad, float("nan")))
         await sim.until_round(3)
-        hook.remove()  # a member ends after five shares in a row that are not finite
+        hook.remove()  # five shares in a row that are not finite would end the member
         await sim.until_finished()
 
     sim = play(tmp_path, story, **SHORT)

@@ -36,14 +36,14 @@ def test_newcomer_loads_lost_level_from_checkpoint(tmp_path: Path, epoch: int, k
         await _dies_after_attesting(sim, sim_members[0], epoch)
         newcomer = sim.add(0)
         await sim.until(lambda run: bool(newcomer.saw("model")), limit=300)
-        # the dead one had asked for the next epoch, and was counted on in it
+        # the dead member had asked for the next epoch, which counted it in
         assert sim.run.epoch <= epoch + 2
         await sim.until(lambda run: run.state is RunState.COOLDOWN)
         await sim.until(
             lambda run: run.state is RunState.WAITING_FOR_MEMBERS and run.levels_attested == 0b111
         )
-        # Newcomers attest no level of an established member that has just left, so this may
-        # take an epoch more.
+        # Newcomers do not attest a level of an established member that has just left, so this may
+        # take another epoch.
         await sim.until(lambda run: sim.model.checkpoint_step == run.step > 0, limit=300)
 
     sim = play(tmp_path, story, rounds_per_epoch=3, total_steps=1000)

@@ -64,7 +64,7 @@ def test_altered_checkpoint_is_refused_until_restored(tmp_path: Path) -> None:
         await sim.until(
             lambda _: sum(len(_steps_aside(sim_member)) for sim_member in sim_members) >= 4
         )
-        assert sim.run.epoch == 2  # no epoch is begun and ended by members that have no model
+        assert sim.run.epoch == 2  # members without a model neither begin nor end an epoch
         for sim_member in sim_members:
             assert sim_member.alive
             assert [e["source"] for e in sim_member.saw("model") if e["t"] > died] == []

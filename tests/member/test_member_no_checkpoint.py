@@ -30,7 +30,7 @@ def test_run_without_checkpoint_warns_each_epoch_and_at_end(tmp_path: Path) -> N
     sim = play(tmp_path, story, **SHORT)
     for sim_member in sim.sim_members:
         messages = [event["message"].splitlines() for event in sim_member.saw("warning")]
-        # the error of the only holder of level 0 says more
+        # the only holder of level 0 ends with an error that says more
         last = [LOST.format("6 steps")] if sim_member.tier else []
         assert [lines[0] for lines in messages] == [LOST.format("3 steps"), *last]
         assert "--checkpoint-dir DIR" in messages[0][1]

@@ -306,7 +306,7 @@ def test_witnesses_reduced_to_quorum_still_decide(tmp_path: Path) -> None:
     async def story(sim: SimulatedRun) -> None:
         sim_members = [sim.add(tier) for tier in (0, 0, 1, 1, 2, 2)]
         run = await sim.until_round(2)
-        await asyncio.sleep(0.2)  # what was trained in round 1 is opened
+        await asyncio.sleep(0.2)  # until the results of round 1 are revealed
         chosen = witnesses(run.current, sim.members)
         assert (len(chosen), quorum(run.current.elected)) == (3, 2)
         wallet = sim.members.seats[chosen[0]].signer

@@ -128,7 +128,7 @@ def test_measured_speed_is_declared_for_next_epoch(tmp_path: Path) -> None:
         for epoch in (0, 1)
     ]
     assert shares[0] == [10] * 3
-    # 30 x 100 / 340: the others may count for twice 60 at most
+    # 30 x 100 / 340: the others' weight is at most twice 60
     assert all(8 <= share <= 9 for share in shares[1])
 
 
@@ -149,8 +149,8 @@ def test_training_too_late_for_round_is_abandoned(tmp_path: Path) -> None:
     assert "too slow for its share of the rounds: 3 sequences took more than 16 s" in too_slow
     assert "a round leaves at most 5 s for them" in too_slow
     assert not slow.saw("trained")
-    # 3 sequences in 16 seconds are at most 11 a minute: so much it declares when it joins again,
-    # having fallen out.
+    # 3 sequences in 16 seconds are at most 11 per minute, which it declares when it joins again
+    # after it was dropped.
     assert [event["weight"] for event in slow.saw("joined")][:2] == [60, 11]
     assert sim.run.lost_sequences == 0
     assert sim.check(dropped=[slow]) > 0
@@ -203,7 +203,7 @@ def test_measured_speed_includes_all_round_work(tmp_path: Path, seconds: float, 
 
     async def story(sim: SimulatedRun) -> None:
         sim_members = [sim.add(tier) for tier in (0, 1, 2)]
-        await sim.until_round(2)  # the first round with both kinds of work
+        await sim.until_round(2)  # the first round with both the share and the apply
         _slow_down(sim_members[2], seconds)
         await sim.until(lambda run: run.epoch == 1)
 
@@ -217,7 +217,7 @@ def test_measured_speed_includes_all_round_work(tmp_path: Path, seconds: float, 
         if "too slow" in e["message"]
     ]
     assert bool(said) is told
-    # a share that is given up has taken more than was measured
+    # an abandoned share took more than the measured time
     sentence = (
         r"3 sequences took (more than )?14 s and applying a round's results 14 s, "
         "but a round leaves at most 15 s"

@@ -123,7 +123,7 @@ def test_remembered_roots_are_bounded(record_commitments: list[tuple[int, int]])
     assert all(len(places) <= 8 for places in lineage._roots.values())
 
 
-# --- what a witness makes of it -------------------------------------------------------------------
+# --- the witness's judgement ----------------------------------------------------------------------
 
 
 def test_result_with_discontinuous_state_is_skipped() -> None:
@@ -352,7 +352,7 @@ def test_checker_receives_states_around_judged_round(tmp_path: Path) -> None:
             sim.add(tier)
         chains = record_commitments(sim)
         await sim.until_round(3)
-        await asyncio.sleep(0.2)  # its witnesses are closed, and it is opened
+        await asyncio.sleep(0.2)  # until its witnesses have closed and its results are revealed
         checker = sim.sim_members[0].transport
         assert checker is not None
         for sim_member in sim.sim_members[1:]:

@@ -173,7 +173,7 @@ def test_stopped_member_without_last_results_saves_step_before(tmp_path: Path) -
         await sim.until(lambda run: len(sim_member.saw("trained")) == 2)
         for other in others:
             sim.network.cut(sim_member.id, other.id)
-        await sim.until_round(3)  # in which this member applies the results of round 1
+        await sim.until_round(3)  # in this round the member applies the results of round 1
         await asyncio.sleep(4)
         began = sim.now
         await sim.stop(sim_member)

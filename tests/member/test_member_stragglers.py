@@ -244,8 +244,8 @@ def test_key_lateness_is_charged_once() -> None:
     [
         (0b011, 5, {2}),
         (0b111, 5, set()),
-        (0b001, 5, set()),  # one of three is no quorum
-        (0b011, 6, set()),  # the ring says nothing of a round that this member did not see end
+        (0b001, 5, set()),  # one of three is not a quorum
+        (0b011, 6, set()),  # the member did not see the round end, so the ring is no evidence
     ],
 )
 def test_next_duty_counts_members_left_out_by_quorum(
@@ -255,7 +255,7 @@ def test_next_duty_counts_members_left_out_by_quorum(
         inbox = ResultInbox()
         allowances = Allowances(20.0)
         inbox.results.open(plan_of(4))
-        # neither duty closes a round
+        # without the duties that close a round
         parts: dict[str, Any] = {"reveals": None, "allowances": allowances, "seat": 0}
         running = replace(run_at(4), state=RunState.ROUND_WITNESS, seq=1)
         await inbox.feed.put(builders.view(running, three_members()))

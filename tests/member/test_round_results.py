@@ -111,7 +111,7 @@ def test_repeated_announcement_changes_nothing() -> None:
         inbox = ResultInbox()
         inbox.results.open(plan_of())
         inbox.hear(1)
-        inbox.hear(1, loss=9.0)  # hearsay: the commitment is the same
+        inbox.hear(1, loss=9.0)  # the loss is not part of the commitment
         await asyncio.sleep(1)
         assert len(inbox.results.candidates(4, 1)) == 1
 

@@ -220,7 +220,7 @@ def test_gradient_directory_with_other_run_is_refused(tmp_path: Path) -> None:
     settings = TrainSettings(run_id="r", write_gradients_dir=tmp_path)
     with gradients_directory(settings, OURS):
         (tmp_path / "step-000001-member-0.safetensors").write_bytes(b"a result")
-    with gradients_directory(settings, OURS):  # started again
+    with gradients_directory(settings, OURS):  # as after a restart
         pass
     with pytest.raises(Unsuitable, match="has results of another run"):
         gradients_directory(settings, "fedcba9876543210").__enter__()

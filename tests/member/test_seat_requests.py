@@ -13,7 +13,7 @@ from aftermath.sim.sim_member import SimMember
 from aftermath.sim.simulation import SimulatedRun, play
 from member.short_runs import ALONE, SHORT
 
-LATENCY = 0.5  # virtual seconds to the chain, and as many back
+LATENCY = 0.5  # virtual seconds in each direction
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_repeated_pauses_do_not_slow_joins(tmp_path: Path) -> None:
     """A pause frees the seats of waiting members, so a lost seat does not mean another process."""
 
     async def story(sim: SimulatedRun) -> None:
-        sim_members = [sim.add(tier) for tier in (0, 1)]  # one too few to begin
+        sim_members = [sim.add(tier) for tier in (0, 1)]  # one member too few for an epoch
         for times in range(1, 9):
             await sim.until(lambda _: sim.members.pending.bit_count() == len(sim_members))
             sim.pause(True)
@@ -173,7 +173,7 @@ def test_removed_and_banned_members_get_reason(tmp_path: Path) -> None:
     told: list[str] = []
 
     async def story(sim: SimulatedRun) -> None:
-        sim_members = [sim.add(tier) for tier in (0, 1)]  # one too few to begin
+        sim_members = [sim.add(tier) for tier in (0, 1)]  # one member too few for an epoch
         await sim.until(lambda _: sim.members.pending == 0b11)
         for barred in (False, True):
             sim.kick(sim_members[1], barred=barred)

@@ -59,7 +59,7 @@ def test_repeated_round_is_not_signed_twice() -> None:
         await announcing.announce(plan_of(), _trained(1.0))
         told = inbox.results.candidates(4, 0)
         header = replace(plan_of().header, data_index=500)
-        inbox.results.begin(2)  # it fell out, and begins the epoch again
+        inbox.results.begin(2)  # it was dropped, and begins the epoch again
         again = replace(
             plan_of(), header=header, shares={**plan_of().shares, 0: plan_of().shares[1]}
         )

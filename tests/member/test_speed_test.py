@@ -40,7 +40,7 @@ def machine(seconds_per_token: float) -> tuple[Replica, list[tuple[int, ...]]]:
 
     def work(_: object, inputs: tuple[torch.Tensor, object]) -> None:
         rows, length = inputs[0].shape
-        seen.append((rows, length + 1))  # the last token is only predicted
+        seen.append((rows, length + 1))  # the last token is only a target
         CLOCK["now"] += rows * (length + 1) * seconds_per_token
 
     replica.model.get_submodule("model").register_forward_pre_hook(work)
@@ -75,7 +75,7 @@ def test_measured_pass_equals_micro_batch_of_run(micro: int, seq_len: int) -> No
     replica.model.get_submodule("model").register_forward_pre_hook(
         lambda _, inputs: shapes.append(inputs[0].shape)
     )
-    assert replica.measure_weight(seq_len, 8.0) == 65535  # on a clock that stands still
+    assert replica.measure_weight(seq_len, 8.0) == 65535  # the clock stands still
     assert [tuple(shape) for shape in shapes[-2:]] == [(micro, seq_len - 1)] * 2
     assert all(parameter.grad is None for parameter in replica.params.values())
 
@@ -131,7 +131,7 @@ def test_slow_measurement_is_reported_and_abandoned(
             2,
             48,
             "48 sequences and take 48 s",
-        ),  # the two present members are as fast, and the missing ones are assumed to be
+        ),  # the two present members are equally fast, and the absent ones are assumed to be
         (60, 0, 32, "32 sequences and take 32 s"),
         (60, 8, 12, ""),
         (1, 8, 1, "1 sequence and take 60 s or more"),  # the smallest share

@@ -123,12 +123,12 @@ def test_lost_steps_name_copy_that_run_does_not_use(
         (RunState.WARMUP, 41, 0, 0, 20, True),
         (RunState.WARMUP, 40, 0, 0, 20, False),
         (RunState.ROUND_TRAIN, 46, 5, 0, 20, True),
-        (RunState.ROUND_TRAIN, 45, 5, 0, 20, False),  # a round made no step
+        (RunState.ROUND_TRAIN, 45, 5, 0, 20, False),  # one round made no step
         (RunState.ROUND_TRAIN, 45, 5, 1, 20, True),
         (RunState.COOLDOWN, 61, 20, 1, 20, True),
         (RunState.COOLDOWN, 60, 20, 1, 20, False),
         (RunState.WAITING_FOR_MEMBERS, 61, 0, 0, 20, False),
-        (RunState.ROUND_TRAIN, 60, 5, 0, 0, False),  # its epochs last for a time
+        (RunState.ROUND_TRAIN, 60, 5, 0, 0, False),  # epochs are limited by time, not by rounds
     ],
 )
 def test_last_epoch_by_steps_and_rounds_left(

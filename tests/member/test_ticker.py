@@ -14,7 +14,7 @@ from aftermath.rules.state import RunState
 from aftermath.sim.sim_member import SimMember
 from aftermath.sim.simulation import SimulatedRun, play
 
-_COARSE = 1.0  # seconds: chain time is whole ones
+_COARSE = 1.0  # seconds: the chain's clock counts whole ones
 
 
 def _refuse_ticks(sim: SimulatedRun, sim_member: SimMember, tries: dict[int, float]) -> None:
@@ -49,7 +49,7 @@ def test_members_tick_in_ranking_order(tmp_path: Path) -> None:
         order = tick_order(run, sim.members)
         assert deadline is not None
         assert len(order) == 4
-        assert order != sorted(order)  # or the test would not tell ranks from seats
+        assert order != sorted(order)  # otherwise the ranking would equal the order of seats
         await sim.until(lambda _: len(tries) == len(order))
         assert list(tries) == order
         for rank, seat in enumerate(order):

@@ -35,7 +35,7 @@ from member.result_inbox import SCHEMA, ResultInbox, three_members
 from rules import builders
 
 STEP = 7
-# seeds of weights: of the run's model, of another, of the one on the disk
+# seeds of the weights: the run's model, another one, and the one on disk
 ATTESTED = 1
 OTHER = 2
 DURABLE = 3
@@ -85,7 +85,7 @@ class Joiner:
         self.feed = RunFeed(self.view(self.run))
         self._ports = replace(self.inbox.ports, feed=self.feed, coordinator=self)  # type: ignore[arg-type]
         for seat in (1, 2):
-            ModelShare(self.inbox.transports[seat])  # they answer, though they offer nothing yet
+            ModelShare(self.inbox.transports[seat])  # they answer, but offer nothing yet
 
     def view(self, run: Run) -> View:
         return builders.view(run, three_members(), self._model)

@@ -135,7 +135,7 @@ def test_mean_apply_equals_the_formula_on_held_levels(
     before = {name: tensor.clone() for name, tensor in params.items()}
     engine = Engine(schema, 1, params)
     results = {1: random_votes(schema, 1, 3, seed=1), 2: random_votes(schema, 2, 5, seed=2)}
-    engine.apply(results, 10.0)  # at which every value counts whole
+    engine.apply(results, 10.0)  # at this rate no value is limited
     for level, votes in results.items():
         layout = level_layout(schema.results, level)
         expected = oracle(votes, divisor, 0.7)

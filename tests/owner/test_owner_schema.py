@@ -46,7 +46,7 @@ def test_missing_model_in_files_toml_names_run_files(copied: Path) -> None:
 
 def test_model_without_recipe_or_free_directory_is_refused(copied: Path) -> None:
     config = load_config(copied)
-    Path("runs/demo/model").mkdir(parents=True)  # which would be left as it is
+    Path("runs/demo/model").mkdir(parents=True)  # it would not be filled
     assert refusal(config).fix == CORRECT
     Path("runs/demo/model").rmdir()
     recipe_file(copied).write_text("[tokens]\nbudget-bytes = 20000\n")
@@ -77,7 +77,7 @@ def test_missing_tokens_in_files_toml_name_run_files(copied: Path) -> None:
         "Create token files from text: aftermath-solana data tokenize"
     )
     shutil.copy(recipe_file(DEMO), recipe_file(copied))
-    Path("runs/demo/tokens").mkdir(parents=True)  # which would be left as it is
+    Path("runs/demo/tokens").mkdir(parents=True)  # it would not be filled
     with pytest.raises(DataError, match="has no token files") as caught:
         open_run_data(config, 257)
     assert make not in caught.value.fix

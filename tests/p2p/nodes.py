@@ -118,9 +118,7 @@ class Rogue:
             task.cancel()
         await asyncio.gather(*self.tasks, return_exceptions=True)
         with contextlib.suppress(TimeoutError, iroh.IrohError):
-            async with asyncio.timeout(
-                CLOSE_S
-            ):  # iroh waits for what was dialled and never answered
+            async with asyncio.timeout(CLOSE_S):  # iroh waits for unanswered dials
                 await self.endpoint.close()
 
 

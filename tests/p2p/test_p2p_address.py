@@ -32,7 +32,7 @@ async def test_endpoint_listens_at_given_address(
         discovery_dir=tmp_path / "run",
     )
     try:
-        # IPv6 is of no option
+        # no option selects IPv6
         (bound,) = [one for one in node._endpoint.bound_sockets() if not one.startswith("[")]
         address, _, actual = bound.rpartition(":")
         assert address == interface

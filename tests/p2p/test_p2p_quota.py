@@ -159,7 +159,7 @@ async def test_busy_listener_admits_proven_addresses(opened):
     ]
     assert node._links._incoming.limits.busy
     node.set_members([other.node_id])
-    node._links._peers[other.node_id].keeper.cancel()  # it has to come by itself
+    node._links._peers[other.node_id].keeper.cancel()  # so that only the other one dials
     other.set_members([node.node_id])
     await until(lambda: other.node_id in node.reachable())
     for begun in inside:
@@ -213,7 +213,7 @@ def test_full_slots_evict_oldest_of_busiest_address() -> None:
     now = incoming_connections.GIVE_WAY_S
     assert not enter("one 7")
     assert enter("another")
-    one.leave(gave_way[0])  # which has ended
+    one.leave(gave_way[0])  # this handshake has ended
     assert sum(map(len, one._inside.values())) == MAX_HANDSHAKES
 
 

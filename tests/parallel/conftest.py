@@ -1,6 +1,4 @@
-"""Rank processes that the tests share: each test says by `shape` (data, tensor) which ones it
-needs.
-"""
+"""Rank processes shared by tests. The parameter `shape` (data, tensor) selects them."""
 
 from __future__ import annotations
 
@@ -41,14 +39,14 @@ def ranks(rank_pool: RankPool, shape: tuple[int, int]) -> Ranks:
 
 @pytest.fixture
 def no_ranks(rank_pool: RankPool) -> None:
-    """No ranks run, so that the test can start its own: torch has one group of ranks per
+    """Stop the ranks, so that the test can start its own: torch has one group of ranks per
     process.
     """
     rank_pool.close()
 
 
 def _order(item: pytest.Item) -> tuple[tuple[int, int], bool]:
-    """Sort by shape, and tests that end a rank after all others that could use it."""
+    """Sort by shape. Tests that end a rank come after all others that could use it."""
     parameters: dict[str, Any] = item.callspec.params if hasattr(item, "callspec") else {}
     ends_ranks = item.path.name in ("test_parallel_launch.py", "test_parallel_out_of_memory.py")
     return parameters.get("shape", TWO), ends_ranks
@@ -71,5 +69,5 @@ def pytest_runtest_makereport(
     report = yield
     pool = getattr(item, "funcargs", {}).get("rank_pool")
     if report.failed and pool is not None:
-        pool.close()  # the ranks may still wait for the rest of an order
+        pool.close()  # the ranks may still wait for the rest of a command
     return report

@@ -1,5 +1,5 @@
-"""Ranks as real processes, whose first one is the test's, and replicas that are trained by them and
-by one alone.
+"""Rank processes (the test is rank 0), and pairs of replicas trained by several ranks and by
+one.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ LLAMA: dict[str, Any] = {
     "vocab_size": 64,
     "hidden_size": 32,
     "intermediate_size": 64,
-    "num_hidden_layers": 2,  # every tensor of a layer is a message or more between ranks
+    "num_hidden_layers": 2,  # each tensor of a layer needs at least one message between ranks
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "max_position_embeddings": 16,
@@ -119,7 +119,7 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 CUT = ["llama", "qwen2", "qwen3", "named", "nanogpt", "whole nanogpt", "named nanogpt"]
 CUT += ["deepseek", "deepseek v2", "named deepseek"]
-"""Models whose layers two ranks can share in every tier."""
+"""Models whose layers can be split over two ranks in every tier."""
 WIDE = LLAMA | {
     "vocab_size": 1000,
     "hidden_size": 96,
@@ -150,7 +150,7 @@ TWO = (2, 1)
 """Data and tensor parallelism of two ranks that share the micro-batches."""
 FOUR = (4, 1)
 PAIR = (1, 2)
-"""Two ranks that share the layers."""
+"""Two ranks that split the layers."""
 SQUARE = (2, 2)
 
 
@@ -211,7 +211,7 @@ def any_weights(config: ModelConfig, tier: int) -> dict[str, Tensor]:
     }
 
 
-def two(
+def replica_pair(
     ranks: Ranks,
     model: str,
     tier: int,
@@ -220,8 +220,8 @@ def two(
     *,
     recompute: bool = False,
 ) -> tuple[Replica, MultiDeviceReplica]:
-    """Return a replica trained by this process on its device, and the same one trained by all
-    ranks, as in host memory.
+    """Return a replica trained by this process on its device, and an equal one trained by all
+    ranks, in host memory.
     """
     config = config_of(MODELS[model])
     schema = build_schema(config.to_hf(), 3, settings)
@@ -242,8 +242,8 @@ def two(
     )
 
 
-def parts(ranks: Ranks, model: str, tier: int) -> tuple[int, int]:
-    """How many parameters a tier has, and how many of them the first rank holds."""
+def parameter_counts(ranks: Ranks, model: str, tier: int) -> tuple[int, int]:
+    """Return the number of parameters of a tier, and of those on the first rank."""
     config = config_of(MODELS[model])
     whole = sum(torch.Size(shape).numel() for shape in config.parameter_shapes(tier).values())
     return whole, ranks.build(ShardedModel, config.to_hf(), tier).parameter_count
@@ -272,16 +272,16 @@ def bits(state: dict[str, Tensor]) -> dict[str, bytes]:
 
 
 def sharded_inner(led: Replica) -> ShardedInner:
-    """The inner optimizer of a replica whose ranks hold its moments."""
+    """Return the inner optimizer of a replica whose ranks hold its moments."""
     step = led.optimizer._step
     assert isinstance(step, InnerSteps)
     assert isinstance(step._inner, ShardedInner)
     return step._inner
 
 
-def trained_alike(alone: Replica, led: Replica, count: int, number: int) -> Trained:
-    """A round's share, of which both make the same payloads and loss."""
-    one, other = (learnt(replica, number, count=count) for replica in (alone, led))
+def train_both(alone: Replica, led: Replica, count: int, number: int) -> Trained:
+    """Train one share on both replicas, assert equal payloads and loss, and return the result."""
+    one, other = (train_share(replica, number, count=count) for replica in (alone, led))
     assert one.payloads == other.payloads
     assert one.loss == other.loss
     return one
@@ -300,10 +300,10 @@ def inner_settings(inner: Any, **changed: Any) -> SparseLoCo:
 
 
 def same_gradients(ranks: Ranks, model: str, tier: int) -> None:
-    """Compare a share that leaves all ranks but one idle at its end, and one of less than a
+    """Compare shares that leave all ranks but one idle at the end, or are smaller than a
     micro-batch.
     """
-    alone, led = two(ranks, model, tier, 2)
+    alone, led = replica_pair(ranks, model, tier, 2)
     for count in (2 * ranks.size + 1, 1):
         (loss, expected), (found_loss, found) = (
             gradients(replica, share(count)) for replica in (alone, led)
@@ -315,8 +315,8 @@ def same_gradients(ranks: Ranks, model: str, tier: int) -> None:
 
 
 def close_gradients(ranks: Ranks, model: str, tier: int) -> None:
-    """Compare what ranks compute that share the layers, and so round otherwise."""
-    alone, led = two(ranks, model, tier, 2)
+    """Compare gradients of tensor-parallel ranks, which round differently."""
+    alone, led = replica_pair(ranks, model, tier, 2)
     (loss, expected), (found_loss, found) = (
         gradients(replica, share(7)) for replica in (alone, led)
     )
@@ -326,7 +326,7 @@ def close_gradients(ranks: Ranks, model: str, tier: int) -> None:
         torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-6, msg=name)
         if name.endswith(
             "e_score_correction_bias"
-        ):  # how often experts were chosen, every token once
+        ):  # how often each expert was chosen; every token counts once
             assert torch.equal(found[name], gradient)
             assert int(gradient.sum()) == 2 * 7 * 15
         assert bool(found[name].any()) or name.endswith("bias")
@@ -334,9 +334,9 @@ def close_gradients(ranks: Ranks, model: str, tier: int) -> None:
 
 def same_inner_rounds(ranks: Ranks, model: str, tier: int, inner: str, rounds: int = 2) -> None:
     """Compare payloads, moments and weights of rounds with inner steps."""
-    alone, led = two(ranks, model, tier, 1, inner_settings(inner))
+    alone, led = replica_pair(ranks, model, tier, 1, inner_settings(inner))
     for number in range(rounds):
-        trained = trained_alike(alone, led, 5, number)
+        trained = train_both(alone, led, 5, number)
         assert bits(alone.optimizer.state()) == bits(led.optimizer.state())
         assert (
             alone.optimizer.tree().root
@@ -349,10 +349,10 @@ def same_inner_rounds(ranks: Ranks, model: str, tier: int, inner: str, rounds: i
 
 
 def same_results(ranks: Ranks, model: str, tier: int, kind: str, rounds: int = 2) -> None:
-    """Compare payloads, their figures and what is kept of each round."""
-    alone, led = two(ranks, model, tier, 1, SETTINGS[kind])
+    """Compare payloads, their figures and the private state of each round."""
+    alone, led = replica_pair(ranks, model, tier, 1, SETTINGS[kind])
     for number in range(rounds):
-        one, other = (learnt(replica, number, measured=True) for replica in (alone, led))
+        one, other = (train_share(replica, number, measured=True) for replica in (alone, led))
         assert one.payloads == other.payloads
         assert bits(alone.optimizer.state()) == bits(led.optimizer.state())
         assert (
@@ -370,8 +370,8 @@ def same_results(ranks: Ranks, model: str, tier: int, kind: str, rounds: int = 2
 
 
 def block_is_read_meanwhile(alone: Replica, led: Replica, place: BlockSpan, count: int) -> None:
-    """While the ranks train a share, whose first step waits for it: its bytes, and the share's, are
-    one rank's.
+    """Read a block while the ranks train. Assert that its bytes and the share's result equal those
+    of one rank.
     """
     state = alone.optimizer.state()
     read = threading.Event()
@@ -397,8 +397,8 @@ def block_is_read_meanwhile(alone: Replica, led: Replica, place: BlockSpan, coun
     assert results[0].payloads == results[1].payloads
 
 
-def learnt(replica: Replica, number: int, measured: bool = False, count: int = 4) -> Trained:
-    """A round's share."""
+def train_share(replica: Replica, number: int, measured: bool = False, count: int = 4) -> Trained:
+    """Train one share."""
     return replica.train(
         share(count, number), RATE, RATE, threading.Event(), measured, travelling=number > 0
     )

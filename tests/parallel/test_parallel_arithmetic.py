@@ -1,6 +1,4 @@
-"""What several ranks make of a share, by splitting its micro-batches, is what one makes of it, bit
-by bit.
-"""
+"""Test that ranks that split the micro-batches give the bits of one rank."""
 
 from __future__ import annotations
 
@@ -13,10 +11,20 @@ import torch
 
 from aftermath.parallel.group import Ranks
 from aftermath.replica.replica import Cancelled
-from parallel.rank_processes import MODELS, RATE, gradients, parts, same_gradients, share, two
+from parallel.rank_processes import (
+    MODELS,
+    RATE,
+    gradients,
+    parameter_counts,
+    replica_pair,
+    same_gradients,
+    share,
+)
 
 ESSENTIAL = [("uneven", 2), ("whole nanogpt", 2)]
-"""Sizes that the ranks do not divide, and a network with tables and scalars of its own."""
+"""Sizes that are not multiples of the number of ranks, and a network with tables and scalars of its
+own.
+"""
 OTHERS = sorted(MODELS.keys() - {model for model, _ in ESSENTIAL})
 
 
@@ -34,7 +42,7 @@ def test_sharded_gradients_of_other_models_equal_one_rank(ranks: Ranks, model: s
 
 @pytest.mark.slow
 def test_sharded_loss_with_masked_labels_equals_one_rank(ranks: Ranks) -> None:
-    alone, led = two(ranks, "llama", 0, 1)
+    alone, led = replica_pair(ranks, "llama", 0, 1)
     rows = torch.stack([share(5), share(5).masked_fill(share(5, 1) < 30, -100)], 1)  # [5, 2, 16]
     (loss, expected), (found_loss, found) = (gradients(replica, rows) for replica in (alone, led))
     assert found_loss == loss
@@ -43,8 +51,8 @@ def test_sharded_loss_with_masked_labels_equals_one_rank(ranks: Ranks) -> None:
 
 @pytest.mark.slow
 def test_sharded_share_reads_losses_once(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Losses are read once for each share, however many micro-batches it has."""
-    _, led = two(ranks, "llama", 0, 1)
+    """Losses are read once for each share, for any number of micro-batches."""
+    _, led = replica_pair(ranks, "llama", 0, 1)
     read: list[str] = []
     for name in ("item", "tolist", "__float__", "__bool__"):
         plain = getattr(torch.Tensor, name)
@@ -66,7 +74,7 @@ def test_sharded_share_reads_losses_once(ranks: Ranks, monkeypatch: pytest.Monke
 
 @pytest.mark.slow
 def test_abandoned_share_leaves_no_state(ranks: Ranks) -> None:
-    alone, led = two(ranks, "llama", 0, 1)
+    alone, led = replica_pair(ranks, "llama", 0, 1)
     late = threading.Event()
     late.set()
     with pytest.raises(Cancelled):
@@ -78,7 +86,7 @@ def test_abandoned_share_leaves_no_state(ranks: Ranks) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["llama", "skipping nanogpt", "whole nanogpt", "deepseek"])
 def test_recomputed_layers_give_equal_bits(ranks: Ranks, model: str) -> None:
-    alone, led = two(ranks, model, 0, 2, recompute=True)
+    alone, led = replica_pair(ranks, model, 0, 2, recompute=True)
     (loss, expected), (found_loss, found) = (
         gradients(replica, share(5)) for replica in (alone, led)
     )
@@ -89,11 +97,11 @@ def test_recomputed_layers_give_equal_bits(ranks: Ranks, model: str) -> None:
 @pytest.mark.slow
 def test_chunked_logits_give_equal_bits(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
     """The gradients are computed in the backward pass, which needs the head again."""
-    whole, _ = two(ranks, "llama", 0, 2)
+    whole, _ = replica_pair(ranks, "llama", 0, 2)
     _, expected = gradients(whole, share(3))
-    # of this rank; the other has them whole
+    # only in this rank; the other computes all logits at once
     monkeypatch.setattr("aftermath.model.network.LOGITS_AT_ONCE", 64 * 7)
-    _, led = two(ranks, "llama", 0, 2)
+    _, led = replica_pair(ranks, "llama", 0, 2)
     _, found = gradients(led, share(3))
     for name, gradient in expected.items():
         torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-6, msg=name)
@@ -101,13 +109,13 @@ def test_chunked_logits_give_equal_bits(ranks: Ranks, monkeypatch: pytest.Monkey
 
 @pytest.mark.slow
 def test_rank_holds_only_its_share_of_parameters(ranks: Ranks) -> None:
-    whole, held = parts(ranks, "llama", 0)
-    assert held == whole // ranks.size  # all sizes are multiples of it
+    whole, held = parameter_counts(ranks, "llama", 0)
+    assert held == whole // ranks.size  # all sizes are multiples of this
 
 
 @pytest.mark.slow
 def test_measured_weight_uses_all_ranks(ranks: Ranks) -> None:
-    _, led = two(ranks, "llama", 0, 2)
+    _, led = replica_pair(ranks, "llama", 0, 2)
     assert led.at_once == 2 * ranks.size
     assert led.measure_weight(16, 0.0) >= 1
     assert all(parameter.grad is None for parameter in led.params.values())

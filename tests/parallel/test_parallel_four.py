@@ -1,4 +1,4 @@
-"""Four ranks that share the micro-batches: one slow test for each concern, and the nightly tables
+"""Test four ranks that split the micro-batches: one slow test for each concern, and nightly tables
 of all shapes.
 """
 

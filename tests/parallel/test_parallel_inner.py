@@ -1,6 +1,4 @@
-"""An inner optimizer's moments are dealt out to the ranks, and every step made of them is one
-rank's, bit by bit.
-"""
+"""Test that inner steps with sharded moments give the bits of one rank."""
 
 from __future__ import annotations
 
@@ -33,11 +31,11 @@ from parallel.rank_processes import (
     bits,
     block_is_read_meanwhile,
     inner_settings,
-    learnt,
+    replica_pair,
     same_inner_rounds,
     sharded_inner,
     share,
-    two,
+    train_share,
 )
 
 INNER = ["adamw", "muon"]
@@ -69,10 +67,10 @@ def test_inner_rounds_of_other_models_equal_one_rank(ranks: Ranks, model: str, i
 def test_share_failing_between_steps_leaves_moments_unchanged(
     ranks: Ranks, inner: str, why: str, first: bool
 ) -> None:
-    alone, led = two(ranks, "llama", 0, 1, inner_settings(inner))
+    alone, led = replica_pair(ranks, "llama", 0, 1, inner_settings(inner))
     if not first:
         for replica in (alone, led):
-            learnt(replica, 0)
+            train_share(replica, 0)
     before = bits(alone.optimizer.state())
     count = 0
 
@@ -90,7 +88,7 @@ def test_share_failing_between_steps_leaves_moments_unchanged(
         led.optimizer.train(share(4), backward, RATE, RATE)
     assert count == 3, "two steps were made"
     assert bits(led.optimizer.state()) == before
-    assert learnt(led, 1).payloads == learnt(alone, 1).payloads
+    assert train_share(led, 1).payloads == train_share(alone, 1).payloads
     assert bits(led.optimizer.state()) == bits(alone.optimizer.state())
 
 
@@ -99,10 +97,10 @@ def test_share_failing_between_steps_leaves_moments_unchanged(
 def test_inner_step_sends_one_command(
     ranks: Ranks, inner: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The others have its weights and gradients from the pass, and send back what is
-    theirs, once.
+    """The other ranks have the weights and gradients from the pass, and send back their part
+    once.
     """
-    _, led = two(ranks, "llama", 0, 1, inner_settings(inner))
+    _, led = replica_pair(ranks, "llama", 0, 1, inner_settings(inner))
     sharded = sharded_inner(led)
     posted = list[Mapping[str, Tensor]]()
     expected = list[Tensor]()
@@ -125,7 +123,7 @@ def test_inner_step_sends_one_command(
             step(lr, factors)
 
     monkeypatch.setattr(sharded, "step", watched)
-    learnt(led, 0)
+    train_share(led, 0)
     assert not posted
     others = [led.params[name].data_ptr() for own in sharded._plan.owned[1:] for name in own]
     assert [into.data_ptr() for into in expected] == others * 3, "in place, in each of three steps"
@@ -134,22 +132,22 @@ def test_inner_step_sends_one_command(
 @pytest.mark.slow
 @pytest.mark.parametrize("inner", ["adamw", "muon"])
 def test_saved_moments_continue_on_other_ranks(ranks: Ranks, inner: str) -> None:
-    """The file of a member's private state is the same for every writer."""
-    alone, led = two(ranks, "llama", 0, 1, inner_settings(inner))
+    """The private state's file does not depend on the number of ranks."""
+    alone, led = replica_pair(ranks, "llama", 0, 1, inner_settings(inner))
     for number in range(2):
         for replica in (alone, led):
-            apply(replica, learnt(replica, number).payloads)
+            apply(replica, train_share(replica, number).payloads)
     kept = led.optimizer.state()
     assert any(name.startswith("private.") for name in kept)
-    expected = learnt(alone, 2).payloads
+    expected = train_share(alone, 2).payloads
     weights = {name: tensor.detach().clone() for name, tensor in led.params.items()}
     with torch.no_grad():
-        _, later = two(ranks, "llama", 0, 1, inner_settings(inner))
+        _, later = replica_pair(ranks, "llama", 0, 1, inner_settings(inner))
         for name, tensor in weights.items():
             later.params[name].copy_(tensor)
     later.optimizer.restore(kept)
     assert bits(later.optimizer.state()) == bits(kept)
-    assert learnt(later, 2).payloads == expected
+    assert train_share(later, 2).payloads == expected
     later.optimizer.reset()
     assert not any(name.startswith("private.") for name in later.optimizer.state())
 
@@ -157,8 +155,8 @@ def test_saved_moments_continue_on_other_ranks(ranks: Ranks, inner: str) -> None
 @pytest.mark.slow
 @pytest.mark.parametrize("inner", INNER)
 def test_misshapen_inner_state_changes_nothing(ranks: Ranks, inner: str) -> None:
-    _, led = two(ranks, "llama", 1, 1, inner_settings(inner))
-    learnt(led, 0)
+    _, led = replica_pair(ranks, "llama", 1, 1, inner_settings(inner))
+    train_share(led, 0)
     before = led.optimizer.state()
     of_another_rank = tuple(sharded_inner(led)._plan.owned[1])
     first, second, *_, last = [
@@ -180,9 +178,9 @@ def test_moment_blocks_are_read_from_their_ranks(
     ranks: Ranks, inner: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(MODELS, "wide", WIDE)
-    alone, led = two(ranks, "wide", 0, 1, inner_settings(inner))
+    alone, led = replica_pair(ranks, "wide", 0, 1, inner_settings(inner))
     for replica in (alone, led):
-        learnt(replica, 0)
+        train_share(replica, 0)
     assert led.optimizer.sizes() == alone.optimizer.sizes()
     assert led.optimizer.tree().root == alone.optimizer.tree().root
     state = alone.optimizer.state()
@@ -196,23 +194,23 @@ def test_moment_blocks_are_read_from_their_ranks(
 
 @pytest.mark.slow
 def test_missing_moments_are_not_read(ranks: Ranks) -> None:
-    _, led = two(ranks, "llama", 0, 1, inner_settings("muon"))
+    _, led = replica_pair(ranks, "llama", 0, 1, inner_settings("muon"))
     place = BlockSpan("private.momentum/model.layers.0.mlp.up_proj.weight", 0, 4)
     assert led.optimizer.block(place) == b"", "nothing was trained"
-    learnt(led, 0)
+    train_share(led, 0)
     assert len(led.optimizer.block(place)) == 4
-    _, next_one = two(ranks, "llama", 0, 1, inner_settings("muon"))
+    _, next_one = replica_pair(ranks, "llama", 0, 1, inner_settings("muon"))
     assert led.optimizer.block(place) == b"", "the ranks hold another replica's"
     with pytest.raises(RuntimeError, match="the state of another replica"):
         led.optimizer.tree()
-    learnt(next_one, 0)
+    train_share(next_one, 0)
 
 
 @pytest.mark.slow
 def test_moment_block_is_readable_while_training(ranks: Ranks) -> None:
-    alone, led = two(ranks, "llama", 0, 1, inner_settings("muon"))
+    alone, led = replica_pair(ranks, "llama", 0, 1, inner_settings("muon"))
     for replica in (alone, led):
-        learnt(replica, 0)
+        train_share(replica, 0)
     state = alone.optimizer.state()
     name = "private.momentum/" + next(
         name for name in sharded_inner(led)._plan.owned[1] if "proj" in name
@@ -227,8 +225,8 @@ def test_rank_holds_only_its_share_of_moments(
     ranks: Ranks, inner: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(MODELS, "wide", WIDE | {"num_hidden_layers": 8, "vocab_size": 100})
-    _, led = two(ranks, "wide", 0, 1, inner_settings(inner))
-    learnt(led, 0)
+    _, led = replica_pair(ranks, "wide", 0, 1, inner_settings(inner))
+    train_share(led, 0)
     whole = sum(size for name, size in led.optimizer.sizes().items() if name.startswith("private."))
     held = sharded_inner(led)
     first = sum(tensor.nbytes for tensor in held.moments().values())
@@ -239,25 +237,25 @@ def test_rank_holds_only_its_share_of_moments(
 
 @pytest.mark.slow
 def test_replica_without_inner_steps_reserves_no_memory(ranks: Ranks) -> None:
-    two(ranks, "llama", 0, 1, inner_settings("adamw"))
+    replica_pair(ranks, "llama", 0, 1, inner_settings("adamw"))
     assert ranks.reserved > 0
-    two(ranks, "llama", 0, 1)
+    replica_pair(ranks, "llama", 0, 1)
     assert ranks.reserved == 0
 
 
 @pytest.mark.slow
 def test_ranks_after_failure_train_next_replica(ranks: Ranks) -> None:
-    """What was to be undone is not undone in the next one's state."""
-    _, led = two(ranks, "llama", 0, 1, inner_settings("adamw"))
+    """A pending undo is not applied to the next replica."""
+    _, led = replica_pair(ranks, "llama", 0, 1, inner_settings("adamw"))
 
     def fail(part: Tensor) -> float:
         raise Cancelled
 
     with pytest.raises(Cancelled):
         led.optimizer.train(share(4), fail, RATE, RATE)
-    alone, later = two(ranks, "llama", 0, 1, inner_settings("adamw"))
+    alone, later = replica_pair(ranks, "llama", 0, 1, inner_settings("adamw"))
     for number in range(2):
-        assert learnt(later, number).payloads == learnt(alone, number).payloads
+        assert train_share(later, number).payloads == train_share(alone, number).payloads
 
 
 NAMES = st.sampled_from(

@@ -1,4 +1,4 @@
-"""The ranks' processes: an ended rank is named, and none outlives its member."""
+"""Test the ranks' processes: an ended rank is named, and none outlives its member."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from aftermath.parallel.group import Ranks
 from aftermath.parallel.launch import RankLost, RankProcesses, launch_ranks
 from aftermath.parallel.mesh import Mesh
 from aftermath.rules.sparseloco import SparseLoCo
-from parallel.rank_processes import RATE, learnt, ranks_on_cpu, share, two
+from parallel.rank_processes import RATE, ranks_on_cpu, replica_pair, share, train_share
 
 CPU = torch.device("cpu")
 MUON = SparseLoCo(inner_steps=3, inner_optimizer="muon", chunk=16, topk=16)
@@ -39,11 +39,11 @@ async def test_idle_rank_that_ends_is_named() -> None:
 @pytest.mark.slow
 async def test_rank_that_ends_during_pass_is_named(processes: RankProcesses, ranks: Ranks) -> None:
     """torch raises an error about the broken connection; the member says which rank ended."""
-    _, led = two(ranks, "llama", 0, 1)
+    _, led = replica_pair(ranks, "llama", 0, 1)
     os.kill(processes.pids[0], signal.SIGKILL)
 
     async def train() -> None:
-        # the event loop stands still until it fails
+        # the event loop is blocked until the pass fails
         led._backward(led.passes, share(4), threading.Event())
 
     with pytest.raises(RankLost, match="rank 1 of this member, on cpu, ended by SIGKILL") as caught:
@@ -62,9 +62,9 @@ async def test_rank_that_ends_during_pass_is_named(processes: RankProcesses, ran
 async def test_killed_rank_with_moments_is_named(
     processes: RankProcesses, ranks: Ranks, when: str
 ) -> None:
-    """Nobody waits for it: neither the step of its parameters nor the undoing of the share."""
-    _, led = two(ranks, "llama", 0, 1, MUON)
-    learnt(led, 0, count=1)
+    """Neither the step of its parameters nor the undo of the share waits for it."""
+    _, led = replica_pair(ranks, "llama", 0, 1, MUON)
+    train_share(led, 0, count=1)
     [follower] = processes.pids
     count = 0
 
@@ -81,7 +81,7 @@ async def test_killed_rank_with_moments_is_named(
             led.optimizer.train(share(4), backward, RATE, RATE)
         os.kill(follower, signal.SIGKILL)
         if when == "a share begins":
-            learnt(led, 1)
+            train_share(led, 1)
         led.optimizer.state()
 
     before = led.hashes()
@@ -118,7 +118,7 @@ async def test_rank_that_cannot_start_is_named(capfd: pytest.CaptureFixture[str]
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("no_ranks")  # `capfd` sees only processes that start within the test
+@pytest.mark.usefixtures("no_ranks")  # `capfd` captures only processes that start within the test
 async def test_crashed_rank_prints_its_traceback(capfd: pytest.CaptureFixture[str]) -> None:
     with ranks_on_cpu(2) as (processes, _):
         os.kill(processes.pids[0], signal.SIGSEGV)

@@ -1,6 +1,4 @@
-"""What the three options say together: the devices of a member's ranks, and what cannot
-be meant.
-"""
+"""Test which devices the three options select, and which combinations are refused."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ from aftermath.train.settings import TrainSettings
 
 @pytest.fixture
 def gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine with four of them."""
+    """Pretend that the machine has four GPUs."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
 

@@ -1,8 +1,7 @@
-"""Two ranks that speak NCCL, where there is a GPU: `make gpu-check` runs these; with one GPU both
-ranks are on it.
+"""Test two ranks over NCCL. Needs a GPU (`make gpu-check`); with one, both ranks use it.
 
-NCCL refuses two ranks on one GPU of one host. So these two say that they are of two hosts
-(NCCL_HOSTID), and NCCL carries by sockets what ranks on GPUs of one machine copy.
+NCCL refuses two ranks on one GPU of one host. So these two claim to be on two hosts (NCCL_HOSTID).
+NCCL then uses sockets, where ranks on GPUs of one machine would copy.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from aftermath.parallel.launch import launch_ranks
 from aftermath.parallel.mesh import Mesh
 from aftermath.replica.exactness import exact_device
 from aftermath.rules.sparseloco import SparseLoCo
-from parallel.rank_processes import DISTRO, RATE, RankPool, apply, gradients, share, two
+from parallel.rank_processes import DISTRO, RATE, RankPool, apply, gradients, replica_pair, share
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="there is no CUDA device here"
@@ -34,7 +33,7 @@ SETTINGS = {
 
 @contextmanager
 def ranks_on_gpus(data: int, tensor: int) -> Iterator[Ranks]:
-    """Two of them."""
+    """Start two ranks on GPUs."""
     gpus = tuple(torch.device("cuda", number % torch.cuda.device_count()) for number in range(2))
     exact_device("cuda:0")
     with pytest.MonkeyPatch.context() as environment:
@@ -57,7 +56,7 @@ def ranks(request: pytest.FixtureRequest, rank_pool: RankPool) -> Iterator[Ranks
 
 @pytest.mark.parametrize("model", ["llama", "qwen3", "whole nanogpt", "deepseek"])
 def test_nccl_gradient_and_loss_equal_one_gpu(ranks: Ranks, model: str) -> None:
-    alone, led = two(ranks, model, 1, 2)
+    alone, led = replica_pair(ranks, model, 1, 2)
     for count in (8, 9, 1):
         (loss, expected), (found_loss, found) = (
             gradients(replica, share(count)) for replica in (alone, led)
@@ -70,14 +69,14 @@ def test_nccl_gradient_and_loss_equal_one_gpu(ranks: Ranks, model: str) -> None:
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_gpu_applies_results_of_ranks_bit_for_bit(ranks: Ranks, name: str) -> None:
-    alone, led = two(ranks, "llama", 1, 2, SETTINGS[name])
+    alone, led = replica_pair(ranks, "llama", 1, 2, SETTINGS[name])
     before = led.hashes()
     for number in range(3):
         one, made = (
             replica.train(share(7, number), RATE, RATE, threading.Event(), travelling=number > 0)
             for replica in (alone, led)
         )
-        # inner steps make more of what was rounded
+        # inner steps amplify rounding differences
         assert made.loss == pytest.approx(one.loss, rel=0.02)
         for replica in (alone, led):
             apply(replica, made.payloads)

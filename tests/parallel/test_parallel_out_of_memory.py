@@ -1,4 +1,6 @@
-"""A member whose rank runs out of memory ends with an error that names the rank and the fix."""
+"""Test that a member whose rank runs out of memory ends with an error that names the rank and the
+fix.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +26,10 @@ from parallel.rank_processes import (
     TWO,
     gradients,
     inner_settings,
-    learnt,
     ranks_on_cpu,
+    replica_pair,
     share,
-    two,
+    train_share,
 )
 
 MICRO = 2048  # sequences: activations of more than a hundred megabytes in three layers
@@ -39,7 +41,7 @@ pytestmark = pytest.mark.usefixtures("no_ranks")
 
 @contextmanager
 def ending_ranks(shape: tuple[int, int] = TWO) -> Iterator[tuple[RankProcesses, Ranks]]:
-    """Yield ranks of this test alone. At the end check that none of their processes is left."""
+    """Yield ranks for this test only. At the end check that none of their processes is left."""
     with ranks_on_cpu(*shape) as (processes, ranks):
         pids = processes.pids
         yield processes, ranks
@@ -54,7 +56,7 @@ def limit_memory(process: int, room: int) -> None:
 
 
 def fail_pass(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the first rank's allocator fail in a pass, counted from 1."""
+    """Let the first rank's allocator fail in a pass, counted from 1."""
     plain = sharded.share_loss
     count = 0
 
@@ -83,9 +85,9 @@ async def test_out_of_memory_on_last_rank_ends_member(
 ) -> None:
     """The system refuses the memory, in the first share or after `trained` shares."""
     with ending_ranks(shape) as (processes, ranks):
-        _, led = two(ranks, "named", 0, MICRO, inner_settings("adamw"))
+        _, led = replica_pair(ranks, "named", 0, MICRO, inner_settings("adamw"))
         for number in range(trained):
-            learnt(led, number)
+            train_share(led, number)
         limit_memory(processes.pids[-1], ROOM)
 
         async def train() -> None:
@@ -103,12 +105,12 @@ async def test_out_of_memory_on_last_rank_ends_member(
 async def test_out_of_memory_on_first_rank_ends_member(monkeypatch: pytest.MonkeyPatch) -> None:
     """The other rank waits inside a layer until it is killed."""
     with ending_ranks() as (processes, ranks):
-        _, led = two(ranks, "llama", 0, 1, inner_settings("adamw"))
-        learnt(led, 0)
+        _, led = replica_pair(ranks, "llama", 0, 1, inner_settings("adamw"))
+        train_share(led, 0)
         fail_pass(2, monkeypatch)
 
         async def train() -> None:
-            learnt(led, 1)
+            train_share(led, 1)
 
         before = led.hashes()
         said = f"rank 0 of this member, on cpu, has too little memory.*\\n.*{FIX}"
@@ -121,7 +123,7 @@ async def test_out_of_memory_on_first_rank_ends_member(monkeypatch: pytest.Monke
 @pytest.mark.slow
 def test_out_of_memory_while_measuring_ends_member(monkeypatch: pytest.MonkeyPatch) -> None:
     with ending_ranks() as (_, ranks):
-        _, led = two(ranks, "llama", 0, AUTO)
+        _, led = replica_pair(ranks, "llama", 0, AUTO)
         fail_pass(1, monkeypatch)
         with pytest.raises(OutOfMemory, match="rank 0 of this member"):
             led.measure_weight(16, 0.0)
@@ -132,8 +134,8 @@ def test_out_of_memory_while_measuring_ends_member(monkeypatch: pytest.MonkeyPat
 def test_ranks_after_out_of_memory_refuse_methods(monkeypatch: pytest.MonkeyPatch) -> None:
     """A caller that continues without a copy of the state must not wait for the other rank."""
     with ending_ranks() as (_, ranks):
-        _, led = two(ranks, "llama", 0, 1)
-        learnt(led, 0)
+        _, led = replica_pair(ranks, "llama", 0, 1)
+        train_share(led, 0)
 
         def fail(rank: int) -> dict[str, Tensor]:
             raise MemoryError

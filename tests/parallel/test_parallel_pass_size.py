@@ -1,6 +1,4 @@
-"""How many sequences fit into a pass of several ranks is found at the start, by the rank with the
-least room.
-"""
+"""Test that the rank with the least memory sets the sequences per pass at the start."""
 
 from __future__ import annotations
 
@@ -10,7 +8,7 @@ import torch
 from aftermath.parallel.group import Ranks
 from aftermath.replica.pass_size import AUTO, MOST
 from aftermath.replica.replica import Replica
-from parallel.rank_processes import PAIR, TWO, gradients, share, two
+from parallel.rank_processes import PAIR, TWO, gradients, replica_pair, share
 
 
 def same(ranks: Ranks, alone: Replica, led: Replica) -> None:
@@ -25,7 +23,7 @@ def same(ranks: Ranks, alone: Replica, led: Replica) -> None:
 
 @pytest.mark.slow
 def test_passes_with_free_memory_reach_largest_size(ranks: Ranks) -> None:
-    alone, led = two(ranks, "llama", 0, AUTO)
+    alone, led = replica_pair(ranks, "llama", 0, AUTO)
     led.measure_weight(16, 0.0)
     assert led.at_once == MOST * ranks.size // ranks.tensor
     assert [news.partition(",")[0] for news in led.news()] == [f"using passes of {MOST} sequences"]
@@ -43,9 +41,11 @@ def test_passes_with_free_memory_reach_largest_size(ranks: Ranks) -> None:
 def test_pass_size_follows_rank_with_least_memory(
     ranks: Ranks, room: int, sizes: set[int], recompute: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The others have gigabytes, and agree: else they would part in the next share."""
-    alone, led = two(ranks, "llama", 0, AUTO)
-    led._pass_size = alone._pass_size  # what is found holds for both
+    """The other ranks have gigabytes, but use the same size. Otherwise they would split the next
+    share differently.
+    """
+    alone, led = replica_pair(ranks, "llama", 0, AUTO)
+    led._pass_size = alone._pass_size  # the result holds for both
     monkeypatch.setattr("aftermath.parallel.sharded.free_bytes", lambda device: room * ranks.size)
     led.measure_weight(16, 0.0)
     assert led._pass_size.size in sizes
@@ -55,7 +55,7 @@ def test_pass_size_follows_rank_with_least_memory(
 
 @pytest.mark.slow
 def test_recompute_when_forbidden_stays_off(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
-    alone, led = two(ranks, "llama", 0, AUTO)
+    alone, led = replica_pair(ranks, "llama", 0, AUTO)
     monkeypatch.setattr("aftermath.parallel.sharded.free_bytes", lambda device: 0)
     led._pass_size._may_recompute = False
     led.measure_weight(16, 0.0)

@@ -1,6 +1,4 @@
-"""What a member's optimizer has not sent yet is dealt out to the ranks, and all that is made of it
-is one rank's.
-"""
+"""Test that sharded residuals give the results of one rank."""
 
 from __future__ import annotations
 
@@ -36,11 +34,11 @@ from parallel.rank_processes import (
     WIDE,
     bits,
     block_is_read_meanwhile,
-    learnt,
+    replica_pair,
     same_results,
     sharded_inner,
     share,
-    two,
+    train_share,
 )
 from replica.simulated_gpu import gpu_at_hand, without_gpu
 
@@ -73,9 +71,9 @@ def test_large_state_has_one_root_and_blocks_of_all_ranks(
     """Each block is read from the rank that holds it."""
     monkeypatch.setitem(MODELS, "wide", WIDE)
     monkeypatch.setattr(state_sharing, "COPIES", 1000)
-    alone, led = two(ranks, "wide", 0, 1, SETTINGS[kind])
+    alone, led = replica_pair(ranks, "wide", 0, 1, SETTINGS[kind])
     for replica in (alone, led):
-        learnt(replica, 0)
+        train_share(replica, 0)
     tree = led.optimizer.tree()
     assert tree.root == alone.optimizer.tree().root
     kept = state_sharing.copy_state(led.optimizer, tree)
@@ -89,18 +87,16 @@ def test_large_state_has_one_root_and_blocks_of_all_ranks(
 
 @pytest.mark.slow
 def test_gpu_shard_state_equals_cpu_state(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With Muon, whose steps are the same operations there; torch's fused AdamW is the
-    CPU's alone.
-    """
+    """Uses Muon, whose operations are the same on a GPU. Fused AdamW differs."""
     settings = replace(SPARSE, inner_optimizer="muon")
-    alone, _ = two(ranks, "llama", 0, 1, settings)
+    alone, _ = replica_pair(ranks, "llama", 0, 1, settings)
     with gpu_at_hand() as gpu:
-        monkeypatch.setattr(ranks, "device", gpu)  # of the first rank: what it holds is there
-        _, led = two(ranks, "llama", 0, 1, settings)
-        for replica in (alone, led):  # passes are on the CPU
+        monkeypatch.setattr(ranks, "device", gpu)  # the first rank's state is on the GPU
+        _, led = replica_pair(ranks, "llama", 0, 1, settings)
+        for replica in (alone, led):  # passes run on the CPU
             monkeypatch.setattr(replica, "_backward", without_gpu(replica._backward))
         for number in range(2):
-            assert learnt(led, number).payloads == learnt(alone, number).payloads
+            assert train_share(led, number).payloads == train_share(alone, number).payloads
         assert isinstance(led.optimizer._result, ShardedFeedback)
         held = led.optimizer._result._feedback.state_tensors().values()
         assert {tensor.device for tensor in held} == {gpu}
@@ -114,14 +110,14 @@ def test_gpu_shard_state_equals_cpu_state(ranks: Ranks, monkeypatch: pytest.Monk
         moment = BlockSpan(name := "private." + min(of_moments), 0, state[name].nbytes)
         assert led.optimizer.block(moment) == block_of(state, moment)
         led.optimizer.restore(state)
-        assert learnt(led, 2, measured=True).payloads == learnt(alone, 2).payloads
+        assert train_share(led, 2, measured=True).payloads == train_share(alone, 2).payloads
 
 
 @pytest.mark.slow
 def test_state_block_is_readable_while_training(ranks: Ranks) -> None:
-    alone, led = two(ranks, "llama", 0, 1, SIGNS)
+    alone, led = replica_pair(ranks, "llama", 0, 1, SIGNS)
     for replica in (alone, led):
-        learnt(replica, 0)
+        train_share(replica, 0)
     state = alone.optimizer.state()
     place = BlockSpan(name := "result.residual.0.0", 0, state[name].nbytes)
     block_is_read_meanwhile(alone, led, place, 8)
@@ -131,21 +127,21 @@ def test_state_block_is_readable_while_training(ranks: Ranks) -> None:
 @pytest.mark.parametrize("kind", ["signs", "digits"])
 def test_forgotten_state_is_not_read_and_ranks_continue(ranks: Ranks, kind: str) -> None:
     """A reader has the block's name from an earlier outline."""
-    alone, led = two(ranks, "llama", 0, 1, SETTINGS[kind])
+    alone, led = replica_pair(ranks, "llama", 0, 1, SETTINGS[kind])
     for replica in (alone, led):
-        learnt(replica, 0)
+        train_share(replica, 0)
         replica.optimizer.reset()
     for name, size in led.optimizer.sizes().items():
         place = BlockSpan(name, 0, size)
         block = led.optimizer.block(place)
         assert block == alone.optimizer.block(place) == bytes(size if "residual" in name else 0)
-    assert learnt(led, 1).payloads == learnt(alone, 1).payloads
+    assert train_share(led, 1).payloads == train_share(alone, 1).payloads
 
 
 @pytest.mark.slow
 def test_block_request_during_reset_reads_nothing(ranks: Ranks) -> None:
-    alone, led = two(ranks, "llama", 0, 1, DIGITS)
-    learnt(led, 0)
+    alone, led = replica_pair(ranks, "llama", 0, 1, DIGITS)
+    train_share(led, 0)
     sizes = {name: size for name, size in led.optimizer.sizes().items() if "residual" not in name}
     found: dict[str, bytes] = {}
 
@@ -161,34 +157,34 @@ def test_block_request_during_reset_reads_nothing(ranks: Ranks) -> None:
         for thread in threads:
             waiting = turn._given
             thread.start()
-            while turn._given == waiting:  # they get their turns in this order
+            while turn._given == waiting:  # they take turns in this order
                 threading.Event().wait(0.001)
     for thread in threads:
         thread.join()
     assert found == dict.fromkeys(sizes, b"")
-    assert learnt(led, 1).payloads == learnt(alone, 1).payloads
+    assert train_share(led, 1).payloads == train_share(alone, 1).payloads
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["signs", "digits"])
 def test_state_moves_from_ranks_to_one_and_back(ranks: Ranks, kind: str) -> None:
-    alone, led = two(ranks, "llama", 2, 1, SETTINGS[kind])
-    learnt(led, 0)
+    alone, led = replica_pair(ranks, "llama", 2, 1, SETTINGS[kind])
+    train_share(led, 0)
     alone.optimizer.restore(led.optimizer.state())
-    assert learnt(alone, 1).payloads == learnt(led, 1).payloads
-    learnt(alone, 2)
+    assert train_share(alone, 1).payloads == train_share(led, 1).payloads
+    train_share(alone, 2)
     led.optimizer.restore(alone.optimizer.state())
-    assert learnt(alone, 3).payloads == learnt(led, 3).payloads
+    assert train_share(alone, 3).payloads == train_share(led, 3).payloads
     for replica in (alone, led):
         replica.optimizer.reset()
     assert bits(led.optimizer.state()) == bits(alone.optimizer.state())
-    assert learnt(alone, 4).payloads == learnt(led, 4).payloads
+    assert train_share(alone, 4).payloads == train_share(led, 4).payloads
 
 
 @pytest.mark.slow
 def test_misshapen_state_changes_nothing(ranks: Ranks) -> None:
-    _, led = two(ranks, "llama", 1, 1, SIGNS)
-    learnt(led, 0)
+    _, led = replica_pair(ranks, "llama", 1, 1, SIGNS)
+    train_share(led, 0)
     before = led.optimizer.state()
     for name, tensor in before.items():
         wrong = tensor.clone()
@@ -202,8 +198,8 @@ def test_misshapen_state_changes_nothing(ranks: Ranks) -> None:
 
 @pytest.mark.slow
 def test_refused_gradient_changes_nothing(ranks: Ranks) -> None:
-    _, led = two(ranks, "llama", 1, 1, FLOATS)
-    learnt(led, 0)
+    _, led = replica_pair(ranks, "llama", 1, 1, FLOATS)
+    train_share(led, 0)
     before = led.optimizer.state()
 
     def backward(part: Tensor) -> float:
@@ -218,23 +214,23 @@ def test_refused_gradient_changes_nothing(ranks: Ranks) -> None:
 
 @pytest.mark.slow
 def test_ranks_hold_only_last_replicas_state(ranks: Ranks) -> None:
-    _, first = two(ranks, "llama", 0, 1, SIGNS)
-    learnt(first, 0)
-    alone, led = two(ranks, "llama", 0, 1, SIGNS)
+    _, first = replica_pair(ranks, "llama", 0, 1, SIGNS)
+    train_share(first, 0)
+    alone, led = replica_pair(ranks, "llama", 0, 1, SIGNS)
     with pytest.raises(RuntimeError, match="the state of another replica"):
         first.optimizer.tree()
     assert first.optimizer.block(BlockSpan("result.residual.0.0", 0, 4)) == b"", (
         "so the reader learns that it changed"
     )
-    assert learnt(led, 0).payloads == learnt(alone, 0).payloads
+    assert train_share(led, 0).payloads == train_share(alone, 0).payloads
 
 
 @pytest.mark.slow
 def test_rank_holds_only_its_share_of_state(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(MODELS, "wide", WIDE)
-    alone, led = two(ranks, "wide", 0, 1, SIGNS)
+    alone, led = replica_pair(ranks, "wide", 0, 1, SIGNS)
     for replica in (alone, led):
-        learnt(replica, 0)
+        train_share(replica, 0)
     assert isinstance(led, MultiDeviceReplica)
     held = led.optimizer._result
     assert isinstance(held, ShardedFeedback)
@@ -273,5 +269,5 @@ def test_state_blocks_are_assigned_once_and_evenly(model: str, kind: str) -> Non
 
 
 def _row(blocks: Blocks) -> int:
-    """Bytes of the state of a row of a segment's blocks."""
+    """Return the bytes of the state of a row of a segment's blocks."""
     return blocks.count // blocks.grid[0] * (4 * blocks.size + 12 * blocks.topk)

@@ -1,5 +1,5 @@
-"""Layers that are cut over ranks compute what whole layers do, in every tier; what cannot be cut is
-refused by name.
+"""Test that layers split over ranks compute what whole layers do in every tier, and that
+unsplittable ones are refused by name.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from parallel.rank_processes import (
     SQUARE,
     close_gradients,
     gradients,
-    parts,
+    parameter_counts,
+    replica_pair,
     share,
-    two,
 )
 
-# They are slow: other shapes than that of the fast tests need processes of their own.
+# Slow, because shapes that the fast tests do not use need processes of their own.
 _PAIR = pytest.param(PAIR, id="pair", marks=pytest.mark.slow)
 _SQUARE = pytest.param(SQUARE, id="square", marks=pytest.mark.slow)
 on_pair = pytest.mark.parametrize("shape", [_PAIR])
@@ -58,7 +58,7 @@ def test_tensor_parallel_gradients_of_other_models_are_close(ranks: Ranks, model
 @pytest.mark.parametrize("model", ["llama", "whole nanogpt", "deepseek"])
 def test_tensor_parallel_recomputed_layers_give_equal_bits(ranks: Ranks, model: str) -> None:
     (loss, expected), (found_loss, found) = (
-        gradients(two(ranks, model, 0, 2, recompute=recompute)[1], share(5))
+        gradients(replica_pair(ranks, model, 0, 2, recompute=recompute)[1], share(5))
         for recompute in (False, True)
     )
     assert found_loss == loss
@@ -66,7 +66,7 @@ def test_tensor_parallel_recomputed_layers_give_equal_bits(ranks: Ranks, model: 
 
 
 def drawn(replica: Replica, number: int) -> Trained:
-    """Draw a round of gradients, the same for every trainer. Layers that are cut differ by
+    """Draw a round of gradients, the same for every trainer. Gradients of split layers differ by
     rounding.
     """
     draws = torch.Generator().manual_seed(number)
@@ -76,7 +76,7 @@ def drawn(replica: Replica, number: int) -> Trained:
 
     def backward(part: Tensor) -> float:
         for name, gradient in given.items():
-            # so that looking ahead counts
+            # so that looking ahead has an effect
             replica.params[name].grad = gradient + replica.params[name].detach().abs()
         return float(len(part))
 
@@ -85,7 +85,7 @@ def drawn(replica: Replica, number: int) -> Trained:
 
 @on_both
 def test_tensor_parallel_ranks_share_optimizer_state(ranks: Ranks) -> None:
-    alone, led = two(ranks, "llama", 1, 1)
+    alone, led = replica_pair(ranks, "llama", 1, 1)
     for number in range(2):
         assert drawn(alone, number).payloads == drawn(led, number).payloads
         assert alone.optimizer.tree().root == led.optimizer.tree().root
@@ -94,7 +94,7 @@ def test_tensor_parallel_ranks_share_optimizer_state(ranks: Ranks) -> None:
 @on_pair
 @pytest.mark.parametrize("inner", ["adamw", "muon"])
 def test_cut_layers_take_equal_inner_steps_up_to_rounding(ranks: Ranks, inner: Any) -> None:
-    alone, led = two(
+    alone, led = replica_pair(
         ranks, "llama", 0, 2, SparseLoCo(inner_steps=2, inner_optimizer=inner, chunk=16, topk=16)
     )
     one, made = (replica.train(share(4), 1e-4, 1e-4, threading.Event()) for replica in (alone, led))
@@ -108,8 +108,10 @@ def test_cut_layers_take_equal_inner_steps_up_to_rounding(ranks: Ranks, inner: A
 @on_both
 @pytest.mark.parametrize("model", ["llama", "nanogpt", "deepseek"])
 def test_tensor_parallel_rank_holds_its_share_of_matrices(ranks: Ranks, model: str) -> None:
-    """Each rank of a pair also holds the whole tables, head, norms, gates, and what heads share."""
-    whole, held = parts(ranks, model, 0)
+    """Each rank of a pair also holds the whole tables, head, norms, gates, and parameters that
+    heads share.
+    """
+    whole, held = parameter_counts(ranks, model, 0)
     shapes = config_of(MODELS[model]).parameter_shapes(0)
     matrices = [
         name

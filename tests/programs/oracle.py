@@ -33,10 +33,7 @@ _NO_TURN = 255
 
 
 class Oracle(Transitions):
-    """A run as a client of the program knows it.
-
-    Methods raise Refusal where the program refuses.
-    """
+    """A run as seen by a client of the program."""
 
     # --- what wallets send
 

@@ -80,7 +80,10 @@ def _fixed(run: Scenario, name: str, index: int | None) -> tuple[bytes, list[Acc
     spec = instruction_of(PROGRAM, name)
     keys = run.accounts | ({} if index is None else {"user": wallet(index)})
     if name == "kick":
-        keys |= {"membership": keys["run"], "sponsor": keys["authority"]}  # each time another one
+        keys |= {
+            "membership": keys["run"],
+            "sponsor": keys["authority"],
+        }  # these accounts differ in each call
     if index is not None:
         keys |= {
             "membership": _membership(run, index),
@@ -110,7 +113,7 @@ class Comparison:
     """One run that starts with `gaps` gaps in its data, and its oracle."""
 
     sent = 0
-    """Transactions of all stories together."""
+    """Transactions of all examples together."""
 
     def __init__(self, gaps: int = 0, **config: int) -> None:
         self.world = _world()

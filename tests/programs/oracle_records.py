@@ -45,11 +45,11 @@ class Seat:
     slashed: int = 0
     delivered: int = 0
     shown: int = 0
-    """How many more rounds it delivered all its levels in than not."""
+    """Rounds in which it delivered all its levels, minus those in which it did not."""
     established: bool = False
-    """It has shown in an epoch before what it holds."""
+    """Whether it has shown its levels in an earlier epoch."""
     forfeited: bool = False
-    """It was ejected, and its membership does not say so yet."""
+    """Whether it was ejected and its membership does not record that yet."""
 
 
 @dataclass
@@ -63,10 +63,10 @@ class OracleMembership:
     delivered: int = 0
     due: int = 0
     epoch: tuple[int, int, int] = (0, 0, 0)
-    """The one counted last, and what is counted of it above."""
+    """The last counted epoch, and its deliveries and rounds that are already counted above."""
     ejections: int = 0
     own: bool = True
-    """The wallet has paid for it, and not an authority that bars it."""
+    """Whether the wallet paid for it. Otherwise an authority that bars the wallet did."""
     enrolled: bool = False
     barred: bool = False
 
@@ -89,9 +89,9 @@ class OracleRound:
     roster: int
     elected: int
     established: bool = False
-    """Only established members witness the round."""
+    """Whether only established members witness the round."""
     trained_alone: bool = False
-    """Only established members have shares."""
+    """Whether only established members have shares."""
     seed: int | None = None
     batch: tuple[Interval, ...] = ()
     data_index: int = 0
@@ -100,7 +100,7 @@ class OracleRound:
     attested: int | None = None
     """The members that delivered in the round that this one judges, once it is closed."""
     counts: bool = False
-    """It made a step, and its levels are not counted yet."""
+    """Whether it made a step and its levels are not counted yet."""
     verdicts: list[tuple[int, int, bool]] = field(default_factory=list)
 
     @property

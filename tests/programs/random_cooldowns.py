@@ -42,7 +42,7 @@ GONE = (
     MemberState.LEFT_EARLY,
     MemberState.RESTARTED,
 )
-# how often a member is one of these, of which each state has one
+# probabilities that a member has each property; each state draws one of them
 CHANCES: Mapping[str, tuple[float, ...]] = {
     "judge": (0, 0.1, 0.5, 0.9, 1),
     "proven": (0.1, 0.5, 0.9, 1, 1),
@@ -185,7 +185,7 @@ class Cooldowns:
         )
         for seat in range(used):
             seats[seat] = self._seat(seat, rng.choice(tiers))
-            if seat and rng.random() < chance["idle"]:  # in another epoch, or in none
+            if seat and rng.random() < chance["idle"]:  # in another epoch or in none
                 sets.established |= (rng.random() < 0.5) << seat
                 seats[seat]["exited_height"] = rng.choice([0, 0, 1, last, last + 1])
                 seats[seat]["last_epoch"] = EPOCH - rng.choice([1, 2, 2, 2])

@@ -29,7 +29,7 @@ def test_cooldown_end_with_half_of_agreeing_holders_attests(
     run.attest(2, {2: HASHES[2]}).ok()
     world.advance(29)
     run.tick().refused("NothingToTick")
-    # one of two, and two of four: no quorum while others may still speak
+    # one of two, and two of four: no quorum while others may still attest
     assert run.run.levels_attested == 0
     world.advance(2)
     run.tick().ok()

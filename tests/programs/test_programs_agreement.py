@@ -41,7 +41,7 @@ def test_equivocated_result_returns_to_backlog(
     found = run.world.record("Witnesses", run.run_id)["rounds"][0, run.run.ring(attesting)][
         "attestations"
     ]["participation"][:4]
-    assert {bytes(one)[0] for one in found} == {0b1111}  # each of them says that it delivered
+    assert {bytes(one)[0] for one in found} == {0b1111}  # all witnesses recorded a delivery
     share = assignment.assign(judged, run.members, 0)[liar]
     again = [*run.backlog, *run.run.current.redo]
     waiting = {index for interval in again for index in range(interval.start, interval.stop)}

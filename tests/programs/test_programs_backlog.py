@@ -31,7 +31,7 @@ def _fill(run: Scenario, places: int) -> None:
     state["backlog"] = 7 * places
     state["data_index"] = 10_000 + 100 * places
     current = state["rounds"][0][int(state["head"][0])]
-    # its sequences are the last
+    # the current round has the last sequences
     current["data_index"] = int(state["data_index"][0]) - int(current["batch"])
     witnesses["backlog"][0] = kept
     run.world.store("Witnesses", "test", witnesses)
@@ -77,7 +77,7 @@ def test_full_backlog_is_trained_before_fresh_data(run: Scenario) -> None:
     after = run.run
     assert after.current.redo == tuple(Interval(10_000 + 100 * index, 7) for index in range(REDO))
     assert after.current.batch == 7 * REDO
-    assert after.data_index == before.data_index  # one interval too many is left: nothing fresh
+    assert after.data_index == before.data_index  # one interval remains: no fresh data
     for _ in range(2):
         run.witness_round()
         if not run.run.state.training:
@@ -106,7 +106,7 @@ def test_large_backlog_is_trained_by_established_alone(world: World, newcomers: 
         shares = assignment.assign(current, run.members, 0)
         alone.append(current.established)
         if current.established is EstablishedOnly.TRAIN:
-            usual = 48 * 5 // (5 + newcomers)  # what they would train if newcomers trained the rest
+            usual = 48 * 5 // (5 + newcomers)  # their batch if newcomers trained the rest
             assert current.batch == max(current.redone, usual)
             owed = bitmap.from_seats(seat for seat, share in shares.items() if share.len)
             assert owed

@@ -40,7 +40,7 @@ BOND = 3_000_000
 BONDS = st.sampled_from([0, BOND])
 FALSE = (b"false" * 7)[:32]
 
-# What one wallet may send. Seats and rounds are its own and the present one, or any.
+# What one wallet may send. It may name its own seat and the current round, or any others.
 seats = st.none() | st.integers(0, ALL)
 backs = st.integers(0, 4).map(lambda back: max(0, back - 2))
 results = st.just([None] * ALL) | st.lists(
@@ -518,7 +518,7 @@ def run(
 
 
 @MACHINES
-@pytest.mark.timeout(900)  # a failure is made small first, for up to five minutes
+@pytest.mark.timeout(900)  # hypothesis shrinks a failure for up to five minutes
 def test_coalition_transactions_never_violate_rules(
     machine: type[RuleBasedStateMachine],
 ) -> None:
@@ -545,7 +545,7 @@ def _send(machine: type[RuleBasedStateMachine], transactions: int) -> None:
     before = Comparison.sent
     began = time.process_time()
     while Comparison.sent - before < transactions:
-        run(machine, 10, again=True)  # a thousand or two, so that hardly more are sent than asked
+        run(machine, 10, again=True)  # only one or two thousand transactions
     seconds = time.process_time() - began
     sent = Comparison.sent - before
     print(

@@ -83,7 +83,7 @@ def test_tier_attests_levels_it_holds(world: World) -> None:
         (2,),
     ]
     run.attest(1, {1: HASHES[1]}).refused("NotElected")
-    run.attest(0, HASHES).ok()  # of level 0 nothing is counted
+    run.attest(0, HASHES).ok()  # the hash of level 0 is not counted
     assert (run.run.levels_attested, run.run.level_hashes[0]) == (0b011, b"0" * 32)
     run.attest(1, {2: HASHES[2]}).ok()
     assert run.run.levels_attested == 0b111
@@ -260,7 +260,7 @@ def test_pause_in_training_pays_and_cools_down_first(run: Scenario) -> None:
     run.join(0).ok()
     run.owner("set_paused", True).ok()
     run.owner("set_paused", False).ok()
-    assert not run.run.pending_pause  # taken back
+    assert not run.run.pending_pause  # the request is withdrawn
     run.owner("set_paused", True).ok()
     run.configure().refused("NotHalted")
     run.finish_rounds()
@@ -322,7 +322,7 @@ def test_epoch_without_finisher_starts_from_durable_checkpoint(cool: Scenario) -
     cool.tick().refused("NothingToTick")  # a finisher must come back first
     assert next_deadline(cool.run, cool.members, cool.model) is None
     for index in range(3):
-        cool.join(index, stateless=True).ok()  # they hold nothing any more
+        cool.join(index, stateless=True).ok()  # they have lost their replicas
     cool.world.advance(6)
     if cool.run.state is RunState.WAITING_FOR_MEMBERS:
         cool.tick().ok()

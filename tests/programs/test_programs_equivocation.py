@@ -127,7 +127,7 @@ def test_consistent_statements_eject_nobody(training: Scenario) -> None:
         return show(run, sign(first), sign(round_commitment(run, 2, **changed)))
 
     show(run, sign(first), sign(first)).refused("NoEquivocation")
-    # hearsay, which is not committed to
+    # the loss is not part of the commitment
     show(run, sign(first), sign(round_commitment(run, loss=2.0))).refused("NoEquivocation")
     against(height=1).refused("NoEquivocation")
     # another attempt at the epoch, or another run of that name
@@ -154,9 +154,9 @@ def test_equivocation_signed_by_another_is_refused(training: Scenario) -> None:
     other = {"sender": p2p(2)}
     show(run, sign(round_commitment(run)), sign(round_commitment(run, 2, **other), 2)).refused(
         "NoEquivocation"
-    )  # two keys
+    )  # two keys signed
     mine = [sign(round_commitment(run, result, **other), 2) for result in (1, 2)]
-    show(run, *mine).refused("SeatMismatch")  # the key of seat 2 speaks of seat 1
+    show(run, *mine).refused("SeatMismatch")  # the key of seat 2 signed for seat 1
     unused = [sign(round_commitment(run, result, seat=9)) for result in (1, 2)]
     show(run, *unused).refused("SeatMismatch")
     forged = sign(round_commitment(run, 2))._replace(
@@ -203,7 +203,7 @@ def test_signatures_of_other_instructions_prove_nothing(training: Scenario) -> N
     assert (
         prove(run, shown, packed([entry(first, LOCAL), entry(second, LOCAL)], data)).error
         == "custom 2"
-    )  # its own no
+    )  # the Ed25519 program's own error
     for place in (1, 3, 6):  # only the signature, only the key, only the message
         mixed = list(entry(second, LOCAL))
         mixed[place] = 1

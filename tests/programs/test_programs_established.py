@@ -271,7 +271,7 @@ def test_liar_among_few_drawn_holders_of_new_level_has_no_effect(
     One of four that join for level 0 denies the others' results, or withholds its own from them. No
     witness then holds its level.
     """
-    # by the seeds of these one who lies is drawn where no other is, or one other
+    # with these seeds, the liar is drawn with no or one other holder
     world.advance(0, slots=1 + number)
     run = Scenario(world)
     rest = dict(enumerate((1, 1, 1, 2, 2, 2)))

@@ -18,7 +18,7 @@ TRUE = {level: bytes([level + 1]) * 32 for level in range(3)}
 NEW = {level: bytes([64 + level]) * 32 for level in range(3)}
 FALSE = dict.fromkeys(range(3), b"f" * 32)
 LIARS = (7, 8)
-TIERS = (0, 1, 1, 2, 2, 2, 1)  # of the honest
+TIERS = (0, 1, 1, 2, 2, 2, 1)  # of the honest members
 
 
 def _rounds(
@@ -96,7 +96,7 @@ def test_two_of_nine_declaring_a_tier_do_not_attest_its_level(world: World) -> N
 def test_member_showing_level_to_its_holders_is_a_holder(world: World) -> None:
     run, honest = _grown(world)
     run.train_of(honest | dict.fromkeys(LIARS, 0))
-    for electees in ({0}, {0, *LIARS}):  # after an epoch
+    for electees in ({0}, {0, *LIARS}):  # the liars are elected after an epoch
         _rounds(run, (), ())
         assert set(committee.cooldown_electees(run.run, run.members, 0)) == electees
         for index in electees - {0}:
@@ -122,7 +122,7 @@ def test_holder_in_half_of_levels_judged_rounds_is_elected(world: World) -> None
     assert set(committee.cooldown_electees(run.run, run.members, 0)) == {0, 1}
     run.attest(1, NEW).refused("NotElected")
     run.attest(0, NEW).ok()
-    # who has shown it before is one of those that a quorum is of
+    # a quorum also needs the other member that has shown the level
     assert run.run.level_hashes[0] == UNATTESTED
 
 
@@ -148,7 +148,7 @@ def test_absent_established_holder_leaves_level_unattested(world: World) -> None
 def test_undelivered_level_keeps_its_hash(world: World) -> None:
     """The old holder is absent. Two members declare the level and deliver it to nobody."""
     run, honest = _grown(world)
-    record = world.record("Model", "test")  # the last truth is in a checkpoint
+    record = world.record("Model", "test")  # the last attested hashes are in a checkpoint
     for level, digest in TRUE.items():
         record["checkpoint_hashes"][0][level] = digest
     record["checkpoint_step"] = run.run.step
@@ -359,7 +359,7 @@ def test_nonattesting_judge_hides_no_level_from_its_holders(world: World, founde
         if run.run.current.height == height:
             world.advance(6)
             run.tick(1)
-    assert run.members.shown[run.seat_of(0)] <= -8  # from then on a report of it counts
+    assert run.members.shown[run.seat_of(0)] <= -8  # from this score on a report counts
     run.attest(0, FALSE).refused("NotElected")
     _end(run, rest, TRUE)
     assert not run.members.established & hidden

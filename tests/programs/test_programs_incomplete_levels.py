@@ -94,7 +94,7 @@ def test_one_of_two_holders_drops_nobody(world: World) -> None:
     one_round(run, {0: (1, 8), 1: (0, 8)})
     _accuse(run, 2, (0,), guilty=False)
     _accuse(run, 2, (1,), guilty=False)
-    _accuse(run, 2, (8,), guilty=True)  # both say so now
+    _accuse(run, 2, (8,), guilty=True)  # both holders report it now
 
 
 def test_holder_of_many_is_dropped_and_judges_no_more(world: World) -> None:
@@ -105,7 +105,7 @@ def test_holder_of_many_is_dropped_and_judges_no_more(world: World) -> None:
         one_round(run, lacks)
     for innocent in (0, 1):
         _accuse(run, 2, (innocent,), guilty=False)
-    run.by(2, "health_check", run.names([0, 2])).refused("NotUnhealthy")  # as a whole
+    run.by(2, "health_check", run.names([0, 2])).refused("NotUnhealthy")  # for both
     _accuse(run, 3, (2,), guilty=True)
     assert run.members.established == bitmap.from_seats(set(honest) - {2})
 
@@ -120,7 +120,7 @@ def test_judges_stay_the_same_during_epoch(world: World) -> None:
     judges = bitmap.from_seats(honest)
     assert run.members.judges == run.members.established == judges
     assert run.run.levels_established == 0b111
-    # of three, two have what 7 delivers; without the liar, one of two
+    # two of three have the results of 7; without the liar, one of two has them
     lacks = {0: (2,), 1: (2, 7), 2: (0, 1)}
     while _shown(run, 2) > -eviction.OFTEN:
         one_round(run, lacks)

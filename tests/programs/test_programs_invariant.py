@@ -199,7 +199,7 @@ def test_instructions_without_witnesses_check_members(run: Scenario) -> None:
     run.by(5, "leave_run").ok()
     state = run.world.record("Run", "test")
     members = run.world.record("Members", "test")
-    state["began"] = bytes(32)  # while three are in its epoch
+    state["began"] = bytes(32)  # although three members are in its epoch
     members["forfeited"] = b"\x02" + bytes(31)
     run.world.store("Run", "test", state)
     run.world.store("Members", "test", members)
@@ -318,11 +318,9 @@ CHANGING: dict[str, tuple[Prepare, Send]] = {
     "attest": (_cooldown, lambda run: run.attest(0, HASHES)),
     "checkpoint": (_attested, lambda run: run.by(0, "checkpoint", PLACE)),
 }
-"""Every instruction that changes a run: how it comes to be one that is taken, and the sending of
-it.
-"""
+"""Every instruction that changes a run: its preparation, and the call that sends it."""
 OTHERS = {"init_run", "grow", "close_run", "enroll", "inspect"}
-"""They make a run, end it, or change nothing of it."""
+"""Instructions that create a run, close it, or do not change it."""
 
 
 def test_invariant_tests_cover_every_instruction() -> None:

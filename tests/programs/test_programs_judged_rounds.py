@@ -23,7 +23,7 @@ from programs.transitions import Transitions
 
 LEVELS = 3
 ROUNDS = 5
-# members, and the witnesses that the config asks for
+# numbers of members, and of witnesses in the config
 SIZES = ((10, 3), (10, 3), (24, 12), (40, 0), (96, 0))
 ACCOUNTS = ("run", "model", "members", "witnesses")
 
@@ -150,7 +150,7 @@ class _Rounds:
                     now < then for now, then in zip(found, before, strict=False)
                 )
             if self.run.run.current.height != height:
-                return  # all that are left have attested
+                return  # all remaining witnesses have attested
 
     def _expected(self) -> list[int]:
         """Return the oracle's level scores once the previous round is counted."""

@@ -92,7 +92,7 @@ def test_lost_level_without_durable_hash_is_unattested(ended: Scenario) -> None:
 def test_level_of_durable_checkpoint_is_not_lost(ended: Scenario) -> None:
     named = {"kind": 1, "repo": "team/model", "revision": "r1", "hashes": list(NEW.values())}
     ended.by(0, "checkpoint", named).ok()
-    run = _begin(ended, 1, 2, wait=6)  # nor is its holder waited for
+    run = _begin(ended, 1, 2, wait=6)  # without a wait for its holder
     assert (run.levels_lost, run.levels_attested, run.level_hashes) == (
         0,
         0b111,
@@ -118,7 +118,7 @@ def test_absent_holders_of_newer_level_get_warmup_time(ended: Scenario) -> None:
     assert deadline == ended.run.state_started_at + 35
     ended.world.advance(34)
     ended.tick(1).refused("NothingToTick")
-    ended.join(0, tier=0).ok()  # it is back: the epoch begins
+    ended.join(0, tier=0).ok()  # the holder is back, so the epoch begins
     assert (ended.run.state, ended.run.levels_lost) == (RunState.WARMUP, 0)
 
 
@@ -220,7 +220,7 @@ def test_level_whose_last_holder_left_in_training_is_lost(
     run.finish_rounds()
     for index in (1, 2):
         run.attest(index, {level: NEW[level] for level in range(index, 3)}).ok()
-    assert run.run.levels_attested == 0b100  # of level 1 the one who left was one of two holders
+    assert run.run.levels_attested == 0b100  # one of two holders of level 1 left
     world.advance(31)
     run.tick(1).ok()
     assert (run.run.levels_lost, run.run.levels_attested) == (0b001, 0b111 if durable else 0b110)

@@ -101,7 +101,7 @@ def test_permission_comes_only_from_join_authority(world: World) -> None:
         run.by(0, "join_run", params, accounts={"authorization": key}).refused("NotAuthorized")
     run.by(1, "join_run", params, accounts={"authorization": other_user}).ok()
     forged = Keypair().pubkey()
-    run.world.put(forged, run.world.data(other_user))  # right bytes, wrong program
+    run.world.put(forged, run.world.data(other_user))  # right bytes, but owned by another program
     run.by(1, "join_run", params, accounts={"authorization": forged}).refused("IllegalOwner")
 
 
@@ -264,14 +264,14 @@ def test_leave_without_seat_is_refused(run: Scenario) -> None:
 def test_leave_in_training_can_be_undone_for_next_epoch(run: Scenario) -> None:
     run.train([0, 1, 2], weight=10)
     run.witness_round()
-    run.join(0, weight=99).ok()  # healthy: only a wish for the next epoch
+    run.join(0, weight=99).ok()  # a healthy member only asks for the next epoch
     assert (run.members.seats[0].weight, run.members.seats[0].pending) == (10, True)
     run.by(0, "leave_run").ok()
     seat = run.members.seats[0]
     assert (seat.state, seat.pending, seat.exited_height) == (MemberState.WITHDRAWN, False, 1)
     run.join(0, weight=99, tier=1, p2p=b"z" * 32).ok()
     seat = run.members.seats[0]
-    # past assignments are computed from these: they stay until the epoch ends
+    # earlier assignments depend on these fields, so they stay until the epoch ends
     assert (seat.state, seat.pending, seat.weight, seat.tier) == (
         MemberState.WITHDRAWN,
         True,
@@ -296,7 +296,7 @@ def test_warm_up_without_members_is_abandoned_at_once(run: Scenario) -> None:
     assert run.run.state is RunState.WARMUP
     run.by(1, "leave_run").ok()
     assert run.run.state is RunState.WAITING_FOR_MEMBERS
-    assert run.members.pending == 0  # the one who stayed has to ask again: it may be dead
+    assert run.members.pending == 0  # the remaining member has to ask again, because it may be dead
     assert {seat.state for seat in run.members.seats} == {MemberState.IDLE}
     run.join(2).ok()
     assert (run.members.pending, run.run.step, run.run.data_index) == (0b100, 1, 0)

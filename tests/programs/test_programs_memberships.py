@@ -88,7 +88,7 @@ def test_empty_wallet_gets_no_seat(bonded: Scenario) -> None:
     wallet = member(7).pubkey()
     join = bonded.by(7, "join_run", JOIN)
     join.refused("NotEnrolled")
-    assert bonded.by(7, "enroll", BOND).error is not None  # it has nothing to pay with
+    assert bonded.by(7, "enroll", BOND).error is not None  # the wallet is empty
     assert (bonded.world.data(key(bonded, 7)), bonded.world.lamports(wallet)) == (b"", 0)
     bonded.by(7, "join_run", JOIN).refused("NotEnrolled")
 
@@ -161,7 +161,7 @@ def test_bond_stays_until_all_verdicts_are_given(bonded: Scenario) -> None:
     checked the result.
     """
     bonded.join(5).ok()
-    withdraw(bonded, 5).refused("StillBound")  # it waits
+    withdraw(bonded, 5).refused("StillBound")  # it waits for the next epoch
     bonded.by(5, "leave_run").ok()
     withdraw(bonded, 5).ok()
     begin(bonded)
@@ -189,7 +189,7 @@ def test_bond_of_leaver_convicted_later_is_destroyed(bonded: Scenario) -> None:
     withdraw(bonded, LIAR).ok()
     assert held(bonded, LIAR) - before == returned
     assert bonded.world.lamports(INCINERATOR) - burnt == BOND
-    assert bonded.world.lamports(owner) == owned  # nobody gains by an ejection
+    assert bonded.world.lamports(owner) == owned  # nobody profits from an ejection
 
 
 def test_forfeited_bond_is_destroyed_by_anyone_at_once(bonded: Scenario) -> None:
@@ -205,7 +205,7 @@ def test_forfeited_bond_is_destroyed_by_anyone_at_once(bonded: Scenario) -> None
     seq = bonded.run.seq
     bonded.settle(LIAR).ok()
     bonded.settle(0).ok()
-    assert bonded.run.seq == seq  # which sends nobody anything
+    assert bonded.run.seq == seq  # no notification is sent
     assert bonded.world.lamports(key(bonded, 0)) == rent(bonded) + BOND
     bonded.settle(9).refused("AccountDataTooSmall")
 
@@ -217,7 +217,7 @@ def test_ejected_member_loses_queue_place_and_pays_again(bonded: Scenario) -> No
     assert bonded.members.pending == 0
     bonded.join(LIAR).refused("BondTooLow")
     bonded.enroll(LIAR).ok()
-    # what it lost is not written down before, so it had not paid again
+    # the loss is recorded only now, so the member has not paid again
     bonded.join(LIAR).refused("BondTooLow")
     bonded.settle(LIAR).ok()
     bonded.enroll(LIAR).ok()
@@ -320,7 +320,7 @@ def test_abandoned_seat_goes_to_next_member(bonded: Scenario) -> None:
     assert (bonded.run.seq, bonded.run.members_seq) == (seqs[0] + 1, seqs[1] + 1)
     assert bonded.run.finishers == 0b101
     assert [seat.used for seat in bonded.members.seats[:4]] == [True, False, True, False]
-    bonded.join(2).ok()  # who comes after the gap is found
+    bonded.join(2).ok()  # members after the gap are found
     assert bonded.seat_of(2) == 2
     bonded.join(9).ok()
     assert bonded.seat_of(9) == 1
@@ -338,7 +338,7 @@ def test_delivered_and_due_counts_are_recorded(world: World) -> None:
                 run.witness(
                     index, run.run.current.roster & ~(1 << silent if run.run.current.height else 0)
                 ).ok()
-        for _ in range(2):  # counted once
+        for _ in range(2):  # the second call counts nothing
             run.settle(0).ok()
             run.settle(2).ok()
         one = run.membership(0)
@@ -412,7 +412,7 @@ def test_reused_run_name_ignores_old_memberships(
     members = bonded.members
     before = held(bonded, 0)
     gone = {"membership": old, "evicted": old, "sponsor": member(0).pubkey()}
-    withdraw(bonded, 0, accounts=gone).ok()  # though the wallet waits in the new run
+    withdraw(bonded, 0, accounts=gone).ok()  # although the wallet waits in the new run
     assert held(bonded, 0) - before == rent(bonded) + BOND
     assert bonded.members == members
 
@@ -440,7 +440,7 @@ def test_ban_outlasts_seat_and_membership_but_keeps_no_bond(bonded: Scenario) ->
     bonded.join(0).ok()
     kick(bonded, 0, barred=True).ok()
     fill(bonded, but=0)
-    bonded.join(3).ok()  # it loses its seat
+    bonded.join(3).ok()  # member 3 loses its seat
     bonded.by(3, "leave_run").ok()
     bonded.by(0, "join_run", JOIN, accounts=bonded.losing(bytes(member(3).pubkey()))).refused(
         "Barred"
@@ -533,7 +533,7 @@ def test_join_with_foreign_membership_is_refused(bonded: Scenario) -> None:
                 0, name, *args, accounts={"membership": wrong, "evicted": wrong}
             ).error
             if name == "enroll" and wrong == alien:
-                refusal = "InvalidSeeds"  # it would be created
+                refusal = "InvalidSeeds"  # the program would create it
             assert found == refusal, f"{name}: {found}"
     for name, args in (("join_run", [JOIN]), ("enroll", [BOND])):
         assert bonded.by(

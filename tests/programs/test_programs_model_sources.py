@@ -132,10 +132,10 @@ def test_seat_of_awaited_finisher_is_never_reassigned(world: World) -> None:
     run.world.advance(100_000)
     run.join(50).refused("MembersFull")
     record = run.world.record("Members", "test")
-    record["seats"][0]["pending"][7] = 1  # one is back that is not established
+    record["seats"][0]["pending"][7] = 1  # a member that is not established is back
     run.world.store("Members", "test", record)
     run.join(50).refused("MembersFull")
-    # an established one is back, and the time of the others is over
+    # an established member is back, and the others' time is over
     record["seats"][0]["pending"][0] = 1
     run.world.store("Members", "test", record)
     run.join(50).ok()
@@ -338,9 +338,9 @@ def test_epoch_whose_judge_left_stands_if_it_judged(
 @pytest.mark.parametrize(
     ("back", "weight", "stands"),
     [
-        ("dropped", 60, False),  # ten wallets vote it away
-        ("idle", 1, False),  # it is attested, because it owes nothing
-        ("honest next to a two-faced one", 60, True),  # of two, one must not void the epoch
+        ("dropped", 60, False),  # ten wallets vote to drop it
+        ("idle", 1, False),  # it owes nothing, so it counts as delivering
+        ("honest next to a two-faced one", 60, True),  # one of two must not void the epoch
     ],
 )
 def test_epoch_from_older_model_stands_if_established_delivers(

@@ -30,7 +30,7 @@ def _time_up(run: Scenario) -> None:
 
 def test_round_without_overlap_is_attested_by_its_witnesses(run: Scenario) -> None:
     run.witness(0, participation=0b1000).refused("BadParticipation")
-    run.witness(0, participation=ALL).ok()  # in round 0 already
+    run.witness(0, participation=ALL).ok()  # already in round 0
     run.witness_round([1, 2], participation=ALL)
     state = run.run
     assert (state.current.height, state.rounds[0].attested, state.current.redo) == (1, ALL, ())
@@ -39,7 +39,7 @@ def test_round_without_overlap_is_attested_by_its_witnesses(run: Scenario) -> No
 
 def test_only_members_of_round_can_be_attested(run: Scenario) -> None:
     run.by(2, "leave_run").ok()
-    run.witness_round([0, 1], participation=ALL)  # it had delivered before it left
+    run.witness_round([0, 1], participation=ALL)  # it delivered before it left
     state = run.run
     assert (state.rounds[0].attested, state.current.roster) == (ALL, ALL)
     run.witness_round([0, 1], participation=0b011)

@@ -43,7 +43,7 @@ def test_run_id_longer_than_seed_is_refused(world: World) -> None:
     scenario = Scenario(world)
     scenario.run_id = "x" * 33
     world.send(scenario.creation()[0]).refused("RunIdInvalid")
-    scenario.run_id = "other"  # not the one that the addresses are derived from
+    scenario.run_id = "other"  # the addresses are derived from another id
     world.send(scenario.creation()[0]).refused("InvalidSeeds")
 
 
@@ -169,7 +169,7 @@ def test_new_checkpoint_or_schema_clears_old_hashes(run: Scenario) -> None:
     state["step"][0] = 60
     run.world.store("Model", "test", model)
     run.world.store("Run", "test", state)
-    run.update(model=model_params(), use_durable=True).ok()  # the same checkpoint
+    run.update(model=model_params(), use_durable=True).ok()  # with the same checkpoint
     assert (run.run.levels_attested, run.run.attested_step, run.run.level_hashes[0]) == (
         7,
         50,
@@ -217,7 +217,7 @@ def test_close_needs_halted_run_and_returns_all_rent(run: Scenario) -> None:
     run.owner("close_run").refused("NotHalted")
     run.owner("set_paused", True).ok()
     for name in ("run", "model", "members", "witnesses"):
-        # Anchor's check of duplicate accounts comes first; SpillCloses stands behind it.
+        # Anchor's check of duplicate accounts comes before SpillCloses.
         run.owner("close_run", accounts={"spill": run.accounts[name]}).refused("custom 2040")
     names = ("run", "model", "members", "witnesses")
     rent = sum(run.world.svm.get_balance(run.accounts[name]) for name in names)

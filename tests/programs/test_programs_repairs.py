@@ -118,7 +118,7 @@ def test_run_rewinds_to_recorded_checkpoint_and_returns(run: Scenario) -> None:
         240,
     )
     assert repos(run) == ["step5", "step10", "checkpoints/start"]
-    run.owner("rewind", 1, 11).ok()  # it was a mistake
+    run.owner("rewind", 1, 11).ok()  # undoes the mistaken rewind
     assert (run.run.trained_steps, run.run.data_index, repos(run)[0]) == (10, 480, "step10")
     run.owner("rewind", 2, 0).ok()
     assert (run.run.trained_steps, run.run.step, run.run.data_index) == (0, 1, 0)
@@ -170,7 +170,7 @@ def test_backlog_is_not_part_of_checkpoint(run: Scenario) -> None:
     run.train([0, 1, 2])
     while run.run.state.training:
         judged = run.run.round(run.run.config.judged(run.run.current.height))
-        # the third one's shares wait
+        # the shares of the third member go to the backlog
         run.witness_round(participation=judged.roster & 0b011 if judged else 0)
     waiting = min(one.start for one in run.backlog)
     for index in range(2):
@@ -204,7 +204,7 @@ def test_removed_wallet_leaves_queue_and_may_ask_again(run: Scenario) -> None:
     kick(run, 1, barred=False).ok()
     assert (run.members.pending, run.members.seats[1].removed) == (0b101, True)
     run.world.advance(6)
-    run.tick().refused("NothingToTick")  # too few wait
+    run.tick().refused("NothingToTick")  # too few members wait
     run.join(1).ok()
     assert (run.members.pending, run.members.seats[1].removed) == (0b111, False)
 
@@ -212,7 +212,7 @@ def test_removed_wallet_leaves_queue_and_may_ask_again(run: Scenario) -> None:
 def test_banned_wallet_stays_out_until_ban_is_lifted(run: Scenario) -> None:
     run.train([0, 1, 2, 3])
     kick(run, 3, barred=True, signer=run.grantor).ok()
-    assert run.members.seats[3].state is MemberState.HEALTHY  # the running epoch continues with it
+    assert run.members.seats[3].state is MemberState.HEALTHY  # it stays in the running epoch
     run.join(3).refused("Barred")
     run.finish_rounds()
     for index in range(4):
@@ -225,7 +225,7 @@ def test_banned_wallet_stays_out_until_ban_is_lifted(run: Scenario) -> None:
     run.join(3).refused("Barred")
     run.owner("set_paused", True).ok()
     run.owner("set_paused", False).ok()
-    run.join(3).refused("Barred")  # a pause lifts nothing
+    run.join(3).refused("Barred")  # a pause does not lift a bar
     kick(run, 3, barred=False).ok()
     run.join(3).ok()
 
@@ -296,7 +296,7 @@ def test_early_false_checkpoint_does_not_become_the_runs(run: Scenario) -> None:
     name(run, order[-1], "bad").refused("CheckpointNotNewer")
     name(run, order[3], "worse").refused("CheckpointNotNewer")
     name(run, order[0], "best").ok()
-    # of one step two are kept: no other is pushed out
+    # two checkpoints of one step are kept, and no other is dropped
     assert repos(run) == ["best", "good", "checkpoints/start"]
     place = {"kind": 2, "repo": "owner", "revision": "", "hashes": list(hashes(0).values())}
     keys = {"user": run.authority.pubkey()}

@@ -18,7 +18,7 @@ def test_epoch_waits_for_enough_members_and_latecomers(run: Scenario) -> None:
     run.join(1).ok()
     run.world.advance(6)
     run.tick().refused("NothingToTick")
-    run.join(2).ok()  # enough: from now on latecomers have the extra time
+    run.join(2).ok()  # enough members: from now on latecomers have the extra time
     run.world.advance(4)
     run.tick().refused("NothingToTick")
     run.world.advance(1)
@@ -103,7 +103,7 @@ def test_quorum_opens_grace_and_all_witnesses_close_round(run: Scenario) -> None
     run.tick().refused("NothingToTick")
     run.witness(1).ok()
     assert run.run.state is RunState.ROUND_WITNESS
-    run.witness(2).ok()  # everybody: no grace is needed
+    run.witness(2).ok()  # all witnesses have attested, so there is no grace
     state = run.run
     assert (state.state, state.current.height, state.step, state.head) == (
         RunState.ROUND_TRAIN,
@@ -151,10 +151,10 @@ def test_seeds_depend_on_seat_hash_and_previous_seed(world: World) -> None:
     assert len(set(seeds)) == 4
     other = Scenario(World()).start()
     other.train([0, 1, 2])
-    assert other.run.current.seed == seeds[0]  # same history, same seed
+    assert other.run.current.seed == seeds[0]  # equal histories give equal seeds
     other.world.advance(0)
     other.witness_round()
-    assert other.run.current.seed == seeds[1]  # its seat was fixed before
+    assert other.run.current.seed == seeds[1]  # the seed's slot was fixed before
     other.witness_round()
     assert other.run.current.seed != seeds[2]
 
@@ -202,7 +202,7 @@ def test_health_check_drops_unseen_members(run: Scenario) -> None:
     assert (seat.state, seat.exited_height) == (MemberState.DROPPED, 2)
     run.by(0, "health_check", run.names([2])).refused("NotUnhealthy")
     run.by(2, "health_check", run.names([2])).refused("SeatMismatch")
-    # nobody else is left to attest: the round closes without a grace
+    # all remaining members attested, so the round closes without a grace
     run.witness_round([0, 1])
     assert (run.run.current.roster, run.run.next_roster) == (0b111, 0b011)
 
@@ -259,7 +259,7 @@ def test_round_without_witness_ends_epoch_without_loss(run: Scenario) -> None:
     assert [(interval.start, interval.len) for interval in run.backlog] == [(0, 96)]
     run.world.advance(31)
     run.tick().ok()
-    assert {seat.points for seat in run.members.seats} == {0}  # nobody worked
+    assert {seat.points for seat in run.members.seats} == {0}  # nobody delivered
     run.train([0, 1, 2])
     assert (run.run.current.redo, run.run.data_index) == ((Interval(0, 48),), 96)
 

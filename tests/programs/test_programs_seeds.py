@@ -32,7 +32,7 @@ class LastVoter:
         self.world = run.world
         self.epochs = self.captured = self.tried = 0
         self.gained: list[int] = []
-        """Seats that the best choice gave more than to vote at once, and to stay."""
+        """Seats that the best choice gains over an immediate vote in which all stay."""
 
     def choices(self, last: int) -> Iterator[Callable[[], None]]:
         """Vote now or some slots later, after up to five of the others have left."""
@@ -51,7 +51,7 @@ class LastVoter:
         self.run.witness(last).ok()
 
     def attack(self, last: int) -> None:
-        """Do what is best for the attackers."""
+        """Take the best choice for the attackers."""
         before = {name: self.world.data(self.run.accounts[name]) for name in ACCOUNTS}
         now = self.world.now
         slot = self.world.slot
@@ -119,7 +119,7 @@ def test_rosters_are_fixed_before_slot_of_their_seed(world: World) -> None:
     assert state.seed_slot % 4 == 0  # the first slot of another validator's turn
     assert (state.next_roster, state.began, state.current.roster) == (0b11111, 0b11111, 0b11111)
     expected = _seed(state.current.seed, state.seed_slot)
-    run.by(4, "leave_run").ok()  # it comes too late for the next round
+    run.by(4, "leave_run").ok()  # too late to affect the next round
     world.advance(1)
     run.witness(0).ok()
     assert (run.run.seed_slot, run.run.next_seed) == (0, expected)
@@ -170,7 +170,7 @@ def test_round_stays_open_until_next_seed_can_be_drawn(world: World) -> None:
         False,
     )
     world.advance(0, run.run.seed_slot - world.slot)
-    run.tick().refused("NothingToTick")  # that slot is not over
+    run.tick().refused("NothingToTick")  # that slot has not ended
     world.advance(0, 1)
     run.tick().ok()
     assert run.run.current.height == 1
@@ -204,7 +204,7 @@ def test_warm_up_elects_nobody_before_its_seed_is_drawn(world: World) -> None:
     named = run.run.round_id
     run.by(0, "warmup_witness", 0).refused("StaleHeight")
     world.advance(40, 0)
-    # its time is up, but there is no seed to begin the first round with
+    # the time is up, but the first round has no seed
     run.tick().refused("NothingToTick")
     world.advance(0)
     run.tick().ok()

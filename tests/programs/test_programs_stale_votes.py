@@ -102,4 +102,4 @@ def test_member_may_leave_by_any_stored_round(world: World) -> None:
     at = run.run.round_id
     run.witness_round()
     run.witness_round()
-    run.by(2, "leave_run", at).ok()  # it was on its way while two rounds closed
+    run.by(2, "leave_run", at).ok()  # it was under way while two rounds closed

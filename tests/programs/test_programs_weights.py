@@ -76,7 +76,7 @@ def test_member_without_share_next_to_large_weight_keeps_vote(world: World) -> N
         run.tick(1).ok()
         assert run.run.level_hashes[0] == b"t" * 32
         idle |= run.run.began & ~owed
-    assert idle  # some had nothing to do in a whole epoch
+    assert idle  # some members owed nothing in a whole epoch
 
 
 def _rounds_of(run: Scenario, tiers: dict[int, int]) -> int:
@@ -114,7 +114,7 @@ def test_member_without_share_in_first_epoch_is_established(world: World) -> Non
         "global_batch_size_end": 9,
     }
     Scenario(world).authorize().ok()
-    for attempt in range(20):  # the last one in a round's order owes something, however slow it is
+    for attempt in range(20):  # in some orders the slow member is last and owes something
         run = Scenario(world, f"run {attempt}", tiers=2)
         run.create().ok()
         run.configure(**rules).ok()
@@ -175,7 +175,7 @@ def test_delivering_member_weight_at_most_doubles(run: Scenario) -> None:
         again(run, declared)
         assert weights(run) == {0: 60, 1: 60, 2: expected}
         epoch(run)
-    assert weights(run) == {0: 120, 1: 120, 2: 800}  # the most that they may be next time
+    assert weights(run) == {0: 120, 1: 120, 2: 800}  # the maximum for the next epoch
 
 
 def test_weight_of_fast_wallet_is_at_most_eight_medians(world: World) -> None:

@@ -27,7 +27,7 @@ def test_next_member_in_order_replaces_leaving_witness(world: World) -> None:
     run.witness(last).refused("NotElected")
     run.witness(second).ok()
     assert (run.run.current.height, run.run.rounds[0].attestations) == (1, 1)
-    # of a closed round: whose results of the round before count
+    # no result of the previous round counts for a closed round
     assert run.run.rounds[0].attested == 0
 
 

@@ -11,7 +11,7 @@ IDLE = range(3)
 
 
 def _attest_nothing(run: Scenario, index: int) -> str | None:
-    """Attest nobody's result, without waiting for anything."""
+    """Attest no delivery at all, without a wait."""
     metadata = {"step": 1, "loss_milli": 1, "tokens_per_sec": 1, "bytes_per_sec": 1}
     empty = (bytes(32), bytes(320))
     return run.by(index, "witness", run.seat_of(index), run.run.round_id, *empty, metadata).error
@@ -76,7 +76,7 @@ def test_round_without_minimum_time_ends_with_last_attestation(world: World) -> 
     assert (run.run.current.height, run.run.state_started_at) == (1, world.now)
     for index in IDLE[:2]:
         assert _attest_nothing(run, index) is None
-    # it has a quorum, and no seed for the round that follows
+    # the round has a quorum, but the next one has no seed
     assert next_deadline(run.run) == world.now
     run.tick().refused("NothingToTick")
     world.advance(0, run.run.seed_slot + 1 - world.slot)

@@ -24,8 +24,7 @@ def run() -> Scenario:
 
 def inspect(run: Scenario, which: int) -> bytes:
     outcome = run.world.send(run.instruction("inspect", which, 0)).ok()
-    # return data loses trailing zeros on its way through the runtime's clients; the caller knows
-    # the length
+    # the runtime's clients cut trailing zeros off return data, but the caller knows the length
     return outcome.returned
 
 

@@ -89,12 +89,12 @@ class Transitions:
         self.rounds: list[OracleRound] = []
         self.judged = self.began = self.next_roster = self.proven = 0
         self.known_levels = 0
-        """Levels of which established holders began the epoch."""
+        """Levels that established holders had at the epoch's start."""
         self.judges = 0
-        """The members that began the epoch with levels shown before, in any state now."""
+        """Members that began the epoch and had shown their levels before, in any present state."""
         self.slot = 0
         self.seed_slot = 0
-        """The present slot; the one that the next seed waits for, 0 if none does."""
+        """The slot for which the next seed waits, or 0."""
         self.pausing = self.draining = False
         self.cold = True
         self.reason = ExitReason.NONE
@@ -104,12 +104,11 @@ class Transitions:
         self.earlier: list[Named | None] = [None] * EARLIER
         """The checkpoints before it, newest first."""
         self.kept: tuple[Knowledge, int] | None = None
-        """What the run goes back to if the epoch does not stand: from its beginning to its rounds'
-        end, or its own.
+        """Knowledge of the model and the first untrained sequence, restored if the epoch is undone.
+        None once the epoch stands.
         """
-        """Whether that is settled when the rounds end, and not undone by then."""
         self.statements: dict[int, dict[int, bytes]] = {}
-        """What is said of each level, by whom."""
+        """The attested hashes of each level, by seat."""
 
     # --- questions
 
@@ -152,7 +151,7 @@ class Transitions:
 
     def named(self, at: RoundId, back: int) -> bool:
         found = self._past(back)
-        if found is None:  # an empty place
+        if found is None:  # the warm-up before round 0
             return not self.rounds and not back and at == RoundId(self.epoch, 0, 0)
         return at == RoundId(self.epoch, found.height, found.seed or 0)
 
@@ -280,7 +279,7 @@ class Transitions:
             result = leading(vote.held.get(number) for vote in round.votes)
             missing = number not in agreed and not bitmap.contains(round.attested or 0, number)
             if missing and seat.state is not MemberState.HEALTHY and seat.exited <= judged.height:
-                continue  # it had left before it owed that
+                continue  # it had left before it owed this result
             own = [level for level in range(seat.tier, self.levels) if level not in by_all]
             said = [self._said(round, number, result, level) for level in own]
             if (
@@ -339,16 +338,16 @@ class Transitions:
         ]
         asked = [vote for vote in asked if self.members[vote.seat].tier <= level]
         votes = [vote.held.get(number) == result for vote in asked]
-        may = not known or bitmap.contains(self.judges, number)  # who is accused has its own word
+        may = not known or bitmap.contains(self.judges, number)  # an accused judge votes for itself
         others = len(votes) + (may and number not in [vote.seat for vote in asked])
         needed = self._decides(round, level, len(votes))
         if known and not round.established and level == self.levels - 1 and len(votes) == 2:
-            needed = 1  # a majority of all has what leads
+            needed = 1  # a majority of all witnesses has recorded the leading result
         return votes, needed, self._decides(round, level, others)
 
     def _decides(self, round: OracleRound, level: int, asked: int) -> int:
-        """Return how many decide. Where nobody has shown a level, absent witnesses count if they
-        may hold it.
+        """Return how many votes decide. For a level that nobody has shown, absent witnesses that
+        may hold it count.
         """
         if self.known_levels >> level & 1:
             return quorum(asked)
@@ -417,7 +416,7 @@ class Transitions:
         holders = {one for one in holders if self.members[one].tier <= level}
         judges = {vote.seat: number in vote.held for vote in votes if vote.seat in holders}
         if number in holders:
-            judges.setdefault(number, True)  # its own word
+            judges.setdefault(number, True)  # a silent accused holder votes for itself
         lacking = list(judges.values()).count(False)
         return lacking >= max(quorum(len(judges)), min(2, len(holders)))
 
@@ -530,7 +529,7 @@ class Transitions:
             return False
         self.seed_slot = 0
         if self.state is RunState.WARMUP:
-            self.round.seed = None  # till now it had a name only
+            self.round.seed = None  # until now it had only a name
         return True
 
     def _transition(self) -> bool:
@@ -816,7 +815,7 @@ class Transitions:
 
     def _stands(self) -> bool:
         """Return whether an established member delivered and stayed. If one delivered and all left
-        by themselves, a newcomer must have.
+        by themselves, a newcomer must have delivered and stayed.
         """
         if self.step == self.start_step:
             return not self.is_provisional()
@@ -885,8 +884,11 @@ class Transitions:
     def _counted(
         self, round: OracleRound, judged: OracleRound, attested: int, delivered: int
     ) -> tuple[int, int]:
-        """Return whom the round counts for. Where newcomers witness, a majority of the elected says
-        it; while some are late, all that no majority left out.
+        """Return the members that delivered in the judged round, and those of them that owed a
+        result.
+
+        Where newcomers witness, these are the members that a majority of the elected recorded.
+        While some witnesses are late, these are all that no majority left out.
         """
         if round.established:
             return attested, delivered
@@ -1067,14 +1069,14 @@ class Transitions:
         shown = min((seat.tier for seat in judges if seat.shown >= 0), default=self.levels)
         at_risk = self._established().bit_count() >= 3 and bool(self.judges)
         if not at_risk or self.rounds[-1].established:
-            for seat in judges:  # also those who have gone
+            for seat in judges:  # including members that have left
                 seat.established = seat.shown >= 0 or (seat.shown >= -ABSENT and seat.tier < shown)
         for number in bitmap.seats(healthy & self.proven):
             self.members[number].established = True
         trained = healthy & self._established()
         holders = trained if trained and self.step != self.start_step else healthy
         if self.step == self.start_step and self.known.source is ModelSource.PEERS:
-            # nobody has anything newer
+            # the previous finishers still have the newest model
             remaining = self.finishers & ~(self.began & ~healthy)
             holders = remaining | healthy & self._established() if remaining else healthy
             holders = healthy & self._established() if self._has_unproven_claims() else holders

@@ -107,10 +107,10 @@ def test_deadline_with_too_few_members_is_none() -> None:
 @pytest.mark.parametrize(
     ("finishers", "differing", "wait"),
     [
-        (0b0111, (0,), 65),  # the only tier 0 is away, and has what the durable checkpoint lacks
+        (0b0111, (0,), 65),  # the checkpoint lacks level 0, whose only holder is away
         (0b0111, (), 5),
-        (0b0111, (1,), 5),  # seat 1 holds that
-        (0b1111, (0,), 5),  # seat 3 does
+        (0b0111, (1,), 5),  # seat 1 holds the level
+        (0b1111, (0,), 5),  # seat 3 holds the level
         (0b0110, (0,), 5),  # no finisher holds it
         (0b0001, (2,), None),  # no finisher waits: only a finisher or the owner can continue
     ],

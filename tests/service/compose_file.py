@@ -1,6 +1,4 @@
-"""compose.yaml as Docker would read it: what each service starts, and by what its health
-is asked.
-"""
+"""compose.yaml as Docker parses it: each service's command and health check."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ import yaml
 
 ROOT = Path(__file__).parents[2]
 _PROGRAM = ["aftermath-solana"]
-"""The image's entry point, which Dockerfile states too."""
+"""The image's entry point, which the Dockerfile also states."""
 
 
 @dataclass(frozen=True)
@@ -21,18 +19,18 @@ class Service:
 
     name: str
     command: list[str]
-    """The whole line."""
+    """The whole command line."""
     environment: dict[str, str]
     health: list[str] | None
-    """The command that asks; None for that of the image."""
+    """The command of the health check, or None for the image's."""
     after: dict[str, str]
-    """Services that it waits for, and for what of them."""
+    """The services that it waits for, and their required conditions."""
     restart: str | None
     given: dict[str, Any]
 
 
 def services() -> dict[str, Service]:
-    """All services, by name."""
+    """Return all services by name."""
     document = yaml.safe_load((ROOT / "compose.yaml").read_text())
     return {name: _service(name, given) for name, given in document["services"].items()}
 
@@ -53,6 +51,6 @@ def _service(name: str, given: dict[str, Any]) -> Service:
 
 
 def _plain(word: str) -> str:
-    """A word without the form that keeps a dollar sign from being a variable of the file."""
+    """Return a word without the escape that keeps a dollar sign literal."""
     assert "$" not in word.replace("$$", ""), f"{word!r} is a variable of the shell"
     return word.replace("$$", "$")

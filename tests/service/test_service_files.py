@@ -1,5 +1,5 @@
-"""Dockerfile, compose.yaml and the unit for systemd: commands and files that there are, and no key
-in any of them.
+"""Test that Dockerfile, compose.yaml and the systemd unit name existing commands and files, and
+contain no key.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MEMBERS = ("member-0", "member-1", "member-2")
 
 
 def parsed(words: list[str]) -> dict[str, object]:
-    """What a command line gives its command; fails for one that cannot be meant."""
+    """Return the parsed arguments of a command line. Fail if it is not valid."""
     name = SOLANA.command_of(words)
     assert name, words
     return SOLANA.load(name).make_context(name, words[len(name.split()) :]).params
@@ -41,7 +41,7 @@ def unit() -> configparser.RawConfigParser:
 
 
 def copied() -> list[str]:
-    """What the image is made of, of this directory."""
+    """Return the files of this directory that the image copies."""
     lines = [line.split()[1:] for line in DOCKERFILE.splitlines() if line.startswith("COPY ")]
     return [word for words in lines if not words[0].startswith("--") for word in words[:-1]]
 
@@ -129,7 +129,7 @@ def test_image_healthcheck_queries_metrics_port_of_train() -> None:
 
 @pytest.mark.slow
 def test_image_files_suffice_for_package_build(tmp_path: Path) -> None:
-    """The build's last line, where nothing but what is copied is."""
+    """Run the build's last command in a folder with only the copied files."""
     place = tmp_path / "src"
     place.mkdir()
     for name in copied():
@@ -161,7 +161,7 @@ def test_image_files_suffice_for_package_build(tmp_path: Path) -> None:
 
 
 def test_compose_file_equals_our_reading() -> None:
-    """Whichever there is; neither needs Docker to run for this."""
+    """Use any installed compose command. It does not need a running Docker."""
     for line in (["docker", "compose"], ["docker-compose"]):
         if (
             shutil.which(line[0])
@@ -176,11 +176,11 @@ def test_compose_file_equals_our_reading() -> None:
     assert {*done.stdout.split()} == {*services()}
 
 
-# --- a service of systemd
+# --- systemd unit
 
 
 def test_every_stop_timeout_allows_saving_model() -> None:
-    """The unit, the containers and the page allow 10 s more than saving may take."""
+    """The unit, the containers and the page allow 10 s more than a save may take."""
     unit_text = UNIT.read_text()
     compose = (ROOT / "compose.yaml").read_text()
     page = (ROOT / "docs" / "operations.md").read_text()
@@ -222,7 +222,7 @@ def test_environment_file_variables_are_read_by_train(file: str) -> None:
 
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="systemd-analyze is not installed")
 def test_systemd_accepts_unit(tmp_path: Path) -> None:
-    """It looks for the program too, for which one that is there stands."""
+    """`systemd-analyze` also checks that the program exists, so Python takes its place."""
     own = tmp_path / UNIT.name
     own.write_text(UNIT.read_text().replace("/opt/aftermath/bin/aftermath-solana", sys.executable))
     line = ["systemd-analyze", "verify", "--man=no", own]

@@ -50,7 +50,7 @@ def test_chaos_kills_only_clients_that_trained(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(run, "BACK_SECONDS", 0.5)
     monkeypatch.setattr(run, "LOOK_SECONDS", 0.05)
-    for name in ("model", "tokens"):  # which are there, so nothing is made
+    for name in ("model", "tokens"):  # these exist, so nothing is created
         (tmp_path / "runs" / "demo" / name).mkdir(parents=True)
     plan = LocalTestnetPlan(
         chosen(SHIPPED / "demo"),

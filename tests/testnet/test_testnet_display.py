@@ -51,6 +51,6 @@ def test_fast_growing_log_is_read_only_at_its_end(tmp_path: Path) -> None:
     ((_, lines),) = ProcessOutput({"one": log}).read()
     assert lines[-1] == "line 99999"
     assert sum(map(len, lines)) <= MOST_READ
-    log.write_bytes(b"x" * (3 * MOST_READ))  # no end at all
+    log.write_bytes(b"x" * (3 * MOST_READ))  # one line that never ends
     ((_, lines),) = ProcessOutput({"one": log}).read()
     assert lines == ["x" * MOST_READ]

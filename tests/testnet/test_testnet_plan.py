@@ -81,7 +81,7 @@ def test_testnet_config_mistake_has_its_line(tmp_path: Path) -> None:
 
 
 def test_testnet_uncreatable_config_files_are_named(tmp_path: Path) -> None:
-    shutil.copy(DEMO, tmp_path / "config.toml")  # without what says how
+    shutil.copy(DEMO, tmp_path / "config.toml")  # but not the file with their recipe
     mistake = start("--config-path", tmp_path).mistake
     assert "names runs/demo/model, which is not there" in mistake["error"]
     assert "aftermath-solana model init --out runs/demo/model" in mistake["fix"]
@@ -160,7 +160,7 @@ def test_testnet_config_is_found_by_file_directory_or_name(tmp_path: Path) -> No
     (tmp_path / "demo").mkdir()
     own = tmp_path / "demo" / "state.toml"
     shutil.copy(DEMO, own)
-    assert find(Path("demo")).absolute() == own  # one's own before ours
+    assert find(Path("demo")).absolute() == own  # the user's file comes before the shipped one
 
 
 def test_server_file_with_other_checkpoint_keeps_the_rest(tmp_path: Path) -> None:

@@ -167,7 +167,7 @@ async def test_temporarily_unavailable_put_server_is_retried(
 ) -> None:
     source = links.name(bucket.sign_all("demo-step6", 10))
     bucket.unavailable = 2
-    # what the server asks for, and the backoff's own
+    # the server's delay, and then the longer backoff
     assert (await put(source, checkpoint))[1] == [6.0, 8.0]
     assert bucket.stored == STORED
 

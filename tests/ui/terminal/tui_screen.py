@@ -20,7 +20,7 @@ async def drawn(pilot: Pilot[None]) -> str:
     shown = ""
     same = 0
     while same < LOOKS:
-        # which scrolling is, also where nothing is animated
+        # scrolling is scheduled like an animation, even without animations
         await pilot.wait_for_scheduled_animations()
         now = screen_text(pilot.app)
         same, shown = (same + 1 if now == shown else 0), now

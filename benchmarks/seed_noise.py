@@ -23,8 +23,9 @@ from typing import Any
 from arms import RUNS, STUDENT
 
 Noise = Mapping[str, float]
-"""`deviation`: of one training's loss, in nats per byte; `freedom`: of that figure; `reach`: the 95
-% of one training; `apart`: the 95 % of the difference of two trainings of one seed each.
+"""`deviation`: standard deviation of one training's loss in nats per byte. `freedom`: its degrees
+of freedom. `reach`: half-width of the 95 % interval of one training. `apart`: that of the
+difference of two trainings.
 """
 
 
@@ -36,7 +37,7 @@ def kind_of(said: Mapping[str, Any]) -> str:
 
 
 def student(freedom: int) -> float:
-    """The 97.5 % point of Student's t."""
+    """Return the 97.5 % point of Student's t."""
     if freedom <= len(STUDENT):
         return STUDENT[freedom - 1]
     normal = NormalDist().inv_cdf(0.975)

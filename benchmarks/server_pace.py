@@ -1,6 +1,6 @@
 """Measure rounds per second of a run on the centralized server, with members that do not train.
 
-python benchmarks/central.py [--members 64] [--rounds 30] [--processes 2] [--json]
+python benchmarks/server_pace.py [--members 64] [--rounds 30] [--processes 2] [--json]
 """
 
 # How it is measured:
@@ -66,9 +66,7 @@ LIMIT = 900.0  # seconds after which something is broken
 
 
 def state_file(place: Path, members: int, rounds: int) -> Path:
-    """A run for `members` members with `rounds` rounds in its first epoch. The model gives the
-    shape only.
-    """
+    """Write the state of a run, and return its path. Only the shape of the model matters."""
     model = place / "model"
     command = [sys.executable, "-m", "aftermath", "model", "init", "--out", str(model), *SIZES]
     subprocess.run(command, check=True, capture_output=True)
@@ -114,7 +112,7 @@ quantize_1bit = true
 
 @contextlib.contextmanager
 def server(place: Path, members: int, rounds: int) -> Iterator[tuple[psutil.Process, int]]:
-    """The server's process, and its port."""
+    """Start the server, and yield its process and port."""
     state = state_file(place, members, rounds)
     command = [sys.executable, "-m", "aftermath.server", "server", "run", "--state", str(state)]
     with (place / "server.log").open("w") as log:
@@ -155,7 +153,7 @@ class _Clock:
 
 @contextlib.asynccontextmanager
 async def connected(port: int) -> Any:
-    """(client of the run, its peer key) of a new identity."""
+    """Connect with a new identity. Yield the run's client and its peer key."""
     wallet = Wallet(Keypair())
     peer = Keypair()
     link = ServerConnection(f"127.0.0.1:{port}", None, RUN, wallet, peer)
@@ -168,7 +166,7 @@ async def connected(port: int) -> Any:
 
 
 async def light_member(port: int, rounds: int) -> None:
-    """One member, until the rounds are over."""
+    """Run one member until the measured rounds are over."""
     async with connected(port) as (chain, peer):
         view = await chain.view()
         schema = view.model.schema_hash
@@ -178,7 +176,7 @@ async def light_member(port: int, rounds: int) -> None:
                     p2p=bytes(peer.pubkey()), tier=0, weight=1, schema_hash=schema, stateless=True
                 )
                 break
-            except Unavailable:  # all of them join at once, on the cores of the server
+            except Unavailable:  # all members join at once and share the server's cores
                 continue
         clock = _Clock()
         feed = RunFeed(await chain.view())
@@ -188,14 +186,16 @@ async def light_member(port: int, rounds: int) -> None:
                 await feed.put(view)
                 if over(view.run, rounds):
                     return
-                with contextlib.suppress(Refused, Unavailable):  # too late, or done by the quorum
+                with contextlib.suppress(
+                    Refused, Unavailable
+                ):  # too late, or the quorum is already reached
                     await duty(chain, feed)
         finally:
             ticker.cancel()
 
 
 def over(run: Run, rounds: int) -> bool:
-    """Whether the rounds that are measured are done."""
+    """Return whether the measured rounds are over."""
     return (
         run.epoch > 0
         or run.state is RunState.COOLDOWN
@@ -204,7 +204,7 @@ def over(run: Run, rounds: int) -> bool:
 
 
 async def duty(chain: SolanaMember, feed: RunFeed) -> None:
-    """What an elected witness owes in the state there is, once."""
+    """Send what an elected witness owes in this state, once."""
     run = feed.run
     members = feed.members
     seat = members.find(chain.wallet)
@@ -234,7 +234,7 @@ async def duty(chain: SolanaMember, feed: RunFeed) -> None:
         )
 
 
-def company(port: int, count: int, rounds: int) -> None:
+def run_members(port: int, count: int, rounds: int) -> None:
     """Run several members in one process."""
 
     async def live() -> None:
@@ -246,8 +246,8 @@ def company(port: int, count: int, rounds: int) -> None:
 async def observe(
     process: psutil.Process, port: int, rounds: int
 ) -> tuple[list[float], list[float], int, float]:
-    """When each round began, how long after that its quorum was there (where it was seen), how many
-    witnesses, and the cores that the server used meanwhile.
+    """Return the start time of each round, the seconds until its quorum (if seen), the number of
+    witnesses, and the CPU cores that the server used.
     """
     began: list[float] = []
     attested: list[float] = []
@@ -278,13 +278,13 @@ async def observe(
 
 
 def cpu(process: psutil.Process) -> float:
-    """Seconds that it has computed."""
+    """Return the CPU seconds that a process has used."""
     times = process.cpu_times()
     return float(times.user + times.system)
 
 
 async def watched(process: psutil.Process, port: int, rounds: int, children: list[Any]) -> Any:
-    """What is observed, unless members end before it."""
+    """Return what `observe` does. Raises SystemExit if a member process fails first."""
     observing = asyncio.create_task(observe(process, port, rounds))
     while not observing.done():
         if any(child.exitcode for child in children):
@@ -295,7 +295,7 @@ async def watched(process: psutil.Process, port: int, rounds: int, children: lis
 
 
 def measure(members: int, rounds: int, processes: int) -> dict[str, Any]:
-    """The figures."""
+    """Run the server and its members, and return the figures."""
     with (
         tempfile.TemporaryDirectory() as directory,
         server(Path(directory), members, rounds) as (process, port),
@@ -305,7 +305,7 @@ def measure(members: int, rounds: int, processes: int) -> dict[str, Any]:
             members // processes + (index < members % processes) for index in range(processes)
         ]
         children = [
-            spawn.Process(target=company, args=(port, count, rounds), daemon=True)
+            spawn.Process(target=run_members, args=(port, count, rounds), daemon=True)
             for count in counts
         ]
         for child in children:
@@ -328,14 +328,14 @@ def measure(members: int, rounds: int, processes: int) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Print the figures."""
+    """Read the options, measure, print."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--members", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument(
-        "--processes", type=int, default=2, help="among which the members are spread"
+        "--processes", type=int, default=2, help="processes that run the members (default 2)"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     given = parser.parse_args()

@@ -1,12 +1,12 @@
 """Measure a member of 124 million parameters on a GPU against a plain training loop.
 
-python benchmarks/large.py [--json] [--small] [PART ...]
+python benchmarks/gpu_member.py [--json] [--small] [PART ...]
 """
 
 # The parts and how they are measured:
 # - The model has GPT-2's vocabulary of 50,304. Sequences have 1,024 tokens; a pass has 32 of
 #   them, in bf16, compiled.
-# - plain: the plain loop (`benchmarks/plain.py`), tokens per second
+# - plain: the plain loop (`benchmarks/plain_loop.py`), tokens per second
 # - distro: a member with a share of 64 sequences
 # - sparseloco: 30 inner steps of AdamW, 64 of 4,096 numbers sent
 # - outer_muon: 30 inner steps of Muon, all numbers sent, applied along the polar factor and as a
@@ -45,7 +45,7 @@ from aftermath.replica.replica import Replica
 from aftermath.rules.distro import Distro
 from aftermath.rules.optimizer import Optimizer
 from aftermath.rules.sparseloco import SparseLoCo
-from plain import Loop, of_llama
+from plain_loop import Loop, of_llama
 from step import MODEL
 
 LARGE: dict[str, Any] = MODEL | {
@@ -90,9 +90,11 @@ BARS: dict[str, dict[str, float]] = {
     }
     for name in OPTIMIZERS
 }
-"""The most milliseconds, and the least tokens per second over the plain loop's."""
+"""Upper limits in milliseconds, and the lower limit of tokens per second relative to the plain
+loop.
+"""
 UNBARRED = ("hash_ms", "peak_gb", "memory_over_plain")
-"""Figures to show without a bar."""
+"""Figures to show without a limit."""
 
 
 class Bench:
@@ -117,7 +119,7 @@ class Bench:
         return torch.randint(0, self.document["vocab_size"], (sequences, length), generator=draws)
 
     def timed(self, work: Callable[[], object], repetitions: int = 3) -> float:
-        """Median milliseconds, after one that does not count."""
+        """Return the median time in milliseconds, after one untimed run."""
         took = []
         for _ in range(repetitions + 1):
             began = self.now()
@@ -126,7 +128,7 @@ class Bench:
         return round(1000 * statistics.median(took[1:]), 2)
 
     def peak(self) -> float:
-        """The most gigabytes on the GPU since this was asked."""
+        """Return the peak GPU memory in GB since the previous call."""
         if self.device.type != "cuda":
             return 0.0
         found = torch.cuda.max_memory_allocated(self.device) / 1e9
@@ -199,7 +201,7 @@ class Bench:
 
 
 def over_plain(found: dict[str, dict[str, Any]]) -> dict[str, dict[str, float]]:
-    """The speed and memory of each member over the plain loop's."""
+    """Return each member's speed and memory relative to the plain loop."""
     plain = found.get("plain")
     if plain is None:
         return {}
@@ -213,7 +215,7 @@ def over_plain(found: dict[str, dict[str, Any]]) -> dict[str, dict[str, float]]:
 
 
 def against_bars(found: dict[str, dict[str, Any]]) -> list[str]:
-    """Lines of figures, which say whether the member reaches the bar."""
+    """Return the figures as lines that say whether the member reaches its limits."""
     ratios = over_plain(found)
     lines = []
     for name in (name for name in OPTIMIZERS if name in found):
@@ -229,7 +231,7 @@ def against_bars(found: dict[str, dict[str, Any]]) -> list[str]:
 
 
 def profiled(work: Callable[[], object]) -> None:
-    """Print where a GPU's and the host's time goes."""
+    """Print how a GPU's and the host's time is spent."""
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as found:
@@ -252,7 +254,7 @@ def main() -> int:
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument(
-        "--small", action="store_true", help="a small model, on the CPU where there is no GPU"
+        "--small", action="store_true", help="use a small model, on the CPU if there is no GPU"
     )
     chosen = parser.parse_args()
     device = exact_device("cpu" if chosen.small and not torch.cuda.is_available() else "cuda:0")

@@ -1,8 +1,7 @@
-"""A training loop as anybody would write it with PyTorch alone: what a member's step is measured
-against.
+"""A standard PyTorch training loop, the reference for a member's step.
 
-It has nothing of ours: a Llama of torch's own modules, compiled with its loss, clipping, fused
-AdamW, and nothing that waits for a GPU before the end of a share.
+It uses no code of this project: a Llama of torch's own modules, compiled with its loss, clipping,
+and fused AdamW. It waits for the GPU only at the end of a share.
 """
 
 from __future__ import annotations
@@ -75,7 +74,7 @@ def _half_turn(x: Tensor) -> Tensor:
 
 
 def of_llama(weights: Mapping[str, Tensor], *, heads: int) -> Plain:
-    """With the weights of one of our Llamas (tied, without biases), copied."""
+    """Return a model with a copy of a Llama's weights (tied, without biases)."""
     vocabulary, hidden = weights["model.embed_tokens.weight"].shape
     width = weights["model.layers.0.mlp.up_proj.weight"].shape[0]
     layers = sum(name.endswith("up_proj.weight") for name in weights)
@@ -95,7 +94,7 @@ def of_llama(weights: Mapping[str, Tensor], *, heads: int) -> Plain:
 
 
 class Loop:
-    """Steps of AdamW on shares of tokens; `steps` of them on parts of a share."""
+    """Trains on shares of tokens with AdamW, in `steps` steps per share."""
 
     def __init__(
         self,
@@ -118,7 +117,7 @@ class Loop:
         self._device = own[0].device
 
     def step(self, share: Tensor) -> float:
-        """Train on token ids [n, T]; the mean loss, which alone is read."""
+        """Train on token ids [n, T] and return the mean loss. Nothing else is read from the GPU."""
         losses = []
         placed = share.to(self._device)
         for part in placed.tensor_split(self._steps):
@@ -132,7 +131,7 @@ class Loop:
         return float(torch.stack(losses).sum())
 
     def loss(self, ids: Tensor) -> Tensor:
-        """Mean cross-entropy of the next token."""
+        """Return the mean cross-entropy of the next token."""
         cast = (
             torch.autocast(ids.device.type, dtype=torch.bfloat16)
             if self._bf16

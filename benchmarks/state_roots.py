@@ -1,6 +1,6 @@
 """Measure the cost of the roots of a member's private state, relative to its round.
 
-python benchmarks/roots.py [--json]
+python benchmarks/state_roots.py [--json]
 """
 
 # How it is measured:
@@ -50,14 +50,14 @@ T = TypeVar("T")
 
 
 class Spent:
-    """CPU seconds of all threads, and seconds, by what they were spent on."""
+    """CPU seconds of all threads and wall seconds of each task."""
 
     def __init__(self) -> None:
         self.cpu: dict[str, list[float]] = {}
         self.wall: dict[str, list[float]] = {}
 
     def time(self, what: str, work: Callable[[], T]) -> T:
-        """Do it, and note what it took."""
+        """Run `work` and record its time."""
         cpu = time.process_time()
         wall = time.perf_counter()
         made = work()
@@ -67,7 +67,7 @@ class Spent:
 
 
 def measure(kind: str, *, sequences: int, repetitions: int) -> dict[str, float]:
-    """The figures of one optimizer with as many threads as torch has now."""
+    """Return the figures of one optimizer, with torch's current number of threads."""
     config = config_of(MODEL)
     schema = build_schema(config.to_hf(), 3, KINDS[kind])
     replica = Replica(
@@ -89,7 +89,7 @@ def measure(kind: str, *, sequences: int, repetitions: int) -> dict[str, float]:
         tree = spent.time("hash", lambda: tree_of(optimizer.state_tensors()))
         share.offer(spent.time("copy", partial(copy_state, optimizer, tree)))
         if not repetition:
-            spent = Spent()  # what is warmed, once
+            spent = Spent()  # the first repetition only warms up
     parts = outline_of(schema, 0)
     for index in range(0, parts.count, max(1, parts.count // ASKED)):
         asked = question(tree.root, index)
@@ -108,7 +108,7 @@ def measure(kind: str, *, sequences: int, repetitions: int) -> dict[str, float]:
 
 
 def _answered(share: StateShare, asked: bytes) -> bytes:
-    """The answer, of which nothing is waited for: no loop is timed."""
+    """Return the answer. Nothing in it waits, so no event loop is timed."""
     answer = share.answer(bytes(32), asked)
     try:
         answer.send(None)
@@ -118,7 +118,7 @@ def _answered(share: StateShare, asked: bytes) -> bytes:
 
 
 def report(threads: Sequence[int], kinds: Sequence[str], **sizes: int) -> dict[str, Any]:
-    """All figures, by optimizer and threads, and the highest costs of them."""
+    """Return all figures by optimizer and threads, and the highest costs of them."""
     found: dict[str, dict[str, dict[str, float]]] = {}
     for kind in kinds:
         for count in threads:
@@ -140,11 +140,13 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--threads", type=int, nargs="+", default=[2], help="of the CPU (default 2)"
+        "--threads", type=int, nargs="+", default=[2], help="CPU threads (default 2)"
     )
     parser.add_argument("--optimizers", nargs="+", choices=sorted(KINDS), default=sorted(KINDS))
-    parser.add_argument("--sequences", type=int, default=4, help="of a share (default 4)")
-    parser.add_argument("--repetitions", type=int, default=3, help="default 3")
+    parser.add_argument("--sequences", type=int, default=4, help="sequences of a share (default 4)")
+    parser.add_argument(
+        "--repetitions", type=int, default=3, help="repetitions of the round (default 3)"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     chosen = parser.parse_args()
     exact_device("cpu")

@@ -17,41 +17,37 @@ from typing import Any
 from arms import Training
 
 UNNAMED = "older, not named"
-"""The processor of lines that do not say theirs: all are of one machine."""
+"""The processor of result lines without one. All are from one machine."""
 SLOT = 0.4  # seconds
 LATENCY = 0.1  # seconds
 UP = 110e6 / 8  # bytes per second
 DOWN = 500e6 / 8  # bytes per second
-# a witness waits half a slot to get into one, and the close is seen at its end
+# a witness waits half a slot on average, and sees the close at the end of another
 SLOTS_OF_A_ROUND = 1.5
-# an announcement, a request, its answer, and the witness on its way to the chain
+# an announcement, a request, its answer, and the witness's way to the chain
 LATENCIES_OF_A_ROUND = 4
 UNSURE = 1.1
-"""How much more and less than measured is tried next to it: seeds alone leave about as much, or
-more.
-"""
+"""Factor by which the measured worth is varied: about the spread between seeds."""
 
 Seconds = Mapping[str, float]
-"""The seconds of a step of an arm, by processor."""
+"""Seconds of an arm's step, by processor."""
 
 
 def protocol_seconds(members: int, result_bytes: float) -> float:
-    """What a round takes in addition to training: every member sends its result to all others, and
-    gets theirs.
+    """Return a round's seconds in addition to training. Each member sends its result to all others
+    and receives theirs.
     """
     carried = (members - 1) * result_bytes
     return SLOTS_OF_A_ROUND * SLOT + LATENCIES_OF_A_ROUND * LATENCY + carried / UP + carried / DOWN
 
 
 def seconds_of(lines: Sequence[Mapping[str, Any]]) -> Seconds:
-    """The least of all trainings of an arm on each processor."""
+    """Return the fastest training of an arm on each processor."""
     return {machine: min(took) for machine, took in _by_processor(lines).items()}
 
 
 def spread(arms: Iterable[Sequence[Mapping[str, Any]]]) -> float:
-    """How many times as long as another training of the same arm on the same processor one took at
-    most.
-    """
+    """Return the largest ratio of durations of two trainings of one arm on one processor."""
     return max(
         (max(took) / min(took) for lines in arms for took in _by_processor(lines).values()),
         default=1.0,
@@ -70,8 +66,8 @@ def shares(
 ) -> dict[str, tuple[float, float]]:
     """Return the compute share with and without the protocol, by processor.
 
-    It is the seconds of one machine alone over those of a member. `own` are those of all members in
-    one process; `sent` are the bytes of a result.
+    It is the seconds of one machine alone over a member's. `own` are the seconds of all members in
+    one process; `sent` is the size of a result in bytes.
     """
     protocol = protocol_seconds(training.members, sent) / training.inner_steps
     found = {}
@@ -85,13 +81,11 @@ def shares(
 def step_seconds_for(
     worth: float, tokens: float, share: float, training: Training, sent: int
 ) -> list[float | None]:
-    """How long a step must take one machine for members to be worth so much; None if they never
-    are.
+    """Return the seconds per step on one machine at which members reach `worth`: for a measured
+    worth 10 % higher, as measured, and 10 % lower (None: never).
 
-    Three times: if they are worth a tenth more than measured, as much, and a tenth less. Supposed:
-    what they are worth by `tokens` stays, results are as large, and what members compute in
-    addition to the gradient takes the same part of a step, so that without the protocol they have
-    the same `share`.
+    Assumes that the worth by `tokens`, the size of results and the `share` without the protocol
+    stay as measured.
     """
     protocol = protocol_seconds(training.members, sent) / training.inner_steps
     left = [most / worth - 1 / share for most in (tokens * UNSURE, tokens, tokens / UNSURE)]

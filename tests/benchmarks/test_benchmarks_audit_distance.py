@@ -1,6 +1,4 @@
-"""What an audit can tell: honest ways of training one round against dishonest ones, on a tiny
-model.
-"""
+"""Test the distances by which an audit separates honest from dishonest results, on a tiny model."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ import torch
 
 from benchmarks.test_benchmarks_worth import module
 
-spread = module("measure") and module("spread")
+audit_distance = module("measure") and module("audit_distance")
 TINY = {
     "hidden_size": 64,
     "intermediate_size": 64,
@@ -24,32 +22,34 @@ TINY = {
 
 @pytest.fixture(scope="module")
 def cases() -> dict[str, Any]:
-    """The figures of a round of four inner steps."""
+    """Return the figures of one round of four inner steps."""
     sizes = Namespace(sequences=2, tokens=16, micro=2, precision="fp32", compiled=False)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(spread, "MODEL", spread.MODEL | TINY)
-        patch.setattr(spread, "WARM_UP_STEPS", 2)
-        found: dict[str, Any] = spread.measure(torch.device("cpu"), "adamw", 4, "kept", sizes)
+        patch.setattr(audit_distance, "MODEL", audit_distance.MODEL | TINY)
+        patch.setattr(audit_distance, "WARM_UP_STEPS", 2)
+        found: dict[str, Any] = audit_distance.measure(
+            torch.device("cpu"), "adamw", 4, "kept", sizes
+        )
     return found
 
 
-def test_spread_of_repeated_round_is_zero(cases: dict[str, Any]) -> None:
+def test_distance_of_repeated_round_is_zero(cases: dict[str, Any]) -> None:
     assert cases["again"]["equal"]
     assert cases["again"]["whole"] == 0
     assert cases["again"]["overlap"]["least"] == 1
 
 
-def test_spread_of_smaller_micro_batch_is_rounding(cases: dict[str, Any]) -> None:
+def test_distance_of_smaller_micro_batch_is_rounding(cases: dict[str, Any]) -> None:
     assert 0 < cases["micro"]["whole"] < 1e-4
 
 
 @pytest.mark.parametrize(
     "name", ["stale", "other_data", "skip_1", "skip_3", "skip_half", "direction"]
 )
-def test_spread_of_dishonest_round_exceeds_bf16(cases: dict[str, Any], name: str) -> None:
+def test_distance_of_dishonest_round_exceeds_bf16(cases: dict[str, Any], name: str) -> None:
     assert cases[name]["whole"] > 3 * cases["other"]["whole"]
 
 
-def test_spread_of_skipped_steps_has_no_loss_difference(cases: dict[str, Any]) -> None:
+def test_distance_of_skipped_steps_has_no_loss_difference(cases: dict[str, Any]) -> None:
     assert cases["skip_1"]["loss"] == 0
     assert cases["stale"]["loss"] > 0

@@ -2,7 +2,7 @@
 
 An audit trains a member's share again and compares the results. This measures what it can tell.
 
-    python benchmarks/spread.py [--device cuda] [--inner adamw muon] [--steps 1 4 30] [--keep]
+    audit_distance.py [--device cuda] [--inner adamw muon] [--steps 1 4 30] [--keep]
 """
 
 # How it is measured:
