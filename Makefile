@@ -61,6 +61,7 @@ slow: $(STAMP)  ## the slow tests: real processes, the real validator, property 
 
 nightly: $(STAMP)  ## campaigns of minutes each, run before you finish a larger change
 	scripts/build-programs.sh --check
+	$(PROGRAM_TESTS)
 	$(PYTEST) -n 3 -m "nightly or hypothesis" --hypothesis-profile nightly --duration-table=$(TIMES)/nightly.json
 
 test-times: test slow  ## measure what each test file costs, for tests/durations.tsv
@@ -127,7 +128,12 @@ start-training-client start-training-light-client \
 start-training-devnet-client start-training-devnet-light-client: start-training-%client: $(STAMP)
 	sh scripts/start-training.sh $(if $(findstring devnet,$*),devnet,localnet) $(if $(findstring light,$*),light,test)
 
-programs: $(STAMP)  ## build both programs
+# The build for the IDLs compiles the same tests: they add seconds to it, and minutes to `make lint`.
+PROGRAM_TESTS := cargo test --quiet --locked --workspace --lib --features coordinator/idl-build,authorizer/idl-build \
+	--target-dir target/idl -- --skip __anchor_private
+
+programs: $(STAMP)  ## run the unit tests of both programs, and build them
+	$(PROGRAM_TESTS)
 	scripts/build-programs.sh
 	$(VENV)/bin/python scripts/legacy_idl.py
 

@@ -333,14 +333,14 @@ class Oracle(Transitions):
         self.backlog = set()
         self.trained = {one for one in self.trained if one < data_index}
 
-    def rewind(self, place: int, step: int) -> None:
+    def rewind(self, index: int, step: int) -> None:
         require(self.halted, "NotHalted")
         known = [self.durable, *self.earlier]
-        chosen = known[place] if place < len(known) else None
+        chosen = known[index] if index < len(known) else None
         if chosen is None or chosen.step != step:
             raise Refusal("NoSuchCheckpoint")
-        if place:
-            self.earlier[place - 1] = self.durable
+        if index:
+            self.earlier[index - 1] = self.durable
         self.durable = replace(chosen, turn=0)
         self._move(max(step, 1), chosen.data_index)
         self.finishers = 0

@@ -249,8 +249,8 @@ class Comparison:
         data = self._encoded("update", params | {"use_durable": use_durable})
         return self._send("update", None, data, (config, progress, use_durable))
 
-    def rewind(self, place: int, step: int) -> bool:
-        return self._send("rewind", None, struct.pack("<BI", place, step), (place, step))
+    def rewind(self, index: int, step: int) -> bool:
+        return self._send("rewind", None, struct.pack("<BI", index, step), (index, step))
 
     def enroll(self, index: int, most: int) -> bool:
         return self._send("enroll", index, most.to_bytes(8, "little"), (most,))

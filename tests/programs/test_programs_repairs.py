@@ -145,13 +145,13 @@ def test_rewind_to_current_checkpoint_is_accepted(run: Scenario) -> None:
     )
 
 
-@pytest.mark.parametrize(("place", "step"), [(0, 5), (1, 11), (3, 0), (4, 0), (255, 6)])
-def test_rewind_to_unrecorded_checkpoint_is_refused(run: Scenario, place: int, step: int) -> None:
+@pytest.mark.parametrize(("index", "step"), [(0, 5), (1, 11), (3, 0), (4, 0), (255, 6)])
+def test_rewind_to_unrecorded_checkpoint_is_refused(run: Scenario, index: int, step: int) -> None:
     for number in range(2):
         epoch(run, number)
     run.owner("set_paused", True).ok()
     before = run.world.data(run.accounts["model"])
-    run.owner("rewind", place, step).refused("NoSuchCheckpoint")
+    run.owner("rewind", index, step).refused("NoSuchCheckpoint")
     assert run.world.data(run.accounts["model"]) == before
 
 

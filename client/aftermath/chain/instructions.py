@@ -108,10 +108,11 @@ class CoordinatorInstructions:
         return self._by_owner("set_paused", run_id, paused=paused)
 
     def rewind(self, run_id: str, index: int, step: int) -> Instruction:
-        """Take a halted run back to the checkpoint `Model.recorded[index]`, which must be of this
-        `step`.
+        """Take a halted run back to the checkpoint `Model.recorded[index]`.
+
+        The checkpoint must be of this `step`.
         """
-        return self._by_owner("rewind", run_id, place=index, step=step)
+        return self._by_owner("rewind", run_id, index=index, step=step)
 
     def kick(
         self,

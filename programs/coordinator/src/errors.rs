@@ -191,7 +191,7 @@ pub enum CoordinatorError {
     CheckpointNotNewer,
     #[msg("Name a Hub repository. Members may name a directory only if a recorded checkpoint is one, or the newest is older than the last epoch.")]
     CheckpointPlaceRefused,
-    #[msg("There is no checkpoint of this step at this place: 0 is the present one, 1 to 3 the earlier ones.")]
+    #[msg("There is no checkpoint of this step at this index: 0 is the current one, 1 to 3 the earlier ones.")]
     NoSuchCheckpoint,
     // closing, inspection, arithmetic
     #[msg("The rent cannot go to an account that is being closed: name another spill account.")]

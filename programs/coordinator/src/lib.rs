@@ -16,7 +16,7 @@ pub mod runtime;
 pub mod state;
 
 use instructions::*;
-use state::Place;
+use state::{JoinParams, RoundId};
 
 declare_id!("HMjsnPiE6dEPfEwdkiY9Tsb9AwJ1MkzDzgdDL2nKsv1M");
 
@@ -56,12 +56,12 @@ pub mod coordinator {
         instructions::set_paused(ctx, paused)
     }
 
-    /// Takes a halted run back to a recorded checkpoint: `place` 0 is the present one, 1 to 3 the earlier ones.
-    pub fn rewind(ctx: &mut Context<OwnerModel>, place: u8, step: u32) -> Result<()> {
-        instructions::rewind(ctx, place, step)
+    /// Takes a halted run back to a recorded checkpoint: `index` 0 is the current one, 1 to 3 the earlier ones.
+    pub fn rewind(ctx: &mut Context<OwnerModel>, index: u8, step: u32) -> Result<()> {
+        instructions::rewind(ctx, index, step)
     }
 
-    /// Takes a wallet out of the next epoch; `barred` keeps it out, and `false` lets it ask again.
+    /// Takes a wallet out of the next epoch; `barred` keeps it out, and `false` lets it join again.
     pub fn kick(ctx: &mut Context<Kick>, wallet: Address, barred: bool) -> Result<()> {
         instructions::kick(ctx, &wallet, barred)
     }
@@ -100,13 +100,13 @@ pub mod coordinator {
         instructions::settle(ctx)
     }
 
-    /// Asks for a place in the next epoch.
+    /// Asks for a seat in the next epoch.
     pub fn join_run(ctx: &mut Context<JoinRun>, params: JoinParams) -> Result<()> {
         instructions::join_run(ctx, &params)
     }
 
-    /// Gives up the place in the running and in the next epoch.
-    pub fn leave_run(ctx: &mut Context<Permissionless>, at: Place) -> Result<()> {
+    /// Leaves the running epoch and gives up the seat in the next one.
+    pub fn leave_run(ctx: &mut Context<Permissionless>, at: RoundId) -> Result<()> {
         instructions::leave_run(ctx, &at)
     }
 
@@ -116,7 +116,7 @@ pub mod coordinator {
     }
 
     /// An elected witness reports that it has the model.
-    pub fn warmup_witness(ctx: &mut Context<Permissionless>, seat: u8, at: Place) -> Result<()> {
+    pub fn warmup_witness(ctx: &mut Context<Permissionless>, seat: u8, at: RoundId) -> Result<()> {
         instructions::warmup_witness(ctx, seat, &at)
     }
 
@@ -124,7 +124,7 @@ pub mod coordinator {
     pub fn witness(
         ctx: &mut Context<Permissionless>,
         seat: u8,
-        at: Place,
+        at: RoundId,
         participation: [u8; 32],
         fingerprints: [u8; 320],
         metadata: WitnessMetadata,
@@ -134,7 +134,7 @@ pub mod coordinator {
     }
 
     /// A verifier states whether a trainer's result matches its own recomputation.
-    pub fn verify(ctx: &mut Context<Permissionless>, seat: u8, at: Place, target: u8, mismatch: bool) -> Result<()> {
+    pub fn verify(ctx: &mut Context<Permissionless>, seat: u8, at: RoundId, target: u8, mismatch: bool) -> Result<()> {
         instructions::verify(ctx, seat, &at, target, mismatch)
     }
 
@@ -147,7 +147,7 @@ pub mod coordinator {
     pub fn attest(
         ctx: &mut Context<Permissionless>,
         seat: u8,
-        at: Place,
+        at: RoundId,
         mask: u8,
         hashes: Vec<[u8; 32]>,
     ) -> Result<()> {

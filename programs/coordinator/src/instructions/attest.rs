@@ -9,7 +9,7 @@ use crate::{
 };
 use anchor_lang::prelude::*;
 
-pub fn attest(ctx: &mut Context<Permissionless>, seat: u8, at: &Place, mask: u8, hashes: &[Hash]) -> Result<()> {
+pub fn attest(ctx: &mut Context<Permissionless>, seat: u8, at: &RoundId, mask: u8, hashes: &[Hash]) -> Result<()> {
     let accounts = &mut ctx.accounts;
     require!(accounts.run.state == run_state::COOLDOWN, CoordinatorError::WrongState);
     require!(accounts.run.is_at(at, 0), CoordinatorError::StaleHeight);

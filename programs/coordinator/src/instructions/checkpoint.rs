@@ -57,7 +57,7 @@ pub fn checkpoint(ctx: &mut Context<PermissionlessModel>, params: CheckpointPara
 }
 
 /// Return the sender's turn to name a checkpoint. The owner's is before all others. A member must be established or
-/// have delivered in the last epoch: idle wallets could otherwise name false places before all others.
+/// have delivered in the last epoch: idle wallets could otherwise name false locations before all others.
 fn check_sender(run: &Run, members: &Members, sender: &Address) -> Result<u8> {
     if *sender == run.main_authority {
         return Ok(0);

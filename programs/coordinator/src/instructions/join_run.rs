@@ -1,4 +1,4 @@
-//! A wallet asks for a place in the next epoch.
+//! A wallet asks for a seat in the next epoch.
 
 use crate::{
     constants::*,
@@ -9,7 +9,6 @@ use crate::{
     },
     state::*,
 };
-use alloc::string::String;
 use anchor_lang::prelude::*;
 use authorization::Authorization;
 
@@ -35,17 +34,6 @@ pub struct JoinRun {
     /// The membership of the wallet whose seat this one takes, or the user's own membership if it evicts nobody.
     #[account(mut, unsafe(dup))]
     pub evicted: UncheckedAccount,
-}
-
-#[derive(AnchorSerialize, AnchorDeserialize, IdlType)]
-pub struct JoinParams {
-    pub p2p: [u8; 32],
-    pub tier: u8,
-    pub weight: u16,
-    pub schema_hash: [u8; 32],
-    pub client_version: String,
-    /// The member holds no replica of the run: it is new, or was restarted.
-    pub stateless: bool,
 }
 
 pub fn join_run(ctx: &mut Context<JoinRun>, params: &JoinParams) -> Result<()> {

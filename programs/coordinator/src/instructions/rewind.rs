@@ -8,11 +8,11 @@ use crate::{
 };
 use anchor_lang::prelude::*;
 
-pub fn rewind(ctx: &mut Context<OwnerModel>, place: u8, step: u32) -> Result<()> {
+pub fn rewind(ctx: &mut Context<OwnerModel>, index: u8, step: u32) -> Result<()> {
     let accounts = &mut ctx.accounts;
     let run: &mut Run = &mut accounts.run;
     require!(run.halted(), CoordinatorError::NotHalted);
-    checkpoints::choose(&mut accounts.model, place, step)?;
+    checkpoints::choose(&mut accounts.model, index, step)?;
     checkpoints::rewind(run, &accounts.model, &mut accounts.witnesses.backlog);
     sequence::bump(&mut run.model_seq);
     sequence::seal(run, &accounts.members, &accounts.witnesses)

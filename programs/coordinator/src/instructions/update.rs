@@ -30,13 +30,6 @@ pub struct CheckpointSource {
     pub revision: String,
 }
 
-/// Names the bytes that `write_spec` has written.
-#[derive(AnchorSerialize, AnchorDeserialize, IdlType)]
-pub struct SpecParams {
-    pub len: u16,
-    pub hash: [u8; 32],
-}
-
 #[derive(AnchorSerialize, AnchorDeserialize, IdlType)]
 pub struct ModelParams {
     pub max_seq_len: u32,

@@ -12,7 +12,7 @@ use anchor_lang::prelude::*;
 /// Age, in rounds, of the oldest round whose results may be judged.
 const OLDEST: usize = 2;
 
-pub fn verify(ctx: &mut Context<Permissionless>, seat: u8, at: &Place, target: u8, mismatch: bool) -> Result<()> {
+pub fn verify(ctx: &mut Context<Permissionless>, seat: u8, at: &RoundId, target: u8, mismatch: bool) -> Result<()> {
     let accounts = &mut ctx.accounts;
     let run: &Run = &accounts.run;
     require!(run.active(), CoordinatorError::WrongState);

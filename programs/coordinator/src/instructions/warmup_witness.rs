@@ -8,7 +8,7 @@ use crate::{
 };
 use anchor_lang::prelude::*;
 
-pub fn warmup_witness(ctx: &mut Context<Permissionless>, seat: u8, at: &Place) -> Result<()> {
+pub fn warmup_witness(ctx: &mut Context<Permissionless>, seat: u8, at: &RoundId) -> Result<()> {
     let accounts = &mut ctx.accounts;
     let run: &mut Run = &mut accounts.run;
     require!(run.state == run_state::WARMUP, CoordinatorError::WrongState);

@@ -22,7 +22,7 @@ pub struct WitnessMetadata {
 pub fn witness(
     ctx: &mut Context<Permissionless>,
     seat: u8,
-    at: &Place,
+    at: &RoundId,
     participation: &Bitmap,
     fingerprints: &[u8; FINGERPRINT_BYTES],
 ) -> Result<()> {

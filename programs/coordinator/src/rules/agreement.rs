@@ -1,8 +1,8 @@
 //! Find the members whose results a quorum of witnesses recorded alike.
 //!
-//! A quorum must record the same fingerprint, so a member that shows every peer another result has delivered to nobody.
-//! Each attestation advances a Boyer-Moore majority vote about each seat: a result that more than half recorded leads
-//! at the end. Closing the round counts the attestations that agree with it. Seats are handled 64 at a time.
+//! A quorum must record the same fingerprint, so a member that sends every peer a different result has delivered to
+//! nobody. Each attestation advances a Boyer-Moore majority vote about each seat: a result that more than half recorded
+//! leads at the end. Closing the round counts the attestations that agree with it. Seats are handled 64 at a time.
 
 use super::{bitmap, quorum};
 use crate::{

@@ -30,7 +30,7 @@ fn set_current(model: &mut Model, recorded: &Recorded) {
 /// Make `new` the current checkpoint. The previous one becomes the first of the earlier ones, and the oldest is
 /// dropped.
 ///
-/// At most two records have the same step, so that members that name bad places for one step push no other step out.
+/// At most two records have the same step, so that members that name bad locations for one step push no other step out.
 #[inline(never)]
 pub fn replace(model: &mut Model, new: &Recorded) {
     if model.checkpoint.kind != checkpoint_kind::NONE {
@@ -62,13 +62,13 @@ pub fn turn(run: &Run, seat: u8) -> u8 {
     order.ranks().iter().position(|one| *one == rank).map_or(LAST_TURN, |position| position as u8)
 }
 
-/// Make the checkpoint at `place` (0 = the current one, 1 to `EARLIER` = the earlier ones) the current one. It must be
+/// Make the checkpoint at `index` (0 = the current one, 1 to `EARLIER` = the earlier ones) the current one. It must be
 /// of `step`. The previous current one takes its place, so that the run can also go forward again.
 #[inline(never)]
-pub fn choose(model: &mut Model, place: u8, step: u32) -> Result<()> {
+pub fn choose(model: &mut Model, index: u8, step: u32) -> Result<()> {
     let mut chosen = current(model);
-    if let Some(index) = usize::from(place).checked_sub(1) {
-        let earlier = model.earlier.get_mut(index).ok_or(CoordinatorError::NoSuchCheckpoint)?;
+    if let Some(position) = usize::from(index).checked_sub(1) {
+        let earlier = model.earlier.get_mut(position).ok_or(CoordinatorError::NoSuchCheckpoint)?;
         core::mem::swap(earlier, &mut chosen);
     }
     let matches = chosen.checkpoint.kind != checkpoint_kind::NONE && chosen.step == step;

@@ -13,14 +13,14 @@ impl Machine<'_> {
     pub fn start_epoch(&mut self, pending: &Bitmap, moment: &Moment) {
         let Members { seats, established, .. } = &mut *self.members;
         for (index, seat) in seats.iter_mut().take_while(|seat| seat.used == 1).enumerate() {
-            let begins = seat.pending == wish::WAITS;
+            let begins = seat.pending == pending::WAITS;
             seat.state = if begins { member_state::HEALTHY } else { member_state::IDLE };
             if begins {
-                seat.pending = wish::NONE;
+                seat.pending = pending::NONE;
                 seat.exited_height = 0;
                 seat.last_epoch = self.run.epoch;
             }
-            if seat.pending == wish::BARRED {
+            if seat.pending == pending::BARRED {
                 bitmap::clear(established, index as u8);
             }
         }

@@ -1,7 +1,7 @@
 //! The seats of members: find and give away seats, join, exit, kick and eject.
 
 use super::{bitmap, committee, levels, membership, moment::elapsed, provisional, weights, Moment};
-use crate::{constants::*, errors::CoordinatorError, instructions::JoinParams, state::*};
+use crate::{constants::*, errors::CoordinatorError, state::*};
 use anchor_lang::{address_eq, prelude::*};
 
 /// Return the seat that belongs to `signer`. Used seats come first, so the search ends at the first unused one.
@@ -21,7 +21,7 @@ pub fn check_healthy(members: &Members, seat: u8, signer: &Address) -> Result<()
 
 /// Return the members that wait for the next epoch.
 pub fn pending(members: &Members) -> Bitmap {
-    collect(members, |seat| seat.pending == wish::WAITS)
+    collect(members, |seat| seat.pending == pending::WAITS)
 }
 
 /// Take the members of `set` out of the running epoch; `state` says why. Members that delivered in half of the rounds
@@ -62,8 +62,8 @@ pub fn clear_waiting(members: &mut Members) {
     // Eight at a time: checking each seat for use would cost half as much again.
     for seats in members.seats.chunks_exact_mut(8).take_while(|seats| seats[0].used == 1) {
         for seat in seats {
-            if seat.pending == wish::WAITS {
-                seat.pending = wish::NONE;
+            if seat.pending == pending::WAITS {
+                seat.pending = pending::NONE;
             }
         }
     }
@@ -71,7 +71,7 @@ pub fn clear_waiting(members: &mut Members) {
 
 /// Return the members that an authority has removed or barred.
 pub fn unwanted(members: &Members) -> Bitmap {
-    collect(members, |seat| seat.pending >= wish::REMOVED)
+    collect(members, |seat| seat.pending >= pending::REMOVED)
 }
 
 /// Remove from the finishers the members that an authority removed or barred while an epoch ran.
@@ -120,7 +120,7 @@ pub struct JoinContext<'a> {
     pub unsaved: bool,
 }
 
-/// Give the signer a place in the next epoch. Return whether it had none.
+/// Give the signer a seat in the next epoch. Return whether it had none.
 ///
 /// A member of the running epoch keeps its key, tier and weight until the epoch ends, because the assignments of past
 /// rounds are computed from them.
@@ -144,8 +144,8 @@ pub fn join(
         seat.tier = params.tier;
         seat.declared = params.weight;
     }
-    let added = seat.pending != wish::WAITS;
-    seat.pending = wish::WAITS;
+    let added = seat.pending != pending::WAITS;
+    seat.pending = pending::WAITS;
     if params.stateless {
         forget_replica(run, members, index as u8);
     }
@@ -178,7 +178,7 @@ fn claim(run: &mut Run, members: &mut Members, context: &mut JoinContext, now: u
 /// Take a member out of the line and out of the sources of the model. The member stays in the running epoch. `barred`
 /// says whether it may ask again.
 pub fn kick(run: &mut Run, members: &mut Members, index: usize, barred: bool) {
-    members.seats[index].pending = if barred { wish::BARRED } else { wish::REMOVED };
+    members.seats[index].pending = if barred { pending::BARRED } else { pending::REMOVED };
     if run.halted() || run.state == run_state::WAITING_FOR_MEMBERS {
         bitmap::clear(&mut run.finishers, index as u8);
     }
@@ -194,8 +194,8 @@ pub fn eject(run: &mut Run, members: &mut Members, seat: u8) -> bool {
     exit(run, members, &bitmap::only(seat), member_state::EJECTED);
     bitmap::set(&mut members.forfeited, seat);
     let pending = &mut members.seats[seat as usize].pending;
-    if *pending == wish::WAITS {
-        *pending = wish::NONE; // it has lost the bond with which it joined
+    if *pending == pending::WAITS {
+        *pending = pending::NONE; // it has lost the bond with which it joined
     }
     committee::reelect(run, members);
     true
@@ -278,14 +278,14 @@ fn choose(run: &Run, members: &Members, signer: &Address, reserved: &ReservedSea
             free = free.or(Some(index)); // its owner has withdrawn
             continue;
         }
-        let live = seat.pending == wish::WAITS || seat.state != member_state::IDLE;
+        let live = seat.pending == pending::WAITS || seat.state != member_state::IDLE;
         let finisher = bitmap::has(&run.finishers, index as u8);
         if live {
-            trusted_waits |= bitmap::has(&trusted, index as u8) && seat.pending == wish::WAITS;
+            trusted_waits |= bitmap::has(&trusted, index as u8) && seat.pending == pending::WAITS;
             continue;
         }
         let recent = seat.last_epoch.saturating_add(1) >= run.epoch;
-        let needed = reserved.few_established && seat.pending < wish::REMOVED || reserved.recent && recent;
+        let needed = reserved.few_established && seat.pending < pending::REMOVED || reserved.recent && recent;
         let stays = needed && bitmap::has(&members.established, index as u8);
         if stays || bitmap::has(&reserved.expected, index as u8) {
             continue;

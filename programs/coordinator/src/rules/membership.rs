@@ -140,7 +140,7 @@ pub fn pay(from: &AccountView, to: &AccountView, lamports: u64) -> Result<()> {
 pub fn vacate(run: &mut Run, members: &mut Members, membership: &mut Membership) -> Result<bool> {
     let Some(index) = super::members::find(members, &membership.wallet) else { return Ok(false) };
     let seat = &members.seats[index];
-    let idle = seat.state == member_state::IDLE && seat.pending != wish::WAITS;
+    let idle = seat.state == member_state::IDLE && seat.pending != pending::WAITS;
     require!(idle, CoordinatorError::StillBound);
     settle(run, members, index, membership);
     bitmap::clear(&mut run.finishers, index as u8);

@@ -1,4 +1,4 @@
-//! All decisions of the program. No module here depends on an instruction, and only `moment` and `seeds` use syscalls.
+//! All decisions of the program. No module here depends on an instruction.
 
 pub mod agreement;
 pub mod assignment;

@@ -15,7 +15,7 @@ pub fn is_at_risk(members: &Members) -> bool {
 /// Remember what the run knows of its model, before a provisional epoch changes it.
 #[inline(never)]
 pub fn remember(run: &Run, members: &mut Members, backlog: &Backlog) {
-    members.before = Source {
+    members.before = ModelBefore {
         level_hashes: run.level_hashes,
         attested_data_index: run.attested_data_index,
         data_index: checkpoints::first_untrained(run, backlog),

@@ -1,6 +1,6 @@
 //! Validate a model and a schema. The program does not read the training spec; clients check it.
 
-use crate::{constants::*, errors::CoordinatorError, instructions::*, state::*};
+use crate::{constants::*, errors::CoordinatorError, state::*};
 use anchor_lang::prelude::*;
 use solana_sha256_hasher::hashv;
 

@@ -4,7 +4,7 @@ use super::{assignment::Plan, bitmap, committee, quorum};
 use crate::{constants::MAX_VERDICTS, errors::CoordinatorError, state::*};
 use anchor_lang::prelude::*;
 
-/// Fewer verifiers convict nobody.
+/// Minimum number of mismatches that eject a trainer.
 const MIN_MISMATCHES: u32 = 3;
 
 /// A verdict about a member of the round at ring index `ring`.

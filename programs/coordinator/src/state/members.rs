@@ -1,11 +1,12 @@
 //! `Members`: one seat for each of up to 256 wallets. A seat index identifies a member throughout an epoch.
 
 use crate::constants::*;
+use alloc::string::String;
 use anchor_lang::prelude::*;
 use bytemuck::{Pod, Zeroable};
 
 /// Values of `Seat::pending`.
-pub mod wish {
+pub mod pending {
     pub const NONE: u8 = 0;
     /// Waits for the next epoch.
     pub const WAITS: u8 = 1;
@@ -52,7 +53,7 @@ pub struct Seat {
     pub declared: u16,
     pub tier: u8,
     pub state: u8,
-    /// See `wish`.
+    /// See the module `pending`.
     pub pending: u8,
     /// 1 = the seat has an owner, or had one that has withdrawn: used seats come first.
     pub used: u8,
@@ -61,7 +62,7 @@ pub struct Seat {
 /// What the run knew of its model before a provisional epoch.
 #[derive(Clone, Copy, Pod, Zeroable, IdlType)]
 #[repr(C)]
-pub struct Source {
+pub struct ModelBefore {
     pub level_hashes: [[u8; 32]; MAX_LEVELS],
     pub attested_data_index: u64,
     /// The first sequence that was not trained on.
@@ -72,6 +73,18 @@ pub struct Source {
     pub levels_lost: u8,
     /// 1 = the run goes back to this unless the epoch stands (`provisional::confirm`).
     pub kept: u8,
+}
+
+/// What a wallet says of itself when it asks for a seat.
+#[derive(AnchorSerialize, AnchorDeserialize, IdlType)]
+pub struct JoinParams {
+    pub p2p: [u8; 32],
+    pub tier: u8,
+    pub weight: u16,
+    pub schema_hash: [u8; 32],
+    pub client_version: String,
+    /// The member holds no replica of the run: it is new, or was restarted.
+    pub stateless: bool,
 }
 
 #[account]
@@ -99,6 +112,6 @@ pub struct Members {
     pub healthy: [u8; 32],
     /// Seats of ejected members whose bonds are not yet marked as forfeited in their memberships.
     pub forfeited: [u8; 32],
-    pub before: Source,
+    pub before: ModelBefore,
     pub seats: [Seat; MAX_MEMBERS],
 }

@@ -32,7 +32,7 @@ pub struct Membership {
     pub epoch_due: u16,
     /// How often the wallet was ejected.
     pub ejections: u32,
-    /// 1 = the wallet has paid the bond and may ask for a place; 0 = only a bar is kept here.
+    /// 1 = the wallet has paid the bond and may join; 0 = only a bar is kept here.
     pub enrolled: u8,
     pub barred: u8,
     pub bump: u8,

@@ -1,4 +1,4 @@
-//! The four accounts of a run, and the membership of each wallet.
+//! The four accounts of a run, the membership of each wallet, and parameters that the rules read.
 //!
 //! All are plain old data: `repr(C)` with explicit padding only, little-endian integers and byte arrays.
 

@@ -45,6 +45,13 @@ pub struct Recorded {
     pub pad: u32,
 }
 
+/// Names the bytes that `write_spec` has written.
+#[derive(AnchorSerialize, AnchorDeserialize, IdlType)]
+pub struct SpecParams {
+    pub len: u16,
+    pub hash: [u8; 32],
+}
+
 #[account]
 pub struct Model {
     pub metadata: Metadata,

@@ -95,7 +95,7 @@ impl Round {
 
 /// Names the round that a vote is about. Each attempt at an epoch has a different seed.
 #[derive(Clone, Copy, AnchorSerialize, AnchorDeserialize, IdlType)]
-pub struct Place {
+pub struct RoundId {
     pub epoch: u32,
     pub height: u32,
     pub seed: u64,
@@ -225,11 +225,11 @@ impl Run {
         &self.rounds[self.ring(0)]
     }
 
-    /// Return whether `place` names the round `back` rounds before the current one (`back` at most 3).
-    pub fn is_at(&self, place: &Place, back: usize) -> bool {
+    /// Return whether `id` names the round `back` rounds before the current one (`back` at most 3).
+    pub fn is_at(&self, id: &RoundId, back: usize) -> bool {
         let round = &self.rounds[self.ring(back)];
         let exists = back <= self.current().height as usize;
-        exists && self.epoch == place.epoch && round.height == place.height && round.seed == place.seed
+        exists && self.epoch == id.epoch && round.height == id.height && round.seed == id.seed
     }
 
     /// Return the height of the first round that a member misses if it stops now: in a cooldown, the one after the
