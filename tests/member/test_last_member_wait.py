@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 
 from aftermath.member import ticker
+from aftermath.member.last_member import mark_path
 from aftermath.rules import deadlines
 from aftermath.rules.state import MemberState, RunState
 from aftermath.sim.sim_member import SimMember
 from aftermath.sim.simulation import SimulatedRun, play
 from member.disk import Disk
 from member.short_runs import ALONE
+from rules.builders import run
 
 _PAIR = ALONE | {"rounds_per_epoch": 20, "total_steps": 12, "init_min_clients": 2}
 _NAMES_WAIT = "the last member of epoch 0"
@@ -62,6 +64,47 @@ def test_first_member_back_leaves_epoch_to_last_one(tmp_path: Path, overlap: int
     assert not [message for message in warnings if "only a copy" in message]
     assert sim.compare(sim.sim_members)
     sim.record.check_coverage(sim.backlog)
+
+
+def test_last_of_three_saves_only_a_copy(tmp_path: Path) -> None:
+    """Two members that left still count in the committee, so the last one attests nothing."""
+
+    async def story(sim: SimulatedRun) -> None:
+        first, second, last = [sim.add(0) for _ in range(3)]
+        await sim.until_round(2)
+        for sim_member in (first, second):
+            trained = sim.run.trained_steps
+            await sim.stop(sim_member)
+            await sim.until(lambda run, trained=trained: run.trained_steps > trained)
+        await sim.stop(last)
+        (stopped,) = last.saw("stopped")
+        assert not stopped["continues"]
+        sim.start(first)
+        await sim.until(lambda run: run.epoch == 1, limit=300)
+        assert not _waits(first)
+
+    play(tmp_path, story, **_PAIR | {"init_min_clients": 3})
+
+
+def test_members_stopped_in_same_moment_save_copy(tmp_path: Path) -> None:
+    async def story(sim: SimulatedRun) -> None:
+        pair = [sim.add(0), sim.add(0)]
+        await sim.until_round(2)
+        await sim.until(lambda run: run.trained_steps > 1)
+        await asyncio.gather(*(sim.stop(sim_member) for sim_member in pair))
+        stops = [stopped for sim_member in pair for stopped in sim_member.saw("stopped")]
+        assert stops
+        for stopped in stops:
+            assert not stopped["continues"]
+            assert Path(stopped["path"]).is_dir()  # noqa: ASYNC240  # the clock is virtual
+
+    play(tmp_path, story, **_PAIR)
+
+
+def test_members_that_share_directory_have_own_marks(tmp_path: Path) -> None:
+    unfinished = run(RunState.ROUND_TRAIN)
+    paths = {mark_path(tmp_path, unfinished, bytes([wallet]) * 32) for wallet in range(3)}
+    assert len(paths) == 3
 
 
 def test_newcomers_do_not_end_epoch_by_joining(tmp_path: Path) -> None:

@@ -189,7 +189,14 @@ def test_waiting_members_may_tick_epoch_to_start() -> None:
     assert deadlines.tick_order(run(RunState.WAITING_FOR_MEMBERS), table) == [3]
 
 
-_EPOCH = {"step": 5, "start_step": 4, "state_started_at": 1000, "config": TIMES}
+_EPOCH = {
+    "step": 5,
+    "start_step": 4,
+    "state_started_at": 1000,
+    "config": TIMES,
+    "levels": 3,
+    "rounds": (header(0b11100),),
+}
 _LAST = {2: seat(2, tier=1), 3: seat(3, state=MemberState.WITHDRAWN, pending=True)}
 
 
@@ -218,6 +225,8 @@ def test_last_member_of_epoch_is_waited_for_a_day(state: RunState, wait: int) ->
         ({}, members(_LAST | {4: seat(4)}), model()),
         ({}, members({3: seat(3, state=MemberState.WITHDRAWN)}), model()),
         ({}, members(_LAST, proven=0b1000), model()),
+        ({}, members(_LAST | {4: seat(4, state=MemberState.WITHDRAWN)}), model()),
+        ({"levels_established": 0b111}, members(_LAST), model()),
     ],
     ids=[
         "warm-up",
@@ -227,6 +236,8 @@ def test_last_member_of_epoch_is_waited_for_a_day(state: RunState, wait: int) ->
         "another member",
         "no member",
         "unproven newcomer",
+        "a third of the committee",
+        "newcomer to known levels",
     ],
 )
 def test_epoch_without_steps_to_save_waits_for_nobody(
@@ -239,8 +250,8 @@ def test_epoch_without_steps_to_save_waits_for_nobody(
 
 def test_last_member_that_is_judge_is_waited_for() -> None:
     """It may attest although it delivered nothing in this epoch."""
-    waits = run(RunState.COOLDOWN, **_EPOCH)
-    table = members(_LAST, proven=0, judges=0b100)
+    waits = run(RunState.ROUND_TRAIN, **_EPOCH)
+    table = members(_LAST, proven=0, judges=0b100, established=0b100)
     assert deadlines.last_member(waits, table, model()) == 2
 
 

@@ -30,7 +30,7 @@ from aftermath.member.stake import SAVE_SECONDS, Stake, levels_named
 from aftermath.model.saved_checkpoints import stem_of_run
 from aftermath.replica.origin import Origin
 from aftermath.replica.replica import Replica
-from aftermath.rules import contents
+from aftermath.rules import committee, contents
 from aftermath.rules.contents import begins_from_checkpoint, sole_levels, unsaved_steps
 from aftermath.rules.deadlines import rounds_end
 from aftermath.rules.members import Members
@@ -61,9 +61,13 @@ class UnsavedWork(msgspec.Struct, frozen=True):
         return same and (run.state.training or run.state is RunState.COOLDOWN)
 
 
-def mark_path(directory: Path, run: Run) -> Path:
-    """Return the path of the file that records the run's unfinished epoch."""
-    return directory / f".{stem_of_run(directory, run.run_id, run.identity)}-unfinished.json"
+def mark_path(directory: Path, run: Run, wallet: bytes) -> Path:
+    """Return the path of the file that records the run's unfinished epoch.
+
+    Several members of one machine may share a checkpoint directory.
+    """
+    stem = stem_of_run(directory, run.run_id, run.identity)
+    return directory / f".{stem}-{wallet.hex()[:16]}-unfinished.json"
 
 
 def write_mark(path: Path, unfinished: UnsavedWork) -> None:
@@ -103,6 +107,7 @@ class LastMember:
         self.stays = False
         """Whether the member keeps its seat after its process ends."""
         self._resumed: UnsavedWork | None = None
+        self._has_saved = False  # whether it saved when it was stopped
         self.will_attest = False
         """Whether the member is about to attest the saved model of an epoch that it resumed."""
         self._gone_back: tuple[int, int] | None = None
@@ -199,15 +204,19 @@ class LastMember:
         if checkpoint is None or directory is None:
             return False
         self.stays = (
-            in_rounds and _alone(view.members, seat) and self._ports.coordinator.keeps_seats
+            in_rounds
+            and _alone(view.members, seat)
+            and self._ports.coordinator.keeps_seats
+            and committee.attests_alone(run, view.members, seat)
         )
         if self.stays:
             unfinished = UnsavedWork(
                 run.epoch, run.epoch_started_at, step, str(checkpoint.absolute())
             )
-            write_mark(mark_path(directory, run), unfinished)
+            write_mark(self._mark_path(directory, run), unfinished)
         else:
             await self._record(model_run, replica, checkpoint)
+        self._has_saved = True
         continues = self.stays or unsaved_steps(model_run, self._ports.feed.model) == 0
         self._ports.events.emit(
             event_types.Stopped(step=step, path=str(checkpoint), continues=continues)
@@ -252,6 +261,41 @@ class LastMember:
             )
             return False
         return True
+
+    def unsaved_steps(self) -> int:
+        """Return how many trained steps of the replica are not in the newest checkpoint."""
+        return self._unsaved_steps(self._ports.feed.run, self._ports.feed.model)
+
+    async def copy_if_nobody_left(self, replica: Replica, step: int) -> Stake | None:
+        """Save a copy of the model of `step` steps if all members have left its epoch.
+
+        Return what the run loses, or None if a member is left, or the steps are in a checkpoint.
+        """
+        if self._has_saved:
+            return None
+        try:
+            async with asyncio.timeout(_RECORD_SECONDS):
+                view = await self._ports.coordinator.view(fresh=True)
+        except (AftermathError, TimeoutError):
+            return None
+        run = view.run
+        in_epoch = run.state.training or run.state is RunState.COOLDOWN
+        model_run = replace(run, step=step + 1)
+        steps = self._unsaved_steps(model_run, view.model)
+        if not in_epoch or view.members.healthy or steps <= 0:
+            return None
+        is_copied = False
+        if self._checkpoints.directory is not None:
+            await self._workers.compute(
+                lambda: None
+            )  # wait for a cancelled apply that is under way
+            checkpoint = await self._checkpoints.save_now(model_run, replica)
+            if checkpoint is not None:
+                is_copied = True
+                self._ports.events.emit(
+                    event_types.Stopped(step=step, path=str(checkpoint), continues=False)
+                )
+        return Stake(steps, list(self._role.levels), saves=is_copied, is_copied=is_copied)
 
     # --- falling out of an epoch ------------------------------------------------------------------
 
@@ -320,7 +364,7 @@ class LastMember:
         directory = self._checkpoints.directory
         if directory is None:
             return None
-        path = mark_path(directory, run)
+        path = self._mark_path(directory, run)
         unfinished = read_mark(path)
         if unfinished is None or unfinished.is_of(run):
             return unfinished
@@ -375,9 +419,12 @@ class LastMember:
     def forget_mark(self) -> None:
         """Remove the mark of the epoch that this member resumed: it is over, or lost."""
         assert self._checkpoints.directory is not None, "the mark was read there"
-        mark_path(self._checkpoints.directory, self._ports.feed.run).unlink(missing_ok=True)
+        self._mark_path(self._checkpoints.directory, self._ports.feed.run).unlink(missing_ok=True)
         self._resumed = None
         self.will_attest = False
+
+    def _mark_path(self, directory: Path, run: Run) -> Path:
+        return mark_path(directory, run, self._ports.coordinator.wallet)
 
     def attested(self) -> None:
         """Record that the member has attested the model, or that the coordinator refused it."""

@@ -203,6 +203,21 @@ class Member:
                 event_types.Left(finished=self._ports.feed.run.state is RunState.FINISHED)
             )
 
+    @property
+    def has_unsaved_steps(self) -> bool:
+        """Return whether the replica has trained steps that are in no checkpoint."""
+        return self._replica is not None and self._last.unsaved_steps() > 0
+
+    async def copy_if_nobody_left(self) -> Stake | None:
+        """Save a copy of the model if all members have left its epoch. Return what the run loses.
+
+        Members that are stopped in the same moment each see the others, and none of them saves.
+        """
+        if self._replica is None or self._last.stays:
+            return None
+        step = self._start_step if self._rounds is None else self._rounds.step
+        return await self._last.copy_if_nobody_left(self._replica, step)
+
     # --- epochs -----------------------------------------------------------------------------------
 
     async def _epochs(self) -> None:

@@ -68,8 +68,8 @@ class Ticker:
         self._state: tuple[RunState, int] | None = None
         self._report_wait = report_wait
         self._will_attest = will_attest
-        self._waited_in: tuple[int, int] | None = None
-        """The epoch whose last member did not come back in time."""
+        self._wait_began: tuple[tuple[int, int], float] | None = None
+        """The epoch whose last member this member waits for, and since when."""
 
     async def run(self) -> None:
         """Tick whenever a tick is due and no other member was first, until cancelled."""
@@ -102,7 +102,7 @@ class Ticker:
         epoch = (run.epoch, run.epoch_started_at)
         ends = last_member_wait_ends(run, view.members, view.model)
         # Where members keep no seats, the coordinator drops an absent one.
-        if ends is None or epoch == self._waited_in or not self._coordinator.keeps_seats:
+        if ends is None or not self._coordinator.keeps_seats:
             return 0.0
         last = last_member(run, view.members, view.model)
         is_own = view.members.find(self._coordinator.wallet) == last
@@ -112,11 +112,13 @@ class Ticker:
         late = now - (ends - HOLDERS_WAIT)
         if late < 0:
             return 0.0  # nothing is due yet except the draw of a seed
-        if now >= ends:
-            self._waited_in = epoch  # later states of the epoch are not waited for again
-        elif late >= _REPORT_WAIT_AFTER and not is_own:
+        if self._wait_began is None or self._wait_began[0] != epoch:
+            self._wait_began = epoch, now
+        # Later states of the epoch have no wait of their own.
+        ends_in = min(ends, self._wait_began[1] + HOLDERS_WAIT) - now
+        if ends_in > 0 and late >= _REPORT_WAIT_AFTER and not is_own:
             self._report_wait(view)
-        return ends - now
+        return ends_in
 
     def _held_back(self) -> float:
         """Return the seconds until this member may tick, 0 or less if it may."""

@@ -13,7 +13,7 @@ STALL_S = 2.0
 """Seconds without a byte after which a fetch asks any member for any piece."""
 FAIR = 0.5
 """Part of an equal share of a late blob that a relay must have sent to be relied on further."""
-_BEGINNING = 0.25
+_BEGINNING = 0.5
 """Part of the expected time in which a fetch is never late."""
 STRIKES = 3
 """Pieces that a peer may fail to send before a fetch stops asking it."""
@@ -113,7 +113,7 @@ class PieceFetch:
         return self._next(wanted if peer == self.author else wanted & ~twice)
 
     def _is_late(self, now: float) -> bool:
-        """Return whether the fetch is behind a steady pace, after a quarter of the time."""
+        """Return whether the fetch is behind a steady pace, after half of the time."""
         spent = (now - self.started) / self.expected_s
         return spent > _BEGINNING and self.pieces.held.bit_count() < spent * self.pieces.count
 

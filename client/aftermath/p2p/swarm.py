@@ -305,7 +305,7 @@ class Swarms:
         """
         uplink = self._uplinks.get(author, 0.0)
         alone_s = sent / uplink if uplink else deadline_s
-        return max(LEAST_EXPECTED_S, min(SLACK * alone_s, deadline_s / 2))
+        return min(max(LEAST_EXPECTED_S, SLACK * alone_s), deadline_s / 2)
 
     def _strong(self, members: set[bytes]) -> frozenset[bytes]:
         """Return the members that relay a blob to the others: see `strongest`.

@@ -8,13 +8,14 @@ epoch, so a member that leaves does not move the others.
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from itertools import islice
 
 from aftermath.base.bounded import U64_MAX
 from aftermath.rules import bitmap
 from aftermath.rules.members import Members
 from aftermath.rules.run import MAX_VERDICTS, MAX_WITNESSES, Round, Run
-from aftermath.rules.state import Committee, MemberState
+from aftermath.rules.state import Committee, MemberState, RunState
 
 WITNESS = b"witness"
 COMMITTEE = b"committee"
@@ -211,6 +212,30 @@ def cooldown_electees(run: Run, members: Members, level: int) -> tuple[int, ...]
     among = members.judges & holders if heard else holders
     in_order = (seat for seat in ordered(run.current, COOLDOWN) if bitmap.contains(among, seat))
     return tuple(islice((seat for seat in in_order if _is_seated(members, seat)), MAX_WITNESSES))
+
+
+def attests_alone(run: Run, members: Members, seat: int) -> bool:
+    """Return whether this member's statements attest all its levels if no other holder makes one.
+
+    At the end of a cooldown, half of a level's committee is enough, and members that left still
+    count in its size. More than half is needed if one of them left and this member is new to the
+    level. Levels that are attested already need no statement.
+    """
+    if run.state is not RunState.COOLDOWN:
+        # As when the cooldown begins, if the program then finds that this member delivered.
+        will_be_proven = members.judges & members.healthy | 1 << seat
+        members = replace(members, proven=members.proven | will_be_proven)
+    known_before = bitmap.contains(members.established, seat)
+    for level in range(members.seats[seat].tier, run.levels):
+        if run.state is RunState.COOLDOWN and run.levels_attested >> level & 1:
+            continue
+        electees = cooldown_electees(run, members, level)
+        others = [other for other in electees if other != seat]
+        any_left = any(members.seats[other].state is not MemberState.HEALTHY for other in others)
+        is_new = bool(run.levels_established >> level & 1) and not known_before
+        if seat not in electees or 2 * len(others) + (any_left and is_new) > len(electees):
+            return False
+    return bitmap.contains(members.proven, seat)
 
 
 def levels_to_attest(run: Run, members: Members, seat: int) -> tuple[int, ...]:

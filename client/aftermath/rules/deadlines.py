@@ -102,8 +102,7 @@ def last_member(run: Run, members: Members, model: Model) -> int | None:
 
     If such an epoch ends without its attestation, these steps are lost. None for an epoch without a
     step, and if a checkpoint has its steps. An attestation is not enough: a member that comes back
-    after the epoch joins without a model. None too if the program would refuse its attestation:
-    from a newcomer that delivered no result in the epoch.
+    after the epoch joins without a model. None too if its attestation cannot be enough.
     """
     healthy = members.mask(MemberState.HEALTHY)
     has_rounds = run.state.training or run.state is RunState.COOLDOWN
@@ -111,7 +110,8 @@ def last_member(run: Run, members: Members, model: Model) -> int | None:
         return None
     if healthy.bit_count() != 1:
         return None
-    return next(bitmap.seats(healthy & (members.proven | members.judges)), None)
+    (seat,) = bitmap.seats(healthy)
+    return seat if committee.attests_alone(run, members, seat) else None
 
 
 def last_member_wait_ends(run: Run, members: Members, model: Model) -> int | None:

@@ -299,6 +299,8 @@ class SimulatedRun:
         await self._end(sim_member)
         with contextlib.suppress(CoordinatorError):
             await sim_member.member.leave()
+            if sim_member.member.has_unsaved_steps:
+                await sim_member.member.copy_if_nobody_left()
         self.network.crash(sim_member.id)
 
     async def _end(self, sim_member: SimMember) -> None:

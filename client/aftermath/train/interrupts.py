@@ -76,6 +76,11 @@ class Interrupts:
         if self._signals:
             self._ends_in(EXIT_SECONDS)
 
+    def saves_for(self, seconds: float) -> None:
+        """Give the work this time to save after it has left."""
+        if self._signals:
+            self._ends_in(EXIT_SECONDS + seconds)
+
     def wait_for_another(self) -> None:
         """Stop the timeout and let the work continue. The next signal counts as the first."""
         self._signals = 0

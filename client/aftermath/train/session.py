@@ -32,7 +32,7 @@ from aftermath.events import event_types
 from aftermath.events.console import show_debug_logs
 from aftermath.events.stream import Events, LogWarnings
 from aftermath.events.text import LOADING
-from aftermath.member.stake import find_loss
+from aftermath.member.stake import SAVE_SECONDS, find_loss
 from aftermath.member.status_events import StatusEvents
 from aftermath.p2p.discovery import Directory, addresses_of, local_discovery_dir, parse_static_peers
 from aftermath.p2p.iroh import IrohTransport, open_iroh
@@ -290,6 +290,9 @@ async def _life(
             interrupts.saved()
             if run_exists:
                 await _leave(member, events, interrupts.leaving())
+                if departure.lost is None and member.has_unsaved_steps:
+                    interrupts.saves_for(SAVE_SECONDS)
+                    departure.lost = await member.copy_if_nobody_left()
 
 
 async def _leave(member: Member, events: Events, seconds: float) -> None:
