@@ -11,7 +11,7 @@ from safetensors.torch import load, save
 from aftermath.data.bytelevel import byte_tokenizer
 from aftermath.data.data_server import load_server_settings
 from aftermath.data.source import DataError
-from aftermath.lab.saving import STATE, Counters, load_state, save_state
+from aftermath.lab.saved_state import STATE, Counters, load_state, save_state
 from aftermath.member.private_state import _Binding, _read, _save
 from aftermath.member.state_roots import StateRoot
 from aftermath.model.json_documents import CheckpointError

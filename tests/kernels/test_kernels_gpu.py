@@ -444,7 +444,7 @@ def test_gpu_kernels_compile_without_fused_rounding(name: str) -> None:
     from triton.compiler import ASTSource, compile
 
     module, _, own = name.rpartition(".")
-    kernels = importlib.import_module(f"aftermath.kernels.{module or 'triton_blocks'}")
+    kernels = importlib.import_module(f"aftermath.kernels.{module or 'triton_topk'}")
     kernel: Any = getattr(kernels, own)
     types, constants = KERNELS[name]
     signature = {key: types.get(key, "constexpr") for key in kernel.arg_names}

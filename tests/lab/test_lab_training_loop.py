@@ -18,7 +18,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from aftermath.lab.lab_events import EVENTS, Step
-from aftermath.lab.saving import STATE, load_state, only_here
+from aftermath.lab.saved_state import STATE, load_state, only_here
 from aftermath.lab.training_loop import CHECKPOINT, PLOT, TrainingLoop
 from aftermath.model.arch.llama_config import LlamaConfig
 from aftermath.model.checkpoint import load

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from aftermath.member.payloads import Downloads
+from aftermath.member.downloads import Downloads
 from aftermath.p2p.transport import TransportError
 from aftermath.sim.virtual_time import run_virtual
 

@@ -29,7 +29,7 @@ from aftermath.lab.data_split import DataSplit
 from aftermath.lab.held_out import loss_on
 from aftermath.lab.lab_events import EVENTS
 from aftermath.lab.recipe import Recipe
-from aftermath.lab.saving import LOCK, STATE, Counters, load_state, only_here, save_state
+from aftermath.lab.saved_state import LOCK, STATE, Counters, load_state, only_here, save_state
 from aftermath.lab.settings import options_of
 from aftermath.lab.setup import Start
 from aftermath.lab.trainer import Stepped

@@ -18,7 +18,7 @@ from aftermath.member.retry import Duty
 from aftermath.rules.announcements import Commitment, decode_announcement
 from aftermath.rules.bitmap import MAX_MEMBERS
 from aftermath.rules.consensus import Fingerprint, unpack_fingerprints
-from aftermath.rules.deadlines import TICK_STEP, tick_order
+from aftermath.rules.deadlines import tick_delay, tick_order
 from aftermath.rules.run import Attestation
 from aftermath.rules.state import MemberState
 
@@ -121,7 +121,7 @@ async def show_equivocation(ports: Ports, seat: int, commitment: Commitment, pai
     ]
     if seat not in order:
         return
-    await ports.clock.sleep(TICK_STEP * order.index(seat))
+    await ports.clock.sleep(tick_delay(order.index(seat)))
 
     def is_needed() -> bool:
         run = ports.feed.run

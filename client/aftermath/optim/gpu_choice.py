@@ -13,7 +13,7 @@ from aftermath.optim import triton_gate
 from aftermath.optim.lattice import LEAST, MOST, SMALLEST, fraction_bits, quantise
 from aftermath.optim.transform import ZERO_BELOW, strongest
 
-_LARGEST_BLOCK = 1 << 14  # `kernels.triton_blocks.choose` holds every number of a block at once
+_LARGEST_BLOCK = 1 << 14  # `kernels.triton_topk.choose` holds every number of a block at once
 _PROVED = 16  # blocks of the comparison
 
 
@@ -50,7 +50,7 @@ def choose(coefficients: Tensor, topk: int, smallest: float, bits: int) -> tuple
 
     `bits` is 1 or 2 for lattice values, and 0 for floats.
     """
-    from aftermath.kernels import triton_blocks
+    from aftermath.kernels import triton_topk
 
     blocks, size = coefficients.shape
     indices = torch.empty(blocks, topk, dtype=torch.int64, device=coefficients.device)
@@ -63,7 +63,7 @@ def choose(coefficients: Tensor, topk: int, smallest: float, bits: int) -> tuple
         "FRACTION": fraction_bits(topk),
         "WHOLE": topk >= size,
     }
-    triton_blocks.choose[(blocks,)](
+    triton_topk.choose[(blocks,)](
         coefficients.contiguous(),
         indices,
         values,
@@ -72,7 +72,7 @@ def choose(coefficients: Tensor, topk: int, smallest: float, bits: int) -> tuple
         **how,
         LEAST=LEAST,
         MOST=MOST,
-        **triton_blocks.EXACT,
+        **triton_topk.EXACT,
     )
     return indices, values
 

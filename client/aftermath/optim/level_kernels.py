@@ -73,9 +73,9 @@ def part_numbers(layout: LevelLayout, device: torch.device) -> Tensor:
 
 def how(**constants: int) -> dict[str, Any]:
     """Return the constants and options of every kernel, plus `constants`."""
-    from aftermath.kernels import triton_blocks, triton_levels
+    from aftermath.kernels import triton_levels, triton_topk
 
-    return {"COLUMNS": triton_levels.COLUMNS, "LANES": LANES, **constants, **triton_blocks.EXACT}
+    return {"COLUMNS": triton_levels.COLUMNS, "LANES": LANES, **constants, **triton_topk.EXACT}
 
 
 def on_device(device: torch.device) -> contextlib.AbstractContextManager[object]:
@@ -94,14 +94,14 @@ def add(table: LevelTensors, decay: float, factor: float) -> None:
 
 def take(rows: Tensor, indices: Tensor, values: Tensor) -> None:
     """rows [blocks, h, w] <- rows - values at the used indices [blocks, topk]."""
-    from aftermath.kernels import triton_blocks, triton_levels
+    from aftermath.kernels import triton_levels, triton_topk
 
     blocks, topk = indices.shape
     with on_device(rows.device):
         triton_levels.subtract_sent[(blocks, -(-topk // LANES))](
             *(rows, indices.contiguous(), values.contiguous(), rows[0].numel(), topk),
             LANES=LANES,
-            **triton_blocks.EXACT,
+            **triton_topk.EXACT,
         )
 
 

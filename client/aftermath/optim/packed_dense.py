@@ -163,7 +163,7 @@ def encoded(layout: LevelLayout, chosen: Sequence[tuple[Tensor, Tensor]], value_
 
     `chosen` has int64 indices and fp32 lattice values, [blocks, numbers], for each group.
     """
-    from aftermath.kernels import triton_blocks, triton_levels
+    from aftermath.kernels import triton_levels, triton_topk
 
     device = chosen[0][0].device
     codes = torch.zeros(layout.numbers, dtype=torch.uint8, device=device)
@@ -184,7 +184,7 @@ def encoded(layout: LevelLayout, chosen: Sequence[tuple[Tensor, Tensor]], value_
                 ),
                 LANES=level_kernels.LANES,
                 LEAST=LEAST,
-                **triton_blocks.EXACT,
+                **triton_topk.EXACT,
             )
     at = digits_at(layout.blocks)
     size = digits.size_of(layout.numbers, value_bits)
@@ -196,7 +196,7 @@ def encoded(layout: LevelLayout, chosen: Sequence[tuple[Tensor, Tensor]], value_
 
 def pack_codes(codes: Tensor, octets: Tensor, count: int, value_bits: int) -> None:
     """Pack codes of digits, uint8 [count], into `octets`, uint8, like `digits.to_bytes`."""
-    from aftermath.kernels import triton_blocks, triton_sparse
+    from aftermath.kernels import triton_sparse, triton_topk
 
     together, width = digits.PACKED[value_bits]
     lanes = level_kernels.LANES
@@ -207,7 +207,7 @@ def pack_codes(codes: Tensor, octets: Tensor, count: int, value_bits: int) -> No
             TOGETHER=together,
             WIDTH=width,
             RADIX=1 + (1 << value_bits),
-            **triton_blocks.EXACT,
+            **triton_topk.EXACT,
         )
 
 

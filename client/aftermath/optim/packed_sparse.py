@@ -95,14 +95,14 @@ class SparseLevel:
 
     def sizes(self) -> dict[str, Any]:
         """Return the constants of all kernels."""
-        from aftermath.kernels import triton_blocks, triton_sparse
+        from aftermath.kernels import triton_sparse, triton_topk
 
         return {
             "COLUMNS": triton_sparse.COLUMNS,
             "LANES": self.lanes,
             "EXPONENTS": MOST - LEAST + 1 if self.has_exponents else 0,
             "SIZES": self.value_bits == 2,
-            **triton_blocks.EXACT,
+            **triton_topk.EXACT,
         }
 
     @property
@@ -198,7 +198,7 @@ def sign_means(
 
     Means are those of `optim.exact_signs`. A large group comes in several pieces, in order.
     """
-    from aftermath.kernels import triton_blocks, triton_sparse
+    from aftermath.kernels import triton_sparse, triton_topk
 
     for number, _, sums in group_sums(votes, of, most=1):
         group = of.layout.groups[number]
@@ -208,7 +208,7 @@ def sign_means(
                 *(sums, means, sums.numel()),
                 MEAN_BITS=mean_bits,
                 LANES=level_kernels.LANES,
-                **triton_blocks.EXACT,
+                **triton_topk.EXACT,
             )
         yield number, means.view(-1, group.height, group.width)
 

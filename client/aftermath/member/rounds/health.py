@@ -15,7 +15,7 @@ from aftermath.member.retry import Duty
 from aftermath.rules import bitmap, eviction
 from aftermath.rules.committee import round_quorum
 from aftermath.rules.consensus import left_out, scores
-from aftermath.rules.deadlines import TICK_STEP, tick_order
+from aftermath.rules.deadlines import tick_delay, tick_order
 from aftermath.rules.members import Members
 from aftermath.rules.run import Run
 from aftermath.rules.state import MemberState
@@ -79,7 +79,7 @@ async def report_undelivered(ports: Ports, absences: AbsenceReports, run: Run, s
     reporters = [other for other in tick_order(run, members) if not bitmap.contains(missing, other)]
     if not missing or seat not in reporters:
         return
-    await ports.clock.sleep(TICK_STEP * reporters.index(seat))
+    await ports.clock.sleep(tick_delay(reporters.index(seat)))
     missing &= ports.feed.members.mask(MemberState.HEALTHY)
 
     def current() -> bool:
