@@ -72,8 +72,7 @@ class Oracle(Transitions):
             if enough:
                 self._enter(RunState.WAITING_FOR_MEMBERS)
             elif first_awaited and (
-                not self._passed(self.waiting_since, DAY)
-                or self._passed(self.since, self.longest_latecomer_wait)
+                not self._passed(self.waiting_since, DAY) or self._passed(self.since, DAY)
             ):
                 self.since = self.now
         self._follow()

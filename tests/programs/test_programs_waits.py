@@ -138,24 +138,6 @@ def test_first_returner_after_a_day_leaves_time_for_others(world: World) -> None
     assert (run.run.model_source, run.run.levels_lost) == (ModelSource.PEERS, 0)
 
 
-def test_member_that_came_and_went_leaves_time_for_others(world: World) -> None:
-    """It restarted the time for latecomers after the first day, hours before the others return."""
-    run = founded(world, THREE)
-    join(run, dict.fromkeys(NEWCOMERS, 0))
-    world.advance(HOLDERS_WAIT + HALF_DAY)
-    run.join(1, tier=1).ok()
-    run.by(1, "leave_run").ok()
-    world.advance(HALF_DAY // 2)
-    run.join(2, tier=2).ok()
-    wait = run.run.config.waiting_for_members_extra_time + run.run.config.warmup_time
-    assert next_deadline(run.run, run.members, run.model) == world.now + wait
-    run.tick(20).refused("NothingToTick")
-    join(run, {0: 0, 1: 1})
-    world.advance(6)
-    run.tick(20).ok()
-    assert (run.run.model_source, run.run.levels_lost) == (ModelSource.PEERS, 0)
-
-
 def test_member_that_comes_again_adds_no_time_after_a_day(world: World) -> None:
     run = founded(world, THREE)
     join(run, dict.fromkeys(NEWCOMERS, 0))
@@ -168,6 +150,24 @@ def test_member_that_comes_again_adds_no_time_after_a_day(world: World) -> None:
         world.advance(10)
         run.join(2, tier=2).ok()
         assert next_deadline(run.run, run.members, run.model) == deadline
+
+
+def test_join_after_a_day_begins_epoch_that_is_due(world: World) -> None:
+    """A member that joins and leaves in the second of the deadline could stop the run otherwise."""
+    run = founded(world, THREE, saved=True)
+    run.owner("set_paused", True).ok()
+    run.owner("rewind", 0, run.model.checkpoint_step).ok()
+    run.owner("set_paused", False).ok()
+    join(run, dict.fromkeys(NEWCOMERS, 0))
+    world.advance(HOLDERS_WAIT - 10)
+    run.join(2, tier=2).ok()  # the time for latecomers starts again
+    run.by(2, "leave_run").ok()
+    wait = run.run.config.waiting_for_members_extra_time + run.run.config.warmup_time
+    world.advance(wait - 1)
+    run.tick(20).refused("NothingToTick")
+    world.advance(1)
+    run.join(2, tier=2).ok()
+    assert run.run.state is RunState.WARMUP
 
 
 def test_established_member_takes_over_claim_of_newcomers(world: World) -> None:

@@ -559,7 +559,8 @@ class Transitions:
                 awaits_a_day = True
         if self._newcomers_alone(waiting):
             awaits_a_day |= bool(self.epoch_since)
-            extra = max(extra, 0 if self.epoch_since else self.longest_latecomer_wait)
+            rewound = self.config.waiting_for_members_extra_time + self.config.warmup_time
+            extra = max(extra, 0 if self.epoch_since else rewound)
         if (
             not self._passed(self.since, extra)
             or (awaits_a_day and not self._passed(self.waiting_since, DAY))
@@ -568,11 +569,6 @@ class Transitions:
             return False
         self._begin(waiting)
         return True
-
-    @property
-    def longest_latecomer_wait(self) -> int:
-        """Seconds that an epoch waits if an absent member holds a level that no checkpoint has."""
-        return self.config.waiting_for_members_extra_time + self.config.warmup_time
 
     def _newcomers_alone(self, waiting: int) -> bool:
         """Return whether no established member waits, or only one or two whose epoch was undone,

@@ -65,10 +65,10 @@ pub fn join_run(ctx: &mut Context<JoinRun>, params: &JoinParams) -> Result<()> {
             run.enter(run_state::WAITING_FOR_MEMBERS, moment.now);
         } else if awaited_others && !awaits_others(run, &accounts.members) {
             // The time for latecomers starts again: after an outage all members come back, but not in the same second.
-            // After the first day it starts again only if it is over. Otherwise, one member that leaves and joins again
-            // could stop the run.
-            let in_day = !elapsed(moment.now, run.waiting_since, HOLDERS_WAIT);
-            if in_day || elapsed(moment.now, run.state_started_at, run.config.longest_latecomer_wait()) {
+            // After the first day it does so once a day. Otherwise, one member that leaves and joins again could stop the
+            // run.
+            let day_is_over = elapsed(moment.now, run.waiting_since, HOLDERS_WAIT);
+            if !day_is_over || elapsed(moment.now, run.state_started_at, HOLDERS_WAIT) {
                 run.state_started_at = moment.now;
             }
         }
