@@ -61,7 +61,7 @@ SAVES = 16
 """How often a training is saved on its way."""
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 """The 97.5 % point of Student's t with 1, 2, ... degrees of freedom."""
-_OF_A_STEP = ("batch", "micro_batch", "device")
+_OF_A_STEP = ("batch", "seq_len", "micro_batch", "device")
 """The keys of a size's table that are not the model's."""
 _OWN = ("name", "question", "expected", "sizes", "steps", "lr", "seeds", "times", "against")
 
@@ -190,13 +190,14 @@ def settings_of(training: Training, places: dict[str, Path]) -> LabSettings:
     """What is said to the laboratory. Raises pydantic's ValidationError for what it does
     not know.
     """
+    size = _document()["size"][training.size]
     return with_options(
         **places,
         **training.said,
         lr=training.lr,
         seed=training.seed,
-        seq_len=SEQ_LEN,
-        micro_batch=_document()["size"][training.size].get("micro_batch", MICRO_BATCH),
+        seq_len=size.get("seq_len", SEQ_LEN),
+        micro_batch=size.get("micro_batch", MICRO_BATCH),
         eval_sequences=HELD_OUT,
     )
 
