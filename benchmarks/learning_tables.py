@@ -56,24 +56,21 @@ def table_of_realistic(measured: Mapping[str, Any]) -> str:
         "A machine's step has at least 4,096 tokens. *tokens worth*: the steps that one machine needs to\n"
         "the same loss, divided by the steps of a member. *worth*: that, times the share of a round spent\n"
         "training, with lines of 110 Mb/s up and 500 Mb/s down. *bytes* are per parameter and step. An\n"
-        "arm has one seed unless it says more."
+        "arm has one seed unless it says more. A dash: the loss is outside of what one machine reached."
     ]
     for parameters, found in measured.items():
         rows = []
         for name, arm in found["arms"].items():
             sent = f"{arm['bytes_per_parameter_step']:.4f}"
-            over = [_or_unknown(arm[f"loss_over_{other}"], "{:.3f}") for other in ("adamw", "muon")]
             muon = _or_unknown(arm["tokens_worth_muon"], "{:.1f}")
             seeds = f", {arm['seeds']} seeds" if arm["seeds"] > 1 else ""
             cells = (f"`{name}`{seeds}", arm["members"], sent, f"{arm['held_out']:.3f}")
-            rows.append((*cells, *over, *_worths(arm), muon))
+            rows.append((*cells, *_worths(arm), muon))
         heads = (
             "arm",
             "members",
             "bytes",
             "held out",
-            "over `adamw-8x`",
-            "over `muon-8x`",
             "tokens worth",
             "worth, 2 s a step",
             "0.5 s a step",
@@ -130,7 +127,7 @@ def in_words(settings: Mapping[str, Any]) -> str:
         "orthogonal_lr": "orthogonal_lr",
     }
     return ", ".join(
-        f"`{key} = {json.dumps(settings[name])}`" for name, key in named.items() if name in settings
+        f"`{key}={json.dumps(settings[name])}`" for name, key in named.items() if name in settings
     )
 
 

@@ -365,7 +365,7 @@ def test_choices_name_settings_and_worth() -> None:
         {"1M": {"recommended": {"8": "rare"}, "line": "1/2 Mb/s", "arms": {"rare": arm}}}
     )
     assert shown.splitlines()[-1] == (
-        '| 1M | 8 | 1/2 Mb/s | `inner_steps = 15`, `divisor = "all"` | 5.5 | 5.4 | – |'
+        '| 1M | 8 | 1/2 Mb/s | `inner_steps=15`, `divisor="all"` | 5.5 | 5.4 | – |'
     )
 
 
