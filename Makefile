@@ -90,12 +90,12 @@ lint: $(STAMP)  ## style, ruff, mypy, and clippy where cargo is
 	@if command -v cargo >/dev/null; then cargo fmt --all -- --check && cargo clippy --quiet --all-targets -- -D warnings; else echo "no cargo here: Rust lints skipped"; fi
 
 # The pages that are made from something else: commands from their help, keys from their classes, figures from benchmarks/measured.
-docs: $(STAMP)  ## write the generated pages: commands, config, measurements
+docs: $(STAMP)  ## write the generated pages and tables: commands, config, measurements
 	$(RUN) -m aftermath.cli.commands_page docs/commands.md
 	$(RUN) -m aftermath.server.commands_page docs/commands-centralized.md
 	$(RUN) -m aftermath.cli.config_page docs/config.md
 	$(RUN) benchmarks/plots.py docs/assets
-	$(RUN) benchmarks/quote.py docs/measurements.md
+	$(RUN) benchmarks/quote.py docs/measurements.md docs/experiments.md
 
 site: $(STAMP)  ## the documentation as a site, in runs/site
 	$(RUN) -m mkdocs build -f config/site/mkdocs.yml

@@ -61,7 +61,7 @@ SAVES = 16
 """How often a training is saved on its way."""
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 """The 97.5 % point of Student's t with 1, 2, ... degrees of freedom."""
-_OF_A_STEP = ("batch", "micro_batch", "device")
+_OF_A_STEP = ("batch", "seq_len", "micro_batch", "device", "recommended")
 """The keys of a size's table that are not the model's."""
 _OWN = ("name", "question", "expected", "sizes", "steps", "lr", "seeds", "times", "against")
 
@@ -190,13 +190,14 @@ def settings_of(training: Training, places: dict[str, Path]) -> LabSettings:
     """Return the training's `LabSettings`. Raises pydantic's ValidationError for an unknown
     setting.
     """
+    size = _document()["size"][training.size]
     return with_options(
         **places,
         **training.said,
         lr=training.lr,
         seed=training.seed,
-        seq_len=SEQ_LEN,
-        micro_batch=_document()["size"][training.size].get("micro_batch", MICRO_BATCH),
+        seq_len=size.get("seq_len", SEQ_LEN),
+        micro_batch=size.get("micro_batch", MICRO_BATCH),
         eval_sequences=HELD_OUT,
     )
 
@@ -302,6 +303,18 @@ def winner(members: int) -> str | None:
     """The default arm with this number of members."""
     named: str | None = _document()["winner"].get(str(members))
     return named
+
+
+def recommended(size: str) -> dict[str, str]:
+    """The arms that docs/experiments.md recommends at a size, by the number of members."""
+    named: dict[str, str] = _document()["size"][size].get("recommended", {})
+    return named
+
+
+def step_tokens(size: str) -> int:
+    """Tokens of one machine in a step."""
+    table = _document()["size"][size]
+    return int(table["batch"] * table.get("seq_len", SEQ_LEN))
 
 
 def missing(size: str, names: set[str] | None = None, source: Path = ARMS) -> Iterator[Training]:

@@ -6,13 +6,16 @@ the figures of its benchmark.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import json
+from collections.abc import Container, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
 # the arm of eight members that learns most, as benchmarks/arms.toml names it
 WINNER = "outer-4-muon"
 UNKNOWN = "–"  # a figure that was not measured
+# the key of the figures with steps of realistic length, next to those of the sizes
+REALISTIC = "realistic"
 
 
 def table(heads: Iterable[object], rows: Iterable[Iterable[object]]) -> str:
@@ -22,11 +25,110 @@ def table(heads: Iterable[object], rows: Iterable[Iterable[object]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def processors_of(found: Mapping[str, Any]) -> list[str]:
-    """Return the processors for which a size has a worth."""
-    ends = [end for arm in found["arms"].values() for end in arm["ends"]]
-    each = (end.get("against_adamw", {}).get("by_processor", {}) for end in ends)
-    return sorted({machine for one in each for machine in one})
+def sizes_of(figures: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the figures of worth.py by size."""
+    return {size: found for size, found in figures.items() if size != REALISTIC}
+
+
+def table_of_choices(measured: Mapping[str, Any]) -> str:
+    """Return the recommended settings by model size and members, and their worth."""
+    heads = (
+        "model",
+        "members",
+        "line",
+        "settings",
+        "tokens worth",
+        "worth, 2 s a step",
+        "0.5 s a step",
+    )
+    rows = []
+    for parameters, found in measured.items():
+        for members, name in found["recommended"].items():
+            arm = found["arms"][name]
+            settings = in_words(arm["settings"])
+            rows.append((parameters, members, found["line"], settings, *_worths(arm)))
+    return table(heads, rows)
+
+
+def table_of_realistic(measured: Mapping[str, Any]) -> str:
+    """Return what members reached with steps of realistic length."""
+    parts = [
+        "A machine's step has at least 4,096 tokens. *tokens worth*: the steps that one machine needs to\n"
+        "the same loss, divided by the steps of a member. *worth*: that, times the share of a round spent\n"
+        "training, with lines of 110 Mb/s up and 500 Mb/s down. *bytes* are per parameter and step. An\n"
+        "arm has one seed unless it says more. A dash: the loss is outside of what one machine reached."
+    ]
+    for parameters, found in measured.items():
+        rows = []
+        for name, arm in found["arms"].items():
+            sent = f"{arm['bytes_per_parameter_step']:.4f}"
+            muon = _or_unknown(arm["tokens_worth_muon"], "{:.1f}")
+            seeds = f", {arm['seeds']} seeds" if arm["seeds"] > 1 else ""
+            cells = (f"`{name}`{seeds}", arm["members"], sent, f"{arm['held_out']:.3f}")
+            rows.append((*cells, *_worths(arm), muon))
+        heads = (
+            "arm",
+            "members",
+            "bytes",
+            "held out",
+            "tokens worth",
+            "worth, 2 s a step",
+            "0.5 s a step",
+            "against `muon`",
+        )
+        parts.append(f"### {parameters} parameters, steps of realistic length")
+        parts.append("\n".join(_alone(found["alone"])))
+        parts.append(table(heads, rows))
+    return "\n\n".join(parts)
+
+
+def table_of_independent(measured: Mapping[str, Any]) -> str:
+    """Return what another code than this one found with larger models."""
+    least = min(measured["alone"].values())
+    rows = []
+    for arm in measured["arms"]:
+        sent = _or_unknown(arm["bytes"], "{:.4f}")
+        beyond = arm["tokens_worth"] is None and arm["held_out"] < least
+        worth = "more than 8" if beyond else _or_unknown(arm["tokens_worth"], "{:.1f}")
+        rows.append((arm["arm"], sent, f"{arm['held_out']:.3f}", worth))
+    note = (
+        f"This table is from {measured['what']}. {measured['model']}; {measured['members']} members with "
+        f"{measured['tokens_of_member_step']:,} tokens per step and {measured['steps']:,} steps; Muon "
+        "inside, all numbers in 2 bits unless it says otherwise."
+    )
+    return f"### Another laboratory\n\n{note}\n\n{table(('arm', 'bytes', 'held out', 'tokens worth'), rows)}"
+
+
+def _alone(measured: Mapping[str, Mapping[str, float]]) -> Iterable[str]:
+    """Yield for each arm of one machine its losses by steps."""
+    for name, losses in measured.items():
+        ends = [f"{loss:.3f} after {int(steps):,}" for steps, loss in losses.items()]
+        yield f"- One machine, `{name}`: held out {', '.join(ends)} steps."
+
+
+def _worths(arm: Mapping[str, Any]) -> tuple[str, ...]:
+    values = (arm["tokens_worth_adamw"], *arm["worth_adamw"].values())
+    return tuple(_or_unknown(value, "{:.1f}") for value in values)
+
+
+def _or_unknown(value: float | None, shown: str) -> str:
+    return UNKNOWN if value is None else shown.format(value)
+
+
+def in_words(settings: Mapping[str, Any]) -> str:
+    """Return an arm's settings as keys of a config."""
+    named = {
+        "inner_steps": "inner_steps",
+        "inner_optimizer": "inner_optimizer",
+        "topk": "compression_topk",
+        "mean": "divisor",
+        "outer_lr": "outer_lr",
+        "outer_momentum": "outer_momentum",
+        "orthogonal_lr": "orthogonal_lr",
+    }
+    return ", ".join(
+        f"`{key}={json.dumps(settings[name])}`" for name, key in named.items() if name in settings
+    )
 
 
 def table_of_worth(measured: Mapping[str, Any]) -> str:
@@ -45,9 +147,7 @@ def table_of_worth(measured: Mapping[str, Any]) -> str:
         ends = found["arms"].get(WINNER, {"ends": []})["ends"]
         if not ends or (against := ends[-1].get("against_adamw")) is None:
             continue
-        for machine in processors_of(found):
-            if (told := against["by_processor"].get(machine)) is None:
-                continue
+        for machine, told in sorted(against["by_processor"].items())[:1]:
             needed = found["step_seconds_for"][machine].values()
             rows.append(
                 (
@@ -127,48 +227,54 @@ def is_at_edge(end: Mapping[str, Any]) -> bool:
     return f"{end['lr']:g}" in (min(end["by_rate"], key=float), max(end["by_rate"], key=float))
 
 
-def tables_of_arms(measured: Mapping[str, Any]) -> str:
-    """Return the longest training of every arm, size by size."""
+def tables_of_arms(measured: Mapping[str, Any], elsewhere: Container[str] = ()) -> str:
+    """Return the longest training of every arm, size by size.
+
+    Sizes in `elsewhere` have only pictures, because another section has their table.
+    """
     apart = {kind: f"{one['apart']:.3f}" for kind, one in measured["1M"]["noise"].items()}
     parts = [
-        "*held out* is the held-out loss in nats per byte after the longest training of each arm. *bytes*\n"
-        "is per parameter and step. *worth* is per CPU, as in the table of worth. Two trainings with\n"
-        f"different seeds differ in 95 % of cases by at most {apart['polar']} with Muon at the apply,\n"
-        f"{apart['machine']} for one machine, and {apart['mean']} with the mean or DisTrO.\n"
+        "*held out* is the held-out loss in nats per byte after the longest training of each arm; steps\n"
+        "are of one member. *bytes* is per parameter and step. Two trainings with different seeds differ\n"
+        f"in 95 % of cases by at most {apart['polar']} with Muon at the apply, {apart['machine']} for one\n"
+        f"machine, and {apart['mean']} with the mean or DisTrO.\n"
         "benchmarks/arms.toml describes each arm."
     ]
     for size, found in measured.items():
+        if len(found["arms"]) == 1:
+            continue
         rows = []
         for name, arm in found["arms"].items():
             end = arm["ends"][-1]
             reach = "" if end["interval"] is None else f" ± {end['interval']:.3f}"
             sent = arm["bytes_per_parameter_step"]
-            told = end.get("against_adamw", {}).get("by_processor", {})
-            values = [one["worth"] for one in told.values() if one.get("worth") is not None]
             rows.append(
                 (
                     f"`{name}`",
-                    arm["members"],
-                    end["steps"],
+                    f"{arm['members']}×{end['steps']}",
                     f"{end['held_out']:.3f}{reach}",
                     f"{sent:.4f}" if sent else UNKNOWN,
-                    ", ".join(f"{value:.2f}" for value in values) or UNKNOWN,
                 )
             )
-        heads = ("arm", "members", "steps", "held out", "bytes", "worth")
+        heads = ("arm", "members×steps", "held out", "bytes")
         parts.append(f"### {named(size)}")
         if is_plotted(found):
             parts.append(f"![loss by steps](assets/experiments-{size}.svg)")
-        parts.append(table(heads, rows))
+        if size not in elsewhere:
+            parts.append(table(heads, rows))
         if has_curve(found):
             parts.append(_bytes_at_loss(size, found["bytes_at_loss"]))
     return "\n\n".join(parts)
 
 
 def named(size: str) -> str:
-    """Return a size in words: its parameters, and the sequences of a step if the size says them."""
-    parameters, _, batch = size.partition("-")
-    sequences = f", {batch} sequences a step" if batch else ""
+    """Return a size in words: its parameters, and the step if the size names it: its sequences, or
+    `k` for thousands of tokens.
+    """
+    parameters, _, step = size.partition("-")
+    if step.endswith("k"):
+        return f"{parameters} parameters, {step} tokens a step"
+    sequences = f", {step} sequences a step" if step else ""
     return f"{parameters} parameters{sequences}"
 
 

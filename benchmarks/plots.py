@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from learning_tables import has_curve, is_plotted, named
-from quote import figures
+from quote import figures, sizes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -238,7 +238,7 @@ def main() -> None:
         sys.exit(__doc__)
     folder = Path(sys.argv[1])
     unequal = figures("heterogeneity")
-    for size, found in figures("worth").items():
+    for size, found in sizes().items():
         if is_plotted(found):
             draw(size, found, folder / f"experiments-{size}.svg")
         if has_curve(found):

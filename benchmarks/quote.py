@@ -1,8 +1,9 @@
-"""Write docs/measurements.md, the one page with measured figures; `make docs` calls it.
+"""Write docs/measurements.md, the page with measured figures; `make docs` calls it.
 
-    python benchmarks/quote.py docs/measurements.md
+    python benchmarks/quote.py docs/measurements.md docs/experiments.md
 
-All figures come from benchmarks/measured/*.json. The pictures are drawn by benchmarks/plots.py.
+It also writes the first table of docs/experiments.md, the settings to choose. All figures come from
+benchmarks/measured/*.json. The pictures are drawn by benchmarks/plots.py.
 """
 
 from __future__ import annotations
@@ -342,6 +343,21 @@ def unequal() -> str:
     return learning_tables.tables_of_unequal(figures("heterogeneity"), strips=figures("rolling"))
 
 
+def realistic() -> str:
+    own = learning_tables.table_of_realistic(figures("worth")[learning_tables.REALISTIC])
+    other = json.loads((MEASURED / "independent" / "lab.json").read_text())
+    return f"{own}\n\n{learning_tables.table_of_independent(other)}"
+
+
+def arms() -> str:
+    by_parameters = figures("worth")[learning_tables.REALISTIC].values()
+    return learning_tables.tables_of_arms(sizes(), {found["size"] for found in by_parameters})
+
+
+def sizes() -> dict[str, Any]:
+    return learning_tables.sizes_of(figures("worth"))
+
+
 SECTIONS: dict[str, tuple[Sequence[str], Callable[[], str]]] = {
     "The demonstration": (["demo"], demo),
     "Memory of a member": (["memory"], memory),
@@ -356,9 +372,10 @@ SECTIONS: dict[str, tuple[Sequence[str], Callable[[], str]]] = {
     "Recomputing a result": (["spread", "roots"], recomputing),
     "A small tier as draft model": (["draft"], drafts),
     "Attacks": (["hostile"], attacks),
-    "What joining is worth": (["worth"], lambda: learning_tables.table_of_worth(figures("worth"))),
-    "The bars": (["worth"], lambda: learning_tables.table_of_bars(figures("worth"))),
-    "Arms": (["worth"], lambda: learning_tables.tables_of_arms(figures("worth"))),
+    "Steps of realistic length": (["worth"], realistic),
+    "What joining is worth": (["worth"], lambda: learning_tables.table_of_worth(sizes())),
+    "The bars": (["worth"], lambda: learning_tables.table_of_bars(sizes())),
+    "Arms": (["worth"], arms),
     "Unequal members": (["heterogeneity", "rolling"], unequal),
     "Ideas": (["ideas"], lambda: learning_tables.table_of_ideas(figures("ideas"))),
 }
@@ -375,20 +392,34 @@ def page() -> str:
     return "\n".join(line if line.startswith("|") else _wrapped(line) for line in lines) + "\n"
 
 
+def with_choices(text: str) -> str:
+    """Return the text of a page with the current table of settings in place of its first table."""
+    lines = text.splitlines()
+    first = next(number for number, line in enumerate(lines) if line.startswith("|"))
+    last = next(number for number, line in enumerate(lines) if number > first and not line)
+    choices = learning_tables.table_of_choices(figures("worth")[learning_tables.REALISTIC])
+    return "\n".join([*lines[:first], choices, *lines[last:]]) + "\n"
+
+
 def _wrapped(line: str) -> str:
     indent = "  " * line.startswith("- ")
     return textwrap.fill(line, 100, subsequent_indent=indent, break_on_hyphens=False)
 
 
 def main() -> int:
-    """Write the page that is named."""
+    """Write the pages that are named."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("page", type=Path, metavar="PAGE", help="the Markdown page to write")
-    path = parser.parse_args().page
+    parser.add_argument(
+        "choices", type=Path, nargs="?", metavar="CHOICES", help="the page with settings to choose"
+    )
+    options = parser.parse_args()
     try:
-        path.write_text(page())
+        options.page.write_text(page())
+        if options.choices is not None:
+            options.choices.write_text(with_choices(options.choices.read_text()))
     except OSError as error:
         print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
         print("fix: name a file in a directory that exists", file=sys.stderr)

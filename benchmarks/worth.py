@@ -47,12 +47,14 @@ from arms import (
     train,
     winner,
 )
+from learning_tables import REALISTIC
 from protocol_time import seconds_of, shares, spread, step_seconds_for
+from realistic import realistic
 from seed_noise import Noise, kind_of, noise
 
 ROOT = Path(__file__).resolve().parent.parent
 WORK = ROOT / "runs" / "worth"
-SIZES = ("0.2M", "0.2M-16", "1M", "1M-16", "10M", "124M")
+SIZES = ("0.2M", "0.2M-16", "0.2M-4k", "1M", "1M-16", "10M", "10M-8k", "124M")
 MEMBERS = (4, 8, 16)
 WORTHS = (2, 4, 6)
 ALONE = ("adamw", "muon", "outer-alone")
@@ -408,7 +410,8 @@ def main() -> None:
         )
         return
     report = {size: of_size(size) for size in SIZES if (RUNS / f"{size}.jsonl").exists()}
-    print(json.dumps(report, indent=1) if given.json else table(report))
+    whole = {**report, REALISTIC: realistic(report)}
+    print(json.dumps(whole, indent=1) if given.json else table(report))
 
 
 if __name__ == "__main__":

@@ -50,11 +50,6 @@ ROOT = Path(__file__).parents[2]
             marks=pytest.mark.nightly,  # ten CPU seconds, for a model that only benchmarks use
         ),
         pytest.param(
-            ("momentum.py", "--members", "2", "--inner-steps", "1", "--rounds", "2"),
-            ("gain", "arms.mean.held_out.1", "arms.momentum.held_out.2", "tokens_of_step"),
-            marks=pytest.mark.nightly,  # a minute of training
-        ),
-        pytest.param(
             ("round.py", "--members", "3"),
             ("3.rounds", "3.overhead_ms", "3.cpu_ms", "3.cores_busy"),
             marks=pytest.mark.nightly,  # a local network for a minute; the others take seconds

@@ -33,12 +33,14 @@ def module(name: str) -> ModuleType:
 arms = module("arms")
 seed_noise = module("seed_noise")
 protocol_time = module("protocol_time")
-worth = module("worth")
 learning_tables = module("learning_tables")
+realistic = module("realistic")
+worth = module("worth")
 module("quote")  # plots reads figures with it
 CURVE = [(100, 3.0), (200, 2.0), (400, 2.0), (800, 1.0)]
 ALONE = [{"steps": steps, "held_out": loss} for steps, loss in CURVE]
-FIGURES = json.loads((BENCHMARKS / "measured" / "worth.json").read_text())["figures"]
+PRINTED = json.loads((BENCHMARKS / "measured" / "worth.json").read_text())["figures"]
+FIGURES = learning_tables.sizes_of(PRINTED)
 
 
 def members(steps: int = 400, **said: Any) -> Any:
@@ -309,6 +311,7 @@ def test_bytes_for_bar_name_their_neighbouring_arms() -> None:
 def test_size_names_its_parameters_and_batch() -> None:
     assert learning_tables.named("1M") == "1M parameters"
     assert learning_tables.named("0.2M-16") == "0.2M parameters, 16 sequences a step"
+    assert learning_tables.named("10M-8k") == "10M parameters, 8k tokens a step"
 
 
 def test_every_worth_arm_is_trainable_and_has_expectation() -> None:
@@ -324,6 +327,51 @@ def test_every_worth_arm_is_trainable_and_has_expectation() -> None:
         assert parameters > 100_000
         for training in arm.trainings:
             assert training.said["steps"] * training.inner_steps == training.steps
+
+
+def test_training_share_equals_hand_computation() -> None:
+    sent = 11_000_000
+    protocol = 1.5 * 0.4 + 4 * 0.1 + 7 * sent * 8 * (1 / 110e6 + 1 / 500e6)
+    share = realistic.training_share(members(), sent=sent, step_seconds=2.0)
+    assert share == pytest.approx(4 * 2 / (4 * 2 + protocol))
+    late = members(overlap="1")
+    assert realistic.training_share(late, sent=sent, step_seconds=2.0) == pytest.approx(1.0)
+    assert realistic.training_share(late, sent=sent, step_seconds=0.5) == pytest.approx(
+        4 * 0.5 / protocol
+    )
+
+
+def test_realistic_figures_leave_out_short_steps() -> None:
+    assert arms.step_tokens("0.2M") == 2 * arms.SEQ_LEN
+    assert arms.step_tokens("0.2M-4k") == 4096
+    assert realistic.realistic({"0.2M": {"arms": {}}, "0.2M-16": {"arms": {}}}) == {}
+
+
+def test_realistic_figures_follow_from_arms() -> None:
+    assert worth.REALISTIC not in FIGURES
+    assert PRINTED[worth.REALISTIC] == json.loads(json.dumps(realistic.realistic(FIGURES)))
+
+
+def test_recommended_arms_were_measured() -> None:
+    for found in PRINTED[worth.REALISTIC].values():
+        named = arms.recommended(found["size"])
+        assert named == found["recommended"]
+        for members, name in named.items():
+            assert found["arms"][name]["members"] == int(members)
+
+
+def test_choices_name_settings_and_worth() -> None:
+    arm = {
+        "settings": {"optimizer": "sparseloco", "inner_steps": 15, "mean": "all"},
+        "tokens_worth_adamw": 5.52,
+        "worth_adamw": {"2s": 5.36, "0.5s": None},
+    }
+    shown = learning_tables.table_of_choices(
+        {"1M": {"recommended": {"8": "rare"}, "line": "1/2 Mb/s", "arms": {"rare": arm}}}
+    )
+    assert shown.splitlines()[-1] == (
+        '| 1M | 8 | 1/2 Mb/s | `inner_steps=15`, `divisor="all"` | 5.5 | 5.4 | – |'
+    )
 
 
 @pytest.mark.slow

@@ -41,6 +41,11 @@ def test_measurements_page_is_current() -> None:
     assert PAGE.read_text() == quote.page(), "run: make docs"
 
 
+def test_table_of_choices_is_current() -> None:
+    text = (ROOT / "docs/experiments.md").read_text()
+    assert text == quote.with_choices(text), "run: make docs"
+
+
 @pytest.mark.parametrize(
     "page", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda page: page.name
 )
