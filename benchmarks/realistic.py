@@ -9,7 +9,7 @@ worth.py prints it for each size whose steps have at least 4,096 tokens of a mac
 # - The length of a member's step is given, since a CPU trains a step of such a small model in a
 #   tenth of a second. `step_over_adamw` is how many times as long as a step of one machine with
 #   AdamW it took, as measured, with encoding and applying. Worth does not count it.
-# - The rest of a round is the protocol's time by the model of seconds.py: lines of 110 Mb/s up and
+# - The rest of a round is the protocol's time by the model of protocol_time.py: lines of 110 Mb/s up and
 #   500 Mb/s down, and results that go straight to every other member. They have the size of this
 #   model's results.
 # - Losses are quotients: 1.02 is 2 % more than one machine with all tokens in each step.

@@ -108,6 +108,9 @@ class Member:
             await self._take_part()
         except asyncio.CancelledError:
             if self._stops is not None:
+                # Before Python 3.11.4, no timeout expires in a task that is being cancelled.
+                if (task := asyncio.current_task()) is not None:
+                    task.uncancel()
                 await self._save_stake(self._stops)
             raise
         finally:
