@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aftermath.lab.multi_replica import Results, Together
+from aftermath.lab.multi_replica import MultiReplicaTrainer, Results
 from aftermath.model.levels import Segment, is_table, prefix
 from aftermath.model.segments import view
 from aftermath.optim import blocks, compiled_proof, sparseloco_apply
@@ -59,7 +59,7 @@ def with_idea(idea: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterator[
         stack.enter_context(
             instead(compiled_proof, "unfit", lambda: "ideas replace the compiled operations")
         )
-        stack.enter_context(instead(Together, "_apply", _applied_once))
+        stack.enter_context(instead(MultiReplicaTrainer, "_apply", _applied_once))
         for name, value in idea.items():
             for replacement in IDEAS[name](value, settings):
                 stack.enter_context(instead(*replacement))
@@ -70,8 +70,8 @@ Replacement = tuple[object, str, object]
 """An object, the attribute to replace, and its replacement."""
 
 
-def _applied_once(self: Together, step: int, results: Results) -> None:
-    """Apply like `Together._apply`, with one member's apply for all."""
+def _applied_once(self: MultiReplicaTrainer, step: int, results: Results) -> None:
+    """Apply like `MultiReplicaTrainer._apply`, with one member's apply for all."""
     votes = {
         level: [decode_level(payload, self._schema.results, level) for payload in payloads]
         for level, payloads in results.items()
@@ -82,7 +82,7 @@ def _applied_once(self: Together, step: int, results: Results) -> None:
 
 
 @torch.no_grad()
-def _copy(together: Together, whole: Replica) -> None:
+def _copy(together: MultiReplicaTrainer, whole: Replica) -> None:
     for replica in together.replicas:
         for name, tensor in replica.params.items():
             tensor.copy_(whole.params[name][prefix(tensor.shape)])
@@ -192,7 +192,7 @@ def as_smaller(tiers: Sequence[int], settings: Mapping[str, Any]) -> list[Replac
     members: dict[int, Replica] = {}
     done = 0
 
-    def together(self: Together, *given: Any) -> None:
+    def together(self: MultiReplicaTrainer, *given: Any) -> None:
         begin(self, *given)
         members.update({replica.tier: replica for replica in self.replicas})
 
@@ -219,8 +219,8 @@ def as_smaller(tiers: Sequence[int], settings: Mapping[str, Any]) -> list[Replac
         small.model.zero_grad(set_to_none=True)
         return float(loss)
 
-    begin = vars(Together)["__init__"]
-    return [(Together, "__init__", together), (Replica, "_backward", backward)]
+    begin = vars(MultiReplicaTrainer)["__init__"]
+    return [(MultiReplicaTrainer, "__init__", together), (Replica, "_backward", backward)]
 
 
 def rms(wanted: bool, settings: Mapping[str, Any]) -> list[Replacement]:
@@ -341,7 +341,9 @@ def low_rank(rank: int, settings: Mapping[str, Any]) -> list[Replacement]:
                 ]
         return sent
 
-    def apply(self: Together, step: int, results: Mapping[int, Sequence[list[Tensor]]]) -> None:
+    def apply(
+        self: MultiReplicaTrainer, step: int, results: Mapping[int, Sequence[list[Tensor]]]
+    ) -> None:
         whole = min(self.replicas, key=lambda replica: replica.tier)
         rate = self._rate(step)
         made = whole.optimizer._apply
@@ -364,7 +366,7 @@ def low_rank(rank: int, settings: Mapping[str, Any]) -> list[Replacement]:
                 made._turn(rate)
         _copy(self, whole)
 
-    return [(ErrorFeedback, "compress", compress), (Together, "_apply", apply)]
+    return [(ErrorFeedback, "compress", compress), (MultiReplicaTrainer, "_apply", apply)]
 
 
 def _is_hidden(layout: LevelLayout, group: int) -> bool:

@@ -232,9 +232,9 @@ def several_devices() -> str:
     return table(
         (
             "inner optimizer",
-            "bytes of rank 0 over one rank",
+            "bytes of rank 0, sharded over unsharded moments",
             "largest part of moments",
-            "CPU time of rank 0",
+            "CPU time of rank 0, sharded over unsharded moments",
         ),
         rows,
     )

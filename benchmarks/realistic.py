@@ -9,9 +9,9 @@ worth.py prints it for each size whose steps have at least 4,096 tokens of a mac
 # - The length of a member's step is given, since a CPU trains a step of such a small model in a
 #   tenth of a second. `step_over_adamw` is how many times as long as a step of one machine with
 #   AdamW it took, as measured, with encoding and applying. Worth does not count it.
-# - The rest of a round is the protocol's time by the model of protocol_time.py: lines of 110 Mb/s up and
-#   500 Mb/s down, and results that go straight to every other member. They have the size of this
-#   model's results.
+# - The rest of a round is the protocol's time by the model of protocol_time.py: lines of 110 Mb/s
+#   up and 500 Mb/s down, and results that go straight to every other member. They have the size of
+#   this model's results.
 # - Losses are quotients: 1.02 is 2 % more than one machine with all tokens in each step.
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ STEP_TOKENS = 4096
 STEP_SECONDS = {"2s": 2.0, "0.5s": 0.5}
 ALONE = ("adamw", "muon")
 _OF_A_RUN = ("members", "total_batch", "steps")
-"""What is said to the laboratory and is not a setting of the optimizer."""
+"""Options of `train-local` in an arm that are not settings of its optimizer."""
 
 
 def realistic(report: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

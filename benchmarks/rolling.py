@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aftermath.lab.multi_replica import Together
+from aftermath.lab.multi_replica import MultiReplicaTrainer
 from aftermath.lab.trainer import Stepped
 from aftermath.model.levels import prefix
 from arms import RUNS, Training, arms, kept, train
@@ -36,7 +36,7 @@ KEPT = RUNS / "rolling.jsonl"
 _FEED_FORWARD = ".mlp."
 
 
-def draw(together: Together, seed: int) -> None:
+def draw(together: MultiReplicaTrainer, seed: int) -> None:
     """Permute the hidden units of all feed-forward layers, and load the new slices into small
     members.
     """
@@ -67,21 +67,23 @@ def draw(together: Together, seed: int) -> None:
 
 def rolled(one: Training, every: int) -> dict[str, Any]:
     """Return the result line of a training whose strips are re-drawn every `every` rounds."""
-    plain: Callable[[Together, int, Sequence[Tensor], Sequence[bool]], Stepped] = Together.step
+    plain: Callable[[MultiReplicaTrainer, int, Sequence[Tensor], Sequence[bool]], Stepped] = (
+        MultiReplicaTrainer.step
+    )
 
     def step(
-        self: Together, number: int, shares: Sequence[Tensor], accepted: Sequence[bool]
+        self: MultiReplicaTrainer, number: int, shares: Sequence[Tensor], accepted: Sequence[bool]
     ) -> Stepped:
         if number > 1 and (number - 1) % every == 0:
             draw(self, 1_000_003 * one.seed + number)
         return plain(self, number, shares, accepted)
 
-    setattr(Together, "step", step)  # noqa: B010  # only for this training
+    setattr(MultiReplicaTrainer, "step", step)  # noqa: B010  # only for this training
     try:
         with tempfile.TemporaryDirectory() as root:
             return train(one, Path(root))
     finally:
-        setattr(Together, "step", plain)  # noqa: B010
+        setattr(MultiReplicaTrainer, "step", plain)  # noqa: B010
 
 
 def report() -> dict[str, dict[str, float]]:

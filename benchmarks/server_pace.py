@@ -11,8 +11,8 @@ python benchmarks/server_pace.py [--members 64] [--rounds 30] [--processes 2] [-
 # - No member trains, has a model or sends a result. So this is the pace that the server and the
 #   program allow, not that of a training run.
 # - The shortest round is one second of the chain's clock, which counts whole seconds.
-# - `attested_seconds` is the time from the start of a round to the quorum of its attestations.
-#   The rest of the round is room for training.
+# - `attested_seconds_median` is the time from the start of a round to the quorum of its
+#   attestations. The rest of the round is room for training.
 # - The members share the machine with the server.
 
 from __future__ import annotations

@@ -9,15 +9,15 @@ worth.py --quick              train a few arms of 0.2M once more: ten minutes
 # How it is measured:
 # - worth(N) = N * token efficiency * compute share.
 # - Token efficiency: the steps that one machine alone needs to the loss, over the steps of all
-#   members together. Alone is the best rate of the curve in arms.toml at each length. Between two
-#   lengths, loss is a straight line over the logarithm of steps. Beyond the curve's ends nothing
-#   is extrapolated.
-# - Steps alone have a range: their values if the losses of members and of the machine alone
-#   differ by as much as 95 of 100 differ at most, by their seeds (seed_noise.py).
+#   members together. For one machine, each length uses its best learning rate in arms.toml.
+#   Between two lengths, loss is a straight line over the logarithm of steps. Beyond the curve's
+#   ends nothing is extrapolated.
+# - Steps alone have a range, because seeds change losses: it covers the differences between seeds
+#   in 95 % of cases (seed_noise.py).
 # - Compute share: the seconds that one machine alone would need for a member's steps, over the
 #   seconds of a member's rounds. Those are its own measured computing, encoding and applying, and
-#   the protocol's time by the model of protocol_time.py. It is of one processor, and so is worth:
-#   one for each that has trained both.
+#   the protocol's time by the model of protocol_time.py. It and worth are given per processor that
+#   trained both the members' arm and the machine alone.
 
 from __future__ import annotations
 
@@ -332,7 +332,7 @@ def repeated() -> list[dict[str, Any]]:
 
 
 def trained(size: str, names: set[str] | None) -> list[Training]:
-    """What is kept of a size, in the order of the file."""
+    """Return the recorded trainings of a size, in the order of arms.toml."""
     done = kept(size)
     return [
         one

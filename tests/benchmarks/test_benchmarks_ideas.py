@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from aftermath.lab.multi_replica import Together
+from aftermath.lab.multi_replica import MultiReplicaTrainer
 from aftermath.model.initial_weights import init_weights
 from aftermath.model.levels import prefix
 from aftermath.optim import sparseloco_apply
@@ -50,7 +50,7 @@ def _trained(place: Path, idea: dict[str, Any] | None = None, **settings: Any) -
             one = training_loop(place, **settings)
             one.run()
     trainer = one._begun.trainer
-    assert isinstance(trainer, Together)
+    assert isinstance(trainer, MultiReplicaTrainer)
     return {
         f"{n}/{name}": t.detach().clone()
         for n, own in enumerate(trainer.replicas)
@@ -219,7 +219,7 @@ def test_small_member_learns_its_part_of_whole_gradient(place: Path) -> None:
     said = SAID | {"inner_steps": 1}
     with idea_methods.with_idea({"whole_forward": True}, said):
         trainer = training_loop(place, **said)._begun.trainer
-        assert isinstance(trainer, Together)
+        assert isinstance(trainer, MultiReplicaTrainer)
         whole, _, small = trainer.replicas
         before = {name: tensor.detach().clone() for name, tensor in whole.params.items()}
         tokens = torch.arange(32).view(2, 16) % 7
@@ -240,7 +240,7 @@ def test_large_member_as_smaller_has_smaller_gradient(place: Path) -> None:
     said = SAID | {"inner_steps": 1}
     with idea_methods.with_idea({"as_smaller": [2]}, said):
         trainer = training_loop(place, **said)._begun.trainer
-        assert isinstance(trainer, Together)
+        assert isinstance(trainer, MultiReplicaTrainer)
         whole, _, small = trainer.replicas
         tokens = torch.arange(32).view(2, 16) % 7
         ended = threading.Event()

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from aftermath.data.local import open_tokens
-from aftermath.lab.multi_replica import ReplicasDiffer, Together
+from aftermath.lab.multi_replica import MultiReplicaTrainer, ReplicasDiffer
 from aftermath.member.round_plan import RoundPlan, plan_round
 from aftermath.member.rounds import epoch
 from aftermath.model.initial_weights import init_weights
@@ -93,7 +93,7 @@ def test_together_equals_members_of_simulated_run(
     seats = {seat.tier: number for number, seat in enumerate(plans[1].seats) if number < 3}
     data = open_tokens(tmp_path / "data", 2, 16, vocab_size=CONFIG.vocab_size)
     overlap = sim.run.config.overlap
-    together = Together(
+    together = MultiReplicaTrainer(
         [replica(tier, sim.schema) for tier in (0, 1, 2)],
         lambda step: round_learning_rate(began[0], sim.model, step),
         overlap,
@@ -115,7 +115,7 @@ def test_together_equals_members_of_simulated_run(
 @pytest.mark.parametrize("overlap", [0, 1])
 def test_results_wait_for_as_many_rounds_as_overlap(overlap: int) -> None:
     """Compare with a sequence of the optimizer's own calls."""
-    together = Together([replica(0), replica(1)], lambda step: 0.01, overlap)
+    together = MultiReplicaTrainer([replica(0), replica(1)], lambda step: 0.01, overlap)
     plain = [replica(0), replica(1)]
     waiting = []
     for step in range(1, 6):
@@ -164,7 +164,7 @@ def test_inner_step_members_have_equal_levels_after_each_step(
     schema = Schema(
         SCHEMA.state, SparseLoCo(inner_steps=2, topk=4, topk_embeddings=9, chunk=8, **changed)
     )
-    together = Together(
+    together = MultiReplicaTrainer(
         [replica(tier, schema) for tier in (0, 1, 2, 1)], lambda step: 0.01 / (step + 1), overlap
     )
     seen = [together.hashes()]
@@ -197,7 +197,7 @@ def test_members_on_shared_tensors_send_the_same_results(
     schema = SCHEMA if settings is None else Schema(SCHEMA.state, settings)
     first = replica(1, schema)
     shared, apart = (
-        Together(replicas, lambda step: 0.01 / (step + 1), overlap)
+        MultiReplicaTrainer(replicas, lambda step: 0.01 / (step + 1), overlap)
         for replicas in (
             [first, replica(0, schema), first.another(), first.another()],
             [replica(tier, schema) for tier in (1, 0, 1, 1)],
@@ -221,7 +221,8 @@ def test_restored_members_continue_with_their_momentum() -> None:
     settings = SparseLoCo(inner_steps=2, topk=4, topk_embeddings=9, chunk=8, outer_momentum=0.6)
     schema = Schema(SCHEMA.state, settings)
     first, second = (
-        Together([replica(0, schema), replica(1, schema)], lambda step: 0.01, 0) for _ in range(2)
+        MultiReplicaTrainer([replica(0, schema), replica(1, schema)], lambda step: 0.01, 0)
+        for _ in range(2)
     )
     first.step(1, [SEQUENCES[:3], SEQUENCES[3:6]], [True, True])
     kept = first.state()
@@ -236,7 +237,7 @@ def test_restored_members_continue_with_their_momentum() -> None:
 
 
 def test_rejected_result_is_never_applied() -> None:
-    together = Together([replica(0), replica(1)], lambda step: 0.01, 0)
+    together = MultiReplicaTrainer([replica(0), replica(1)], lambda step: 0.01, 0)
     before = together.hashes()
     together.step(1, [SEQUENCES[:3], SEQUENCES[3:6]], [False, False])
     assert together.hashes() == before
@@ -247,7 +248,7 @@ def test_rejected_result_is_never_applied() -> None:
 
 
 def test_nonfinite_result_is_left_out_and_reported() -> None:
-    together = Together([replica(0), replica(1)], lambda step: 0.01, 0)
+    together = MultiReplicaTrainer([replica(0), replica(1)], lambda step: 0.01, 0)
     norm = together.replicas[0].params["model.norm.weight"]
     hook = norm.register_hook(lambda grad: torch.full_like(grad, float("nan")))
     done = together.step(1, [SEQUENCES[:3], SEQUENCES[3:6]], [True, True])
@@ -258,7 +259,7 @@ def test_nonfinite_result_is_left_out_and_reported() -> None:
 
 
 def test_differing_replicas_are_found() -> None:
-    together = Together([replica(0), replica(1)], lambda step: 0.01, 0)
+    together = MultiReplicaTrainer([replica(0), replica(1)], lambda step: 0.01, 0)
     together.check()
     with torch.no_grad():
         together.replicas[1].params["model.norm.weight"][0] += 1e-6

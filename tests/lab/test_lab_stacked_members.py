@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from aftermath.lab.multi_replica import Together
+from aftermath.lab.multi_replica import MultiReplicaTrainer
 from aftermath.lab.stacked_members import StackedMembers
 from aftermath.lab.trainer import Rates
 from aftermath.lab.training_loop import CHECKPOINT
@@ -56,7 +56,7 @@ def together(
     overlap: int = 1,
     arithmetic: Arithmetic = PLAIN,
     device: torch.device = CPU,
-) -> Together:
+) -> MultiReplicaTrainer:
     """Return members that share the tensors of their tier, with passes of at most two sequences."""
     config = config_of(MODELS[model])
     schema = build_schema(config.to_hf(), 3, settings)
@@ -78,14 +78,16 @@ def together(
         )
         replicas.append(of_tier[tier])
     at_once = StackedMembers(replicas) if stacked else None
-    return Together(replicas, lambda step: 0.02 / (step + 1), overlap, at_once)
+    return MultiReplicaTrainer(replicas, lambda step: 0.02 / (step + 1), overlap, at_once)
 
 
 def shares(step: int, sizes: Sequence[int]) -> list[Tensor]:
     return list(SEQUENCES.roll(5 * step, 0)[: sum(sizes)].split(list(sizes)))
 
 
-def learnt(members: Together, sizes: Sequence[int] = (5, 5, 5)) -> list[list[float | None]]:
+def learnt(
+    members: MultiReplicaTrainer, sizes: Sequence[int] = (5, 5, 5)
+) -> list[list[float | None]]:
     """Train, with a rejected result. Return the losses of each step."""
     losses = []
     for step in range(1, STEPS + 1):
@@ -97,7 +99,7 @@ def learnt(members: Together, sizes: Sequence[int] = (5, 5, 5)) -> list[list[flo
     return losses
 
 
-def members_in_stacks(members: Together) -> list[tuple[int, ...]]:
+def members_in_stacks(members: MultiReplicaTrainer) -> list[tuple[int, ...]]:
     assert members._stacked is not None
     return list(members._stacked._stacks)
 

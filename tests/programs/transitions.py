@@ -51,7 +51,7 @@ ABSENT = 2
 """Failures that a level's only holder may have without losing its vote."""
 EARLIER = 3
 MEDIANS = 8
-"""No member counts for more than this many medians."""
+"""Maximum weight of a member, in multiples of the median weight."""
 DAY = 24 * 60 * 60
 MONTH = 30 * DAY
 
@@ -282,9 +282,7 @@ class Transitions:
                 continue  # it had left before it owed this result
             own = [level for level in range(seat.tier, self.levels) if level not in by_all]
             said = [self._said(round, number, result, level) for level in own]
-            if (
-                self.known_levels
-            ):  # where of a level that nobody has shown nobody speaks, the others say the rest
+            if self.known_levels:  # skip levels without established holders on which nobody voted
                 known = [self.known_levels >> level & 1 for level in own]
                 said = [one for one, counts in zip(said, known, strict=True) if one[0] or counts]
             owed = missing or number in agreed
@@ -873,7 +871,7 @@ class Transitions:
         self.trained |= done
         if (
             agreed == judged.roster
-        ):  # a quorum has something of everybody, also of those who owed nothing
+        ):  # a quorum recorded a result of every member, including those that owed none
             return agreed, agreed if judged.batch else 0
         return agreed | idle, agreed & ~idle
 

@@ -248,7 +248,7 @@ def ask_missing(options: InitOptions) -> InitOptions:
 
 @dataclass(frozen=True)
 class Question:
-    """A question. `says`: its help for `?`. `read` raises UsageError for an invalid answer."""
+    """A question. `help_text`: what `?` prints. `read` raises UsageError for an invalid answer."""
 
     text: str
     help_text: str

@@ -274,13 +274,13 @@ async def owner(subject: Subject) -> Finding | None:
 
 
 def verification(subject: Subject) -> Finding | None:
-    """Check that no members are elected to convict others, which no client can verify."""
+    """Check that the run elects no verifiers: no client can check their verdicts yet."""
     if subject.view is None:
         return None
     from aftermath.chain.admission import check_verdicts
 
     check_verdicts(subject.view.run)
-    return fine("members cannot convict others")
+    return fine("the run elects no verifiers")
 
 
 def version(subject: Subject) -> Finding | None:

@@ -225,7 +225,10 @@ class RoundStarted(Event, frozen=True, kw_only=True, tag="round"):
 
 
 class ShareTrained(Event, frozen=True, kw_only=True, tag="trained"):
-    """The member trained its share and announced its result."""
+    """The member trained its share and announced its result.
+
+    `loss` is in nats per token. `bytes` are those of all levels' payloads. Times are in seconds.
+    """
 
     epoch: int
     height: int
@@ -250,7 +253,10 @@ class OptimizerReport(Event, frozen=True, kw_only=True, tag="optimizer"):
 
 
 class Witnessed(Event, frozen=True, kw_only=True):
-    """The member attested the results that it holds. `sent`: the attestation arrived."""
+    """The member attested `held` results that it holds.
+
+    `sent`: the attestation arrived. `seconds`: the time that sending took.
+    """
 
     height: int
     held: int
@@ -259,7 +265,12 @@ class Witnessed(Event, frozen=True, kw_only=True):
 
 
 class Applied(Event, frozen=True, kw_only=True):
-    """A round's results were applied: how many, and which sequences. `hashes` are optional."""
+    """A round's results were applied.
+
+    `results` is their number, and `sequences` are the ranges [start, stop) that they trained.
+    `waited`: seconds until they were fetched. `seconds`: the time to apply and hash. `hashes` are
+    optional.
+    """
 
     epoch: int
     height: int
@@ -272,7 +283,10 @@ class Applied(Event, frozen=True, kw_only=True):
 
 
 class Fetched(Event, frozen=True, kw_only=True):
-    """A level of another member's result was fetched and verified."""
+    """A level of another member's result was fetched and verified.
+
+    `seconds`: the time to fetch it. `decode_seconds`: the time to decode it after the reveal.
+    """
 
     height: int
     seat: int

@@ -435,7 +435,10 @@ def lost_with_members(steps: int) -> str:
 
 
 def shown_levels(status: RunStatus) -> list[str]:
-    """Return, per level, how many members have shown it. Empty for a run without a model."""
+    """Return, per level, how many members proved in an earlier epoch that they hold it.
+
+    Empty for a run without a model.
+    """
     return [
         f"level {level.level}: "
         + (counted(len(level.shown), "member") if level.shown else "none yet")

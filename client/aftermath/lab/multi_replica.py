@@ -39,7 +39,7 @@ class ReplicasDiffer(AftermathError):
     code = "replicas-differ"
 
 
-class Together:
+class MultiReplicaTrainer:
     """Trains the replicas of all members. `rate` returns the learning rate of a step.
 
     Replicas of one tier may share their tensors (`Replica.another`). A round is then applied to

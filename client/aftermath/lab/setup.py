@@ -18,7 +18,7 @@ from aftermath.config.data_sources import DataLocationChoice
 from aftermath.data.local import open_tokens
 from aftermath.data.source import DataRequest, Source
 from aftermath.lab.held_out import spread
-from aftermath.lab.multi_replica import Together
+from aftermath.lab.multi_replica import MultiReplicaTrainer
 from aftermath.lab.recipe import Recipe
 from aftermath.lab.single_replica import SingleReplica, optimizer_for
 from aftermath.lab.trainer import Trainer
@@ -132,7 +132,7 @@ def _trainer(
         from aftermath.lab.stacked_members import StackedMembers  # imports torch.func
 
         stacked = StackedMembers(replicas)
-    return Together(replicas, recipe.rate, recipe.overlap, stacked)
+    return MultiReplicaTrainer(replicas, recipe.rate, recipe.overlap, stacked)
 
 
 def _cut(config: ModelConfig, tier: int, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

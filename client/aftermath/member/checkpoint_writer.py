@@ -217,8 +217,8 @@ class CheckpointWriter:
         saved = await self._workers.compute(write)
         if saved.replaced is not None:
             self._warn(
-                f"{saved.place} held another model of step {run.trained_steps}: it was moved to {saved.replaced} and "
-                "will be removed first"
+                f"{saved.place} held another model of step {run.trained_steps}: it was moved to {saved.replaced}, "
+                "which is removed before any other old checkpoint"
             )
         return saved.place.resolve()
 

@@ -35,8 +35,8 @@ class BlobSpan:
 class Pull:
     """One holder's work on a span.
 
-    `position` is the next byte it reads. It gave the bytes [given_from, given_to). `joined`: others
-    already worked on the span. `silent` and `slow` are results of the last tick.
+    `position` is the next byte it reads. It delivered the bytes [first_byte, end_byte) of the blob.
+    `joined`: others already worked on the span. `silent` and `slow` are results of the last tick.
     """
 
     holder: bytes

@@ -110,7 +110,8 @@ class Replica:
         result.
 
         The parameters do not change. `ahead_lr` is the learning rate of the look-ahead (the
-        previous step's). `measured` asks for metrics. With `dummy_seed`, the gradients are noise
+        previous step's). `travelling`: whether this member's last result is not applied to the
+        parameters yet. `measured` asks for metrics. With `dummy_seed`, the gradients are noise
         from that seed, and the network does not run. Raises Cancelled between micro-batches, or
         optim.gradient_clip.NonFiniteGradient.
         """

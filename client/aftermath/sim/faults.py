@@ -21,7 +21,7 @@ from aftermath.sim.simulation import SimulatedRun
 
 EXCUSED = 90.0
 _LONGEST = 90.0  # maximum virtual seconds of a fault
-_OUTAGE = 20.0  # and one for all
+_OUTAGE = 20.0  # maximum virtual seconds of a fault that hits all members
 _SPOILT = (
     NodeFault.HTML,
     NodeFault.CUT,

@@ -80,12 +80,12 @@ async def test_unchanged_testnet_screen_draws_nothing(updates: list[str]) -> Non
     app: LocalTestnetApp = overview_of(busy())
     async with app.run_test(size=(80, 24)) as pilot:
         await drawn(pilot)
-        assert app._board.stands is not None
+        assert app._board.clients is not None
         updates.clear()
         for _ in range(LOOKS):
             app.draw()
         assert updates == []
-        app._board.take(stands(step=app._board.stands.step + 1, progress="another step"))
+        app._board.take(stands(step=app._board.clients.step + 1, progress="another step"))
         for _ in range(LOOKS):
             app.draw()
         assert updates == ["title", "facts"]

@@ -1,7 +1,7 @@
 """The positions of a `config.json`: plain rotary positions, or scaled for longer texts.
 
 A table has the meaning of transformers 5. Unknown kinds, missing numbers and numbers out of bounds
-are refused; keys that do not belong to the kind pass. Values are kept as written.
+are refused; keys that the table's type does not use are ignored. Values are kept as written.
 """
 
 from __future__ import annotations

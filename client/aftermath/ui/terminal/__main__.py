@@ -29,10 +29,10 @@ _LONGEST = 1 << 24  # bytes of a message
 _LINGER = 5.0  # seconds without a parent process after which the screen ends
 
 
-class FedScreen(Tabbed):
+class PipeScreen(Tabbed):
     """A screen that receives messages from the parent process."""
 
-    learns: Board | LocalTestnetBoard
+    board: Board | LocalTestnetBoard
     """The board that receives the messages."""
     descriptor: int
     """The file descriptor of the messages."""
@@ -44,8 +44,8 @@ class FedScreen(Tabbed):
     @property
     def last_words(self) -> str:
         """Return the parent's last lines, or "interrupted" if it ended before it could leave."""
-        leaving = isinstance(self.learns, Board) and self.learns.leaving
-        return "interrupted" if self.left and not leaving else self.learns.last_words()
+        leaving = isinstance(self.board, Board) and self.board.leaving
+        return "interrupted" if self.left and not leaving else self.board.last_words()
 
     def on_ready(self) -> None:
         """Start to listen. The screen can be closed from now on."""
@@ -61,22 +61,22 @@ class FedScreen(Tabbed):
             message = message_of(line)
             if isinstance(message, End):
                 return self.exit()
-            self.learns.take(message)
+            self.board.take(message)
         self.deserted = True
         return self.exit()
 
 
-class FedRunApp(FedScreen, RunApp):
+class PipeRunApp(PipeScreen, RunApp):
     """The screen of a run."""
 
 
-class FedTestnetApp(FedScreen, LocalTestnetApp):
+class PipeTestnetApp(PipeScreen, LocalTestnetApp):
     """The screen of a testnet."""
 
 
-def screen_of(opening: ScreenOptions, descriptor: int) -> FedScreen:
+def screen_of(opening: ScreenOptions, descriptor: int) -> PipeScreen:
     """Return the screen for the process that started this one."""
-    app: FedScreen
+    app: PipeScreen
     board: Board | LocalTestnetBoard
     parent = os.getppid()
 
@@ -89,11 +89,11 @@ def screen_of(opening: ScreenOptions, descriptor: int) -> FedScreen:
 
     if opening.role == "testnet":
         board = LocalTestnetBoard(opening.run_id, opening.names)
-        app = FedTestnetApp(board, clock, leave)
+        app = PipeTestnetApp(board, clock, leave)
     else:
         board = Board(opening.role, opening.run_id, opening.tier)
-        app = FedRunApp(board, clock, leave)
-    app.learns = board
+        app = PipeRunApp(board, clock, leave)
+    app.board = board
     app.descriptor = descriptor
     return app
 

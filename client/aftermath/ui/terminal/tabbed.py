@@ -29,7 +29,7 @@ LEAVE: dict[Role, str] = {
     "testnet": "End the testnet",
 }
 LEAVING: dict[Role, str] = {
-    "member": "Leaving: the run is being told that this member goes.",
+    "member": "Leaving: telling the run that this member leaves.",
     "server": "Stopping: members are disconnected.",
     "watch": "Closing.",
     "testnet": "Ending: clients leave, and all processes are stopped.",

@@ -56,7 +56,7 @@ class LocalTestnetApp(Tabbed):
             self.bottom.query_one(f"#{name}").query_one(Log).show(lines)
 
     def title_text(self) -> Text:
-        testnet_status = self._board.stands
+        testnet_status = self._board.clients
         title = Text(
             f"local testnet of run {printable(self._board.run_id)}",
             no_wrap=True,
@@ -76,7 +76,7 @@ class LocalTestnetApp(Tabbed):
         bottom = self.bottom
         facts: Facts = dict.fromkeys(("config", "state", "steps", "clients"), UNKNOWN)
         rows: dict[str, list[str]] = {}
-        if (testnet_status := board.stands) is not None:
+        if (testnet_status := board.clients) is not None:
             running = sum(client.pid is not None for client in testnet_status.clients)
             kills = sum(client.killed for client in testnet_status.clients)
             facts["config"] = testnet_status.config
@@ -120,7 +120,7 @@ class LocalTestnetBoard:
 
     run_id: str
     names: tuple[str, ...]
-    stands: messages.Clients | None = None
+    clients: messages.Clients | None = None
     log: KeptLines = field(default_factory=KeptLines)
     """Actions of the testnet and reports of clients."""
     printed: dict[str, KeptLines] = field(default_factory=dict)
@@ -134,7 +134,7 @@ class LocalTestnetBoard:
         """Add a message."""
         match message:
             case messages.Clients():
-                self.stands = message
+                self.clients = message
             case messages.Line():
                 self.lately.append((message.t, printable(message.text.partition("\n")[0])))
                 self._say(message.t, OWN, message.text)
