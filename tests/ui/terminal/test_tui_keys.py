@@ -185,7 +185,7 @@ async def test_external_signal_is_shown_as_leaving() -> None:
         size=(80, 24)
     ) as pilot:
         await drawn(pilot)
-        assert "Leaving: the run" in screen_text(pilot.app)
+        assert "Leaving: telling the run" in screen_text(pilot.app)
 
 
 async def test_leave_works_while_help_is_open() -> None:

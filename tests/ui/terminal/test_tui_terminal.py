@@ -33,7 +33,7 @@ def test_leave_key_ends_member_with_message(
         terminal.press("6")
         terminal.shows("a library says something")
         terminal.press(key)
-        terminal.shows("Leaving: the run is being told")
+        terminal.shows("Leaving: telling the run")
         (tmp_path / "go").touch()
         assert terminal.ended() == 0
         assert terminal.modes() == terminal.usual
