@@ -83,11 +83,9 @@ def report(logs: Sequence[Path]) -> dict[str, Any]:
 
 def soak(hours: float, members: int, directory: Path) -> dict[str, Any]:
     """Run a testnet in `directory` and return what it counted. Raises CalledProcessError."""
-    config = tomllib.loads((CONFIG / "config.toml").read_text())
-    endless = (CONFIG / "config.toml").read_text()
-    endless = endless.replace(
-        f"total_steps = {config['config']['total_steps']}", "total_steps = 4000000"
-    )
+    text = (CONFIG / "config.toml").read_text()
+    steps = tomllib.loads(text)["config"]["total_steps"]
+    endless = text.replace(f"total_steps = {steps}", "total_steps = 4000000")
     copied = directory / "config"
     copied.mkdir()
     (copied / "config.toml").write_text(endless)

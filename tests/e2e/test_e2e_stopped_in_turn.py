@@ -54,7 +54,9 @@ def test_first_member_back_waits_for_saved_steps_of_last(
 
     _start(cluster, first)
     text = f"the run waits for wallet {last.wallet}, the last member of epoch 0"
-    cluster.until(lambda: _warnings(first, text), "the first member says for whom it waits")
+    cluster.until(
+        lambda: _warnings(first, text), "the first member names the one that it waits for"
+    )
     waits = cluster.run
     assert (waits.epoch, waits.trained_steps) == (0, stopped["step"])
 

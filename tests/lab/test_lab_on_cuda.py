@@ -12,9 +12,7 @@ from aftermath.replica.options import Arithmetic
 from aftermath.rules.sparseloco import SparseLoCo
 from lab.test_lab_stacked_members import ADAMW, MUON, learnt, members_in_stacks, together
 
-pytestmark = pytest.mark.skipif(
-    not torch.cuda.is_available(), reason="there is no CUDA device here"
-)
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 FAST = Arithmetic(bf16=True, compiled=True)
 
 

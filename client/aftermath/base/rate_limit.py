@@ -93,7 +93,7 @@ T = TypeVar("T")
 
 def peer_network(transport: asyncio.BaseTransport | None) -> str:
     """Return the peer's IP address, or its /64 network for IPv6: a host with one address of a /64
-    can use all of them. Empty if there is no peer address.
+    can use all of them. Empty without a peer address.
     """
     peer = transport.get_extra_info("peername") if transport is not None else None
     return network_of(str(peer[0])) if isinstance(peer, tuple) else ""

@@ -21,7 +21,6 @@ from aftermath.rules.contents import unsaved_steps
 
 if TYPE_CHECKING:
     from aftermath.events.status import RunStatus
-    from aftermath.rules.members import Members
     from aftermath.rules.model import Model
     from aftermath.rules.run import Run
 
@@ -125,7 +124,7 @@ async def tick(
 
     from aftermath.cli.connection import sign_in
     from aftermath.coordinator.errors import Refused
-    from aftermath.events.progress import in_words
+    from aftermath.events.progress import in_words, steps_lost_by_ticks
     from aftermath.events.status import line
     from aftermath.ui.run_follower import RunFollower
 
@@ -133,9 +132,9 @@ async def tick(
     signatures: list[str] = []
     announced = False
     async with sign_in(options) as chain:
-        # raises if there is no such run
+        # raises for an unknown run
         run, model, members = await chain.coordinator.snapshot(run_id, any_spec=True)
-        if lost := steps_lost_by_ticks(run, model, members):
+        if lost := steps_lost_by_ticks(run, members, model):
             note(f"warning: {lost}")
         follower = RunFollower(chain.coordinator, run_id)
         if count is None:
@@ -174,23 +173,6 @@ async def tick(
     if count is not None and tried < count:
         text += f"; stopped after {tried} of {count} ticks"
     return Result(data, text)
-
-
-def steps_lost_by_ticks(run: Run, model: Model, members: Members) -> str:
-    """Return which trained steps are lost if ticks end the epoch, or an empty string."""
-    from solders.pubkey import Pubkey
-
-    from aftermath.rules.deadlines import last_member
-
-    seat = last_member(run, members, model)
-    if seat is None:
-        return ""
-    wallet = Pubkey.from_bytes(members.seats[seat].signer)
-    lost = counted(unsaved_steps(run, model), "step of training is", "steps of training are")
-    return (
-        f"if wallet {wallet}, the last member of epoch {run.epoch}, is away, ticks end the epoch and "
-        f"{lost} lost"
-    )
 
 
 def waiting_text(status: RunStatus) -> str:
@@ -257,7 +239,7 @@ async def _close(options: SigningOptions, run_id: str, *, warns: bool) -> Result
     from aftermath.cli.connection import sign_in
 
     async with sign_in(options) as chain:
-        # raises if there is no such run
+        # raises for an unknown run
         run, model, _ = await chain.coordinator.snapshot(run_id, any_spec=True)
         if warns and (lost := _lost_by_closing(run, model)):
             note(f"warning: {lost}")

@@ -174,14 +174,11 @@ def holder_wait(run: Run, members: Members, model: Model, *, has_commands: bool)
 
 def last_member_wait(run: Run, members: Members, model: Model) -> str | None:
     """Return for which last member of an epoch others wait, or None if they wait for none."""
-    from solders.pubkey import Pubkey  # only here: a help page does not wait for it
-
-    seat = last_member(run, members, model)
+    named = _last_member_and_loss(run, members, model)
     ends = last_member_wait_ends(run, members, model)
-    if seat is None or ends is None:
+    if named is None or ends is None:
         return None
-    wallet = Pubkey.from_bytes(members.seats[seat].signer)
-    lost = counted(unsaved_steps(run, model), "step of training is", "steps of training are")
+    last, lost = named
     run_id = shlex.quote(run.run_id)
     how = f"To end the epoch now and lose them, run aftermath-solana tick --run-id {run_id}"
     if not members.established & members.pending:  # else the next epoch would wait for it again
@@ -193,7 +190,28 @@ def last_member_wait(run: Run, members: Members, model: Model) -> str | None:
             f"then aftermath-solana set-paused --run-id {run_id} resume"
         )
     return (
-        f"wallet {wallet}, the last member of epoch {run.epoch}: {lost} lost if the epoch ends "
+        f"{last}: {lost} lost if the epoch ends "
         "without it. Start that member again. Other members wait for it until "
         f"{datetime.fromtimestamp(ends, UTC):%Y-%m-%d %H:%M} UTC. {how}"
     )
+
+
+def steps_lost_by_ticks(run: Run, members: Members, model: Model) -> str | None:
+    """Return which trained steps are lost if ticks end the epoch, or None."""
+    named = _last_member_and_loss(run, members, model)
+    if named is None:
+        return None
+    last, lost = named
+    return f"if {last}, is away, ticks end the epoch and {lost} lost"
+
+
+def _last_member_and_loss(run: Run, members: Members, model: Model) -> tuple[str, str] | None:
+    """Return the last member of an epoch in words, and the steps that are lost without it."""
+    from solders.pubkey import Pubkey  # only here: a help page does not wait for it
+
+    seat = last_member(run, members, model)
+    if seat is None:
+        return None
+    wallet = Pubkey.from_bytes(members.seats[seat].signer)
+    lost = counted(unsaved_steps(run, model), "step of training is", "steps of training are")
+    return f"wallet {wallet}, the last member of epoch {run.epoch}", lost

@@ -23,22 +23,19 @@ _WEIGHT_DRIFT = 1.25  # correct a declared throughput that is off by more than t
 class Joining:
     """One member's seat, and the declaration with which it takes part in an epoch."""
 
-    def __init__(self, ports: Ports, role: Role, first: Model, weight: int) -> None:
+    def __init__(
+        self, ports: Ports, role: Role, requests: SeatRequests, first: Model, weight: int
+    ) -> None:
         """`first` is the model account from which the member built its data and model."""
         self._ports = ports
         self._role = role
         self._first = first
-        self._requests = SeatRequests(ports, role)
+        self._requests = requests
         # Whether the member has joined without a replica since it last had one.
         self._joined_stateless = False
         self.weight = weight
         """Measured speed in sequences per minute."""
         self.seat: int | None = None
-
-    @property
-    def has_sent_join(self) -> bool:
-        """Return whether a join was sent. The seat may exist although no view shows it yet."""
-        return self._requests.has_sent_join
 
     def find_seat(self, members: Members) -> Seat | None:
         """Find this member's seat among `members`, and remember its number."""
@@ -49,17 +46,9 @@ class Joining:
         """Return whether the chain has this process's p2p key and tier."""
         return (me.p2p, me.tier) == (self._ports.transport.node_id, self._role.tier)
 
-    def has_model(self) -> None:
+    def obtained_model(self) -> None:
         """Record that the member obtained a replica."""
         self._joined_stateless = False
-
-    def completed(self) -> None:
-        """Record that an epoch was completed, so that the next join need not wait."""
-        self._requests.completed()
-
-    async def watch_for_second_process(self, seat: int) -> None:
-        """See `SeatRequests.watch_for_second_process`."""
-        await self._requests.watch_for_second_process(seat)
 
     async def join_if_needed(
         self, run: Run, members: Members, *, has_replica: bool, leave_epoch: Callable[[], None]
@@ -107,10 +96,6 @@ class Joining:
                 seat=self.seat, tier=self._role.tier, weight=self.weight, epoch=run.epoch
             )
         )
-
-    async def leave(self) -> bool:
-        """Leave the run. Return whether there was a seat. Raises Unavailable, Refused."""
-        return await self._requests.leave()
 
     async def make_room(self) -> None:
         """Leave the running epoch at once, because the next chance to join may be far away."""

@@ -194,7 +194,7 @@ class LastMember:
         view = await self._newest_view()
         run = view.run
         directory = self._checkpoints.directory
-        await self._workers.compute(lambda: None)  # wait for a cancelled apply that is under way
+        await self._settle_apply()
         in_rounds = rounds is not None and rounds.are_of(run)
         if rounds is not None:
             in_rounds &= await self._caught_up(rounds, run)
@@ -254,13 +254,17 @@ class LastMember:
             async with asyncio.timeout(_CATCH_UP_SECONDS):
                 await rounds.catch_up(run)
         except (AftermathError, Desync, TimeoutError) as error:
-            await self._workers.compute(lambda: None)  # wait for a cancelled apply
+            await self._settle_apply()
             why = str(error).partition("\n")[0] or f"no answer for {_CATCH_UP_SECONDS:.0f} s"
             self._warn(
                 f"cannot fetch the last results ({why}): this member saves step {rounds.step}"
             )
             return False
         return True
+
+    async def _settle_apply(self) -> None:
+        """Wait for a cancelled apply that is still running on the replica's thread."""
+        await self._workers.compute(lambda: None)
 
     def unsaved_steps(self) -> int:
         """Return how many trained steps of the replica are not in the newest checkpoint."""
@@ -286,9 +290,7 @@ class LastMember:
             return None
         is_copied = False
         if self._checkpoints.directory is not None:
-            await self._workers.compute(
-                lambda: None
-            )  # wait for a cancelled apply that is under way
+            await self._settle_apply()
             checkpoint = await self._checkpoints.save_now(model_run, replica)
             if checkpoint is not None:
                 is_copied = True

@@ -29,6 +29,7 @@ from aftermath.member.rounds.collect import LINGER
 from aftermath.member.rounds.epoch import CarriedOver, Divergence, EpochStart
 from aftermath.member.rounds.rounds import Rounds
 from aftermath.member.saved_results import GradientFiles
+from aftermath.member.seat_requests import SeatRequests
 from aftermath.member.signed_results import SignedResults
 from aftermath.member.stake import ModelLost, Stake, find_loss
 from aftermath.member.state_roots import OwnState
@@ -88,7 +89,8 @@ class Member:
             divergence=Divergence(),
         )
         self._readiness = Readiness()
-        self._joining = Joining(ports, role, self._first, weight)
+        self._requests = SeatRequests(ports, role)
+        self._joining = Joining(ports, role, self._requests, self._first, weight)
         self._gossip = GossipListener(ports, role, self._readiness, self._results)
         self._status_events = StatusEvents(ports.events)
         self._last = LastMember(
@@ -201,7 +203,7 @@ class Member:
         """
         if self._last.stays:
             return
-        if (self.seat is not None or self._joining.has_sent_join) and await self._joining.leave():
+        if (self.seat is not None or self._requests.has_sent_join) and await self._requests.leave():
             self._ports.events.emit(
                 event_types.Left(finished=self._ports.feed.run.state is RunState.FINISHED)
             )
@@ -328,7 +330,7 @@ class Member:
     async def _watched_epoch(self, view: View) -> None:
         """Live through one epoch. Warn if another process signs up with this wallet meanwhile."""
         assert self.seat is not None
-        watching = asyncio.ensure_future(self._joining.watch_for_second_process(self.seat))
+        watching = asyncio.ensure_future(self._requests.watch_for_second_process(self.seat))
         try:
             await self._epoch(view)
         finally:
@@ -358,7 +360,7 @@ class Member:
         self._replica = replica = await warm.obtain(self._take_replica())
         self._start_step = run.trained_steps
         self._last.begins(run, model)
-        self._joining.has_model()
+        self._joining.obtained_model()
         await self._offer_durable(view, replica, own_replica=warm.used_own_replica)
         if run.cold_start or not warm.used_own_replica:
             self._own_state.begin(None)
@@ -374,9 +376,8 @@ class Member:
         try:
             ended_run = await rounds.live()
         finally:
-            self._joining.weight = (
-                rounds.time.weight
-            )  # even if this member fell out because it was slow
+            # even if this member fell out because it was slow
+            self._joining.weight = rounds.time.weight
         if ended_run is not None:
             await self._cool_down(ended_run, replica)
 
@@ -421,7 +422,7 @@ class Member:
     async def _cool_down(self, ended_run: Run, replica: Replica) -> None:
         """Join the next epoch, then attest and save the model of this one."""
         assert self.seat is not None
-        self._joining.completed()
+        self._requests.completed()
         self._ended_run = ended_run
         if not ended_run.pending_pause and ended_run.trained_steps < ended_run.config.total_steps:
             await self._joining.join(ended_run, has_replica=True)

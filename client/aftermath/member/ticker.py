@@ -100,13 +100,15 @@ class Ticker:
         """
         run = view.run
         epoch = (run.epoch, run.epoch_started_at)
-        ends = last_member_wait_ends(run, view.members, view.model)
-        # Where members keep no seats, the coordinator drops an absent one.
-        if ends is None or not self._coordinator.keeps_seats:
-            return 0.0
         last = last_member(run, view.members, view.model)
+        # Where members keep no seats, the coordinator drops an absent one.
+        if last is None or not self._coordinator.keeps_seats:
+            return 0.0
         is_own = view.members.find(self._coordinator.wallet) == last
         if is_own and not (run.state is RunState.COOLDOWN and self._will_attest()):
+            return 0.0
+        ends = last_member_wait_ends(run, view.members, view.model)
+        if ends is None:
             return 0.0
         now = self._coordinator.now()
         late = now - (ends - HOLDERS_WAIT)

@@ -29,10 +29,10 @@ from aftermath.kernels.runtime import needs_compilation, unavailable_reason
 from aftermath.member.checkpoint_writer import Archive, Hub
 from aftermath.member.feed import RunFeed
 from aftermath.member.local_options import LocalOptions
+from aftermath.member.measured_speed import measured_weight
 from aftermath.member.member import Member
 from aftermath.member.ports import Ports, Role, Workers
 from aftermath.member.rounds.evaluations import Evaluations
-from aftermath.member.speed_test import measured_weight
 from aftermath.member.stall_detector import StallDetector
 from aftermath.model.outline import Outline
 from aftermath.model.saved_checkpoints import saved_steps, stem_of_run

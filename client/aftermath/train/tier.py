@@ -66,7 +66,7 @@ def chosen(
     `free` is the free memory in bytes. `measure` returns a tier's sequences per minute, or None if
     memory runs out.
     """
-    from aftermath.member.speed_test import too_slow
+    from aftermath.member.measured_speed import too_slow
     from aftermath.replica.pass_size import OutOfMemory
     from aftermath.replica.tier_memory import first_fitting, needs
 

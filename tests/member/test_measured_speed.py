@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from aftermath.member import speed_test
-from aftermath.member.speed_test import expected_share, measured_weight
+from aftermath.member import measured_speed
+from aftermath.member.measured_speed import expected_share, measured_weight
 from aftermath.model.arch.llama_config import LlamaConfig
 from aftermath.replica.origin import Origin
 from aftermath.replica.pass_size import PassSize
@@ -92,7 +92,11 @@ def test_stand_in_weights_have_right_shapes_and_train() -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "weight", "took"),
-    [(9.0, 65535, 18.0), (11.0, 1, 11 + speed_test.PATIENCE), (900.0, 1, speed_test.BUILD_SECONDS)],
+    [
+        (9.0, 65535, 18.0),
+        (11.0, 1, 11 + measured_speed.PATIENCE),
+        (900.0, 1, measured_speed.BUILD_SECONDS),
+    ],
 )
 def test_slow_measurement_is_reported_and_abandoned(
     seconds: float, weight: int, took: float
@@ -116,7 +120,7 @@ def test_slow_measurement_is_reported_and_abandoned(
         "measured",
     ]
     assert (events[0]["tier"], events[0]["parameters"]) == (0, origin().schema.state.parameters())
-    assert events[0]["limit"] == speed_test.PATIENCE == 10
+    assert events[0]["limit"] == measured_speed.PATIENCE == 10
     assert events[-1]["seconds"] == took
     assert any(
         "so it declares 1 sequence a minute" in str(event.get("message")) for event in events
