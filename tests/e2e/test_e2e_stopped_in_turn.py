@@ -24,7 +24,7 @@ def _warnings(member: ClusterMember, text: str) -> list[str]:
     return [message for message in messages if text in message]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 # members do not depend on the engine
 @pytest.mark.parametrize("engine", ["embedded"], indirect=True)
 def test_first_member_back_waits_for_saved_steps_of_last(
@@ -57,14 +57,14 @@ def test_first_member_back_waits_for_saved_steps_of_last(
     cluster.until(
         lambda: _warnings(first, text), "the first member names the one that it waits for"
     )
-    waits = cluster.run
-    assert (waits.epoch, waits.trained_steps) == (0, stopped["step"])
+    assert cluster.run.epoch == 0
 
     _start(cluster, last)
     back = cluster.until_run(
         lambda run: run.epoch == 1 and run.state.training, "they train the next epoch"
     )
-    assert back.start_step == waits.step
+    # The last round of epoch 0 may close only when the last member is back.
+    assert back.start_step == stopped["step"] + 1
     cluster.until_run(lambda run: run.state is RunState.FINISHED, "the run finishes")
     assert [member.process.wait() for member in (first, last)] == [0, 0]
     assert len(_warnings(first, text)) == 1
