@@ -58,7 +58,7 @@ SEQ_LEN = 128
 MICRO_BATCH = 8
 HELD_OUT = 256
 SAVES = 16
-"""How often a training is saved on its way."""
+"""Number of times that a training is saved before its end."""
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 """The 97.5 % point of Student's t with 1, 2, ... degrees of freedom."""
 _OF_A_STEP = ("batch", "seq_len", "micro_batch", "device", "recommended")
@@ -105,7 +105,7 @@ class Training:
 
 @dataclass(frozen=True)
 class Arm:
-    """What is compared, and what was expected of it."""
+    """An arm: settings to compare, and the expected result."""
 
     name: str
     question: str
@@ -119,9 +119,7 @@ def _document(source: Path = ARMS) -> dict[str, Any]:
 
 
 def arms(source: Path = ARMS) -> tuple[Arm, ...]:
-    """All of a file, in its order; sizes are those of arms.toml. An arm may be named more than
-    once.
-    """
+    """Return the arms of a file in order. Sizes come from arms.toml. Names may repeat."""
     sizes = _document()["size"]
     tables: dict[str, dict[str, Any]] = {}
     found: dict[str, Arm] = {}
@@ -278,12 +276,12 @@ class _Clock:
 
 
 def runs_of(size: str, source: Path = ARMS) -> Path:
-    """The file of what was measured at a size, of the arms that `source` names."""
+    """Return the results file of a size."""
     return RUNS / (f"{size}.jsonl" if source == ARMS else f"{source.stem}-{size}.jsonl")
 
 
 def kept(size: str, source: Path = ARMS) -> dict[str, dict[str, Any]]:
-    """What was measured at a size, by the key of its training."""
+    """Return the results of a size by training key."""
     path = runs_of(size, source)
     lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     return {
@@ -293,32 +291,32 @@ def kept(size: str, source: Path = ARMS) -> dict[str, dict[str, Any]]:
 
 
 def keep(size: str, line: dict[str, Any], source: Path = ARMS) -> None:
-    """Add a line to what was measured."""
+    """Append a result."""
     RUNS.mkdir(parents=True, exist_ok=True)
     with runs_of(size, source).open("a") as file:
         file.write(json.dumps(line) + "\n")
 
 
 def winner(members: int) -> str | None:
-    """The default arm with this number of members."""
+    """Return the default arm with this number of members."""
     named: str | None = _document()["winner"].get(str(members))
     return named
 
 
 def recommended(size: str) -> dict[str, str]:
-    """The arms that docs/experiments.md recommends at a size, by the number of members."""
+    """Return the recommended arms of a size (docs/experiments.md) by number of members."""
     named: dict[str, str] = _document()["size"][size].get("recommended", {})
     return named
 
 
 def step_tokens(size: str) -> int:
-    """Tokens of one machine in a step."""
+    """Return one machine's tokens per step."""
     table = _document()["size"][size]
     return int(table["batch"] * table.get("seq_len", SEQ_LEN))
 
 
 def missing(size: str, names: set[str] | None = None, source: Path = ARMS) -> Iterator[Training]:
-    """Trainings of a size that are named and not measured, in the order of the file."""
+    """Yield the trainings without a result, in the order of the file."""
     done = kept(size, source)
     for arm in arms(source):
         if names is None or arm.name in names:
@@ -326,7 +324,7 @@ def missing(size: str, names: set[str] | None = None, source: Path = ARMS) -> It
 
 
 def interval(numbers: Sequence[float]) -> tuple[float, float]:
-    """The mean, and how far from it the 95 % interval goes; infinite for a single number."""
+    """Return the mean and half of the 95 % interval, which is infinite for a single number."""
     if len(numbers) < 2:
         return fmean(numbers), math.inf
     return fmean(numbers), STUDENT[len(numbers) - 2] * stdev(numbers) / math.sqrt(len(numbers))

@@ -244,7 +244,7 @@ def large(device: torch.device) -> Any:
 
 
 def lab(device: torch.device) -> Any:
-    """What `benchmarks/lab_speed.py` finds, in at most `PART_SECONDS`."""
+    """Return the figures of lab_speed.py, measured in at most `PART_SECONDS`."""
     del device
     found: dict[str, Any] = {}
     began = time.monotonic()

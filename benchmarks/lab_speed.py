@@ -62,7 +62,7 @@ PARTS = ("stacked", "single")
 
 @dataclass(frozen=True)
 class Size:
-    """What is trained."""
+    """The sizes of a benchmark."""
 
     model: dict[str, Any]
     rounds: int

@@ -83,7 +83,7 @@ def table_of_realistic(measured: Mapping[str, Any]) -> str:
 
 
 def table_of_independent(measured: Mapping[str, Any]) -> str:
-    """Return what another code than this one found with larger models."""
+    """Return the independent study's results with larger models."""
     least = min(measured["alone"].values())
     rows = []
     for arm in measured["arms"]:
@@ -310,7 +310,7 @@ def _with_interval(gain: float, reach: float | None) -> str:
 
 
 def tables_of_unequal(measured: Mapping[str, Any], strips: Mapping[str, Any]) -> str:
-    """Return who of unequal members gains by whom."""
+    """Return how much unequal members gain from each other."""
     parts = [
         "Gain in nats per byte of held-out loss, with a 95 % interval. `static` sends few numbers and\n"
         "applies the mean; the other kinds send all numbers, with Muon inside and at the apply."
@@ -344,7 +344,7 @@ def tables_of_unequal(measured: Mapping[str, Any], strips: Mapping[str, Any]) ->
 
 
 def table_of_ideas(measured: Mapping[str, Any]) -> str:
-    """Return what each idea gained against the arm that it is held against."""
+    """Return each idea's gain over its baseline arm."""
     rows = []
     for name, arm in measured["arms"].items():
         against = ", ".join(f"`{other}`" for other in arm["gains"])

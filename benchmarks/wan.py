@@ -279,7 +279,7 @@ def measure(
 
 @dataclass(frozen=True)
 class Round:
-    """What one round took. Traffic is in results."""
+    """The figures of one round. Traffic is in results."""
 
     seconds: float
     """Until the last member had the last result."""

@@ -70,7 +70,7 @@ Shares = tuple[float, float]
 
 
 def steps_to(curve: Curve, loss: float) -> float | None:
-    """The steps after which the curve, whose loss falls, is at a loss; None beyond its ends."""
+    """Return the steps after which the falling curve reaches a loss; None beyond its ends."""
     for (few, above), (many, below) in itertools.pairwise(curve):
         if below <= loss <= above:
             part = (above - loss) / (above - below) if above > below else 0.0
@@ -182,7 +182,7 @@ def _kind_alone(name: str) -> str:
 
 
 def _reach(members: Noise, seeds: int, alone: Noise) -> float:
-    """How far seeds may have moved the members' mean against a curve of one seed."""
+    """Return how far seeds may move the members' mean from a curve of one seed."""
     return math.hypot(members["reach"] / math.sqrt(seeds), alone["reach"])
 
 
@@ -356,7 +356,7 @@ def train_again(chosen: Sequence[Training]) -> list[dict[str, Any]]:
 
 
 def table(report: Mapping[str, Any]) -> str:
-    """The arms of all sizes, a line each."""
+    """Return the arms of all sizes, one line each."""
     lines = []
     for size, found in report.items():
         lines.append(f"{size}: {found['missing']} trainings not done yet")

@@ -35,7 +35,7 @@ ARRIVE_SECONDS = 60.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Read the arguments, ask, wait, say what the wallet has. Returns the exit status."""
+    """Request SOL, wait for it, and print the wallet's balance. Return the exit status."""
     parser = ScriptParser("python scripts/airdrop.py", __doc__)
     parser.add_argument("cluster", help="devnet, testnet, or an RPC address")
     parser.add_argument(
@@ -59,7 +59,10 @@ def _give(arguments: argparse.Namespace) -> Result:
 
 
 async def _given(cluster: str, wallet: Pubkey, amount: int) -> int:
-    """What the wallet has once the money is there. Raises UsageError, Unavailable, CommandError."""
+    """Return the wallet's lamports after the airdrop arrived.
+
+    Raises UsageError, Unavailable or CommandError.
+    """
     async with RpcPool([endpoint(cluster)], patience=ANSWER_SECONDS) as pool:
         before = await balance(pool, wallet)
         try:

@@ -1,5 +1,5 @@
-# Other scripts source it. It prints errors, finds the console script, checks a cluster's name,
-# and makes sure of a wallet.
+# Sourced by other scripts. Prints errors, finds the console script, checks the cluster's name, and
+# finds or creates a wallet.
 
 # fail STATUS SENTENCE FIX: the form of every error.
 fail() {
@@ -7,12 +7,12 @@ fail() {
     exit "$1"
 }
 
-# misused SENTENCE ARGUMENTS EXAMPLE: the command line cannot be meant; ARGUMENTS are those that the script takes.
+# misused SENTENCE ARGUMENTS EXAMPLE: print a usage error; ARGUMENTS are those that the script takes.
 misused() {
     fail 2 "$1" "call it as: sh scripts/$(basename -- "$0") $2 (for example: sh scripts/$(basename -- "$0") $3)"
 }
 
-# The scripts say themselves what comes next.
+# These scripts print their own next steps.
 export AFTERMATH_QUIET=1
 
 here=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)
@@ -24,8 +24,8 @@ else
     fail 1 "aftermath-solana is not installed" "make env"
 fi
 
-# take_cluster localnet|devnet|testnet|mainnet|URL: sets rpc to what --rpc takes for it, which RPC says of a local
-# network, and has errors name what was typed here in place of --rpc.
+# take_cluster localnet|devnet|testnet|mainnet|URL: set `rpc` to the value for --rpc (the variable RPC overrides it for
+# localnet), and make errors refer to the script's argument instead of --rpc.
 take_cluster() {
     AFTERMATH_RECIPE="the first word after sh scripts/$(basename -- "$0")"
     case $1 in
@@ -45,8 +45,8 @@ first word; is the variable set that stands there?"
     export AFTERMATH_RECIPE
 }
 
-# own_wallet CLUSTER NAME: on a local network, where money is free, makes a wallet unless one is given; elsewhere it
-# must be there: named by a variable, stored by `config set wallet`, or that of the Solana CLI.
+# own_wallet CLUSTER NAME: on a local network, create a wallet unless one is given. Elsewhere require one: from a
+# variable, `config set wallet` or the Solana CLI.
 own_wallet() {
     [ -z "${WALLET_PRIVATE_KEY_PATH:-}" ] && [ -z "${RAW_WALLET_PRIVATE_KEY:-}" ] || return 0
     if [ "$1" != localnet ]; then

@@ -45,7 +45,7 @@ _SETTINGS = {
     "themeCSS": _CSS,
     "flowchart": {"htmlLabels": False, "padding": 12},
 }
-# what it needs to move a line, which nobody does here
+# Mermaid's attributes for editing, not needed here
 _KEPT_BY_MERMAID = re.compile(r' data-[a-z]+="[^"]*"')
 _DRAW = """
 const [settings, name, text, done] = arguments;
@@ -58,23 +58,24 @@ mermaid.render(name, text).then(({ svg }) => {
 
 
 def blocks(page: Path) -> list[str]:
-    """The sources of a page's diagrams."""
+    """Return the sources of a page's diagrams."""
     return BLOCK.findall(page.read_text())
 
 
 def picture(page: Path, number: int) -> Path:
-    """Where the picture of a page's diagram is, counted from 1."""
+    """Return the path of the picture of a page's diagram. `number` counts from 1."""
     return page.parent / "assets" / f"{page.stem}-{number}.svg"
 
 
 def stamp(source: str) -> str:
-    """What a picture says of the text that it was drawn from."""
+    """Return the tag with the hash of a picture's source."""
     return f"<desc>drawn from {hashlib.sha256(source.encode()).hexdigest()}</desc>"
 
 
 def inline(page: Path, number: int, source: str) -> str:
-    """The picture as it stands in a page of the site. Raises ValueError for one that is not of this
-    source.
+    """Return the picture as HTML for a page of the site.
+
+    Raises ValueError for a picture of another source.
     """
     place = picture(page, number)
     if not place.exists() or stamp(source) not in (drawn := place.read_text()):
@@ -85,7 +86,7 @@ def inline(page: Path, number: int, source: str) -> str:
 
 
 def main() -> int:
-    """Draw every picture. Returns the exit status."""
+    """Draw every picture. Return the exit status."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""`aftermath-solana model init` under the name that recipes know.
+"""`aftermath-solana model init` under the name that upstream's recipes use.
 
 Example: python scripts/init-model.py --out checkpoints/tiny --hidden 128 --layers 4 \\
              --heads 4 --kv-heads 2 --intermediate 512 --vocab 257 --seed 0

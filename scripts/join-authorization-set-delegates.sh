@@ -1,6 +1,6 @@
 #!/bin/sh
-# An authorized key (grantee) sets the keys that may join on its behalf, in place of those it named before: in all runs
-# of the grantor, or in the one that RUN_ID names in the environment, as the authorization says.
+# Replace the delegates of an authorized key (grantee), for all runs of the grantor or for RUN_ID, as the authorization
+# allows.
 set -eu
 . "$(dirname -- "$0")/cluster.sh"
 said="a cluster, the grantor's public key and the grantee's key file are needed"

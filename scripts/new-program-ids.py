@@ -30,7 +30,7 @@ PROGRAMS = ("coordinator", "authorizer")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Read the arguments, change what has to be changed, say what. Returns the exit status."""
+    """Change the addresses and print what changed. Return the exit status."""
     parser = ScriptParser("python scripts/new-program-ids.py", __doc__)
     parser.add_argument(
         "--sources-only",
@@ -68,14 +68,14 @@ def _key(name: str) -> Path:
 
 
 def _sources() -> Iterator[Path]:
-    """What names an address and is not made by the build."""
+    """Return the files that name an address and are not build outputs."""
     yield ROOT / "Anchor.toml"
     yield from sorted((ROOT / "docs").glob("*.md"))
     yield from sorted((ROOT / "programs").rglob("*.rs"))
 
 
 def _renew(path: Path) -> str:
-    """Put a new key in a file's place, which only its owner can read. Returns its address."""
+    """Replace a key file by a new key that only its owner can read. Return its address."""
     fresh = path.with_suffix(".new")
     fresh.unlink(missing_ok=True)
     made = create_wallet(fresh)

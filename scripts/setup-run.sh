@@ -16,7 +16,7 @@ if [ "$variant" = light ]; then
 else
     config=config/solana-test/config.toml
 fi
-# First what speaks to the cluster and costs most: without a cluster or the money nothing is made here.
+# Contact the cluster first: without it, or without funds, create nothing.
 "$aftermath" deploy --rpc "$rpc"
 "$aftermath" run-files "$config"
 if found=$("$aftermath" json-dump-run --rpc "$rpc" --run-id "$run_id" 2>/dev/null); then

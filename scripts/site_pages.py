@@ -24,7 +24,7 @@ OUTSIDE = {
     "README.md": "index.md",
     **{name: name for name in ("AGENTS.md", "CHANGELOG.md", "CONTRIBUTING.md")},
 }
-"""Pages of the repository's root, and what they are called on the site."""
+"""Pages of the repository's root and their names on the site."""
 
 _LINK = re.compile(r"\[([^\]]*)\]\(([^)\s#]*)(#[^)\s]*)?\)")
 _KINDS = (".md", ".svg", ".png")
@@ -39,7 +39,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
-    """Links and diagrams as they are on the site."""
+    """Rewrite links and diagrams for the site."""
     own = {called: name for name, called in OUTSIDE.items()}.get(page.file.src_uri)
     place = Path(own).parent if own else Path("docs")
     linked = _LINK.sub(lambda link: _on_site(link, place), markdown)
@@ -64,7 +64,7 @@ def _on_site(link: re.Match[str], place: Path) -> str:
 
 
 def on_nav(nav: Navigation, config: MkDocsConfig, files: Files) -> Navigation:
-    """llms.txt (llmstxt.org): what the pages are, for programs that read them."""
+    """Return llms.txt (llmstxt.org), which describes the pages to programs that read them."""
     lines = [f"# {config.site_name}", "", f"> {config.site_description}"]
     for section in nav.items:
         lines += ["", f"## {section.title}", ""]
@@ -94,7 +94,7 @@ def _first_sentence(file: File) -> str:
 
 
 def on_post_build(config: MkDocsConfig) -> None:
-    """The pages' sources too: that is what llms.txt names."""
+    """Copy the pages' sources to the site, because llms.txt links to them."""
     site = Path(config.site_dir)
     for page in sorted((ROOT / "docs").glob("*.md")):
         (site / page.name).write_text(page.read_text())

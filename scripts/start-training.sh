@@ -1,7 +1,7 @@
 #!/bin/sh
 # Joins the run that scripts/setup-run.sh prepared; further arguments go to `aftermath-solana train`. A member of tier 0
-# keeps checkpoints, so that the run outlives its members. In `test`, DATA_PARALLELISM and TENSOR_PARALLELISM say on how
-# many GPUs of this machine one member trains (their product); without them it takes one.
+# keeps checkpoints, so that the run outlives its members. With `test`, one member uses
+# DATA_PARALLELISM x TENSOR_PARALLELISM GPUs of this machine (default 1).
 set -eu
 . "$(dirname -- "$0")/cluster.sh"
 if [ $# -lt 2 ] || { [ "$2" != test ] && [ "$2" != light ]; }; then
@@ -14,7 +14,7 @@ run_id=${RUN_ID:-$2}
 checkpoints=runs/$2/checkpoints/member-$$
 variant=$2
 shift 2
-# First, because the last one of repeated options counts: the caller's.
+# Put these first: the last of repeated options wins, which is then the caller's.
 [ "$variant" != test ] ||
     set -- --data-parallelism "${DATA_PARALLELISM:-0}" --tensor-parallelism "${TENSOR_PARALLELISM:-1}" "$@"
 own_wallet "$cluster" "member-$$"

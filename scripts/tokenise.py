@@ -19,7 +19,7 @@ from aftermath.cli.script import ScriptParser, one_of, run, whole_number
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Read the arguments, convert, say what was written. Returns the exit status."""
+    """Convert the text and print the written files. Return the exit status."""
     parser = ScriptParser("python scripts/tokenise.py", __doc__)
     parser.add_argument(
         "--input",

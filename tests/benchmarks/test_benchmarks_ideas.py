@@ -164,7 +164,7 @@ def test_results_arrive_with_and_without_dct(idea: dict[str, Any]) -> None:
 
 
 def test_unknown_idea_is_refused() -> None:
-    with pytest.raises(KeyError, match="wishes"), idea_methods.with_idea({"wishes": 1}, {}):
+    with pytest.raises(KeyError, match="extras"), idea_methods.with_idea({"extras": 1}, {}):
         pass
 
 

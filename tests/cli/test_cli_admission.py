@@ -47,9 +47,7 @@ from cli.test_cli_bad_input import ELSEWHERE
 OTHER = "9.9.9"
 
 FAR = ("--rpc-2", ELSEWHERE, "--data-root", "/")
-"""A node that is not of this machine: the run's local paths are not opened then, unless the member
-says where.
-"""
+"""A node on another machine. Members then open the run's local paths only below --data-root."""
 
 
 @pytest.fixture
@@ -165,7 +163,7 @@ async def genesis(rpc: str) -> str:
         return await pool.genesis()
 
 
-def test_join_below_verification_quorum_is_refused(waiting: Shell, run_id: str) -> None:
+def test_join_run_with_verifiers_is_refused(waiting: Shell, run_id: str) -> None:
     from aftermath.cli.connection import sign_in
     from aftermath.cli.options import SigningOptions
 

@@ -25,8 +25,9 @@ from cli.cli_runs import CONSOLE, Shell, invoke, unread
 from cli.conftest import new_run_id, new_user
 
 ELSEWHERE = "http://0.0.0.0:9"
-"""A fallback that refuses connections at once, and no loopback address: with it, no wallet is given
-SOL.
+"""A fallback that refuses connections.
+
+It is not a loopback address, so commands request no test SOL.
 """
 
 

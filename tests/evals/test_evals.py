@@ -85,11 +85,11 @@ def test_model_of_known_text_answers_correctly(model: LanguageModel, tokenizer: 
 
 
 def test_eval_figures_have_spread(model: LanguageModel, tokenizer: Tokenizer) -> None:
-    wish = EvalRequest((SOURCE_CHOICE,), seed=5, docs=20)
-    (score,) = evaluate(asked_of(model), tokenizer, 24, wish)
+    request = EvalRequest((SOURCE_CHOICE,), seed=5, docs=20)
+    (score,) = evaluate(asked_of(model), tokenizer, 24, request)
     assert (score.task, score.metric, score.docs) == (SOURCE_CHOICE, "acc", 20)
     assert score.error == pytest.approx(math.sqrt(score.value * (1 - score.value) / 20))
-    assert evaluate(asked_of(model), tokenizer, 24, wish) == [score]
+    assert evaluate(asked_of(model), tokenizer, 24, request) == [score]
 
 
 @pytest.mark.parametrize("fewshot", [None, 0])

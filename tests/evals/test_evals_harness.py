@@ -70,8 +70,8 @@ CHOICE = {
 def test_harness_choice_task_is_scored(
     model: LanguageModel, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
-    wish = eval_request(task(tmp_path, **CHOICE), 0, 0, 10)
-    (score,) = evaluate(asked_of(model), tokenizer, 24, wish)
+    request = eval_request(task(tmp_path, **CHOICE), 0, 0, 10)
+    (score,) = evaluate(asked_of(model), tokenizer, 24, request)
     assert (score.task, score.metric, score.value, score.docs) == ("of_ours", "acc", 1.0, 2)
 
 

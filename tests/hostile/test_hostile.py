@@ -51,7 +51,7 @@ PATH = Path(__file__).parents[2] / "runs" / "hostile.json"
 
 KNOWN: dict[str, tuple[str, frozenset[str]]] = {
     "false attestation of the model": (
-        "two members have shown level 0, and a quorum of two is both",
+        "level 0 has two holders, so its quorum needs both of them",
         frozenset({"every level is attested"}),
     ),
     "never a witness": (

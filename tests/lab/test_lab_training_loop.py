@@ -148,10 +148,10 @@ def test_killed_training_resumes_to_same_end(
     )
     assert state.keys() == other.keys()
     assert all(torch.equal(other[name], tensor) for name, tensor in state.items())
-    assert (counters.step, counters.fresh, counters.again) == (
+    assert (counters.step, counters.new_sequences, counters.retry_queue) == (
         others.step,
-        others.fresh,
-        others.again,
+        others.new_sequences,
+        others.retry_queue,
     )
     steps = [
         event

@@ -52,7 +52,7 @@ def test_archive_without_directory_leaves_no_files(
 
     async def story(sim: SimulatedRun) -> None:
         sim.hub = repository.hub
-        sim.keeps = False
+        sim.saves_checkpoints = False
         sim.add(0)
         await sim.until_finished()
 
@@ -70,7 +70,7 @@ def test_stopped_member_abandons_running_and_waiting_upload(
 ) -> None:
     async def story(sim: SimulatedRun) -> None:
         sim.hub = repository.hub
-        sim.keeps = False
+        sim.saves_checkpoints = False
         sim.upload_seconds = 500.0
         sim_member = sim.add(0)
         await sim.until(lambda run: run.epoch == 2 and run.state is RunState.ROUND_TRAIN)
@@ -100,7 +100,7 @@ def test_save_with_unexpected_error_is_a_warning(
 
     async def story(sim: SimulatedRun) -> None:
         sim.hub = repository.hub
-        sim.keeps = False
+        sim.saves_checkpoints = False
         sim.add(0)
         await sim.until_finished()
 

@@ -64,7 +64,7 @@ def test_falsely_named_step_is_taken_from_members(tmp_path: Path) -> None:
 
     async def story(sim: SimulatedRun) -> None:
         keeper = sim.add(0)
-        sim.keeps = False
+        sim.saves_checkpoints = False
         other = sim.add(1)
         await sim.until(lambda run: run.epoch == 1 and run.state is RunState.ROUND_TRAIN)
         _name_falsely(sim, "/etc")
@@ -72,7 +72,7 @@ def test_falsely_named_step_is_taken_from_members(tmp_path: Path) -> None:
             await sim.kill(sim_member)
             sim_member.events.clear()
         sim.start(other)
-        sim.keeps = True
+        sim.saves_checkpoints = True
         # the other member cannot read the recorded directory, as on another machine
         keeper.name = "moved"
         (sim.place / "kept" / "m0").rename(sim.place / "kept" / "moved")

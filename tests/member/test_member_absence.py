@@ -285,7 +285,7 @@ def test_round_finishes_when_all_suspended_members_resume(tmp_path: Path, overla
     """
 
     async def story(sim: SimulatedRun) -> None:
-        sim.held_up = True
+        sim.detects_stalls = True
         slow, *quick = [sim.add(tier, seconds) for tier, seconds in ((0, 1.0), (1, 0.2), (2, 0.2))]
         for stopped in (30.0, 11.0, 13.0, 90.0):
             height = (await sim.until(lambda run: _waits_for(run, slow, quick))).current.height

@@ -226,7 +226,7 @@ def test_early_closed_round_drops_no_other_holder(tmp_path: Path, lie: str) -> N
 
 
 @pytest.mark.parametrize("overlap", EITHER_OVERLAP)
-def test_hidden_level_of_few_witnesses_stretches_two_rounds(tmp_path: Path, overlap: int) -> None:
+def test_hidden_level_with_few_witnesses_delays_two_rounds(tmp_path: Path, overlap: int) -> None:
     """Three of eleven members witness each round. The next witnesses know whom the last ones
     missed.
     """

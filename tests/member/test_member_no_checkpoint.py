@@ -22,7 +22,7 @@ LOST = (
 @pytest.mark.slow
 def test_run_without_checkpoint_warns_each_epoch_and_at_end(tmp_path: Path) -> None:
     async def story(sim: SimulatedRun) -> None:
-        sim.keeps = False
+        sim.saves_checkpoints = False
         for tier in (0, 1, 2):
             sim.add(tier)
         await sim.until_finished()

@@ -98,7 +98,7 @@ def test_resume_with_unreadable_spec_saves_or_names_loss(
     disk = Disk(monkeypatch)
 
     async def story(sim: SimulatedRun) -> None:
-        sim.keeps = keeps
+        sim.saves_checkpoints = keeps
         disk.full = True
         sim_member = sim.add(0)
         await _paused_in_epoch_1(sim)

@@ -246,7 +246,7 @@ def test_restarted_member_resumes_its_saved_state_or_none(tmp_path: Path) -> Non
         async def story(
             sim: SimulatedRun, remembers: bool = remembers, chains: Any = chains
         ) -> None:
-            sim.remembers = remembers
+            sim.stores_optimizer_state = remembers
             for tier in (0, 1, 2):
                 sim.add(tier)
             chains.update(record_commitments(sim))
@@ -279,7 +279,7 @@ def test_saved_state_with_another_root_is_damaged(tmp_path: Path) -> None:
     from safetensors.torch import save_file
 
     async def story(sim: SimulatedRun) -> None:
-        sim.remembers = True
+        sim.stores_optimizer_state = True
         await restart(sim)
         for file in (tmp_path / "private").iterdir():
             with safe_open(file, framework="pt") as opened:

@@ -105,12 +105,12 @@ def test_undone_steps_are_named_in_saved_model(tmp_path: Path, applied: Counter[
     """
 
     async def story(sim: SimulatedRun) -> None:
-        sim.keeps = False
+        sim.saves_checkpoints = False
         first, *others = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until(lambda run: run.epoch == 1)
         for other in others:
             await sim.stop(other)
-        sim.keeps = True
+        sim.saves_checkpoints = True
         newcomer, *_ = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(2, epoch=1)
         await sim.kill(first)

@@ -74,7 +74,7 @@ def test_members_restarted_between_epochs_resume_their_state(
     before: list[dict[str, Tensor]] = []
 
     async def story(sim: SimulatedRun) -> None:
-        sim.remembers = True
+        sim.stores_optimizer_state = True
         before.extend(await restart(sim))
         await sim.until_finished()
 
@@ -93,7 +93,7 @@ def test_members_restarted_between_epochs_resume_their_state(
 @pytest.mark.slow
 def test_member_absent_for_epoch_begins_without_state(tmp_path: Path) -> None:
     async def story(sim: SimulatedRun) -> None:
-        sim.remembers = True
+        sim.stores_optimizer_state = True
         for tier in (0, 1, 2, 2):
             sim.add(tier)
         *_, away = sim.sim_members
@@ -125,7 +125,7 @@ def test_damaged_state_file_is_reported_and_kept(tmp_path: Path) -> None:
     damages = (b"", b"\xff" * 64, b"\x02\0\0\0\0\0\0\0{}")
 
     async def story(sim: SimulatedRun) -> None:
-        sim.remembers = True
+        sim.stores_optimizer_state = True
         await restart(sim, (0, 1, 2, 2))
         for sim_member, damage in zip(sim.sim_members[1:], damages, strict=True):
             private_state._file_in(
@@ -155,7 +155,7 @@ def test_full_disk_for_state_file_is_a_warning(
     monkeypatch.setattr(private_state, "save_file", full)
 
     async def story(sim: SimulatedRun) -> None:
-        sim.remembers = True
+        sim.stores_optimizer_state = True
         await restart(sim)
         await sim.until_finished()
 

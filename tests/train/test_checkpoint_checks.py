@@ -162,7 +162,7 @@ def test_members_report_steps_missing_in_older_checkpoint(tmp_path: Path, keeps:
     """
 
     async def story(sim: SimulatedRun) -> None:
-        sim.keeps = keeps
+        sim.saves_checkpoints = keeps
         sim_members = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until(lambda run: run.epoch == 1)
         for sim_member in sim_members:

@@ -25,6 +25,8 @@ async def fetch(
 ) -> tuple[int, AccountData | None]:
     """Return (slot, account) as of `min_slot` or later. `length` reads that many bytes from
     `offset`.
+
+    `patience`: seconds to keep trying. None uses the pool's.
     """
 
     async def ask(node: NodeClient) -> tuple[int, AccountData | None]:
@@ -40,7 +42,10 @@ async def fetch_many(
     min_slot: int | None = None,
     patience: float | None = None,
 ) -> tuple[int, list[AccountData | None]]:
-    """Return (slot, accounts) of up to 100 addresses at one slot, as of `min_slot` or later."""
+    """Return (slot, accounts) of up to 100 addresses at one slot, as of `min_slot` or later.
+
+    `patience`: seconds to keep trying. None uses the pool's.
+    """
     return await pool.call(lambda node: node.accounts(addresses, min_slot), patience=patience)
 
 

@@ -288,7 +288,9 @@ class CoordinatorInstructions:
         )
 
     def health_check(self, run_id: str, dropped: int) -> Instruction:
-        """Drop the members (bit mask of seats) whose results the witnesses did not see."""
+        """Drop the members (bit mask of seats) whose results a quorum of the witnesses did not
+        record.
+        """
         return self._permissionless("health_check", run_id, dropped=dropped.to_bytes(32, "little"))
 
     def prove_equivocation(self, run_id: str) -> Instruction:

@@ -306,7 +306,9 @@ class SolanaMember:
         await self._send(self._coordinator.ix.attest(self._run_id, seat, at, hashes))
 
     async def health_check(self, dropped: int) -> None:
-        """Drop the members (bit mask) that the witnesses did not see."""
+        """Drop the members (bit mask of seats) whose results a quorum of the witnesses did not
+        record.
+        """
         await self._send(self._coordinator.ix.health_check(self._run_id, dropped))
 
     async def prove_equivocation(self, first: bytes, second: bytes) -> None:

@@ -218,7 +218,10 @@ class NodeClient(AsyncClient):
         offset: int = 0,
         length: int | None = None,
     ) -> list[tuple[Pubkey, AccountData]]:
-        """Return the accounts of `program` that match `filters` (a size, or bytes at an offset)."""
+        """Return the accounts of `program` that match `filters` (a size, or bytes at an offset).
+
+        Their `slot` is 0, because the reply has none.
+        """
         window = None if length is None else UiDataSliceConfig(offset, length)
         config = RpcProgramAccountsConfig(
             RpcAccountInfoConfig(_BASE64, window, _COMMITMENT), list(filters)

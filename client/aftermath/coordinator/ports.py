@@ -122,7 +122,9 @@ class Coordinator(Protocol):
         """State the 32-byte hash of each level, by level, at the end of an epoch."""
 
     async def health_check(self, dropped: int) -> None:
-        """Report the members (bit mask) whose results no quorum saw."""
+        """Report the members (bit mask of seats) whose results a quorum of the witnesses did not
+        record.
+        """
 
     async def prove_equivocation(self, first: bytes, second: bytes) -> None:
         """Submit two announcements of one member that contradict each other. This ejects the

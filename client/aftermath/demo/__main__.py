@@ -1,4 +1,7 @@
-"""`make demo`: three unequal computers train one model through Solana; one dies and comes back."""
+"""`make demo`: three members of different tiers train one model through a local Solana network.
+
+One of them is killed and restarted.
+"""
 
 from __future__ import annotations
 

@@ -103,8 +103,8 @@ def words_of(data: TokenFiles, tokenizer: Tokenizer) -> set[str]:
 
 def part_answered(model: LanguageModel, tokenizer: Tokenizer) -> float:
     """Return the fraction of `QUESTIONS` that the model answers correctly."""
-    wish = EvalRequest((SOURCE_CHOICE,), docs=QUESTIONS)
-    (score,) = evaluate(asked_of(model), tokenizer, model.config.max_position_embeddings, wish)
+    request = EvalRequest((SOURCE_CHOICE,), docs=QUESTIONS)
+    (score,) = evaluate(asked_of(model), tokenizer, model.config.max_position_embeddings, request)
     return score.value
 
 

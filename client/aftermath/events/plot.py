@@ -133,7 +133,7 @@ def _columns(pieces: Sequence[Curve]) -> tuple[list[float], list[float]]:
 
 
 def _draw(axes: Any, curves: Mapping[str, Curve], measure: str, *, gaps: bool = True) -> None:
-    """Draw one curve. With `gaps`, break it where points are missing. Sums have no gaps."""
+    """Draw curves. With `gaps`, break each where points are missing. Sums have no gaps."""
     for name, curve in curves.items():
         pieces = _pieces(curve) if gaps else [curve]
         # a line through one point cannot be seen

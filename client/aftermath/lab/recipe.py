@@ -44,13 +44,17 @@ class Recipe:
     tiers: tuple[int, ...]
     """Tier of each member."""
     levels: int
+    """Number of tiers."""
     shares: tuple[int, ...]
     """Each member's share of the work, as a proportion."""
     overlap: int
+    """Rounds by which results are applied late."""
     reject: int
+    """Percentage of results to reject."""
     seed: int
     held_out: str
     eval_every: int
+    """Steps between held-out losses. 0 measures only at the end."""
     eval_sequences: int
     source: str = ""
     """A data location as JSON. Empty if `data` names token files."""

@@ -34,8 +34,10 @@ class Counters(msgspec.Struct, frozen=True):
     bound: dict[str, Any]
     """The recipe and the fingerprints of its files. Only an equal recipe may resume."""
     step: int
-    fresh: int
-    again: list[tuple[int, list[int]]]
+    new_sequences: int
+    """Number of new sequences used so far."""
+    retry_queue: list[tuple[int, list[int]]]
+    """(earliest step, sequences to train again)."""
     events: int
     """Size of the event file when the state was saved, in bytes."""
     finished: Finished | None = None

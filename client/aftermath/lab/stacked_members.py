@@ -112,7 +112,7 @@ class _Stack:
         self, sequences: Tensor, rates: Rates, travelling: Sequence[bool]
     ) -> list[PseudoGradient | AftermathError]:
         placed = self._passes.upload(sequences)
-        return self._steps.make(placed, self._backward, rates.own, rates.ahead, travelling)
+        return self._steps.make(placed, self._backward, rates.step, rates.previous, travelling)
 
     def _backward(self, params: Mapping[str, Tensor], sequences: Tensor) -> Tensor:
         """Add the gradients of each member's mean loss, by micro-batches. Return the losses."""

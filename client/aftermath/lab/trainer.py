@@ -29,8 +29,9 @@ class Stepped:
 class Rates(NamedTuple):
     """The learning rates of a step and of the one before it."""
 
-    own: float
-    ahead: float
+    step: float
+    previous: float
+    """Rate of the look-ahead."""
 
 
 class MemberResult(NamedTuple):

@@ -254,7 +254,7 @@ class TrainingLoop:
                     f"the saved state does not match this training: {error.message}",
                     "Name another --out",
                 ) from None
-            self._data_split.restore(counters.fresh, counters.again)
+            self._data_split.restore(counters.new_sequences, counters.retry_queue)
             self._done = counters.step
             if log.exists():
                 self._restarts = not counters.step and log.stat().st_size > counters.events

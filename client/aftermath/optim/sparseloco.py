@@ -75,7 +75,7 @@ class SparseLoCoParts(OptimizerParts[SparseLoCo]):
         return InnerSteps(replica.params, self.settings, ahead, replica.balances, replica.inner)
 
     def counted(self, votes: Votes, lr: float) -> Tensor:
-        """Return multiples of the lattice's smallest value, clipped to a member's cap."""
+        """Return the values of votes, fp32 [n], each clipped to a member's cap at this rate."""
         from aftermath.optim.lattice import SMALLEST
         from aftermath.optim.sparseloco_apply import most_of
 

@@ -62,7 +62,7 @@ class StackedSteps:
         ahead_lr: float,
         travelling: Sequence[bool],
     ) -> list[PseudoGradient | AftermathError]:
-        """Train shares int64 [members, n, seq_len]: see `InnerSteps.make`.
+        """Train shares int64 [members, n, seq_len]: see `PrivateStep.make`.
 
         Return an error for each member whose share failed. Its moments do not change. All moments
         must have seen equally many steps.

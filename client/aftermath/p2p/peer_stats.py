@@ -32,11 +32,13 @@ BLAMED_S = 600.0
 
 @dataclass
 class PeerMeasurement:
-    """Measurements of one peer."""
+    """Measurements of one peer. Times are in seconds of `PeerMeasurements.clock`."""
 
     bandwidth: float | None = None
+    """Bytes per second."""
     measured_at: float = float("-inf")
     rtt: float | None = None
+    """Round-trip time in seconds."""
     failures: int = 0
     last_until: float = float("-inf")
     failing_until: float = float("-inf")

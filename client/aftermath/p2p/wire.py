@@ -93,7 +93,7 @@ class CallRequest(msgspec.Struct, array_like=True, frozen=True, tag=2):
 
 
 class Reply(msgspec.Struct, array_like=True, frozen=True):
-    """Answer to either request. `size`: of the whole blob, or of the reply body that follows."""
+    """Answer to a request. `size`: of the whole blob, or of the reply body that follows."""
 
     status: ReplyStatus
     size: int

@@ -19,7 +19,7 @@ PRECISION = (
     "supports it, fp32 on a CPU."
 )
 COMPILE = (
-    "Compile the model with torch.compile, before the member joins. auto: only on CUDA. If compilation fails, a "
+    "Compile the model with torch.compile before training starts. auto: only on CUDA. If compilation fails, a "
     "warning is printed and training continues without it."
 )
 

@@ -222,7 +222,7 @@ def _stage(scenario: Scenario, directory: Path) -> SimulatedRun:
         stored=True,
         **dict(scenario.rules),
     )
-    sim.keeps = scenario.keeps
+    sim.saves_checkpoints = scenario.keeps
     for seat in scenario.seats:
         sim.add(seat.tier, seat.seconds, seat.nodes)
     return sim

@@ -91,14 +91,15 @@ class SimulatedRun:
         """Called with each Hub location that a member reads. Raises the error that the Hub would
         cause.
         """
-        self.keeps = True
+        self.saves_checkpoints = True
+        """Whether tier-0 members save checkpoints to a directory."""
         self.keep_steps = 3
-        self.held_up = False
+        self.detects_stalls = False
         """Whether members detect stalls, such as those of `virtual_time.hold_up`."""
         self.writes_gradients = False
         """Whether members write the results they apply, each into a directory `gradients/NAME`."""
         self.optim_stats_steps = 0
-        self.remembers = False
+        self.stores_optimizer_state = False
         """Whether members store their optimizer states, in one directory `private`."""
         self.confirms_loss = False
         """Whether members ask their users for a second Ctrl-C."""
@@ -229,7 +230,7 @@ class SimulatedRun:
             feed=RunFeed(View(self.run, self.members, self.model)),
             transport=sim_member.transport,
             clock=clock,
-            stall_detector=StallDetector(clock) if self.held_up else Undisturbed(clock),
+            stall_detector=StallDetector(clock) if self.detects_stalls else Undisturbed(clock),
             events=Events(clock.monotonic, [sim_member.note]),
         )
         role = Role(RUN_ID, self.schema, sim_member.tier, sim_member.identity.secret())
@@ -252,7 +253,7 @@ class SimulatedRun:
             if self.writes_gradients
             else None,
             optim_stats_steps=self.optim_stats_steps,
-            optimizer_state_dir=self.place / "private" if self.remembers else None,
+            optimizer_state_dir=self.place / "private" if self.stores_optimizer_state else None,
             share_delay=self.share_delay,
             confirms_loss=self.confirms_loss,
             prompt=self.prompt,
@@ -266,7 +267,9 @@ class SimulatedRun:
             clock.monotonic,
         )
         directory = (
-            self.place / "kept" / sim_member.name if sim_member.tier == 0 and self.keeps else None
+            self.place / "kept" / sim_member.name
+            if sim_member.tier == 0 and self.saves_checkpoints
+            else None
         )
         archive = Archive(
             directory,

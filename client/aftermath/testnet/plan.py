@@ -80,7 +80,7 @@ class LocalTestnetPlan:
     place: Path
     """The directory for all output."""
     port: int
-    wishes: ClientExtras
+    extras: ClientExtras
     panes: bool = False
     """Whether each process has its own terminal. Otherwise the testnet prints lines about the
     clients.
@@ -109,13 +109,13 @@ class LocalTestnetPlan:
 
     def options(self, client: LocalTestnetClient) -> Iterator[str]:
         """Yield a client's options that do not depend on the backend."""
-        wishes = self.wishes
+        extras = self.extras
         name = client.name
         yield from (
             "--matformer-tier",
             str(client.tier),
             "--device",
-            wishes.device,
+            extras.device,
             "--threads",
             str(self.threads),
         )
@@ -127,24 +127,24 @@ class LocalTestnetPlan:
             str(self.events / name),
         )
         if client.tier == 0:
-            checkpoints = wishes.checkpoints or self.place / "checkpoints"
+            checkpoints = extras.checkpoints or self.place / "checkpoints"
             yield from ("--checkpoint-dir", str(checkpoints.expanduser().absolute() / name))
-            if wishes.keep_steps is not None:
-                yield from ("--keep-steps", str(wishes.keep_steps))
+            if extras.keep_steps is not None:
+                yield from ("--keep-steps", str(extras.keep_steps))
         yield from self._local_files()
-        yield from wishes.line.options()
-        if wishes.write_log:
+        yield from extras.line.options()
+        if extras.write_log:
             yield from ("--write-log", str(self.place / "logs" / f"{name}.jsonl"))
-        if wishes.distro_data is not None:
+        if extras.distro_data is not None:
             yield from (
                 "--write-gradients-dir",
-                str(wishes.distro_data.expanduser().absolute() / name),
+                str(extras.distro_data.expanduser().absolute() / name),
             )
-        if wishes.optim_stats is not None:
-            yield from ("--optim-stats-steps", str(wishes.optim_stats))
-        if wishes.eval_tasks is not None:
-            yield from ("--eval-tasks", wishes.eval_tasks)
-        for name, value in vars(wishes.trackers).items():
+        if extras.optim_stats is not None:
+            yield from ("--optim-stats-steps", str(extras.optim_stats))
+        if extras.eval_tasks is not None:
+            yield from ("--eval-tasks", extras.eval_tasks)
+        for name, value in vars(extras.trackers).items():
             if value is not None:
                 yield from ("--" + name.replace("_", "-"), value)
 

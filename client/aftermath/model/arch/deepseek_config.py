@@ -33,7 +33,10 @@ if TYPE_CHECKING:
 
 
 _MOST_EXPERTS = 1 << 16
-"""Maximum number of experts in all layers. DeepSeek V3 has 15,616; each has three named tensors."""
+"""Maximum of layers times experts per layer: 61 x 256 = 15,616 for DeepSeek V3.
+
+Each expert has three named tensors.
+"""
 
 
 # Tier k keeps the first 1/2^k of the hidden units of dense layers, routed experts and shared

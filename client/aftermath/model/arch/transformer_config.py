@@ -235,7 +235,7 @@ class TransformerConfig(ModelConfig):
 
 
 def _span(sizes: tuple[int, ...]) -> str:
-    """Return the range of the nonzero sizes as text, or one number if all are equal."""
+    """Return the nonzero sizes as text: one number if all are equal, else each of them."""
     sizes = tuple(size for size in sizes if size)
     if not sizes:
         return ""
