@@ -91,8 +91,8 @@ class Oracle(Transitions):
         )
         return paid or (held is not None and held.barred)
 
-    def enroll(self, wallet: int, most: int) -> None:
-        require(self.config.join_bond <= most, "BondAboveLimit")
+    def enroll(self, wallet: int, max_bond: int) -> None:
+        require(self.config.join_bond <= max_bond, "BondAboveLimit")
         held = self.memberships.get(wallet, OracleMembership())
         require(not held.barred, "Barred")
         self.memberships[wallet] = held
@@ -221,7 +221,7 @@ class Oracle(Transitions):
         require(bool(counted), "NotElected")
         for level in counted:
             self.statements[level][number] = hashes[level]
-            agreeing = sum(told == hashes[level] for told in self.statements[level].values())
+            agreeing = sum(one == hashes[level] for one in self.statements[level].values())
             if not self.known.attested >> level & 1 and agreeing >= quorum(len(asked[level])):
                 self._record(level, hashes[level])
         self._follow()

@@ -204,10 +204,10 @@ class Comparison:
         return self._send("verify", index, data, (seat, at, target, mismatch))
 
     def attest(self, index: int, seat: int, at: RoundId, hashes: Mapping[int, bytes]) -> bool:
-        told = dict(sorted(hashes.items()))
-        data = bytes([seat]) + _PLACE.pack(*at) + bytes([sum(1 << level for level in told)])
-        data += struct.pack("<I", len(told)) + b"".join(told.values())
-        return self._send("attest", index, data, (seat, at, told))
+        by_level = dict(sorted(hashes.items()))
+        data = bytes([seat]) + _PLACE.pack(*at) + bytes([sum(1 << level for level in by_level)])
+        data += struct.pack("<I", len(by_level)) + b"".join(by_level.values())
+        return self._send("attest", index, data, (seat, at, by_level))
 
     def health_check(self, index: int, dropped: int) -> bool:
         return self._send("health_check", index, bitmap.to_bytes(dropped), (dropped,))
@@ -218,11 +218,12 @@ class Comparison:
         """
         place = self.place
         results = (1, 1 if same else 2)
-        said = [
+        commitments = [
             evidence.commitment(self.scenario.run_id, place, seat, index, result)
             for result in results
         ]
-        before = [evidence.IX.check_signatures([evidence.sign(one, index) for one in said])]
+        signed = [evidence.sign(commitment, index) for commitment in commitments]
+        before = [evidence.IX.check_signatures(signed)]
         return self._send("prove_equivocation", index, b"", (seat, same), before)
 
     def checkpoint(self, index: int, hashes: tuple[bytes, ...]) -> bool:
@@ -252,8 +253,8 @@ class Comparison:
     def rewind(self, index: int, step: int) -> bool:
         return self._send("rewind", None, struct.pack("<BI", index, step), (index, step))
 
-    def enroll(self, index: int, most: int) -> bool:
-        return self._send("enroll", index, most.to_bytes(8, "little"), (most,))
+    def enroll(self, index: int, max_bond: int) -> bool:
+        return self._send("enroll", index, max_bond.to_bytes(8, "little"), (max_bond,))
 
     def settle(self, index: int) -> bool:
         """Settle the membership of this wallet. Anyone may send it."""
@@ -435,7 +436,7 @@ class Comparison:
         ]
         us = self.oracle
         return [
-            (*(getattr(seat, name) for name in names), *us.words(number))
+            (*(getattr(seat, name) for name in names), *us.level_status(number))
             for number, seat in enumerate(us.members)
         ]
 
@@ -456,16 +457,18 @@ class Comparison:
         )[0]
         seats = members["seats"][: len(self.oracle.members) + 1]
         assert not seats[-1]["used"]
-        said = [_mask(members[name]) for name in ("established", "judges", "proven")]
+        sets = [_mask(members[name]) for name in ("established", "judges", "proven")]
         planes = [_mask(plane) for plane in members["shown"]]
         forfeited = bitmap.from_bytes(members["forfeited"].tobytes())
         marked = [bitmap.contains(forfeited, seat) for seat in range(len(seats) - 1)]
         owners = [_WALLETS.get(signer, NOBODY) for signer in seats["signer"][:-1].tolist()]
-        words = [self._words_of(said, planes, number) for number in range(len(seats) - 1)]
+        statuses = [self._level_status(sets, planes, number) for number in range(len(seats) - 1)]
         plain = zip(*(seats[name][:-1].tolist() for name in names), marked, owners, strict=True)
-        return [(*one, *more) for one, more in zip(plain, words, strict=True)]
+        return [(*one, *more) for one, more in zip(plain, statuses, strict=True)]
 
-    def _words_of(self, said: Sequence[int], planes: Sequence[int], number: int) -> tuple[int, ...]:
+    def _level_status(
+        self, sets: Sequence[int], planes: Sequence[int], number: int
+    ) -> tuple[int, ...]:
         """Return whether a seat is established, judges and is proven, and in an epoch its level
         score.
         """
@@ -474,7 +477,7 @@ class Comparison:
             shown = (
                 sum(bitmap.contains(plane, number) << bit for bit, plane in enumerate(planes)) - 64
             )
-        return *(bitmap.contains(one, number) for one in said), shown
+        return *(bitmap.contains(one, number) for one in sets), shown
 
     def _memberships_of(self) -> dict[int, OracleMembership]:
         """Return each wallet's record. Check that its account holds the recorded lamports."""

@@ -80,7 +80,7 @@ class Drawn:
     oracle: Transitions
     worked: bool
     committees: list[tuple[int, ...]] = field(init=False)
-    said: list[dict[int, bytes]] = field(init=False)
+    statements: list[dict[int, bytes]] = field(init=False)
     """The attested hash of each level, by seat."""
     attested: dict[int, bytes] = field(default_factory=dict)
 
@@ -89,9 +89,9 @@ class Drawn:
         self.committees = [
             committee.cooldown_electees(self.run, self.members, level) for level in levels
         ]
-        self.said = [{} for _ in levels]
+        self.statements = [{} for _ in levels]
 
-    def speakers(self) -> list[int]:
+    def attesters(self) -> list[int]:
         """Return the seats that may attest a level."""
         asked = {seat for electees in self.committees for seat in electees}
         return [
@@ -100,49 +100,54 @@ class Drawn:
             if bitmap.contains(self.members.proven & self.members.healthy, seat)
         ]
 
-    def state(self, seat: int, told: Mapping[int, bytes]) -> str | None:
+    def record(self, seat: int, hashes: Mapping[int, bytes]) -> str | None:
         """Record this member's attestation. Return the error instead if the program refuses it."""
         if self.members.seats[seat].state is not MemberState.HEALTHY:
             return "SeatMismatch"
         own = [
-            level for level in told if level < self.run.levels and seat in self.committees[level]
+            level for level in hashes if level < self.run.levels and seat in self.committees[level]
         ]
         if not bitmap.contains(self.members.proven, seat) or not own:
             return "NotElected"
-        if any(seat in self.said[level] for level in own):
+        if any(seat in self.statements[level] for level in own):
             return "DuplicateWitness"
         for level in own:
-            self.said[level][seat] = told[level]
-            alike = list(self.said[level].values()).count(told[level])
+            self.statements[level][seat] = hashes[level]
+            alike = list(self.statements[level].values()).count(hashes[level])
             if level not in self.attested and alike >= quorum(len(self.committees[level])):
-                self.attested[level] = told[level]
+                self.attested[level] = hashes[level]
         return None
 
-    def stated(self) -> list[dict[int, bytes]]:
+    def stated_hashes(self) -> list[dict[int, bytes]]:
         """Return the hashes stated for each level, by position in its committee."""
-        pairs = zip(self.said, self.committees, strict=True)
+        pairs = zip(self.statements, self.committees, strict=True)
         found = [
-            {electees.index(seat): one for seat, one in said.items()} for said, electees in pairs
+            {electees.index(seat): one for seat, one in hashes.items()}
+            for hashes, electees in pairs
         ]
         return found + [{} for _ in range(MAX_LEVELS - len(found))]
 
     def end(self) -> int:
         """Attest what is undisputed when the time is up. Return the mask of the unknown levels."""
         unknown = 0
-        for level, (said, electees) in enumerate(zip(self.said, self.committees, strict=True)):
+        for level, (hashes, electees) in enumerate(
+            zip(self.statements, self.committees, strict=True)
+        ):
             gone = [seat for seat in electees if not bitmap.contains(self.members.healthy, seat)]
             shown = bitmap.contains(self.run.levels_established, level)
             new = shown and not all(
-                bitmap.contains(self.members.established, seat) for seat in said
+                bitmap.contains(self.members.established, seat) for seat in hashes
             )
-            missed = any(seat not in said for seat in gone)
+            missed = any(seat not in hashes for seat in gone)
             enough = (
-                2 * len(said) > len(electees) if new and missed else 2 * len(said) >= len(electees)
+                2 * len(hashes) > len(electees)
+                if new and missed
+                else 2 * len(hashes) >= len(electees)
             )
             if level in self.attested:
                 continue
-            if enough and len(set(said.values())) == 1:
-                self.attested[level] = next(iter(said.values()))
+            if enough and len(set(hashes.values())) == 1:
+                self.attested[level] = next(iter(hashes.values()))
             elif self.worked and 2 * len(gone) >= len(electees):
                 unknown |= 1 << level
         return unknown
@@ -322,14 +327,14 @@ class Cooldowns:
 
     # --- what is sent, and what the program has kept of it
 
-    def attest(self, drawn: Drawn, seat: int, told: Mapping[int, bytes]) -> Outcome:
+    def attest(self, drawn: Drawn, seat: int, hashes: Mapping[int, bytes]) -> Outcome:
         data = (
             bytes([seat])
             + struct.pack("<IIQ", *drawn.run.round_id)
-            + bytes([bitmap.from_seats(told)])
+            + bytes([bitmap.from_seats(hashes)])
         )
         return self._send(
-            "attest", seat, data + struct.pack("<I", len(told)) + b"".join(told.values())
+            "attest", seat, data + struct.pack("<I", len(hashes)) + b"".join(hashes.values())
         )
 
     def tick(self) -> Outcome:
@@ -348,7 +353,7 @@ class Cooldowns:
         ]
         return self.world.send(Instruction(PROGRAM, bytes(spec["discriminator"]) + data, metas))
 
-    def stated(self) -> list[dict[int, bytes]]:
+    def stated_hashes(self) -> list[dict[int, bytes]]:
         """Return the hashes stated for each level, by position in its committee."""
         account = layout.coordinator_account("Witnesses")
         hashes = account.read(self.world.data(self.scenario.accounts["witnesses"]))[0][

@@ -305,10 +305,10 @@ class Scenario:
         """Return the further account of a join that takes the seat of this wallet."""
         return {} if wallet is None else {"evicted": self.membership_key(Pubkey(wallet))}
 
-    def enroll(self, index: int, most: int | None = None) -> Outcome:
-        """Pay rent and bond of a membership, unless the bond is above `most`."""
+    def enroll(self, index: int, max_bond: int | None = None) -> Outcome:
+        """Pay rent and bond of a membership, unless the bond is above `max_bond`."""
         self.world.fund(wallet(index))
-        return self.by(index, "enroll", self.run.config.join_bond if most is None else most)
+        return self.by(index, "enroll", self.run.config.join_bond if max_bond is None else max_bond)
 
     def put_membership(self, index: int) -> None:
         """Store a membership as if this member had enrolled, without a bond."""

@@ -135,9 +135,9 @@ def test_disagreeing_witnesses_are_counted(full_run: Scenario) -> None:
 
 
 @pytest.mark.parametrize("levels", [3, 8])
-@pytest.mark.parametrize("said", ["nothing", "half"])
+@pytest.mark.parametrize("attesting", ["nothing", "half"])
 def test_timed_out_cooldown_stays_within_compute_limit(
-    world: World, levels: int, said: str
+    world: World, levels: int, attesting: str
 ) -> None:
     """Before the time is up, nobody attests, or half of each committee does."""
     world.load(_in_cooldown(levels))
@@ -147,14 +147,16 @@ def test_timed_out_cooldown_stays_within_compute_limit(
     }
     halves = {level: electees[: len(electees) // 2] for level, electees in committees.items()}
     for seat in (
-        sorted({seat for half in halves.values() for seat in half}) if said == "half" else ()
+        sorted({seat for half in halves.values() for seat in half}) if attesting == "half" else ()
     ):
-        told = {level: bytes([level + 1]) * 32 for level in range(levels) if seat in halves[level]}
-        assert run.attest(seat, told).ok().units <= GOAL
+        hashes = {
+            level: bytes([level + 1]) * 32 for level in range(levels) if seat in halves[level]
+        }
+        assert run.attest(seat, hashes).ok().units <= GOAL
     run.world.advance(31)
     assert run.tick().ok().units <= GOAL
     assert run.run.state is RunState.WAITING_FOR_MEMBERS
-    assert run.run.levels_attested == ((1 << levels) - 1 if said == "half" else 0)
+    assert run.run.levels_attested == ((1 << levels) - 1 if attesting == "half" else 0)
 
 
 @cache

@@ -47,7 +47,7 @@ results = st.just([None] * ALL) | st.lists(
     st.sampled_from([None, 0, 1, 1, 2]), min_size=ALL, max_size=ALL
 )
 hashes = st.sampled_from([None, FALSE, b"other" + bytes(27), b"t" * 32, UNKNOWN, UNATTESTED])
-told = st.lists(hashes, min_size=3, max_size=4)
+level_hashes = st.lists(hashes, min_size=3, max_size=4)
 moves = st.one_of(
     st.tuples(
         st.just("join"), st.integers(0, 3), st.sampled_from([0, 1, 60, 65_535]), st.booleans()
@@ -57,7 +57,7 @@ moves = st.one_of(
     st.tuples(st.just("ready"), seats, backs),
     st.tuples(st.just("witness"), seats, backs, results),
     st.tuples(st.just("verify"), seats, backs, st.integers(0, ALL), st.booleans()),
-    st.tuples(st.just("attest"), seats, backs, told),
+    st.tuples(st.just("attest"), seats, backs, level_hashes),
     st.tuples(st.just("health_check"), st.none() | st.integers(0, 2**ALL - 1)),
     st.tuples(st.just("checkpoint"), st.booleans()),
     st.tuples(st.just("show"), results),
@@ -120,16 +120,16 @@ def move(comparison: Comparison, index: int, verb: str, *more: Any) -> None:
         case "verify", number, back, target, mismatch:
             comparison.verify(index, mine(number), at(back), target, mismatch)
         case "attest", number, back, hashes:
-            said = {level: one for level, one in enumerate(hashes) if one is not None}
-            comparison.attest(index, mine(number), at(back), said)
+            by_level = {level: one for level, one in enumerate(hashes) if one is not None}
+            comparison.attest(index, mine(number), at(back), by_level)
         case "accuse", target:  # all verifiers of the round before
             round = us.rounds[-2] if len(us.rounds) > 1 and us.state.active else None
             for verifier in us.verifiers(round) if round else ():
                 comparison.verify(us.members[verifier].wallet, verifier, at(1), target, True)
         case "prove", number, same:  # against itself, since it has no other key
             comparison.prove(index, mine(number), same=same)
-        case "enroll", most:
-            comparison.enroll(index, most)
+        case "enroll", max_bond:
+            comparison.enroll(index, max_bond)
         case "withdraw", *_:
             comparison.withdraw(index)
         case "settle", target:
@@ -244,8 +244,10 @@ class Members(RuleBasedStateMachine):
                 us.round.voters, number
             ):
                 return comparison.witness(index, number, comparison.place, self.seen(index))
-            case RunState.COOLDOWN if (said := self.truth(number)) and not us.spoke(number):
-                return comparison.attest(index, number, comparison.place, said)
+            case RunState.COOLDOWN if (agreed := self.truth(number)) and not us.has_attested(
+                number
+            ):
+                return comparison.attest(index, number, comparison.place, agreed)
             case RunState.COOLDOWN if (
                 us.known.attested == us.every and us.durable.step < us.known.step
             ):
@@ -269,13 +271,13 @@ class Members(RuleBasedStateMachine):
     def truth(self, number: int) -> dict[int, bytes]:
         """Return the agreed hashes of the levels for which this member is elected."""
         us = self.comparison.oracle
-        said = {
+        agreed = {
             level: f"epoch {us.epoch} step {us.step} level {level}".encode().ljust(32, b".")
             for level in range(us.levels)
             if number in us.electees(level)
         }
-        self.truths |= set(said.values())
-        return said
+        self.truths |= set(agreed.values())
+        return agreed
 
 
 class AnyWallets(Members):
@@ -326,10 +328,10 @@ class AnyWallets(Members):
 
     @rule(
         rules=st.fixed_dictionaries({}, optional=CHANGES), back=st.none() | st.integers(0, 4),
-        moved=st.none() | MOVES, use_durable=st.sampled_from([False, False, True]), right=st.booleans(),
+        progress=st.none() | MOVES, use_durable=st.sampled_from([False, False, True]), right=st.booleans(),
     )  # fmt: skip
     def the_owner_changes_the_run(
-        self, rules: dict[str, int], back: int | None, moved: tuple[int, int, int] | None, use_durable: bool,
+        self, rules: dict[str, int], back: int | None, progress: tuple[int, int, int] | None, use_durable: bool,
         right: bool,
     ) -> None:  # fmt: skip
         """Let the owner change the config or the position of a halted run. Expect a refusal if the
@@ -345,10 +347,10 @@ class AnyWallets(Members):
             known = [us.durable, *us.earlier]
             found = known[back] if back < len(known) else None
             comparison.rewind(back, found.step if found and right else 3)
-        if moved is not None:
-            epoch, step, data_index = moved
-            moved = max(0, us.epoch + epoch), step or us.step, max(0, us.data_index + data_index)
-        comparison.update(replace(us.config, **rules), moved, use_durable=use_durable)
+        if progress is not None:
+            epoch, step, data_index = progress
+            progress = max(0, us.epoch + epoch), step or us.step, max(0, us.data_index + data_index)
+        comparison.update(replace(us.config, **rules), progress, use_durable=use_durable)
         comparison.set_paused(False)
 
 

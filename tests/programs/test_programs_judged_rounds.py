@@ -127,7 +127,7 @@ class _Rounds:
     def _attest(self, height: int) -> None:
         """Attest in the running round. The first vote counts the previous round."""
         elected = self.run.elected()
-        said = self.votes.setdefault(height, [])
+        votes = self.votes.setdefault(height, [])
         owing = set(bitmap.seats(self.run.owing()))
         silent = self.rng.choice([0, 0, len(elected) // 4])
         for index in self.rng.sample(elected, len(elected) - silent):
@@ -136,12 +136,12 @@ class _Rounds:
                 self.run.members.seats[seat].tier < LEVELS - 1 and self.rng.random() < self.deny
             )
             held = dict.fromkeys(owing - (self.denied - {seat} if denies else set()), 1)
-            expected = self._expected() if height and not said else None
+            expected = self._expected() if height and not votes else None
             before = self.run.members.shown
             self.run.witness(
                 index, None, {one: bytes([value]) * 32 for one, value in held.items()}
             ).ok()
-            said.append(Vote(seat, held))
+            votes.append(Vote(seat, held))
             if expected is not None:
                 found = self.run.members.shown[: self.count]
                 assert list(found) == expected, f"round {height} of {self.run.run_id}"
@@ -168,7 +168,7 @@ class _Rounds:
         stored = [state.round(height) for height in range(state.current.height + 1)]
         oracle.rounds = [self._oracle_round(one) for one in stored if one is not None]
         closed = oracle.rounds[-2]
-        self.seen["thin"] += bool(closed.counts and oracle._had_by_all(closed))
+        self.seen["thin"] += bool(closed.counts and oracle._fetched_by_all(closed))
         oracle.judge()
         return [one.shown for one in oracle.members]
 

@@ -43,7 +43,7 @@ def _one(cooldowns: Cooldowns, drawn: Drawn, where: str, seen: Counter[str]) -> 
     assert [list(electees) for electees in drawn.committees] == [
         drawn.oracle.electees(one) for one in levels
     ], where
-    _speak(cooldowns, drawn, where, seen)
+    _attest(cooldowns, drawn, where, seen)
     cooldowns.world.advance(31)
     units = cooldowns.tick().ok().units
     unknown = drawn.end()
@@ -66,14 +66,14 @@ def _one(cooldowns: Cooldowns, drawn: Drawn, where: str, seen: Counter[str]) -> 
     seen["units of a tick"] = max(seen["units of a tick"], units)
 
 
-def _speak(cooldowns: Cooldowns, drawn: Drawn, where: str, seen: Counter[str]) -> None:
+def _attest(cooldowns: Cooldowns, drawn: Drawn, where: str, seen: Counter[str]) -> None:
     """Let some or all committee members and some other members attest, most of them the true
     hashes.
     """
     rng = cooldowns.rng
-    speakers = drawn.speakers()
+    attesters = drawn.attesters()
     asked = rng.sample(
-        speakers, len(speakers) if rng.random() < 0.3 else min(len(speakers), rng.randint(0, 5))
+        attesters, len(attesters) if rng.random() < 0.3 else min(len(attesters), rng.randint(0, 5))
     )
     asked += rng.choices(list(bitmap.seats(drawn.run.current.began)), k=2)
     rng.shuffle(asked)
@@ -81,14 +81,14 @@ def _speak(cooldowns: Cooldowns, drawn: Drawn, where: str, seen: Counter[str]) -
     for seat in asked:
         mine = [level for level in range(drawn.run.levels) if seat in drawn.committees[level]]
         of = mine if mine and rng.random() < 0.2 else range(drawn.run.levels)
-        told = {
+        hashes = {
             level: (b"t" if rng.random() < honest else b"f") * 31 + bytes([level]) for level in of
         }
-        outcome = cooldowns.attest(drawn, seat, told)
-        expected = drawn.state(seat, told)
+        outcome = cooldowns.attest(drawn, seat, hashes)
+        expected = drawn.record(seat, hashes)
         assert outcome.error == expected, (
             f"{where}: seat {seat} is answered {outcome.error}, not {expected}"
         )
         seen["units of an attestation"] = max(seen["units of an attestation"], outcome.units)
-    assert cooldowns.stated() == drawn.stated(), where
+    assert cooldowns.stated_hashes() == drawn.stated_hashes(), where
     assert cooldowns.scenario.run.levels_attested == bitmap.from_seats(drawn.attested), where

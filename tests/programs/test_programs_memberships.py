@@ -119,8 +119,8 @@ def test_member_pays_rent_and_bond_and_gets_both_back(bonded: Scenario) -> None:
 
 
 def test_bond_above_agreed_limit_is_refused(bonded: Scenario) -> None:
-    bonded.enroll(0, most=BOND - 1).refused("BondAboveLimit")
-    bonded.enroll(0, most=BOND).ok()
+    bonded.enroll(0, max_bond=BOND - 1).refused("BondAboveLimit")
+    bonded.enroll(0, max_bond=BOND).ok()
 
 
 def test_member_pays_difference_of_raised_bond(bonded: Scenario) -> None:

@@ -227,14 +227,14 @@ class Transitions:
         def stayed(seat: Seat) -> bool:
             return seat.state is MemberState.HEALTHY or seat.exited > self.round.height
 
-        delivered = [self.members[one] for one in bitmap.seats(self.judges & self.proven)]
-        spoken = any(seat.tier <= level and stayed(seat) for seat in delivered)
+        delivering_judges = [self.members[one] for one in bitmap.seats(self.judges & self.proven)]
+        judge_stayed = any(seat.tier <= level and stayed(seat) for seat in delivering_judges)
 
-        if not spoken and any(seat.tier <= level for seat in self._missing()):
+        if not judge_stayed and any(seat.tier <= level for seat in self._missing()):
             return []
 
         def counts(number: int) -> bool:
-            if spoken and not bitmap.contains(self.judges, number):
+            if judge_stayed and not bitmap.contains(self.judges, number):
                 return False  # a newcomer
             seat = self.members[number]
             stayed = seat.state is MemberState.HEALTHY or seat.exited
@@ -273,7 +273,7 @@ class Transitions:
         if round is None or judged is None or not round.counts:
             return
         agreed = self._agreed(round) if round.established else self._by_most(round)
-        by_all = self._had_by_all(round)
+        by_all = self._fetched_by_all(round)
         for number in judged.members:
             seat = self.members[number]
             result = leading(vote.held.get(number) for vote in round.votes)
@@ -281,28 +281,29 @@ class Transitions:
             if missing and seat.state is not MemberState.HEALTHY and seat.exited <= judged.height:
                 continue  # it had left before it owed this result
             own = [level for level in range(seat.tier, self.levels) if level not in by_all]
-            said = [self._said(round, number, result, level) for level in own]
+            recorded = [self._level_votes(round, number, result, level) for level in own]
             if self.known_levels:  # skip levels without established holders on which nobody voted
                 known = [self.known_levels >> level & 1 for level in own]
-                said = [one for one, counts in zip(said, known, strict=True) if one[0] or counts]
+                pairs = zip(recorded, known, strict=True)
+                recorded = [one for one, counts in pairs if one[0] or counts]
             owed = missing or number in agreed
-            whole = all(votes for votes, _, _ in said)
+            whole = all(votes for votes, _, _ in recorded)
             if not owed or seat.shown == -64:
                 continue
             if (
                 whole
                 and number in agreed
-                and all(votes.count(True) >= wanted for votes, wanted, _ in said)
+                and all(votes.count(True) >= wanted for votes, wanted, _ in recorded)
             ):
                 seat.shown = min(63, seat.shown + 1)
             elif result is None:
                 seat.shown -= whole and self._left_out(round, number)
             elif not (round.established or number in agreed):
                 continue
-            elif any(votes and votes.count(False) >= needed for votes, _, needed in said):
+            elif any(votes and votes.count(False) >= needed for votes, _, needed in recorded):
                 seat.shown -= 1
 
-    def _had_by_all(self, round: OracleRound) -> set[int]:
+    def _fetched_by_all(self, round: OracleRound) -> set[int]:
         """Return the levels without established holders that all witnesses have.
 
         For each, some declared holders are not drawn if nobody leaves, and fewer than sixteen are
@@ -323,7 +324,7 @@ class Transitions:
             level for level in new if holders(drawn, level) < min(16, holders(round.members, level))
         }
 
-    def _said(
+    def _level_votes(
         self, round: OracleRound, number: int, result: int | None, level: int
     ) -> tuple[list[bool], int, int]:
         """Return which attesting judges of a level recorded that result of a seat.
@@ -349,12 +350,11 @@ class Transitions:
         """
         if self.known_levels >> level & 1:
             return quorum(asked)
-        heard = round.voters
-        unheard = sum(
-            not bitmap.contains(heard, one) and self.members[one].tier <= level
+        silent_holders = sum(
+            not bitmap.contains(round.voters, one) and self.members[one].tier <= level
             for one in round.members
         )
-        return (asked + min(round.elected - len(round.votes), unheard)) // 2 + 1
+        return (asked + min(round.elected - len(round.votes), silent_holders)) // 2 + 1
 
     def _remaining(self, round: OracleRound) -> list[Vote]:
         return [
@@ -424,16 +424,19 @@ class Transitions:
         """
         return self.state.active and bitmap.contains(self.began, number)
 
-    def words(self, number: int) -> tuple[int, ...]:
+    def level_status(self, number: int) -> tuple[int, ...]:
         """Return whether a seat is established, judges and is proven, and in an epoch its level
         score.
         """
-        said = self.members[number].established, bitmap.contains(self.judges, number)
+        established = self.members[number].established
+        judges = bitmap.contains(self.judges, number)
+        proven = bitmap.contains(self.proven, number)
         shown = self.members[number].shown if self.counts(number) else 0
-        return *said, bitmap.contains(self.proven, number), shown
+        return established, judges, proven, shown
 
-    def spoke(self, number: int) -> bool:
-        return any(number in told for told in self.statements.values())
+    def has_attested(self, number: int) -> bool:
+        """Return whether a seat has attested a level in this cooldown."""
+        return any(number in hashes for hashes in self.statements.values())
 
     # --- members
 
@@ -815,9 +818,9 @@ class Transitions:
             return not self.is_provisional()
         if not self.judges:
             return True
-        spoke = self.judges & self.proven
-        attests = spoke if self._remaining_judges() else self.proven
-        return bool(spoke) and bool(attests & self.healthy)
+        delivering_judges = self.judges & self.proven
+        attesters = delivering_judges if self._remaining_judges() else self.proven
+        return bool(delivering_judges) and bool(attesters & self.healthy)
 
     def is_provisional(self) -> bool:
         """Return whether the model comes from an epoch that may be undone."""
@@ -990,14 +993,15 @@ class Transitions:
             if not self._passed(self.since, self.config.cooldown_time):
                 return False
             for level in range(self.levels):
-                told = self.statements[level]
-                silent = set(self.electees(level)) - set(self.statements[level])
+                hashes = self.statements[level]
+                silent = set(self.electees(level)) - set(hashes)
                 gone = any(not bitmap.contains(self.healthy, number) for number in silent)
                 known = bool(self.known_levels >> level & 1)
-                new = known and not all(self.members[number].established for number in told)
-                enough = len(told) > len(silent) if gone and new else len(told) >= len(silent)
-                if enough and len(set(told.values())) == 1 and not self.known.attested >> level & 1:
-                    self._record(level, next(iter(told.values())))
+                new = known and not all(self.members[number].established for number in hashes)
+                enough = len(hashes) > len(silent) if gone and new else len(hashes) >= len(silent)
+                agreed = len(set(hashes.values())) == 1
+                if enough and agreed and not self.known.attested >> level & 1:
+                    self._record(level, next(iter(hashes.values())))
         self._end_epoch()
         return True
 
@@ -1031,7 +1035,7 @@ class Transitions:
         for seat in self.members:
             seat.state = MemberState.IDLE
         if not undone:
-            self._take_over(healthy, unknown)
+            self._record_finishers(healthy, unknown)
         elif self._has_unproven_claims():
             self.finishers = 0
         self.epoch += 1
@@ -1057,7 +1061,7 @@ class Transitions:
     def _has_unproven_claims(self) -> bool:
         return bool(self.finishers) and not self.finishers & self._established()
 
-    def _take_over(self, healthy: int, unknown: int) -> None:
+    def _record_finishers(self, healthy: int, unknown: int) -> None:
         judges = [self.members[number] for number in bitmap.seats(self.judges)]
         judges = [seat for seat in judges if seat.established]
         shown = min((seat.tier for seat in judges if seat.shown >= 0), default=self.levels)

@@ -35,8 +35,10 @@ def _run(
     return header(roster, seed=seed, elected=most), run, members
 
 
-def _had_by_all(round: Round, run: Run, members: Members) -> frozenset[int]:
-    return availability.had_by_all(availability.judged_by(round, run, members), round, run, members)
+def _fetched_by_all(round: Round, run: Run, members: Members) -> frozenset[int]:
+    return availability.fetched_by_all(
+        availability.judged_by(round, run, members), round, run, members
+    )
 
 
 @given(st.integers(1, 256), st.integers(0, 32), st.integers(0, 2**64 - 1), st.data())
@@ -64,7 +66,7 @@ def test_drawn_seats_witness_if_nobody_leaves(
 
 def test_only_holders_have_level_if_all_members_witness() -> None:
     for tiers in ([0, 1, 2], [0] + [2] * 31, [2] * 32):
-        assert _had_by_all(*_run(tiers)) == frozenset()
+        assert _fetched_by_all(*_run(tiers)) == frozenset()
 
 
 @given(st.lists(st.integers(0, 2), min_size=33, max_size=256), st.integers(0, 2**64 - 1), st.data())
@@ -75,7 +77,7 @@ def test_all_witnesses_have_level_with_few_drawn_holders(
     known = data.draw(st.integers(0, 7))
     round, run, members = _run(tiers, known=known, judges=judges, seed=seed)
     drawn = availability.drawn(round, run, members)
-    found = _had_by_all(round, run, members)
+    found = _fetched_by_all(round, run, members)
     assert LEVELS - 1 not in found
     for level in range(LEVELS - 1):
         holders = {

@@ -158,7 +158,7 @@ class CoordinatorInstructions:
             self._program.id, run_addresses(self._program.id, run_id).run, created, wallet
         )
 
-    def enroll(self, run_id: str, created: int, most: int) -> Instruction:
+    def enroll(self, run_id: str, created: int, max_bond: int) -> Instruction:
         """Pay the rent of this wallet's membership and the run's bond, which must not be above
         `most` lamports.
         """
@@ -168,7 +168,7 @@ class CoordinatorInstructions:
             membership=self.membership(run_id, created, self.user),
             system_program=SYSTEM_PROGRAM,
         )
-        return self._program.instruction("enroll", accounts, most=most)
+        return self._program.instruction("enroll", accounts, max_bond=max_bond)
 
     def settle(self, run_id: str, created: int, wallet: Pubkey) -> Instruction:
         """Copy a member's seat into its membership, and destroy a forfeited bond."""

@@ -259,9 +259,13 @@ def signed_part(data: bytes) -> Signed:
 def head_of(announcement: Announcement) -> bytes:
     """Return the bytes in front of an announcement's body."""
     if isinstance(announcement, Commitment):
-        said = announcement
         return _RESULT + _PLACE.pack(
-            said.run_id.encode(), said.epoch, said.height, said.seed, said.seat, said.digest
+            announcement.run_id.encode(),
+            announcement.epoch,
+            announcement.height,
+            announcement.seed,
+            announcement.seat,
+            announcement.digest,
         )
     return _HEAD_OF[type(announcement)]
 

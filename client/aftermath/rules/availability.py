@@ -49,7 +49,7 @@ def judged_by(header: Round, run: Run, members: Members) -> dict[int, frozenset[
     found = {level: holders(level, seats) for level in range(run.levels - 1)}
     # If few of a level's judges are drawn, one person may own all of them and know this a round
     # ahead. That person could hide the level from the other holders, who would have to apply it and
-    # would drop out. So all witnesses fetch and judge such a level (`had_by_all`).
+    # would drop out. So all witnesses fetch and judge such a level (`fetched_by_all`).
     return {
         level: of
         for level, of in found.items()
@@ -57,7 +57,7 @@ def judged_by(header: Round, run: Run, members: Members) -> dict[int, frozenset[
     }
 
 
-def had_by_all(
+def fetched_by_all(
     judged: Collection[int], header: Round, run: Run, members: Members
 ) -> frozenset[int]:
     """Return the levels whose bytes every witness must have before it attests a result.

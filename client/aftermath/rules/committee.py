@@ -205,11 +205,11 @@ def cooldown_electees(run: Run, members: Members, level: int) -> tuple[int, ...]
     holders = bitmap.from_seats(
         seat for seat in bitmap.seats(run.current.began) if members.seats[seat].tier <= level
     )
-    spoke = bitmap.seats(members.judges & members.proven & holders)
-    heard = any(_stayed(members, seat, run.current.height) for seat in spoke)
-    if not heard and level >= _first_withheld(run, members):
+    delivering_judges = bitmap.seats(members.judges & members.proven & holders)
+    judge_stayed = any(_stayed(members, seat, run.current.height) for seat in delivering_judges)
+    if not judge_stayed and level >= _first_withheld(run, members):
         return ()
-    among = members.judges & holders if heard else holders
+    among = members.judges & holders if judge_stayed else holders
     in_order = (seat for seat in ordered(run.current, COOLDOWN) if bitmap.contains(among, seat))
     return tuple(islice((seat for seat in in_order if _is_seated(members, seat)), MAX_WITNESSES))
 

@@ -18,7 +18,7 @@ declare_id!("FpUFXHeT4kMX7Ur5Q6rcBhfhGRigMMq7bHVUqqWSMkWb");
 pub mod authorizer {
     use super::*;
 
-    /// Creates an inactive authorization; the default key as grantee stands for everyone.
+    /// Creates an inactive authorization for a `scope` of 1 to 32 bytes. A `grantee` of 32 zero bytes stands for everyone.
     pub fn create(ctx: &mut Context<Create>, grantee: Address, scope: Vec<u8>) -> Result<()> {
         instructions::create(ctx, grantee, scope)
     }
@@ -28,7 +28,8 @@ pub mod authorizer {
         instructions::grantor_update(ctx, active)
     }
 
-    /// The grantee lets other wallets act in its place.
+    /// The grantee adds wallets that may act in its place, at most 64 in total. `delegates_clear` first removes the old
+    /// ones.
     pub fn grantee_update(
         ctx: &mut Context<GranteeUpdate>,
         delegates_clear: bool,

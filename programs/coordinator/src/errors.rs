@@ -26,9 +26,9 @@ pub enum CoordinatorError {
     NotHalted,
     #[msg("The run is halted: wait until its owner resumes it.")]
     RunHalted,
-    #[msg("All steps of the run are done: raise total_steps, or rewind it, before it is reopened.")]
+    #[msg("All steps of the run are done: raise total_steps or rewind the run, then reopen it.")]
     StepsDone,
-    #[msg("The run is halted already: there is nothing to pause.")]
+    #[msg("The run is halted already: resume it with set_paused(false) if it should train.")]
     AlreadyHalted,
     #[msg("The run is neither paused nor new nor about to pause: there is nothing to resume.")]
     NotPaused,
@@ -160,7 +160,7 @@ pub enum CoordinatorError {
     StaleHeight,
     #[msg("This member was not elected: only elected members may attest.")]
     NotElected,
-    #[msg("This member has attested already in this phase.")]
+    #[msg("This member has already attested in this phase: wait for the next one.")]
     DuplicateWitness,
     #[msg("participation must be a subset of the roster of the round that is attested: this one, or with overlap the one before.")]
     BadParticipation,
@@ -187,16 +187,16 @@ pub enum CoordinatorError {
     NotAllowedToCheckpoint,
     #[msg("All levels must be attested, with the checkpoint's hashes: wait for the cooldown's attestations.")]
     CheckpointMismatch,
-    #[msg("The run already has a checkpoint of a later step, or of this step from a member with an earlier turn.")]
+    #[msg("The run already has a checkpoint of a later step, or of this step from a member with an earlier turn: name one of the next epoch.")]
     CheckpointNotNewer,
     #[msg("Name a Hub repository. Members may name a directory only if a recorded checkpoint is one, or the newest is older than the last epoch.")]
     CheckpointPlaceRefused,
-    #[msg("There is no checkpoint of this step at this index: 0 is the current one, 1 to 3 the earlier ones.")]
+    #[msg("The recorded checkpoint at `index` does not have this `step`: read both from the model account (0 is the current checkpoint, 1 to 3 the earlier ones).")]
     NoSuchCheckpoint,
     // closing, inspection, arithmetic
     #[msg("The rent cannot go to an account that is being closed: name another spill account.")]
     SpillCloses,
-    #[msg("`which` must be 0 (witnesses), 1 (committee) or 2 (data), and `ring` below 4.")]
+    #[msg("`which` must be 0 (witness order), 1 (committee order), 2 (data) or 3 (witnesses), and `ring` must be below 4.")]
     UnknownInspection,
     #[msg("A counter would overflow: the run has reached the end of its number range.")]
     Overflow,

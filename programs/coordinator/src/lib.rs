@@ -24,7 +24,8 @@ declare_id!("HMjsnPiE6dEPfEwdkiY9Tsb9AwJ1MkzDzgdDL2nKsv1M");
 pub mod coordinator {
     use super::*;
 
-    /// Creates the four accounts of a run; `grow` members and witnesses afterwards.
+    /// Creates the four accounts of a run. Call `grow` for members and witnesses afterwards. `run_id` has 1 to 32 bytes
+    /// of UTF-8, `client_version` at most 96; if it is empty, every version may join.
     pub fn init_run(
         ctx: &mut Context<InitRun>,
         run_id: String,
@@ -36,17 +37,18 @@ pub mod coordinator {
         instructions::init_run(ctx, &run_id, &authorities, &client_version)
     }
 
-    /// Adds up to 10,240 bytes to members (`which` 0) or witnesses (1).
+    /// Adds up to 10,240 bytes to the account of the members (`which` 0) or of the witnesses (1).
     pub fn grow(ctx: &mut Context<Grow>, which: u8) -> Result<()> {
         instructions::grow(ctx, which)
     }
 
-    /// Changes a halted run. Every part is optional.
+    /// Changes a halted run. Parts that are None stay as they are.
     pub fn update(ctx: &mut Context<OwnerModel>, params: UpdateParams) -> Result<()> {
         instructions::update(ctx, &params)
     }
 
-    /// Writes a part of a halted run's training spec. The run has none until `update` names its hash.
+    /// Writes bytes of a halted run's training spec, from byte `offset` on. The run has no spec until `update` names
+    /// its hash.
     pub fn write_spec(ctx: &mut Context<OwnerModel>, offset: u16, part: Vec<u8>) -> Result<()> {
         instructions::write_spec(ctx, offset, &part)
     }
@@ -56,22 +58,24 @@ pub mod coordinator {
         instructions::set_paused(ctx, paused)
     }
 
-    /// Takes a halted run back to a recorded checkpoint: `index` 0 is the current one, 1 to 3 the earlier ones.
+    /// Takes a halted run back to a recorded checkpoint: `index` 0 is the current one, 1 to 3 the earlier ones, newest
+    /// first. `step` must be the step of that checkpoint.
     pub fn rewind(ctx: &mut Context<OwnerModel>, index: u8, step: u32) -> Result<()> {
         instructions::rewind(ctx, index, step)
     }
 
-    /// Takes a wallet out of the next epoch; `barred` keeps it out, and `false` lets it join again.
+    /// Takes a wallet out of the next epoch. If `barred`, the wallet may not join again; otherwise a bar is lifted.
     pub fn kick(ctx: &mut Context<Kick>, wallet: Address, barred: bool) -> Result<()> {
         instructions::kick(ctx, &wallet, barred)
     }
 
-    /// Names the only client version that may join; empty = any.
+    /// Names the only client version that may join, at most 96 bytes of UTF-8. Empty = any version.
     pub fn update_client_version(ctx: &mut Context<OwnerModel>, client_version: String) -> Result<()> {
         instructions::update_client_version(ctx, &client_version)
     }
 
-    /// Sets the points of the epochs that start from now on.
+    /// Sets the points of the epochs that start from now on: `earning` is shared equally by the members that finish an
+    /// epoch, and each ejected member loses `slashing`. None keeps a rate.
     pub fn set_future_epoch_rates(
         ctx: &mut Context<OwnerOnly>,
         earning: Option<u64>,
@@ -85,9 +89,9 @@ pub mod coordinator {
         instructions::close_run(ctx)
     }
 
-    /// Pays the rent of a membership and the bond, which must not be above `most`.
-    pub fn enroll(ctx: &mut Context<Enroll>, most: u64) -> Result<()> {
-        instructions::enroll(ctx, most)
+    /// Pays the rent of a membership and the run's bond, which must be at most `max_bond` lamports.
+    pub fn enroll(ctx: &mut Context<Enroll>, max_bond: u64) -> Result<()> {
+        instructions::enroll(ctx, max_bond)
     }
 
     /// Ends a membership: its bond and rent come back, unless the bond is forfeited.
@@ -105,7 +109,7 @@ pub mod coordinator {
         instructions::join_run(ctx, &params)
     }
 
-    /// Leaves the running epoch and gives up the seat in the next one.
+    /// Leaves the running epoch and gives up the seat in the next one. `at` names any round that the run stores.
     pub fn leave_run(ctx: &mut Context<Permissionless>, at: RoundId) -> Result<()> {
         instructions::leave_run(ctx, &at)
     }
@@ -115,12 +119,13 @@ pub mod coordinator {
         instructions::tick(ctx)
     }
 
-    /// An elected witness reports that it has the model.
+    /// The elected witness in seat `seat` reports that it has the model. `at` names the warm-up: height 0.
     pub fn warmup_witness(ctx: &mut Context<Permissionless>, seat: u8, at: RoundId) -> Result<()> {
         instructions::warmup_witness(ctx, seat, &at)
     }
 
-    /// An elected witness states whose results it holds of the round that is judged.
+    /// The elected witness in seat `seat` of the running round `at` states whose results of the judged round it holds.
+    /// Bit s of `participation` stands for seat s. `Attestation` describes `fingerprints`.
     pub fn witness(
         ctx: &mut Context<Permissionless>,
         seat: u8,
@@ -133,7 +138,8 @@ pub mod coordinator {
         instructions::witness(ctx, seat, &at, &participation, &fingerprints)
     }
 
-    /// A verifier states whether a trainer's result matches its own recomputation.
+    /// The verifier in seat `seat` states whether the result of seat `target` in round `at` matches its own
+    /// recomputation.
     pub fn verify(ctx: &mut Context<Permissionless>, seat: u8, at: RoundId, target: u8, mismatch: bool) -> Result<()> {
         instructions::verify(ctx, seat, &at, target, mismatch)
     }
@@ -143,7 +149,8 @@ pub mod coordinator {
         instructions::prove_equivocation(ctx)
     }
 
-    /// An elected member states the hashes of the levels it holds at the end of an epoch.
+    /// The elected member in seat `seat` states the hashes of the levels that it holds after the last round, `at`. Bit l
+    /// of `mask` stands for level l; `hashes` has the SHA-256 of each named level, ascending.
     pub fn attest(
         ctx: &mut Context<Permissionless>,
         seat: u8,
@@ -154,7 +161,7 @@ pub mod coordinator {
         instructions::attest(ctx, seat, &at, mask, &hashes)
     }
 
-    /// Drops members whose results the witnesses did not see.
+    /// Drops members whose results the witnesses did not receive. Bit s of `dropped` stands for seat s.
     pub fn health_check(ctx: &mut Context<Permissionless>, dropped: [u8; 32]) -> Result<()> {
         instructions::health_check(ctx, &dropped)
     }
@@ -164,7 +171,8 @@ pub mod coordinator {
         instructions::checkpoint(ctx, params)
     }
 
-    /// Returns (as return data) the positions or the data intervals of a stored round.
+    /// Returns, as return data, the order of a stored round's witnesses (`which` 0) or committee (1), its data intervals
+    /// (2) or the elected witnesses (3). `ring` is the round's index in `Run::rounds`, 0 to 3.
     pub fn inspect(ctx: &mut Context<Inspect>, which: u8, ring: u8) -> Result<()> {
         instructions::inspect(ctx, which, ring)
     }

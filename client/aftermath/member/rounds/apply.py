@@ -23,7 +23,7 @@ from aftermath.member.rounds.collect import Collector
 from aftermath.member.rounds.epoch import CarriedOver, Epoch
 from aftermath.member.rounds.throughput import Throughput
 from aftermath.optim.level_votes import Votes
-from aftermath.rules.availability import had_by_all, judged_by
+from aftermath.rules.availability import fetched_by_all, judged_by
 from aftermath.rules.consensus import Fingerprint, consensus, vouched
 from aftermath.rules.run import Round, Run
 
@@ -99,7 +99,7 @@ class RoundResolver:
         witnesses = {members.seats[one.seat].p2p for one in attestations}
         judged = judged_by(attesting, run, members)
         self._results.payloads.note_fetched_by_all(
-            done.height, had_by_all(judged, attesting, run, members), witnesses
+            done.height, fetched_by_all(judged, attesting, run, members), witnesses
         )
         levels = vouched(accepted, attestations, done.roster, run, members, self._levels, judged)
         results = await self._collect(done.height, attesting.salt, accepted, levels)

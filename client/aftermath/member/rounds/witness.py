@@ -17,7 +17,7 @@ from aftermath.member.round_plan import RoundPlan
 from aftermath.member.rounds.collect import ASK_EVERY, Collector
 from aftermath.member.rounds.stragglers import Allowances, StragglerTracker
 from aftermath.rules import bitmap
-from aftermath.rules.availability import drawn, had_by_all, judged_by
+from aftermath.rules.availability import drawn, fetched_by_all, judged_by
 from aftermath.rules.committee import quorum, witnesses
 from aftermath.rules.consensus import pack_fingerprints
 from aftermath.rules.run import Config, RoundId, Run
@@ -56,7 +56,7 @@ class WitnessDuty:
             run = ports.feed.run
             members = ports.feed.members
             witnesses = {plan.seats[number].p2p for number in drawn(plan.header, run, members)}
-            by_all = had_by_all(judged_by(plan.header, run, members), plan.header, run, members)
+            by_all = fetched_by_all(judged_by(plan.header, run, members), plan.header, run, members)
             results.payloads.note_fetched_by_all(judged, by_all, witnesses)
         self._reveal_since: float | None = None
         """When this member first knew that a quorum of witnesses had closed."""

@@ -12,10 +12,13 @@ use anchor_lang::prelude::*;
 
 #[derive(AnchorSerialize, AnchorDeserialize, IdlType)]
 pub struct CheckpointParams {
+    /// 1 Hub, 2 local.
     pub kind: u8,
+    /// Repository on the Hub or directory, at most 192 bytes.
     pub repo: String,
+    /// Revision of the repository, at most 64 bytes.
     pub revision: String,
-    /// One per level, ascending.
+    /// SHA-256 of each level, ascending by level.
     pub hashes: Vec<[u8; 32]>,
 }
 

@@ -10,18 +10,18 @@ pub struct Enroll {
     pub user: Signer,
     #[account(address = run.address_of(RUN_SEED, 0) @ ErrorCode::ConstraintSeeds)]
     pub run: Account<Run>,
-    /// Created by the first call; a later one pays what is missing of the bond.
+    /// Created by the first call. A later call pays the missing part of the bond.
     #[account(mut)]
     pub membership: UncheckedAccount,
     pub system_program: Program<System>,
 }
 
-/// Enroll the wallet if the bond is at most `most` lamports: the owner may have raised the bond since the wallet
-/// looked.
-pub fn enroll(ctx: &mut Context<Enroll>, most: u64) -> Result<()> {
+/// Enroll the wallet if the bond is at most `max_bond` lamports: the owner may have raised the bond since the wallet
+/// read it.
+pub fn enroll(ctx: &mut Context<Enroll>, max_bond: u64) -> Result<()> {
     let accounts = &mut ctx.accounts;
     let bond = accounts.run.config.join_bond;
-    require!(bond <= most, CoordinatorError::BondAboveLimit);
+    require!(bond <= max_bond, CoordinatorError::BondAboveLimit);
     let view = *accounts.membership.account();
     let id =
         MembershipId { run: accounts.run.address(), created: accounts.run.created, wallet: accounts.user.address() };

@@ -17,22 +17,31 @@ const MAX_DATA_INDEX: u64 = 1 << 62;
 
 #[derive(AnchorSerialize, AnchorDeserialize, IdlType)]
 pub struct MetadataParams {
+    /// At most 64 bytes.
     pub name: String,
+    /// At most 280 bytes.
     pub description: String,
+    /// Number of parameters of the whole model.
     pub num_parameters: u64,
+    /// Number of tokens in the vocabulary.
     pub vocab_size: u64,
 }
 
 #[derive(AnchorSerialize, AnchorDeserialize, IdlType)]
 pub struct CheckpointSource {
+    /// 1 Hub, 2 local, 3 dummy.
     pub kind: u8,
+    /// Repository on the Hub or directory, at most 192 bytes.
     pub repo: String,
+    /// Revision of the repository, at most 64 bytes.
     pub revision: String,
 }
 
 #[derive(AnchorSerialize, AnchorDeserialize, IdlType)]
 pub struct ModelParams {
+    /// Tokens per sequence.
     pub max_seq_len: u32,
+    /// Steps over which the learning rate rises again after a pause.
     pub cold_start_warmup_steps: u32,
     pub checkpoint: CheckpointSource,
     pub spec: SpecParams,
@@ -40,15 +49,19 @@ pub struct ModelParams {
 
 #[derive(AnchorSerialize, AnchorDeserialize, IdlType)]
 pub struct SchemaParams {
+    /// SHA-256 of the state schema.
     pub hash: [u8; 32],
-    /// Width of each tier, largest first; as many as there are tiers.
+    /// Feed-forward width of each tier, largest first; as many as there are tiers.
     pub tier_widths: Vec<u32>,
 }
 
 #[derive(AnchorSerialize, AnchorDeserialize, IdlType)]
 pub struct ProgressParams {
+    /// Number of the next epoch, at least that of the run.
     pub epoch: u32,
+    /// Number of the next step; first = 1.
     pub step: u32,
+    /// Number of the next fresh sequence.
     pub data_index: u64,
 }
 
@@ -157,7 +170,7 @@ fn set_progress(run: &mut Run, model: &mut Model, backlog: &mut Backlog, progres
     require!(in_range, CoordinatorError::Overflow);
     run.epoch = progress.epoch;
     run.step = progress.step;
-    run.start_step = 0; // or the last epoch would look undone if it began at this step
+    run.start_step = 0; // otherwise the last epoch would look undone if it began at this step
     run.data_index = progress.data_index;
     backlog.clear(run);
     run.attested_step = run.attested_step.min(progress.step);

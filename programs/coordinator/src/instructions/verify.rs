@@ -21,8 +21,8 @@ pub fn verify(ctx: &mut Context<Permissionless>, seat: u8, at: &RoundId, target:
     members::check_healthy(&accounts.members, seat, accounts.user.address())?;
     let verdict = Verdict { verifier: seat, target, mismatch: mismatch as u8 };
     let votes = &mut accounts.witnesses.rounds[ring];
-    let convicted = verdicts::cast(run, &accounts.members, votes, &verdicts::Ballot { ring, verdict })?;
-    if convicted && members::eject(&mut accounts.run, &mut accounts.members, target) {
+    let has_quorum = verdicts::cast(run, &accounts.members, votes, &verdicts::Ballot { ring, verdict })?;
+    if has_quorum && members::eject(&mut accounts.run, &mut accounts.members, target) {
         sequence::bump(&mut accounts.run.members_seq);
     }
     accounts.finish()

@@ -9,13 +9,16 @@ use crate::{
 };
 use anchor_lang::prelude::*;
 
-/// For indexers only. The program neither stores nor reads it.
+/// Figures for indexers. The program neither stores nor reads them.
 #[derive(AnchorSerialize, AnchorDeserialize, IdlType)]
 pub struct WitnessMetadata {
+    /// The step that the running round makes.
     pub step: u32,
-    /// Loss in thousandths.
+    /// The witness's training loss in thousandths of a nat per token; 0 or `u32::MAX` = unknown.
     pub loss_milli: u32,
+    /// Tokens per second that the witness trained.
     pub tokens_per_sec: u32,
+    /// Bytes per second that the witness sent to its peers.
     pub bytes_per_sec: u32,
 }
 
@@ -40,11 +43,11 @@ pub fn witness(
     let roster = run.judged(0).map_or([0; 32], |judged| run.rounds[judged].roster);
     require!(bitmap::is_subset(participation, &roster), CoordinatorError::BadParticipation);
     if count == 0 {
-        // Score the closed round now, because this vote overwrites its leading results.
+        // Score the closed round before this vote overwrites its leading results.
         let incomplete_before = level_holders::often_incomplete(&accounts.members);
         level_holders::judge(run, &mut accounts.members, witnesses);
         if level_holders::often_incomplete(&accounts.members) != incomplete_before {
-            sequence::bump(&mut run.members_seq); // clients read from the members who may be dropped
+            sequence::bump(&mut run.members_seq); // clients compute from `Members` which members may be dropped
         }
     }
     let entry = &mut witnesses.rounds[head].attestations[count];

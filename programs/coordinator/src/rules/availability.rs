@@ -7,15 +7,16 @@
 use super::{bitmap, committee, level_holders, levels};
 use crate::{constants::*, state::*};
 
-/// Number of holders among the witnesses that suffices to judge a level.
+/// Minimum number of holders among the witnesses that can judge a level alone.
 const MANY: u32 = MAX_WITNESSES as u32 / 2;
 
 /// Return the mask of the levels without established holders that all witnesses fetch. The last level is never one of
 /// them, because all members hold it.
 ///
-/// The drawn witnesses are those if nobody leaves, so they are fixed when the round begins.
+/// This counts the witnesses that are elected if nobody leaves. They are fixed when the round begins, so the mask does
+/// not change during the round.
 #[inline(never)]
-pub fn had_by_all(run: &Run, members: &Members, round: &Round) -> u8 {
+pub fn fetched_by_all(run: &Run, members: &Members, round: &Round) -> u8 {
     let new = levels::all(run.levels.saturating_sub(1)) & !run.levels_established;
     let clients = bitmap::count(&round.roster);
     let witnesses = u32::from(committee::elected(run.config.witness_nodes, clients as u16));
@@ -24,12 +25,12 @@ pub fn had_by_all(run: &Run, members: &Members, round: &Round) -> u8 {
     }
     let drawn = committee::drawn(run, round, witnesses as usize);
     let mut holders = [0; 32];
-    let mut had_by_all = 0;
+    let mut fetched_by_all = 0;
     for (level, of_tier) in level_holders::by_tier(members).iter().enumerate() {
         holders = bitmap::either(&holders, of_tier);
         let drawn_holders = bitmap::both(&holders, &drawn);
         let some_undrawn = bitmap::intersects(&bitmap::without(&holders, &drawn), &round.roster);
-        had_by_all |= u8::from(some_undrawn && bitmap::count(&drawn_holders) < MANY) << level;
+        fetched_by_all |= u8::from(some_undrawn && bitmap::count(&drawn_holders) < MANY) << level;
     }
-    had_by_all & new
+    fetched_by_all & new
 }

@@ -37,34 +37,34 @@ impl Backlog {
     /// Add intervals, given in ascending order.
     #[inline(never)]
     pub fn put(&mut self, run: &mut Run, intervals: &[Interval]) {
-        let mut place = 0;
+        let mut index = 0;
         let mut count = self.waiting();
         let mut sequences = 0u64;
         for interval in intervals {
             sequences = sequences.wrapping_add(u64::from(interval.len));
-            while place < count && self.intervals[place].start < interval.start {
-                place += 1;
+            while index < count && self.intervals[index].start < interval.start {
+                index += 1;
             }
-            let follows = place > 0 && end(&self.intervals[place - 1]) == interval.start;
-            let precedes = place < count && self.intervals[place].start == end(interval);
+            let follows = index > 0 && end(&self.intervals[index - 1]) == interval.start;
+            let precedes = index < count && self.intervals[index].start == end(interval);
             if follows {
-                place -= 1;
-                self.intervals[place].len = self.intervals[place].len.saturating_add(interval.len);
+                index -= 1;
+                self.intervals[index].len = self.intervals[index].len.saturating_add(interval.len);
                 if precedes {
-                    let joined = self.intervals[place + 1].len;
-                    self.intervals[place].len = self.intervals[place].len.saturating_add(joined);
-                    self.intervals.copy_within(place + 2..count, place + 1);
+                    let joined = self.intervals[index + 1].len;
+                    self.intervals[index].len = self.intervals[index].len.saturating_add(joined);
+                    self.intervals.copy_within(index + 2..count, index + 1);
                     count -= 1;
                 }
             } else if precedes {
-                self.intervals[place].start = interval.start;
-                self.intervals[place].len = self.intervals[place].len.saturating_add(interval.len);
+                self.intervals[index].start = interval.start;
+                self.intervals[index].len = self.intervals[index].len.saturating_add(interval.len);
             } else if count < BACKLOG {
-                if place < count {
-                    self.intervals.copy_within(place..count, place + 1);
+                if index < count {
+                    self.intervals.copy_within(index..count, index + 1);
                 }
-                self.intervals[place] = *interval;
-                place += 1; // the next interval comes after this one
+                self.intervals[index] = *interval;
+                index += 1; // the next interval comes after this one
                 count += 1;
             } else {
                 // Unreachable, because callers ask `has_room`. The invariant check would refuse a lost sequence.
@@ -83,10 +83,10 @@ impl Backlog {
         let mut left = batch;
         let mut emptied = 0;
         let count = self.waiting();
-        for (place, interval) in self.intervals[..count].iter_mut().take(REDO).enumerate() {
+        for (index, interval) in self.intervals[..count].iter_mut().take(REDO).enumerate() {
             let taken = interval.len.min(u32::from(left));
-            starts[place] = interval.start;
-            lens[place] = taken as u16;
+            starts[index] = interval.start;
+            lens[index] = taken as u16;
             interval.start = interval.start.wrapping_add(u64::from(taken));
             interval.len -= taken;
             left -= taken as u16;
@@ -222,9 +222,9 @@ mod tests {
             assert!(waiting.windows(2).all(|pair| end(&pair[0]) < pair[1].start), "sorted, joined");
             assert!(waiting.iter().all(|one| one.len > 0));
             let count: u64 = waiting.iter().map(|one| u64::from(one.len)).sum();
-            let flying: u64 = in_progress.iter().map(|round| u64::from(round.batch)).sum();
+            let batches: u64 = in_progress.iter().map(|round| u64::from(round.batch)).sum();
             assert_eq!(self.run.backlog, count);
-            assert_eq!(count + flying + self.trained.len() as u64, self.run.data_index);
+            assert_eq!(count + batches + self.trained.len() as u64, self.run.data_index);
             assert_eq!(self.run.lost_sequences, 0);
         }
     }
@@ -240,15 +240,15 @@ mod tests {
             let mut simulation =
                 Simulation { run: Run::zeroed(), backlog: Backlog::zeroed(), trained: BTreeSet::new() };
             let overlap = case % 2;
-            let mut flying = alloc::vec![];
+            let mut in_progress = alloc::vec![];
             for _ in 0..300 {
                 let batch = 1 + random(300) as u16;
-                flying.push(simulation.open(batch));
-                simulation.check(&flying);
-                if flying.len() <= overlap {
+                in_progress.push(simulation.open(batch));
+                simulation.check(&in_progress);
+                if in_progress.len() <= overlap {
                     continue;
                 }
-                let round = flying.remove(0);
+                let round = in_progress.remove(0);
                 let kind = random(4);
                 let share = 1 + random(9) as usize;
                 let mut trained = Vec::new();
@@ -258,11 +258,11 @@ mod tests {
                 }
                 simulation.settle(&round, &trained);
                 if overlap == 1 && random(9) == 0 {
-                    let last = flying.remove(0); // the epoch ends without an attestation of this round
+                    let last = in_progress.remove(0); // the epoch ends without an attestation of this round
                     let untrained = whole(&last);
                     simulation.backlog.put(&mut simulation.run, &untrained);
                 }
-                simulation.check(&flying);
+                simulation.check(&in_progress);
             }
         }
     }

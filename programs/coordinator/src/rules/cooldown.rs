@@ -101,8 +101,8 @@ fn full_at(levels: usize) -> u64 {
 }
 
 /// Return the byte of a level.
-fn of_level(counts: u64, level: usize) -> u8 {
-    (counts >> (8 * level)) as u8
+fn level_byte(bytes: u64, level: usize) -> u8 {
+    (bytes >> (8 * level)) as u8
 }
 
 /// Return the mask of the levels that healthy members hold. A tier holds its own level and all higher ones.
@@ -219,10 +219,10 @@ fn elect(run: &Run, members: &Members, query: &Query) -> Committees {
                 end = open.end_for_all;
             }
             for level in tier..end {
-                if reported >> level & 1 == 0 || of_level(open_levels, level) == 0 {
+                if reported >> level & 1 == 0 || level_byte(open_levels, level) == 0 {
                     continue;
                 }
-                let position = of_level(counts, level);
+                let position = level_byte(counts, level);
                 if is_asked {
                     committees.positions[level] = position;
                 }

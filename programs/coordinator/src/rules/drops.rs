@@ -53,8 +53,8 @@ pub fn droppable(run: &Run, members: &Members, witnesses: &Witnesses, judged: us
 
 /// Return, for each tier, the seats from which enough judges of one of its levels did not receive it.
 ///
-/// Newcomers do not judge: two that declare a tier could convict its only other holder. An established member votes for
-/// itself if it did not attest. One judge convicts alone only if the level has no other established holder.
+/// Newcomers do not judge: two that declare a tier could have its only other holder dropped. An established member votes
+/// for itself if it did not attest. One judge decides alone only if the level has no other established holder.
 #[inline(never)]
 fn lacking<'a>(
     run: &Run,

@@ -34,7 +34,7 @@ impl Machine<'_> {
             provisional::remember(run, self.members, &self.witnesses.backlog);
         }
         if run.model_source == model_source::PEERS {
-            let held = levels::held(run, self.model, self.members, pending).here;
+            let held = levels::held(run, self.model, self.members, pending).by_waiting;
             // Nobody holds these levels, so no retry could load them.
             let lost = levels::beyond_durable(run, self.model) & !held;
             if held == 0 || lost != 0 {
@@ -102,7 +102,7 @@ impl Machine<'_> {
         self.pay(bitmap::count(&healthy));
         sequence::bump(&mut self.run.members_seq);
         if !undone {
-            self.take_over(&healthy, unknown);
+            self.record_finishers(&healthy, unknown);
         } else if has_unproven_claims(self.run, self.members) {
             self.run.finishers = [0; 32];
         }
@@ -127,7 +127,7 @@ impl Machine<'_> {
     /// An epoch without a step leaves the model as it was. So earlier finishers that did not leave keep their claim,
     /// and established members get one. If all earlier finishers left, newcomers may have loaded the model from them
     /// and get a claim for one epoch.
-    fn take_over(&mut self, healthy: &Bitmap, unknown: u8) {
+    fn record_finishers(&mut self, healthy: &Bitmap, unknown: u8) {
         let run = &mut *self.run;
         let made_step = run.step != run.start_step;
         let newcomers_judged = run.current().established == established_only::NOTHING;
@@ -169,11 +169,11 @@ impl Machine<'_> {
         let Members { seats, established, .. } = &mut *self.members;
         // Eight at a time: checking each seat for use would cost half as much again.
         for (byte, seats) in seats.chunks_exact_mut(8).take_while(|seats| seats[0].used == 1).enumerate() {
-            for (place, seat) in seats.iter_mut().enumerate() {
+            for (bit, seat) in seats.iter_mut().enumerate() {
                 if seat.state == member_state::HEALTHY && worked {
                     seat.points = seat.points.saturating_add(share);
                 } else if seat.state == member_state::EJECTED {
-                    bitmap::clear(established, (8 * byte + place) as u8);
+                    bitmap::clear(established, (8 * byte + bit) as u8);
                     let taken = seat.points.min(self.run.slashing_rate);
                     seat.points -= taken;
                     seat.slashed = seat.slashed.saturating_add(taken);
@@ -232,7 +232,7 @@ mod tests {
             let mut machine =
                 Machine { run: &mut run, model: &model, members: &mut members, witnesses: &mut witnesses };
             assert_eq!(machine.conclude(true), unknown);
-            machine.take_over(&newcomer, 0);
+            machine.record_finishers(&newcomer, 0);
             assert_eq!(run.finishers[0], finishers);
         }
     }

@@ -9,7 +9,7 @@ use anchor_lang::prelude::*;
 pub const ED25519: Address = anchor_lang::address!("Ed25519SigVerify111111111111111111111111111");
 pub const INSTRUCTIONS: Address = anchor_lang::address!("Sysvar1nstructions1111111111111111111111111");
 
-// Offsets in the statement that a member signs about a result. The place comes first: domain, zero-padded run id,
+// Offsets in the statement that a member signs about a result. Its share comes first: domain, zero-padded run id,
 // epoch, height, seed and seat. The content follows: commitment, and hash of the announcement.
 const RUN: usize = STATEMENT_DOMAIN.len();
 const EPOCH: usize = RUN + 32;
@@ -42,9 +42,9 @@ pub fn read(data: &[u8]) -> Option<Proven<'_>> {
     }
     let (key, first) = signed(data, 0)?;
     let (other_key, second) = signed(data, 1)?;
-    let same_place = first[..COMMITMENT] == second[..COMMITMENT] && first[..RUN] == STATEMENT_DOMAIN;
+    let same_share = first[..COMMITMENT] == second[..COMMITMENT] && first[..RUN] == STATEMENT_DOMAIN;
     let differ = first[COMMITMENT..ANNOUNCEMENT] != second[COMMITMENT..ANNOUNCEMENT];
-    (key == other_key && same_place && differ).then_some(Proven {
+    (key == other_key && same_share && differ).then_some(Proven {
         key,
         run_id: &first[RUN..EPOCH],
         epoch: u32::from_le_bytes(*first[EPOCH..].first_chunk()?),
@@ -55,7 +55,7 @@ pub fn read(data: &[u8]) -> Option<Proven<'_>> {
 /// Return the key and the statement of an entry, if both lie in the instruction itself.
 fn signed(data: &[u8], index: usize) -> Option<(&[u8], &[u8])> {
     let entry = data.get(ENTRIES + ENTRY * index..)?.first_chunk::<ENTRY>()?;
-    let number = |place: usize| u16::from_le_bytes([entry[2 * place], entry[2 * place + 1]]);
+    let number = |index: usize| u16::from_le_bytes([entry[2 * index], entry[2 * index + 1]]);
     let [_, signature_in, key, key_in, message, size, message_in] = core::array::from_fn(number);
     if [signature_in, key_in, message_in] != [ITSELF; 3] || usize::from(size) != STATEMENT {
         return None;

@@ -21,12 +21,13 @@ pub fn check(run: &Run) -> Result<()> {
     }
     if run.active() {
         // Steps only rise within an epoch, by at most one per round, and nothing of the future is attested.
-        let made = run.start_step <= run.step && run.step <= run.start_step.saturating_add(run.current().height + 1);
-        let bounded = run.step <= run.config.total_steps.saturating_add(1) && run.attested_step <= run.step;
+        let steps_fit_rounds =
+            run.start_step <= run.step && run.step <= run.start_step.saturating_add(run.current().height + 1);
+        let within_total = run.step <= run.config.total_steps.saturating_add(1) && run.attested_step <= run.step;
         // A member that holds a level holds all higher ones.
         let levels = run.levels_established;
         let upwards = levels & !levels::all(run.levels) == 0 && levels::all(run.levels) & (levels << 1) & !levels == 0;
-        require!(made && bounded && upwards, CoordinatorError::InvariantBroken);
+        require!(steps_fit_rounds && within_total && upwards, CoordinatorError::InvariantBroken);
     }
     Ok(())
 }

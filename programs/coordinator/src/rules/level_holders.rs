@@ -130,7 +130,7 @@ pub(super) fn by_tier(members: &Members) -> [Bitmap; MAX_LEVELS] {
     let mut result = [[0; 32]; MAX_LEVELS];
     for (byte, seats) in members.seats.chunks_exact(8).enumerate() {
         let Ok([a, b, c, d, e, f, g, h]) = <&[Seat; 8]>::try_from(seats) else { break };
-        let mut put = |seat: &Seat, place: u8| result[seat.tier as usize % MAX_LEVELS][byte] |= 1 << place;
+        let mut put = |seat: &Seat, bit: u8| result[seat.tier as usize % MAX_LEVELS][byte] |= 1 << bit;
         put(a, 0); // unrolled: a loop costs twice as much
         put(b, 1);
         put(c, 2);
@@ -164,7 +164,7 @@ pub fn judge(run: &Run, members: &mut Members, witnesses: &Witnesses) {
     let votes = ClosedVotes {
         attestations,
         disagreeing: disagreeing.as_slice(),
-        had_by_all: availability::had_by_all(run, members, closed),
+        fetched_by_all: availability::fetched_by_all(run, members, closed),
         newcomers_witness,
         absent: elected.saturating_sub(count as u32),
         roster: &closed.roster,
@@ -230,8 +230,8 @@ struct ClosedVotes<'a> {
     attestations: &'a [Attestation],
     /// For each attestation, the seats whose leading result it did not record.
     disagreeing: &'a [[u64; bitmap::WORDS]],
-    /// Mask of the levels that every witness needed for its record (`availability`).
-    had_by_all: u8,
+    /// Mask of the levels that all witnesses fetch (`availability`): they record a result only with these.
+    fetched_by_all: u8,
     /// Newcomers are among the witnesses, and a majority of all decides what was delivered.
     newcomers_witness: bool,
     /// Number of elected witnesses that have not attested.
@@ -243,7 +243,7 @@ struct ClosedVotes<'a> {
 /// Return, for each tier, what the judges recorded of all its levels.
 #[inline(never)]
 fn records_by_tier(run: &Run, members: &Members, votes: &ClosedVotes, columns: usize) -> [LevelRecord; MAX_LEVELS] {
-    let ClosedVotes { attestations, disagreeing, had_by_all, newcomers_witness, absent, roster } = *votes;
+    let ClosedVotes { attestations, disagreeing, fetched_by_all, newcomers_witness, absent, roster } = *votes;
     let established = run.levels_established;
     let levels = (run.levels as usize).min(MAX_LEVELS);
     let none = LevelRecord { judged: false, recorded: [0; bitmap::WORDS], lacking: [0; bitmap::WORDS] };
@@ -275,8 +275,8 @@ fn records_by_tier(run: &Run, members: &Members, votes: &ClosedVotes, columns: u
         // A level without established holders needs no judge if other levels have some. Otherwise a wallet that alone
         // declares a tier would choose the rounds in which it is judged.
         let needs_no_judge = judges == 0 && !is_established && established != 0;
-        // If all witnesses had the level, their quorum decides.
-        let passes = needs_no_judge || had_by_all >> level & 1 == 1;
+        // If all witnesses fetch the level, their quorum decides.
+        let passes = needs_no_judge || fetched_by_all >> level & 1 == 1;
         // A level without established holders needs a majority of its holders, because a little over a third could deny
         // the others a quorum. An absent witness may hold the level, and counts as one that refused nobody.
         let absent =

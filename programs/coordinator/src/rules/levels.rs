@@ -36,23 +36,23 @@ pub fn trusted(run: &Run, members: &Members) -> Bitmap {
     }
 }
 
-/// Masks of the levels that an epoch of the waiting members would have.
+/// Masks of the levels that trusted finishers hold.
 pub struct Held {
-    /// Trusted finishers that wait hold them.
-    pub here: u8,
-    /// They are not in the durable checkpoint. Trusted finishers hold them, but none of these waits.
-    pub away: u8,
+    /// Levels of the trusted finishers that wait.
+    pub by_waiting: u8,
+    /// Levels of absent trusted finishers that no waiting one holds and that are not in the durable checkpoint.
+    pub by_absent: u8,
 }
 
-/// Return which levels an epoch of the `pending` members would have.
+/// Return which levels an epoch of the `pending` members would have, and which it would lack.
 #[inline(never)]
 pub fn held(run: &Run, model: &Model, members: &Members, pending: &Bitmap) -> Held {
     let trusted = trusted(run, members);
     let by_tier = &level_holders::by_tier(members);
-    let here = held_by_tiers(run, by_tier, &bitmap::both(&trusted, pending));
-    let missing = unsaved(run, model) & !here;
-    let away = missing & held_by_tiers(run, by_tier, &trusted);
-    Held { here, away }
+    let by_waiting = held_by_tiers(run, by_tier, &bitmap::both(&trusted, pending));
+    let missing = unsaved(run, model) & !by_waiting;
+    let by_absent = missing & held_by_tiers(run, by_tier, &trusted);
+    Held { by_waiting, by_absent }
 }
 
 /// Return the mask of the levels that the running epoch may have changed, including those that only members that left

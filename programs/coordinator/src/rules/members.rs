@@ -56,7 +56,7 @@ pub fn set_all_idle(members: &mut Members) {
     members.healthy = [0; 32];
 }
 
-/// Take all waiting members out of the line. They must join again, because the owner of a halted run may change what it
+/// Cancel all joins for the next epoch. The members must join again, because the owner of a halted run may change what it
 /// asks for.
 pub fn clear_waiting(members: &mut Members) {
     // Eight at a time: checking each seat for use would cost half as much again.
@@ -101,8 +101,8 @@ fn collect(members: &Members, condition: impl Fn(&Seat) -> bool) -> Bitmap {
     let mut result = [0; 32];
     for (byte, seats) in result.iter_mut().zip(members.seats.chunks_exact(8)) {
         let Ok([a, b, c, d, e, f, g, h]) = <&[Seat; 8]>::try_from(seats) else { break };
-        let bit = |seat: &Seat, place: u8| u8::from(condition(seat)) << place; // unrolled: a loop costs twice as much
-        *byte = bit(a, 0) | bit(b, 1) | bit(c, 2) | bit(d, 3) | bit(e, 4) | bit(f, 5) | bit(g, 6) | bit(h, 7);
+        let flag = |seat: &Seat, bit: u8| u8::from(condition(seat)) << bit; // unrolled: a loop costs twice as much
+        *byte = flag(a, 0) | flag(b, 1) | flag(c, 2) | flag(d, 3) | flag(e, 4) | flag(f, 5) | flag(g, 6) | flag(h, 7);
         if h.used == 0 {
             break;
         }
@@ -175,8 +175,8 @@ fn claim(run: &mut Run, members: &mut Members, context: &mut JoinContext, now: u
     Ok(index)
 }
 
-/// Take a member out of the line and out of the sources of the model. The member stays in the running epoch. `barred`
-/// says whether it may ask again.
+/// Cancel a member's join for the next epoch, and no longer count it as a holder of the model. The member stays in the
+/// running epoch. `barred` says whether it may join again.
 pub fn kick(run: &mut Run, members: &mut Members, index: usize, barred: bool) {
     members.seats[index].pending = if barred { pending::BARRED } else { pending::REMOVED };
     if run.halted() || run.state == run_state::WAITING_FOR_MEMBERS {
@@ -253,7 +253,7 @@ impl ReservedSeats {
     }
 }
 
-/// Return the seat that `signer` gets: its own; else one without an owner; else an idle one, by increasing worth.
+/// Return the seat that `signer` gets: its own; else one without an owner; else the idle one of least worth.
 ///
 /// The worth of an idle seat depends on what its member did, the most important last: it was in this epoch or the last
 /// one, delivered, earned points, finished the last epoch. Among equals, the seat of the member that was away longest

@@ -37,17 +37,17 @@ impl Order {
             eight = eight.wrapping_add(EIGHT_MORE);
         }
         let mut left = len as u64;
-        let mut place = 0usize;
+        let mut position = 0usize;
         let undrawn = (len - drawn) as u64;
         while left > undrawn {
             state = state.wrapping_mul(MULTIPLIER).wrapping_add(INCREMENT);
             // The masks never change a value; they remove the bounds checks.
-            let other = place.wrapping_add(((state >> 32) % left) as usize) & LAST;
-            let moved = ranks[place];
-            ranks[place] = ranks[other];
-            ranks[other] = moved;
+            let other = position.wrapping_add(((state >> 32) % left) as usize) & LAST;
+            let rank = ranks[position];
+            ranks[position] = ranks[other];
+            ranks[other] = rank;
             left -= 1;
-            place = place.wrapping_add(1) & LAST;
+            position = position.wrapping_add(1) & LAST;
         }
         Self { ranks, drawn }
     }

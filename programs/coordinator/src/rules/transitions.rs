@@ -32,8 +32,8 @@ impl Machine<'_> {
     #[inline(never)]
     pub fn tick(&mut self, moment: &Moment) -> Result<bool> {
         let drawn = seeds::draw(self.run, moment);
-        let moved = self.transition(moment)?;
-        Ok(drawn || moved)
+        let transitioned = self.transition(moment)?;
+        Ok(drawn || transitioned)
     }
 
     fn transition(&mut self, moment: &Moment) -> Result<bool> {
@@ -113,9 +113,9 @@ impl Machine<'_> {
             return Away::Nobody;
         }
         let held = levels::held(self.run, self.model, self.members, pending);
-        if held.away == 0 {
+        if held.by_absent == 0 {
             Away::Nobody
-        } else if held.here == 0 {
+        } else if held.by_waiting == 0 {
             Away::All
         } else {
             Away::Some

@@ -114,24 +114,24 @@ fn median(members: &Members) -> u16 {
 /// Return the lower median, found byte by byte: sorting 256 numbers would cost several times as much.
 #[inline(never)]
 fn lower_median(weights: &[u16]) -> u16 {
-    let mut place = weights.len().saturating_sub(1) as u32 / 2;
-    let high = nth(weights.iter().map(|weight| (weight >> 8) as u8), &mut place);
+    let mut index = weights.len().saturating_sub(1) as u32 / 2;
+    let high = nth(weights.iter().map(|weight| (weight >> 8) as u8), &mut index);
     let with_high = weights.iter().filter(|weight| (*weight >> 8) as u8 == high);
-    let low = nth(with_high.map(|weight| *weight as u8), &mut place);
+    let low = nth(with_high.map(|weight| *weight as u8), &mut index);
     u16::from(high) << 8 | u16::from(low)
 }
 
-/// Return the byte at `place` of the sorted bytes, and make `place` relative to the first byte of that value.
-fn nth(bytes: impl Iterator<Item = u8>, place: &mut u32) -> u8 {
+/// Return the byte at `index` of the sorted bytes, and make `index` relative to the first byte of that value.
+fn nth(bytes: impl Iterator<Item = u8>, index: &mut u32) -> u8 {
     let mut counts = alloc::vec![0u32; 256];
     for byte in bytes {
         counts[byte as usize] += 1;
     }
     for (byte, count) in counts.iter().enumerate() {
-        if *place < *count {
+        if *index < *count {
             return byte as u8;
         }
-        *place -= count;
+        *index -= count;
     }
     0
 }
@@ -280,7 +280,7 @@ mod tests {
     #[test]
     fn spread_gives_each_bit_a_byte() {
         for bits in 0..=u8::MAX {
-            let expected = core::array::from_fn(|place| bits >> place & 1);
+            let expected = core::array::from_fn(|bit| bits >> bit & 1);
             assert_eq!(spread(u64::from(bits) | 0x500).to_le_bytes(), expected);
         }
     }

@@ -26,7 +26,7 @@ pub struct Config {
     pub rounds_per_epoch: u32,
     /// Steps after which the run is finished.
     pub total_steps: u32,
-    /// Tokens per sequence, copied from the model: ignored when it comes as an argument.
+    /// Tokens per sequence, copied from the model. Ignored as an argument.
     pub max_seq_len: u32,
     /// Members that must wait before an epoch starts.
     pub init_min_clients: u16,
@@ -36,9 +36,11 @@ pub struct Config {
     pub witness_nodes: u8,
     /// Rounds until a round's results are attested: 0 = its own witnesses attest them, 1 = the next round's do.
     pub overlap: u8,
+    /// Sequences per round at the start of the run.
     pub global_batch_size_start: u16,
+    /// Sequences per round once the batch has grown.
     pub global_batch_size_end: u16,
-    /// Share of the members that verify instead of training.
+    /// Percent of the members that verify instead of training.
     pub verification_percent: u8,
     /// Seconds an epoch waits for latecomers once enough members wait.
     pub waiting_for_members_extra_time: u8,

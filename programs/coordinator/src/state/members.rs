@@ -10,7 +10,7 @@ pub mod pending {
     pub const NONE: u8 = 0;
     /// Waits for the next epoch.
     pub const WAITS: u8 = 1;
-    /// An authority took the member out of the line. It may join again.
+    /// An authority removed the member from the next epoch. It may join again.
     pub const REMOVED: u8 = 2;
     /// The member is barred. The membership decides this; the seat shows it to others.
     pub const BARRED: u8 = 3;
@@ -25,7 +25,7 @@ pub mod member_state {
     pub const DROPPED: u8 = 2;
     /// Left by itself.
     pub const WITHDRAWN: u8 = 3;
-    /// Convicted by the verifiers, or of signing two results for one share.
+    /// A quorum of verifiers found mismatches, or the member signed two results for one share.
     pub const EJECTED: u8 = 4;
     /// Left by itself in the warm-up, before it owed a result. Its share of round 0 stays untrained.
     pub const LEFT_EARLY: u8 = 5;
@@ -75,15 +75,20 @@ pub struct ModelBefore {
     pub kept: u8,
 }
 
-/// What a wallet says of itself when it asks for a seat.
+/// What a wallet declares when it asks for a seat.
 #[derive(AnchorSerialize, AnchorDeserialize, IdlType)]
 pub struct JoinParams {
+    /// Ed25519 public key of the peer-to-peer endpoint.
     pub p2p: [u8; 32],
+    /// 0 = the whole model.
     pub tier: u8,
+    /// Throughput in sequences per minute, at least 1.
     pub weight: u16,
+    /// SHA-256 of the state schema.
     pub schema_hash: [u8; 32],
+    /// Must equal the run's, unless that is empty.
     pub client_version: String,
-    /// The member holds no replica of the run: it is new, or was restarted.
+    /// The member has no replica of the run: it is new, or was restarted.
     pub stateless: bool,
 }
 

@@ -45,10 +45,12 @@ pub struct Recorded {
     pub pad: u32,
 }
 
-/// Names the bytes that `write_spec` has written.
+/// Identifies the training spec that `write_spec` has written.
 #[derive(AnchorSerialize, AnchorDeserialize, IdlType)]
 pub struct SpecParams {
+    /// Bytes of the spec, 1 to 4,096.
     pub len: u16,
+    /// SHA-256 of the spec.
     pub hash: [u8; 32],
 }
 

@@ -93,11 +93,13 @@ impl Round {
     }
 }
 
-/// Names the round that a vote is about. Each attempt at an epoch has a different seed.
+/// Identifies the round that a vote is about. Each attempt at an epoch has a different seed.
 #[derive(Clone, Copy, AnchorSerialize, AnchorDeserialize, IdlType)]
 pub struct RoundId {
     pub epoch: u32,
+    /// Number of the round in its epoch, from 0.
     pub height: u32,
+    /// `Round::seed`.
     pub seed: u64,
 }
 
