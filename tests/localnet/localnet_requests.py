@@ -135,9 +135,11 @@ async def write_buffer(client: AsyncClient, payer: Keypair, data: bytes) -> Pubk
         client, [made, Instruction(LOADER_ID, struct.pack("<I", 0), accounts)], payer, buffer
     )
     accounts = [AccountMeta(buffer.pubkey(), False, True), AccountMeta(payer.pubkey(), True, False)]
-    blockhash = await recent(client)
     sent = []
-    for offset in range(0, len(data), 900):
+    for number, offset in enumerate(range(0, len(data), 900)):
+        # On a busy machine, a large program takes longer than the 150 slots of a blockhash.
+        if number % 20 == 0:
+            blockhash = await recent(client)
         chunk = data[offset : offset + 900]
         write = Instruction(LOADER_ID, struct.pack("<IIQ", 1, offset, len(chunk)) + chunk, accounts)
         sent.append((await client.send_transaction(sign([write], blockhash, payer), OPTIONS)).value)
