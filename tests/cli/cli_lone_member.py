@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
@@ -64,22 +64,30 @@ async def leave(shell: Shell, run_id: str) -> None:
 
 
 async def one_epoch(
-    rpc: str, wallet_path: Path, run_id: str, level_hashes: Mapping[int, bytes]
+    rpc: str,
+    wallet_path: Path,
+    run_id: str,
+    level_hashes: Mapping[int, bytes],
+    in_round: Callable[[], None] = lambda: None,
 ) -> Run:
     """Join, witness every round as the only member, and attest these level hashes. Return the run
     in Cooldown.
+
+    Call `in_round` before each attempt to witness a round. The round lasts until it returns.
     """
     wallet = load_wallet(wallet_path)
     async with (
         RpcPool([endpoint(rpc)]) as pool,
         SolanaMember(pool, wallet, run_id, client_version="") as chain,
-        asyncio.timeout(60),
+        asyncio.timeout(240),  # seconds, for a machine that is busy with other tests
     ):
         schema_hash = (await chain.view()).model.schema_hash
         await chain.join(
             p2p=wallet.public, tier=0, weight=1, schema_hash=schema_hash, stateless=True
         )
         while (run := (await chain.view(fresh=True)).run).state is not RunState.COOLDOWN:
+            if run.state is RunState.ROUND_TRAIN:
+                in_round()
             with contextlib.suppress(Refused):
                 await _act(chain, run)
             await asyncio.sleep(STEP_SECONDS)

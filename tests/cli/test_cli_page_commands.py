@@ -65,11 +65,13 @@ def trained(line: str) -> None:
         assert member.stdout is not None
         ends = time.monotonic() + LONG
         said = []
+        is_interrupted = False
         try:
             for text in member.stdout:
                 said.append(text)
-                if '"kind":"trained"' in text:
+                if '"kind":"trained"' in text and not is_interrupted:
                     member.send_signal(signal.SIGINT)
+                    is_interrupted = True
                 assert time.monotonic() < ends, said
             assert member.wait(60) == 0, said
         finally:

@@ -18,7 +18,6 @@ from solders.keypair import Keypair
 
 from aftermath.chain.member import SolanaMember
 from aftermath.chain.wallet import Wallet
-from aftermath.localnet.free_ports import free_ports
 from aftermath.server import client_backend
 from aftermath.server.client_backend import ServerRpcPool
 from aftermath.server.connection import ServerConnection
@@ -183,7 +182,7 @@ def test_show_run_and_watch_refusals_have_fix(
     assert "--allow" in refusal["fix"]
     assert server("show-run", "--json", "--tls-ca", server.key).code == 2
     monkeypatch.setattr(client_backend, "PATIENCE_SECONDS", 0.5)
-    away = Server(f"127.0.0.1:{free_ports('127.0.0.1', 1)}", server.key)
+    away = Server("127.0.0.1:9", server.key)
     assert away("show-run", "--json").error["code"] == "unavailable"
     assert "--server-addr" in away("watch", "--json").error["fix"]
     assert Server("nowhere", server.key)("show-run").code == 2

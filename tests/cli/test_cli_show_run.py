@@ -40,9 +40,9 @@ def run(owner: Shell, run_id: str, run_dir: Path, tmp_path: Path) -> str:
     return run_id
 
 
-def an_epoch(owner: Shell, run: str) -> None:
+def an_epoch(owner: Shell, run: str, in_round: Callable[[], None] = lambda: None) -> None:
     hashes = {level: bytes([level + 1]) * 32 for level in range(3)}
-    asyncio.run(one_epoch(owner.rpc, owner.wallet, run, hashes))
+    asyncio.run(one_epoch(owner.rpc, owner.wallet, run, hashes, in_round))
 
 
 def watching(owner: Shell, run: str) -> subprocess.Popen[str]:
@@ -79,7 +79,8 @@ def watched(rpc: str, run_dir: Path, tmp_path_factory: pytest.TempPathFactory) -
 
     def one_epoch_and_ctrl_c(shows: Callable[[str], None]) -> None:
         shows("waiting_for_members")
-        an_epoch(owner, "watched")
+        # a state that ends before the command has drawn it would not be shown
+        an_epoch(owner, "watched", lambda: shows('"round_train"'))
         shows("checkpoint of this epoch")
         press_ctrl_c()
 

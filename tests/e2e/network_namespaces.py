@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -52,6 +52,7 @@ def lan(count: int) -> Iterator[Lan]:
     bridge = f"am{os.getpid()}"
     spaces = [f"am{os.getpid()}n{index}" for index in range(count)]
     network = Lan(_unused_network(), [["ip", "netns", "exec", space] for space in spaces])
+    _remove(bridge, spaces)  # a killed test whose process had this number left them behind
     try:
         _ip("link", "add", bridge, "type", "bridge")
         _ip("addr", "add", f"{network.here}/24", "dev", bridge)
@@ -68,6 +69,11 @@ def lan(count: int) -> Iterator[Lan]:
             _ip("-n", space, "link", "set", "lo", "up")
         yield network
     finally:
-        for space in spaces:
-            subprocess.run(["ip", "netns", "del", space], capture_output=True, check=False)
-        subprocess.run(["ip", "link", "del", bridge], capture_output=True, check=False)
+        _remove(bridge, spaces)
+
+
+def _remove(bridge: str, spaces: Sequence[str]) -> None:
+    """Remove a network, as far as it exists."""
+    for space in spaces:
+        subprocess.run(["ip", "netns", "del", space], capture_output=True, check=False)
+    subprocess.run(["ip", "link", "del", bridge], capture_output=True, check=False)

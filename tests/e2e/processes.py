@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from e2e.fork_server import Forked, fork_server
 
 CONSOLE = Path(sys.executable).with_name("aftermath-solana")
 PATIENCE = 400.0  # seconds: a deadline for broken runs, not an expected duration
+KILLED_SECONDS = 60.0  # maximum seconds until a killed process is gone, also on a busy machine
 POLL = 0.1  # seconds: each check of a run sends a request to its network
 _numbers = itertools.count(1)
 
@@ -72,14 +74,14 @@ class Running:
     def kill(self) -> None:
         """Kill the process and its children with kill -9."""
         self.expected = False
-        for process in self._tree():
-            process.kill()
-        self._child.wait(30)
+        self.signal_all(signal.SIGKILL)
+        self._child.wait(KILLED_SECONDS)
 
     def signal_all(self, number: int) -> None:
         """Send a signal to the process and its children."""
         for process in self._tree():
-            process.send_signal(number)
+            with suppress(psutil.NoSuchProcess):  # a child may end before its turn
+                process.send_signal(number)
 
     def interrupt(self, seconds: float) -> None:
         """Press Ctrl-C and wait until the process ends. Fail after `seconds`."""
@@ -100,7 +102,7 @@ class Running:
     def _tree(self) -> list[psutil.Process]:
         if self.code is not None:
             return []
-        root = psutil.Process(self.pid)
+        root = psutil.Process(self.pid)  # exists at least until `code` has waited for it
         return [*root.children(recursive=True), root]
 
 
@@ -119,6 +121,14 @@ class RunningMember(Running):
             [str(word) for word in arguments], self.log, {**os.environ, **environment}
         )
         self.expected = True
+
+
+def command_line(process: psutil.Process) -> list[str]:
+    """Return a process's command line, which is empty once the process has ended."""
+    with suppress(psutil.NoSuchProcess):  # also of a child that nobody has waited for yet
+        line: list[str] = process.cmdline()
+        return line
+    return []
 
 
 def _starter(

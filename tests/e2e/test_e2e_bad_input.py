@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 from xprocess import XProcess
 
-from aftermath.localnet.free_ports import free_ports
 from aftermath.programs import AUTHORIZER_ID
 from e2e.cluster import THREADS, TrainingCluster
 from e2e.network import Network
@@ -120,14 +119,9 @@ def changed_model(scene: Scene) -> list[str | Path]:
 
 
 def rpc_down(scene: Scene) -> list[str | Path]:
-    port = free_ports("127.0.0.1", 2)
-    return scene.line(
-        scene.run("good"),
-        "--rpc",
-        f"http://127.0.0.1:{port}",
-        "--ws-rpc",
-        f"ws://127.0.0.1:{port + 1}",
-    )
+    # Other tests take free ports meanwhile, and nobody listens on this one.
+    nobody = ("--rpc", "http://127.0.0.1:9", "--ws-rpc", "ws://127.0.0.1:9")
+    return scene.line(scene.run("good"), *nobody)
 
 
 def occupied_port(scene: Scene) -> list[str | Path]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from e2e.processes import CONSOLE, PATIENCE
+from e2e.processes import CONSOLE, KILLED_SECONDS, PATIENCE
 from e2e.run_inputs import RunInputs
 from ui.terminal.tui_terminal import Terminal
 
@@ -64,7 +64,7 @@ def test_testnet_screen_shows_clients_kill_and_logs(
         assert terminal.ended() == 0
         assert "stopped: step" in terminal.after
         assert terminal.modes() == terminal.usual
-    assert psutil.wait_procs(descendants, 10)[1] == []
+    assert psutil.wait_procs(descendants, KILLED_SECONDS)[1] == []
 
 
 @pytest.mark.slow
@@ -82,7 +82,7 @@ def test_killed_testnet_ends_its_processes_and_resets_terminal(
         terminal.shows("the process ended without a message; its last lines:")
         terminal.until(lambda: terminal.modes() == terminal.usual)
         terminal.ended()
-    assert psutil.wait_procs(descendants, 10)[1] == []
+    assert psutil.wait_procs(descendants, KILLED_SECONDS)[1] == []
 
 
 # tests/testnet and tests/ui have the lines, and terminals without a screen, in slow.
@@ -97,4 +97,4 @@ def test_testnet_on_dumb_terminal_prints_lines(
         terminal.press("\x03")
         assert terminal.ended() == 130
         assert "\x1b[?1049h" not in terminal.seen
-    assert psutil.wait_procs(descendants, 10)[1] == []
+    assert psutil.wait_procs(descendants, KILLED_SECONDS)[1] == []

@@ -17,11 +17,13 @@ from solders.instruction import AccountMeta, Instruction
 from solders.keypair import Keypair
 from solders.message import Message
 from solders.pubkey import Pubkey
+from solders.rpc.responses import RpcConfirmedTransactionStatusWithSignature
 from solders.signature import Signature
 from solders.system_program import ID as SYSTEM_ID
 from solders.system_program import CreateAccountParams, TransferParams, create_account, transfer
 from solders.sysvar import CLOCK, RENT
 from solders.transaction import VersionedTransaction
+from solders.transaction_status import EncodedConfirmedTransactionWithStatusMeta
 
 SOL = 10**9
 MEMO_ID = Pubkey.from_string("MemoSq4gqABAXKb96qnH8TysNcWxMyWCqXgDLGmfcHr")
@@ -29,6 +31,8 @@ PRELOADED_ID = Pubkey.from_string("Pre1oadedMemo111111111111111111111111111111")
 LOADER_ID = Pubkey.from_string("BPFLoaderUpgradeab1e11111111111111111111111")
 OPTIONS = TxOpts(preflight_commitment=Confirmed)
 UNCHECKED = TxOpts(preflight_commitment=Confirmed, skip_preflight=True)
+HISTORY_SECONDS = 60.0
+"""A deadline for broken code, not an expectation."""
 _amounts = itertools.count(10**6)
 
 
@@ -74,6 +78,30 @@ async def transfer_new(
     """Send a unique transfer. Return (signature, receiver, lamports)."""
     to, lamports = to or Keypair().pubkey(), next(_amounts)
     return await send(client, [move(payer, to, lamports)], payer), to, lamports
+
+
+async def landed(
+    client: AsyncClient, signature: Signature, encoding: str = "json"
+) -> EncodedConfirmedTransactionWithStatusMeta:
+    """Return a confirmed transaction. A validator writes it to its history a moment later."""
+    async with asyncio.timeout(HISTORY_SECONDS):
+        while True:
+            found = (await client.get_transaction(signature, encoding, Confirmed, 0)).value
+            if found is not None:
+                return found
+            await asyncio.sleep(0.05)
+
+
+async def history(
+    client: AsyncClient, address: Pubkey, count: int
+) -> list[RpcConfirmedTransactionStatusWithSignature]:
+    """Return an account's transactions, newest first, once `count` are in the node's history."""
+    async with asyncio.timeout(HISTORY_SECONDS):
+        while True:
+            listed = (await client.get_signatures_for_address(address)).value
+            if len(listed) >= count:
+                return listed
+            await asyncio.sleep(0.05)
 
 
 async def rpc(url: str, method: str, *params: Any) -> dict[str, Any]:
@@ -135,9 +163,11 @@ async def write_buffer(client: AsyncClient, payer: Keypair, data: bytes) -> Pubk
         client, [made, Instruction(LOADER_ID, struct.pack("<I", 0), accounts)], payer, buffer
     )
     accounts = [AccountMeta(buffer.pubkey(), False, True), AccountMeta(payer.pubkey(), True, False)]
-    blockhash = await recent(client)
     sent = []
-    for offset in range(0, len(data), 900):
+    for number, offset in enumerate(range(0, len(data), 900)):
+        # On a busy machine, a large program takes longer than the 150 slots of a blockhash.
+        if number % 20 == 0:
+            blockhash = await recent(client)
         chunk = data[offset : offset + 900]
         write = Instruction(LOADER_ID, struct.pack("<IIQ", 1, offset, len(chunk)) + chunk, accounts)
         sent.append((await client.send_transaction(sign([write], blockhash, payer), OPTIONS)).value)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import based58
 import pytest
 from solana.rpc.async_api import AsyncClient
-from solana.rpc.commitment import Confirmed
 from solana.rpc.core import RPCException
 from solders.instruction import AccountMeta, Instruction
 from solders.keypair import Keypair
@@ -18,6 +17,7 @@ from localnet.localnet_requests import (
     PRELOADED_ID,
     close_program,
     deploy,
+    landed,
     memo,
     recent,
     send,
@@ -32,8 +32,7 @@ TOKEN_ID = Pubkey.from_string("TokenkegQfeZyiNwAJbNbGKPFXCWuBvf9Ss623VQ5DA")
 
 async def logs_of(client: AsyncClient, program: Pubkey, payer: Keypair, data: bytes) -> list[str]:
     signature = await send(client, [memo(program, data)], payer)
-    found = (await client.get_transaction(signature, "json", Confirmed, 0)).value
-    assert found is not None
+    found = await landed(client, signature)
     assert found.transaction.meta is not None
     return found.transaction.meta.log_messages or []
 
@@ -79,8 +78,7 @@ async def test_inner_instructions_are_returned(client: AsyncClient, payer: Keypa
     signature = await send(
         client, [made, initialize, Instruction(ASSOCIATED_ID, b"", accounts)], payer, mint
     )
-    found = (await client.get_transaction(signature, "json", Confirmed, 0)).value
-    assert found is not None
+    found = await landed(client, signature)
     assert found.transaction.meta is not None
     (inner,) = found.transaction.meta.inner_instructions or []
     assert inner.index == 2

@@ -125,10 +125,11 @@ def test_killed_writer_loses_no_acknowledged_append(tmp_path: Path) -> None:
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
             assert int(process.stdout.readline()) == count
-            time.sleep(moments.uniform(0, 0.3))
+            lines = [process.stdout.readline() for _ in range(moments.randint(10, 200))]
+            time.sleep(moments.uniform(0, 0.02))  # within an append
             process.send_signal(signal.SIGKILL)
-            lines = process.stdout.read().split()
-        acknowledged = int(lines[-1]) if lines else count
+            lines += process.stdout.read().split()
+        acknowledged = int(lines[-1])
         ledger = Ledger(tmp_path)
         recovered = ledger.recover()
         ledger.close()

@@ -24,6 +24,8 @@ from localnet.localnet_requests import (
     PRELOADED_ID,
     SOL,
     fund,
+    history,
+    landed,
     memo,
     move,
     post,
@@ -181,7 +183,7 @@ async def test_program_accounts_by_filter(client: AsyncClient, payer: Keypair) -
 async def test_account_history_lists_signatures(client: AsyncClient, payer: Keypair) -> None:
     to = Keypair().pubkey()
     signatures = [(await transfer_new(client, payer, to))[0] for _ in range(3)]
-    listed = (await client.get_signatures_for_address(to)).value
+    listed = await history(client, to, len(signatures))
     assert {one.signature for one in listed} == set(signatures)
     assert [one.slot for one in listed] == sorted((one.slot for one in listed), reverse=True)
     newest = (await client.get_signatures_for_address(to, limit=1)).value
@@ -303,8 +305,7 @@ async def test_landed_transaction_is_returned_in_every_encoding(
     signature = (await client.send_transaction(tx)).value
     await client.confirm_transaction(signature, Confirmed, sleep_seconds=0.1)
     for encoding in ("json", "base64"):
-        found = (await client.get_transaction(signature, encoding, Confirmed, 0)).value
-        assert found is not None
+        found = await landed(client, signature, encoding)
         meta = found.transaction.meta
         assert meta is not None
         assert (meta.err, meta.fee, meta.compute_units_consumed) == (None, 5000, 150)

@@ -29,6 +29,8 @@ from localnet.localnet_requests import (
     PRELOADED_ID,
     SOL,
     UNCHECKED,
+    history,
+    landed,
     memo,
     move,
     recent,
@@ -213,8 +215,7 @@ async def test_skipped_preflight_lands_failed_transaction(
     assert status is not None
     assert "InvalidInstructionData" in str(status.err)
     assert (await client.get_balance(payer.pubkey())).value == before - fee
-    found = (await client.get_transaction(signature, "json", Confirmed, 0)).value
-    assert found is not None
+    found = await landed(client, signature)
     assert found.transaction.meta is not None
     assert found.transaction.meta.fee == fee
     assert found.transaction.meta.err is not None
@@ -305,11 +306,8 @@ async def test_versioned_transaction_with_lookup_table_lands(
     ).value
     await client.confirm_transaction(signature, Confirmed, sleep_seconds=0.1)
     assert (await client.get_balance(to)).value == SOL
-    found = (await client.get_transaction(signature, "json", Confirmed, 0)).value
-    assert found is not None
+    found = await landed(client, signature)
     assert found.transaction.meta is not None
     assert found.transaction.meta.loaded_addresses is not None
     assert [str(key) for key in found.transaction.meta.loaded_addresses.writable] == [str(to)]
-    assert [one.signature for one in (await client.get_signatures_for_address(to)).value] == [
-        signature
-    ]
+    assert [one.signature for one in await history(client, to, 1)] == [signature]

@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -13,6 +14,7 @@ import pytest
 
 from aftermath.localnet import validator_binary
 from aftermath.localnet.validator import SPINNING_THREAD, START_SECONDS
+from e2e.processes import command_line
 from localnet.localnet_processes import Urls, start
 from localnet.localnet_requests import PRELOADED_ID
 from localnet.test_localnet_deploy import *  # noqa: F403
@@ -44,14 +46,10 @@ def network(memo_so: Path) -> Iterator[Urls]:
 @pytest.mark.skipif(sys.platform != "linux", reason="threads have priorities of their own on Linux")
 def test_validator_polling_thread_has_lower_priority(network: Urls) -> None:
     port = network.rpc_url.rpartition(":")[2]
-    # An ended child of another test, which nobody has waited for yet, has no command line.
-    children = [
+    [validator] = [
         child
         for child in psutil.Process().children(recursive=True)
-        if child.is_running() and child.status() != psutil.STATUS_ZOMBIE
-    ]
-    [validator] = [
-        child for child in children if ["--rpc-port", port] == _after("--rpc-port", child.cmdline())
+        if ["--rpc-port", port] == _after("--rpc-port", command_line(child))
     ]
     deadline = time.monotonic() + START_SECONDS
     while (
@@ -71,6 +69,7 @@ def _after(option: str, line: list[str]) -> list[str]:
 def _niceness(process: psutil.Process, name: str) -> int | None:
     """Return the niceness of the thread of this name, or None without one."""
     for thread in Path(f"/proc/{process.pid}/task").iterdir():
-        if (thread / "comm").read_text().strip() == name:
-            return os.getpriority(os.PRIO_PROCESS, int(thread.name))
+        with suppress(OSError):  # threads end at any time
+            if (thread / "comm").read_text().strip() == name:
+                return os.getpriority(os.PRIO_PROCESS, int(thread.name))
     return None

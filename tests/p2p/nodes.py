@@ -58,7 +58,7 @@ def join(nodes: list[IrohTransport], *others: bytes) -> None:
         node.set_members([one.node_id for one in nodes] + list(others))
 
 
-async def until(condition: Callable[[], bool], seconds: float = 15.0) -> None:
+async def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
     """Wait until a condition holds."""
     async with asyncio.timeout(seconds):
         while not condition():

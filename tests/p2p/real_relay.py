@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import subprocess
 import time
 import urllib.error
@@ -16,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from aftermath.base.files import cache_directory
+from aftermath.localnet.free_ports import free_ports
 
 BINARY = Path(
     os.environ.get("AFTERMATH_RELAY")
@@ -30,8 +30,7 @@ def real_relay(place: Path) -> Iterator[str]:
     """Yield the relay's URL, once it answers. Skip the test where there is no relay."""
     if not BINARY.is_file():
         pytest.skip("no iroh-relay on this machine (set AFTERMATH_RELAY to one)")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_ports("127.0.0.1", 1)
     place.mkdir(parents=True, exist_ok=True)
     (place / "relay.toml").write_text(
         f'http_bind_addr = "127.0.0.1:{port}"\nenable_metrics = false\n'

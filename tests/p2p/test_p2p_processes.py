@@ -10,6 +10,7 @@ import pytest
 from blake3 import blake3
 
 from aftermath.p2p import connection_table
+from aftermath.p2p.peer_connection import SILENT_PROBES
 from p2p.nodes import content, identity, until
 
 SIZE = 6 << 20
@@ -46,7 +47,7 @@ async def spawn(tmp_path: Path) -> AsyncIterator[Spawn]:
 async def line(child: asyncio.subprocess.Process) -> str:
     """Return the child's next line."""
     assert child.stdout is not None
-    return (await asyncio.wait_for(child.stdout.readline(), 30)).decode().strip()
+    return (await asyncio.wait_for(child.stdout.readline(), 60)).decode().strip()
 
 
 @pytest.mark.slow
@@ -60,7 +61,7 @@ async def test_killed_holder_is_resumed_from_another(opened, spawn, how, monkeyp
     holders = [identity(victim_seed), identity(other_seed)]
     await until(lambda: holders[0] in node.reachable())
     data = content(SIZE)
-    task = asyncio.create_task(node.fetch(blake3(data).digest(), SIZE, holders, 60))
+    task = asyncio.create_task(node.fetch(blake3(data).digest(), SIZE, holders, 120))
     assert await line(victim) == "half"
     await until(lambda: node.stats().received["blob"] == SERVED)
     victim.send_signal(how)
@@ -69,10 +70,10 @@ async def test_killed_holder_is_resumed_from_another(opened, spawn, how, monkeyp
     stats = node.stats()
     assert stats.received["blob"] == SIZE, "the second holder sends only what the first did not"
     assert stats.retries >= 1
-    await until(lambda: holders[0] not in node.reachable(), 20)
+    await until(lambda: holders[0] not in node.reachable(), 60)
     if how == signal.SIGSTOP:
         victim.send_signal(signal.SIGCONT)
-        await until(lambda: holders[0] in node.reachable(), 20)
+        await until(lambda: holders[0] in node.reachable(), 60)
 
 
 @pytest.mark.slow
@@ -81,21 +82,25 @@ async def test_restarted_peer_reconnects_and_repeats_messages(opened, spawn):
     node.set_members([identity(seed) for seed in (1, 2)])
     reader = node.announcements()
     child = await spawn(2, 0)
-    assert (await asyncio.wait_for(anext(reader), 10)).data == b"alive"
+    assert (await asyncio.wait_for(anext(reader), 60)).data == b"alive"
     child.kill()
     await child.wait()
+    # Both may have dialled at the start, so that a second connection brought the message again.
+    before = node.stats()
     await spawn(2, 0)
-    await until(lambda: node.stats().connects == 2, 20)
-    await until(lambda: node.stats().duplicates == 1, 20)
+    await until(lambda: node.stats().connects > before.connects, 60)
+    await until(lambda: node.stats().duplicates > before.duplicates, 60)
     data = content(SIZE)
-    assert await node.fetch(blake3(data).digest(), SIZE, [identity(2)], 20) == data
+    assert await node.fetch(blake3(data).digest(), SIZE, [identity(2)], 60) == data
 
 
 @pytest.mark.slow
 async def test_peer_with_busy_python_is_not_considered_dead(opened, spawn, monkeypatch):
-    monkeypatch.setattr(connection_table, "PROBE_S", 0.25)
+    """It is frozen twice as long as a peer that answers no probe is kept."""
+    monkeypatch.setattr(connection_table, "PROBE_S", 0.5)
     node = await opened(1)
     await spawn(2, 0)
     node.set_members([identity(2)])
-    assert await node.request(identity(2), "freeze", b"4", 10, 20) == b"thawed"
+    seconds = 2 * SILENT_PROBES * connection_table.PROBE_S
+    assert await node.request(identity(2), "freeze", b"%f" % seconds, 10, 60) == b"thawed"
     assert node.stats().disconnects == 0

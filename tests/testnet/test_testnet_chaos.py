@@ -64,6 +64,6 @@ def test_chaos_kills_only_clients_that_trained(
     testnet = run.Testnet(
         plan, Starting(tmp_path), ChaosSchedule(1, 0.2, (1, 2)), environment, lines
     )
-    summary = testnet.perform(60)
+    summary = testnet.perform(240)
     assert [actions(tmp_path, number) for number in (1, 2)] == [[STARTS, TRAINS, STARTS]] * 2
     assert (summary.ending, summary.kills) == (Ending.FINISHED, 2)

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from aftermath.testnet.panes import Panes
-from e2e.processes import until
+from e2e.processes import KILLED_SECONDS, until
 
 pytestmark = pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed")
 STARTER = """
@@ -77,4 +77,4 @@ def test_pane_processes_end_with_their_opener(tmp_path: Path) -> None:
             )
         finally:
             starter.kill()
-    assert psutil.wait_procs(descendants, 10)[1] == []
+    assert psutil.wait_procs(descendants, KILLED_SECONDS)[1] == []

@@ -21,7 +21,7 @@ from aftermath.testnet.processes import (
     wait_for,
     watched_command,
 )
-from e2e.processes import until
+from e2e.processes import KILLED_SECONDS, until
 
 SLEEPER = "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']); "
 STARTER = f"""
@@ -47,7 +47,7 @@ def test_children_end_with_killed_parent(tmp_path: Path) -> None:
         )
         descendants = family.children(recursive=True)
         starter.send_signal(signal.SIGKILL)
-        assert psutil.wait_procs(descendants, 10)[1] == []
+        assert psutil.wait_procs(descendants, KILLED_SECONDS)[1] == []
 
 
 def test_watched_process_ends_when_named_pipe_closes(tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_watched_process_ends_when_named_pipe_closes(tmp_path: Path) -> None:
         until(lambda: psutil.Process(child.pid).children(), "the watcher is there", 20)
         assert child.poll() is None
         os.close(held)
-        assert child.wait(10) == -signal.SIGKILL
+        assert child.wait(KILLED_SECONDS) == -signal.SIGKILL
 
 
 def test_process_status_id_and_signals_are_those_of_command(tmp_path: Path) -> None:
@@ -88,10 +88,10 @@ def test_process_status_id_and_signals_are_those_of_command(tmp_path: Path) -> N
         child for process in (polite, rude) for child in psutil.Process(process.pid).children()
     ]
     assert len(watchers) == 2
-    stop_all([polite, rude], 0.5)
+    stop_all([polite, rude], 2.0)
     assert polite.code in (1, -signal.SIGINT)  # what Python does with a KeyboardInterrupt
     assert rude.code == -signal.SIGKILL
-    assert psutil.wait_procs(watchers, 10)[1] == []
+    assert psutil.wait_procs(watchers, KILLED_SECONDS)[1] == []
 
 
 def test_failed_command_error_has_its_last_output(tmp_path: Path) -> None:

@@ -16,8 +16,10 @@ from aftermath.chain.rpc import RpcPool
 from aftermath.ui.web.observatory import Observatory
 from aftermath.ui.web.web_server import ObserverServer
 
-PATIENCE = 1.0
-"""Seconds: nobody waits for a network that a test has taken away."""
+PATIENCE = 4.0
+"""Seconds for a busy machine, less than the observer makes a request wait for the chain. A loop
+that jumps does not wait for an absent network.
+"""
 
 
 class Viewer:

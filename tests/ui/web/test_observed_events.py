@@ -14,7 +14,6 @@ from aftermath.chain.endpoints import endpoint
 from aftermath.chain.rpc import RpcPool
 from aftermath.events.reader import EventOrigin, EventRecord, RunName
 from aftermath.events.stream import line_of
-from aftermath.localnet.free_ports import free_ports
 from aftermath.ui.web import from_events as drawn
 from aftermath.ui.web.from_events import EventSnapshots, Losses, Sent
 from aftermath.ui.web.observed_run import ObservedRun
@@ -78,7 +77,7 @@ class Story:
 
 async def test_observed_run_is_shown_from_events_without_chain(tmp_path: Path) -> None:
     Story().play().write(tmp_path)
-    nobody = f"http://127.0.0.1:{free_ports('127.0.0.1', 2)}"
+    nobody = "http://127.0.0.1:9"
     async with observing(nobody, events=[tmp_path]) as viewer, viewer.live("/live/told") as socket:
         while not (message := await socket.receive_json(timeout=30)).get("now", {}).get("trouble"):
             pass

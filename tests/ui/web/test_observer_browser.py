@@ -37,7 +37,8 @@ FLAGS = (
     "--disable-sync",
 )
 EVIL = "<b>x</b><script>document.title=1</script><img src=/x>"
-PATIENCE = 30
+PATIENCE = 120
+"""Seconds: a deadline for broken code, not an expectation."""
 
 
 class Browser:
