@@ -168,6 +168,7 @@ def of_size(size: str) -> dict[str, Any]:
             "bytes_per_parameter_step": round(sent / parameters / first.inner_steps, 6),
             "cpu_seconds_per_step": own,
             "ends": ends,
+            **({"tiers": first.said["tiers"]} if "tiers" in first.said else {}),
         }
         if first.members > 1 and not first.overlap and "against_adamw" in ends[-1]:
             measured[arm.name]["step_seconds_for"] = _step_seconds(
@@ -225,7 +226,7 @@ def bytes_at(measured: Mapping[str, Any]) -> dict[str, Any]:
         points = [
             {"arm": name, "bytes": arm["bytes_per_parameter_step"], "held_out": end["held_out"]}
             for name, arm in measured.items()
-            if arm["members"] == BARRED
+            if arm["members"] == BARRED and "tiers" not in arm  # else the loss is of tier 0
             for end in arm["ends"]
             if end["steps"] == bound["steps"]
         ]

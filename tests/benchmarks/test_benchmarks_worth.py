@@ -291,6 +291,7 @@ def test_bytes_for_loss_lie_on_curve_of_cheapest_arms() -> None:
         "few": arm(0.01, 2.019),
         "worse": arm(0.04, 2.5),
         "four": arm(0.001, 1.0, 4),
+        "unequal": arm(0.001, 1.0) | {"tiers": "0,1"},
     }
     found = worth.bytes_at(measured)["10"]
     assert found["bar"] == pytest.approx(1.919)
