@@ -192,8 +192,8 @@ def as_smaller(tiers: Sequence[int], settings: Mapping[str, Any]) -> list[Replac
     members: dict[int, Replica] = {}
     done = 0
 
-    def together(self: MultiReplicaTrainer, *given: Any) -> None:
-        begin(self, *given)
+    def together(self: MultiReplicaTrainer, *given: Any, **named: Any) -> None:
+        begin(self, *given, **named)
         members.update({replica.tier: replica for replica in self.replicas})
 
     def backward(self: Replica, passes: Passes, sequences: Tensor, cancelled: Any) -> float:

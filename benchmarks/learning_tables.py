@@ -56,7 +56,8 @@ def table_of_realistic(measured: Mapping[str, Any]) -> str:
         "A machine's step has at least 4,096 tokens. *tokens worth*: the steps that one machine needs to\n"
         "the same loss, divided by the steps of a member. *worth*: that, times the share of a round spent\n"
         "training, with lines of 110 Mb/s up and 500 Mb/s down. *bytes* are per parameter and step. An\n"
-        "arm has one seed unless it says more. A dash: the loss is outside of what one machine reached."
+        "arm has one seed, or the mean of several with their range. A dash: the loss is outside of what\n"
+        "one machine reached."
     ]
     for parameters, found in measured.items():
         rows = []
@@ -64,11 +65,12 @@ def table_of_realistic(measured: Mapping[str, Any]) -> str:
             sent = f"{arm['bytes_per_parameter_step']:.4f}"
             muon = _or_unknown(arm["tokens_worth_muon"], "{:.1f}")
             seeds = f", {arm['seeds']} seeds" if arm["seeds"] > 1 else ""
-            cells = (f"`{name}`{seeds}", arm["members"], sent, f"{arm['held_out']:.3f}")
-            rows.append((*cells, *_worths(arm), muon))
+            lasts = f"{arm['members']}×{arm['steps']}"
+            held_out = f"{arm['held_out']:.3f}{_in_brackets(arm['held_out_range'], digits=3)}"
+            rows.append((f"`{name}`{seeds}", lasts, sent, held_out, *_worths(arm), muon))
         heads = (
             "arm",
-            "members",
+            "members×steps",
             "bytes",
             "held out",
             "tokens worth",
@@ -107,8 +109,14 @@ def _alone(measured: Mapping[str, Mapping[str, float]]) -> Iterable[str]:
 
 
 def _worths(arm: Mapping[str, Any]) -> tuple[str, ...]:
-    values = (arm["tokens_worth_adamw"], *arm["worth_adamw"].values())
-    return tuple(_or_unknown(value, "{:.1f}") for value in values)
+    tokens = _or_unknown(arm["tokens_worth_adamw"], "{:.1f}")
+    tokens += _in_brackets(arm["tokens_worth_adamw_range"], digits=1)
+    return (tokens, *(_or_unknown(value, "{:.1f}") for value in arm["worth_adamw"].values()))
+
+
+def _in_brackets(ends: Sequence[float] | None, digits: int) -> str:
+    """Return the range of several seeds after a value; nothing for a single seed."""
+    return f" ({ends[0]:.{digits}f} to {ends[1]:.{digits}f})" if ends else ""
 
 
 def _or_unknown(value: float | None, shown: str) -> str:

@@ -12,11 +12,13 @@ worth.py prints it for each size whose steps have at least 4,096 tokens of a mac
 # - The rest of a round is the protocol's time by the model of protocol_time.py: lines of 110 Mb/s
 #   up and 500 Mb/s down, and results that go straight to every other member. They have the size of
 #   this model's results.
+# - With several seeds, losses and worth are of the mean loss. A range has the best and the worst
+#   seed of the members, against one machine's single seed.
 # - Losses are quotients: 1.02 is 2 % more than one machine with all tokens in each step.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from arms import Training, arms, recommended, result_bytes, step_tokens
@@ -84,15 +86,20 @@ def _of_arm(
         "members": first.members,
         "settings": {name: value for name, value in first.said.items() if name not in _OF_A_RUN},
         "bytes_per_parameter_step": measured["bytes_per_parameter_step"],
+        "steps": end["steps"],
         "held_out": end["held_out"],
+        "held_out_range": _range(list(end["by_seed"].values()), digits=4),
         "lr": end["lr"],
         "seeds": len(end["by_seed"]),
         "step_over_adamw": _step_over_adamw(end, first.members),
     }
     for name in ALONE:
-        efficiency = end.get(f"against_{name}", {}).get("token_efficiency")
+        against = end.get(f"against_{name}", {})
+        efficiency = against.get("token_efficiency")
         tokens = None if efficiency is None else first.members * efficiency
         row[f"tokens_worth_{name}"] = None if tokens is None else round(tokens, 2)
+        reached = [one * first.members for one in against.get("token_efficiency_range") or ()]
+        row[f"tokens_worth_{name}_range"] = _range(reached, digits=2)
         row[f"worth_{name}"] = {
             label: None if tokens is None else round(tokens * training_share(first, sent, step), 2)
             for label, step in STEP_SECONDS.items()
@@ -102,6 +109,13 @@ def _of_arm(
             round(end["held_out"] / bounds[name]["held_out"], 4) if same else None
         )
     return row
+
+
+def _range(values: Sequence[float], digits: int) -> list[float] | None:
+    """Return the least and the greatest of several values; None for a single one."""
+    if len(values) < 2:
+        return None
+    return [round(min(values), digits), round(max(values), digits)]
 
 
 def _step_over_adamw(end: Mapping[str, Any], members: int) -> dict[str, float]:

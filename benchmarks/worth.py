@@ -111,15 +111,21 @@ def compared(
 ) -> dict[str, Any]:
     """Return how many machines the members replace, given the curve of one machine `alone`.
 
-    `told` has `Shares` by processor. `reach` is the loss's uncertainty from seeds.
+    `told` has `Shares` by processor. `reach` is the loss's uncertainty from seeds. The range of
+    token efficiency is that of the trained seeds, of which there must be several.
     """
     curve = [(point["steps"], point["held_out"]) for point in alone]
     needed, *ends = (steps_to(curve, end["held_out"] + off) for off in (0.0, reach, -reach))
     tokens = None if needed is None else needed / end["steps"]
+    by_seed = [steps_to(curve, loss) for loss in end["by_seed"].values()]
+    known = [steps / end["steps"] / training.members for steps in by_seed if steps is not None]
     return {
         "steps_alone": None if needed is None else round(needed),
         "steps_alone_range": [None if steps is None else round(steps) for steps in ends],
         "token_efficiency": None if tokens is None else round(tokens / training.members, 5),
+        "token_efficiency_range": [round(min(known), 5), round(max(known), 5)]
+        if len(known) == len(by_seed) > 1
+        else None,
         "by_processor": {
             machine: {
                 "compute_share": round(share, 4),
@@ -162,6 +168,7 @@ def of_size(size: str) -> dict[str, Any]:
             "bytes_per_parameter_step": round(sent / parameters / first.inner_steps, 6),
             "cpu_seconds_per_step": own,
             "ends": ends,
+            **({"tiers": first.said["tiers"]} if "tiers" in first.said else {}),
         }
         if first.members > 1 and not first.overlap and "against_adamw" in ends[-1]:
             measured[arm.name]["step_seconds_for"] = _step_seconds(
@@ -219,7 +226,7 @@ def bytes_at(measured: Mapping[str, Any]) -> dict[str, Any]:
         points = [
             {"arm": name, "bytes": arm["bytes_per_parameter_step"], "held_out": end["held_out"]}
             for name, arm in measured.items()
-            if arm["members"] == BARRED
+            if arm["members"] == BARRED and "tiers" not in arm  # else the loss is of tier 0
             for end in arm["ends"]
             if end["steps"] == bound["steps"]
         ]

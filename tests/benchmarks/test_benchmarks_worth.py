@@ -54,6 +54,12 @@ def members(steps: int = 400, **said: Any) -> Any:
     )
 
 
+def ended(*losses: float) -> dict[str, Any]:
+    """Return the end of an arm after 400 steps, with a loss per seed."""
+    by_seed = {str(seed): loss for seed, loss in enumerate(losses)}
+    return {"steps": 400, "held_out": sum(losses) / len(losses), "by_seed": by_seed}
+
+
 def test_steps_to_loss_are_interpolated_logarithmically() -> None:
     assert worth.steps_to(CURVE, 3.0) == pytest.approx(100)
     assert worth.steps_to(CURVE, 2.5) == pytest.approx(100 * 2**0.5)
@@ -67,7 +73,7 @@ def test_worth_of_members_equals_hand_computation() -> None:
     counts.
     """
     shares = protocol_time.shares(members(), 11_000_000, {"p": 20.0}, {"p": 2.0})
-    found = worth.compared({"steps": 400, "held_out": 1.0}, members(), ALONE, shares, 0.0)
+    found = worth.compared(ended(1.0), members(), ALONE, shares, 0.0)
     sent = 7 * 11_000_000 * 8 * (1 / 110e6 + 1 / 500e6)
     round_seconds = 4 * 20 / 8 + 1.5 * 0.4 + 4 * 0.1 + sent
     assert (found["steps_alone"], found["steps_alone_range"]) == (800, [800, 800])
@@ -81,25 +87,31 @@ def test_worth_of_members_equals_hand_computation() -> None:
     assert found["by_processor"]["p"]["worth_without_protocol"] == pytest.approx(
         800 * 2 / (100 * 10), abs=1e-3
     )
-    beyond = worth.compared({"steps": 400, "held_out": 0.5}, members(), ALONE, shares, 0.0)
+    beyond = worth.compared(ended(0.5), members(), ALONE, shares, 0.0)
     assert beyond["by_processor"]["p"]["worth"] is None
 
 
 def test_steps_alone_have_range_of_seeds() -> None:
-    found = worth.compared({"steps": 400, "held_out": 1.5}, members(), ALONE, {}, 0.25)
+    found = worth.compared(ended(1.5), members(), ALONE, {}, 0.25)
     assert found["steps_alone_range"] == [round(400 * 2**0.25), round(400 * 2**0.75)]
-    assert (
-        worth.compared({"steps": 400, "held_out": 1.1}, members(), ALONE, {}, 0.2)[
-            "steps_alone_range"
-        ][1]
-        is None
-    )
+    beyond = worth.compared(ended(1.1), members(), ALONE, {}, 0.2)
+    assert beyond["steps_alone_range"][1] is None
     own = {"reach": 0.3}
     one = {"reach": 0.4}
     assert worth._reach(own, 1, one) == pytest.approx(0.5)
     assert worth._reach(own, 9, one) == pytest.approx((0.1**2 + 0.4**2) ** 0.5), (
         "the curve alone has one seed"
     )
+
+
+def test_token_efficiency_has_range_of_several_seeds() -> None:
+    several, one, beyond = (
+        worth.compared(ended(*losses), members(), ALONE, {}, 0.0)
+        for losses in ((1.5, 1.0, 3.0), (1.5,), (1.5, 0.5))
+    )
+    assert several["token_efficiency_range"] == [100 / 3200, 800 / 3200]
+    assert one["token_efficiency_range"] is None
+    assert beyond["token_efficiency_range"] is None, "one machine did not reach the second seed"
 
 
 @pytest.mark.parametrize(("took", "longest"), [(20.0, 4 * 20 / 8), (0.2, 1.5 * 0.4 + 4 * 0.1)])
@@ -279,6 +291,7 @@ def test_bytes_for_loss_lie_on_curve_of_cheapest_arms() -> None:
         "few": arm(0.01, 2.019),
         "worse": arm(0.04, 2.5),
         "four": arm(0.001, 1.0, 4),
+        "unequal": arm(0.001, 1.0) | {"tiers": "0,1"},
     }
     found = worth.bytes_at(measured)["10"]
     assert found["bar"] == pytest.approx(1.919)
@@ -364,13 +377,14 @@ def test_choices_name_settings_and_worth() -> None:
     arm = {
         "settings": {"optimizer": "sparseloco", "inner_steps": 15, "mean": "all"},
         "tokens_worth_adamw": 5.52,
+        "tokens_worth_adamw_range": [5.46, 5.61],
         "worth_adamw": {"2s": 5.36, "0.5s": None},
     }
     shown = learning_tables.table_of_choices(
         {"1M": {"recommended": {"8": "rare"}, "line": "1/2 Mb/s", "arms": {"rare": arm}}}
     )
     assert shown.splitlines()[-1] == (
-        '| 1M | 8 | 1/2 Mb/s | `inner_steps=15`, `divisor="all"` | 5.5 | 5.4 | – |'
+        '| 1M | 8 | 1/2 Mb/s | `inner_steps=15`, `divisor="all"` | 5.5 (5.5 to 5.6) | 5.4 | – |'
     )
 
 

@@ -18,6 +18,8 @@ from aftermath.model.initial_weights import init_weights
 from aftermath.model.json_documents import CheckpointError
 from aftermath.model.levels import LARGEST_MOMENTUM
 from aftermath.optim.codec import decode_level
+from aftermath.optim.inner_steps import InnerSteps
+from aftermath.optim.moments import steps_of
 from aftermath.optim.schema import Schema
 from aftermath.replica.pass_size import PassSize
 from aftermath.replica.replica import Replica
@@ -234,6 +236,35 @@ def test_restored_members_continue_with_their_momentum() -> None:
     kept[name].view(-1)[0] = LARGEST_MOMENTUM + 1
     with pytest.raises(CheckpointError, match="does not fit this model: outer_momentum"):
         second.restore(kept)
+
+
+@pytest.mark.parametrize("inner", ["adamw", "muon"])
+def test_reset_members_begin_each_round_without_moments(inner: str) -> None:
+    schema = Schema(
+        SCHEMA.state, SparseLoCo(inner_steps=2, topk=4, topk_embeddings=9, inner_optimizer=inner)
+    )
+    kept, reset = (
+        MultiReplicaTrainer(
+            [replica(0, schema), replica(1, schema)], lambda step: 0.01, 0, reset_inner=resets
+        )
+        for resets in (False, True)
+    )
+    shares = [SEQUENCES[:3], SEQUENCES[3:6]]
+    for both in (kept, reset):
+        both.step(1, shares, [True, True])
+    assert reset.hashes() == kept.hashes()
+    for both in (kept, reset):
+        both.step(2, shares, [True, True])
+    assert reset.hashes() != kept.hashes()
+    steps = [[inner_step_count(one) for one in both.replicas] for both in (kept, reset)]
+    assert steps == [[4, 4], [2, 2]]
+
+
+def inner_step_count(member: Replica) -> float:
+    """Return the number of steps that the moments of a member's inner optimizer contain."""
+    step = member.optimizer.private_step
+    assert isinstance(step, InnerSteps)
+    return steps_of(step.inner.state_tensors())
 
 
 def test_rejected_result_is_never_applied() -> None:

@@ -42,6 +42,9 @@ def recipe(**given: Any) -> Recipe:
     return recipe_of(with_options(**given))
 
 
+STATES = (None, "keep", "reset")
+
+
 def bare(**given: Any) -> Recipe:
     return recipe(**{"model": Path("model"), "data_path": Path("tokens")} | given)
 
@@ -270,6 +273,8 @@ def test_recipe_round_trips_json_and_repeats_tiers() -> None:
         3,
     )
     assert bare(tiers="0,1,2").tiers == (0, 1, 2)
+    states = [bare(optimizer="sparseloco", inner_state=said).inner_state for said in STATES]
+    assert states == [None, None, "reset"]
     assert json.dumps(found.settings.clip) == "1.0"
 
 
@@ -298,6 +303,7 @@ def test_recipe_round_trips_json_and_repeats_tiers() -> None:
         ),
         ({"reject": 5, "optimizer": "adamw"}, "--reject does not work with adamw", "Omit"),
         ({"overlap": "0", "optimizer": "adamw"}, "--overlap does not work with adamw", "Omit"),
+        ({"inner_state": "reset"}, "--inner-state does not work with distro", "Omit"),
         (
             {"topk": 9, "optimizer": "muon"},
             "--topk is an option of distro and sparseloco, not of muon",

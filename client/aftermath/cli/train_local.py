@@ -31,7 +31,7 @@ PANELS = (
             "seed",
         ),
     ),
-    ("Members", ("members", "tiers", "shares", "overlap", "reject")),
+    ("Members", ("members", "tiers", "shares", "overlap", "inner_state", "reject")),
     ("Results", ("options",)),
     ("Measuring", ("held_out_path", "eval_every", "eval_sequences")),
     (

@@ -52,8 +52,13 @@ class MultiReplicaTrainer:
         rate: Callable[[int], float],
         overlap: int,
         stacked: StackedMembers | None = None,
+        *,
+        reset_inner: bool = False,
     ) -> None:
-        """Train members at once where `stacked` can, and the others one after another."""
+        """Train members at once where `stacked` can, and the others one after another.
+
+        `reset_inner` makes their inner optimizers forget their state before each round.
+        """
         self.replicas = list(replicas)
         first: dict[int, int] = {}
         for member, replica in enumerate(self.replicas):
@@ -64,6 +69,7 @@ class MultiReplicaTrainer:
         self._rate = rate
         self._overlap = overlap
         self._stacked = stacked
+        self._reset_inner = reset_inner
         self._under_way: list[tuple[int, Results]] = []
         self._travelling = [False] * len(self.replicas)
 
@@ -73,6 +79,9 @@ class MultiReplicaTrainer:
         losses: list[float | None] = []
         left_out = []
         sent = 0
+        if self._reset_inner:
+            for replica in self.replicas:
+                replica.optimizer.private_step.reset()
         at_once = self._train_stacked(shares, step)
         for member, (sequences, counts) in enumerate(zip(shares, accepted, strict=True)):
             trained = at_once.get(member)

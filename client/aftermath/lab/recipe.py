@@ -58,6 +58,8 @@ class Recipe:
     eval_sequences: int
     source: str = ""
     """A data location as JSON. Empty if `data` names token files."""
+    inner_state: str | None = None
+    """`reset` if inner optimizers forget their state at each round, else None."""
 
     @property
     def agreed(self) -> Optimizer | None:

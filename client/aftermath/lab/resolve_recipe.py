@@ -57,6 +57,11 @@ def recipe_of(settings: LabSettings) -> Recipe:
             f"--overlap does not work with {optimizer}, whose members exchange no results",
             "Omit --overlap",
         )
+    if settings.inner_state is not None and not optimizer_settings.inner_steps:
+        raise UsageError(
+            f"--inner-state does not work with {optimizer}, which makes no inner steps",
+            "Omit --inner-state, or pass --optimizer sparseloco",
+        )
     if settings.eval_every and settings.held_out_path is None:
         raise UsageError(
             "--eval-every needs held-out text",
@@ -92,6 +97,8 @@ def recipe_of(settings: LabSettings) -> Recipe:
         else "",
         eval_every=settings.eval_every,
         eval_sequences=settings.eval_sequences,
+        # None for `keep`, so that trainings that were saved before the option existed can resume
+        inner_state="reset" if settings.inner_state == "reset" else None,
     )
 
 

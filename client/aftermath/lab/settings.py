@@ -110,6 +110,13 @@ class LabSettings:
             f"Default: 1, or 0 with {_AT_ONCE}."
         ),
     ] = None
+    inner_state: Annotated[
+        Literal["keep", "reset"] | None,
+        Doc(
+            "sparseloco: inner optimizer's state at each new round: keep (as in a run) or reset. "
+            "Default: keep."
+        ),
+    ] = None
     reject: Annotated[
         int, NumberLimits(0, 99), Doc("Percentage of results to reject. 0 accepts all.")
     ] = 0

@@ -132,7 +132,13 @@ def _trainer(
         from aftermath.lab.stacked_members import StackedMembers  # imports torch.func
 
         stacked = StackedMembers(replicas)
-    return MultiReplicaTrainer(replicas, recipe.rate, recipe.overlap, stacked)
+    return MultiReplicaTrainer(
+        replicas,
+        recipe.rate,
+        recipe.overlap,
+        stacked,
+        reset_inner=recipe.inner_state == "reset",
+    )
 
 
 def _cut(config: ModelConfig, tier: int, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
