@@ -194,10 +194,10 @@ class LastMember:
         view = await self._newest_view()
         run = view.run
         directory = self._checkpoints.directory
-        await self._settle_apply()
-        in_rounds = rounds is not None and rounds.are_of(run)
+        in_rounds = False
         if rounds is not None:
-            in_rounds &= await self._caught_up(rounds, run)
+            await rounds.finish_apply()
+            in_rounds = await self._caught_up(rounds, run) and rounds.are_of(run)
             step = rounds.step
         model_run = replace(run, step=step + 1)
         checkpoint = await self._checkpoints.save_now(model_run, replica)
@@ -254,7 +254,7 @@ class LastMember:
             async with asyncio.timeout(_CATCH_UP_SECONDS):
                 await rounds.catch_up(run)
         except (AftermathError, Desync, TimeoutError) as error:
-            await self._settle_apply()
+            await rounds.finish_apply()
             why = str(error).partition("\n")[0] or f"no answer for {_CATCH_UP_SECONDS:.0f} s"
             self._warn(
                 f"cannot fetch the last results ({why}): this member saves step {rounds.step}"
@@ -262,16 +262,14 @@ class LastMember:
             return False
         return True
 
-    async def _settle_apply(self) -> None:
-        """Wait for a cancelled apply that is still running on the replica's thread."""
-        await self._workers.compute(lambda: None)
-
     def unsaved_steps(self) -> int:
         """Return how many trained steps of the replica are not in the newest checkpoint."""
         return self._unsaved_steps(self._ports.feed.run, self._ports.feed.model)
 
-    async def copy_if_nobody_left(self, replica: Replica, step: int) -> Stake | None:
-        """Save a copy of the model of `step` steps if all members have left its epoch.
+    async def copy_if_nobody_left(
+        self, replica: Replica, rounds: Rounds | None, *, step: int
+    ) -> Stake | None:
+        """Save a copy of the model if all members have left its epoch. `step`: see `save`.
 
         Return what the run loses, or None if a member is left, or the steps are in a checkpoint.
         """
@@ -284,13 +282,17 @@ class LastMember:
             return None
         run = view.run
         in_epoch = run.state.training or run.state is RunState.COOLDOWN
+        if not in_epoch or view.members.healthy:
+            return None
+        if rounds is not None:
+            await rounds.finish_apply()
+            step = rounds.step
         model_run = replace(run, step=step + 1)
         steps = self._unsaved_steps(model_run, view.model)
-        if not in_epoch or view.members.healthy or steps <= 0:
+        if steps <= 0:
             return None
         is_copied = False
         if self._checkpoints.directory is not None:
-            await self._settle_apply()
             checkpoint = await self._checkpoints.save_now(model_run, replica)
             if checkpoint is not None:
                 is_copied = True

@@ -220,8 +220,9 @@ class Member:
         """
         if self._replica is None or self._last.stays:
             return None
-        step = self._start_step if self._rounds is None else self._rounds.step
-        return await self._last.copy_if_nobody_left(self._replica, step)
+        return await self._last.copy_if_nobody_left(
+            self._replica, self._rounds, step=self._start_step
+        )
 
     # --- epochs -----------------------------------------------------------------------------------
 

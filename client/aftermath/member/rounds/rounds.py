@@ -118,6 +118,10 @@ class Rounds:
         """Return the number of steps in the replica."""
         return self._applying.step
 
+    async def finish_apply(self) -> None:
+        """Wait for an apply that was under way when this member was stopped."""
+        await self._applying.finish()
+
     async def catch_up(self, run: Run) -> int:
         """Apply every round that counts if the rounds stop at `run`. Return the replica's steps.
 
