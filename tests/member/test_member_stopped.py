@@ -58,6 +58,31 @@ def test_lone_member_stopped_in_mid_epoch_loses_no_step(
     sim.record.check_coverage(sim.backlog)
 
 
+@pytest.mark.parametrize("overlap", [pytest.param(0, marks=pytest.mark.slow), 1])
+def test_attestation_on_its_way_at_stop_loses_no_step(tmp_path: Path, overlap: int) -> None:
+    """Otherwise it arrives later, and the epoch ends with a step that the saved model lacks."""
+
+    async def story(sim: SimulatedRun) -> None:
+        sim_member = sim.add(0)
+        await sim.until_round(2)
+        assert sim_member.chain is not None
+        rpc = sim_member.chain.rpc
+        rpc.send_seconds = 1.0
+        await sim.until(lambda _: bool(sim_member.saw("trained", height=2)) and rpc.is_sending)
+        assert not sim.run.current.attested
+        await sim.stop(sim_member)
+        (stopped,) = sim_member.saw("stopped")
+        attested = sim.run.round(2)
+        assert attested is not None
+        assert attested.attested == 1
+        sim.start(sim_member)
+        await sim.until(lambda run: run.epoch == 1)
+        assert sim.run.trained_steps == stopped["step"] == sim.model.checkpoint_step - 1
+        assert not sim_member.saw("warning")
+
+    play(tmp_path, story, **ALONE | {"rounds_per_epoch": 20, "overlap": overlap})
+
+
 @pytest.mark.parametrize("later", [0.0, 1.5])
 def test_wait_resumed_after_deadline_names_its_end(tmp_path: Path, later: float) -> None:
     """Nobody ticked meanwhile. `later`: before and after the member attested in its last round."""

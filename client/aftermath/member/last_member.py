@@ -41,6 +41,7 @@ from aftermath.rules.state import CheckpointKind, MemberState, RunState
 _FIRST_RETRY = 1.0
 _LONGEST_RETRY = 15.0  # seconds
 _CATCH_UP_SECONDS = SAVE_SECONDS / 2  # the rest is for the file and its record
+_ATTEST_SECONDS = SAVE_SECONDS / 8
 _RECORD_SECONDS = SAVE_SECONDS / 4
 _CONFIRMED = "To leave and lose these steps, press Ctrl-C twice or send SIGTERM"
 _UNASKED = "The next Ctrl-C or SIGTERM loses these steps, if the model cannot be saved then either"
@@ -191,6 +192,8 @@ class LastMember:
             return False
 
     async def _save(self, seat: int, replica: Replica, rounds: Rounds | None, step: int) -> bool:
+        if rounds is not None:
+            await self._finish_attestation(rounds)
         view = await self._newest_view()
         run = view.run
         directory = self._checkpoints.directory
@@ -261,6 +264,16 @@ class LastMember:
             )
             return False
         return True
+
+    async def _finish_attestation(self, rounds: Rounds) -> None:
+        """Decide whether an attestation counts that was on its way when this member was stopped.
+
+        If it reached the chain after `_newest_view`, the epoch would end with one more step than
+        the saved model has, and the run could not continue from that model.
+        """
+        with contextlib.suppress(AftermathError, TimeoutError):
+            async with asyncio.timeout(_ATTEST_SECONDS):
+                await rounds.finish_attestation()
 
     def unsaved_steps(self) -> int:
         """Return how many trained steps of the replica are not in the newest checkpoint."""
