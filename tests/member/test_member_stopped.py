@@ -269,6 +269,28 @@ def test_stop_between_epochs_records_unsaved_model(
     play(tmp_path, story, **ALONE)
 
 
+def test_stop_during_check_of_own_replica_records_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk was full in the cooldown, and hashing the replica in warm-up takes a second."""
+    disk = Disk(monkeypatch)
+
+    async def story(sim: SimulatedRun) -> None:
+        sim_member = sim.add(0)
+        await sim.until_round(2)
+        disk.full = True
+        await sim.until(lambda run: run.epoch == 1 and run.state is RunState.WARMUP)
+        disk.full = False
+        await asyncio.sleep(0.5)
+        assert sim_member.saw("model")[-1]["step"] == 0
+        await sim.stop(sim_member)
+        (stopped,) = sim_member.saw("stopped")
+        assert (stopped["step"], stopped["continues"]) == (3, True)
+        assert sim.model.checkpoint_step - 1 == 3
+
+    play(tmp_path, story, **ALONE)
+
+
 def test_stop_between_epochs_tells_if_record_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
