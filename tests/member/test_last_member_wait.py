@@ -66,6 +66,30 @@ def test_first_member_back_leaves_epoch_to_last_one(tmp_path: Path, overlap: int
     sim.record.check_coverage(sim.backlog)
 
 
+def test_first_member_back_stays_when_attested_round_closes(tmp_path: Path) -> None:
+    """That round makes a step after the first member came back, and no other round does."""
+
+    async def story(sim: SimulatedRun) -> None:
+        first = sim.add(0)
+        last = sim.add(0)
+        await sim.until_round(2)
+        await sim.stop(first)
+        closed = sim.run.current.height
+        await sim.until(lambda run: run.current.height > closed and run.current.attestations == 1)
+        await sim.stop(last)
+        (stopped,) = last.saw("stopped")
+        assert stopped["step"] == sim.run.trained_steps + 1
+        sim.start(first)
+        await sim.until(lambda _: bool(first.saw("waiting", epoch=1)))
+        assert stopped["step"] == sim.run.trained_steps + 1
+        sim.start(last)
+        await sim.until_finished()
+        assert first.saw("finished")
+        assert not any(event.get("leaves") for event in first.saw("waiting"))
+
+    play(tmp_path, story, **_PAIR | {"min_round_time": 10})
+
+
 def test_last_of_three_saves_only_a_copy(tmp_path: Path) -> None:
     """Two members that left still count in the committee, so the last one attests nothing."""
 

@@ -78,10 +78,9 @@ def test_round_without_result_is_not_counted_in_saved_model(
     play(tmp_path, story, **LONG | {"overlap": 1, "max_round_train_time": 20})
 
 
-def test_apply_under_way_is_counted_once_in_saved_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, applied: Counter[int]
-) -> None:
-    """A thread finishes its apply although the waiting member is stopped."""
+@pytest.fixture
+def _finishing_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each worker finish a job although its caller was cancelled, as a thread does."""
     call = InlineWorker.__call__
 
     async def finishes(worker: InlineWorker, function: Callable[[], object]) -> object:
@@ -89,13 +88,50 @@ def test_apply_under_way_is_counted_once_in_saved_model(
 
     monkeypatch.setattr(InlineWorker, "__call__", finishes)
 
+
+@pytest.mark.usefixtures("_finishing_thread")
+@pytest.mark.parametrize("later", [0.5, 1.5])
+def test_apply_under_way_at_stop_is_reported_once(
+    tmp_path: Path, applied: Counter[int], later: float
+) -> None:
+    """The apply of round 2 takes a second, and hashing the model takes another one."""
+
     async def story(sim: SimulatedRun) -> None:
         sim_member = sim.add(0)
         await sim.until_round(3)
-        await asyncio.sleep(0.5)  # the apply of round 2 takes a second
-        await _stop(sim, sim_member, lambda: sum(applied.values()))
+        await asyncio.sleep(later)
+        assert not sim_member.saw("applied", height=2)
+        step = await _stop(sim, sim_member, lambda: sum(applied.values()))
+        assert [event["step"] for event in sim_member.saw("applied")] == list(range(1, step + 1))
+        sim.start(sim_member)
+        await sim.until(lambda _: bool(sim_member.saw("cooldown")))
+        (cooldown,) = sim_member.saw("cooldown")
+        last = sim_member.saw("applied")[-1]
+        assert last["hashes"] == cooldown["hashes"]
+        assert last["sequences"] == sim.record.settled[0, last["height"]]
 
     play(tmp_path, story, **LONG)
+
+
+@pytest.mark.usefixtures("_finishing_thread")
+def test_apply_under_way_is_counted_in_copy_of_all_stopped(
+    tmp_path: Path, applied: Counter[int]
+) -> None:
+    """Both members leave while they apply a round, and each saves a copy afterwards."""
+
+    async def story(sim: SimulatedRun) -> None:
+        pair = [sim.add(0, 2.0) for _ in range(2)]
+        await sim.until_round(3)
+        await asyncio.sleep(0.5)  # the apply takes two seconds
+        await asyncio.gather(*(sim.stop(sim_member) for sim_member in pair))
+        assert len(applied) == 2
+        for sim_member, steps in zip(pair, applied.values(), strict=True):
+            (stopped,) = sim_member.saw("stopped")
+            assert Path(stopped["path"]).name == f"sim-step{steps}"
+            assert stopped["step"] == steps == _steps(sim_member)
+            assert not stopped["continues"]
+
+    play(tmp_path, story, **LONG | {"init_min_clients": 2})
 
 
 @pytest.mark.slow

@@ -58,6 +58,31 @@ def test_lone_member_stopped_in_mid_epoch_loses_no_step(
     sim.record.check_coverage(sim.backlog)
 
 
+@pytest.mark.parametrize("overlap", [pytest.param(0, marks=pytest.mark.slow), 1])
+def test_attestation_on_its_way_at_stop_loses_no_step(tmp_path: Path, overlap: int) -> None:
+    """Otherwise it arrives later, and the epoch ends with a step that the saved model lacks."""
+
+    async def story(sim: SimulatedRun) -> None:
+        sim_member = sim.add(0)
+        await sim.until_round(2)
+        assert sim_member.chain is not None
+        rpc = sim_member.chain.rpc
+        rpc.send_seconds = 1.0
+        await sim.until(lambda _: bool(sim_member.saw("trained", height=2)) and rpc.is_sending)
+        assert not sim.run.current.attested
+        await sim.stop(sim_member)
+        (stopped,) = sim_member.saw("stopped")
+        attested = sim.run.round(2)
+        assert attested is not None
+        assert attested.attested == 1
+        sim.start(sim_member)
+        await sim.until(lambda run: run.epoch == 1)
+        assert sim.run.trained_steps == stopped["step"] == sim.model.checkpoint_step - 1
+        assert not sim_member.saw("warning")
+
+    play(tmp_path, story, **ALONE | {"rounds_per_epoch": 20, "overlap": overlap})
+
+
 @pytest.mark.parametrize("later", [0.0, 1.5])
 def test_wait_resumed_after_deadline_names_its_end(tmp_path: Path, later: float) -> None:
     """Nobody ticked meanwhile. `later`: before and after the member attested in its last round."""
@@ -240,6 +265,28 @@ def test_stop_between_epochs_records_unsaved_model(
         sim.start(sim_member)
         await sim.until_finished()
         assert [event["step"] for event in sim_member.saw("applied")] == [1, 2, 3, 4, 5, 6]
+
+    play(tmp_path, story, **ALONE)
+
+
+def test_stop_during_check_of_own_replica_records_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk was full in the cooldown, and hashing the replica in warm-up takes a second."""
+    disk = Disk(monkeypatch)
+
+    async def story(sim: SimulatedRun) -> None:
+        sim_member = sim.add(0)
+        await sim.until_round(2)
+        disk.full = True
+        await sim.until(lambda run: run.epoch == 1 and run.state is RunState.WARMUP)
+        disk.full = False
+        await asyncio.sleep(0.5)
+        assert sim_member.saw("model")[-1]["step"] == 0
+        await sim.stop(sim_member)
+        (stopped,) = sim_member.saw("stopped")
+        assert (stopped["step"], stopped["continues"]) == (3, True)
+        assert sim.model.checkpoint_step - 1 == 3
 
     play(tmp_path, story, **ALONE)
 

@@ -133,10 +133,7 @@ class Joiner:
         """
         origin = Origin(SCHEMA, 1, "auto", torch.device("cpu"), PassSize(4, "off"), lambda: 0.0)
         began = replace(self.feed.view, run=self.run)
-        replica = None
-        if seed is not None:
-            replica = origin.replica(init_weights(CONFIG, seed, 1))
-        return await WarmUp(
+        warm = WarmUp(
             self._ports,
             replace(self.inbox.role, tier=1),
             self.inbox.workers,
@@ -145,7 +142,12 @@ class Joiner:
             0,
             4,
             kept,
-        ).obtain(replica)
+        )
+        if seed is not None:
+            replica = origin.replica(init_weights(CONFIG, seed, 1))
+            if await warm.keeps(replica):
+                return replica
+        return await warm.obtain()
 
     def said(self, kind: str, what: str) -> list[str]:
         return [event[what] for event in self.inbox.events if event["kind"] == kind]

@@ -41,6 +41,7 @@ from aftermath.rules.state import CheckpointKind, MemberState, RunState
 _FIRST_RETRY = 1.0
 _LONGEST_RETRY = 15.0  # seconds
 _CATCH_UP_SECONDS = SAVE_SECONDS / 2  # the rest is for the file and its record
+_ATTEST_SECONDS = SAVE_SECONDS / 8
 _RECORD_SECONDS = SAVE_SECONDS / 4
 _CONFIRMED = "To leave and lose these steps, press Ctrl-C twice or send SIGTERM"
 _UNASKED = "The next Ctrl-C or SIGTERM loses these steps, if the model cannot be saved then either"
@@ -191,13 +192,15 @@ class LastMember:
             return False
 
     async def _save(self, seat: int, replica: Replica, rounds: Rounds | None, step: int) -> bool:
+        if rounds is not None:
+            await self._finish_attestation(rounds)
         view = await self._newest_view()
         run = view.run
         directory = self._checkpoints.directory
-        await self._settle_apply()
-        in_rounds = rounds is not None and rounds.are_of(run)
+        in_rounds = False
         if rounds is not None:
-            in_rounds &= await self._caught_up(rounds, run)
+            await rounds.finish_apply()
+            in_rounds = await self._caught_up(rounds, run) and rounds.are_of(run)
             step = rounds.step
         model_run = replace(run, step=step + 1)
         checkpoint = await self._checkpoints.save_now(model_run, replica)
@@ -254,7 +257,7 @@ class LastMember:
             async with asyncio.timeout(_CATCH_UP_SECONDS):
                 await rounds.catch_up(run)
         except (AftermathError, Desync, TimeoutError) as error:
-            await self._settle_apply()
+            await rounds.finish_apply()
             why = str(error).partition("\n")[0] or f"no answer for {_CATCH_UP_SECONDS:.0f} s"
             self._warn(
                 f"cannot fetch the last results ({why}): this member saves step {rounds.step}"
@@ -262,16 +265,24 @@ class LastMember:
             return False
         return True
 
-    async def _settle_apply(self) -> None:
-        """Wait for a cancelled apply that is still running on the replica's thread."""
-        await self._workers.compute(lambda: None)
+    async def _finish_attestation(self, rounds: Rounds) -> None:
+        """Decide whether an attestation counts that was on its way when this member was stopped.
+
+        If it reached the chain after `_newest_view`, the epoch would end with one more step than
+        the saved model has, and the run could not continue from that model.
+        """
+        with contextlib.suppress(AftermathError, TimeoutError):
+            async with asyncio.timeout(_ATTEST_SECONDS):
+                await rounds.finish_attestation()
 
     def unsaved_steps(self) -> int:
         """Return how many trained steps of the replica are not in the newest checkpoint."""
         return self._unsaved_steps(self._ports.feed.run, self._ports.feed.model)
 
-    async def copy_if_nobody_left(self, replica: Replica, step: int) -> Stake | None:
-        """Save a copy of the model of `step` steps if all members have left its epoch.
+    async def copy_if_nobody_left(
+        self, replica: Replica, rounds: Rounds | None, *, step: int
+    ) -> Stake | None:
+        """Save a copy of the model if all members have left its epoch. `step`: see `save`.
 
         Return what the run loses, or None if a member is left, or the steps are in a checkpoint.
         """
@@ -284,13 +295,17 @@ class LastMember:
             return None
         run = view.run
         in_epoch = run.state.training or run.state is RunState.COOLDOWN
+        if not in_epoch or view.members.healthy:
+            return None
+        if rounds is not None:
+            await rounds.finish_apply()
+            step = rounds.step
         model_run = replace(run, step=step + 1)
         steps = self._unsaved_steps(model_run, view.model)
-        if not in_epoch or view.members.healthy or steps <= 0:
+        if steps <= 0:
             return None
         is_copied = False
         if self._checkpoints.directory is not None:
-            await self._settle_apply()
             checkpoint = await self._checkpoints.save_now(model_run, replica)
             if checkpoint is not None:
                 is_copied = True

@@ -220,8 +220,9 @@ class Member:
         """
         if self._replica is None or self._last.stays:
             return None
-        step = self._start_step if self._rounds is None else self._rounds.step
-        return await self._last.copy_if_nobody_left(self._replica, step)
+        return await self._last.copy_if_nobody_left(
+            self._replica, self._rounds, step=self._start_step
+        )
 
     # --- epochs -----------------------------------------------------------------------------------
 
@@ -356,8 +357,13 @@ class Member:
             checkpoint_dir=self._checkpoints.directory,
         )
         self._own_state.withdraw()  # free an outdated replica before there is another
+        # A member that is stopped during this check saves its replica like before the epoch.
+        keeps = self._replica is not None and await warm.keeps(self._replica)
         self._rounds = None
-        self._replica = replica = await warm.obtain(self._take_replica())
+        if self._replica is None or not keeps:
+            self._replica = None  # free its memory before there is another
+            self._replica = await warm.obtain()
+        replica = self._replica
         self._start_step = run.trained_steps
         self._last.begins(run, model)
         self._joining.obtained_model()
@@ -443,12 +449,6 @@ class Member:
         """Save the replica of an epoch that this member fell out of."""
         if self._rounds is not None and self._replica is not None and self.seat is not None:
             await self._last.keep_copy(self.seat, self._replica, self._rounds.step)
-
-    def _take_replica(self) -> Replica | None:
-        """Return the replica and drop the reference, so that an outdated one frees its memory."""
-        replica = self._replica
-        self._replica = None
-        return replica
 
     def _forget_replica(self) -> None:
         self._replica = None

@@ -56,7 +56,8 @@ class GradientFiles:
             await asyncio.wait(self._writing)
 
     async def close(self) -> None:
-        """Cancel all writes."""
+        """Cancel all writes, and accept no more results."""
+        self._directory = None
         await cancel(self._writing)
 
     def _file(self, candidate: Candidate, learning_rate: float) -> GradientFile:

@@ -163,7 +163,9 @@ class StatusEvents:
             self._waits_for = run.epoch + 1
             self._came_at = run.trained_steps
             self._events.emit(event_types.Waiting(epoch=self._waits_for))
-        makes_steps = run.trained_steps > self._came_at and members.mask(MemberState.HEALTHY) != 0
+        # The round that a stopped last member attested closes later and makes one more step.
+        steps = run.trained_steps - self._came_at
+        makes_steps = steps > 1 and members.mask(MemberState.HEALTHY) != 0
         leaves = run.state.training and is_last_epoch(run) and makes_steps
         if leaves:
             self._events.emit(event_types.Waiting(epoch=self._waits_for, leaves=True))

@@ -86,19 +86,29 @@ class WarmUp:
         self.used_own_replica = False
         """Whether the obtained model is this member's own replica."""
 
-    async def obtain(self, replica: Replica | None) -> Replica:
-        """Return a replica of the epoch's initial model. Raises Desync if warm-up ends first."""
-        if replica is not None:
-            hashes = await self._workers.compute(replica.hashes)
-            if all(hashes[level] == self._expected(level) for level in self._role.levels):
-                self._ports.events.emit(
-                    event_types.ModelReady(source="its own replica", step=self._run.trained_steps)
-                )
-                self.used_own_replica = True
-                return replica
+    async def keeps(self, replica: Replica) -> bool:
+        """Return whether this member's own replica is the epoch's initial model.
+
+        If not, `obtain` begins with the levels that are.
+        """
+        hashes = await self._workers.compute(replica.hashes)
+        self.used_own_replica = all(
+            hashes[level] == self._expected(level) for level in self._role.levels
+        )
+        if self.used_own_replica:
+            self._ports.events.emit(
+                event_types.ModelReady(source="its own replica", step=self._run.trained_steps)
+            )
+        else:
             # Keep the levels that pass the check, because this member may be their only holder.
             self._reuse_levels(replica, hashes)
-        del replica
+        return self.used_own_replica
+
+    async def obtain(self) -> Replica:
+        """Load the epoch's initial model and return a replica of it.
+
+        Raises Desync if warm-up ends first.
+        """
         source = await first_of(self._load(), self._give_up())
         if self._first_missing != set(self._role.levels):
             source = f"its own replica and {source}"

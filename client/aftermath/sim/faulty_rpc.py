@@ -78,6 +78,9 @@ class FaultyRpc(httpx.AsyncBaseTransport):
         self.node_faults = [NodeFault.GOOD] * nodes
         self.replies_lost = 0
         """Number of next transactions that land although the connection breaks before the reply."""
+        self.send_seconds = 0.0
+        """Seconds that a transaction travels. It arrives even if its sender stops meanwhile."""
+        self._travelling: set[asyncio.Task[bytes]] = set()
         self._cluster = cluster
         self._random = random.Random(seed)
         self._before: dict[int, bytes] = {}
@@ -86,6 +89,11 @@ class FaultyRpc(httpx.AsyncBaseTransport):
     @property
     def endpoints(self) -> list[Endpoint]:
         return [endpoint(f"http://node{index}.sim:8899") for index in range(len(self.node_faults))]
+
+    @property
+    def is_sending(self) -> bool:
+        """Whether a transaction is travelling (see `send_seconds`)."""
+        return bool(self._travelling)
 
     @property
     def down(self) -> bool:
@@ -129,7 +137,10 @@ class FaultyRpc(httpx.AsyncBaseTransport):
             raise httpx.ReadTimeout("silent")
         if node_fault in (NodeFault.LIMITS, NodeFault.FAILS):
             return httpx.Response(429 if node_fault is NodeFault.LIMITS else 500, content=b"no")
-        answer = await self._cluster.node.answer(body, lagging=node_fault is NodeFault.BEHIND)
+        if self.send_seconds and _SENDS in body:
+            answer = await self._arrival(body)
+        else:
+            answer = await self._cluster.node.answer(body, lagging=node_fault is NodeFault.BEHIND)
         if self.replies_lost and _SENDS in body:
             self.replies_lost -= 1
             raise httpx.ReadError("broken")
@@ -143,6 +154,18 @@ class FaultyRpc(httpx.AsyncBaseTransport):
         if node_fault is NodeFault.GENESIS and _ASKS_GENESIS in body:
             return httpx.Response(200, content=self._without_hash(answer))
         return httpx.Response(200, content=self._spoilt(node_fault, answer))
+
+    async def _arrival(self, body: bytes) -> bytes:
+        """Return a node's answer to a transaction that arrives after `send_seconds`."""
+
+        async def travel() -> bytes:
+            await asyncio.sleep(self.send_seconds)
+            return await self._cluster.node.answer(body)
+
+        task = asyncio.ensure_future(travel())
+        self._travelling.add(task)
+        task.add_done_callback(self._travelling.discard)
+        return await asyncio.shield(task)
 
     def _without_hash(self, answer: bytes) -> bytes:
         return msgspec.json.encode(

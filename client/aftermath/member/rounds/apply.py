@@ -64,6 +64,19 @@ class Settled:
     """Votes by held level, in seat order."""
 
 
+@dataclass(frozen=True)
+class _Unreported:
+    """A round that is being applied, and what its event states."""
+
+    done: Round
+    settled: Settled
+    lr: float
+    sequences: list[list[int]]
+    started: float
+    waited: float
+    """Seconds until all results were here."""
+
+
 class RoundResolver:
     """Settles the rounds of one epoch for one member."""
 
@@ -163,6 +176,7 @@ class Applying:
         self._time = time
         self._hash_replicas = hash_replicas
         self._replica = epoch.start.replica
+        self._unreported: _Unreported | None = None
         self.height = -1
         """Height of the newest round in the replica; -1 before the first."""
         self.step = epoch.start.run.trained_steps
@@ -193,28 +207,43 @@ class Applying:
         self.step += 1
         self.height = done.height
 
+    async def finish(self) -> None:
+        """Wait for an apply whose caller was cancelled, and report its round like any other."""
+        await self._compute(lambda: None)
+        if self._unreported is not None and self._unreported.done.height <= self.height:
+            await self._report(self._unreported)
+
     async def _apply(self, run: Run, done: Round, attesting: Round) -> None:
         started = self._ports.clock.monotonic()
         settled = await self._resolver.settle(run, done, attesting)
         waited = self._ports.clock.monotonic() - started
         lr = self._epoch.learning_rate(done.step)
+        sequences = self._carried.results.sequences(done.height, settled.accepted)
         self._carried.share.withdraw()
+        self._unreported = _Unreported(done, settled, lr, sequences, started, waited)
         if settled.accepted:
             await self._compute(lambda: self._take(settled.votes, lr, done))
-        self._carried.results.applied(done.height)
-        self._carried.gradients.keep(settled.results, lr)
+        await self._report(self._unreported)
+
+    async def _report(self, applied: _Unreported) -> None:
+        """Save the results of an applied round if requested, and emit its event."""
+        height = applied.done.height
+        self._carried.results.applied(height)
         hashes = await self._compute(self._replica.hashes) if self._hash_replicas else {}
-        seconds = self._ports.clock.monotonic() - started - waited
-        if not self._ports.stall_detector.held_up_since(started):
+        # Cancellation cannot separate the following lines, so each round is reported once.
+        self._unreported = None
+        self._carried.gradients.keep(applied.settled.results, applied.lr)
+        seconds = self._ports.clock.monotonic() - applied.started - applied.waited
+        if not self._ports.stall_detector.held_up_since(applied.started):
             self._time.applied(seconds)
         self._ports.events.emit(
             event_types.Applied(
                 epoch=self._epoch.number,
-                height=done.height,
-                step=done.step,
-                results=len(settled.accepted),
-                sequences=self._carried.results.sequences(done.height, settled.accepted),
-                waited=waited,
+                height=height,
+                step=applied.done.step,
+                results=len(applied.settled.accepted),
+                sequences=applied.sequences,
+                waited=applied.waited,
                 seconds=seconds,
                 hashes=hexed(hashes),
             )

@@ -118,6 +118,18 @@ class Rounds:
         """Return the number of steps in the replica."""
         return self._applying.step
 
+    async def finish_attestation(self) -> None:
+        """Send an attestation again that was on its way when this member was stopped.
+
+        Otherwise it may arrive after this member has decided which rounds count.
+        """
+        if self._duty is not None:
+            await self._duty.finish()
+
+    async def finish_apply(self) -> None:
+        """Wait for an apply that was under way when this member was stopped."""
+        await self._applying.finish()
+
     async def catch_up(self, run: Run) -> int:
         """Apply every round that counts if the rounds stop at `run`. Return the replica's steps.
 

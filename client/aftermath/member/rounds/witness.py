@@ -7,11 +7,14 @@ that all witnesses fetch (`rules.availability`).
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+
 from aftermath.base.concurrency import first_of
+from aftermath.coordinator.errors import Refusal, Refused
 from aftermath.events import event_types
 from aftermath.member.announced_results import Results
 from aftermath.member.ports import Ports
-from aftermath.member.retry import Duty
+from aftermath.member.retry import Duty, persist
 from aftermath.member.reveal import Reveals
 from aftermath.member.round_plan import RoundPlan
 from aftermath.member.rounds.collect import ASK_EVERY, Collector
@@ -75,6 +78,8 @@ class WitnessDuty:
         """When this member had nothing left to wait for."""
         self.loss = 0.0
         self.tokens_per_sec = 0.0
+        self._unanswered: Callable[[], Awaitable[None]] | None = None
+        """Sends the attestation. None before it is sent and after the coordinator answered."""
 
     def _age(self) -> float:
         """Return the seconds since the round's start on chain, whose clock has whole seconds."""
@@ -108,7 +113,10 @@ class WitnessDuty:
         self._results.changed.fire()
 
     def _over(self) -> bool:
-        run = self._ports.feed.run
+        return self._is_past(self._ports.feed.run)
+
+    def _is_past(self, run: Run) -> bool:
+        """Return whether this duty's round is over."""
         training = run.state.training
         return (
             run.epoch != self._plan.epoch
@@ -150,6 +158,28 @@ class WitnessDuty:
                 self._ports.feed.after(run.seq),
                 self._ports.clock.sleep(_LOOK_AGAIN),
             )
+
+    async def finish(self) -> None:
+        """Decide whether the attestation counts if `attend` was cancelled while sending it.
+
+        Send it again and return once the coordinator's view shows it, or a later round. Return at
+        once if the coordinator refuses it for another reason. Retry while there is no answer.
+        """
+        if self._unanswered is None:
+            return
+        try:
+            await persist(self._ports.clock, self._unanswered, still_wanted=lambda: True)
+        except Refused as refused:
+            if refused.reason not in (Refusal.ALREADY_DONE, Refusal.TOO_LATE):
+                return
+            # A refusal is about the newest block, and views wait until blocks are confirmed.
+            while not self._is_decided((await self._ports.coordinator.view(fresh=True)).run):
+                await self._ports.clock.sleep(_LOOK_AGAIN)
+        self._unanswered = None
+
+    def _is_decided(self, run: Run) -> bool:
+        """Return whether this member has attested, or no longer can."""
+        return self._is_past(run) or bitmap.contains(run.current.attested, self._seat)
 
     def _healthy(self) -> int:
         return self._ports.feed.members.mask(MemberState.HEALTHY)
@@ -314,7 +344,9 @@ class WitnessDuty:
             )
 
         started = self._ports.clock.monotonic()
+        self._unanswered = witness
         sent = await duty.fulfil(witness)
+        self._unanswered = None
         owing = judged.owing if judged is not None else frozenset()
         self.missed = owing - digests.keys() if len(digests) >= quorum(len(owing)) else frozenset()
         seconds = self._ports.clock.monotonic() - started
