@@ -291,6 +291,16 @@ ATTACKS: dict[str, Callable[[TrainedShare], Claim]] = {
 }
 
 
+def can_be_attacked(trained: TrainedShare) -> bool:
+    """Return whether the round before had other weights. With overlap, the second round has not."""
+    if trained.earlier is None:
+        return False
+    before = trained.earlier.share.shared
+    return any(
+        not torch.equal(before[name], tensor) for name, tensor in trained.share.shared.items()
+    )
+
+
 def has_moments(optimizer: Optimizer) -> bool:
     """Return whether members keep moments between rounds. Without them, they cannot be changed."""
     return isinstance(optimizer, SparseLoCo)

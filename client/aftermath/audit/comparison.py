@@ -39,8 +39,9 @@ BOUND = 2e-3
 """Largest distance of an honest result from its replay, if both multiply in fp32."""
 # From benchmarks/measured/spread.json (30 inner steps, fp32 passes): the largest honest distance is
 # 1.3e-4 (Muon, a CPU and an H200), and the smallest of an attack 0.044 (Muon, one skipped step).
-# The bound is near their geometric mean, 2.4e-3. With hundreds of inner steps, one skipped step
-# moves a result by less than the bound.
+# The bound is near their geometric mean, 2.4e-3. Moments have the same bound, because their honest
+# distances are as large as those of the residual (benchmarks/measured/audits.json). With hundreds
+# of inner steps, one skipped step moves a result by less than the bound.
 #
 # No bound separates shares with bf16 products. Between bf16 and fp32 an honest distance reaches
 # 0.033 (spread.json). In bf16, another micro-batch alone exceeds the bound (audits.json). Muon
