@@ -55,6 +55,8 @@ ON_A_GPU = {
     "spread": "python benchmarks/audit_distance.py --device cuda --moments kept --keep",
 }
 """Measurements outside the default set. Each needs a GPU and writes its own file."""
+BY_ITSELF = {"audits": "OMP_WAIT_POLICY=PASSIVE python benchmarks/audits.py --keep"}
+"""Long measurements outside the default set. Each writes its own file."""
 
 
 def main() -> int:

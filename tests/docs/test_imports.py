@@ -30,6 +30,7 @@ NEVER = {
     }
     | {"aftermath.server"},
     "replica": {"solders", "aftermath.chain", "aftermath.member"},
+    "audit": {"asyncio", "random", "aftermath.p2p", "aftermath.coordinator", "aftermath.member"},
     "parallel": {"solders", "aftermath.chain", "aftermath.p2p", "aftermath.member"},
     "chain": {"torch", "aftermath.p2p"},
     "server": {"torch", "iroh", "aftermath.member", "aftermath.model", "aftermath.optim"},

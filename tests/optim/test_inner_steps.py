@@ -145,6 +145,7 @@ def test_loss_is_the_mean_over_the_sequences() -> None:
     params, engine = replica(schema, 2)
     trained = engine.train(SEQUENCES, pull(schema, 2, params), 0.01, 0.01)
     assert trained.loss == pytest.approx((3 * 0 + 2 * 6 + 2 * 10) / 7)
+    assert trained.losses == pytest.approx((0, 6, 10))
     assert trained.tokens == 14
     assert all(tensor.grad is None for tensor in params.values())
 
@@ -445,7 +446,7 @@ def test_queued_gpu_steps_equal_synchronous_steps(
         params, engine = replica(schema, 0)
         made = engine._step.make(SEQUENCES, pull(schema, 0, params), 0.01, 0.0, False)
         moved.append(made.tensors)
-        losses.append(made.loss)
+        losses.append((made.loss, made.losses))
     assert losses[1] == losses[0]
     for name, tensor in moved[0].items():
         assert torch.allclose(moved[1][name], tensor, rtol=1e-5, atol=1e-7), name

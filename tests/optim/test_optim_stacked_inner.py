@@ -92,6 +92,7 @@ def test_stacked_steps_equal_steps_of_each_member(inner_optimizer: str, clip: fl
             )
             assert made.factor == wanted.factor
             assert made.loss == pytest.approx(wanted.loss, rel=1e-5)
+            assert made.losses == pytest.approx(wanted.losses, rel=1e-5)
             assert made.tensors.keys() == wanted.tensors.keys()
             for name, tensor in wanted.tensors.items():
                 torch.testing.assert_close(made.tensors[name], tensor, rtol=1e-4, atol=2e-6)

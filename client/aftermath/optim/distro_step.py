@@ -52,7 +52,7 @@ class GradientStep:
         errors = {
             name: load_error(counts) for name, counts in grads.items() if self._balances(name)
         }
-        return PseudoGradient(grads | errors, to_fp32(lr), loss)
+        return PseudoGradient(grads | errors, to_fp32(lr), loss, (loss,))
 
     @contextmanager
     def lookahead(self, lr: float) -> Iterator[None]:

@@ -46,6 +46,8 @@ class Trained:
     payloads: dict[int, bytes]
     """Payload per held level."""
     loss: float
+    losses: tuple[float, ...]
+    """Mean loss of each inner step."""
     tokens: int
     seconds: float
     encode_seconds: float
@@ -119,6 +121,7 @@ class Engine:
         return Trained(
             payloads=payloads,
             loss=made.loss,
+            losses=made.losses,
             tokens=len(sequences) * sequences.shape[-1],
             seconds=encoding - started,
             encode_seconds=encoded - encoding,

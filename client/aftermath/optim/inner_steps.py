@@ -68,7 +68,8 @@ class InnerSteps:
             if travelling:
                 self._ahead(ahead_lr)
             start = self._copies() if travelling else shared
-            loss = self._train(sequences, backward, lr)
+            parts = sequences.tensor_split(min(self._settings.inner_steps, len(sequences)))
+            losses = self._train(parts, backward, lr)
             with torch.no_grad():
                 moved = dict(zip(start, self._moved(list(start.values())), strict=True))
             refuse_beyond(moved, LARGEST_RESIDUAL)
@@ -80,7 +81,8 @@ class InnerSteps:
         finally:
             with torch.no_grad():
                 torch._foreach_copy_(self._tensors(), list(shared.values()))
-        return PseudoGradient(moved, 1.0, loss)
+        total = sum(loss * len(part) for loss, part in zip(losses, parts, strict=True))
+        return PseudoGradient(moved, 1.0, total / len(sequences), tuple(losses))
 
     @property
     def settings(self) -> Optimizer:
@@ -116,15 +118,14 @@ class InnerSteps:
         """Return `start` minus the parameters."""
         return list(torch._foreach_sub(start, self._tensors()))
 
-    def _train(self, sequences: Tensor, backward: Backward, lr: float) -> float:
-        """Make all inner steps. Return the mean loss."""
-        parts = sequences.tensor_split(min(self._settings.inner_steps, len(sequences)))
+    def _train(self, parts: Sequence[Tensor], backward: Backward, lr: float) -> list[float]:
+        """Make an inner step on each part. Return the mean loss of each."""
         if self._inner.takes_gradients_as_they_are and may_run_ahead(self._learnt.values()):
-            return self._train_ahead(parts, backward, lr) / len(sequences)
-        total = 0.0
+            return self._train_ahead(parts, backward, lr)
+        losses = []
         for part in parts:
             self._forget_gradients()
-            total += finite(backward(part)) * len(part)
+            losses.append(finite(backward(part)))
             grads = self._gradients()
             clip = self._settings.clip
             factors = () if clip is None else clip_gradients(grads, clip)
@@ -132,10 +133,10 @@ class InnerSteps:
                 refuse_beyond(grads, _LARGEST_GRADIENT)
             self._inner.step(lr, factors)
             balance(self._params, self._balances, rate_of_vectors(lr, self._settings))
-        return total / len(sequences)
+        return losses
 
-    def _train_ahead(self, parts: Sequence[Tensor], backward: Backward, lr: float) -> float:
-        """Make all inner steps on a GPU, one step ahead of it. Return the sum of losses.
+    def _train_ahead(self, parts: Sequence[Tensor], backward: Backward, lr: float) -> list[float]:
+        """Make all inner steps on a GPU, one step ahead of it. Return the mean loss of each.
 
         Losses and gradients are checked after the share. Until then, nothing is committed.
         """
@@ -151,11 +152,9 @@ class InnerSteps:
             self._inner.step(lr, ())
             balance(self._params, self._balances, rate_of_vectors(lr, self._settings))
             done = _one_behind(done, grads[0].device)
-        read = torch.stack((torch.stack(losses), torch.stack(sizes))).tolist()
+        read: list[list[float]] = torch.stack((torch.stack(losses), torch.stack(sizes))).tolist()
         check_steps(*read)
-        return float(
-            sum(part_loss * len(part) for part_loss, part in zip(read[0], parts, strict=True))
-        )
+        return read[0]
 
     def _forget_gradients(self) -> None:
         for tensor in self._params.values():

@@ -40,6 +40,8 @@ class PseudoGradient:
     factor: float
     loss: float
     """Mean loss over the share."""
+    losses: tuple[float, ...] = ()
+    """Mean loss of each inner step. Empty if it is unknown."""
 
 
 @dataclass(frozen=True)

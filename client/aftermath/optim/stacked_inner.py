@@ -143,4 +143,4 @@ class StackedSteps:
         except (NonFiniteGradient, BadState) as error:
             return error
         total = sum(loss * count for loss, count in zip(losses, counts, strict=True))
-        return PseudoGradient(moved, 1.0, total / sum(counts))
+        return PseudoGradient(moved, 1.0, total / sum(counts), tuple(losses))

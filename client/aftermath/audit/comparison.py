@@ -1,0 +1,336 @@
+"""Compare what a member has committed to with a replay of its share.
+
+Exact: the state's blocks are under the committed root, its entries are what the encoder chooses
+from its residual, and the payloads are these entries. Within a bound: the residual and the moments
+after the share. Any blocks of the residual will do, but all moments are needed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+import torch
+from torch import Tensor
+
+from aftermath.audit.claim import (
+    INDICES,
+    RESIDUAL,
+    RESULT,
+    VALUES,
+    Claim,
+    KnownState,
+    known_state,
+    outline_of_state,
+)
+from aftermath.audit.replay import Replay
+from aftermath.optim.blocks import UNUSED
+from aftermath.optim.codec import BadPayload, decode_level, encode_groups
+from aftermath.optim.error_feedback import ErrorFeedback
+from aftermath.optim.interfaces import BadState, PseudoGradient
+from aftermath.optim.layout import Group, LevelLayout, level_layout
+from aftermath.optim.result_format import ResultFormat, Transform
+from aftermath.optim.state_checks import check_state
+from aftermath.optim.transform import forward
+
+BOUND = 2e-3
+"""Largest distance of an honest result from its replay, if both multiply in fp32."""
+# From benchmarks/measured/spread.json (30 inner steps, fp32 passes): the largest honest distance is
+# 1.3e-4 (Muon, a CPU and an H200), and the smallest of an attack 0.044 (Muon, one skipped step).
+# The bound is near their geometric mean, 2.4e-3. Moments have the same bound, because their honest
+# distances are as large as those of the residual (benchmarks/measured/audits.json). With hundreds
+# of inner steps, one skipped step moves a result by less than the bound.
+#
+# No bound separates shares with bf16 products. Between bf16 and fp32 an honest distance reaches
+# 0.033 (spread.json). In bf16, another micro-batch alone exceeds the bound (audits.json). Muon
+# multiplies in bf16 on every GPU that can (`optim.muon.at_once`). Such shares must be replayed on
+# the same kind of device in the member's micro-batches, which gives equal bits.
+
+
+class AuditVerdict(Enum):
+    """Whether a claim is what its share gives."""
+
+    MATCH = "match"
+    MISMATCH = "mismatch"
+
+
+@dataclass(frozen=True)
+class Distances:
+    """How far a claimed state is from the replayed one."""
+
+    whole: float
+    """Norm of the difference of all compared residual blocks, over the pseudo-gradient's norm in
+    them. Both residuals come from the same earlier one, so this is the distance of the
+    pseudo-gradients.
+    """
+    median: float
+    """Median of the same distance of single blocks."""
+    moments: float
+    """Norm of the difference of the moments, over the norm of their change in the share.
+
+    This is the largest of the kinds of moments, and 0 without moments.
+    """
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The outcome of an audit."""
+
+    verdict: AuditVerdict
+    reason: str
+    """A sentence that names the failed check and its figure."""
+    distances: Distances | None
+    """None if the claimed state could not be read."""
+
+
+def compare(replay: Replay, claim: Claim, bound: float = BOUND) -> Comparison:
+    """Compare a claim with the replay of its share, which began with the same private state.
+
+    Raises ValueError if the claim lacks a block of the moments, or has no whole block of the
+    residual with its entries. Then the auditor has not fetched enough.
+    """
+    false_block = claim.false_block(outline_of_state(replay.state))
+    if false_block is not None:
+        return _mismatch(f"block {false_block} of the private state is not under the root")
+    results = replay.share.schema.results
+    state = known_state(replay.state, claim.blocks)
+    layouts = {level: level_layout(results, level) for level in replay.payloads}
+    audited = _audited_blocks(state, layouts)
+    _forget_other_blocks(state, audited)
+    try:
+        tensors = {
+            name.removeprefix(RESULT): tensor
+            for name, tensor in state.tensors.items()
+            if name.startswith(RESULT)
+        }
+        check_state(layouts, tensors, results.values.lattice_bits)
+    except BadState as error:
+        return _mismatch(f"no encoder leaves this private state: {error.message}")
+    distances = Distances(*_residual_distances(replay, state, audited), _moments(replay, state))
+    fault = (
+        _wrong_entries(replay, state, audited)
+        or _wrong_payload(replay, claim, state, audited)
+        or _wrong_counts(replay, state)
+        or _too_far(distances, bound)
+    )
+    if fault:
+        return _mismatch(fault, distances)
+    return Comparison(
+        AuditVerdict.MATCH,
+        f"the distance of the residual is {distances.whole:.2g}, and that of the moments "
+        f"{distances.moments:.2g}; the bound is {bound:.2g}",
+        distances,
+    )
+
+
+def _mismatch(reason: str, distances: Distances | None = None) -> Comparison:
+    return Comparison(AuditVerdict.MISMATCH, reason, distances)
+
+
+Audited = dict[int, list[Tensor]]
+"""The audited blocks of the residual: per level, bool [blocks] of each group."""
+
+
+def _audited_blocks(state: KnownState, layouts: Mapping[int, LevelLayout]) -> Audited:
+    """Return the blocks of the residual that are known with their entries. Raises ValueError."""
+    for name in state.tensors:
+        if not name.startswith(RESULT) and not state.whole(name):
+            raise ValueError(f"an audit needs all moments, but {name} has unknown blocks")
+    audited = {
+        level: [
+            torch.stack(
+                [state.rows(f"{kind}{level}.{group}") for kind in (RESIDUAL, INDICES, VALUES)]
+            ).all(0)
+            for group in range(len(layout.groups))
+        ]
+        for level, layout in layouts.items()
+    }
+    if not any(bool(rows.any()) for groups in audited.values() for rows in groups):
+        raise ValueError("an audit needs a whole block of the residual with its entries")
+    return audited
+
+
+def _forget_other_blocks(state: KnownState, audited: Audited) -> None:
+    """Set the residual of other blocks to zero and their entries to unused, in place."""
+    # Of a block at the end of the fetched bytes, indices may be known without their values.
+    for level, groups in audited.items():
+        for number, rows in enumerate(groups):
+            for kind, filler in ((RESIDUAL, 0), (INDICES, UNUSED), (VALUES, 0)):
+                state.tensors[f"{kind}{level}.{number}"][~rows] = filler
+
+
+# --- exact checks
+
+
+def _wrong_entries(replay: Replay, state: KnownState, audited: Audited) -> str | None:
+    """Return a fault if the encoder chooses other entries from the claimed residual."""
+    results = replay.share.schema.results
+    chosen = None
+    if results.transform is Transform.NONE:
+        chosen = _chosen(replay, state)
+    for level, groups in audited.items():
+        for number, rows in enumerate(groups):
+            where = f"{level}.{number}"
+            residual, indices, values = (
+                state.tensors[f"{kind}{where}"][rows] for kind in (RESIDUAL, INDICES, VALUES)
+            )
+            if chosen is None:
+                group = level_layout(results, level).groups[number]
+                wrong = _not_strongest(residual, indices, values, group)
+            else:
+                wrong = (indices != chosen[f"indices.{where}"][rows]).any(1)
+                wrong |= (values != chosen[f"values.{where}"][rows]).any(1)
+            if count := int(wrong.sum()):
+                return (
+                    f"level {level}: the entries of {count} of {len(rows)} blocks are not what the "
+                    "encoder chooses from the residual"
+                )
+    return None
+
+
+def _chosen(replay: Replay, state: KnownState) -> dict[str, Tensor]:
+    """Return the entries that the encoder chooses from the claimed residual, by their names."""
+    share = replay.share
+    shapes = share.config.parameter_shapes(share.tier)
+    zeros = {name: torch.zeros(shape) for name, shape in shapes.items()}
+    # Without decay and with a zero pseudo-gradient, the encoder only chooses.
+    feedback = ErrorFeedback(share.schema.results, share.tier, zeros, decay=1.0)
+    feedback.restore(
+        {
+            name.removeprefix(RESULT): tensor
+            for name, tensor in state.tensors.items()
+            if name.startswith(RESIDUAL)
+        }
+    )
+    feedback.choose(PseudoGradient(zeros, 1.0, 0.0))
+    return feedback.state_tensors()
+
+
+def _not_strongest(residual: Tensor, indices: Tensor, values: Tensor, group: Group) -> Tensor:
+    """Return which blocks have entries other than the strongest coefficients, bool [blocks]."""
+    # Devices round the transform differently, so coefficients are compared within the largest
+    # rounding error: 2^-24 of the block's norm per term of the two products, and as much for the
+    # transform's basis.
+    coefficients = forward(residual).flatten(1)
+    rounding = coefficients.norm(dim=1) * (group.height + group.width) * 2.0**-23
+    used = indices != UNUSED
+    places = indices.masked_fill(~used, 0)
+    differences = (coefficients.gather(1, places) - values).masked_fill_(~used, 0).abs()
+    sent = torch.zeros_like(coefficients).scatter_add_(1, places, used.float())
+    strongest_unsent = coefficients.masked_fill(sent > 0, 0).abs().amax(1)
+    weakest_sent = values.abs().amin(1)  # 0 if an entry is unused
+    misordered: Tensor = strongest_unsent > weakest_sent + 2 * rounding
+    return misordered.logical_or(differences.amax(1) > rounding)
+
+
+def _wrong_payload(replay: Replay, claim: Claim, state: KnownState, audited: Audited) -> str | None:
+    """Return a fault if a payload is not the encoding of the claimed state's entries."""
+    results = replay.share.schema.results
+    for level, groups in audited.items():
+        entries = [
+            (state.tensors[f"{INDICES}{level}.{group}"], state.tensors[f"{VALUES}{level}.{group}"])
+            for group in range(len(groups))
+        ]
+        if level not in claim.payloads:
+            return f"level {level} has no payload"
+        try:
+            sent = _votes(claim.payloads[level], results, level, groups)
+        except BadPayload as error:
+            return f"the payload of level {level} is not valid: {error.message}"
+        expected = _votes(encode_groups(results, level, entries), results, level, groups)
+        if not all(map(torch.equal, sent, expected)):
+            return f"the payload of level {level} has other entries than the private state"
+    return None
+
+
+def _votes(
+    payload: bytes, results: ResultFormat, level: int, groups: list[Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Return positions and values of a payload's votes in the audited blocks. Raises BadPayload."""
+    votes = decode_level(payload, results, level)
+    values = votes.multiples() if votes.kind == torch.int64 else votes.values
+    # Votes have one encoding, so payloads are equal if their votes are.
+    kept = torch.zeros(len(votes.positions), dtype=torch.bool)
+    for group, rows in zip(level_layout(results, level).groups, groups, strict=True):
+        inside = (votes.positions >= group.base) & (
+            votes.positions < group.base + group.blocks * group.block
+        )
+        kept[inside] = rows[(votes.positions[inside] - group.base) // group.block]
+    return votes.positions[kept], values[kept]
+
+
+def _wrong_counts(replay: Replay, state: KnownState) -> str | None:
+    """Return a fault if the optimizer has made another number of steps."""
+    for name, tensor in replay.state.items():
+        claimed = state.tensors[name]
+        if _is_count(name, tensor) and not torch.equal(claimed, tensor):
+            return f"{name} is {claimed.item():g} and not {tensor.item():g}"
+    return None
+
+
+def _is_count(name: str, tensor: Tensor) -> bool:
+    """Return whether a tensor counts steps. Counts are the only tensors without dimensions."""
+    return not name.startswith(RESULT) and tensor.ndim == 0
+
+
+# --- distances
+
+
+def _residual_distances(replay: Replay, state: KnownState, audited: Audited) -> tuple[float, float]:
+    """Return the distance of all audited blocks of the residual, and the median of the blocks."""
+    differences = []
+    sizes = []
+    for level, groups in audited.items():
+        for number, rows in enumerate(groups):
+            name = f"{RESIDUAL}{level}.{number}"
+            difference = state.tensors[name][rows].double() - replay.state[name][rows].double()
+            differences.append(difference.flatten(1).norm(dim=1))
+            sizes.append(replay.block_norms[level][number][rows].double())
+    difference = torch.cat(differences)
+    size = torch.cat(sizes)
+    moved = size > 0  # the embedding of an unseen token does not move
+    single = difference[moved] / size[moved]
+    median = float(single.median()) if len(single) else 0.0
+    return _ratio(float(difference.norm()), float(size.norm())), median
+
+
+def _moments(replay: Replay, state: KnownState) -> float:
+    """Return the largest distance of a kind of moments."""
+    # Relative to their change, because that is what the share adds: after a share of one step, most
+    # of a moment's norm is older. Per kind, because second moments are squares.
+    changes: dict[str, list[float]] = {}
+    for name, after in replay.state.items():
+        if name.startswith(RESULT) or _is_count(name, after):
+            continue
+        before = replay.share.before.get(name)
+        change = after.double() if before is None else after.double() - before.cpu().double()
+        difference = state.tensors[name].double() - after.double()
+        kind = name.partition("/")[0]
+        sums = changes.setdefault(kind, [0.0, 0.0])
+        sums[0] += float(difference.norm()) ** 2
+        sums[1] += float(change.norm()) ** 2
+    distances = [_ratio(math.sqrt(sums[0]), math.sqrt(sums[1])) for sums in changes.values()]
+    # max() would ignore a NaN
+    return math.inf if any(map(math.isnan, distances)) else max(distances, default=0.0)
+
+
+def _ratio(difference: float, size: float) -> float:
+    """Return a distance. A share that changes nothing allows no difference."""
+    if difference == 0:
+        return 0.0
+    return difference / size if size else math.inf
+
+
+def _too_far(distances: Distances, bound: float) -> str | None:
+    """Return a fault if a distance is above the bound, or not a number."""
+    checks = {
+        "the distance of the residual": distances.whole,
+        "the median distance of the residual's blocks": distances.median,
+        "the distance of the moments": distances.moments,
+    }
+    for name, distance in checks.items():
+        if not distance <= bound:
+            return f"{name} is {distance:.2g}, above the bound of {bound:.2g}"
+    return None

@@ -1,0 +1,190 @@
+"""Train a member's share again from the same inputs.
+
+`replay` runs the members' own training code on a new replica, so the auditor's own replica does not
+change. `audit.comparison` compares its result with the member's.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from aftermath.model.config import ModelConfig
+from aftermath.model.segments import view
+from aftermath.optim.error_feedback import ErrorFeedback
+from aftermath.optim.gradient_clip import NonFiniteGradient
+from aftermath.optim.interfaces import PseudoGradient
+from aftermath.optim.layout import LevelLayout, level_layout
+from aftermath.optim.moe_bias import Balances
+from aftermath.optim.result_format import ResultFormat
+from aftermath.optim.schema import Schema
+from aftermath.optim.transform import cells
+from aftermath.replica.options import PLAIN, Arithmetic
+from aftermath.replica.pass_size import AUTO, PassSize
+from aftermath.replica.replica import Replica
+
+
+@dataclass(frozen=True)
+class AuditedShare:
+    """The inputs from which a member trained its share of a round."""
+
+    schema: Schema
+    config: ModelConfig
+    tier: int
+    shared: Mapping[str, Tensor]
+    """The tensors that replicas share (`Replica.shared`), at the start of the round."""
+    before: Mapping[str, Tensor]
+    """The member's private state before the share (`Engine.state`). Empty if it had none.
+
+    SparseLoCo does not train with the residual. So there, blocks of the residual that the auditor
+    has not fetched may be zero. The same blocks of the replayed residual are then wrong.
+    """
+    sequences: Tensor
+    """int64 [n, seq_len], or [n, 2, seq_len] with labels."""
+    lr: float
+    ahead_lr: float
+    """The learning rate of the previous step."""
+    travelling: bool = False
+    """Whether the member's previous result is not in `shared` yet."""
+    dummy_seed: int | None = None
+    """The seed of the noise that a member sends instead of training, in tests of a network."""
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What the member should have produced. Tensors are on the CPU."""
+
+    share: AuditedShare
+    payloads: Mapping[int, bytes]
+    """Payload per held level."""
+    state: Mapping[str, Tensor]
+    """The private state after the share: residual, chosen entries and moments."""
+    norms: Mapping[int, float]
+    """Norm of the pseudo-gradient per held level, without balance vectors."""
+    block_norms: Mapping[int, list[Tensor]]
+    """Norm of each block of the pseudo-gradient: per held level, a tensor [blocks] per group."""
+    loss: float
+    losses: tuple[float, ...]
+    """Mean loss of each inner step."""
+    seconds: float
+
+
+@dataclass(frozen=True)
+class NoResult:
+    """A share without a result, because a loss or a gradient was not finite.
+
+    An honest member skips such a round and commits to nothing. A replay like this convicts nobody,
+    also if the member has committed to a result: near overflow, rounding decides what is finite.
+    """
+
+    reason: str
+
+
+def replay(
+    share: AuditedShare,
+    *,
+    device: torch.device,
+    micro_batch: int = AUTO,
+    arithmetic: Arithmetic = PLAIN,
+    cancelled: threading.Event | None = None,
+) -> Replay | NoResult:
+    """Train a share again on `device`, in passes of `micro_batch` sequences.
+
+    `arithmetic` must be the member's. Device and micro-batch may differ if all products are fp32
+    (`audit.comparison.BOUND`). Raises BadState if `share.before` does not fit, Cancelled,
+    OutOfMemory, and SchemaError or SegmentError for tensors of another model.
+    """
+    block_norms: dict[int, list[Tensor]] = {}
+
+    def feedback(
+        results: ResultFormat,
+        tier: int,
+        params: Mapping[str, Tensor],
+        decay: float,
+        balances: Balances,
+    ) -> ErrorFeedback:
+        return _MeasuringFeedback(
+            results, tier, params, decay, balances=balances, block_norms=block_norms
+        )
+
+    replica = Replica(
+        share.schema,
+        share.config,
+        share.tier,
+        {name: tensor.to(device, copy=True) for name, tensor in share.shared.items()},
+        device=device,
+        pass_size=PassSize(micro_batch, "auto"),
+        stopwatch=time.perf_counter,
+        arithmetic=arithmetic,
+        result=feedback,
+    )
+    if share.before:
+        replica.optimizer.restore(share.before)
+    started = time.perf_counter()
+    try:
+        trained = replica.train(
+            share.sequences,
+            share.lr,
+            share.ahead_lr,
+            cancelled or threading.Event(),
+            measured=True,
+            travelling=share.travelling,
+            dummy_seed=share.dummy_seed,
+        )
+    except NonFiniteGradient as error:
+        return NoResult(error.message)
+    seconds = time.perf_counter() - started
+    assert trained.measured is not None
+    return Replay(
+        share=share,
+        payloads=trained.payloads,
+        state=replica.optimizer.state(),
+        norms={level: metrics.gradient_norm for level, metrics in trained.measured.items()},
+        block_norms=block_norms,
+        loss=trained.loss,
+        losses=trained.losses,
+        seconds=seconds,
+    )
+
+
+class _MeasuringFeedback(ErrorFeedback):
+    """Error feedback that records the norms of the last pseudo-gradient's blocks."""
+
+    def __init__(
+        self,
+        results: ResultFormat,
+        tier: int,
+        params: Mapping[str, Tensor],
+        decay: float,
+        *,
+        balances: Balances,
+        block_norms: dict[int, list[Tensor]],
+    ) -> None:
+        super().__init__(results, tier, params, decay, balances)
+        self._block_norms = block_norms
+
+    def compress(self, made: PseudoGradient) -> dict[int, bytes]:
+        """Record the norms, and return the result per held level."""
+        payloads = super().compress(made)
+        for level in payloads:
+            self._block_norms[level] = block_norms_of(made, level_layout(self._format, level))
+        return payloads
+
+
+@torch.no_grad()
+def block_norms_of(made: PseudoGradient, layout: LevelLayout) -> list[Tensor]:
+    """Return the norm of each block of a pseudo-gradient: fp32 [blocks] per group, on the CPU."""
+    norms = [torch.zeros(group.blocks) for group in layout.groups]
+    for part in layout.parts:
+        gradient = view(made.tensors, part.segment)
+        group = layout.groups[part.group]
+        blocks = gradient.new_zeros(part.blocks.count, group.height, group.width)
+        for numbers, place in cells(gradient, blocks, part.blocks):
+            place.copy_(numbers)
+        part.of(norms[part.group]).copy_(blocks.flatten(1).norm(dim=1).mul_(abs(made.factor)))
+    return norms

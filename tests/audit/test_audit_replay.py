@@ -1,0 +1,110 @@
+"""Test that a replay is what the member's own code produces, and what it reports."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+
+import pytest
+import torch
+
+from aftermath.audit.replay import NoResult, Replay, replay
+from aftermath.optim.interfaces import BadState
+from aftermath.replica.replica import Cancelled
+from audit.audited_rounds import CASES, last_share, members
+from optim.optim_replica import bits
+
+CPU = torch.device("cpu")
+NAMES = pytest.mark.parametrize("name", CASES)
+
+
+@NAMES
+def test_replay_in_same_passes_equals_member(name: str) -> None:
+    trained = last_share(name)
+    found = members.replayed(trained.share)
+    assert found.payloads == trained.payloads
+    assert bits(found.state) == bits(trained.state)
+
+
+def test_replay_of_tier_1_equals_member() -> None:
+    trained = last_share("adamw", tier=1)
+    found = members.replayed(trained.share)
+    assert found.payloads == trained.payloads
+    assert found.payloads.keys() == {1}
+
+
+@NAMES
+def test_replay_leaves_its_inputs_unchanged(name: str) -> None:
+    share = last_share(name).share
+    before = bits(share.shared), bits(share.before)
+    members.replayed(share, micro_batch=1)
+    assert (bits(share.shared), bits(share.before)) == before
+
+
+def test_replay_without_state_equals_first_share() -> None:
+    first = next(members.honest_shares(members.OPTIMIZERS["muon"], 1))
+    assert not first.share.before
+    assert bits(members.replayed(first.share).state) == bits(first.state)
+
+
+@NAMES
+def test_replay_block_norms_sum_to_level_norms(name: str) -> None:
+    found = members.replayed(last_share(name).share)
+    assert found.norms.keys() == found.block_norms.keys() == found.payloads.keys()
+    for level, norm in found.norms.items():
+        assert float(torch.cat(found.block_norms[level]).norm()) == pytest.approx(norm, rel=1e-4)
+
+
+@pytest.mark.parametrize(("name", "steps"), [("adamw", members.INNER_STEPS), ("distro", 1)])
+def test_replay_reports_loss_of_each_inner_step(name: str, steps: int) -> None:
+    trained = last_share(name)
+    found = members.replayed(trained.share)
+    assert len(found.losses) == steps
+    assert sum(found.losses) / steps == pytest.approx(found.loss)
+    assert len(set(found.losses)) == steps
+
+
+def test_replay_of_labels_equals_member() -> None:
+    share = last_share("adamw").share
+    labels = share.sequences.masked_fill(share.sequences % 5 == 0, -100)
+    labelled = replace(share, sequences=torch.stack((share.sequences, labels), 1))
+    found = members.replayed(labelled)
+    assert found.payloads == members.train(members.member_with(labelled), labelled)
+
+
+def test_replay_of_dummy_seed_does_not_depend_on_passes() -> None:
+    share = replace(last_share("distro").share, dummy_seed=3)
+    one, other = (members.replayed(share, micro_batch) for micro_batch in (1, 4))
+    assert one.payloads == other.payloads
+    assert one.payloads != last_share("distro").payloads
+
+
+@NAMES
+def test_replay_of_nonfinite_gradient_has_no_result(name: str) -> None:
+    share = last_share(name).share
+    shared = {key: tensor.clone() for key, tensor in share.shared.items()}
+    next(iter(shared.values())).fill_(torch.inf)
+    found = replay(replace(share, shared=shared), device=CPU, micro_batch=4)
+    assert isinstance(found, NoResult)
+    assert "nan" in found.reason or "not finite" in found.reason
+
+
+def test_replay_of_bad_state_raises() -> None:
+    share = last_share("adamw").share
+    before = {name: tensor for name, tensor in share.before.items() if "exp_avg_sq" not in name}
+    with pytest.raises(BadState, match="missing"):
+        replay(replace(share, before=before), device=CPU)
+
+
+def test_replay_can_be_cancelled() -> None:
+    cancelled = threading.Event()
+    cancelled.set()
+    with pytest.raises(Cancelled):
+        replay(last_share("adamw").share, device=CPU, cancelled=cancelled)
+
+
+def test_replay_measures_pass_size_by_default() -> None:
+    trained = last_share("adamw")
+    found = replay(trained.share, device=CPU)
+    assert isinstance(found, Replay)
+    assert found.loss == pytest.approx(members.replayed(trained.share).loss)
