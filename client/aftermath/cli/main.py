@@ -122,7 +122,7 @@ SOLANA = Index(
     name="aftermath-solana",
     package="aftermath.cli",
     entries=INDEX,
-    about="Train one language model together, through Solana.",
+    summary="Train one language model together, through Solana.",
     epilog="Options that name a cluster, a wallet or a run also read an environment variable: --run-id reads RUN_ID; "
     "after that comes the profile (config set), then the default.",
     stored=option_values,

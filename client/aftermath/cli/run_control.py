@@ -45,7 +45,7 @@ async def set_paused(
     it.
     """
     from aftermath.cli.connection import sign_in
-    from aftermath.events.progress import in_words
+    from aftermath.events.progress import state_phrase
     from aftermath.ui.run_follower import RunFollower
 
     if resume and action is Action.PAUSE:
@@ -63,7 +63,7 @@ async def set_paused(
         status = await follower.now()
     run = follower.run
     state = run.state.name.lower()
-    text = f"run {run_id} is now {in_words(run.state)}{_pause_text(run)}"
+    text = f"run {run_id} is now {state_phrase(run.state)}{_pause_text(run)}"
     return Result(
         {
             "run_id": run_id,
@@ -124,7 +124,7 @@ async def tick(
 
     from aftermath.cli.connection import sign_in
     from aftermath.coordinator.errors import Refused
-    from aftermath.events.progress import in_words, steps_lost_by_ticks
+    from aftermath.events.progress import state_phrase, steps_lost_by_ticks
     from aftermath.events.status import line
     from aftermath.ui.run_follower import RunFollower
 
@@ -157,7 +157,7 @@ async def tick(
                     note(waiting_text(status))
                 announced = True
                 continue
-            note(f"tick {tried}: {in_words((await chain.coordinator.run(run_id)).state)}")
+            note(f"tick {tried}: {state_phrase((await chain.coordinator.run(run_id)).state)}")
         run = await chain.coordinator.run(run_id)
     state = run.state.name.lower()
     data = {
@@ -169,7 +169,7 @@ async def tick(
         "step": run.trained_steps,
     }
     changed = f"{len(signatures)} of {counted(tried, 'tick')}" if signatures else "no tick"
-    text = f"{changed} changed run {run_id}, which is now {in_words(run.state)}"
+    text = f"{changed} changed run {run_id}, which is now {state_phrase(run.state)}"
     if count is not None and tried < count:
         text += f"; stopped after {tried} of {count} ticks"
     return Result(data, text)

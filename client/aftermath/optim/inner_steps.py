@@ -70,8 +70,8 @@ class InnerSteps:
             start = self._copies() if travelling else shared
             loss = self._train(sequences, backward, lr)
             with torch.no_grad():
-                moved = dict(zip(start, self._moved(list(start.values())), strict=True))
-            refuse_beyond(moved, LARGEST_RESIDUAL)
+                changes = dict(zip(start, self._changes(list(start.values())), strict=True))
+            refuse_beyond(changes, LARGEST_RESIDUAL)
         except BaseException:
             self._inner.undo()
             raise
@@ -80,7 +80,7 @@ class InnerSteps:
         finally:
             with torch.no_grad():
                 torch._foreach_copy_(self._tensors(), list(shared.values()))
-        return PseudoGradient(moved, 1.0, loss)
+        return PseudoGradient(changes, 1.0, loss)
 
     @property
     def settings(self) -> Optimizer:
@@ -112,7 +112,7 @@ class InnerSteps:
     def _copies(self) -> dict[str, Tensor]:
         return copies_of(self.params)
 
-    def _moved(self, start: list[Tensor]) -> list[Tensor]:
+    def _changes(self, start: list[Tensor]) -> list[Tensor]:
         """Return `start` minus the parameters."""
         return list(torch._foreach_sub(start, self._tensors()))
 

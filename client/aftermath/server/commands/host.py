@@ -158,4 +158,4 @@ def server_validate_config(
     if data_config is not None:
         data["sequences"] = load_served_data(data_config, config)[1].sequences
     shown = {name: value for name, value in data.items() if value is not None}
-    return Result(data, facts(shown | {"bytes_per_round": shape.bytes_in_words}))
+    return Result(data, facts(shown | {"bytes_per_round": shape.size_lines}))

@@ -159,7 +159,7 @@ class ObservedRun:
 
     def take(self, event_record: EventRecord) -> None:
         """Add an event, which may be of an earlier run of this id."""
-        run = RunName.of(event_record.about)
+        run = RunName.of(event_record.origin)
         shown_before = self._records.shown
         record = self._records.record_for(run)
         if self._records.shown is not shown_before:
