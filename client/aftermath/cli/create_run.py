@@ -57,9 +57,9 @@ async def create_run(
     """Create a run on chain.
 
     The wallet becomes its main authority, and its join authority unless you name another. On a
-    local network everybody may join then. Elsewhere only this wallet may: admit other first members
-    with join-authorization-create, and open the run to everybody after its first epoch. With
-    another join authority, nobody may join until it admits them.
+    local network, everybody may join. Elsewhere, only this wallet may join: admit other first
+    members with join-authorization-create, and open the run to everybody after its first epoch.
+    With another join authority, nobody may join until it admits them.
     """
     from aftermath import __version__
     from aftermath.chain.addresses import run_addresses

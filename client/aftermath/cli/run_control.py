@@ -117,8 +117,8 @@ async def tick(
 
     Members tick by themselves, so this helps only a run without active members. It also ends the
     wait for the absent last member of an epoch, and warns that this loses the member's steps. A
-    tick that changes nothing costs nothing. The command ends, and says what the run waits for, if
-    no deadline runs.
+    tick that changes nothing costs nothing. If no deadline runs, the command says what the run
+    waits for, and ends.
     """
     import asyncio
 
@@ -190,7 +190,7 @@ def close_run(
 ) -> Result:
     """Close a halted run and take back its rent.
 
-    Deletes the run's accounts and its members' points; pause the run first. On a terminal it says
+    Deletes the run's accounts and its members' points; pause the run first. On a terminal it shows
     what ends and what comes back, and asks. Without a terminal, or with --json, pass --yes.
     """
     if not (yes or options.dry_run):
@@ -261,7 +261,7 @@ async def kick(
         str,
         typer.Option("--wallet", "--address", help="Wallet to remove: a public key or a key file."),
     ],
-    bar: Annotated[bool, typer.Option("--bar", help="Also refuse it from now on.")] = False,
+    bar: Annotated[bool, typer.Option("--bar", help="Also refuse its later joins.")] = False,
 ) -> Result:
     """Remove a wallet from the next epoch, or bar it from the run.
 

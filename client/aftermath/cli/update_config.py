@@ -80,7 +80,7 @@ async def update_config(
     """Set or change a run's configuration.
 
     The run must be halted: pause it first. Options that you leave out keep their values. Shows
-    every changed key before it sends them. Sends nothing if nothing changes.
+    every changed key before it sends the change. Sends nothing if nothing changes.
     """
     from solders.pubkey import Pubkey
 

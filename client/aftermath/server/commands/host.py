@@ -139,7 +139,7 @@ def server_validate_config(
 ) -> Result:
     """Check the files of a server without starting it.
 
-    Checks the run's rules, its model and the cut into tiers. With --data-config also checks the
+    Checks the run's rules, its model and its tiers. With --data-config also checks the
     data, and that both files match.
     """
     from aftermath.owner.schema import shape_of
