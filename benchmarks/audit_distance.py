@@ -165,13 +165,13 @@ def compared(reference: Outcome, other: Outcome) -> dict[str, Any]:
     """Return the figures that compare `other` with the reference."""
     difference = (reference.blocks - other.blocks).norm(dim=1)
     size = reference.blocks.norm(dim=1)
-    moved = size > 0  # embeddings of bytes that the text lacks do not move
-    distance = difference[moved] / size[moved]
+    changed = size > 0  # embeddings of bytes that the text lacks do not move
+    distance = difference[changed] / size[changed]
     first, second = (
-        outcome.blocks[moved].abs().topk(TOPK).indices for outcome in (reference, other)
+        outcome.blocks[changed].abs().topk(TOPK).indices for outcome in (reference, other)
     )
     overlap = (first[:, :, None] == second[:, None, :]).any(2).float().mean(1)
-    signs = (reference.blocks[moved].sign() == other.blocks[moved].sign()).float().mean(1)
+    signs = (reference.blocks[changed].sign() == other.blocks[changed].sign()).float().mean(1)
     steps = min(len(reference.losses), len(other.losses))
     return {
         "distance": _high(distance),

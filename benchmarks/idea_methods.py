@@ -352,14 +352,12 @@ def low_rank(rank: int, settings: Mapping[str, Any]) -> list[Replacement]:
         with torch.no_grad():
             for level, members in results.items():
                 for part in level_layout(self._schema.results, level).parts:
-                    moved = sum(own[part.group].clamp(-most, most) for own in members) / len(
-                        members
-                    )
-                    assert isinstance(moved, Tensor)
+                    mean = sum(own[part.group].clamp(-most, most) for own in members) / len(members)
+                    assert isinstance(mean, Tensor)
                     made._move(
                         view(whole.params, part.segment),
                         part,
-                        part.of(moved * made._settings.outer_lr),
+                        part.of(mean * made._settings.outer_lr),
                         rate,
                     )
             if isinstance(made, OuterMuon):

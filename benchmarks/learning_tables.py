@@ -45,7 +45,7 @@ def table_of_choices(measured: Mapping[str, Any]) -> str:
     for parameters, found in measured.items():
         for members, name in found["recommended"].items():
             arm = found["arms"][name]
-            settings = in_words(arm["settings"])
+            settings = settings_text(arm["settings"])
             rows.append((parameters, members, found["line"], settings, *_worths(arm)))
     return table(heads, rows)
 
@@ -123,7 +123,7 @@ def _or_unknown(value: float | None, shown: str) -> str:
     return UNKNOWN if value is None else shown.format(value)
 
 
-def in_words(settings: Mapping[str, Any]) -> str:
+def settings_text(settings: Mapping[str, Any]) -> str:
     """Return an arm's settings as keys of a config."""
     named = {
         "inner_steps": "inner_steps",

@@ -60,7 +60,7 @@ def test_termination_calls_back_and_ends_by_signal(number: str) -> None:
 
 
 @pytest.mark.parametrize("loop", [asyncio.SelectorEventLoop, Untold])
-def test_last_words_without_signal_are_not_printed(
+def test_before_termination_without_signal_is_silent(
     loop: Callable[[], asyncio.AbstractEventLoop],
 ) -> None:
     said: list[str] = []

@@ -60,8 +60,8 @@ def test_reference_learns_like_distro() -> None:
     for name, tensor in ours.items():
         same = (tensor == demos[0].params[name]).float().mean()
         assert same > 0.999, name  # a sum within rounding of zero may have another sign
-    moved = sum(int((ours[name] != start[name]).sum()) for name in ours)
-    assert moved > 10_000
+    changed = sum(int((ours[name] != start[name]).sum()) for name in ours)
+    assert changed > 10_000
 
 
 def test_codec_bytes_are_near_their_bound_and_below_demo() -> None:

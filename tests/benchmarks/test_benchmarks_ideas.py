@@ -175,17 +175,17 @@ def test_momentum_equals_formula() -> None:
     params = tensors(schema, 2, 0)
     before = {name: tensor.double() for name, tensor in params.items()}
     rounds = [random_votes(schema, 2, 3, seed=seed, density=1.0) for seed in (1, 2)]
-    moved = []
+    differences = []
     for votes in rounds:
         plain = tensors(schema, 2, 0)
         Engine(schema, 2, plain).apply({2: votes}, 1e-3)
-        moved.append({name: before[name] - tensor for name, tensor in plain.items()})
+        differences.append({name: before[name] - tensor for name, tensor in plain.items()})
     with idea_methods.with_idea({"momentum": 0.5}, {}):
         engine = Engine(schema, 2, params)
         for votes in rounds:
             engine.apply({2: votes}, 1e-3)
     for name, tensor in params.items():
-        first, second = (one[name] for one in moved)
+        first, second = (one[name] for one in differences)
         momentum = [first / 2, first / 4 + second / 2]
         expected = (first / 2 + momentum[0] / 2) + (second / 2 + momentum[1] / 2)
         torch.testing.assert_close(before[name] - tensor, expected, atol=1e-6, rtol=1e-3)

@@ -127,9 +127,9 @@ async def test_error_while_reading_reply_counts_as_node_failure() -> None:
 )
 def test_unknown_refusal_has_short_message(detail: Any) -> None:
     key = Keypair.from_seed(bytes(32)).pubkey()
-    moved = transfer(TransferParams(from_pubkey=key, to_pubkey=key, lamports=1))
+    instruction = transfer(TransferParams(from_pubkey=key, to_pubkey=key, lamports=1))
     for error in ({"InstructionError": [0, detail]}, {"InstructionError": detail}, detail):
-        said = refused(TransactionFailed(error, ["x" * 10_000]), [moved], {})
+        said = refused(TransactionFailed(error, ["x" * 10_000]), [instruction], {})
         assert 0 < len(str(said)) < 2_000
 
 

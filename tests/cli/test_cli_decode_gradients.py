@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from aftermath.cli import decode_gradients as command
 from aftermath.optim.codec import encode_level
 from aftermath.optim.engine import Engine
-from aftermath.optim.result_file import About, GradientFile
+from aftermath.optim.result_file import GradientFile, ResultOrigin
 from aftermath.optim.schema import Schema, build_schema
 from aftermath.optim.vote_tensors import dense, dense_shapes
 from aftermath.rules.sparseloco import SparseLoCo
@@ -44,8 +44,10 @@ def result_of(schema: Schema, tier: int, seat: int = 3) -> GradientFile:
     trained = Engine(schema, tier, params).train(
         torch.zeros(1, 2, dtype=torch.int64), backward, 0.1, 0.1
     )
-    about = About(run_id="demo", epoch=0, round=3, step=12, seat=seat, tier=tier, learning_rate=0.1)
-    return GradientFile(schema, about, trained.payloads)
+    origin = ResultOrigin(
+        run_id="demo", epoch=0, round=3, step=12, seat=seat, tier=tier, learning_rate=0.1
+    )
+    return GradientFile(schema, origin, trained.payloads)
 
 
 def put(place: Path, file: GradientFile) -> Path:
@@ -80,7 +82,7 @@ def test_decode_gradients_describes_each_level(tmp_path: Path) -> None:
 
 
 def test_decode_gradients_text_has_one_line_per_level(tmp_path: Path) -> None:
-    empty = GradientFile(SCHEMA, result_of(SCHEMA, 2, seat=4).about, {2: empty_payload(2)})
+    empty = GradientFile(SCHEMA, result_of(SCHEMA, 2, seat=4).origin, {2: empty_payload(2)})
     shown = invoke("decode-gradients", put(tmp_path, result_of(SCHEMA, 1)), put(tmp_path, empty))
     assert (shown.code, shown.err) == (0, "")
     head, *lines = shown.out.splitlines()
@@ -139,7 +141,7 @@ def test_decode_gradients_mistakes_are_refused(
 def test_decode_gradients_invalid_payload_is_refused(tmp_path: Path) -> None:
     file = result_of(SCHEMA, 2)
     size = SCHEMA.results.payload_bytes(2)
-    broken = GradientFile(SCHEMA, file.about, {2: b"\xff" * size})
+    broken = GradientFile(SCHEMA, file.origin, {2: b"\xff" * size})
     result = invoke("decode-gradients", put(tmp_path, broken), "--json").error
     assert "is not a valid result: level 2" in result["error"]
     assert result["fix"]
@@ -156,8 +158,10 @@ def test_decode_gradients_too_large_model_is_refused(
     payload = encode_level(
         schema.results, 0, np.full(entries, 0xFFFF, np.uint16), np.zeros(entries, np.float32)
     )
-    about = About(run_id="demo", epoch=0, round=0, step=1, seat=0, tier=0, learning_rate=0.1)
-    path = put(tmp_path, GradientFile(schema, about, {0: payload}))
+    origin = ResultOrigin(
+        run_id="demo", epoch=0, round=0, step=1, seat=0, tier=0, learning_rate=0.1
+    )
+    path = put(tmp_path, GradientFile(schema, origin, {0: payload}))
     result = invoke("decode-gradients", path, "--out", tmp_path / "dense", "--json").error
     assert "would take" in result["error"]
     assert "more than the limit" in result["error"]

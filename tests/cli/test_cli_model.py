@@ -184,10 +184,10 @@ def test_model_verify_of_slice_checks_tensors_and_digests(made: Path) -> None:
     assert "tensors of tier 1 complete and finite, 2 files matching the manifest" in result.out
     _changed(part / "model.safetensors", lambda weights: weights["model.norm.weight"].add_(1))
     assert "SHA-256 differs" in invoke("model", "verify", "--model", str(part)).err
-    moved = part.rename(part.with_name("elsewhere"))
-    assert invoke("model", "verify", "--model", str(moved)).code == 0
-    _changed(moved / "model.safetensors", _not_finite)
-    assert "is not finite" in invoke("model", "verify", "--model", str(moved)).err
+    renamed = part.rename(part.with_name("elsewhere"))
+    assert invoke("model", "verify", "--model", str(renamed)).code == 0
+    _changed(renamed / "model.safetensors", _not_finite)
+    assert "is not finite" in invoke("model", "verify", "--model", str(renamed)).err
 
 
 def test_merge_of_slice_of_another_training_warns_with_distance(made: Path, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from aftermath import __version__
 from aftermath.chain.wallet import create_wallet, load_wallet
-from aftermath.events.progress import in_words, state_words
+from aftermath.events.progress import state_phrase, state_text
 from aftermath.owner.change import Change
 from aftermath.rules.state import RunState
 from cli.cli_runs import CONSOLE, Shell, invoke, invoke_typing
@@ -466,8 +466,8 @@ def test_run_description_equals_member_view(configured: Shell, run_id: str) -> N
 
 @pytest.mark.parametrize("state", RunState, ids=lambda state: state.name)
 def test_run_states_are_shown_in_plain_english(state: RunState) -> None:
-    words = in_words(state)
-    assert words.removeprefix("in ") == state_words(state.name)
+    words = state_phrase(state)
+    assert words.removeprefix("in ") == state_text(state.name)
     assert "_" not in words
     assert words.islower()
     assert not {"uninitialized", "round", "warmup"} & set(words.split())

@@ -38,7 +38,7 @@ class Server:
     address: str
     key: Path
 
-    def words(self, command: str, *words: str | Path, run_id: str = RUN) -> list[str | Path]:
+    def arguments(self, command: str, *further: str | Path, run_id: str = RUN) -> list[str | Path]:
         return [
             *command.split(),
             "--run-id",
@@ -47,11 +47,13 @@ class Server:
             self.address,
             "-i",
             self.key,
-            *words,
+            *further,
         ]
 
-    def __call__(self, command: str, *words: str | Path, run_id: str = RUN) -> Outcome:
-        return invoke_ending(*self.words(command, *words, run_id=run_id), script=CENTRALIZED.app)
+    def __call__(self, command: str, *further: str | Path, run_id: str = RUN) -> Outcome:
+        return invoke_ending(
+            *self.arguments(command, *further, run_id=run_id), script=CENTRALIZED.app
+        )
 
 
 def key_file(path: Path, secret: bytes) -> Path:
@@ -123,7 +125,7 @@ def test_show_run_and_watch_of_server_run_match_cluster(server: Server) -> None:
         press_ctrl_c()
 
     watched = invoke_during(
-        join_and_ctrl_c, *server.words("watch", "--json"), script=CENTRALIZED.app
+        join_and_ctrl_c, *server.arguments("watch", "--json"), script=CENTRALIZED.app
     )
     assert watched.code == 0
     first, second = (json.loads(line) for line in watched.out.splitlines())

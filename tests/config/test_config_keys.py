@@ -278,17 +278,17 @@ WORDS = {
 }
 
 
-def words(document: Any) -> set[str]:
+def keywords(document: Any) -> set[str]:
     """Return the keywords of a JSON Schema, without the names of keys."""
     if not isinstance(document, dict) or not document:
         return set()
     inner = [one for name in ("properties", "$defs") for one in document.get(name, {}).values()]
     inner += [*document.get("anyOf", ()), document.get("items", {})]
-    return (document.keys() - {"$defs", "$schema"}).union(*map(words, inner))
+    return (document.keys() - {"$defs", "$schema"}).union(*map(keywords, inner))
 
 
 def test_json_schema_uses_only_tested_words() -> None:
-    assert words(SCHEMA) <= WORDS
+    assert keywords(SCHEMA) <= WORDS
     assert "null" not in str(SCHEMA)
 
 

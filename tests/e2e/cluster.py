@@ -203,8 +203,8 @@ class TrainingCluster:
         processes = {
             member.process.name: member.process for member in self.members if member.processes
         }
-        last_words = [process.last_words for process in processes.values()]
-        return "\n".join([*last_words, f"{self.run}"])
+        last_lines = [process.last_lines for process in processes.values()]
+        return "\n".join([*last_lines, f"{self.run}"])
 
     def check(self) -> None:
         self.network.process.check()

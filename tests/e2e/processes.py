@@ -47,7 +47,7 @@ class Running:
         )
         _, self.log = xprocess.ensure(self.name, kind, persist_logs=False)
         self._child: subprocess.Popen[Any] | Forked = xprocess.resources[-1].popen
-        # A failed test's report would hold the whole output of every process; `last_words` is
+        # A failed test's report would hold the whole output of every process; `last_lines` is
         # enough.
         xprocess.config._extlogfiles.pop(self.name)
         self.expected = True
@@ -68,7 +68,7 @@ class Running:
         return Path(self.log).read_text(errors="replace")
 
     @property
-    def last_words(self) -> str:
+    def last_lines(self) -> str:
         return f"{self.name} ({'running' if self.code is None else self.code}) said last:\n{self.output[-1000:]}"
 
     def kill(self) -> None:
@@ -97,7 +97,7 @@ class Running:
     def check(self) -> None:
         """Fail if the process ended with an unexpected error."""
         if self.expected and self.code not in (None, 0):
-            raise AssertionError(f"ended with an error: {self.last_words}")
+            raise AssertionError(f"ended with an error: {self.last_lines}")
 
     def _tree(self) -> list[psutil.Process]:
         if self.code is not None:

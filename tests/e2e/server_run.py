@@ -157,7 +157,7 @@ class ServerRun:
             until(wanted, what, PATIENCE, self.check)
         except AssertionError as error:
             error.add_note(
-                "\n".join(process.last_words for process in (self.server, *self.members.values()))
+                "\n".join(process.last_lines for process in (self.server, *self.members.values()))
             )
             raise
 

@@ -103,7 +103,7 @@ def test_compose_run_with_killed_member_finishes(xprocess: XProcess, tmp_path: P
     assert {*them["owner"].after.items()} == {("localnet", "service_healthy")}
     for _ in range(2):  # the second time, as after `docker compose up` again, changes nothing
         owner = machine.start(them["owner"])
-        assert owner.wait() == 0, owner.last_words
+        assert owner.wait() == 0, owner.last_lines
     assert {path.stat().st_mode & 0o777 for path in (tmp_path / "keys").iterdir()} == {0o600}
     running = {name: machine.start(them[name]) for name in (*MEMBERS, "observer")}
     event_logs = {name: EventLog(tmp_path / "state" / "events" / name) for name in MEMBERS}
@@ -126,7 +126,7 @@ def test_compose_run_with_killed_member_finishes(xprocess: XProcess, tmp_path: P
     assert not machine.well(them["member-1"])
     running["member-1"] = machine.start(them["member-1"])  # on-failure
     for name in MEMBERS:
-        assert running[name].wait() == 0, running[name].last_words
+        assert running[name].wait() == 0, running[name].last_lines
     starts = event_logs["member-1"].events_of("started")
     assert [start["wallet"] for start in starts] == [starts[0]["wallet"]] * 2, "who it was before"
     assert all(event_log.events_of("finished") for event_log in event_logs.values())

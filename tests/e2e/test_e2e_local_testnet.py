@@ -76,7 +76,7 @@ def test_embedded_testnet_with_killed_member_finishes(
         "--json",
     ]
     testnet = start(xprocess, config, place, *words)
-    assert testnet.wait() == 0, testnet.last_words
+    assert testnet.wait() == 0, testnet.last_lines
     summary = final_document(testnet)
     assert (summary["ending"], summary["steps"], summary["tiers"]) == ("finished", 36, [0, 1, 2])
     assert (summary["failed"], summary["differing"], summary["directory"]) == ([], [], str(place))
@@ -103,7 +103,7 @@ def test_testnet_on_bad_lines_keeps_replicas_identical(
     place = tmp_path / "testnet"
     faults = ["--latency-ms", 50, "--loss", 1, "--bandwidth", "20/20", "--fault-seed", 3]
     testnet = start(xprocess, config, place, "--num-clients", 3, *faults, "--json")
-    assert testnet.wait() == 0, testnet.last_words
+    assert testnet.wait() == 0, testnet.last_lines
     summary = final_document(testnet)
     assert (summary["ending"], summary["steps"]) == ("finished", 8)
     assert (summary["failed"], summary["differing"]) == ([], [])
@@ -135,7 +135,7 @@ def test_server_testnet_from_state_file_trains(
         "--log",
     ]
     testnet = start(xprocess, directory, place, *words, "warning")
-    assert testnet.wait() == 0, testnet.last_words
+    assert testnet.wait() == 0, testnet.last_lines
     assert "finished: step 8 of 8" in testnet.output
     assert "replicas identical" in testnet.output
     assert "signed up for the next epoch" not in testnet.output
@@ -152,7 +152,7 @@ def test_testnet_failing_clients_are_reported_not_restarted(
     assert testnet.wait() == 1
     summary = final_document(testnet)
     assert (summary["ending"], sorted(summary["failed"])) == ("failed", ["client-1", "client-2"])
-    assert re.search(r"client-1 ended with code [12]; its last words", testnet.output)
+    assert re.search(r"client-1 ended with code [12]; its last output", testnet.output)
     assert "cuda:99" in testnet.output
     assert "is started again" not in testnet.output
 
@@ -185,7 +185,7 @@ def test_testnet_after_time_limit_ends(
     assert len(family.children()) >= 3, "it is started last"
     assert client.environ()["HF_TOKEN"] == "hf_of_nobody"
     assert not any("hf_of_nobody" in word for one in descendants for word in command_line(one))
-    assert testnet.wait() == 0, testnet.last_words
+    assert testnet.wait() == 0, testnet.last_lines
     assert final_document(testnet)["ending"] == "time"
     assert psutil.wait_procs(descendants, KILLED_SECONDS)[1] == []
     shutil.rmtree(tmp_path / "testnet")  # nobody writes there any more

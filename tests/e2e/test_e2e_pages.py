@@ -87,7 +87,7 @@ class ShellUser:
     def stop(self, process: Running) -> None:
         """End a running command with Ctrl-C."""
         process.interrupt(60)
-        assert process.code in (0, 128 + signal.SIGINT), process.last_words
+        assert process.code in (0, 128 + signal.SIGINT), process.last_lines
 
 
 @pytest.fixture

@@ -75,7 +75,7 @@ def test_testnet_clients_report_losses_to_trackers(
     line += ["--wandb-project", "lab", "--trackio-project", "lab"]
     kept_in = {"WANDB_MODE": "offline", "WANDB_DIR": str(tmp_path), "TRACKIO_DIR": str(tmp_path)}
     testnet = Running(xprocess, "trackers", [str(word) for word in line], kept_in)
-    assert testnet.wait() == 0, testnet.last_words
+    assert testnet.wait() == 0, testnet.last_lines
     losses_by_wallet = {}
     for number in (1, 2):
         event_log = EventLog(place / "events" / f"client-{number}")

@@ -44,7 +44,7 @@ class Member:
 
 def steps(told: list[EventRecord]) -> list[tuple[str, int]]:
     return [
-        (one.about.wallet, one.event.step)
+        (one.origin.wallet, one.event.step)
         for one in told
         if isinstance(one.event, event_types.ShareTrained)
     ]
@@ -73,14 +73,14 @@ def test_every_epoch_has_own_event_file_with_header(tmp_path: Path) -> None:
     for part, path in enumerate(files):
         assert path.stat().st_mode & 0o777 == 0o600
         first = json.loads(path.read_text().splitlines()[0])
-        about = {
+        origin = {
             "kind": "started",
             "run_id": "demo",
             "tier": 2,
             "wallet": "Wal1et",
             "version": "0.1.0",
         }
-        assert about.items() <= first.items()
+        assert origin.items() <= first.items()
         assert first.get("part", 0) == part
         assert datetime.fromisoformat(first["at"]) >= NOON
     records = read_events(tmp_path / "events")
@@ -95,7 +95,7 @@ def test_every_epoch_has_own_event_file_with_header(tmp_path: Path) -> None:
         "state",
         "trained",
     ]
-    assert {one.about.wallet for one in records} == {"Wal1et"}
+    assert {one.origin.wallet for one in records} == {"Wal1et"}
     assert [one.at for one in records] == sorted(one.at for one in records)
 
 
@@ -335,8 +335,8 @@ def test_event_objects_are_read_back_unchanged(tmp_path: Path) -> None:
     whole = tmp_path / "whole.jsonl"
     whole.write_text("".join(json.dumps(flat(one)) + "\n" for one in records))
     again = read_events(whole)
-    assert [(one.at, one.about, one.event) for one in again] == [
-        (one.at, one.about, one.event) for one in records
+    assert [(one.at, one.origin, one.event) for one in again] == [
+        (one.at, one.origin, one.event) for one in records
     ]
 
 

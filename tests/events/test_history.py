@@ -22,13 +22,13 @@ class Run:
     """A run whose members emit scripted events, one after the other."""
 
     def __init__(self) -> None:
-        self.history = EventHistory(lambda told: told.about.wallet)
+        self.history = EventHistory(lambda told: told.origin.wallet)
         self.now = NOON
 
     def say(self, wallet: str, kind: str, **fields: Any) -> None:
         self.now += timedelta(seconds=1)
-        about = EventOrigin("demo", wallet, int(wallet[-1]), "0.1.0")
-        self.history.take(EventRecord(self.now, about, sample_event(kind, **fields), Path("x")))
+        origin = EventOrigin("demo", wallet, int(wallet[-1]), "0.1.0")
+        self.history.take(EventRecord(self.now, origin, sample_event(kind, **fields), Path("x")))
 
     def start(self, *wallets: str) -> None:
         for seat, wallet in enumerate(wallets):

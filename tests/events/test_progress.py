@@ -21,13 +21,13 @@ def rounds(progress: Progress, first: int, last: int, at: int, seconds: int) -> 
 
 def test_progress_before_some_steps_has_no_forecast() -> None:
     progress = Progress()
-    assert progress.words() == "no step yet"
+    assert progress.text() == "no step yet"
     state(progress, 40)
-    assert progress.words() == "step 40 of 100"
+    assert progress.text() == "step 40 of 100"
     rounds(progress, 41, 43, 1000, 6)
-    assert progress.words() == "step 42 of 100"
+    assert progress.text() == "step 42 of 100"
     rounds(progress, 44, 44, 1018, 6)
-    assert progress.words() == "step 43 of 100, 6 min left"  # 57 steps of 6 seconds
+    assert progress.text() == "step 43 of 100, 6 min left"  # 57 steps of 6 seconds
 
 
 def test_progress_counts_epoch_breaks_but_not_pauses() -> None:
@@ -48,16 +48,16 @@ def test_progress_of_rewound_run_restarts() -> None:
     state(progress, 50)
     rounds(progress, 51, 60, 0, 1)
     state(progress, 20)
-    assert progress.words() == "step 20 of 100"
+    assert progress.text() == "step 20 of 100"
 
 
 def test_progress_of_drain_round_is_last_step() -> None:
     progress = Progress()
     state(progress, 90)
     rounds(progress, 91, 101, 0, 1)  # the drain round is about a step that is never trained
-    assert progress.words() == "step 100 of 100"
+    assert progress.text() == "step 100 of 100"
     progress.take(sample_event("finished", step=100))
-    assert progress.words() == "step 100 of 100"
+    assert progress.text() == "step 100 of 100"
 
 
 @pytest.mark.parametrize(

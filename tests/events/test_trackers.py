@@ -122,16 +122,20 @@ def wandb_files(place: Path) -> list[Path]:
 @pytest.mark.slow
 @with_wandb
 def test_wandb_keeps_member_events(tracked_runs: Path) -> None:
-    about, rows = read_wandb_file(wandb_files(tracked_runs)[0])
-    assert (about["project"], about["entity"], about["group"]) == ("lab", "team", "demo")
-    assert about["name"] == "demo-tier1-Wal1etWa"
-    assert about["config"] == {
+    run_facts, rows = read_wandb_file(wandb_files(tracked_runs)[0])
+    assert (run_facts["project"], run_facts["entity"], run_facts["group"]) == (
+        "lab",
+        "team",
+        "demo",
+    )
+    assert run_facts["name"] == "demo-tier1-Wal1etWa"
+    assert run_facts["config"] == {
         "run_id": "demo",
         "tier": 1,
         "wallet": "Wal1etWal1et",
         "version": "0.1.0",
     }
-    assert about["host"] == "", "nothing of whose machine it is"
+    assert run_facts["host"] == "", "nothing of whose machine it is"
     assert [(row["step"], row["loss"]) for row in rows if "loss" in row] == [(0, 9), (1, 8), (2, 7)]
     assert [row["tokens"] for row in rows if "tokens" in row] == [500, 1000, 1500]
     assert [row["round_seconds/wait"] for row in rows if "round_seconds/wait" in row] == [0.25] * 3

@@ -37,7 +37,7 @@ def read_wandb_file(file: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """
     proto = importlib.import_module("wandb.proto.wandb_internal_pb2")  # its stub knows no messages
 
-    about: dict[str, Any] = {}
+    run_facts: dict[str, Any] = {}
     rows = []
     for data in _records(file.read_bytes()):
         record = proto.Record()
@@ -49,7 +49,7 @@ def read_wandb_file(file: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
                 for item in run.config.update
                 if item.key != "_wandb"
             }
-            about = {
+            run_facts = {
                 "project": run.project,
                 "name": run.display_name,
                 "group": run.run_group,
@@ -64,4 +64,4 @@ def read_wandb_file(file: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
                 for item in record.history.item
             }
             rows.append({name: value for name, value in items.items() if not name.startswith("_")})
-    return about, rows
+    return run_facts, rows

@@ -74,8 +74,8 @@ def test_majority_apply_equals_the_sign_of_the_sum_in_any_order() -> None:
         replicas.append(params)
     for name, tensor in replicas[0].items():
         assert torch.equal(tensor, replicas[1][name])
-    moved = torch.cat([tensor.flatten() for tensor in replicas[0].values()])
-    assert sorted(moved[moved != 0].tolist()) == [-0.25, 0.25, 0.25]  # 70 is a tie
+    changes = torch.cat([tensor.flatten() for tensor in replicas[0].values()])
+    assert sorted(changes[changes != 0].tolist()) == [-0.25, 0.25, 0.25]  # 70 is a tie
 
 
 def test_config_of_a_registered_optimizer_is_read_without_torch(tmp_path: Path) -> None:

@@ -52,7 +52,12 @@ from aftermath.model.published_checkpoints import SCALES, Form
 from aftermath.model.save_checkpoint import write_checkpoint
 from aftermath.model.weights import read_weights
 from aftermath.optim.codec import BadPayload
-from aftermath.optim.result_file import About, BadGradientFile, GradientFile, read_gradient_file
+from aftermath.optim.result_file import (
+    BadGradientFile,
+    GradientFile,
+    ResultOrigin,
+    read_gradient_file,
+)
 from aftermath.optim.schema import Schema
 from aftermath.rules.sparseloco import SparseLoCo
 from aftermath.sim.setup import CONFIG, RULES
@@ -367,8 +372,12 @@ def schemas() -> tuple[list[bytes], Decode]:
 
 
 def gradient_files() -> tuple[list[bytes], Decode]:
-    about = About(run_id="sim", epoch=0, round=3, step=12, seat=3, tier=1, learning_rate=0.004)
-    seed = GradientFile(SCHEMA, about, {level: empty_payload(level) for level in (1, 2)}).to_bytes()
+    origin = ResultOrigin(
+        run_id="sim", epoch=0, round=3, step=12, seat=3, tier=1, learning_rate=0.004
+    )
+    seed = GradientFile(
+        SCHEMA, origin, {level: empty_payload(level) for level in (1, 2)}
+    ).to_bytes()
     return [seed], through_file("step.safetensors", lambda path: read_gradient_file(path).votes())
 
 

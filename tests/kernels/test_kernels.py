@@ -178,12 +178,12 @@ def test_results_and_residuals_equal_torch(name: str, tier: int, threads: int) -
     ours, torchs = pair(schema, tier)
     torch.set_num_threads(threads)
     for step in range(3):
-        moved = {key: 0.01 * tensor for key, tensor in gradients(schema, tier, step).items()}
+        changes = {key: 0.01 * tensor for key, tensor in gradients(schema, tier, step).items()}
         if step == 2:  # with gaps in memory
-            moved = {
-                key: torch.stack([tensor, tensor], -1)[..., 0] for key, tensor in moved.items()
+            changes = {
+                key: torch.stack([tensor, tensor], -1)[..., 0] for key, tensor in changes.items()
             }
-        made = PseudoGradient(moved, 1.0, 0.0)
+        made = PseudoGradient(changes, 1.0, 0.0)
         assert ours.compress(made) == torchs.compress(made)
         assert bits(ours.state_tensors()) == bits(torchs.state_tensors())
     ours.restore(torchs.state_tensors())

@@ -183,15 +183,15 @@ def test_results_and_residuals_equal_torch(device: torch.device, name: str) -> N
     ours._compiled = torchs._compiled = torchs._flat = False
     assert ours._flat
     for step in range(2 if name == "2 bits" else 1):  # a second step begins with a residual
-        moved = {
+        changes = {
             key: 0.01 * tensor.to(device) for key, tensor in gradients(schema, 1, step).items()
         }
         choose = mock.Mock(side_effect=gpu_choice.choose)
         with mock.patch.object(gpu_choice, "choose", choose):
-            sent = ours.compress(PseudoGradient(moved, 1.0, 0.0))
+            sent = ours.compress(PseudoGradient(changes, 1.0, 0.0))
         assert choose.call_count >= schema.results.levels - 1
         with mock.patch.object(triton_gate, "works_on", return_value=False):
-            assert torchs.compress(PseudoGradient(moved, 1.0, 0.0)) == sent
+            assert torchs.compress(PseudoGradient(changes, 1.0, 0.0)) == sent
         assert bits(ours.state_tensors()) == bits(torchs.state_tensors())
 
 
@@ -301,8 +301,8 @@ def test_sparse_payloads_on_gpu_equal_cpu(name: str) -> None:
     )
     made = gradients(schema, 0, 1)
     sent = here.compress(PseudoGradient(made, 0.01, 0.0))
-    moved = {key: tensor.to(GPU) for key, tensor in made.items()}
-    assert there.compress(PseudoGradient(moved, 0.01, 0.0)) == sent
+    changes = {key: tensor.to(GPU) for key, tensor in made.items()}
+    assert there.compress(PseudoGradient(changes, 0.01, 0.0)) == sent
     for level, data in sent.items():
         for payload in (data, bytes([data[0] ^ 1]) + data[1:], b"\xff" * len(data)):
             read = [votes_or_refusal(payload, schema, level, device) for device in (CPU, GPU)]

@@ -19,7 +19,7 @@ from model.library_tokenizer import isolated_tokenizer
 WORDS = [f"w{number}" for number in range(CONFIG.vocab_size)]
 
 
-def words() -> Tokenizer:
+def word_tokenizer() -> Tokenizer:
     """Return a tokenizer whose ids are words."""
     tokenizer = tokenizers.Tokenizer(
         models.WordLevel({word: at for at, word in enumerate(WORDS)}, unk_token="w0")
@@ -40,7 +40,7 @@ def whole_run(place: Path, prompt: Prompt | None, **rules: Any) -> SimulatedRun:
 
 @pytest.mark.parametrize("overlap", EITHER_OVERLAP)
 def test_members_continue_prompt_with_equal_replicas(tmp_path: Path, overlap: int) -> None:
-    sim = whole_run(tmp_path, Prompt("w3 w10", 3, words()), overlap=overlap)
+    sim = whole_run(tmp_path, Prompt("w3 w10", 3, word_tokenizer()), overlap=overlap)
     assert sim.check() == 24, "all rounds were applied by all"
     assert sim.run.lost_sequences == 0
     for sim_member in sim.sim_members:
@@ -62,7 +62,7 @@ def test_members_continue_prompt_with_equal_replicas(tmp_path: Path, overlap: in
 def test_continuation_longer_than_round_delays_nobody(tmp_path: Path) -> None:
     """Generate 3,000 tokens at one per second: longer than the whole run."""
     silent = whole_run(tmp_path / "silent", None)
-    sim = whole_run(tmp_path / "told", Prompt("w1", 3000, words()))
+    sim = whole_run(tmp_path / "told", Prompt("w1", 3000, word_tokenizer()))
     assert sim.check() == silent.check() == 24
     assert not any(
         sim_member.saw("sample") or sim_member.saw("warning") for sim_member in sim.sim_members

@@ -43,9 +43,9 @@ def results_of(sim: SimulatedRun, sim_member: SimMember) -> dict[int, list[Gradi
     for name in files_of(sim, sim_member):
         file = read_gradient_file(sim.place / "gradients" / sim_member.name / name)
         assert file.name == name
-        found[file.about.step].append(file)
+        found[file.origin.step].append(file)
     return {
-        step: sorted(files, key=lambda file: file.about.seat)
+        step: sorted(files, key=lambda file: file.origin.seat)
         for step, files in sorted(found.items())
     }
 
@@ -95,9 +95,9 @@ def test_gradient_files_contain_applied_votes(
         kept = results_of(sim, sim_member)
         assert [*kept] == [*STEPS]
         for (step, files), (votes, lr) in zip(kept.items(), applied[sim_member.tier], strict=True):
-            assert {file.about.seat: file.about.tier for file in files} == tiers
+            assert {file.origin.seat: file.origin.tier for file in files} == tiers
             assert (
-                {file.about.learning_rate for file in files}
+                {file.origin.learning_rate for file in files}
                 == {lr}
                 == {learning_rate(sim.model.lr_schedule, step)}
             )

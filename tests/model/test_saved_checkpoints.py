@@ -196,10 +196,10 @@ def test_kill_between_renames_loses_no_checkpoint(tmp_path: Path) -> None:
         rename = Path.rename
 
         def killed(path: Path, target: Path) -> Path:
-            moved = rename(path, target)
+            new_path = rename(path, target)
             if path == place:
                 os.kill(os.getpid(), signal.SIGKILL)
-            return moved
+            return new_path
 
         Path.rename = killed  # type: ignore[method-assign, assignment]
         keep(tmp_path, 5, seed=2)

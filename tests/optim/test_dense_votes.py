@@ -73,7 +73,7 @@ def test_digits_and_positions_give_the_same_step(name: str, holes: float) -> Non
     assert all(isinstance(vote, packed_dense.HostVotes) for of in votes.values() for vote in of)
     unpacked = {
         level: [
-            WholeVotes(level, vote.digits, vote.moved, level_layout(schema.results, level))
+            WholeVotes(level, vote.digits, vote.group_shifts, level_layout(schema.results, level))
             for vote in of
         ]
         for level, of in votes.items()
@@ -120,14 +120,14 @@ def test_compiled_count_equals_torch(
             torch.from_numpy(draws.choice(known, (group.blocks, group.block)))
             for group in layout.groups
         ]
-        moved = [
+        group_shifts = [
             torch.from_numpy(draws.integers(low, high + 1, (group.blocks, 1), np.uint8))
             for group in layout.groups
         ]
-        votes.append(WholeVotes(0, chosen, moved, layout))
+        votes.append(WholeVotes(0, chosen, group_shifts, layout))
         codes = [
             torch.where((rows != 0).any(1, keepdim=True), by + 1, 0)
-            for rows, by in zip(chosen, moved, strict=True)
+            for rows, by in zip(chosen, group_shifts, strict=True)
         ]
         exponents = packed_dense.packed_exponents(layout.canonical(codes).to(torch.uint8))
         data = exponents.numpy().tobytes()
@@ -175,7 +175,7 @@ def test_changed_payload_is_judged_like_by_torch(
             else:
                 assert isinstance(vote, packed_dense.HostVotes) == works
                 assert isinstance(vote, WholeVotes)
-                found.append([tensor.tolist() for tensor in (*vote.digits, *vote.moved)])
+                found.append([tensor.tolist() for tensor in (*vote.digits, *vote.group_shifts)])
     assert found[0] == found[1]
 
 
@@ -222,11 +222,11 @@ def test_dense_mean_ignores_order_and_batch_size(
             )
             for group in layout.groups
         ]
-        moved = [
+        group_shifts = [
             torch.from_numpy(draws.integers(0, 44, (group.blocks, 1), np.uint8))
             for group in layout.groups
         ]
-        votes.append(WholeVotes(level, digits, moved, layout))
+        votes.append(WholeVotes(level, digits, group_shifts, layout))
     divisors = [0.0, 1.0, 1.5, 2.0, 7.0]
     cpu = torch.device("cpu")
     found = dense_votes.means(votes, layout, most, divisors, SMALLEST, cpu)
@@ -235,7 +235,7 @@ def test_dense_mean_ignores_order_and_batch_size(
     for number, (one, other) in enumerate(zip(found, again, strict=True)):
         assert torch.equal(one, other)
         whole_numbers = [
-            (vote.digits[number].long() << vote.moved[number].long()).clamp(-most, most)
+            (vote.digits[number].long() << vote.group_shifts[number].long()).clamp(-most, most)
             for vote in votes
         ]
         kept = sum((numbers != 0).long() for numbers in whole_numbers)

@@ -231,10 +231,12 @@ def test_residual_keeps_unsent_coefficients(width: int, sizes: dict[str, int]) -
     residual = torch.zeros(cut.count, cut.size, dtype=torch.float64)
     feedback = engine._result
     for step in range(3):
-        moved = {name: tensor * 1e-3 for name, tensor in gradients(schema, 1, step).items()}
-        data = compressed(engine, moved)[1]
+        changes = {name: tensor * 1e-3 for name, tensor in gradients(schema, 1, step).items()}
+        data = compressed(engine, changes)[1]
         new = (
-            torch.from_numpy(cut_blocks(view(moved, cut.segment).numpy(), cut)).double().flatten(1)
+            torch.from_numpy(cut_blocks(view(changes, cut.segment).numpy(), cut))
+            .double()
+            .flatten(1)
         )
         residual = residual * 0.9 + new
         best = residual.abs().topk(4, dim=1).indices.sort(dim=1).values
@@ -251,9 +253,9 @@ def test_residual_keeps_unsent_coefficients(width: int, sizes: dict[str, int]) -
         assert residual.abs().max() < 0.02
 
 
-def compressed(engine: Engine, moved: dict[str, Tensor]) -> dict[int, bytes]:
+def compressed(engine: Engine, changes: dict[str, Tensor]) -> dict[int, bytes]:
     """Return the result of a private step's pseudo-gradient."""
-    return engine._result.compress(PseudoGradient(moved, 1.0, 0.0))
+    return engine._result.compress(PseudoGradient(changes, 1.0, 0.0))
 
 
 def test_values_below_the_lattice_stay_in_the_residual() -> None:
@@ -417,7 +419,9 @@ def test_whole_results_take_a_byte_per_number() -> None:
     for vote in votes:
         assert isinstance(vote, WholeVotes)
         assert all(own.dtype == torch.int8 for own in vote.digits)
-        assert all(len(own) == len(of) for own, of in zip(vote.moved, vote.digits, strict=True))
+        assert all(
+            len(own) == len(of) for own, of in zip(vote.group_shifts, vote.digits, strict=True)
+        )
         assert not {"positions", "values", "shifts"} & vars(vote).keys()
     assert torch.equal(first.positions, second.positions)
     assert torch.equal(first.positions, third.positions)
@@ -437,7 +441,7 @@ def test_queued_gpu_steps_equal_synchronous_steps(
     monkeypatch: pytest.MonkeyPatch, clip: float | None
 ) -> None:
     schema = toy_inner(inner_steps=3, clip=clip)
-    moved = []
+    changes = []
     losses = []
     for ahead in (False, True):
         monkeypatch.setattr(
@@ -445,11 +449,11 @@ def test_queued_gpu_steps_equal_synchronous_steps(
         )
         params, engine = replica(schema, 0)
         made = engine._step.make(SEQUENCES, pull(schema, 0, params), 0.01, 0.0, False)
-        moved.append(made.tensors)
+        changes.append(made.tensors)
         losses.append((made.loss, made.losses))
     assert losses[1] == losses[0]
-    for name, tensor in moved[0].items():
-        assert torch.allclose(moved[1][name], tensor, rtol=1e-5, atol=1e-7), name
+    for name, tensor in changes[0].items():
+        assert torch.allclose(changes[1][name], tensor, rtol=1e-5, atol=1e-7), name
 
 
 @pytest.mark.parametrize(

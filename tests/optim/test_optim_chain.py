@@ -190,8 +190,8 @@ def applied(
             )
         else:
             most = 2 * STEPS * RATE
-            moved = np.clip(given, -most, most).sum(0) / np.sqrt(keepers * len(votes))
-            found[name] = tensor - OUTER * joined(moved, tensor)
+            means = np.clip(given, -most, most).sum(0) / np.sqrt(keepers * len(votes))
+            found[name] = tensor - OUTER * joined(means, tensor)
     return found
 
 

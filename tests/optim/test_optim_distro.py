@@ -158,9 +158,9 @@ def test_lookahead_restores_every_bit(fails: bool) -> None:
         assert bits(engine.state()) == learnt
     assert bits(params) == before
     name = "model.layers.0.mlp.down_proj.weight"
-    moved = (params[name] - during[name]).abs()
-    assert torch.allclose(moved[moved > 0], torch.tensor(0.3), atol=1e-5)
-    assert (moved > 0).float().mean() > 0.99
+    changes = (params[name] - during[name]).abs()
+    assert torch.allclose(changes[changes > 0], torch.tensor(0.3), atol=1e-5)
+    assert (changes > 0).float().mean() > 0.99
 
 
 def test_reset_returns_to_a_state_without_lookahead() -> None:

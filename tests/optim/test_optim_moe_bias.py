@@ -160,9 +160,9 @@ def test_muon_inner_steps_move_balance_at_the_vector_rate() -> None:
     params, engine = member(schema)
     before = params[BIAS].clone()
     engine.apply(votes(schema, [trained(engine, COUNTS[0]).payloads]), RATE)
-    moved = 2 * 0.1 * RATE  # inner steps, each at a tenth of the rate of matrices
+    distance = 2 * 0.1 * RATE  # inner steps, each at a tenth of the rate of matrices
     torch.testing.assert_close(
-        (before - params[BIAS]).abs(), torch.tensor([moved] * 4 + [0.0] * 4), rtol=0.5, atol=0
+        (before - params[BIAS]).abs(), torch.tensor([distance] * 4 + [0.0] * 4), rtol=0.5, atol=0
     )
 
 

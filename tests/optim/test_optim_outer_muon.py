@@ -103,8 +103,8 @@ def test_outer_muon_step_size_ignores_the_sent_values() -> None:
         Engine(schema, 2, params).apply({2: votes}, LR)
         for name in hidden_matrices(params):
             rows, columns = params[name].shape
-            moved = torch.linalg.matrix_norm(before[name].double() - params[name], 2)
-            assert 0.8 < moved / (LR * ORTHOGONAL * max(1, rows / columns) ** 0.5) < 1.2, name
+            change_norm = torch.linalg.matrix_norm(before[name].double() - params[name], 2)
+            assert 0.8 < change_norm / (LR * ORTHOGONAL * max(1, rows / columns) ** 0.5) < 1.2, name
         before = {name: tensor.clone() for name, tensor in params.items()}
 
 

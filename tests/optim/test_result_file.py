@@ -16,7 +16,12 @@ from torch import Tensor
 
 from aftermath.optim import result_file
 from aftermath.optim.engine import Engine
-from aftermath.optim.result_file import About, BadGradientFile, GradientFile, read_gradient_file
+from aftermath.optim.result_file import (
+    BadGradientFile,
+    GradientFile,
+    ResultOrigin,
+    read_gradient_file,
+)
 from aftermath.optim.schema import Schema
 from aftermath.optim.vote_tensors import dense, dense_shapes
 from optim.optim_oracle import RAGGED, toy_inner, toy_schema
@@ -25,13 +30,13 @@ from optim.optim_replica import SEQUENCES, encode, gradients, replica
 SIGNS = toy_schema(**RAGGED)
 FLOATS = toy_schema(**RAGGED, quantize_1bit=False)
 LATTICE = toy_inner(**RAGGED, inner_steps=1)
-ABOUT = About(run_id="r", epoch=1, round=3, step=12, seat=3, tier=1, learning_rate=0.004)
+ORIGIN = ResultOrigin(run_id="r", epoch=1, round=3, step=12, seat=3, tier=1, learning_rate=0.004)
 
 
 def made(schema: Schema, tier: int = 1, lr: float = 0.1) -> GradientFile:
     _, engine = replica(schema, tier)
     payloads = encode(engine, gradients(schema, tier, 5), lr)
-    return GradientFile(schema, replace(ABOUT, tier=tier, learning_rate=lr), payloads)
+    return GradientFile(schema, replace(ORIGIN, tier=tier, learning_rate=lr), payloads)
 
 
 def inner(schema: Schema, tier: int, lr: float) -> GradientFile:
@@ -46,7 +51,7 @@ def inner(schema: Schema, tier: int, lr: float) -> GradientFile:
     for tensor in params.values():
         tensor.requires_grad_()
     payloads = engine.train(SEQUENCES, backward, lr, lr).payloads
-    return GradientFile(schema, replace(ABOUT, tier=tier, learning_rate=lr), payloads)
+    return GradientFile(schema, replace(ORIGIN, tier=tier, learning_rate=lr), payloads)
 
 
 def at(place: Path, data: bytes) -> Path:
@@ -59,8 +64,8 @@ def at(place: Path, data: bytes) -> Path:
 
 
 @given(
-    about=st.builds(
-        About,
+    origin=st.builds(
+        ResultOrigin,
         run_id=st.text(
             st.characters(codec="utf-8", categories=("L", "N", "P", "S")), min_size=1, max_size=32
         ),
@@ -75,15 +80,15 @@ def at(place: Path, data: bytes) -> Path:
     filling=st.binary(min_size=1, max_size=8),
 )
 def test_file_round_trip_keeps_the_result(
-    tmp_path_factory: pytest.TempPathFactory, about: About, kept: set[int], filling: bytes
+    tmp_path_factory: pytest.TempPathFactory, origin: ResultOrigin, kept: set[int], filling: bytes
 ) -> None:
     """The reader does not check payload bytes. The decoder of levels does."""
-    levels = {level for level in kept if level >= about.tier} or {2}
+    levels = {level for level in kept if level >= origin.tier} or {2}
     sizes = {level: SIGNS.results.payload_bytes(level) for level in levels}
     payloads = {level: (filling * size)[:size] for level, size in sizes.items()}
-    written = GradientFile(SIGNS, about, payloads)
+    written = GradientFile(SIGNS, origin, payloads)
     found = read_gradient_file(at(tmp_path_factory.mktemp("file"), written.to_bytes()))
-    assert (found.about, found.payloads) == (about, payloads)
+    assert (found.origin, found.payloads) == (origin, payloads)
     assert found.schema.hash() == SIGNS.hash()
     assert found.to_bytes() == written.to_bytes()
 
@@ -116,7 +121,7 @@ def test_safetensors_can_read_the_file(tmp_path: Path) -> None:
 
 def test_equal_results_give_equal_files() -> None:
     file = made(SIGNS)
-    turned = GradientFile(SIGNS, file.about, dict(reversed(file.payloads.items())))
+    turned = GradientFile(SIGNS, file.origin, dict(reversed(file.payloads.items())))
     assert turned.to_bytes() == file.to_bytes()
 
 
@@ -174,11 +179,11 @@ def test_inconsistent_file_is_refused_with_a_reason(
 
 def test_file_with_wrong_payload_size_is_refused(tmp_path: Path) -> None:
     file = made(SIGNS)
-    short = GradientFile(SIGNS, file.about, {1: file.payloads[1][:-1], 2: file.payloads[2]})
+    short = GradientFile(SIGNS, file.origin, {1: file.payloads[1][:-1], 2: file.payloads[2]})
     with pytest.raises(BadGradientFile, match=r"level.1 must have \d+ bytes, but is U8 \[\d+\]"):
         read_gradient_file(at(tmp_path, short.to_bytes()))
     with pytest.raises(BadGradientFile, match="it has no levels"):
-        read_gradient_file(at(tmp_path, GradientFile(SIGNS, file.about, {}).to_bytes()))
+        read_gradient_file(at(tmp_path, GradientFile(SIGNS, file.origin, {}).to_bytes()))
 
 
 @pytest.mark.parametrize(

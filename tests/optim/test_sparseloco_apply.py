@@ -229,9 +229,9 @@ def test_vote_changes_only_its_own_parameter() -> None:
         {2: votes_of([dict.fromkeys(places, 1 << -LEAST)], 2)}, 1.0
     )
     for part in layout.parts:
-        moved = (view(before, part.segment) - view(params, part.segment)).flatten()
-        assert moved[0].item() == pytest.approx(1.0, abs=1e-6)
-        assert not moved[1:].any()
+        changes = (view(before, part.segment) - view(params, part.segment)).flatten()
+        assert changes[0].item() == pytest.approx(1.0, abs=1e-6)
+        assert not changes[1:].any()
 
 
 @pytest.mark.parametrize(("inner", "most"), [("adamw", 2.0), ("muon", 0.5)])
@@ -250,9 +250,9 @@ def test_largest_value_of_one_member_is_capped_by_the_rate(
     apply.apply(votes, 0.001)
     furthest = max((before[name] - params[name]).abs().max().item() for name in params)
     assert furthest == pytest.approx(most * 8 * 0.001, rel=1e-4)
-    moved = bits(params)
+    bits_before = bits(params)
     apply.apply(votes, 0.0)
-    assert bits(params) == moved
+    assert bits(params) == bits_before
 
 
 def test_huge_rate_is_capped_by_the_lattice() -> None:

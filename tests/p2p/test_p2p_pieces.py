@@ -108,7 +108,7 @@ def test_late_fetch_asks_author_for_what_a_relay_trickles() -> None:
     fetch.pieces.held = 0b0111_1100
     for now, expected in ((49.0, None), (62.0, None), (63.0, 7)):
         for pull in trickle:
-            pull.moved = now
+            pull.last_byte_at = now
         fetch.progress_at = now
         assert fetch.choose(AUTHOR, now, SILENT_S) == expected
     asked = []

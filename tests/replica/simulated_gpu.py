@@ -175,7 +175,7 @@ class _Places(TorchFunctionMode):
         if func is Tensor.pin_memory:
             return first.clone() if not isinstance(first, OnGpu) else _refuse("pin")
         if func is Tensor.to and isinstance(first, Tensor):
-            return _moved(first, args[1:], given)
+            return _copied_to(first, args[1:], given)
         if not isinstance(first, OnGpu):
             return func(*args, **given)
         if func in (Tensor.cpu, Tensor.tolist):
@@ -186,7 +186,7 @@ class _Places(TorchFunctionMode):
         return func(*args, **given)
 
 
-def _moved(tensor: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+def _copied_to(tensor: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Return `tensor.to(...)`: the tensor itself if nothing changes, else a copy on the other
     device.
     """

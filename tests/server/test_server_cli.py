@@ -31,12 +31,12 @@ ROOT = Path(__file__).parents[2]
 NAMES = pytest.mark.parametrize("name", CENTRALIZED.entries)
 
 
-def invoke(*words: str | Path) -> Any:
-    return CliRunner().invoke(CENTRALIZED.app, [str(word) for word in words])
+def invoke(*arguments: str | Path) -> Any:
+    return CliRunner().invoke(CENTRALIZED.app, [str(word) for word in arguments])
 
 
-def refused(*words: str | Path) -> str:
-    result = invoke(*words)
+def refused(*arguments: str | Path) -> str:
+    result = invoke(*arguments)
     assert result.exit_code in (1, 2), result.output
     error: str = result.stderr
     assert error.startswith("error: ")
@@ -47,13 +47,13 @@ def refused(*words: str | Path) -> str:
 @NAMES
 def test_server_help_has_valid_example_and_index_summary(name: str) -> None:
     command = CENTRALIZED.load(name)
-    words = name.split()
-    shown = invoke(*words, "--help")
+    arguments = name.split()
+    shown = invoke(*arguments, "--help")
     assert shown.exit_code == 0
     assert CENTRALIZED.entries[name].summary in " ".join(shown.output.split())
     example = shlex.split(CENTRALIZED.find(name).example)
-    assert example[: 1 + len(words)] == [CENTRALIZED.name, *words]
-    command.make_context(name, example[1 + len(words) :])
+    assert example[: 1 + len(arguments)] == [CENTRALIZED.name, *arguments]
+    command.make_context(name, example[1 + len(arguments) :])
 
 
 def test_server_commands_page_equals_help() -> None:
@@ -112,12 +112,12 @@ def test_identity_is_32_bytes_or_hex(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_show_identity_create_makes_private_key_once(tmp_path: Path) -> None:
     path = tmp_path / "secret.key"
-    words = ("client", "show-identity", "--create")
-    identity = json.loads(invoke(*words, "-i", path, "--json").stdout)["identity"]
+    command = ("client", "show-identity", "--create")
+    identity = json.loads(invoke(*command, "-i", path, "--json").stdout)["identity"]
     assert path.stat().st_mode & 0o077 == 0
-    assert "exists already" in refused(*words, "-i", path)
-    assert json.loads(invoke(*words[:2], "-i", path, "--json").stdout)["identity"] == identity
-    assert "--create needs a path" in refused(*words)
+    assert "exists already" in refused(*command, "-i", path)
+    assert json.loads(invoke(*command[:2], "-i", path, "--json").stdout)["identity"] == identity
+    assert "--create needs a path" in refused(*command)
 
 
 @pytest.mark.parametrize(
@@ -182,11 +182,11 @@ def test_validate_config_prints_size_of_each_tier(tmp_path: Path) -> None:
         assert f"{size:,} by each member of tier {tier}" in shown.stdout
 
 
-def refused_server_run(tmp_path: Path, *words: str | Path) -> str:
+def refused_server_run(tmp_path: Path, *options: str | Path) -> str:
     path = tmp_path / "state.toml"
     path.write_text('run_id = "demo"\n' + SEED)
     return refused(
-        "server", "run", "--state", path, "--host", "127.0.0.1", "--tui", "false", *words
+        "server", "run", "--state", path, "--host", "127.0.0.1", "--tui", "false", *options
     )
 
 
@@ -223,12 +223,12 @@ MISTAKES: list[tuple[str, Callable[[Path], list[str | Path]], str]] = [
 
 
 @pytest.mark.parametrize(
-    ("words", "error"), [(w, e) for _, w, e in MISTAKES], ids=[name for name, _, _ in MISTAKES]
+    ("options", "error"), [(w, e) for _, w, e in MISTAKES], ids=[name for name, _, _ in MISTAKES]
 )
 def test_unusable_option_is_refused_before_server_starts(
-    tmp_path: Path, words: Callable[[Path], list[str | Path]], error: str
+    tmp_path: Path, options: Callable[[Path], list[str | Path]], error: str
 ) -> None:
-    assert error in refused_server_run(tmp_path, *words(tmp_path))
+    assert error in refused_server_run(tmp_path, *options(tmp_path))
 
 
 async def test_port_in_use_is_refused() -> None:

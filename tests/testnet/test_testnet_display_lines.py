@@ -27,9 +27,9 @@ from aftermath.testnet.display import DisplayLines
 )
 def test_lines_mark_warnings_of_clients(event: event_types.Event, line: str) -> None:
     console = Console(file=(out := io.StringIO()))
-    about = EventOrigin(run_id="demo", tier=0, wallet="Key1", version="1")
+    origin = EventOrigin(run_id="demo", tier=0, wallet="Key1", version="1")
     told = EventRecord(
-        at=datetime.now(UTC), about=about, event=event, path=Path("events/client-1/events.jsonl")
+        at=datetime.now(UTC), origin=origin, event=event, path=Path("events/client-1/events.jsonl")
     )
     DisplayLines(console, Verbosity.INFO, 8).show_events([told])
     assert out.getvalue().rstrip() == line

@@ -50,13 +50,13 @@ def panes(tmp_path: Path) -> Iterator[Panes]:
 def test_pane_process_is_watched_killed_and_restarted(panes: Panes) -> None:
     first = panes.open("first", shows("here I am"))
     second = panes.open("second", [sys.executable, "-c", "exit(3)"])
-    until(lambda: "here I am True" in first.last_words(), "a terminal shows what it says", 20)
+    until(lambda: "here I am True" in first.last_lines(), "a terminal shows what it says", 20)
     until(lambda: second.code == 3, "its exit status is known", 20)
     assert first.code is None
     first.kill()
     assert first.code == -signal.SIGKILL
     again = panes.open("first", shows("and back"))
-    until(lambda: "and back" in again.last_words(), "the pane has another process", 20)
+    until(lambda: "and back" in again.last_lines(), "the pane has another process", 20)
     again.interrupt()
     until(lambda: again.code is not None, "Ctrl-C ends it", 20)
 

@@ -56,7 +56,7 @@ async def can_join(
     *,
     files: AccessOptions,
 ) -> Result:
-    """Say whether a wallet may join a run, and why not.
+    """Check whether a wallet may join a run, and say why not.
 
     Runs the checks that train runs before it joins: admission, the client's version, funds and
     bond, other local processes with the same wallet, the device, and the run's model, tier and

@@ -137,7 +137,7 @@ async def rewind(
     checkpoint and the three before it. The two checkpoints swap places, so you can undo a rewind.
     """
     from aftermath.cli.connection import sign_in
-    from aftermath.events.progress import in_words
+    from aftermath.events.progress import state_phrase
 
     async with sign_in(options) as chain:
         run, model, _ = await chain.coordinator.snapshot(run_id, any_spec=True)
@@ -146,7 +146,7 @@ async def rewind(
         index = _recorded_index(run_id, model, to_step)
         if not run.halted:
             raise CommandError(
-                f"run {run_id} is {in_words(run.state)}, and only a paused or finished run can be rewound",
+                f"run {run_id} is {state_phrase(run.state)}, and only a paused or finished run can be rewound",
                 f"Pause it first: aftermath-solana set-paused --run-id {shlex.quote(run_id)} pause",
             )
         signature = await chain.coordinator.rewind(run_id, index, model.recorded[index].step)
@@ -272,7 +272,7 @@ def _rate_is_zero(run_id: str, idle: int, total_steps: int) -> CommandError:
 
 async def _reopen(options: SigningOptions, run_id: str, total_steps: int) -> Result:
     from aftermath.cli.connection import sign_in
-    from aftermath.events.progress import in_words
+    from aftermath.events.progress import state_phrase
     from aftermath.owner.warnings import warning_about_schedule
     from aftermath.rules.state import RunState
 
@@ -280,7 +280,7 @@ async def _reopen(options: SigningOptions, run_id: str, total_steps: int) -> Res
         run, model, _ = await chain.coordinator.snapshot(run_id)
         if run.state is not RunState.FINISHED:
             raise CommandError(
-                f"run {run_id} is {in_words(run.state)}, and only a finished run can be reopened",
+                f"run {run_id} is {state_phrase(run.state)}, and only a finished run can be reopened",
                 f"To resume a paused run: aftermath-solana set-paused --run-id {shlex.quote(run_id)} resume",
             )
         if total_steps <= run.trained_steps:
@@ -307,4 +307,4 @@ async def _reopen(options: SigningOptions, run_id: str, total_steps: int) -> Res
         "signatures": [str(signature) for signature in signatures],
     }
     rows = {name: value for name, value in data.items() if name != "warnings"}
-    return Result(data, facts(rows | {"state": in_words(run.state)}))
+    return Result(data, facts(rows | {"state": state_phrase(run.state)}))

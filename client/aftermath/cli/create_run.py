@@ -57,9 +57,9 @@ async def create_run(
     """Create a run on chain.
 
     The wallet becomes its main authority, and its join authority unless you name another. On a
-    local network everybody may join then. Elsewhere only this wallet may: admit other first members
-    with join-authorization-create, and open the run to everybody after its first epoch. With
-    another join authority, nobody may join until it admits them.
+    local network, everybody may join. Elsewhere, only this wallet may join: admit other first
+    members with join-authorization-create, and open the run to everybody after its first epoch.
+    With another join authority, nobody may join until it admits them.
     """
     from aftermath import __version__
     from aftermath.chain.addresses import run_addresses
@@ -68,7 +68,7 @@ async def create_run(
     from aftermath.chain.refusals import sol
     from aftermath.cli.authorization import open_to_all
     from aftermath.cli.connection import sign_in
-    from aftermath.events.progress import in_words
+    from aftermath.events.progress import state_phrase
 
     check_readable(run_id)
     if (quoted := shlex.quote(run_id)) != run_id:
@@ -106,7 +106,7 @@ async def create_run(
         "signatures": [str(signature) for signature in signatures],
     }
     rows = renamed(data, "lamports", "paid", sol(spent))
-    rows["state"] = in_words(run.state)
+    rows["state"] = state_phrase(run.state)
     return Result(data, facts(rows))
 
 

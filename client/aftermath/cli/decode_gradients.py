@@ -97,7 +97,7 @@ def _result_data(path: Path, file: GradientFile, votes: Mapping[int, Votes]) -> 
 
     levels = {}
     for level, vote in votes.items():
-        values = parts_of(file.schema.optimizer).counted(vote, file.about.learning_rate)
+        values = parts_of(file.schema.optimizer).counted(vote, file.origin.learning_rate)
         least, most = (float(values.min()), float(values.max())) if len(values) else (None, None)
         levels[str(level)] = {
             "bytes": len(file.payloads[level]),
@@ -108,7 +108,7 @@ def _result_data(path: Path, file: GradientFile, votes: Mapping[int, Votes]) -> 
         }
     return {
         "file": str(path),
-        **asdict(file.about),
+        **asdict(file.origin),
         "schema_hash": file.schema.hash().hex(),
         "levels": levels,
     }
@@ -162,11 +162,11 @@ def _write(target: Path, file: GradientFile, votes: Mapping[int, Votes]) -> Path
     from aftermath.optim.vote_tensors import dense, dense_shapes
 
     shapes = {name: ("F32", shape) for name, shape in dense_shapes(file.schema).items()}
-    about = file.about
+    origin = file.origin
     facts = {
-        "run_id": about.run_id,
-        "step": str(about.step),
-        "seat": str(about.seat),
+        "run_id": origin.run_id,
+        "step": str(origin.step),
+        "seat": str(origin.seat),
         "format": "pt",
     }
     facts |= {"levels": " ".join(map(str, votes)), "schema_hash": file.schema.hash().hex()}
@@ -175,6 +175,6 @@ def _write(target: Path, file: GradientFile, votes: Mapping[int, Votes]) -> Path
         output_file(target, lambda head: b'"schema_hash"' in head) as stream,
     ):
         stream.write(header(shapes, facts))
-        for _, tensor in dense(file.schema, votes, about.learning_rate):
+        for _, tensor in dense(file.schema, votes, origin.learning_rate):
             stream.write(tensor.numpy().astype("<f4", copy=False).data)
     return target

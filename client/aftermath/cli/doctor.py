@@ -107,7 +107,7 @@ async def doctor(
     authorizer: Authorizer = None,
     max_bond: MaxBond = 0,
 ) -> Result:
-    """Say what is wrong with this machine, wallet and cluster, and how to fix it.
+    """Find problems of this machine, wallet and cluster, and print their fixes.
 
     Checks Python and its packages, PyTorch and the device, disk, the wallet's file, the Hub's
     token, ports, UDP and the relay. With --rpc it also checks the nodes, their websockets, the

@@ -53,9 +53,9 @@ async def estimate(
 
     Reads only the file and its checkpoint, or the file that describes how to make it; asks no
     cluster and spends nothing. SOL is what the owner pays to create, configure and start the run,
-    and what each member pays until the end. Rent comes back, fees do not. Time is the most that the
-    file's limits allow. With --device it is also the least that members like this machine need,
-    each with an equal share of every round.
+    and what each member pays until the end. Rent comes back, fees do not. Time is the maximum that
+    the file's limits allow. With --device it is also the minimum that members like this machine
+    need, each with an equal share of every round.
     """
     from dataclasses import asdict
 

@@ -85,9 +85,9 @@ def events(
 ) -> Result:
     """Print, follow or export the events of members.
 
-    Merges the events of several members by date. As text and without --kind, it leaves out kinds
-    that only programs read. An exported row names the run, wallet, tier and client version, and
-    this command reads exported lines again.
+    Merges the events of several members by date. Text without --kind omits kinds that only programs
+    read. An exported row names the run, wallet, tier and client version, and this command reads
+    exported lines again.
     """
     from aftermath.events.reader import EventReader, RunFilter
 

@@ -55,7 +55,7 @@ class Index:
     name: str
     package: str
     entries: Mapping[str, Entry]
-    about: str
+    summary: str
     epilog: str
     stored: Callable[[], Mapping[str, str]] = dict
     """Return what the user stored for all commands, by the names of `options.shared`."""
@@ -120,7 +120,7 @@ class Index:
             context_settings=SETTINGS,
             epilog=f"{self.name} help COMMAND explains a command. {self.epilog}",
         )
-        app.callback(help=self.about)(_root)
+        app.callback(help=self.summary)(_root)
         return app
 
     def main(self) -> None:

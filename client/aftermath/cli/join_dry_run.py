@@ -26,10 +26,10 @@ async def dry_run_join(settings: TrainSettings) -> Ended:
     """
     from aftermath.cli.check_list import FIT, examine
     from aftermath.events.text import LOADING
-    from aftermath.train.admission import check_words
+    from aftermath.train.admission import check_values
     from aftermath.train.connection import on_solana
 
-    check_words(settings)
+    check_values(settings)
     backend = on_solana(settings)
     async with backend.pool:
         subject = _subject(settings, backend)

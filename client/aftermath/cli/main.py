@@ -31,9 +31,9 @@ INDEX = {
     "show-identity": Entry(
         MEMBER, "Show a wallet's public key and the identity that peers see.", "wallet"
     ),
-    "can-join": Entry(MEMBER, "Say whether a wallet may join a run, and why not."),
+    "can-join": Entry(MEMBER, "Check whether a wallet may join a run, and say why not."),
     "doctor": Entry(
-        MEMBER, "Say what is wrong with this machine, wallet and cluster, and how to fix it."
+        MEMBER, "Find problems of this machine, wallet and cluster, and print their fixes."
     ),
     "train-local": Entry(LAB, "Train on this machine alone, without chain or network."),
     "eval": Entry(LAB, "Evaluate a checkpoint on named tasks.", "ask_model"),
@@ -122,7 +122,7 @@ SOLANA = Index(
     name="aftermath-solana",
     package="aftermath.cli",
     entries=INDEX,
-    about="Train one language model together, through Solana.",
+    summary="Train one language model together, through Solana.",
     epilog="Options that name a cluster, a wallet or a run also read an environment variable: --run-id reads RUN_ID; "
     "after that comes the profile (config set), then the default.",
     stored=option_values,

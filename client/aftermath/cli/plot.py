@@ -98,12 +98,12 @@ def _trainings(files: Sequence[Path], path: Path) -> Result:
         }
         for training in trainings
     ]
-    rows: dict[str, object] = {training["name"]: _words(training) for training in summaries}
+    rows: dict[str, object] = {training["name"]: _loss_summary(training) for training in summaries}
     return Result({"plot": str(path), "trainings": summaries}, facts(rows | {"plot": path}))
 
 
-def _words(training: Mapping[str, Any]) -> str:
-    """Return a training's newest losses in words."""
+def _loss_summary(training: Mapping[str, Any]) -> str:
+    """Return a training's newest losses as text."""
     loss = "not finite" if training["loss"] is None else f"{training['loss']:.4f}"
     held_out = "".join(
         f", held out, tier {tier}: {value:.4f}"
@@ -133,7 +133,7 @@ def _only_run(
 
     histories: dict[RunName, EventHistory] = defaultdict(EventHistory)
     for record in RunFilter(run_filter)(reader.read()):
-        histories[RunName.of(record.about)].take(record)
+        histories[RunName.of(record.origin)].take(record)
     say_notes(reader)
     names = ", ".join(map(str, places))
     trained = {run: history for run, history in histories.items() if history.shares}

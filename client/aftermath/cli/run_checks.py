@@ -190,17 +190,17 @@ def state(subject: Subject) -> Finding | None:
     """Check that the run takes members now."""
     if subject.view is None:
         return None
-    from aftermath.events.progress import state_words
+    from aftermath.events.progress import state_text
 
     if subject.view.run.halted:
         raise _halted(subject.view)
-    return fine(f"the run is {state_words(subject.view.run.state.name)}")
+    return fine(f"the run is {state_text(subject.view.run.state.name)}")
 
 
 def _halted(view: View) -> Refused:
     """Return the refusal of a halted run: what it waits for, and what a member can do."""
     from aftermath.coordinator.errors import Refused
-    from aftermath.events.progress import state_words
+    from aftermath.events.progress import state_text
     from aftermath.events.status import owner_owes
     from aftermath.rules.state import RunState
 
@@ -212,7 +212,7 @@ def _halted(view: View) -> Refused:
             "the run is finished",
             "Ask its owner to continue it with more steps: reopen",
         )
-    text = f"the run is {state_words(run.state.name)}, and waits for {owner_owes(run, model)}"
+    text = f"the run is {state_text(run.state.name)}, and waits for {owner_owes(run, model)}"
     if model.configured:
         return Refused(
             "RunHalted", text, "You can start train now: it joins as soon as the run resumes"

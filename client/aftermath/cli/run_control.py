@@ -45,7 +45,7 @@ async def set_paused(
     it.
     """
     from aftermath.cli.connection import sign_in
-    from aftermath.events.progress import in_words
+    from aftermath.events.progress import state_phrase
     from aftermath.ui.run_follower import RunFollower
 
     if resume and action is Action.PAUSE:
@@ -63,7 +63,7 @@ async def set_paused(
         status = await follower.now()
     run = follower.run
     state = run.state.name.lower()
-    text = f"run {run_id} is now {in_words(run.state)}{_pause_text(run)}"
+    text = f"run {run_id} is now {state_phrase(run.state)}{_pause_text(run)}"
     return Result(
         {
             "run_id": run_id,
@@ -117,14 +117,14 @@ async def tick(
 
     Members tick by themselves, so this helps only a run without active members. It also ends the
     wait for the absent last member of an epoch, and warns that this loses the member's steps. A
-    tick that changes nothing costs nothing. The command ends, and says what the run waits for, if
-    no deadline runs.
+    tick that changes nothing costs nothing. If no deadline runs, the command says what the run
+    waits for, and ends.
     """
     import asyncio
 
     from aftermath.cli.connection import sign_in
     from aftermath.coordinator.errors import Refused
-    from aftermath.events.progress import in_words, steps_lost_by_ticks
+    from aftermath.events.progress import state_phrase, steps_lost_by_ticks
     from aftermath.events.status import line
     from aftermath.ui.run_follower import RunFollower
 
@@ -157,7 +157,7 @@ async def tick(
                     note(waiting_text(status))
                 announced = True
                 continue
-            note(f"tick {tried}: {in_words((await chain.coordinator.run(run_id)).state)}")
+            note(f"tick {tried}: {state_phrase((await chain.coordinator.run(run_id)).state)}")
         run = await chain.coordinator.run(run_id)
     state = run.state.name.lower()
     data = {
@@ -169,7 +169,7 @@ async def tick(
         "step": run.trained_steps,
     }
     changed = f"{len(signatures)} of {counted(tried, 'tick')}" if signatures else "no tick"
-    text = f"{changed} changed run {run_id}, which is now {in_words(run.state)}"
+    text = f"{changed} changed run {run_id}, which is now {state_phrase(run.state)}"
     if count is not None and tried < count:
         text += f"; stopped after {tried} of {count} ticks"
     return Result(data, text)
@@ -190,7 +190,7 @@ def close_run(
 ) -> Result:
     """Close a halted run and take back its rent.
 
-    Deletes the run's accounts and its members' points; pause the run first. On a terminal it says
+    Deletes the run's accounts and its members' points; pause the run first. On a terminal it shows
     what ends and what comes back, and asks. Without a terminal, or with --json, pass --yes.
     """
     if not (yes or options.dry_run):
@@ -261,7 +261,7 @@ async def kick(
         str,
         typer.Option("--wallet", "--address", help="Wallet to remove: a public key or a key file."),
     ],
-    bar: Annotated[bool, typer.Option("--bar", help="Also refuse it from now on.")] = False,
+    bar: Annotated[bool, typer.Option("--bar", help="Also refuse its later joins.")] = False,
 ) -> Result:
     """Remove a wallet from the next epoch, or bar it from the run.
 

@@ -11,7 +11,7 @@ from aftermath.cli.command import command
 from aftermath.cli.options import ClusterOptions, JsonLines, RunId
 from aftermath.cli.present import CommandError, Result, listing
 from aftermath.events.printable import json_text
-from aftermath.events.progress import state_words
+from aftermath.events.progress import state_text
 
 COLUMNS = ("run", "name", "state", "epoch", "step", "of", "members", "tiers")
 
@@ -38,7 +38,7 @@ async def list_runs(options: ClusterOptions) -> Result:
         for run, model, members in runs
     ]
     status_result = [
-        [*(row | {"state": state_words(run.state.name)}).values()]
+        [*(row | {"state": state_text(run.state.name)}).values()]
         for row, (run, _, _) in zip(data, runs, strict=True)
     ]
     text = listing(COLUMNS, status_result) if data else "no runs on this cluster"

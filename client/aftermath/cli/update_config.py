@@ -80,7 +80,7 @@ async def update_config(
     """Set or change a run's configuration.
 
     The run must be halted: pause it first. Options that you leave out keep their values. Shows
-    every changed key before it sends them. Sends nothing if nothing changes.
+    every changed key before it sends the change. Sends nothing if nothing changes.
     """
     from solders.pubkey import Pubkey
 
@@ -246,7 +246,7 @@ def _for_people(data: dict[str, Any], shape: Shape | None) -> Table:
     """Return the result as a table, without the changes and warnings printed before."""
     rows = {name: value for name, value in data.items() if name not in ("warnings", "changes")}
     if shape:
-        rows["bytes_per_round"] = shape.bytes_in_words
+        rows["bytes_per_round"] = shape.size_lines
     return facts(rows)
 
 

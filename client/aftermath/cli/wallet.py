@@ -227,13 +227,13 @@ def _page(
     from rich.console import Group
 
     from aftermath.chain.refusals import sol
-    from aftermath.events.progress import state_words
+    from aftermath.events.progress import state_text
 
     blocks: list[RenderableType] = [facts(wallet_rows)]
     rows = [
         [
             *(
-                row | {"state": state_words(row["state"].upper()), "roles": ", ".join(row["roles"])}
+                row | {"state": state_text(row["state"].upper()), "roles": ", ".join(row["roles"])}
             ).values()
         ]
         for row in runs
@@ -245,7 +245,7 @@ def _page(
     rows = []
     for row in seats:
         cells = row | {
-            "state": state_words(row["state"].upper()),
+            "state": state_text(row["state"].upper()),
             "bond_lamports": sol(row["bond_lamports"]),
         }
         rows.append([cells[name] for name in _COLUMNS])

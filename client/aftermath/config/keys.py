@@ -130,7 +130,7 @@ def _key(path: tuple[str, ...], field: FieldInfo) -> ConfigKey:
     example = "" if inner or not examples else f"{path[-1]} = {written(examples[0])}"
     return ConfigKey(
         path=path,
-        kind=_words(kind),
+        kind=_kind_text(kind),
         unit=key_limits.unit,
         limits=_limits(key_limits, marks),
         least=_least(key_limits, marks),
@@ -157,11 +157,11 @@ def _plain(annotation: Any, marks: Iterable[Any] = ()) -> tuple[Any, list[Any]]:
             return annotation, found
 
 
-def _words(kind: Any) -> str:
+def _kind_text(kind: Any) -> str:
     if get_origin(kind) is Literal:
         return "one of " + ", ".join(map(written, get_args(kind)))
     if get_origin(kind) is list:
-        return f"list of {_words(_plain(get_args(kind)[0])[0])}s"
+        return f"list of {_kind_text(_plain(get_args(kind)[0])[0])}s"
     if issubclass(kind, Choice):
         return "one of the tables " + ", ".join(kind.variants())
     if issubclass(kind, BareVariant):
@@ -238,20 +238,20 @@ def json_schema() -> dict[str, Any]:
     )
 
 
-def config_text(config: RunConfig, about: Sequence[str]) -> str:
+def config_text(config: RunConfig, comment: Sequence[str]) -> str:
     """Return a config as TOML text with a one-line comment for every key.
 
-    Keys with default values are written too. `about`: lines of the comment at its top.
+    Keys with default values are written too. `comment` has the lines at its top.
     """
-    lines = [f"# {line}".rstrip() for line in about]
+    lines = [f"# {line}".rstrip() for line in comment]
     for name in type(config).model_fields:
         lines += _table(config, (), name)
     return "\n".join(lines) + "\n"
 
 
-def tables_text(tables: dict[str, dict[str, Any]], about: Sequence[str]) -> str:
+def tables_text(tables: dict[str, dict[str, Any]], comment: Sequence[str]) -> str:
     """Return the text of a file of plain tables without comments, such as a recipe file."""
-    lines = [f"# {line}" for line in about]
+    lines = [f"# {line}" for line in comment]
     for name, values in tables.items():
         lines += ["", f"[{name}]", *(f"{key} = {written(value)}" for key, value in values.items())]
     return "\n".join(lines) + "\n"

@@ -75,7 +75,7 @@ def line(run_progress: RunProgress, now: str, elapsed: float) -> str:
     """Return the progress as one line."""
     curve = run_progress.history.loss_curve()
     loss = f"loss {curve[-1][1]:.3f}" if curve else "no loss yet"
-    run = run_progress.progress.words()
+    run = run_progress.progress.text()
     states = ", ".join(f"{member.name}: {member.state}" for member in run_progress.members)
     return f"{elapsed:6.1f} s  {run}  {loss}  {states}; {now}"
 
@@ -104,7 +104,7 @@ def picture(
         )
     curve = run_progress.history.loss_curve()
     lines = (
-        Text(run_progress.progress.words()),
+        Text(run_progress.progress.text()),
         Text(loss_line(curve, width - _FRAME)),
         Text(now, style="bold"),
     )

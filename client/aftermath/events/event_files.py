@@ -41,7 +41,7 @@ class EpochFiles:
         self._wall = wall
         self._process = f"{wall():%Y%m%dT%H%M%S.%fZ}-{os.getpid()}"
         self._writing = threading.Lock()  # events come from several threads
-        self._about: MemberStarted | None = None
+        self._started: MemberStarted | None = None
         self._epoch: int | None = None
         self._part = self._lost = 0
         self._descriptor: int | None = None
@@ -63,9 +63,9 @@ class EpochFiles:
 
     def _take(self, event: Event) -> None:
         if isinstance(event, MemberStarted):
-            self._about = event
-        if isinstance(event, RunFound) and self._about is not None:
-            self._about = self._about.of_run(event)
+            self._started = event
+        if isinstance(event, RunFound) and self._started is not None:
+            self._started = self._started.of_run(event)
         if isinstance(event, StateChanged) and event.epoch != self._epoch:
             self._turn_to(event)
         if self._descriptor is None:
@@ -77,11 +77,11 @@ class EpochFiles:
         self._close()
         self._epoch, self._part = event.epoch, self._part + 1
         path = self._open(f"epoch-{event.epoch}")
-        if self._about is None:
+        if self._started is None:
             return
         try:
             self._append(
-                msgspec.structs.replace(self._about, t=event.t, part=self._part, lost=self._lost)
+                msgspec.structs.replace(self._started, t=event.t, part=self._part, lost=self._lost)
             )
         except OSError:
             path.unlink(missing_ok=True)  # remove it: a file without its first line is useless

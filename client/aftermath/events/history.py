@@ -29,7 +29,7 @@ class EventHistory:
     """Collects events in reading order. `name` returns a member's name for marks."""
 
     def __init__(
-        self, name: Callable[[EventRecord], str] = lambda record: short(record.about)
+        self, name: Callable[[EventRecord], str] = lambda record: short(record.origin)
     ) -> None:
         self.shares: dict[int, dict[str, Share]] = defaultdict(dict)
         """Shares by step and wallet."""
@@ -47,7 +47,7 @@ class EventHistory:
 
     def take(self, record: EventRecord) -> None:
         """Add an event."""
-        wallet = record.about.wallet
+        wallet = record.origin.wallet
         event = record.event
         self._lifecycle.take(record)
         match event:
@@ -58,11 +58,11 @@ class EventHistory:
             case event_types.ShareTrained():
                 if event.loss is not None:
                     self.shares[event.step][wallet] = Share(
-                        record.about.tier, event.loss, event.tokens
+                        record.origin.tier, event.loss, event.tokens
                     )
             case event_types.Traffic():
                 step = self._lifecycle.step_of(wallet)
-                self._sent[record.about.tier][step] += max(0, event.sent - self._counted[wallet])
+                self._sent[record.origin.tier][step] += max(0, event.sent - self._counted[wallet])
                 self._counted[wallet] = event.sent
 
     def loss_curve(self) -> Curve:
@@ -120,7 +120,7 @@ class Lifecycle:
     """
 
     def __init__(
-        self, name: Callable[[EventRecord], str] = lambda record: short(record.about)
+        self, name: Callable[[EventRecord], str] = lambda record: short(record.origin)
     ) -> None:
         self.marks: list[tuple[int, str]] = []
         self.newest_step = 0
@@ -136,7 +136,7 @@ class Lifecycle:
 
     def take(self, record: EventRecord) -> None:
         """Add an event."""
-        wallet = record.about.wallet
+        wallet = record.origin.wallet
         event = record.event
         member = self._members[wallet]
         self._names[wallet] = self._name(record)

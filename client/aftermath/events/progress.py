@@ -67,8 +67,8 @@ class Progress:
         (last_at, last) = self._seen[-1]
         return (self.total - self.step) * (last_at - first_at) / (last - first)
 
-    def words(self) -> str:
-        """Return the progress in a few words."""
+    def text(self) -> str:
+        """Return the step, and the time left if it is known."""
         if not self.total:
             return "no step yet"
         seconds_left = self.seconds_left if self.step < self.total else None
@@ -78,7 +78,7 @@ class Progress:
 
 
 def span(seconds: float) -> str:
-    """Return a duration in words."""
+    """Return a duration as text."""
     if seconds < 59.5:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
@@ -116,24 +116,24 @@ _STATES = {
 
 def phase(event: event_types.Event) -> str | None:
     """Return the member's phase after this event, or None if the event does not change it."""
-    words = _PHASES.get(type(event))
-    if words is None or (
+    text = _PHASES.get(type(event))
+    if text is None or (
         isinstance(event, event_types.Left) and event.finished
     ):  # the member has seen the end of that run
         return None
     fields = msgspec.structs.asdict(event)
-    return words.format_map(fields | {"state": state_words(str(fields.get("state", "")))})
+    return text.format_map(fields | {"state": state_text(str(fields.get("state", "")))})
 
 
-def state_words(name: str) -> str:
-    """Return the words for a state of the run."""
+def state_text(name: str) -> str:
+    """Return the name of a run's state in plain English."""
     return _STATES.get(name, name.lower().replace("_", " "))
 
 
-def in_words(state: RunState) -> str:
+def state_phrase(state: RunState) -> str:
     """Return a run's state as it follows "the run is"."""
-    words = state_words(state.name)
-    return f"in {words}" if state in (RunState.WARMUP, RunState.COOLDOWN) else words
+    text = state_text(state.name)
+    return f"in {text}" if state in (RunState.WARMUP, RunState.COOLDOWN) else text
 
 
 def holder_wait(run: Run, members: Members, model: Model, *, has_commands: bool) -> str | None:

@@ -68,7 +68,7 @@ class EventRecord(msgspec.Struct, frozen=True):
     """An event, its origin, and its time by that machine's clock."""
 
     at: datetime
-    about: EventOrigin
+    origin: EventOrigin
     event: Event
     path: Path
 
@@ -85,7 +85,7 @@ class _Dated(msgspec.Struct):
     run_created: int = 0
     run_identity: str = ""
 
-    def about(self) -> EventOrigin | None:
+    def origin(self) -> EventOrigin | None:
         if (
             self.run is None
             or self.member is None
@@ -112,7 +112,7 @@ _decode_event = msgspec.json.Decoder(MEMBER_EVENTS)
 
 def flat(record: EventRecord) -> dict[str, object]:
     """Return one object with everything: what `events --out` writes and any reader reads back."""
-    origin = record.about
+    origin = record.origin
     origin_fields: dict[str, object] = {
         "run": origin.run_id,
         "member": origin.wallet,
@@ -138,7 +138,7 @@ class EventFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._offset = self._line = self._left = self._passed = self._first_passed = self._lost = 0
-        self._about: EventOrigin | None = None
+        self._origin: EventOrigin | None = None
         self._skipping = False
         self._local = False
         """Whether train-local wrote the file; its events are of other types."""
@@ -208,18 +208,18 @@ class EventFile:
             self._local = self._local or (self._line == 1 and _OF_LOCAL in line)
             self._pass_over(self._line)
             return None
-        origin = dated.about()
+        origin = dated.origin()
         if isinstance(event, MemberStarted):
             origin = origin or _origin_of(event)
-            self._about = origin
+            self._origin = origin
             if event.part:  # the first line of a file is not an event by itself
                 self._lost += event.lost
                 return None
-        elif isinstance(event, RunFound) and origin is None and self._about is not None:
-            self._about = msgspec.structs.replace(
-                self._about, owner=event.owner, created=event.created, identity=event.identity
+        elif isinstance(event, RunFound) and origin is None and self._origin is not None:
+            self._origin = msgspec.structs.replace(
+                self._origin, owner=event.owner, created=event.created, identity=event.identity
             )
-        origin = origin or self._about
+        origin = origin or self._origin
         if origin is None:
             self._pass_over(self._line)
             return None
@@ -314,8 +314,8 @@ class RunName:
     identity: str
 
     @classmethod
-    def of(cls, about: EventOrigin) -> RunName:
-        return cls(about.run_id, about.owner, about.created, about.identity)
+    def of(cls, origin: EventOrigin) -> RunName:
+        return cls(origin.run_id, origin.owner, origin.created, origin.identity)
 
     def __str__(self) -> str:
         if not self.identity:
@@ -336,7 +336,7 @@ class RunFilter:
 
     def __call__(self, records: Iterable[EventRecord]) -> Iterator[EventRecord]:
         for record in records:
-            run = RunName.of(record.about)
+            run = RunName.of(record.origin)
             if self.wanted is None or self.wanted in (run.run_id, run.identity):
                 self.seen.add(run)
                 yield record

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from aftermath.base.text import counted
 from aftermath.events.printable import printable
-from aftermath.events.progress import holder_wait, in_words, last_member_wait, span
+from aftermath.events.progress import holder_wait, last_member_wait, span, state_phrase
 from aftermath.rules import bitmap, committee
 from aftermath.rules.contents import unsaved_steps
 from aftermath.rules.deadlines import next_deadline
@@ -342,7 +342,7 @@ def _members(run: Run, members: Members) -> Iterator[MemberStatus]:
                 number,
                 seat.signer,
                 seat.tier,
-                _words(run, seat),
+                _standing(run, seat),
                 seat.weight,
                 seat.points,
                 seat.slashed,
@@ -351,7 +351,7 @@ def _members(run: Run, members: Members) -> Iterator[MemberStatus]:
             )
 
 
-def _words(run: Run, seat: Seat) -> str:
+def _standing(run: Run, seat: Seat) -> str:
     if seat.barred:
         return "barred"
     running = run.state is RunState.WARMUP or run.state.active
@@ -476,7 +476,7 @@ def steps_of(status: RunStatus) -> str:
 
 def _state(status: RunStatus) -> str:
     position = f"epoch {status.epoch}" + ("" if status.round is None else f", round {status.round}")
-    return f"{in_words(status.state)} ({position})"
+    return f"{state_phrase(status.state)} ({position})"
 
 
 def _steps(status: RunStatus) -> str:

@@ -14,7 +14,7 @@ from rich.markup import escape
 from aftermath.base.text import counted
 from aftermath.events import event_types
 from aftermath.events.printable import printable
-from aftermath.events.progress import Progress, span, state_words
+from aftermath.events.progress import Progress, span, state_text
 from aftermath.events.reader import EventOrigin, EventRecord
 from aftermath.events.stream import plain
 
@@ -75,9 +75,9 @@ class Sentences:
             for name, v in values.items()
         }
         if isinstance(event, event_types.StateChanged | event_types.RoundStarted):
-            fields["progress"] = self._progress.words()
+            fields["progress"] = self._progress.text()
         if isinstance(event, event_types.StateChanged):
-            fields["state"] = escape(state_words(printable(event.state)))
+            fields["state"] = escape(state_text(printable(event.state)))
             fields["last"] = " (the last)" if event.last else ""
             if event.state == "FINISHED":
                 return f"{fields['state']}; {fields['progress']}"
@@ -208,9 +208,9 @@ _SHOWN = 8
 """Characters of a wallet that tell members apart."""
 
 
-def short(about: EventOrigin) -> str:
+def short(origin: EventOrigin) -> str:
     """Return a member's short name."""
-    return f"{printable(about.wallet)[:_SHOWN]} tier {about.tier}"
+    return f"{printable(origin.wallet)[:_SHOWN]} tier {origin.tier}"
 
 
 class EventLines:
@@ -222,9 +222,9 @@ class EventLines:
         self._sentences: dict[EventOrigin, Sentences] = defaultdict(Sentences)
 
     def __call__(self, record: EventRecord) -> None:
-        sentence = self._sentences[record.about].of(record.event)
+        sentence = self._sentences[record.origin].of(record.event)
         if sentence is None and self._everything:
             sentence = in_full(record.event)
         if sentence is not None:
-            begin = f"[dim]{record.at:%Y-%m-%d %H:%M:%S}  {escape(short(record.about)):{_SHOWN + 7}}[/dim]"
+            begin = f"[dim]{record.at:%Y-%m-%d %H:%M:%S}  {escape(short(record.origin)):{_SHOWN + 7}}[/dim]"
             self._console.print(f"{begin}  {sentence}", highlight=False, emoji=False)

@@ -157,7 +157,7 @@ def apply_mean(
         lead = start - low * together
         bit = low * width
         byte = digits_at + (bit >> 3)
-        moved = bit & 7
+        first_bit = bit & 7
         voted = 0
         for member in range(members):
             exponent = _exponent(payloads[member], block)
@@ -179,7 +179,7 @@ def apply_mean(
         if highest - lowest < spread and total <= room and largest << highest <= most:
             for member in range(voted):
                 shifts[member] = (shifts[member] - lowest) << width
-            _add(active, shifts, voted, lanes, codes, moved, width, words)
+            _add(active, shifts, voted, lanes, codes, first_bit, width, words)
             if alike and together == 3:
                 # a power of two commutes with every rounding
                 _three(words, codes, total // 2, divisors[1], rate * 2.0**lowest, steps)
@@ -188,11 +188,11 @@ def apply_mean(
             _spread(words, codes, together, lane, total // 2, 2.0**lowest, sums)
         else:
             _add_clamped(
-                active, shifts, voted, digits, codes, moved, width, largest, most, whole, sums
+                active, shifts, voted, digits, codes, first_bit, width, largest, most, whole, sums
             )
         if not alike:
             shifts[:voted] = 0
-            _add(active, shifts, voted, ones, codes, moved, width, words)
+            _add(active, shifts, voted, ones, codes, first_bit, width, words)
             _count(words, codes, together, lane, counts)
         if alike:
             divisor = divisors[1]
@@ -213,7 +213,7 @@ def _add(
     members: int,
     lanes: Words,
     codes: int,
-    moved: int,
+    first_bit: int,
     width: int,
     words: Words,
 ) -> None:
@@ -222,7 +222,7 @@ def _add(
     rows [members] is where each member's row of `lanes` begins.
     """
     mask = np.uint64((1 << width) - 1)
-    shift = np.uint64(moved)
+    shift = np.uint64(first_bit)
     by = np.uint64(width)
     for group in range((codes + _TOGETHER - 1) // _TOGETHER):
         s0 = s1 = s2 = s3 = s4 = s5 = s6 = s7 = np.uint64(0)
@@ -302,7 +302,7 @@ def _add_clamped(
     members: int,
     digits: NDArray[np.int8],
     codes: int,
-    moved: int,
+    first_bit: int,
     width: int,
     largest: int,
     most: int,
@@ -315,7 +315,7 @@ def _add_clamped(
     whole[: codes * together] = 0
     for member in range(members):
         for code in range(codes):
-            bit = moved + code * width
+            bit = first_bit + code * width
             number = word_at(active[member] + (bit >> 3)) >> np.uint64(bit & 7) & mask
             for place in range(together):
                 value = np.int64(digits[number, place]) << shifts[member]

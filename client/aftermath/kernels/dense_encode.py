@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aftermath.kernels.jit import kernel
+from aftermath.kernels.sparse_encode import add_gradient, subtract_sent
 
 _TOGETHER = 8  # codes per word: 7 or 8 bytes
 _UNUSED = 0xFFFF
@@ -70,22 +71,12 @@ def encode(
             for i in range(size):
                 own[i] -= value[i]
         elif sent:
-            for entry in range(size):
-                if index[entry] == _UNUSED:
-                    break
-                own[index[entry]] -= value[entry]
+            subtract_sent(own, index, value)
         top = block // across * height
         left = block % across * width
-        tall = min(height, rows - top)
-        wide = min(width, columns - left)
-        for y in range(tall):
-            line = own[y * width : (y + 1) * width]
-            at = (top + y) * stride + left
-            added = gradient[at : at + wide]
-            for x in range(wide):
-                line[x] = line[x] * decay + factor * added[x]
-            line[wide:] = 0
-        own[tall * width :] = 0
+        add_gradient(
+            blocks[block], gradient, stride, top, left, rows - top, columns - left, decay, factor
+        )
         at = start + block * size
         digits = codes[at : at + size]
         one: Any = np.float32(0)

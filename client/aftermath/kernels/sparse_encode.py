@@ -75,10 +75,12 @@ def encode(
             if sent and transformed:
                 _take_back(block, tall, wide, indices[number], values[number], lines, numbers_of)
             elif sent:
-                _subtract(block.reshape(size), indices[number], values[number])
+                subtract_sent(block.reshape(size), indices[number], values[number])
             top = number // across * height
             left = number % across * width
-            _add(block, gradient, stride, top, left, rows - top, columns - left, decay, factor)
+            add_gradient(
+                block, gradient, stride, top, left, rows - top, columns - left, decay, factor
+            )
         if transformed:
             _transform(blocks, start, count, tall, wide, one, other, scratch)
         for number in range(start, start + count):
@@ -97,7 +99,7 @@ def encode(
 
 
 @kernel()
-def _add(
+def add_gradient(
     block: Floats,
     gradient: Floats,
     stride: int,
@@ -126,7 +128,7 @@ def _add(
 
 
 @kernel()
-def _subtract(block: Floats, indices: Numbers, values: Floats) -> None:
+def subtract_sent(block: Floats, indices: Numbers, values: Floats) -> None:
     """Subtract the sent values from a block [size]."""
     for entry in range(len(indices)):
         if indices[entry] == _UNUSED:

@@ -171,12 +171,12 @@ def apply_mean(
     # Addresses take registers that the loop needs, so compute them after it.
     row, _block, _size, _lanes, held, own = _cells(block, table, part_of, COLUMNS, LANES)
     divisor = tl.load(divisors + counts, mask=held & (counts > 0), other=1.0)
-    moved = (sums.to(tl.float64) / divisor * tl.load(divisors + members + 1)).to(tl.float32)
+    change = (sums.to(tl.float64) / divisor * tl.load(divisors + members + 1)).to(tl.float32)
     if tl.load(row + 12) > 0:
         changed = held & (counts > 0)
-        tl.store(own, tl.load(own, mask=changed, other=0.0) - moved, mask=changed)
+        tl.store(own, tl.load(own, mask=changed, other=0.0) - change, mask=changed)
     else:
-        tl.store(own, moved, mask=held)
+        tl.store(own, change, mask=held)
 
 
 @triton.jit
@@ -217,8 +217,8 @@ def step_by_signs(
     )
     way = tl.load(block_of, mask=held, other=0.0)
     rate = tl.load(by)
-    moved = tl.where(way > 0, rate, tl.where(way < 0, -rate, 0.0))
-    tl.store(tensor, tl.load(tensor, mask=held, other=0.0) - moved, mask=held)
+    change = tl.where(way > 0, rate, tl.where(way < 0, -rate, 0.0))
+    tl.store(tensor, tl.load(tensor, mask=held, other=0.0) - change, mask=held)
 
 
 @triton.jit

@@ -275,12 +275,12 @@ def mean_of_sums(
     count = packed & _COUNTS
     divisor = tl.load(divisors + count, mask=held & (count > 0), other=1.0)
     total = (packed >> COUNT_BITS).to(tl.float64)
-    moved = (total / divisor * tl.load(divisors + members + 1)).to(tl.float32)
+    change = (total / divisor * tl.load(divisors + members + 1)).to(tl.float32)
     if tl.load(row + 12) > 0:
         changed = held & (count > 0)
-        tl.store(own, tl.load(own, mask=changed, other=0.0) - moved, mask=changed)
+        tl.store(own, tl.load(own, mask=changed, other=0.0) - change, mask=changed)
     else:
-        tl.store(own, moved, mask=held)
+        tl.store(own, change, mask=held)
 
 
 @triton.jit(do_not_specialize=_NUMBERS)

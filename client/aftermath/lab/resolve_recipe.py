@@ -253,7 +253,7 @@ def _with_options(
 def _check_rate(settings: LabSettings, given: Optimizer) -> None:
     """Raise UsageError for an option that makes the config's learning rate unsuitable."""
     for name, setting in options_of(type(given)).items():
-        if setting.words and name in settings.options:
+        if setting.choices and name in settings.options:
             changed = replace(given, **{setting.name: settings.options[name]})
             if changed.usual_rate != given.usual_rate:
                 flag = f"--{name.replace('_', '-')} {settings.options[name]}"

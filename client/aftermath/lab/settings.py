@@ -182,10 +182,10 @@ def _annotated(users: list[tuple[type[Optimizer], OptimizerSetting]]) -> Any:
         else ", ".join(f"{default} with {name}" for name, default in defaults.items())
     )
     marks: list[Any] = [Doc(f"{only}{option.text} Default: {default}.")]
-    if setting.kind is int and not option.words:
+    if setting.kind is int and not option.choices:
         most = setting.key.most
         marks.append(NumberLimits(int(setting.key.least or 0), None if most is None else int(most)))
-    kind: Any = Literal[option.words] if option.words else setting.kind
+    kind: Any = Literal[option.choices] if option.choices else setting.kind
     return Annotated[(kind | None, *marks)]
 
 

@@ -68,8 +68,10 @@ class StackedMembers:
             if group not in self._stacks:
                 self._stacks[group] = _Stack([self._replicas[member] for member in group])
             return self._stacks[group].make(tokens, rates, travelling)
-        except Exception as error:
-            # The members are unchanged, because their moments are written after all steps.
+        except (RuntimeError, MemoryError) as error:
+            # torch raises RuntimeError for operations that vmap cannot batch, for failed kernels
+            # and if a GPU's memory runs out. The members are unchanged, because their moments are
+            # written after all steps.
             log.warning("training members one after another: %s", first_line(error))
             return None
 

@@ -63,7 +63,7 @@ class _Shelf:
         if not same:
             self.by_key.pop(one.key, None)
 
-    def about(self, key: Any) -> list[Subscription]:
+    def subscribed_to(self, key: Any) -> list[Subscription]:
         return list(self.by_key.get(key, {}).values())
 
 
@@ -174,7 +174,7 @@ class Subscriptions:
 
     def on_slot(self, slot: int, parent: int) -> None:
         text = _text({"parent": parent, "root": parent, "slot": slot})
-        for one in self._shelves["slot"].about(None):
+        for one in self._shelves["slot"].subscribed_to(None):
             _send(one, text)
         for key in _SYSVARS:
             self._tell_account(key, self._bank.account(key))
@@ -186,24 +186,24 @@ class Subscriptions:
             if old != new:
                 self._tell_account(key, new)
                 self._tell_program(key, new)
-        for one in self._shelves["signature"].about(landed.signature):
+        for one in self._shelves["signature"].subscribed_to(landed.signature):
             self._tell_signature(one, landed.error)
         logs = self._shelves["logs"]
         if logs.by_key:
             listening = [
-                *logs.about(None),
-                *(one for key in dict.fromkeys(outcome.keys) for one in logs.about(key)),
+                *logs.subscribed_to(None),
+                *(one for key in dict.fromkeys(outcome.keys) for one in logs.subscribed_to(key)),
             ]
             self._tell_logs(listening, landed.signature, landed.error, outcome.meta.logs())
 
     def _tell_account(self, key: Pubkey, account: Account | None) -> None:
-        listening = self._shelves["account"].about(key)
+        listening = self._shelves["account"].subscribed_to(key)
         self._tell_views(listening, lambda view: view.show(account or _GONE))
 
     def _tell_program(self, key: Pubkey, account: Account | None) -> None:
         if account is None:
             return
-        listening = self._shelves["program"].about(account.owner)
+        listening = self._shelves["program"].subscribed_to(account.owner)
         matching = [one for one in listening if one.matches is None or one.matches(account)]
         self._tell_views(matching, lambda view: {"pubkey": str(key), "account": view.show(account)})
 

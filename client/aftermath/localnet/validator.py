@@ -151,7 +151,7 @@ class RunningValidator:
             arguments += ["--bpf-program", str(key), str(path)]
         return arguments
 
-    def _last_words(self) -> str:
+    def _last_lines(self) -> str:
         return self._log_path.read_text(errors="replace")[-500:].strip()
 
     async def _until_healthy(self, session: aiohttp.ClientSession) -> None:
@@ -160,9 +160,9 @@ class RunningValidator:
         while asyncio.get_running_loop().time() < deadline:
             if self._process.returncode is not None:
                 status = self._process.returncode
-                words = self._last_words()
+                output = self._last_lines()
                 raise LocalnetError(
-                    f"{NAME} ended with status {status}: {words}", f"See {self._log_path}"
+                    f"{NAME} ended with status {status}: {output}", f"See {self._log_path}"
                 )
             if await _call(session, self.rpc_url, "getHealth", []) == "ok":
                 return

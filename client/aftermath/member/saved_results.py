@@ -16,7 +16,7 @@ from aftermath.events import event_types
 from aftermath.events.stream import Events
 from aftermath.member.payloads import Candidate
 from aftermath.model.save_checkpoint import writing
-from aftermath.optim.result_file import About, GradientFile
+from aftermath.optim.result_file import GradientFile, ResultOrigin
 from aftermath.optim.schema import Schema
 from aftermath.rules.run import STORED_ROUNDS
 
@@ -62,7 +62,7 @@ class GradientFiles:
 
     def _file(self, candidate: Candidate, learning_rate: float) -> GradientFile:
         commitment = candidate.commitment
-        about = About(
+        origin = ResultOrigin(
             run_id=commitment.run_id,
             epoch=commitment.epoch,
             round=commitment.height,
@@ -71,7 +71,7 @@ class GradientFiles:
             tier=commitment.tier,
             learning_rate=learning_rate,
         )
-        return GradientFile(self._schema, about, candidate.unmasked())
+        return GradientFile(self._schema, origin, candidate.unmasked())
 
     async def _write(
         self, directory: Path, step: int, results: Sequence[Candidate], learning_rate: float

@@ -62,7 +62,9 @@ def means(
             for vote in votes:
                 vote_digits = vote.digits[number][rows].to(place)
                 sums.add_(
-                    (vote_digits * _powers(vote.moved[number][rows].to(place))).clamp_(-most, most)
+                    (vote_digits * _powers(vote.group_shifts[number][rows].to(place))).clamp_(
+                        -most, most
+                    )
                 )
                 if not alike:
                     counts.add_(vote_digits != 0)

@@ -63,8 +63,8 @@ def compact(values: Tensor, used: Tensor, most: int) -> Tensor:
 def _compacted(values: Tensor, used: Tensor, most: int) -> Tensor:
     entry = used.cumsum(1, dtype=torch.int32) - 1
     place = torch.where(used & (entry < most), entry, most).long()
-    moved = values.new_zeros(len(values), most + 1)
-    return moved.scatter_(1, place, values)[:, :most]
+    compacted = values.new_zeros(len(values), most + 1)
+    return compacted.scatter_(1, place, values)[:, :most]
 
 
 def _encoded(indices: Tensor, size: int) -> Tensor:

@@ -71,8 +71,8 @@ class InnerSteps:
             parts = sequences.tensor_split(min(self._settings.inner_steps, len(sequences)))
             losses = self._train(parts, backward, lr)
             with torch.no_grad():
-                moved = dict(zip(start, self._moved(list(start.values())), strict=True))
-            refuse_beyond(moved, LARGEST_RESIDUAL)
+                changes = dict(zip(start, self._changes(list(start.values())), strict=True))
+            refuse_beyond(changes, LARGEST_RESIDUAL)
         except BaseException:
             self._inner.undo()
             raise
@@ -82,7 +82,7 @@ class InnerSteps:
             with torch.no_grad():
                 torch._foreach_copy_(self._tensors(), list(shared.values()))
         total = sum(loss * len(part) for loss, part in zip(losses, parts, strict=True))
-        return PseudoGradient(moved, 1.0, total / len(sequences), tuple(losses))
+        return PseudoGradient(changes, 1.0, total / len(sequences), tuple(losses))
 
     @property
     def settings(self) -> Optimizer:
@@ -114,7 +114,7 @@ class InnerSteps:
     def _copies(self) -> dict[str, Tensor]:
         return copies_of(self.params)
 
-    def _moved(self, start: list[Tensor]) -> list[Tensor]:
+    def _changes(self, start: list[Tensor]) -> list[Tensor]:
         """Return `start` minus the parameters."""
         return list(torch._foreach_sub(start, self._tensors()))
 

@@ -153,9 +153,9 @@ def _moves_alike(device: torch.device) -> bool:
         for group in layout.groups
     ]
     tensors = [torch.randn(part.segment.shape, generator=draws) for part in layout.parts]
-    there = [blocks.to(device, copy=True) for blocks in rows]
-    moved = [tensor.to(device, copy=True) for tensor in tensors]
-    for blocks, other in zip(rows, there, strict=True):
+    device_blocks = [blocks.to(device, copy=True) for blocks in rows]
+    device_tensors = [tensor.to(device, copy=True) for tensor in tensors]
+    for blocks, other in zip(rows, device_blocks, strict=True):
         indices, values = strongest(
             torch.randn(len(blocks), blocks[0].numel(), generator=draws).round_(), 60
         )
@@ -165,7 +165,7 @@ def _moves_alike(device: torch.device) -> bool:
                 :, : blocks[0].numel()
             ]
         )
-    table = LevelTensors(layout, moved, there)
+    table = LevelTensors(layout, device_tensors, device_blocks)
     add(table, decay, factor)
     go_ahead(table, rate)
     for blocks in rows:
@@ -178,7 +178,7 @@ def _moves_alike(device: torch.device) -> bool:
             place.add_(number, alpha=factor)
         for number, place in cells(tensor, blocks.sign().mul_(rate), part.blocks):
             number.sub_(place)
-    pairs = zip([*rows, *tensors], [*there, *moved], strict=True)
+    pairs = zip([*rows, *tensors], [*device_blocks, *device_tensors], strict=True)
     return all(
         torch.equal(blocks.view(torch.int32), other.cpu().view(torch.int32))
         for blocks, other in pairs

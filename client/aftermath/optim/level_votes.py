@@ -45,14 +45,20 @@ class WholeVotes(Votes):
 
     digits: tuple[Tensor, ...]
     """Digits by group: int8 [blocks, numbers] in {0, +-1, +-3}, on the CPU. 0 is no vote."""
-    moved: tuple[Tensor, ...]
+    group_shifts: tuple[Tensor, ...]
     """Left shifts by group: uint8 [blocks, 1], in multiples of the smallest value."""
     _layout: LevelLayout
 
     def __init__(
-        self, level: int, digits: Sequence[Tensor], moved: Sequence[Tensor], layout: LevelLayout
+        self,
+        level: int,
+        digits: Sequence[Tensor],
+        group_shifts: Sequence[Tensor],
+        layout: LevelLayout,
     ) -> None:
-        vars(self).update(level=level, digits=tuple(digits), moved=tuple(moved), _layout=layout)
+        vars(self).update(
+            level=level, digits=tuple(digits), group_shifts=tuple(group_shifts), _layout=layout
+        )
 
     @property
     def kind(self) -> torch.dtype:
@@ -81,7 +87,7 @@ class WholeVotes(Votes):
         return self._voted(
             [
                 exponents.expand_as(digits)
-                for exponents, digits in zip(self.moved, self.digits, strict=True)
+                for exponents, digits in zip(self.group_shifts, self.digits, strict=True)
             ]
         )
 

@@ -50,9 +50,9 @@ class PackedVotes(WholeVotes):
         return self._unpacked.digits
 
     @property
-    def moved(self) -> tuple[Tensor, ...]:  # type: ignore[override]
+    def group_shifts(self) -> tuple[Tensor, ...]:  # type: ignore[override]
         """Return the shifts on the CPU: see `WholeVotes`."""
-        return self._unpacked.moved
+        return self._unpacked.group_shifts
 
 
 class HostVotes(PackedVotes):
@@ -314,15 +314,15 @@ def _counts_alike(device: torch.device, value_bits: int) -> bool:
             for group in layout.groups
         ]
         votes_by_group[0][0] = 0
-        moved = [
+        group_shifts = [
             torch.from_numpy(draws.integers(0, MOST - LEAST + 1, (g.blocks, 1), np.uint8))
             for g in layout.groups
         ]
-        moved[0][0] = 0
-        votes.append(WholeVotes(0, votes_by_group, moved, layout))
+        group_shifts[0][0] = 0
+        votes.append(WholeVotes(0, votes_by_group, group_shifts, layout))
         codes = [
             torch.where((group_votes != 0).any(1, keepdim=True), by + 1, 0)
-            for group_votes, by in zip(votes_by_group, moved, strict=True)
+            for group_votes, by in zip(votes_by_group, group_shifts, strict=True)
         ]
         exponents = packed_exponents(layout.canonical(codes).to(torch.uint8))
         data = exponents.numpy().tobytes() + digits.to_bytes(
@@ -330,7 +330,7 @@ def _counts_alike(device: torch.device, value_bits: int) -> bool:
         )
         sent = [
             _entries(group_votes * 2.0 ** (by.double() + LEAST), device)
-            for group_votes, by in zip(votes_by_group, moved, strict=True)
+            for group_votes, by in zip(votes_by_group, group_shifts, strict=True)
         ]
         if encoded(layout, sent, value_bits) != data:
             return False

@@ -38,7 +38,7 @@ class BadGradientFile(AftermathError):
 
 
 @dataclass(frozen=True)
-class About:
+class ResultOrigin:
     """The run, step, member and learning rate of a result."""
 
     run_id: str
@@ -58,20 +58,20 @@ class GradientFile:
     """A result with the facts needed to decode it."""
 
     schema: Schema
-    about: About
+    origin: ResultOrigin
     payloads: Mapping[int, bytes]
     """Payload by level, for the levels that the file's writer holds."""
 
     @property
     def name(self) -> str:
         """Return the file's name."""
-        return f"step-{self.about.step:06}-member-{self.about.seat}.safetensors"
+        return f"step-{self.origin.step:06}-member-{self.origin.seat}.safetensors"
 
     def to_bytes(self) -> bytes:
         """Return the file's bytes."""
         document = self.schema.to_json()
-        facts = asdict(self.about) | {
-            "learning_rate": repr(self.about.learning_rate),
+        facts = asdict(self.origin) | {
+            "learning_rate": repr(self.origin.learning_rate),
             "format": FORMAT_VERSION,
         }
         facts |= {"schema": document.decode(), "schema_hash": self.schema.hash().hex()}
@@ -128,7 +128,7 @@ def _parsed(file: Any) -> GradientFile:
     schema = Schema.from_json(facts.get("schema", "").encode())
     if facts.get("schema_hash") != schema.hash().hex():
         raise AftermathError("its schema does not match its schema_hash")
-    about = About(
+    origin = ResultOrigin(
         run_id=_run_id(facts),
         epoch=_number(facts, "epoch"),
         round=_number(facts, "round"),
@@ -137,11 +137,11 @@ def _parsed(file: Any) -> GradientFile:
         tier=_number(facts, "tier"),
         learning_rate=_rate(facts),
     )
-    if about.tier >= schema.state.tiers:
+    if origin.tier >= schema.state.tiers:
         raise AftermathError(
-            f"its tier is {about.tier}, but the run has {schema.state.tiers} tiers"
+            f"its tier is {origin.tier}, but the run has {schema.state.tiers} tiers"
         )
-    return GradientFile(schema, about, _payloads(file, schema, about.tier))
+    return GradientFile(schema, origin, _payloads(file, schema, origin.tier))
 
 
 def _payloads(file: Any, schema: Schema, tier: int) -> dict[int, bytes]:

@@ -103,7 +103,7 @@ def _optimizer(document: Mapping[str, Any]) -> Optimizer:
         value = document.get(setting.name)
         if value is not None and setting.kind is float:
             value = decimal(value, setting.name)
-        wanted = str if setting.words else setting.kind
+        wanted = str if setting.choices else setting.kind
         if not (type(value) is wanted or (value is None and setting.optional)):
             raise SchemaError(
                 f"not a schema: {setting.name} has the invalid value {short_repr(value)}"

@@ -58,8 +58,8 @@ def alike(device: torch.device, values: Values) -> bool:
     for member in range(_MEMBERS):
         chosen = draw_entries(results, draws, empty=member == 0)
         data = encode_entries(results, 0, chosen)
-        moved = [(indices.to(device), numbers.to(device)) for indices, numbers in chosen]
-        if packed_sparse.encoded(results, 0, moved) != data:
+        on_device = [(indices.to(device), numbers.to(device)) for indices, numbers in chosen]
+        if packed_sparse.encoded(results, 0, on_device) != data:
             return False
         vote = _checked(data, results, device)
         if vote is None:

@@ -70,13 +70,13 @@ class StackedSteps:
         self._begin(ahead_lr, travelling)
         start = copies_of(dict(zip(self.params, self._tensors(), strict=True)))
         losses, sizes = self._train(sequences, backward, lr)
-        changes = torch._foreach_sub(list(start.values()), self._tensors())
-        moved = dict(zip(self.params, changes, strict=True))
+        differences = torch._foreach_sub(list(start.values()), self._tensors())
+        changes = dict(zip(self.params, differences, strict=True))
         stacked = moments(self._optimizer, self.params)
         return [
             self._made(
                 number,
-                {name: tensor[number] for name, tensor in moved.items()},
+                {name: tensor[number] for name, tensor in changes.items()},
                 moments_of_member(stacked, number),
                 losses=losses[number],
                 sizes=sizes[number],
@@ -128,7 +128,7 @@ class StackedSteps:
     def _made(
         self,
         number: int,
-        moved: dict[str, Tensor],
+        changes: dict[str, Tensor],
         own_moments: Mapping[str, Tensor],
         *,
         losses: Sequence[float],
@@ -138,9 +138,9 @@ class StackedSteps:
         """Check a member's share, keep its moments and return its change."""
         try:
             check_steps(losses, sizes)
-            refuse_beyond(moved, LARGEST_RESIDUAL)
+            refuse_beyond(changes, LARGEST_RESIDUAL)
             self._members[number].inner.restore(own_moments)
         except (NonFiniteGradient, BadState) as error:
             return error
         total = sum(loss * count for loss, count in zip(losses, counts, strict=True))
-        return PseudoGradient(moved, 1.0, total / sum(counts), tuple(losses))
+        return PseudoGradient(changes, 1.0, total / sum(counts), tuple(losses))

@@ -21,7 +21,7 @@ from aftermath.chain.instructions import CoordinatorInstructions
 from aftermath.config.chain_values import checkpoint_of, rules_of, trained_by
 from aftermath.config.document import RunConfig
 from aftermath.config.spec import spec_hash
-from aftermath.events.progress import in_words
+from aftermath.events.progress import state_phrase
 from aftermath.rules.assignment import batch_size
 from aftermath.rules.model import Checkpoint, Metadata, Model
 from aftermath.rules.run import Config, Run, steps_before
@@ -115,7 +115,7 @@ class Change:
     def _refuse_unless_halted(self, run: Run) -> None:
         if not run.halted:
             raise NotHalted(
-                f"run {run.run_id} is {in_words(run.state)}, and only a new, paused or finished run can be changed",
+                f"run {run.run_id} is {state_phrase(run.state)}, and only a new, paused or finished run can be changed",
                 "Pause it, and try again once it is paused: "
                 f"aftermath-solana set-paused --run-id {shlex.quote(run.run_id)} pause",
             )

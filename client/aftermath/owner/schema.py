@@ -64,7 +64,7 @@ class Shape:
         return [self.schema.results.result_bytes(tier) for tier in range(self.schema.state.tiers)]
 
     @property
-    def bytes_in_words(self) -> list[str]:
+    def size_lines(self) -> list[str]:
         """Return the sizes as text."""
         return [
             f"{size:,} by each member of tier {tier}"

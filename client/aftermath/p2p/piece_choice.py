@@ -21,12 +21,12 @@ STRIKES = 3
 
 @dataclass(eq=False)
 class PiecePull:
-    """One request for one piece. `moved` is the time of its last byte."""
+    """One request for one piece. `started` and `last_byte_at` are on the member's clock."""
 
     peer: bytes
     index: int
     started: float
-    moved: float
+    last_byte_at: float
 
 
 @dataclass(eq=False)
@@ -102,7 +102,7 @@ class PieceFetch:
         else:
             wanted = 0
         wanted &= ~self._pulled(pull for pull in self.pulls if pull.peer == peer)
-        alive = [pull for pull in self.pulls if now - pull.moved <= silent_s]
+        alive = [pull for pull in self.pulls if now - pull.last_byte_at <= silent_s]
         free = self._next(wanted & ~self._pulled(alive))
         if free is not None or not self.open_to_all:
             return free

@@ -128,7 +128,7 @@ class PiecePuller:
             data += chunk
             self._pace.received["blob"] += len(chunk)
             link.bytes_read += len(chunk)
-            pull.moved = swarm.progress_at = self._pace.clock()
+            pull.last_byte_at = swarm.progress_at = self._pace.clock()
             if len(chunk) < TRICKLE:
                 await asyncio.sleep(TRICKLE_S)
 

@@ -59,7 +59,7 @@ class SettingKey:
 
     @property
     def limits(self) -> str:
-        """Return the limits in words."""
+        """Return the limits as text."""
         if self.least is not None and self.most is not None:
             return f"from {self.least:g} to {self.most:g}"
         sides = (
@@ -79,7 +79,7 @@ class LabOption:
     name: str
     """The flag without its dashes, with underscores."""
     text: str
-    words: tuple[str, ...] = ()
+    choices: tuple[str, ...] = ()
     """The allowed numbers, if there are few."""
 
 
@@ -97,8 +97,8 @@ class OptimizerSetting:
     option: LabOption | None
 
     @property
-    def words(self) -> tuple[str, ...]:
-        """Return the allowed words of a Literal, else nothing."""
+    def choices(self) -> tuple[str, ...]:
+        """Return the allowed values of a Literal, else nothing."""
         return get_args(self.kind) if get_origin(self.kind) is Literal else ()
 
     def read(self, value: Any) -> Any:
@@ -150,9 +150,9 @@ class Optimizer:
         for setting in self.settings():
             value = setting.read(getattr(self, setting.name))
             name = setting.key.name
-            if setting.words and value not in setting.words:
-                words = " or ".join(setting.words)
-                raise SchemaError(f"{name} must be {words}, not {short_repr(value)}", where)
+            if setting.choices and value not in setting.choices:
+                allowed = " or ".join(setting.choices)
+                raise SchemaError(f"{name} must be {allowed}, not {short_repr(value)}", where)
             # A file's limits are stricter: a decay of exactly 1 is useful only in tests.
             if value is not None and not all(
                 setting.key.allows(one, closed=True) for one in _each(value)

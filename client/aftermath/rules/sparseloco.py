@@ -148,7 +148,7 @@ class SparseLoCo(Compressed):
             most=2,
             rule="ValueBitsInvalid",
         ),
-        LabOption("value_bits", "bits per value of a result.", words=("1", "2")),
+        LabOption("value_bits", "bits per value of a result.", choices=("1", "2")),
     ] = 2
     decay: Decay = 0.95
     chunk: Chunk = 64

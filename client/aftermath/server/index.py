@@ -48,6 +48,6 @@ CENTRALIZED = Index(
             "run_status",
         ),
     },
-    about="Train one language model together, through one server instead of a chain.",
+    summary="Train one language model together, through one server instead of a chain.",
     epilog="Options that name a run, a server or a key also read an environment variable: --run-id reads RUN_ID.",
 )

@@ -21,7 +21,7 @@ from aftermath.base.text import counted
 from aftermath.chain.addresses import run_addresses
 from aftermath.chain.views import parse_members, parse_model, parse_run
 from aftermath.events.printable import printable
-from aftermath.events.progress import in_words
+from aftermath.events.progress import state_phrase
 from aftermath.events.status import RunStatus, status_of
 from aftermath.server.server import PROGRAM, RunServer
 from aftermath.ui.terminal.screen import Screen, can_show
@@ -145,7 +145,7 @@ def network_facts(server: RunServer) -> dict[str, str]:
 
 def _line(status: RunStatus) -> str:
     steps = f"epoch {status.epoch}, step {status.step} of {status.total_steps}"
-    state = "training" if status.state.training else in_words(status.state)
+    state = "training" if status.state.training else state_phrase(status.state)
     return f"run {status.run_id} is {state}: {steps}"
 
 

@@ -71,9 +71,9 @@ class Solana:
             seen("run", self._chain.command("watch", "--run-id", RUN_ID))
         return process
 
-    def _owner(self, command: str, *words: str) -> None:
+    def _owner(self, command: str, *arguments: str) -> None:
         wallet = str(self._plan.keys("owner"))
-        line = self._chain.command(command, "--run-id", RUN_ID, "-w", wallet, *words)
+        line = self._chain.command(command, "--run-id", RUN_ID, "-w", wallet, *arguments)
         call(line, self._plan.log("owner"), self._environment)
 
     def client(self, client: LocalTestnetClient) -> list[str]:

@@ -31,9 +31,9 @@ class LocalNetwork:
     def ws_rpc(self) -> str:
         return f"ws://127.0.0.1:{self.port + 1}"  # Solana puts the websocket on the next port
 
-    def command(self, *words: str) -> list[str]:
+    def command(self, *arguments: str) -> list[str]:
         """Return an `aftermath-solana` command for this network."""
-        return [*SOLANA, *words, "--rpc", self.rpc, "--ws-rpc", self.ws_rpc]
+        return [*SOLANA, *arguments, "--rpc", self.rpc, "--ws-rpc", self.ws_rpc]
 
 
 SOLANA = [sys.executable, "-P", "-m", "aftermath"]

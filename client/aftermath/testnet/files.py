@@ -178,13 +178,13 @@ def flags(options: Mapping[str, Any]) -> Iterator[str]:
             yield str(value)
 
 
-def main(words: Sequence[str]) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Create the missing files of one config, as `aftermath-solana run-files` does."""
-    if len(words) != 1 or words[0] in ("-h", "--help"):
+    if len(arguments) != 1 or arguments[0] in ("-h", "--help"):
         print("Usage: aftermath-solana run-files FILE")
-        return 0 if words and words[0] in ("-h", "--help") else 2
+        return 0 if arguments and arguments[0] in ("-h", "--help") else 2
     try:
-        choice = chosen(Path(words[0]))
+        choice = chosen(Path(arguments[0]))
         for path in make_missing(choice.path, choice.config, log_of(choice.path), os.environ):
             print(f"made {path}")
     except AftermathError as error:

@@ -58,7 +58,7 @@ class Pane:
         """Ask the process to end, as Ctrl-C does."""
         self._signal(watchdog.interrupt)
 
-    def last_words(self) -> str:
+    def last_lines(self) -> str:
         """Return the text in its pane."""
         return self._panes.screen(self.name)
 
@@ -171,8 +171,8 @@ class Panes:
             self._held[name] = os.open(path, os.O_RDWR)
         return path
 
-    def _tmux(self, *words: str) -> subprocess.CompletedProcess[str]:
-        line = ["tmux", "-L", self._socket, *words]
+    def _tmux(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        line = ["tmux", "-L", self._socket, *arguments]
         return subprocess.run(
             line, capture_output=True, text=True, env=self._environment, check=False
         )

@@ -48,7 +48,7 @@ class Running(Protocol):
     def interrupt(self) -> None:
         """Ask it to end, as Ctrl-C does."""
 
-    def last_words(self) -> str:
+    def last_lines(self) -> str:
         """Return its last output."""
 
 
@@ -106,10 +106,10 @@ class Process:
     def expect_running(self) -> None:
         if not self.running:
             raise ProcessError(
-                f"{self.name} ended with code {self.code}; its last words:\n{self.last_words()}"
+                f"{self.name} ended with code {self.code}; its last output:\n{self.last_lines()}"
             )
 
-    def last_words(self, size: int = 1500) -> str:
+    def last_lines(self, size: int = 1500) -> str:
         """Return the end of its log."""
         return self.log.read_text(errors="replace")[-size:] if self.log.exists() else "(nothing)"
 
@@ -134,12 +134,12 @@ def wait_for(awaited: str, ready: Callable[[], bool], seconds: float, process: R
     while not ready():
         if process.code is not None:
             raise ProcessError(
-                f"{process.name} ended with code {process.code}; its last words:\n{process.last_words()}"
+                f"{process.name} ended with code {process.code}; its last output:\n{process.last_lines()}"
             )
         if time.monotonic() > until:
-            output = process.last_words()
+            output = process.last_lines()
             raise ProcessError(
-                f"{awaited} did not start within {seconds:.0f} s; its last words:\n{output}"
+                f"{awaited} did not start within {seconds:.0f} s; its last output:\n{output}"
             )
         time.sleep(0.05)
 

@@ -188,9 +188,9 @@ class Testnet:
                 if left():
                     return Ending.LEFT
                 if keeper.code is not None:
-                    output = keeper.last_words()
+                    output = keeper.last_lines()
                     raise ProcessError(
-                        f"{keeper.name} ended with code {keeper.code}; its last words:\n{output}"
+                        f"{keeper.name} ended with code {keeper.code}; its last output:\n{output}"
                     )
                 if until is not None and time.monotonic() > until:
                     return Ending.TIME
@@ -212,7 +212,7 @@ class Testnet:
             Clients(
                 config=str(self._plan.chosen.path),
                 state=self.run_progress.state,
-                progress=progress.words(),
+                progress=progress.text(),
                 step=progress.step,
                 total=progress.total,
                 clients=clients,
@@ -269,7 +269,7 @@ class Testnet:
             elif code:
                 self._failed.append(client.name)
                 self._lines.report_action(
-                    f"{client.name} ended with code {code}; its last words:\n{process.last_words()}"
+                    f"{client.name} ended with code {code}; its last output:\n{process.last_lines()}"
                 )
         for client in [client for client, at in self._back.items() if now >= at or self._finished]:
             del self._back[client]

@@ -45,12 +45,12 @@ def check_options(settings: TrainSettings) -> None:
 
     Raises UsageError, Unsuitable, or BindFailed for a port in use.
     """
-    check_words(settings)
+    check_values(settings)
     check_port(settings.bind_p2p_interface, settings.bind_p2p_port)
     check_directories(settings)
 
 
-def check_words(settings: TrainSettings) -> None:
+def check_values(settings: TrainSettings) -> None:
     """Check the options' values. Unlike `check_options`, bind no port and create no directory."""
     check_hub(settings)
     check_put_links(settings)

@@ -288,7 +288,7 @@ class TrainSettings:
         Doc("Seed for the choice of questions. By default 0."),
     ] = None
     eval_task_max_docs: Annotated[
-        int | None, NumberLimits(1), Doc(f"Most questions per task. By default {DOCS}.")
+        int | None, NumberLimits(1), Doc(f"Maximum questions per task. By default {DOCS}.")
     ] = None
     optim_stats_steps: Annotated[
         int,

@@ -22,14 +22,14 @@ from aftermath.ui.terminal.messages import (
     line_of,
     message_of,
 )
-from aftermath.ui.terminal.pages import LABEL, chart, progress_words, run_page
+from aftermath.ui.terminal.pages import LABEL, chart, progress_text, run_page
 from events.sample_events import sample_event
 from rules import builders
 from ui.terminal.tui_boards import EVIL, busy_member, event_message, where
 
 
 def shown(alerts: Alerts, now: float) -> list[str]:
-    return [alert.words(now) for alert in alerts.now(now)]
+    return [alert.text(now) for alert in alerts.now(now)]
 
 
 def test_run_page_without_answer_is_red() -> None:
@@ -129,9 +129,9 @@ def test_waiting_member_sees_steps_of_others() -> None:
         )
     )
     board.take(StatusMessage(where(19)))
-    assert progress_words(board) == "step 17 of 120"
+    assert progress_text(board) == "step 17 of 120"
     board.take(StatusMessage(where(23)))
-    assert progress_words(board).startswith("step 22 of 120, ")
+    assert progress_text(board).startswith("step 22 of 120, ")
     page = Console(width=80, file=io.StringIO(), color_system=None)
     page.print(run_page(board, 130.0, 80, 24))
     assert "step 22 of 120, " in page.file.getvalue()  # type: ignore[attr-defined]

@@ -35,8 +35,8 @@ class Story:
 
     def say(self, member: int, kind: str, **fields: Any) -> None:
         self.now += timedelta(seconds=1)
-        about = EventOrigin("told", WALLETS[member], member, "0.1.0")
-        self.records.append(EventRecord(self.now, about, sample_event(kind, **fields), Path("x")))
+        origin = EventOrigin("told", WALLETS[member], member, "0.1.0")
+        self.records.append(EventRecord(self.now, origin, sample_event(kind, **fields), Path("x")))
 
     def play(self) -> Story:
         for member in (0, 1):
@@ -69,7 +69,7 @@ class Story:
     def write(self, directory: Path) -> Path:
         for member, wallet in enumerate(WALLETS):
             lines = [
-                line_of(one.event, one.at) for one in self.records if one.about.wallet == wallet
+                line_of(one.event, one.at) for one in self.records if one.origin.wallet == wallet
             ]
             (directory / f"member-{member}.jsonl").write_text("".join(lines))
         return directory
@@ -105,11 +105,11 @@ def of_run(created: int, loss: float) -> EventRecord:
     For slot 0, they do not name the run.
     """
     identity = f"{created:016x}" if created else ""
-    about = EventOrigin(
+    origin = EventOrigin(
         "twice", WALLETS[0], 0, "0.1.0", owner="0wner", created=created, identity=identity
     )
     return EventRecord(
-        NOON, about, sample_event("trained", step=1, loss=loss, tokens=10), Path("x")
+        NOON, origin, sample_event("trained", step=1, loss=loss, tokens=10), Path("x")
     )
 
 
@@ -162,10 +162,10 @@ def test_observed_events_of_several_members_merge() -> None:
 def test_observed_forged_members_are_limited_and_names_cut() -> None:
     found = EventSnapshots("told", Losses())
     for member in range(3000):
-        about = EventOrigin("told", f"{member}".ljust(100_000, "x"), 1 << 200, "")
+        origin = EventOrigin("told", f"{member}".ljust(100_000, "x"), 1 << 200, "")
         found.take(
             EventRecord(
-                NOON, about, sample_event("trained", step=member, loss=1.0, tokens=1), Path("x")
+                NOON, origin, sample_event("trained", step=member, loss=1.0, tokens=1), Path("x")
             )
         )
     assert len(found.members) == 1024

@@ -139,7 +139,7 @@ def server_validate_config(
 ) -> Result:
     """Check the files of a server without starting it.
 
-    Checks the run's rules, its model and the cut into tiers. With --data-config also checks the
+    Checks the run's rules, its model and its tiers. With --data-config also checks the
     data, and that both files match.
     """
     from aftermath.owner.schema import shape_of
@@ -158,4 +158,4 @@ def server_validate_config(
     if data_config is not None:
         data["sequences"] = load_served_data(data_config, config)[1].sequences
     shown = {name: value for name, value in data.items() if value is not None}
-    return Result(data, facts(shown | {"bytes_per_round": shape.bytes_in_words}))
+    return Result(data, facts(shown | {"bytes_per_round": shape.size_lines}))

@@ -42,10 +42,10 @@ class PipeScreen(Tabbed):
     """Whether the user pressed the quit key. A screen that is still loading then ends at once."""
 
     @property
-    def last_words(self) -> str:
+    def last_lines(self) -> str:
         """Return the parent's last lines, or "interrupted" if it ended before it could leave."""
         leaving = isinstance(self.board, Board) and self.board.leaving
-        return "interrupted" if self.left and not leaving else self.board.last_words()
+        return "interrupted" if self.left and not leaving else self.board.last_lines()
 
     def on_ready(self) -> None:
         """Start to listen. The screen can be closed from now on."""
@@ -121,7 +121,7 @@ def main() -> None:
             errors_file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             errors_file.write_text(errors.getvalue())
     if app.deserted:
-        print(app.last_words, file=sys.stderr)
+        print(app.last_lines, file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
     # exit without the interpreter's cleanup, which takes time

@@ -36,7 +36,7 @@ class Alert:
     times: int
     fatal: bool
 
-    def words(self, now: float) -> str:
+    def text(self, now: float) -> str:
         """Return when it was raised, how often, and its message."""
         when = f"{span(max(now - self.at, 0))} ago" + (
             f", {self.times} times" if self.times > 1 else ""
@@ -154,9 +154,9 @@ class Board:
         event = self.newest.get(kind)
         return event if isinstance(event, kind) else None
 
-    def last_words(self) -> str:
+    def last_lines(self) -> str:
         """Return the last lines of the log."""
-        return last_words(self.log)
+        return last_lines(self.log)
 
     def _take(self, event: event_types.Event) -> None:
         self.newest[type(event)] = event
@@ -195,7 +195,7 @@ class Board:
                 self.leaving = True
 
 
-def last_words(log: KeptLines) -> str:
+def last_lines(log: KeptLines) -> str:
     """Return the last lines of a process that has ended."""
     lines = [text.plain for _, text in log.lines][-_LAST:]
     return "\n".join(["the process ended without a message; its last lines:", *lines])

@@ -59,7 +59,7 @@ class ClientRow(msgspec.Struct, frozen=True):
 
 
 class Clients(Message, frozen=True):
-    """The state of a testnet and its clients. `progress` is the run's, in words."""
+    """The state of a testnet and its clients. `progress` is the run's, as text."""
 
     config: str
     state: str

@@ -29,10 +29,10 @@ _CHART = 9  # lines
 _TALL = 32  # terminal height from which the pages show more than on 24 lines
 
 
-def progress_words(board: Board) -> str:
+def progress_text(board: Board) -> str:
     """Return the run's progress, as far as it is known."""
     further = _further(board)
-    return steps_of(further) if further is not None else board.progress.words()
+    return steps_of(further) if further is not None else board.progress.text()
 
 
 def _further(board: Board) -> RunStatus | None:
@@ -69,7 +69,7 @@ def run_page(board: Board, now: float, width: int, height: int) -> RenderableTyp
         parts += [Text(), Text(loss_line(board.losses, width), no_wrap=True)]
     for alert in board.alerts.now(now):
         label = (" error ", "white on red") if alert.fatal else (" warning ", "black on yellow")
-        parts += [Text(), Text.assemble(label, " ", alert.words(now))]
+        parts += [Text(), Text.assemble(label, " ", alert.text(now))]
     if drawn:
         parts += [Text(), Text("\n".join(drawn))]
     return Group(*parts)
@@ -142,7 +142,7 @@ def training_page(board: Board, now: float, width: int, height: int) -> Renderab
 
 def _training_from_outside(board: Board) -> RenderableType:
     rows: Facts = dict.fromkeys(("steps", "pace", "tiers", "losses"), UNKNOWN)
-    rows["steps"] = progress_words(board)
+    rows["steps"] = progress_text(board)
     rows["losses"] = "only members report these: train --logs tui, or plot their --events-dir"
     if (status := board.status) is not None:
         if status.left is not None and status.total_steps > status.step:
@@ -268,19 +268,19 @@ def _cell(value: str | Text | Sequence[str]) -> Text:
 
 
 def _steps(board: Board, width: int) -> Text:
-    words = progress_words(board)
+    text = progress_text(board)
     if (status := _further(board)) is not None:
-        return bar(words, status.step, status.total_steps, width)
-    return bar(words, board.progress.step, board.progress.total, width)
+        return bar(text, status.step, status.total_steps, width)
+    return bar(text, board.progress.step, board.progress.total, width)
 
 
-def bar(words: str, step: int, total: int, width: int) -> Text:
-    """Return words, and a progress bar in the rest of `width` columns."""
-    room = min(30, width - len(words) - 4)
+def bar(text: str, step: int, total: int, width: int) -> Text:
+    """Return the text, and a progress bar in the rest of `width` columns."""
+    room = min(30, width - len(text) - 4)
     if not total or room < 10:
-        return Text(words)
+        return Text(text)
     filled = min(room, room * step // total)
-    return Text.assemble(f"{words}  ", ("━" * filled, "green"), ("─" * (room - filled), "dim"))
+    return Text.assemble(f"{text}  ", ("━" * filled, "green"), ("─" * (room - filled), "dim"))
 
 
 def _bytes(count: float) -> str:

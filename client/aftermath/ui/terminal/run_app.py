@@ -15,7 +15,7 @@ from aftermath.events.printable import printable
 from aftermath.events.status import RunStatus
 from aftermath.ui.terminal.board import Board
 from aftermath.ui.terminal.messages import TABS
-from aftermath.ui.terminal.pages import PAGES, progress_words
+from aftermath.ui.terminal.pages import PAGES, progress_text
 from aftermath.ui.terminal.tabbed import Tabbed
 from aftermath.ui.terminal.widgets import DrawnText, KeyedTable, Log
 
@@ -55,7 +55,7 @@ class RunApp(Tabbed):
         name = {"member": "run", "server": "server of run", "watch": "run"}[board.role]
         tier = "" if board.tier is None else f", tier {board.tier}"
         title = Text(f"{name} {printable(board.run_id)}{tier}", no_wrap=True, overflow="ellipsis")
-        return title.append(f"   {progress_words(board)}", "not bold")
+        return title.append(f"   {progress_text(board)}", "not bold")
 
     @property
     def leaving(self) -> bool:
@@ -120,13 +120,13 @@ def table(
     return named, cells
 
 
-def _cell(name: str, words: str, cut: int) -> str:
+def _cell(name: str, text: str, cut: int) -> str:
     if name == "wallet" and cut > 0:
-        return f"{words[:_WALLET]}…"
+        return f"{text[:_WALLET]}…"
     if name == "standing" and cut > 1:
         for usual, fewer in _FEWER.items():
-            words = words.replace(usual, fewer)
-    return words
+            text = text.replace(usual, fewer)
+    return text
 
 
 def _width(named: Sequence[str], rows: Iterable[Sequence[str]]) -> int:

@@ -191,7 +191,7 @@ class Screen:
         self._over()
         if shown and self._opening.role == "member":
             self._console.print(
-                f"run {self._opening.run_id}: {self._progress.words()}",
+                f"run {self._opening.run_id}: {self._progress.text()}",
                 highlight=False,
                 markup=False,
             )

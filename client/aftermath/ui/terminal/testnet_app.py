@@ -12,7 +12,7 @@ from textual.widgets import DataTable
 
 from aftermath.events.printable import printable
 from aftermath.ui.terminal import messages
-from aftermath.ui.terminal.board import KeptLines, last_words
+from aftermath.ui.terminal.board import KeptLines, last_lines
 from aftermath.ui.terminal.pages import NAMES, UNKNOWN, Facts, bar, grid
 from aftermath.ui.terminal.tabbed import Tabbed
 from aftermath.ui.terminal.widgets import DrawnText, KeyedTable, Log, clock
@@ -144,9 +144,9 @@ class LocalTestnetBoard:
                 for line in message.lines:
                     self.printed[message.name].say(None, Text(printable(line)))
 
-    def last_words(self) -> str:
+    def last_lines(self) -> str:
         """Return the last lines of the log."""
-        return last_words(self.log)
+        return last_lines(self.log)
 
     def _say(self, t: float, who: str, text: str) -> None:
         width = max(map(len, (OWN, *self.names)))

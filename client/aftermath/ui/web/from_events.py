@@ -67,12 +67,12 @@ class EventSnapshots:
 
     def take(self, record: EventRecord) -> RunSnapshot | None:
         """Add an event. Return the snapshot that it begins, if any."""
-        wallet = record.about.wallet[:_MOST_TEXT]
+        wallet = record.origin.wallet[:_MOST_TEXT]
         if wallet not in self.members and len(self.members) >= _MOST_MEMBERS:
             return None
-        if wallet != record.about.wallet:
+        if wallet != record.origin.wallet:
             record = msgspec.structs.replace(
-                record, about=msgspec.structs.replace(record.about, wallet=wallet)
+                record, origin=msgspec.structs.replace(record.origin, wallet=wallet)
             )
         self.event_count += 1
         self._comings.take(record)
@@ -115,16 +115,16 @@ class EventSnapshots:
     def _know(self, wallet: str, record: EventRecord) -> None:
         event = record.event
         previous = self.members.get(wallet)
-        member = previous or MemberSnapshot(wallet, record.about.tier, "")
+        member = previous or MemberSnapshot(wallet, record.origin.tier, "")
         if isinstance(event, _TAKES_PART):
             member = msgspec.structs.replace(member, standing="takes part", takes_part=True)
-        elif (words := _STANDINGS.get(type(event))) is not None:
-            member = msgspec.structs.replace(member, standing=words, takes_part=False)
+        elif (standing := _STANDINGS.get(type(event))) is not None:
+            member = msgspec.structs.replace(member, standing=standing, takes_part=False)
         figures = member.figures
         match event:
             case event_types.MemberStarted():
                 figures = Figures()
-                member = msgspec.structs.replace(member, tier=record.about.tier, seat=None)
+                member = msgspec.structs.replace(member, tier=record.origin.tier, seat=None)
             case event_types.Joined():
                 member = msgspec.structs.replace(member, seat=event.seat, weight=event.weight)
             case event_types.ShareTrained():
@@ -139,11 +139,11 @@ class EventSnapshots:
                 )
                 if event.loss is not None:
                     self._losses.add_event_loss(
-                        record.about.tier, event.step, event.loss, event.tokens
+                        record.origin.tier, event.step, event.loss, event.tokens
                     )
             case event_types.Traffic():
                 self.sent.add(
-                    record.about.tier,
+                    record.origin.tier,
                     self._comings.step_of(wallet),
                     event.sent - (figures.sent or 0),
                 )

@@ -210,7 +210,7 @@ class Observatory:
         """Pass events to their runs. Return the runs that received events."""
         touched: dict[str, ObservedRun] = {}
         for record in part:
-            run = self._run_of_event(record.about.run_id)
+            run = self._run_of_event(record.origin.run_id)
             if run is not None:
                 run.take(record)
                 touched[run.run_id] = run

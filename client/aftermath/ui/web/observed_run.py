@@ -33,7 +33,7 @@ _LOOK_SECONDS = 0.5  # seconds between two checks whether the chain still answer
 # transactions read in a row, and the pause after them
 _AT_ONCE = 20
 _PAUSE_SECONDS = 1.0
-_MOST_SAID = 16  # warnings about other runs of the same id
+_MOST_LOGGED = 16  # warnings about other runs of the same id
 # maximum age of JSON that is sent, and seconds between messages when nothing changes
 _FRESH_SECONDS = 1.0
 _TELL_SECONDS = 5.0
@@ -91,7 +91,7 @@ class ObservedRun:
         self.looked_at = time.monotonic()
         self._coordinator = coordinator
         self._records = RunRecords(run_id)
-        self._said: set[RunName] = set()
+        self._logged: set[RunName] = set()
         """The runs of the same id that were logged."""
         self._follower: RunFollower | None = None
         self._trouble = ""
@@ -159,7 +159,7 @@ class ObservedRun:
 
     def take(self, event_record: EventRecord) -> None:
         """Add an event, which may be of an earlier run of this id."""
-        run = RunName.of(event_record.about)
+        run = RunName.of(event_record.origin)
         shown_before = self._records.shown
         record = self._records.record_for(run)
         if self._records.shown is not shown_before:
@@ -180,8 +180,8 @@ class ObservedRun:
 
     def _say_other(self, run: RunName) -> None:
         """Log once that there are events of a run that is not shown."""
-        if run not in self._said and len(self._said) < _MOST_SAID:
-            self._said.add(run)
+        if run not in self._logged and len(self._logged) < _MOST_LOGGED:
+            self._logged.add(run)
             log.warning("events of another run are not shown: %s", run)
 
     def taken(self) -> None:

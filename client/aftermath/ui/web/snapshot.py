@@ -11,11 +11,11 @@ from collections.abc import Mapping
 import msgspec
 from solders.pubkey import Pubkey
 
-from aftermath.events.progress import state_words
+from aftermath.events.progress import state_text
 from aftermath.events.status import MemberStatus, RunStatus
 from aftermath.rules.state import RunState
 
-STATES = {state.name.lower(): state_words(state.name) for state in RunState}
+STATES = {state.name.lower(): state_text(state.name) for state in RunState}
 """The states of a run, and their names for people."""
 
 
