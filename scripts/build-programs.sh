@@ -5,8 +5,8 @@
 #   scripts/build-programs.sh --check           rebuild into a temporary folder and fail if any byte differs
 #   scripts/build-programs.sh --check-changed   the same, but only if a file differs from idl/SHA256SUMS
 #
-# idl/SHA256SUMS lists what a build reads and what it wrote. Who changes both the programs and that list can deceive
-# --check-changed, but not --check, which `make nightly` runs.
+# idl/SHA256SUMS lists what a build reads and what it wrote. Changing the programs and that list together
+# defeats --check-changed, but not --check, which `make nightly` runs.
 #
 # Needs Debian bookworm and, for the IDLs, any host cargo >= 1.85. What it installs, once and about four minutes:
 # rustc 1.96 with LLVM 22 (bookworm-security) and sbpf-linker, built from source into $SBPF_WORK (default ~/.cache/sbpf).
@@ -87,8 +87,8 @@ stage_speed() {
     xargs sed -i -E 's/^( *)((pub(\([a-z]+\))? )?fn )/\1#[optimize(speed)]\n\1\2/'
 }
 
-# std is compiled for target_os "solana", because dependencies of Anchor (serde, bincode) name it. The stubs that it has
-# for "zkvm" serve; nothing of them is reached at run time.
+# std is compiled for target_os "solana", because dependencies of Anchor (serde, bincode) name it. It uses the stubs for
+# "zkvm", which never run.
 stage_std() {
   mkdir "$stage/std"
   cp -r "$(realpath /usr/lib/rustlib/src/rust)/library" "$stage/std/"

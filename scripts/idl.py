@@ -22,7 +22,7 @@ _ADDRESS = re.compile(f"[{_ALPHABET}]{{32,44}}")
 
 
 def base58(data: bytes) -> str:
-    """Bitcoin's base 58, as Solana writes addresses."""
+    """Return bytes in Bitcoin's base 58, as Solana writes addresses."""
     number = int.from_bytes(data, "big")
     digits = ""
     while number:
@@ -32,7 +32,7 @@ def base58(data: bytes) -> str:
 
 
 def section(output: str, name: str) -> str:
-    """The text between a section's marks; exits with a sentence when it is missing."""
+    """Return the text between a section's marks. Exit with an error if it is missing."""
     found = re.search(
         rf"^--- IDL begin {name} ---\n(.*?)\n--- IDL end {name} ---$",
         output,

@@ -447,9 +447,12 @@ def test_arm_is_trained_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with pytest.raises(KeyboardInterrupt):
         arms.train(short, tmp_path)
     began: list[Any] = []
-    monkeypatch.setattr(
-        arms._Clock, "take", lambda self, event: (began.append(event), take(self, event))[1]
-    )
+
+    def record(self: Any, event: Any) -> None:
+        began.append(event)
+        take(self, event)
+
+    monkeypatch.setattr(arms._Clock, "take", record)
     assert arms.train(short, tmp_path)["held_out"] == line["held_out"]
     assert next(event.done for event in began if isinstance(event, lab_events.Started)) == 2, (
         "the last save"

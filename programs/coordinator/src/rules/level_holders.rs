@@ -13,16 +13,16 @@ const BALANCED_BIT: usize = SHOWN_BITS - 1;
 pub const BALANCED: u32 = 1 << BALANCED_BIT;
 /// The initial score of a newcomer next to established holders: it must deliver more often than not.
 pub const BELOW_BALANCED: u32 = BALANCED - 1;
-/// A member may be dropped if the rounds in which it missed levels exceed those in which it delivered all by this
-/// number.
+/// A member may be dropped if its score is at least this much below `BALANCED`.
 const OFTEN: u32 = 8;
 
-/// Return the seats that delivered every level in at least half of the rounds in which that was judged.
+/// Return the seats with a score of at least `BALANCED`: they delivered every level in at least half of the judged
+/// rounds (newcomers next to established holders: in more than half).
 pub fn in_half(members: &Members) -> &Bitmap {
     &members.shown[BALANCED_BIT]
 }
 
-/// Return the seats that missed levels in at least `OFTEN` more rounds than they delivered all.
+/// Return the seats with a score of at most `BALANCED - OFTEN`.
 pub fn often_incomplete(members: &Members) -> Bitmap {
     bitmap::without(&[0xff; 32], &weights::at_least(&members.shown, BALANCED - OFTEN + 1))
 }

@@ -74,9 +74,10 @@ pub fn is_provisional(run: &Run, members: &Members) -> bool {
     before.kept == 1 && !unchanged
 }
 
-/// Return whether the `pending` members need not wait for other established members: enough of them to decide alone
-/// wait, or one that was not in the last undone epoch. Otherwise a member that never delivers could void epoch after
-/// epoch.
+/// Return whether the epoch may begin without other established members.
+///
+/// True if at least `MIN_ESTABLISHED` of the `pending` members are established, or if an established one was not in the
+/// last undone epoch. Otherwise a member that never delivers could void epoch after epoch.
 pub fn ends_wait(run: &Run, members: &Members, pending: &Bitmap) -> bool {
     let waiting = bitmap::both(&members.established, pending);
     bitmap::count(&waiting) >= committee::MIN_ESTABLISHED || !bitmap::is_subset(&waiting, &undone(run, members))

@@ -200,8 +200,8 @@ pub fn delivered(members: &Members, seat: u8) -> u32 {
     bits.fold(0, |count, (bit, plane)| count | u32::from(bitmap::has(plane, seat)) << bit)
 }
 
-/// Return the seats that delivered in at least half of the epoch's rounds so far, and every level of their tier in at
-/// least half of the rounds in which that was judged.
+/// Return the seats that delivered in at least half of the epoch's rounds so far, and have a score of at least
+/// `BALANCED` (`level_holders::in_half`).
 pub fn half_delivered(members: &Members) -> Bitmap {
     bitmap::both(&at_least(&members.delivered, members.judged.div_ceil(2)), level_holders::in_half(members))
 }
@@ -230,8 +230,8 @@ pub fn fix_attesters(members: &mut Members) {
 /// Let members that owed nothing attest levels after an epoch without established members. Otherwise they would stay
 /// newcomers, and in the next epoch a stranger would be the equal of a level's only holder.
 ///
-/// This admits the lowest tier numbers, up to the first of which a member delivered. It admits nobody if these are more
-/// than a quarter of the members that delivered, or idle wallets could stop the run.
+/// It admits idle members whose tier number is at most the smallest one among the members that delivered. It admits
+/// nobody if these are more than a quarter of the members that delivered, or idle wallets could stop the run.
 fn admit_idle(members: &mut Members, stayed: &Bitmap) {
     let max_idle = bitmap::count(&members.proven) / DELIVERING_PER_IDLE;
     let mut idle = [0; 32];
