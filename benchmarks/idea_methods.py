@@ -267,18 +267,18 @@ def uncut(wanted: bool, settings: Mapping[str, Any]) -> list[Replacement]:
 def step_of(batch: int, settings: Mapping[str, Any]) -> list[Replacement]:
     """Take inner steps of a fixed number of sequences, so a smaller share has fewer of them."""
     del settings
-    plain = vars(InnerSteps)["_train"]
+    plain = vars(InnerSteps)["make"]
 
-    def train_on(self: InnerSteps, sequences: Tensor, *given: Any) -> float:
+    def make(self: InnerSteps, sequences: Tensor, *given: Any) -> Any:
         agreed = self._settings
         assert isinstance(agreed, SparseLoCo)
         self._settings = replace(agreed, inner_steps=max(1, len(sequences) // batch))
         try:
-            return float(plain(self, sequences, *given))
+            return plain(self, sequences, *given)
         finally:
             self._settings = agreed
 
-    return [(InnerSteps, "_train", train_on)]
+    return [(InnerSteps, "make", make)]
 
 
 def forget(rounds: int, settings: Mapping[str, Any]) -> list[Replacement]:

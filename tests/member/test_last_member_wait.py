@@ -9,7 +9,7 @@ import pytest
 
 from aftermath.member import ticker
 from aftermath.member.last_member import mark_path
-from aftermath.rules import deadlines
+from aftermath.rules import bitmap, deadlines
 from aftermath.rules.state import MemberState, RunState
 from aftermath.sim.sim_member import SimMember
 from aftermath.sim.simulation import SimulatedRun, play
@@ -41,6 +41,11 @@ async def _stop_in_turn(sim: SimulatedRun, *, kill: bool = False) -> tuple[SimMe
 def _waits(sim_member: SimMember) -> list[str]:
     messages = [event["message"] for event in sim_member.saw("warning")]
     return [message for message in messages if _NAMES_WAIT in message]
+
+
+def _has_attested(sim: SimulatedRun, sim_member: SimMember) -> bool:
+    seat = sim.members.find(sim_member.wallet)
+    return seat is not None and bitmap.contains(sim.run.current.attested, seat)
 
 
 @pytest.mark.parametrize("overlap", [0, 1])
@@ -88,6 +93,35 @@ def test_first_member_back_stays_when_attested_round_closes(tmp_path: Path) -> N
         assert not any(event.get("leaves") for event in first.saw("waiting"))
 
     play(tmp_path, story, **_PAIR | {"min_round_time": 10})
+
+
+@pytest.mark.parametrize("overlap", [0, 1])
+def test_last_member_saves_results_of_member_that_left(tmp_path: Path, overlap: int) -> None:
+    """The running round, in which the last member has attested, counts a result of the first."""
+
+    async def story(sim: SimulatedRun) -> None:
+        first = sim.add(0)
+        last = sim.add(0)
+        await sim.until_round(3)
+        judged = sim.run.current.height
+        await sim.until(lambda _: bool(first.saw("trained", height=judged)))
+        if overlap:
+            await sim.until_round(judged + 1)
+        await sim.stop(first)
+        running = judged + overlap
+        await sim.until(lambda run: run.current.height > running or _has_attested(sim, last))
+        assert sim.run.current.height == running
+        await sim.stop(last)
+        sim.start(first)
+        sim.start(last)
+        await sim.until(lambda run: run.epoch == 1)
+        (applied,) = last.saw("applied", height=judged)
+        assert applied["sequences"] == sim.record.settled[0, judged]
+        assert applied["results"] == 2
+        await sim.until_finished()
+
+    sim = play(tmp_path, story, **_PAIR | {"overlap": overlap, "min_round_time": 10})
+    assert sim.compare(sim.sim_members)
 
 
 def test_last_of_three_saves_only_a_copy(tmp_path: Path) -> None:

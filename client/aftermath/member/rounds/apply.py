@@ -104,7 +104,11 @@ class RoundResolver:
             attestations = await self._ports.coordinator.attestations(attesting)
         except Refused as error:
             raise Desync(str(error)) from error
-        accepted = consensus(attesting, attestations, done.roster)
+        # While a round runs, `attested` names the members that attested in it. The chain replaces them
+        # by the members whose results were recorded when it closes the round.
+        is_running = run.state.training and attesting.height == run.current.height
+        decided = replace(attesting, attested=done.roster) if is_running else attesting
+        accepted = consensus(decided, attestations, done.roster)
         if disputed_seats := disputed(attestations, done.roster) & self._results.announced(
             done.height
         ):
