@@ -104,8 +104,8 @@ class RoundResolver:
             attestations = await self._ports.coordinator.attestations(attesting)
         except Refused as error:
             raise Desync(str(error)) from error
-        # While a round runs, `attested` names the members that attested in it. When the chain closes
-        # the round, it replaces them by the members whose results were recorded.
+        # In a running round, `attested` names the members that attested in it. When the chain
+        # closes the round, it replaces them by the members whose results were recorded.
         is_running = run.state.training and attesting.height == run.current.height
         decided = replace(attesting, attested=done.roster) if is_running else attesting
         accepted = consensus(decided, attestations, done.roster)
