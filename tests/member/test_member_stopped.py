@@ -12,6 +12,7 @@ import pytest
 from aftermath.chain.refusals import refusal
 from aftermath.member.stake import SAVE_SECONDS
 from aftermath.rules.state import RunState
+from aftermath.sim.sim_member import SimMember
 from aftermath.sim.simulation import SimulatedRun, play
 from member.disk import Disk
 from member.short_runs import ALONE
@@ -241,6 +242,16 @@ def test_member_of_run_that_went_back_saves_only_its_own_steps(tmp_path: Path) -
     play(tmp_path, story, **ALONE | {"rounds_per_epoch": 20, "total_steps": 30})
 
 
+async def _through_full_disk(sim: SimulatedRun, disk: Disk, state: RunState) -> SimMember:
+    """Fill the disk from round 2 until epoch 1 is in a state. Return the run's only member."""
+    sim_member = sim.add(0)
+    await sim.until_round(2)
+    disk.full = True
+    await sim.until(lambda run: run.epoch == 1 and run.state is state)
+    disk.full = False
+    return sim_member
+
+
 @pytest.mark.parametrize("state", [RunState.WAITING_FOR_MEMBERS, RunState.WARMUP])
 def test_stop_between_epochs_records_unsaved_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: RunState
@@ -249,11 +260,7 @@ def test_stop_between_epochs_records_unsaved_model(
     disk = Disk(monkeypatch)
 
     async def story(sim: SimulatedRun) -> None:
-        sim_member = sim.add(0)
-        await sim.until_round(2)
-        disk.full = True
-        await sim.until(lambda run: run.epoch == 1 and run.state is state)
-        disk.full = False
+        sim_member = await _through_full_disk(sim, disk, state)
         assert sim.model.checkpoint_step == 0
         await sim.stop(sim_member)
         (stopped,) = sim_member.saw("stopped")
@@ -276,11 +283,7 @@ def test_stop_during_check_of_own_replica_records_model(
     disk = Disk(monkeypatch)
 
     async def story(sim: SimulatedRun) -> None:
-        sim_member = sim.add(0)
-        await sim.until_round(2)
-        disk.full = True
-        await sim.until(lambda run: run.epoch == 1 and run.state is RunState.WARMUP)
-        disk.full = False
+        sim_member = await _through_full_disk(sim, disk, RunState.WARMUP)
         await asyncio.sleep(0.5)
         assert sim_member.saw("model")[-1]["step"] == 0
         await sim.stop(sim_member)
@@ -297,11 +300,7 @@ def test_stop_between_epochs_tells_if_record_is_refused(
     disk = Disk(monkeypatch)
 
     async def story(sim: SimulatedRun) -> None:
-        sim_member = sim.add(0)
-        await sim.until_round(2)
-        disk.full = True
-        await sim.until(lambda run: run.epoch == 1 and run.state is RunState.WAITING_FOR_MEMBERS)
-        disk.full = False
+        sim_member = await _through_full_disk(sim, disk, RunState.WAITING_FOR_MEMBERS)
         assert sim_member.chain is not None
 
         async def refused(*_: object) -> None:

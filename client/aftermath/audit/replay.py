@@ -7,9 +7,9 @@ change. `audit.comparison` compares its result with the member's.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -71,7 +71,6 @@ class Replay:
     loss: float
     losses: tuple[float, ...]
     """Mean loss of each inner step."""
-    seconds: float
 
 
 @dataclass(frozen=True)
@@ -100,18 +99,6 @@ def replay(
     OutOfMemory, and SchemaError or SegmentError for tensors of another model.
     """
     block_norms: dict[int, list[Tensor]] = {}
-
-    def feedback(
-        results: ResultFormat,
-        tier: int,
-        params: Mapping[str, Tensor],
-        decay: float,
-        balances: Balances,
-    ) -> ErrorFeedback:
-        return _MeasuringFeedback(
-            results, tier, params, decay, balances=balances, block_norms=block_norms
-        )
-
     replica = Replica(
         share.schema,
         share.config,
@@ -119,13 +106,12 @@ def replay(
         {name: tensor.to(device, copy=True) for name, tensor in share.shared.items()},
         device=device,
         pass_size=PassSize(micro_batch, "auto"),
-        stopwatch=time.perf_counter,
+        stopwatch=lambda: 0.0,
         arithmetic=arithmetic,
-        result=feedback,
+        result=partial(_MeasuringFeedback, block_norms),
     )
     if share.before:
         replica.optimizer.restore(share.before)
-    started = time.perf_counter()
     try:
         trained = replica.train(
             share.sequences,
@@ -138,7 +124,6 @@ def replay(
         )
     except NonFiniteGradient as error:
         return NoResult(error.message)
-    seconds = time.perf_counter() - started
     assert trained.measured is not None
     return Replay(
         share=share,
@@ -148,7 +133,6 @@ def replay(
         block_norms=block_norms,
         loss=trained.loss,
         losses=trained.losses,
-        seconds=seconds,
     )
 
 
@@ -157,13 +141,12 @@ class _MeasuringFeedback(ErrorFeedback):
 
     def __init__(
         self,
+        block_norms: dict[int, list[Tensor]],
         results: ResultFormat,
         tier: int,
         params: Mapping[str, Tensor],
         decay: float,
-        *,
         balances: Balances,
-        block_norms: dict[int, list[Tensor]],
     ) -> None:
         super().__init__(results, tier, params, decay, balances)
         self._block_norms = block_norms
