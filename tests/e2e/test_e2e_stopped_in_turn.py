@@ -24,7 +24,7 @@ def _warnings(member: ClusterMember, text: str) -> list[str]:
     return [message for message in messages if text in message]
 
 
-@pytest.mark.nightly
+@pytest.mark.slow
 # members do not depend on the engine
 @pytest.mark.parametrize("engine", ["embedded"], indirect=True)
 def test_first_member_back_waits_for_saved_steps_of_last(
