@@ -1,4 +1,4 @@
-"""Measure how far two honest computations of a round's pseudo-gradient differ, and a dishonest one.
+"""Measure how far honest and dishonest computations of a pseudo-gradient are from a reference.
 
 An audit trains a member's share again and compares the results. This measures what it can tell.
 

@@ -351,7 +351,9 @@ def establish_all(run: Scenario, record: Any, tiers: int) -> None:
 
 def level_drop_units(clients: int) -> int:
     """Return the compute units of dropping the holders of level 0 that were not elected, after a
-    quorum reported them missing. All are established. The dropped ones have failed for long.
+    quorum reported them missing.
+
+    All members are established, and the scores of the dropped members are low enough for a drop.
     """
     run = begun(clients, 3)
     everyone_attests(run)

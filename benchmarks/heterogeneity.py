@@ -5,7 +5,7 @@ heterogeneity.py --run SIZE [--kind KIND]  train the named trainings that are no
 """
 
 # How it is measured:
-# - A kind is a way to cut the tiers from the model and an optimizer. Each has its own file of
+# - A kind combines an optimizer with a way to cut tiers from the model. Each has its own file of
 #   arms.
 # - An arm counts at the rate that is best for its largest tier on the mean over seeds.
 # - Gains are in nats per held-out byte, of the same tier and seed with and without the others. An

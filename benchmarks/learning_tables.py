@@ -184,7 +184,7 @@ def from_step(seconds: Sequence[float | None]) -> str:
     if more is None:
         return "never"
     if same is None or less is None:
-        return f"hardly: {more:.1f} s or never"
+        return f"at best {more:.1f} s, at worst never"
     return f"{same:.2f} s ({more:.2f} to {less:.2f})"
 
 

@@ -81,11 +81,11 @@ def shares(
 def step_seconds_for(
     worth: float, tokens: float, share: float, training: Training, sent: int
 ) -> list[float | None]:
-    """Return the seconds per step on one machine at which members reach `worth`: for a measured
-    worth 10 % higher, as measured, and 10 % lower (None: never).
+    """Return the shortest step, in seconds on one machine, for which members reach `worth`.
 
-    Assumes that the worth by `tokens`, the size of results and the `share` without the protocol
-    stay as measured.
+    There are three values: if the worth by `tokens` is 10 % higher than measured, as measured, and
+    10 % lower. None means never. Assumes that the size of results and the `share` without the
+    protocol stay as measured.
     """
     protocol = protocol_seconds(training.members, sent) / training.inner_steps
     left = [most / worth - 1 / share for most in (tokens * UNSURE, tokens, tokens / UNSURE)]

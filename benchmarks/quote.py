@@ -232,9 +232,9 @@ def several_devices() -> str:
     return table(
         (
             "inner optimizer",
-            "bytes of rank 0, sharded over unsharded moments",
+            "bytes of rank 0 (ratio sharded / unsharded)",
             "largest part of moments",
-            "CPU time of rank 0, sharded over unsharded moments",
+            "CPU time of rank 0 (ratio sharded / unsharded)",
         ),
         rows,
     )

@@ -6,8 +6,9 @@ python benchmarks/spinning.py [--json]
 
 # How it is measured:
 # - It asks `aftermath-solana estimate --device cpu` for the sequences per minute of a model of a
-#   million parameters, by tier: as commands set OpenMP (`base.environment`), and, as the reference,
-#   with GNU's default. It does so alone, and next to a busy process.
+#   million parameters, by tier. It measures twice: with the OpenMP settings of our commands
+#   (`base.environment`), and with GNU's default as the reference. Each runs alone and next to a
+#   busy process.
 
 from __future__ import annotations
 

@@ -106,13 +106,13 @@ def compared(
     end: Mapping[str, Any],
     training: Training,
     alone: Sequence[Mapping[str, Any]],
-    told: Mapping[str, Shares],
+    shares_by_processor: Mapping[str, Shares],
     reach: float,
 ) -> dict[str, Any]:
     """Return how many machines the members replace, given the curve of one machine `alone`.
 
-    `told` has `Shares` by processor. `reach` is the loss's uncertainty from seeds. The range of
-    token efficiency is that of the trained seeds, of which there must be several.
+    `reach` is the loss's uncertainty from seeds. The range of token efficiency is that of the
+    trained seeds, of which there must be several.
     """
     curve = [(point["steps"], point["held_out"]) for point in alone]
     needed, *ends = (steps_to(curve, end["held_out"] + off) for off in (0.0, reach, -reach))
@@ -132,7 +132,7 @@ def compared(
                 "worth": None if tokens is None else round(tokens * share, 3),
                 "worth_without_protocol": None if tokens is None else round(tokens * without, 3),
             }
-            for machine, (share, without) in told.items()
+            for machine, (share, without) in shares_by_processor.items()
         },
     }
 
@@ -156,11 +156,13 @@ def of_size(size: str) -> dict[str, Any]:
         own = seconds_of(lines[arm.name])
         for name, end in itertools.product(ALONE if first.members > 1 else (), ends):
             if name in measured:
-                told = shares(first, sent, own, seconds_of(lines[name]))
+                by_processor = shares(first, sent, own, seconds_of(lines[name]))
                 off = _reach(
                     apart[kind_of(first.said)], len(end["by_seed"]), apart[_kind_alone(name)]
                 )
-                end[f"against_{name}"] = compared(end, first, measured[name]["ends"], told, off)
+                end[f"against_{name}"] = compared(
+                    end, first, measured[name]["ends"], by_processor, off
+                )
         measured[arm.name] = {
             "question": arm.question,
             "expected": arm.expected[size],

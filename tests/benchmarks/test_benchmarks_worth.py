@@ -178,7 +178,7 @@ def test_narrow_worth_is_marked() -> None:
     """The worth is 5 by tokens and 4.17 with the protocol. It passes 4.5 only if 10 % higher, and
     misses 4 if 10 % lower.
     """
-    for wanted, shown in [(3, "s ("), (4, "hardly: "), (4.5, "hardly: "), (4.6, "never")]:
+    for wanted, shown in [(3, "s ("), (4, "at best "), (4.5, "at best "), (4.6, "never")]:
         assert shown in learning_tables.from_step(
             protocol_time.step_seconds_for(wanted, 5.0, 1 / 1.2, members(), 11_000_000)
         )

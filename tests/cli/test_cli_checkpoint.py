@@ -164,7 +164,7 @@ def test_finished_run_without_checkpoint_warns(
     # until the cooldown and all deadlines have ended
     ticked = invoke("tick", *signed, "--ms-interval", 100)
     assert (ticked.code, "which is now finished" in ticked.out) == (0, True)
-    assert "the last member of epoch 0, is away, ticks end the epoch and 2 steps" in ticked.err
+    assert "is away, ticking ends the epoch without it, and 2 steps of training are" in ticked.err
     unknown = (
         "no recorded checkpoint has the last 2 steps, but a member's --checkpoint-dir may have one"
     )

@@ -58,7 +58,7 @@ class FalseWitness(Behaviour):
 
 
 class ClosesEarly(Behaviour):
-    """Announces `Closed` as soon as a round begins, so that fewer witnesses are needed before
+    """Announces `RoundClosed` as soon as a round begins, so that fewer witnesses are needed before
     results are revealed.
     """
 

@@ -138,7 +138,7 @@ def test_members_of_other_tiers_and_shares_are_stacked_apart() -> None:
     assert (losses - single).abs().max() < NEAR
 
 
-def test_stacked_change_is_encoded_as_of_single_member(
+def test_stacked_change_encodes_like_single_member_change(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Encode the changes of a stack with another compressor. The payloads must be equal."""

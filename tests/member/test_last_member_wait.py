@@ -166,7 +166,7 @@ def test_members_that_share_directory_have_own_marks(tmp_path: Path) -> None:
 
 
 def test_newcomers_do_not_end_epoch_by_joining(tmp_path: Path) -> None:
-    """The program makes a transition that is due at every join."""
+    """Every join also makes the program perform a due transition."""
 
     async def story(sim: SimulatedRun) -> None:
         first, last = await _stop_in_turn(sim)

@@ -256,7 +256,7 @@ def test_hidden_level_with_few_witnesses_delays_two_rounds(tmp_path: Path, overl
 
 
 @pytest.mark.parametrize("overlap", EITHER_OVERLAP)
-def test_holder_dying_before_attesting_leaves_no_liar_alone(tmp_path: Path, overlap: int) -> None:
+def test_holder_applies_all_rounds_after_other_holder_dies(tmp_path: Path, overlap: int) -> None:
     """One of three holders has decoded a result that another lacks. The third claims to have it and
     serves nothing.
     """

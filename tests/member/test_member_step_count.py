@@ -114,7 +114,7 @@ def test_apply_under_way_at_stop_is_reported_once(
 
 
 @pytest.mark.usefixtures("_finishing_thread")
-def test_apply_under_way_is_counted_in_copy_of_all_stopped(
+def test_copy_after_all_members_stop_includes_pending_apply(
     tmp_path: Path, applied: Counter[int]
 ) -> None:
     """Both members leave while they apply a round, and each saves a copy afterwards."""

@@ -276,7 +276,7 @@ def test_stop_between_epochs_records_unsaved_model(
     play(tmp_path, story, **ALONE)
 
 
-def test_stop_during_check_of_own_replica_records_model(
+def test_stop_during_warm_up_hash_check_records_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The disk was full in the cooldown, and hashing the replica in warm-up takes a second."""

@@ -250,7 +250,7 @@ def test_member_giving_up_seat_rejoins_with_backoff(tmp_path: Path) -> None:
         while sim.now < 60:
             joins = len(sim_member.saw("joined"))
             await sim.until(lambda _, joins=joins: len(sim_member.saw("joined")) > joins)
-            await sim_member.member._joining.make_room()
+            await sim_member.member._joining.leave_epoch_now()
         messages = [event["message"] for event in sim_member.saw("warning")]
         assert len(messages) >= 2
         assert all(

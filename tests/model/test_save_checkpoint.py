@@ -210,7 +210,7 @@ def test_save_of_living_process_is_kept(tmp_path: Path) -> None:
     assert other.exists()
 
 
-def test_scratch_of_dead_processes_is_swept_alone(
+def test_sweep_removes_only_scratch_of_dead_processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))

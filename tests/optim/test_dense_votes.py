@@ -1,4 +1,4 @@
-"""Results that keep every number: their bytes, and the same steps as votes with positions."""
+"""Dense results: their bytes, and the same steps as votes with positions."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def test_compiled_count_equals_torch(
     st.integers(1, 255),
     st.booleans(),
 )
-def test_changed_payload_is_judged_like_by_torch(
+def test_corrupted_payload_gives_same_verdict_as_torch(
     name: str, where: float, flipped: int, values: bool
 ) -> None:
     schema = SCHEMAS[name]

@@ -1,5 +1,6 @@
-"""Test fetches of blobs: right bytes or a clear error, whatever holders do, and no byte is
-requested twice.
+"""Test fetches of blobs: right bytes or a clear error, whatever holders do.
+
+Bytes that have arrived are not requested again.
 """
 
 import asyncio

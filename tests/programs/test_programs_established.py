@@ -61,7 +61,7 @@ def test_hiding_level_costs_its_attestation_right(world: World, how: str) -> Non
     assert run.members.shown[HIDER] == -1, "one round more is asked of it than of the others"
 
 
-def test_hiding_level_after_absence_ends_established(world: World) -> None:
+def test_hiding_level_after_absence_ends_established_status(world: World) -> None:
     """An absent member keeps its right to attest a level. It loses the right in the first epoch in
     which it withholds that level.
     """

@@ -83,7 +83,7 @@ def test_invented_results_while_others_are_late_cost_no_vote(
     assert b"f" * 32 not in run.run.level_hashes
 
 
-def test_late_witness_of_small_tier_shields_no_liar(world: World) -> None:
+def test_liar_is_not_established_despite_late_small_witness(world: World) -> None:
     """Two of five holders of level 0 hide it; a member that does not hold it is late."""
     honest = dict.fromkeys(range(3), 0)
     small = dict.fromkeys(range(3, 11), 2)
@@ -130,7 +130,7 @@ def test_wallet_without_any_result_is_not_established(world: World, delivers: st
     assert {run.members.seats[seat].weight for seat in seats} == {1}
 
 
-def test_newcomer_without_large_level_is_no_finisher(world: World) -> None:
+def test_newcomer_without_large_level_is_not_a_finisher(world: World) -> None:
     """A newcomer that declares the whole model but shows only its smallest level does not hold the
     rest.
     """

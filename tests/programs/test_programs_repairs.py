@@ -257,7 +257,7 @@ def test_only_both_authorities_remove_and_ban(run: Scenario) -> None:
         run.join(0).ok()
 
 
-def test_member_kicked_between_epochs_is_no_finisher(run: Scenario) -> None:
+def test_member_kicked_between_epochs_is_not_a_finisher(run: Scenario) -> None:
     epoch(run, 0)
     assert run.run.finishers == 0b111
     kick(run, 2, barred=True).ok()

@@ -138,7 +138,7 @@ def test_first_returner_after_a_day_leaves_time_for_others(world: World) -> None
     assert (run.run.model_source, run.run.levels_lost) == (ModelSource.PEERS, 0)
 
 
-def test_member_that_comes_again_adds_no_time_after_a_day(world: World) -> None:
+def test_rejoin_after_a_day_does_not_move_deadline(world: World) -> None:
     run = founded(world, THREE)
     join(run, dict.fromkeys(NEWCOMERS, 0))
     world.advance(HOLDERS_WAIT + HALF_DAY)
@@ -153,7 +153,9 @@ def test_member_that_comes_again_adds_no_time_after_a_day(world: World) -> None:
 
 
 def test_join_after_a_day_begins_epoch_that_is_due(world: World) -> None:
-    """A member that joins and leaves in the second of the deadline could stop the run otherwise."""
+    """Otherwise a member could stop the run by joining and leaving in the same second as the
+    deadline.
+    """
     run = founded(world, THREE, saved=True)
     run.owner("set_paused", True).ok()
     run.owner("rewind", 0, run.model.checkpoint_step).ok()

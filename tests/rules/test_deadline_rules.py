@@ -204,7 +204,7 @@ _LAST = {2: seat(2, tier=1), 3: seat(3, state=MemberState.WITHDRAWN, pending=Tru
     ("state", "wait"),
     [(RunState.ROUND_TRAIN, 30), (RunState.ROUND_WITNESS, 2), (RunState.COOLDOWN, 20)],
 )
-def test_last_member_of_epoch_is_waited_for_a_day(state: RunState, wait: int) -> None:
+def test_members_wait_a_day_for_last_member_of_epoch(state: RunState, wait: int) -> None:
     """The draw of a seed, which is due earlier, does not end the epoch."""
     slow = replace(TIMES, max_round_train_time=300) if state is RunState.ROUND_TRAIN else TIMES
     waits = run(state, **_EPOCH | {"config": slow, "seed_slot": 8})
@@ -240,7 +240,7 @@ def test_last_member_of_epoch_is_waited_for_a_day(state: RunState, wait: int) ->
         "newcomer to known levels",
     ],
 )
-def test_epoch_without_steps_to_save_waits_for_nobody(
+def test_last_member_is_none_unless_it_alone_can_save_steps(
     changes: dict[str, Any], table: Members, model_: Model
 ) -> None:
     waits = replace(run(RunState.COOLDOWN, **_EPOCH), **changes)
@@ -248,7 +248,7 @@ def test_epoch_without_steps_to_save_waits_for_nobody(
     assert deadlines.last_member_wait_ends(waits, table, model_) is None
 
 
-def test_last_member_that_is_judge_is_waited_for() -> None:
+def test_judge_without_delivery_can_be_last_member() -> None:
     """It may attest although it delivered nothing in this epoch."""
     waits = run(RunState.ROUND_TRAIN, **_EPOCH)
     table = members(_LAST, proven=0, judges=0b100, established=0b100)

@@ -1,7 +1,8 @@
 """A member's claim: its result, and proven blocks of the private state that it committed to.
 
-An auditor fetches all blocks of the moments, a few of the residual, and those with the entries
-chosen from the latter. `claim_of` makes the claim of a state that is wholly known.
+An auditor fetches all blocks of the moments, a few blocks of the residual, and the blocks that
+hold the entries chosen from those residual blocks. `claim_of` makes the claim of a state that is
+wholly known.
 """
 
 from __future__ import annotations
@@ -139,7 +140,7 @@ class KnownState:
     """The known bytes [start, stop) of each tensor, in order, without adjacent spans."""
 
     def whole(self, name: str) -> bool:
-        """Return whether a tensor is known."""
+        """Return whether all bytes of a tensor are known."""
         size = self.tensors[name].nbytes
         return not size or self.spans.get(name) == [(0, size)]
 

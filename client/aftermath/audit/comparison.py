@@ -50,7 +50,7 @@ BOUND = 2e-3
 
 
 class AuditVerdict(Enum):
-    """Whether a claim is what its share gives."""
+    """Whether a claim matches the replay of its share."""
 
     MATCH = "match"
     MISMATCH = "mismatch"
@@ -66,7 +66,7 @@ class Distances:
     pseudo-gradients.
     """
     median: float
-    """Median of the same distance of single blocks."""
+    """Median over the blocks of each block's own distance."""
     moments: float
     """Norm of the difference of the moments, over the norm of their change in the share.
 
@@ -107,7 +107,7 @@ def compare(replay: Replay, claim: Claim, bound: float = BOUND) -> Comparison:
         }
         check_state(layouts, tensors, results.values.lattice_bits)
     except BadState as error:
-        return _mismatch(f"no encoder leaves this private state: {error.message}")
+        return _mismatch(f"the encoder cannot produce this private state: {error.message}")
     distances = Distances(*_residual_distances(replay, state, audited), _moments(replay, state))
     fault = (
         _wrong_entries(replay, state, audited)
@@ -154,7 +154,7 @@ def _audited_blocks(state: KnownState, layouts: Mapping[int, LevelLayout]) -> Au
 
 def _forget_other_blocks(state: KnownState, audited: Audited) -> None:
     """Set the residual of other blocks to zero and their entries to unused, in place."""
-    # Of a block at the end of the fetched bytes, indices may be known without their values.
+    # At the end of the fetched bytes, a block's indices may be known but not its values.
     for level, groups in audited.items():
         for number, rows in enumerate(groups):
             for kind, filler in ((RESIDUAL, 0), (INDICES, UNUSED), (VALUES, 0)):

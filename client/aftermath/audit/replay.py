@@ -41,8 +41,8 @@ class AuditedShare:
     before: Mapping[str, Tensor]
     """The member's private state before the share (`Engine.state`). Empty if it had none.
 
-    SparseLoCo does not train with the residual. So there, blocks of the residual that the auditor
-    has not fetched may be zero. The same blocks of the replayed residual are then wrong.
+    With SparseLoCo, residual blocks that the auditor did not fetch may be zero, because training
+    does not read the residual. Ignore those blocks in the replayed residual.
     """
     sequences: Tensor
     """int64 [n, seq_len], or [n, 2, seq_len] with labels."""
@@ -77,8 +77,8 @@ class Replay:
 class NoResult:
     """A share without a result, because a loss or a gradient was not finite.
 
-    An honest member skips such a round and commits to nothing. A replay like this convicts nobody,
-    also if the member has committed to a result: near overflow, rounding decides what is finite.
+    An honest member skips such a round and commits to nothing. This outcome convicts nobody, even
+    if the member committed to a result: near overflow, rounding decides what is finite.
     """
 
     reason: str

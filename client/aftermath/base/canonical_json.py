@@ -27,7 +27,11 @@ def portable(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def decimal(text: object, label: str) -> float:
-    """Return the number in a text, or NaN unless it is a short text. Raises SchemaError."""
+    """Parse a decimal string.
+
+    Return NaN for a value that is not a string of at most 32 characters. Raise SchemaError for any
+    other string that is not a number.
+    """
     try:
         return float(text) if isinstance(text, str) and len(text) <= 32 else math.nan
     except ValueError:

@@ -52,8 +52,9 @@ def proxy_for(url: str) -> Proxy | None:
 
 
 def proxy_url(url: str) -> str | None:
-    """Return the proxy's address for an address, or None for a direct connection. Raises
-    UsageError.
+    """Return the URL of the proxy to use for `url`, or None for a direct connection.
+
+    Raises UsageError.
     """
     proxy = proxy_for(url)
     return proxy.url if proxy is not None else None

@@ -270,7 +270,7 @@ class SolanaMember:
                 )
                 return
             except Refused as refusal:
-                if refusal.reason is not Refusal.TOO_LATE or not tries_left:
+                if refusal.reason is not Refusal.WRONG_STATE or not tries_left:
                     raise
             await self._watcher.refresh(CALL_PATIENCE)
 

@@ -33,7 +33,7 @@ SILENCE_SECONDS = 2.0
 OUTAGE_LOOK = 0.5  # minimum seconds between two checks for an outage
 SUBSCRIBE_SECONDS = 1.0
 POLL_PATIENCE = 10.0
-POLL_PAUSE = 0.25  # seconds after a poll that a push caused, whatever the websocket sends
+POLL_PAUSE = 0.25  # minimum seconds between two polls that pushes trigger
 MUTE_AFTER = 2  # polls in a row
 GIVE_UP_SECONDS = 600.0
 

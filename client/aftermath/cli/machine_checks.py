@@ -111,9 +111,9 @@ def disk(_: Subject) -> Finding:
         str(path): _free_at(path) for path in (cache_directory(""), state_directory(), Path.cwd())
     }
     free_by_path[tempfile.gettempdir()] = _free_at(Path(tempfile.gettempdir()))
-    least, busiest_address = min((free, path) for path, free in free_by_path.items())
-    text = f"{least / 1e9:.1f} GB free at {busiest_address}"
-    if least < LEAST_DISK:
+    least_free, fullest_path = min((free, path) for path, free in free_by_path.items())
+    text = f"{least_free / 1e9:.1f} GB free at {fullest_path}"
+    if least_free < LEAST_DISK:
         return dubious(
             text,
             "Free some space, or move caches with XDG_CACHE_HOME, HF_HOME and TMPDIR; a checkpoint takes 4 bytes per "

@@ -266,7 +266,7 @@ async def kick(
     """Remove a wallet from the next epoch, or bar it from the run.
 
     The signing wallet is the run's owner or its join authority. The running epoch does not change.
-    Without --bar the wallet may join again, also if it was barred before.
+    Without --bar the wallet may join again, even if it was barred before.
     """
     from aftermath.chain.memberships import membership_of
     from aftermath.chain.options import public_key

@@ -62,7 +62,10 @@ def schedule_of(chosen: Choice | Variant) -> LrSchedule:
 
 
 def _read(values: Mapping[str, Any], view: type, kind: type) -> dict[str, Any]:
-    """Return the fields of `view`. A value `X_bits` that is not a field is X as its bits."""
+    """Return the arguments of the dataclass `view`.
+
+    A key `X_bits` that is not a field of `view` holds the IEEE bits of the real number X.
+    """
     fields = {field.name for field in dataclasses.fields(view)}
     reals = {
         name.removesuffix("_bits"): real(bits)

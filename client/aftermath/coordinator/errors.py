@@ -16,7 +16,7 @@ class Refusal(Enum):
 
     ALREADY_DONE = auto()
     """This member did it before, or another member did."""
-    TOO_LATE = auto()
+    WRONG_STATE = auto()
     """The run is no longer, or not yet, in the state that the call needs."""
     NOT_ELECTED = auto()
     """This member is not, or no longer, elected for it."""
@@ -31,7 +31,7 @@ class Refusal(Enum):
     """Any other reason. Retrying does not help."""
 
 
-SETTLED = frozenset({Refusal.ALREADY_DONE, Refusal.TOO_LATE, Refusal.NOT_ELECTED})
+SETTLED = frozenset({Refusal.ALREADY_DONE, Refusal.WRONG_STATE, Refusal.NOT_ELECTED})
 """Refusals of work that is already done or no longer this member's task."""
 
 

@@ -253,7 +253,7 @@ class OptimizerReport(Event, frozen=True, kw_only=True, tag="optimizer"):
 
 
 class Witnessed(Event, frozen=True, kw_only=True):
-    """The member attested `held` results that it holds.
+    """The member attested the results that it had. `held` is their number.
 
     `sent`: the attestation arrived. `seconds`: the time that sending took.
     """

@@ -173,14 +173,17 @@ def holder_wait(run: Run, members: Members, model: Model, *, has_commands: bool)
 
 
 def last_member_wait(run: Run, members: Members, model: Model) -> str | None:
-    """Return for which last member of an epoch others wait, or None if they wait for none."""
+    """Return a warning that names the absent last member of an epoch and the steps at stake.
+
+    Return None if nobody waits for a last member.
+    """
     named = _last_member_and_loss(run, members, model)
     ends = last_member_wait_ends(run, members, model)
     if named is None or ends is None:
         return None
     last, lost = named
     run_id = shlex.quote(run.run_id)
-    how = f"To end the epoch now and lose them, run aftermath-solana tick --run-id {run_id}"
+    how = f"To end the epoch now and lose these steps, run aftermath-solana tick --run-id {run_id}"
     if not members.established & members.pending:  # else the next epoch would wait for it again
         step = steps_before(model.checkpoint_step)
         how = (
@@ -202,7 +205,7 @@ def steps_lost_by_ticks(run: Run, members: Members, model: Model) -> str | None:
     if named is None:
         return None
     last, lost = named
-    return f"if {last}, is away, ticks end the epoch and {lost} lost"
+    return f"if {last}, is away, ticking ends the epoch without it, and {lost} lost"
 
 
 def _last_member_and_loss(run: Run, members: Members, model: Model) -> tuple[str, str] | None:

@@ -1,4 +1,4 @@
-"""Encode, check and count results with a digit for every number, without positions.
+"""Encode, check and count dense results: one digit per value, no positions.
 
 Results equal those of `optim.error_feedback`, `optim.digits` and `optim.dense_votes` bit by bit. A
 level's blocks are in canonical order, and `lines` is the table of `optim.level_kernels`.

@@ -112,7 +112,7 @@ def add_gradient(
 ) -> None:
     """Set block <- block * decay + factor * gradient at (top, left), and 0 outside the gradient.
 
-    `below` rows and `right` columns of the gradient remain there.
+    From (top, left) on, the gradient has `below` rows and `right` columns.
     """
     height, width = block.shape
     tall = min(height, below)

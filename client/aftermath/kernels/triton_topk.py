@@ -7,7 +7,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
-# A step is a division, a multiplication and a rounding. Each must follow IEEE, so forbid fusing.
+# Every kernel with these options must round each operation as IEEE requires, so forbid fusing.
 EXACT: dict[str, Any] = {"enable_fp_fusion": False}
 """The options of every kernel call."""
 
@@ -40,15 +40,16 @@ def choose(
     magnitudes = tl.where(magnitudes < smallest, 0, magnitudes)
     kept = magnitudes > 0
     if not WHOLE:
-        # Build the largest border that TOPK magnitudes reach, bit by bit. It needs no sorting.
-        border = 0
+        # Build the threshold bit by bit: the largest value that at least TOPK magnitudes reach.
+        # This avoids a sort.
+        threshold = 0
         for step in range(31):
-            higher = border | (1 << (30 - step))
-            border = tl.where(
-                tl.sum((magnitudes >= higher).to(tl.int32), axis=0) >= TOPK, higher, border
+            higher = threshold | (1 << (30 - step))
+            threshold = tl.where(
+                tl.sum((magnitudes >= higher).to(tl.int32), axis=0) >= TOPK, higher, threshold
             )
-        above = (magnitudes > border).to(tl.int32)
-        equal = ((magnitudes == border) & (magnitudes > 0)).to(tl.int32)
+        above = (magnitudes > threshold).to(tl.int32)
+        equal = ((magnitudes == threshold) & (magnitudes > 0)).to(tl.int32)
         spare = TOPK - tl.sum(above, axis=0)
         kept = (above > 0) | ((equal > 0) & (tl.cumsum(equal, axis=0) <= spare))
     entries = block * TOPK + tl.cumsum(kept.to(tl.int32), axis=0) - 1

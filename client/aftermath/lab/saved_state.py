@@ -85,7 +85,7 @@ def only_here(directory: Path) -> Iterator[None]:
             try:
                 yield
             except BaseException:
-                with contextlib.suppress(OSError):  # Windows removes no file that is open
+                with contextlib.suppress(OSError):  # Windows cannot remove an open file
                     if [path.name for path in directory.iterdir()] == [LOCK]:
                         (directory / LOCK).unlink()
                 raise

@@ -149,7 +149,7 @@ class LabSettings:
         Literal["auto", "on", "off"],
         Doc(
             "Train members of a tier at once, as one model with stacked weights, if they make inner "
-            "steps. Their floats round differently then. auto: only on CUDA."
+            "steps. This changes how their results round. auto: only on CUDA."
         ),
     ] = "auto"
 

@@ -39,7 +39,7 @@ _MAX_PER_MEMBER = 2  # two different commitments of one member in one round prov
 _UNASSIGNED = "it announced a result that it was not assigned"
 CLOSED_ON = "it was announced after this witness had closed the round"
 MOST_PER_SEAT = 8
-"""Maximum announcements per seat in an answer: its results, their keys, and a closing."""
+"""Maximum announcements per seat in an answer: its results, their keys, and a RoundClosed."""
 _LONGEST_QUESTION = 1024  # bytes; a height and 256 seats take fewer
 
 
@@ -150,7 +150,10 @@ class Results:
     # --- incoming announcements -------------------------------------------------------------------
 
     def hear(self, commitment: Commitment, raw: bytes) -> None:
-        """Record an announcement from its sender whose signature was checked."""
+        """Record an announcement that came directly from its sender.
+
+        The caller has checked its signature.
+        """
         if commitment.epoch != self._epoch:
             return
         if commitment.height in self._plans:
@@ -215,7 +218,7 @@ class Results:
         self.changed.fire()
 
     def hear_reveal(self, announcement: RoundClosed | Reveal, raw: bytes) -> None:
-        """Record a closing or a key whose signature was checked."""
+        """Record a RoundClosed message or a key. The caller has checked its signature."""
         if isinstance(announcement, RoundClosed):
             self.closed_rounds.hear(announcement, raw)
         else:
@@ -243,7 +246,7 @@ class Results:
             self._keys[announcement.height][announcement.seat] = announcement, raw
 
     def close_round(self, height: int) -> None:
-        """Stop attesting results, as a witness, that are announced from now on."""
+        """Stop attesting, as a witness, results that are announced from now on."""
         self._closed.add(height)
 
     def _check_state_chain(self, seat: int) -> None:
@@ -292,9 +295,10 @@ class Results:
             )
 
     def may_sign(self, place: ResultPlace, digest: bytes) -> bool:
-        """Record that this member signs a result. Return False if it signed another one there.
+        """Record that this member signs the result with this digest at `place`.
 
-        Blocks until the record is on disk. Raises OSError like `SignedResults.record`.
+        Return False if it already signed a different one for that place. Blocks until the record is
+        on disk. Raises OSError like `SignedResults.record`.
         """
         return self._signed.record(place, digest)
 
@@ -306,9 +310,7 @@ class Results:
         payloads: Mapping[int, bytes],
         key: bytes,
     ) -> None:
-        """Add this member's own result, whose payloads are published already, masked by that
-        key.
-        """
+        """Add this member's own result. Its payloads, masked with `key`, are already published."""
         served = [payload.blake3 for payload in commitment.levels.values()]
         candidate = Candidate(
             commitment, raw, commitment.digest, dict(votes), dict(payloads), set(votes), served
@@ -413,7 +415,7 @@ class Results:
     # --- answers to peers -------------------------------------------------------------------------
 
     async def _answer(self, peer: bytes, body: bytes) -> bytes:
-        """Answer a request with the seats' signed announcements: results, keys and closings."""
+        """Answer a request with the seats' signed results, keys and RoundClosed messages."""
         del peer
         if len(body) > _LONGEST_QUESTION:
             raise RequestRefused(f"the question has more than {_LONGEST_QUESTION} bytes")

@@ -97,16 +97,16 @@ class Joining:
             )
         )
 
-    async def make_room(self) -> None:
-        """Leave the running epoch at once, because the next chance to join may be far away."""
+    async def leave_epoch_now(self) -> None:
+        """Leave the running epoch at once. Otherwise the next chance to join may be far away."""
         with contextlib.suppress(Unavailable, Refused):
             await self._requests.leave()
 
     def _would_end_epoch(self, run: Run, members: Members) -> bool:
         """Return whether a join would take a step towards the end of an epoch that waits.
 
-        The program makes a transition that is due at every join. The epoch's last member must be
-        back before it ends.
+        Every join also makes the program perform a due transition. The epoch's last member must be
+        back before the epoch ends.
         """
         coordinator = self._ports.coordinator
         now = coordinator.now()

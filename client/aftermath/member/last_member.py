@@ -44,7 +44,10 @@ _CATCH_UP_SECONDS = SAVE_SECONDS / 2  # the rest is for the file and its record
 _ATTEST_SECONDS = SAVE_SECONDS / 8
 _RECORD_SECONDS = SAVE_SECONDS / 4
 _CONFIRMED = "To leave and lose these steps, press Ctrl-C twice or send SIGTERM"
-_UNASKED = "The next Ctrl-C or SIGTERM loses these steps, if the model cannot be saved then either"
+_UNASKED = (
+    "The next Ctrl-C or SIGTERM ends this member, and loses these steps unless the model can be "
+    "saved first"
+)
 _LONGEST_HOLD = 60.0  # longest pause between tries to save a finished run; a try may upload
 
 
@@ -266,10 +269,11 @@ class LastMember:
         return True
 
     async def _finish_attestation(self, rounds: Rounds) -> None:
-        """Decide whether an attestation counts that was on its way when this member was stopped.
+        """Settle an attestation that was in flight when this member was stopped.
 
-        If it reached the chain after `_newest_view`, the epoch would end with one more step than
-        the saved model has, and the run could not continue from that model.
+        Wait until the coordinator has counted or refused it, for at most `_ATTEST_SECONDS`. If it
+        reached the chain after `_newest_view`, the epoch would end with one more step than the
+        saved model has, and the run could not continue from that model.
         """
         with contextlib.suppress(AftermathError, TimeoutError):
             async with asyncio.timeout(_ATTEST_SECONDS):
@@ -279,12 +283,13 @@ class LastMember:
         """Return how many trained steps of the replica are not in the newest checkpoint."""
         return self._unsaved_steps(self._ports.feed.run, self._ports.feed.model)
 
-    async def copy_if_nobody_left(
+    async def copy_if_all_left(
         self, replica: Replica, rounds: Rounds | None, *, step: int
     ) -> Stake | None:
         """Save a copy of the model if all members have left its epoch. `step`: see `save`.
 
-        Return what the run loses, or None if a member is left, or the steps are in a checkpoint.
+        Return what the run loses. Return None if a member remains in the epoch or a checkpoint has
+        the steps.
         """
         if self._has_saved:
             return None
@@ -317,7 +322,7 @@ class LastMember:
     # --- falling out of an epoch ------------------------------------------------------------------
 
     async def keep_copy(self, seat: int, replica: Replica, step: int) -> None:
-        """Save the model of `step` steps of a member that fell out of its epoch.
+        """Save this member's model, after `step` steps, when it falls out of its epoch.
 
         Do nothing if another member has all of the model. The chain cannot name the copy: nobody
         attests it, and the run continues from older levels.
@@ -393,10 +398,11 @@ class LastMember:
         return None
 
     async def resume(self, unfinished: UnsavedWork) -> tuple[Replica, Run]:
-        """Load the saved model and wait for the epoch's end. Return the model and the run then.
+        """Load the saved model and wait until the epoch's rounds are over.
 
-        The mark stays until `forget_mark`, so that a member that is stopped meanwhile can resume
-        again. Raises Desync if the model is damaged, or not the one that the epoch ended with.
+        Return the replica and the run at that point. The mark stays until `forget_mark`, so that a
+        member that is stopped meanwhile can resume again. Raises Desync if the model is damaged, or
+        not the one that the epoch ended with.
         """
         self._resumed = unfinished
         self.will_attest = True
@@ -434,7 +440,7 @@ class LastMember:
         return True
 
     def forget_mark(self) -> None:
-        """Remove the mark of the epoch that this member resumed: it is over, or lost."""
+        """Remove the mark of the resumed epoch, because it is over or its steps are lost."""
         assert self._checkpoints.directory is not None, "the mark was read there"
         self._mark_path(self._checkpoints.directory, self._ports.feed.run).unlink(missing_ok=True)
         self._resumed = None

@@ -213,16 +213,15 @@ class Member:
         """Return whether the replica has trained steps that are in no checkpoint."""
         return self._replica is not None and self._last.unsaved_steps() > 0
 
-    async def copy_if_nobody_left(self) -> Stake | None:
+    async def copy_if_all_left(self) -> Stake | None:
         """Save a copy of the model if all members have left its epoch. Return what the run loses.
 
-        Members that are stopped in the same moment each see the others, and none of them saves.
+        Members that stop at the same moment each still see the others, so none of them has saved a
+        copy yet.
         """
         if self._replica is None or self._last.stays:
             return None
-        return await self._last.copy_if_nobody_left(
-            self._replica, self._rounds, step=self._start_step
-        )
+        return await self._last.copy_if_all_left(self._replica, self._rounds, step=self._start_step)
 
     # --- epochs -----------------------------------------------------------------------------------
 
@@ -258,7 +257,7 @@ class Member:
                     await self._keep_copy()
                     self._forget_replica()
                     if isinstance(reason, NoModel):
-                        await self._joining.make_room()
+                        await self._joining.leave_epoch_now()
                     await self._joining.join(self._ports.feed.run, has_replica=False)
             else:
                 self._status_events.halt(run)

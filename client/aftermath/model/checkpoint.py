@@ -130,7 +130,7 @@ def _from_manifest(path: Path, tier: int) -> TierSource:
     source = _tier_source(
         config, tier, tuple(place for place in files.values() if place.suffix == ".safetensors")
     )
-    for label, said, is_so in (
+    for label, stated, actual in (
         (
             "matformer_base_intermediate_size",
             manifest.matformer_base_intermediate_size,
@@ -138,9 +138,9 @@ def _from_manifest(path: Path, tier: int) -> TierSource:
         ),
         (f"tier {tier}'s intermediate_size", entry.intermediate_size, source.config.width(tier)),
     ):
-        if said not in (None, is_so):
+        if stated not in (None, actual):
             raise CheckpointError(
-                f"{label} is {said} in the manifest, but {is_so} in config.json",
+                f"{label} is {stated} in the manifest, but {actual} in config.json",
                 "Export the tiers again",
             )
     return source

@@ -178,8 +178,8 @@ def decode_level(
     """Decode a peer's payload of one level.
 
     Raises BadPayload with the first fault, or SchemaError if the level does not exist. If `device`
-    is a GPU, votes that are not floats are checked there and stay there, packed. On the CPU, votes
-    with a digit for every number of the level stay packed, if compiled kernels work.
+    is a GPU, votes that are not floats are checked there and stay there, packed. On the CPU, dense
+    votes stay packed, if compiled kernels work.
     """
     size = results.payload_bytes(level)
     if len(data) != size:
@@ -233,7 +233,7 @@ def _whole(
     layout: LevelLayout,
     level: int,
 ) -> WholeVotes:
-    """Return the votes of a result that has an exponent per block and a digit for every number."""
+    """Return the votes of a dense result, which has an exponent per block and a digit per value."""
     numbers, wrong = digits.from_bytes(written, layout.numbers, results.values.bits)
     if wrong is not None:
         raise BadPayload(f"level {level}: the code of digit {wrong} is not valid")

@@ -1,4 +1,4 @@
-"""Encode, check and count results with a digit for every number, with compiled CPU kernels.
+"""Encode, check and count dense results (`optim.result_format`) with compiled CPU kernels.
 
 Payloads stay packed, because their digits would take four times as much memory.
 `optim.packed_dense` does the same on a GPU.

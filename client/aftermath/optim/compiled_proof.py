@@ -69,7 +69,7 @@ def unfit() -> str | None:
 
 
 def differing() -> str | None:
-    """Return the kernel that differs from torch, or None."""
+    """Return a sentence that names a kernel that differs from torch or fails, or None."""
     kinds: dict[str, Callable[[], bool]] = {
         "they choose signs": lambda: _chooses(_VOTES),
         "they choose values": lambda: _chooses(_SPARSE),
@@ -251,7 +251,7 @@ def _polar_factors() -> bool:
 def _whole_votes(
     layout: LevelLayout, bits: int, random: np.random.Generator
 ) -> tuple[WholeVotes, bytes]:
-    """Return votes with a digit for every number, and their payload. One block has no votes."""
+    """Return dense votes and their payload. One block has no votes."""
     known = np.array([0, 1, -1, 3, -3][: 1 + (1 << bits)], np.int8)
     votes = [torch.from_numpy(random.choice(known, (g.blocks, g.block))) for g in layout.groups]
     votes[0][0] = 0

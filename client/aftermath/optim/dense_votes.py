@@ -1,4 +1,4 @@
-"""Count votes that have a digit for every number, like `optim.sparseloco_apply`, on any device.
+"""Count dense votes (`optim.result_format`) like `optim.sparseloco_apply`, on any device.
 
 Counting is exact: a vote is a digit times a power of two, and float64 holds every sum of at most
 256 of them (`optim.lattice`). Everything else is a comparison, or one IEEE operation on two
@@ -22,7 +22,7 @@ CPU.
 
 
 def votes_of(results: Mapping[int, Sequence[Votes]]) -> dict[int, list[WholeVotes]]:
-    """Return the votes of each level whose votes all have a digit for every number."""
+    """Return the votes of the levels whose votes are all dense."""
     found = {
         level: [vote for vote in votes if isinstance(vote, WholeVotes)]
         for level, votes in results.items()

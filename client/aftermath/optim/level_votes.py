@@ -1,7 +1,7 @@
 """One peer's votes on one level, in two forms.
 
-`Votes` has a position (`optim.layout`) per vote. `WholeVotes` is for formats that keep every
-number. It has a digit per number instead of positions, which would take more memory.
+`Votes` has a position (`optim.layout`) per vote. `WholeVotes` is for dense results, which keep
+every value. It has a digit per value instead of positions, which would take more memory.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Votes:
 
 
 class WholeVotes(Votes):
-    """Votes with a digit for every number of a level."""
+    """Dense votes: a digit for every value of a level."""
 
     digits: tuple[Tensor, ...]
     """Digits by group: int8 [blocks, numbers] in {0, +-1, +-3}, on the CPU. 0 is no vote."""

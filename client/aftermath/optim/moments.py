@@ -145,7 +145,10 @@ def moments_of_member(stacked: Mapping[str, Tensor], member: int) -> dict[str, T
 
 
 def steps_of(moments: Mapping[str, Tensor]) -> float:
-    """Return how many steps the moments have seen. Without counts, 0 or 1 (at least one)."""
+    """Return the number of steps that the moments have seen.
+
+    Moments without a step count give 1, meaning "at least one". No moments give 0.
+    """
     counts = (float(tensor) for path, tensor in moments.items() if _is_count(path))
     return next(counts, float(bool(moments)))
 

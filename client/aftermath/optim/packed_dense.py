@@ -1,4 +1,4 @@
-"""Encode, check and count results with a digit for every number, without unpacking them.
+"""Encode, check and count dense results (`optim.result_format`) without unpacking them.
 
 Triton kernels do this on a GPU, and `optim.compiled_dense` on the CPU. The bytes are those of
 `optim.codec`. If a check fails, `optim.codec` decodes the payload again to name the fault.
@@ -29,7 +29,7 @@ Unpack = Callable[[bytes], Votes]
 
 
 class PackedVotes(WholeVotes):
-    """Votes with a digit for every number of a level, stored as a payload on a device."""
+    """Dense votes on a level, stored as a payload on a device."""
 
     payload: Tensor
     """Bytes, uint8 [bytes]."""

@@ -5,8 +5,9 @@
 knows it before it requests the first byte.
 """
 
-# A digit encodes index and value together. Blocks that keep most of their numbers take fewer bits
-# as digits.
+# A digit encodes index and value together. Blocks that keep most of their values take fewer bits
+# as digits. A result is dense on a level if all of that level's blocks keep every value and are
+# written as digits: it has one digit per value, and no positions.
 
 from __future__ import annotations
 
@@ -90,7 +91,7 @@ class ResultFormat:
         return bits > 0 and digits.fewer(places, bits, bits_of(places, topk) + bits * topk)
 
     def whole(self, level: int) -> bool:
-        """Return whether every number of a level is kept and written as a digit."""
+        """Return whether a level is dense: every value is kept and written as a digit."""
         return self._whole[checked_level(level, self.levels)]
 
     def index_bytes(self, level: int) -> int:

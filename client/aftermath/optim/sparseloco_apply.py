@@ -1,8 +1,8 @@
 """The apply of SparseLoCo: x <- x - rate * (sum of the values) / divisor, exactly.
 
 Kernels count votes that are packed on a GPU (`optim.packed_dense`, `optim.packed_sparse`). The CPU
-counts other votes, with or without a digit for every number (`optim.dense_votes`). All votes are
-checked before the first parameter changes.
+counts other votes, dense (`optim.dense_votes`) or not. All votes are checked before the first
+parameter changes.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class MeanApply:
         return change
 
     def _whole(self, results: Mapping[int, Sequence[WholeVotes]], most: int, lr: float) -> Change:
-        """Check votes with a digit for every number. Return the change that applies them."""
+        """Check dense votes. Return the change that applies them."""
         rate = self._settings.outer_lr * SMALLEST
         by = self._settings.divisor
         on_device = {

@@ -112,14 +112,14 @@ def digests_of_summaries(runs: Iterable[tuple[int, int, bytes]], size: int) -> l
     """
     found: dict[int, bytes] = {}
     ends: defaultdict[int, bytearray] = defaultdict(bytearray)
-    for start, stop, told in runs:
+    for start, stop, summary in runs:
         first, last = _whole(start, stop, size)
-        ends[start // BLOCK] += told[: first - start]
+        ends[start // BLOCK] += summary[: first - start]
         at = first - start
         for block in range(first // BLOCK, -(-last // BLOCK) if last > first else 0):
-            found[block] = told[at : at + DIGEST]
+            found[block] = summary[at : at + DIGEST]
             at += DIGEST
-        ends[last // BLOCK] += told[at:]
+        ends[last // BLOCK] += summary[at:]
     found |= {block: block_digest(bytes(end)) for block, end in ends.items() if end}
     return [found[block] for block in range(-(-size // BLOCK))]
 

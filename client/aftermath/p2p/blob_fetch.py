@@ -1,7 +1,8 @@
 """Fetch one blob from several holders: ranges, resume, helpers and blame.
 
-One worker per holder pulls ranges. A holder that dies or stalls leaves its unread rest to others,
-so no byte is requested twice. An idle worker takes half of the longest rest.
+One worker per holder pulls ranges. If a holder dies or stalls, others fetch the bytes that it has
+not delivered. Bytes that have arrived are requested again only if the digest turns out wrong. An
+idle worker takes half of the longest rest.
 """
 
 from __future__ import annotations

@@ -57,9 +57,12 @@ GIVE_WAY_S = 2.0
 DROP_RATE = 1000.0
 DROP_BURST = 1000.0
 RELAYED = "relayed"
-"""The key that all relayed peers share if they are not members, because keys are free."""
+"""The key for limits that all relayed peers share if they are not members.
+
+A limit per peer key would not help, because anyone can make keys.
+"""
 REMEMBERED = 1024
-"""Most recent addresses to remember."""
+"""Maximum number of addresses whose rates are remembered."""
 
 
 @dataclass(eq=False)

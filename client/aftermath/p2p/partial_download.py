@@ -106,8 +106,9 @@ class PartialBlob:
         return [pull for pull in self.active.values() if pull.span is span]
 
     def _worth_stealing(self, span: BlobSpan) -> int:
-        """Return the minimum rest from which to take half: small if all its pulls are slow or
-        silent.
+        """Return the minimum number of missing bytes for which an idle worker takes over half.
+
+        It is small if all pulls of the span are slow or silent.
         """
         hopeless = all(pull.silent or pull.slow for pull in self._on(span))
         return 2 * LEAST_PROGRESS if hopeless else WORTH_STEALING

@@ -30,9 +30,12 @@ SHORTEST_PAUSE_S = 0.1
 """Pauses before a dial."""
 SILENT_PROBES = 4
 STREAMS_OPEN = 32
-"""Streams of a peer that wait or are served at a time; of a new connection QUIC allows 100."""
+"""Maximum open streams of one peer, waiting or being served.
+
+QUIC allows 100 until `Link.limit` is called.
+"""
 MOST_UNREAD = 32 << 20
-"""Unread bytes of one peer that QUIC may hold for us. More is never caused by our own delays."""
+"""Unread bytes of one peer that QUIC may hold for us. Our own delays never cause more."""
 MOST_UNREAD_OF_ALL = 256 << 20
 """Limit of unread bytes over all peers. Beyond it, the peer that sends most is closed."""
 MOST_BEFORE_GREETING = 64 << 10
@@ -50,7 +53,7 @@ _ACKNOWLEDGED = 0.05
 _MOST_GIVEN_UP = 8 << 20
 """Maximum requested bytes that may still arrive after we gave up on them."""
 _CHATTER = 512
-"""Bytes of each call of `asked_for` that are QUIC's own (pulses, probes of the path), or sent
+"""Bytes per call of `is_within_limit` that are QUIC's own (keep-alives, path probes) or were sent
 twice.
 """
 
@@ -82,7 +85,7 @@ class Link:
     """Bytes that we requested and gave up on, and that may still arrive."""
     unread: float = 0.0
     counted: tuple[int, int, int] = (0, 0, 0)
-    """Bytes received, sent and taken when `unread` was last computed."""
+    """Bytes received, sent and read (`bytes_read`) when `unread` was last computed."""
 
     def limit(self) -> None:
         """Limit the peer's open streams in QUIC, before any task exists for them."""

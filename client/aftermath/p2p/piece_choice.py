@@ -12,9 +12,9 @@ from aftermath.p2p.pieces import Pieces
 STALL_S = 2.0
 """Seconds without a byte after which a fetch asks any member for any piece."""
 FAIR = 0.5
-"""Part of an equal share of a late blob that a relay must have sent to be relied on further."""
+"""A relay stays reliable if it sent at least this fraction of its equal share of a late blob."""
 _BEGINNING = 0.5
-"""Part of the expected time in which a fetch is never late."""
+"""Fraction of the expected time before which a fetch never counts as late."""
 STRIKES = 3
 """Pieces that a peer may fail to send before a fetch stops asking it."""
 

@@ -52,7 +52,10 @@ ABANDON_S = 10.0
 """Seconds without a byte after which the caller must fetch the blob as a whole."""
 SLACK = 2.0
 LEAST_EXPECTED_S = 8.0
-"""A fetch needs seconds to find out who holds what."""
+"""Minimum expected duration of a fetch in seconds.
+
+A fetch needs seconds to find out which members hold which pieces.
+"""
 DOUBT_S = 600.0
 """Seconds for which a fetch does not rely on a member that left another fetch waiting."""
 UPLINK_SAMPLE_S = 1.0

@@ -65,8 +65,8 @@ class StateShare:
 
     def offer(self, state: ServedState, *, hidden: bool = False) -> None:
         """Serve a state, after `show` if it is hidden. Keep as many earlier states as fit."""
-        # A round changes the state in place. While it trains, judges still need the states before
-        # and after the member's last but one result.
+        # A round changes the state in place. While the member trains, auditors still need the
+        # states before and after its second-to-last result.
         root = state.tree.root
         self._states.pop(root, None)
         self._states[root] = state

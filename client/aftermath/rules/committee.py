@@ -215,14 +215,15 @@ def cooldown_electees(run: Run, members: Members, level: int) -> tuple[int, ...]
 
 
 def attests_alone(run: Run, members: Members, seat: int) -> bool:
-    """Return whether this member's statements attest all its levels if no other holder makes one.
+    """Return whether this member's attestation alone is enough for all its levels.
 
     At the end of a cooldown, half of a level's committee is enough, and members that left still
     count in its size. More than half is needed if one of them left and this member is new to the
     level. Levels that are attested already need no statement.
     """
     if run.state is not RunState.COOLDOWN:
-        # As when the cooldown begins, if the program then finds that this member delivered.
+        # Predict `proven` at the start of the cooldown, assuming that the program finds that this
+        # member delivered.
         will_be_proven = members.judges & members.healthy | 1 << seat
         members = replace(members, proven=members.proven | will_be_proven)
     known_before = bitmap.contains(members.established, seat)

@@ -100,9 +100,10 @@ def rounds_end(run: Run, now: int) -> int:
 def last_member(run: Run, members: Members, model: Model) -> int | None:
     """Return the seat of the only member that can still attest the epoch's steps, or None.
 
-    If such an epoch ends without its attestation, these steps are lost. None for an epoch without a
-    step, and if a checkpoint has its steps. An attestation is not enough: a member that comes back
-    after the epoch joins without a model. None too if its attestation cannot be enough.
+    If the epoch ends while this member is absent, the steps are lost. Return None if the epoch has
+    made no step, if a checkpoint has its steps, or if this member's attestation alone would not be
+    accepted. Attested steps that no checkpoint has are at stake too, because a member that comes
+    back after the epoch joins without a model.
     """
     healthy = members.mask(MemberState.HEALTHY)
     has_rounds = run.state.training or run.state is RunState.COOLDOWN
@@ -115,10 +116,10 @@ def last_member(run: Run, members: Members, model: Model) -> int | None:
 
 
 def last_member_wait_ends(run: Run, members: Members, model: Model) -> int | None:
-    """Return the chain time until which other members leave the epoch's end to its last member.
+    """Return the chain time until which only the epoch's last member may end the epoch.
 
-    None if they wait for no last member. A present one ticks by itself. If another member ticked
-    while it is absent, the epoch would end without the steps that it saved.
+    Return None if the epoch has no last member. A present one ticks by itself. If another member
+    ticked while it is absent, the epoch would end without the steps that it saved.
     """
     if last_member(run, members, model) is None:
         return None

@@ -303,7 +303,7 @@ class SimulatedRun:
         with contextlib.suppress(CoordinatorError):
             await sim_member.member.leave()
             if sim_member.member.has_unsaved_steps:
-                await sim_member.member.copy_if_nobody_left()
+                await sim_member.member.copy_if_all_left()
         self.network.crash(sim_member.id)
 
     async def _end(self, sim_member: SimMember) -> None:

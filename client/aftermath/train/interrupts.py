@@ -77,7 +77,7 @@ class Interrupts:
             self._ends_in(EXIT_SECONDS)
 
     def saves_for(self, seconds: float) -> None:
-        """Give the work this time to save after it has left."""
+        """Extend the timeout so that the work has `seconds` to save after it left the run."""
         if self._signals:
             self._ends_in(EXIT_SECONDS + seconds)
 

@@ -292,7 +292,7 @@ async def _life(
                 await _leave(member, events, interrupts.leaving())
                 if departure.lost is None and member.has_unsaved_steps:
                     interrupts.saves_for(SAVE_SECONDS)
-                    departure.lost = await member.copy_if_nobody_left()
+                    departure.lost = await member.copy_if_all_left()
 
 
 async def _leave(member: Member, events: Events, seconds: float) -> None:

@@ -119,7 +119,7 @@ class Rounds:
         return self._applying.step
 
     async def finish_attestation(self) -> None:
-        """Send an attestation again that was on its way when this member was stopped.
+        """Resend an attestation that was in flight when this member was stopped.
 
         Otherwise it may arrive after this member has decided which rounds count.
         """

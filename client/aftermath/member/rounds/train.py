@@ -1,6 +1,6 @@
 """Train this member's share of a round, as long as the result can still be used.
 
-The sequences of a share are read ahead, as soon as it is known, before results are applied.
+The member reads a share's sequences as soon as the share is known, before it applies results.
 """
 
 from __future__ import annotations

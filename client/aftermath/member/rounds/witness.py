@@ -170,7 +170,7 @@ class WitnessDuty:
         try:
             await persist(self._ports.clock, self._unanswered, still_wanted=lambda: True)
         except Refused as refused:
-            if refused.reason not in (Refusal.ALREADY_DONE, Refusal.TOO_LATE):
+            if refused.reason not in (Refusal.ALREADY_DONE, Refusal.WRONG_STATE):
                 return
             # A refusal is about the newest block, and views wait until blocks are confirmed.
             while not self._is_decided((await self._ports.coordinator.view(fresh=True)).run):
