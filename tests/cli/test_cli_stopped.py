@@ -78,6 +78,32 @@ def trained(event: Event, steps: int) -> bool:
     return bool(event["kind"] == "applied" and event["step"] >= steps)
 
 
+def check_other_starts_refused(owner: Shell, run_id: str, line: list[str]) -> None:
+    """Check that a start without the saved copy is refused, and that can-join names the copy."""
+    kept = line[-1]
+    before = owner("show-run", "--run-id", run_id).data["members"]
+    for changed in (line[:-2], [*line[:-1], f"{kept}-2"], [*line, "--matformer-tier", "1"]):
+        for dry in ((), ("--dry-run",)):
+            start = subprocess.run([*changed, *dry], capture_output=True, text=True, check=False)
+            assert start.returncode == 1, start.stdout
+            assert f"saved in {kept}\nfix: Add --checkpoint-dir {kept} --matformer-tier 0, or" in (
+                start.stderr
+            )
+            assert f"tick --run-id {run_id} --rpc {owner.rpc} -w {owner.wallet} first to" in (
+                start.stderr
+            )
+    asked = [
+        *(CONSOLE, "can-join", "--rpc", owner.rpc, "--run-id", run_id),
+        *("--address", owner.wallet, "--device", "cpu"),
+    ]
+    answer = subprocess.run(asked, capture_output=True, text=True, check=False)
+    assert answer.returncode == 0, answer.stderr
+    (following,) = [text for text in answer.stderr.splitlines() if text.startswith("next: ")]
+    assert f"--matformer-tier 0 -w {owner.wallet} --checkpoint-dir {kept}" in following
+    assert subprocess.run([*asked, "--matformer-tier", "1"], check=False).returncode == 1
+    assert owner("show-run", "--run-id", run_id).data["members"] == before
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
 def test_interrupted_lone_member_resumes_from_saved_steps(
@@ -90,6 +116,7 @@ def test_interrupted_lone_member_resumes_from_saved_steps(
         assert first.wait(30) == 0
     assert stopped["continues"]
     assert Path(stopped["path"]).is_dir()
+    check_other_starts_refused(owner, run_id, line)
     with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as waiting:
         list(events_until(waiting, lambda event: event["kind"] == "model"))
         waiting.send_signal(number)  # it waits for the end of its epoch

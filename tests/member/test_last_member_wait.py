@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from aftermath.member import ticker
-from aftermath.member.last_member import mark_path
+from aftermath.member.unsaved_work import mark_path
 from aftermath.rules import bitmap, deadlines
 from aftermath.rules.state import MemberState, RunState
 from aftermath.sim.sim_member import SimMember

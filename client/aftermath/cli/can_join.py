@@ -87,7 +87,13 @@ async def can_join(
     async with connect(options) as chain:
         subject.chain = chain
         findings = await admission(subject, "balance")
-    return replace(await answer(subject, findings), case="" if address == str(user) else "file")
+    result = await answer(subject, findings)
+    made = {"checkpoint_dir": subject.checkpoint_dir, "matformer_tier": 0}  # only tier 0 saves
+    return replace(
+        result,
+        case="" if address == str(user) else "file",
+        made=made if subject.checkpoint_dir is not None else {},
+    )
 
 
 async def admission(subject: Subject, *extra: str) -> list[tuple[str, Finding]]:

@@ -76,6 +76,10 @@ class Subject:
     """The key that the user names as the run's owner."""
     max_bond: int = 0
     run_id: str | None = None
+    checkpoint_dir: Path | None = None
+    """--checkpoint-dir of the start. A check of a kept seat sets it for other commands."""
+    is_start: bool = False
+    """Whether the command is `train`, which has --checkpoint-dir."""
     view: View | None = None
     authorization: Authorization | None = None
     membership: Membership | None = None

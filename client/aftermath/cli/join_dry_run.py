@@ -72,6 +72,8 @@ def _subject(settings: TrainSettings, backend: MemberBackend) -> Subject:
         owner=settings.owner,
         max_bond=settings.max_bond,
         run_id=settings.run_id,
+        checkpoint_dir=settings.checkpoint_dir,
+        is_start=True,
     )
 
 

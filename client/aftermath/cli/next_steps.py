@@ -120,10 +120,8 @@ def _train_options(options: Mapping[str, Any]) -> list[str]:
     words = []
     # otherwise the model is lost with the last member
     if options.get("matformer_tier", 0) in (0, AUTO_TIER):
-        words += [
-            "--checkpoint-dir",
-            f"runs/{file_name(options['run_id'] or 'RUN_ID')}/checkpoints",
-        ]
+        usual = f"runs/{file_name(options['run_id'] or 'RUN_ID')}/checkpoints"
+        words += ["--checkpoint-dir", str(options.get("checkpoint_dir") or usual)]
     for name in _CARRIED:
         value = options.get(name)
         if value in (None, False, 0, "auto"):  # these are the defaults of `train` too

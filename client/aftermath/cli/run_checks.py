@@ -252,6 +252,25 @@ def seats(subject: Subject) -> Finding | None:
     return fine(f"{taken} of {len(members.seats)} seats are taken")
 
 
+async def kept_seat(subject: Subject) -> Finding | None:
+    """Check that a start continues from the steps for which the wallet keeps its seat, if any."""
+    chain = subject.chain
+    view = subject.view
+    if chain is None or view is None or subject.wallet is None or not chain.pool.keeps_seats:
+        return None
+    from aftermath.train.kept_seats import SeatRecords, check_kept_seat, recorded_directory
+
+    program = str(chain.coordinator.program_id)
+    wallet = bytes(subject.wallet)
+    record = SeatRecords(cluster=await chain.pool.genesis(), program=program).read(view.run, wallet)
+    directory = subject.checkpoint_dir if subject.is_start else recorded_directory(record)
+    work = check_kept_seat(view, wallet, record, directory=directory, tier=subject.tier)
+    if work is None:
+        return None
+    subject.checkpoint_dir = directory
+    return fine(f"the wallet keeps its seat, and train continues from step {work.step}")
+
+
 async def owner(subject: Subject) -> Finding | None:
     """Check the run's owner: that of this user's earlier join, or the one named by --owner."""
     if subject.chain is None or subject.view is None:

@@ -14,10 +14,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import msgspec
-
 from aftermath.base.errors import AftermathError
-from aftermath.base.files import replacing
 from aftermath.base.rate_limit import Backoff
 from aftermath.base.text import counted
 from aftermath.coordinator.errors import Unavailable
@@ -27,7 +24,7 @@ from aftermath.member.checkpoint_writer import CheckpointWriter
 from aftermath.member.ports import Desync, Ports, Role, Workers
 from aftermath.member.rounds.rounds import Rounds
 from aftermath.member.stake import SAVE_SECONDS, Stake, levels_named
-from aftermath.model.saved_checkpoints import stem_of_run
+from aftermath.member.unsaved_work import UnsavedWork, mark_path, read_mark, write_mark
 from aftermath.replica.origin import Origin
 from aftermath.replica.replica import Replica
 from aftermath.rules import committee, contents
@@ -49,43 +46,6 @@ _UNASKED = (
     "saved first"
 )
 _LONGEST_HOLD = 60.0  # longest pause between tries to save a finished run; a try may upload
-
-
-class UnsavedWork(msgspec.Struct, frozen=True):
-    """A saved model of an epoch that has not ended: `step` steps are trained in it."""
-
-    epoch: int
-    epoch_started_at: int
-    step: int
-    directory: str
-
-    def is_of(self, run: Run) -> bool:
-        """Return whether the run is still in that epoch, and its rounds have begun."""
-        same = (run.epoch, run.epoch_started_at) == (self.epoch, self.epoch_started_at)
-        return same and (run.state.training or run.state is RunState.COOLDOWN)
-
-
-def mark_path(directory: Path, run: Run, wallet: bytes) -> Path:
-    """Return the path of the file that records the run's unfinished epoch.
-
-    Several members of one machine may share a checkpoint directory.
-    """
-    stem = stem_of_run(directory, run.run_id, run.identity)
-    return directory / f".{stem}-{wallet.hex()[:16]}-unfinished.json"
-
-
-def write_mark(path: Path, unfinished: UnsavedWork) -> None:
-    """Write the mark. Raises OSError."""
-    with replacing(path) as stream:
-        stream.write(msgspec.json.encode(unfinished) + b"\n")
-
-
-def read_mark(path: Path) -> UnsavedWork | None:
-    """Return the mark's contents, or None if it is missing or unreadable."""
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=UnsavedWork)
-    except (OSError, msgspec.MsgspecError):
-        return None
 
 
 class LastMember:

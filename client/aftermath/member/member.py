@@ -19,7 +19,7 @@ from aftermath.member.checkpoint_writer import Archive, CheckpointWriter
 from aftermath.member.cooldown import Cooldown
 from aftermath.member.gossip import GossipListener
 from aftermath.member.joining import Joining
-from aftermath.member.last_member import LastMember, UnsavedWork
+from aftermath.member.last_member import LastMember
 from aftermath.member.local_options import LocalOptions
 from aftermath.member.ports import Desync, Ports, Role, Workers
 from aftermath.member.private_state import PrivateState
@@ -35,6 +35,7 @@ from aftermath.member.stake import ModelLost, Stake, find_loss
 from aftermath.member.state_roots import OwnState
 from aftermath.member.status_events import StatusEvents, require_unchanged
 from aftermath.member.ticker import Ticker
+from aftermath.member.unsaved_work import UnsavedWork
 from aftermath.member.warmup import NoModel, WarmUp
 from aftermath.replica.model_sharing import ModelShare, snapshot
 from aftermath.replica.origin import Origin

@@ -26,6 +26,7 @@ from aftermath.replica.options import indices_named
 from aftermath.rules.model import Model
 from aftermath.rules.optimizers import exchanged_shown
 from aftermath.train.checkpoint_checks import check_directories, check_hub, check_put_links
+from aftermath.train.kept_seats import SeatRecords, check_kept_seat
 from aftermath.train.known_runs import KnownRuns
 from aftermath.train.option_checks import check_choices
 from aftermath.train.settings import TrainSettings
@@ -71,6 +72,15 @@ async def check_admission(settings: TrainSettings, pool: RpcPool, chain: SolanaM
             state_directory() / "runs", cluster=genesis, program=str(chain.program_id)
         )
         known_runs.check(view.run, owner_key(settings.owner))
+        if chain.keeps_seats:
+            records = SeatRecords(cluster=genesis, program=str(chain.program_id))
+            check_kept_seat(
+                view,
+                chain.wallet,
+                records.read(view.run, chain.wallet),
+                directory=settings.checkpoint_dir,
+                tier=settings.matformer_tier,
+            )
         await chain.authorization()
         check_verdicts(view.run)
         check_version(settings.run_id, view.model.client_version, __version__)

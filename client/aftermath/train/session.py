@@ -51,6 +51,7 @@ from aftermath.train.interrupts import (
     ask_on_stderr,
     is_a_person_there,
 )
+from aftermath.train.kept_seats import SeatRecords
 from aftermath.train.lock import only_process
 from aftermath.train.machine import report_machine_use
 from aftermath.train.settings import TrainSettings
@@ -100,6 +101,7 @@ def run_member(
             return
         stack.enter_context(_only_here(settings, first.wallet, admitted))
         stack.enter_context(gradients_directory(settings, admitted.view.run.identity))
+        stack.enter_context(_recorded_seat(settings, first.wallet, admitted))
         if "torch" not in sys.modules:  # choosing a tier may have imported it
             events.emit(event_types.Loading())
         _load_torch()
@@ -206,6 +208,18 @@ def _only_here(
         run_id=settings.run_id,
         wallet=str(wallet.pubkey),
     )
+
+
+@contextlib.contextmanager
+def _recorded_seat(settings: TrainSettings, wallet: Wallet, admitted: Admitted) -> Iterator[None]:
+    """Record the checkpoint directory of this start, and what the member saved there at its end."""
+    records = SeatRecords(cluster=admitted.cluster, program=str(admitted.program))
+    directory = settings.checkpoint_dir if settings.matformer_tier == 0 else None
+    records.update(admitted.view.run, wallet.public, directory)
+    try:
+        yield
+    finally:
+        records.update(admitted.view.run, wallet.public, directory)
 
 
 @contextlib.contextmanager

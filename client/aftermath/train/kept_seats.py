@@ -1,0 +1,148 @@
+"""Refuse a start that would lose the trained steps for which a wallet keeps its seat.
+
+A stopped last member keeps its seat, and its next start continues from the model that it saved. A
+start without that model would join as a new member, and the join would end the epoch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import shlex
+from pathlib import Path
+
+import msgspec
+
+from aftermath.base.bounded import Malformed, json_as
+from aftermath.base.errors import Unsuitable
+from aftermath.base.files import replacing, state_directory
+from aftermath.base.text import counted
+from aftermath.coordinator.ports import View
+from aftermath.member.unsaved_work import UnsavedWork, find_saved_work, mark_path, read_mark
+from aftermath.rules.contents import unsaved_steps
+from aftermath.rules.deadlines import last_member
+from aftermath.rules.run import Run, steps_before
+from aftermath.rules.state import MemberState
+from aftermath.train.tier import AUTO_TIER
+
+_MOST_BYTES = 16384
+
+
+class SeatRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How this machine last started one wallet in one run."""
+
+    directory: str | None
+    """The checkpoint directory, as an absolute path."""
+    kept: UnsavedWork | None
+    """The steps for which the wallet kept its seat."""
+
+
+class SeatRecords:
+    """The records of this user's wallets on one cluster and program, one file per run and wallet.
+
+    The files only help to find saved steps, so a missing or damaged one is not an error.
+    """
+
+    def __init__(self, *, cluster: str, program: str) -> None:
+        self._directory = state_directory() / "seats"
+        self._network = (cluster, program)
+
+    def read(self, run: Run, wallet: bytes) -> SeatRecord | None:
+        """Return the record of a wallet, or None."""
+        try:
+            with self._file(run, wallet).open("rb") as stream:
+                record: SeatRecord = json_as(stream.read(_MOST_BYTES), SeatRecord)
+        except (OSError, Malformed):
+            return None
+        return record
+
+    def update(self, run: Run, wallet: bytes, directory: Path | None) -> None:
+        """Record the checkpoint directory of a start, and the saved steps in it."""
+        path = None if directory is None else directory.absolute()
+        record = SeatRecord(
+            directory=None if path is None else str(path),
+            kept=None if path is None else read_mark(mark_path(path, run, wallet)),
+        )
+        file = self._file(run, wallet)
+        with contextlib.suppress(OSError):
+            file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with replacing(file, shared=True) as stream:
+                stream.write(msgspec.json.encode(record))
+
+    def _file(self, run: Run, wallet: bytes) -> Path:
+        words = (*self._network, run.run_id, run.identity, wallet.hex())
+        name = hashlib.sha256("\0".join(words).encode()).hexdigest()
+        return self._directory / f"{name[:32]}.json"
+
+
+def recorded_directory(record: SeatRecord | None) -> Path | None:
+    """Return the checkpoint directory of a record."""
+    return None if record is None or record.directory is None else Path(record.directory)
+
+
+def check_kept_seat(
+    view: View,
+    wallet: bytes,
+    record: SeatRecord | None,
+    *,
+    directory: Path | None,
+    tier: int | None,
+) -> UnsavedWork | None:
+    """Return the saved steps from which a start continues, or None if none wait for this wallet.
+
+    `directory` and `tier` are those of the start. A tier of None is not decided yet. Raises
+    Unsuitable if the start would lose the steps.
+    """
+    run = view.run
+    seat = view.members.find(wallet)
+    if seat is None or view.members.seats[seat].state is not MemberState.HEALTHY:
+        return None
+    kept = record.kept if record is not None else None
+    if kept is not None and not kept.is_of(run):
+        kept = None
+    # A step of the epoch's first round is not counted yet, so only the record tells of it.
+    if kept is None and seat != last_member(run, view.members, view.model):
+        return None
+    seat_tier = view.members.seats[seat].tier
+    work = find_saved_work(directory, run, wallet)
+    if work is not None and tier in (seat_tier, AUTO_TIER, None):
+        return work
+    if work is None:
+        directory = recorded_directory(record)
+        work = find_saved_work(directory, run, wallet)
+    if work is None and kept is None and record is not None:
+        return None  # the member was killed on this machine, before it saved anything
+    raise _would_lose_steps(view, work, kept, directory, seat_tier)
+
+
+def _would_lose_steps(
+    view: View,
+    work: UnsavedWork | None,
+    kept: UnsavedWork | None,
+    directory: Path | None,
+    tier: int,
+) -> Unsuitable:
+    """Return the error of a start that would lose steps.
+
+    `work` is the saved model in `directory`, and `kept` is the one that this machine recorded.
+    """
+    run = view.run
+    give_up = (
+        f"aftermath-solana tick --run-id {shlex.quote(run.run_id)} first to give these steps up"
+    )
+    steps = unsaved_steps(run, view.model)
+    if (saved := work or kept) is not None:
+        steps = max(steps, saved.step - steps_before(view.model.checkpoint_step))
+    keeps = f"this wallet keeps its seat with {counted(steps, 'trained step', 'trained steps')}"
+    if saved is None or directory is None:
+        return Unsuitable(
+            f"{keeps}, of which this machine has no record",
+            f"Start the member where it trained, with the same --checkpoint-dir DIR, or run {give_up}",
+        )
+    if work is None:
+        return Unsuitable(
+            f"{keeps}, but the saved model {saved.directory} is gone",
+            f"Restore the directory {directory}, or run {give_up}",
+        )
+    words = f"--checkpoint-dir {shlex.quote(str(directory))} --matformer-tier {tier}"
+    return Unsuitable(f"{keeps}, saved in {directory}", f"Add {words}, or run {give_up}")
