@@ -127,6 +127,7 @@ class Announcing:
                 for level, data in sorted(payloads.items())
             },
             private=private,
+            passes=self.epoch.start.replica.pass_settings,
             seal=seal_of(key, wallet, plan.place(seat)),
             loss=trained.loss,
             tokens_per_sec=trained.tokens_per_sec,
