@@ -135,7 +135,7 @@ class ResultInbox:
             events=Events(lambda: 0.0, [lambda event: self.events.append(plain(event))]),
         )
         self.role = Role("test", SCHEMA, 0, SECRETS[0])
-        self.workers = Workers(*(InlineWorker() for _ in range(6)))
+        self.workers = Workers(*(InlineWorker() for _ in range(7)))
         self.results = Results(self.ports, self.role, self.workers.decode)
         self.results.begin(epoch)
 

@@ -31,7 +31,8 @@ def _announcing(inbox: ResultInbox) -> Announcing:
         results=inbox.results, own_state=SimpleNamespace(trained=trained, offer=offer)
     )
     replica = SimpleNamespace(pass_settings=PassSettings(4, "fp32", "cpu"))
-    epoch: Any = SimpleNamespace(start=SimpleNamespace(replica=replica, seat=0))
+    rules = SimpleNamespace(verification_percent=0)
+    epoch: Any = SimpleNamespace(start=SimpleNamespace(replica=replica, seat=0), rules=rules)
     return Announcing(
         replace(inbox.ports, coordinator=wallet), inbox.role, inbox.workers.decode, kept, epoch
     )

@@ -58,7 +58,7 @@ async def test_commitment_gives_access_to_all_blocks_of_its_state(mesh: Mesh, na
     StateShare(member).offer(kept)
     root = kept.tree.root
     blocks = [
-        await ask_block(checker, member.node_id, root, parts, index, 10)
+        (await ask_block(checker, member.node_id, root, parts, index, 10)).data
         for index in range(parts.count)
     ]
     assert parts.count > 15
@@ -77,7 +77,8 @@ async def test_false_block_or_proof_bans_its_sender(mesh: Mesh, at: int) -> None
     index = parts.count // 2
     share.offer(kept)
     right = await share.answer(b"", question(kept.tree.root, index))
-    assert proven(right, kept.tree.root, parts, index) == right[-parts.place(index).size :]
+    found = proven(right, kept.tree.root, parts, index)
+    assert found.data == right[-parts.place(index).size :]
     wrong = bytearray(right)
     wrong[at] ^= 1
 
@@ -156,7 +157,7 @@ async def test_uncopied_large_state_is_served_until_it_changes(
     asked = (
         ask_block(checker, member.node_id, root, parts, index, 10) for index in range(parts.count)
     )
-    assert b"".join(await asyncio.gather(*asked)) == b"".join(
+    assert b"".join(block.data for block in await asyncio.gather(*asked)) == b"".join(
         first[n].numpy().tobytes() for n, _ in parts.sizes
     )
     changed = parts.count - 1

@@ -10,7 +10,9 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from struct import Struct
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -19,6 +21,7 @@ from aftermath.base.merkle import DIGEST, Tree, block_digest, proof_length, prov
 from aftermath.optim.engine import Engine
 from aftermath.optim.state_merkle import BlockSpan, StateOutline, block_of, outline
 from aftermath.p2p.transport import RequestRefused, Transport, short
+from aftermath.replica.mapped_tensors import kept
 
 TOPIC = "state"
 STATES = 3
@@ -27,6 +30,13 @@ COPIES = 512 << 20
 next round.
 """
 _QUESTION = Struct(f"<{DIGEST}sI")  # root, index of a block
+
+
+class StateBlock(NamedTuple):
+    """A block of a private state, and the hashes that lead from it to the root."""
+
+    data: bytes
+    proof: tuple[bytes, ...]
 
 
 class FalseBlock(AftermathError):
@@ -45,9 +55,18 @@ class ServedState:
     """Reads the bytes of a block."""
 
 
-def copy_state(optimizer: Engine, tree: Tree) -> ServedState:
-    """Return an optimizer's current state, with its tree. It is copied, unless it is too large."""
+def copy_state(
+    optimizer: Engine, tree: Tree, *, states: int = 0, directory: Path | None = None
+) -> ServedState:
+    """Return an optimizer's current state, with its tree. It is copied, unless it is too large.
+
+    With `states`, that many copies are kept and always made, in `directory` if memory is too small
+    (`mapped_tensors.kept`, and what it raises).
+    """
     state_outline = outline(optimizer.sizes())
+    if states:
+        mapped = kept(optimizer.state(), states, directory)
+        return ServedState(tree, state_outline, mapped, partial(block_of, mapped))
     if state_outline.size > COPIES:
         return ServedState(tree, state_outline, None, optimizer.block)
     copies = optimizer.state()
@@ -63,14 +82,18 @@ class StateShare:
         self._reading = asyncio.Lock()
         transport.handle(TOPIC, self.answer)
 
-    def offer(self, state: ServedState, *, hidden: bool = False) -> None:
-        """Serve a state, after `show` if it is hidden. Keep as many earlier states as fit."""
+    def offer(self, state: ServedState, *, hidden: bool = False, states: int = 0) -> None:
+        """Serve a state, after `show` if it is hidden.
+
+        Keep as many earlier states as fit, or `states` in total if that is above 0.
+        """
         # A round changes the state in place. While it trains, judges still need the states before
         # and after the member's last but one result.
         root = state.tree.root
         self._states.pop(root, None)
         self._states[root] = state
-        while len(self._states) > max(1, min(STATES, COPIES // state.outline.size)):
+        most = states or max(1, min(STATES, COPIES // state.outline.size))
+        while len(self._states) > most:
             del self._states[next(iter(self._states))]
         self._hidden &= self._states.keys() - {root}
         if hidden:
@@ -119,7 +142,7 @@ async def ask_block(
     state_outline: StateOutline,
     index: int,
     deadline_s: float,
-) -> bytes:
+) -> StateBlock:
     """Return a block of the private state with that root.
 
     `state_outline` is the outline of the member's tier. Raises RequestRefused if the peer does not
@@ -135,15 +158,15 @@ async def ask_block(
         raise
 
 
-def proven(reply: bytes, root: bytes, state_outline: StateOutline, index: int) -> bytes:
+def proven(reply: bytes, root: bytes, state_outline: StateOutline, index: int) -> StateBlock:
     """Return the block in an answer. Raises FalseBlock unless it is the requested one."""
     size = state_outline.place(index).size
     hashes = DIGEST * proof_length(index, state_outline.count)
-    proof = [reply[at : at + DIGEST] for at in range(0, hashes, DIGEST)]
+    proof = tuple(reply[at : at + DIGEST] for at in range(0, hashes, DIGEST))
     block = reply[hashes:]
     if len(reply) != hashes + size or not proves(block, index, state_outline.count, proof, root):
         raise FalseBlock(
             f"the received bytes are not block {index} of the private state {short(root)}",
             "Ask another peer, or try again later",
         )
-    return block
+    return StateBlock(block, proof)

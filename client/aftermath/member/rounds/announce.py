@@ -41,10 +41,11 @@ class Announcing:
     async def announce(self, plan: RoundPlan, trained: Trained) -> None:
         """Publish the payloads and announce the signed commitment.
 
-        Raises Desync if this member may not sign the result.
+        Raises Desync if this member may not sign the result, or cannot keep what audits need.
         """
         started = self._ports.clock.monotonic()
         schema = self._role.schema.results
+        own_state = self._carried.own_state
         replica = self.epoch.start.replica
         device = self._role.device
         key = key_of(self._role.p2p_secret, plan.place(self.epoch.start.seat))
@@ -59,8 +60,11 @@ class Announcing:
                     {level: masked(data, key, level) for level, data in level_payloads},
                 )
             ),
-            self._carried.own_state.trained(replica, plan.epoch, plan.header.height),
+            own_state.trained(replica, plan.epoch, plan.header.height),
         )
+        has_audits = bool(self.epoch.rules.verification_percent)
+        if has_audits:  # a member that announces a result must be able to prove it
+            await own_state.offer(replica)
         commitment = self._commitment(plan, trained, payloads, private, key)
         try:
             may_sign = await self._decode(
@@ -87,7 +91,8 @@ class Announcing:
                 bytes=sum(map(len, trained.payloads.values())),
             )
         )
-        await self._carried.own_state.offer(replica)
+        if not has_audits:
+            await own_state.offer(replica)
         if trained.measured is not None:
             self._ports.events.emit(
                 event_types.OptimizerReport(
