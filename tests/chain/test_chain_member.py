@@ -252,7 +252,7 @@ async def test_run_below_verification_quorum_is_not_joined(funded: FundedNetwork
         await coordinator.update(funded.run_id, config=config_table(verification_percent=40))
         await coordinator.set_paused(funded.run_id, False)
         run = (await member.view(fresh=True)).run
-        with pytest.raises(Refused, match="lets 40 % of its members convict others") as caught:
+        with pytest.raises(Refused, match="audits 40 % of its results") as caught:
             await join(member)
         assert caught.value.code == "verification-not-there"
         assert f"withdraw --run-id {funded.run_id}" in caught.value.fix
@@ -277,7 +277,7 @@ async def test_join_after_owner_changed_config_is_refused(
             await send(*instructions)
 
         monkeypatch.setattr(member, "_send", late)
-        with pytest.raises(Refused, match="lets 40 % of its members convict others"):
+        with pytest.raises(Refused, match="audits 40 % of its results"):
             await join(member)
         monkeypatch.undo()
         assert (await member.view(fresh=True)).members.pending

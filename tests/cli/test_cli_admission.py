@@ -181,7 +181,7 @@ def test_join_run_with_verifiers_is_refused(waiting: Shell, run_id: str) -> None
 
     asyncio.run(change(40))
     (reason,) = verdict(waiting, run_id, waiting.wallet)
-    assert "lets 40 % of its members convict others" in reason
+    assert "audits 40 % of its results" in reason
     asked = ("can-join", "--run-id", run_id, "--address", waiting.wallet)
     assert json.loads(waiting(*asked).out)["codes"] == ["verification-not-there"]
     refused = train(waiting, "--run-id", run_id, "--logs", "json")

@@ -60,8 +60,8 @@ def test_error_code_page_lists_exactly_all_codes(codes: set[str], refusals: set[
     ("name", "code"),
     [
         ("NotAMember", "not-a-member"),
-        ("NotATrainer", "not-a-trainer"),
-        ("NotAVerifier", "not-a-verifier"),
+        ("NotAudited", "not-audited"),
+        ("NotAJuror", "not-a-juror"),
         ("P2pKeyZero", "p2p-key-zero"),
         ("RpcIDMismatch", "rpc-id-mismatch"),
         ("Custom6001", "custom6001"),

@@ -61,7 +61,7 @@ def header_of(height: int = 4, **given: int) -> Round:
 
 
 def plan_of(height: int = 4) -> RoundPlan:
-    return plan_round("test", 2, header_of(height), three_members(), 0)
+    return plan_round("test", 2, header_of(height), three_members())
 
 
 def empty_payload(level: int) -> bytes:

@@ -46,16 +46,15 @@ def check_version(run_id: str, required: str, client_version: str) -> None:
 
 
 def check_verdicts(run: Run) -> None:
-    """Raise Refused `VerificationNotThere` for a run in which elected members can convict others.
+    """Raise Refused `VerificationNotThere` for a run in which juries can convict members.
 
-    No client recomputes results yet, so a verdict cannot be checked. The owner could outvote the
-    members with three wallets.
+    No client recomputes results yet, so none can check a verdict.
     """
     if not run.config.verification_percent:
         return
     raise Refused(
         VERIFICATION_NOT_THERE,
-        f"run {run.run_id} lets {run.config.verification_percent} % of its members convict others, who then lose their "
+        f"run {run.run_id} audits {run.config.verification_percent} % of its results, and convicted members lose their "
         "bond, but no client can check such verdicts yet",
         "Ask its owner to set verification_percent = 0. If you have paid a bond, take it back: aftermath-solana "
         f"withdraw --run-id {run.run_id} -w WALLET",

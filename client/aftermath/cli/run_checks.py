@@ -274,13 +274,13 @@ async def owner(subject: Subject) -> Finding | None:
 
 
 def verification(subject: Subject) -> Finding | None:
-    """Check that the run elects no verifiers: no client can check their verdicts yet."""
+    """Check that the run audits no results: no client can check verdicts yet."""
     if subject.view is None:
         return None
     from aftermath.chain.admission import check_verdicts
 
     check_verdicts(subject.view.run)
-    return fine("the run elects no verifiers")
+    return fine("the run audits no results")
 
 
 def version(subject: Subject) -> Finding | None:

@@ -116,10 +116,10 @@ class RunRules(Table):
             "0: the batch has its last size from the start.",
         )
     )
-    verification_percent: Annotated[U8, KeyLimits("percent of the members", most=100)] = Field(
+    verification_percent: Annotated[U8, KeyLimits("percent of the results", most=100)] = Field(
         default=0,
-        description="Members of a round that check others instead of training. Only 0 is accepted, "
-        "because no client can check results yet.",
+        description="Results of a round that other members recompute. Only 0 is accepted, because "
+        "no client can check results yet.",
     )
     join_bond: Annotated[U64, KeyLimits("lamports")] = Field(
         default=0,

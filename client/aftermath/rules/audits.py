@@ -36,7 +36,7 @@ _SECOND_FACTOR = 0x94D049BB133111EB
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A disputed result, as the account `Witnesses` stores it. Sets of seats are bitmaps.
+    """A disputed result in the account `Witnesses`. Sets of seats are bitmaps.
 
     `seed` and `height` name the round of the result in the running epoch, and `opened` is the
     height of the round in which the auditor opened the case. The votes of the `jury` are in
@@ -124,7 +124,7 @@ def drawn_results(run: Run, members: Members, height: int) -> dict[int, int]:
     state = committee.purpose_state(seed, AUDIT)
     threshold = run.config.verification_percent << 32
     found = []
-    for seat, share in assign(header, members, 0).items():
+    for seat, share in assign(header, members).items():
         if not share.len or not bitmap.contains(recorder.attested, seat):
             continue
         jury_size = jury(members, header, seat).bit_count()
