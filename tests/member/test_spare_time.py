@@ -19,7 +19,7 @@ class Work:
 
     def __init__(self) -> None:
         self.began = threading.Semaphore(0)
-        self.may_go_on = threading.Semaphore(0)
+        self.next_step = threading.Semaphore(0)
         self.steps = 0
         self.starts = 0
 
@@ -27,7 +27,7 @@ class Work:
         self.starts += 1
         for _ in range(3):
             self.began.release()
-            assert self.may_go_on.acquire(timeout=LIMIT)
+            assert self.next_step.acquire(timeout=LIMIT)
             if cancelled.is_set():
                 raise Cancelled
             self.steps += 1
@@ -46,14 +46,14 @@ async def test_work_waits_for_spare_time() -> None:
     assert await asyncio.wait_for(task, LIMIT) == 5
 
 
-async def test_work_on_a_cpu_pauses_and_goes_on() -> None:
+async def test_work_on_a_cpu_pauses_and_continues() -> None:
     spare = SpareTime(ThreadWorker("test"), pauses=True)
     work = Work()
     task = asyncio.ensure_future(spare.run(work))
     spare.begin()
     await work.has_begun()
     spare.end()
-    work.may_go_on.release(3)
+    work.next_step.release(3)
     await asyncio.to_thread(work.began.acquire, timeout=0.2)
     assert work.steps == 0
     spare.begin()
@@ -67,11 +67,11 @@ async def test_work_on_a_gpu_begins_again() -> None:
     task = asyncio.ensure_future(spare.run(work))
     spare.begin()
     await work.has_begun()
-    work.may_go_on.release()
+    work.next_step.release()
     await work.has_begun()
     spare.end()
     spare.begin()
-    work.may_go_on.release(4)
+    work.next_step.release(4)
     await asyncio.wait_for(task, LIMIT)
     assert work.starts == 2
 
@@ -84,7 +84,7 @@ async def test_cancelled_work_ends_while_paused() -> None:
     spare.begin()
     await work.has_begun()
     spare.end()
-    work.may_go_on.release(3)
+    work.next_step.release(3)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

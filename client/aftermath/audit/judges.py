@@ -1,4 +1,4 @@
-"""Who can judge a share: a replay must compute with the precision of the member's passes."""
+"""Decide who can judge a share: a replay needs the precision of the member's passes."""
 
 from __future__ import annotations
 

@@ -28,6 +28,7 @@ from aftermath.chain.wallet import Wallet
 from aftermath.coordinator.errors import Refusal, Refused, Unavailable
 from aftermath.coordinator.ports import View
 from aftermath.rules.announcements import signed_part
+from aftermath.rules.audits import Case
 from aftermath.rules.bitmap import contains
 from aftermath.rules.eviction import evicted
 from aftermath.rules.members import Membership
@@ -310,6 +311,16 @@ class SolanaMember:
         record.
         """
         await self._send(self._coordinator.ix.health_check(self._run_id, dropped))
+
+    async def cases(self) -> tuple[Case, ...]:
+        """Return the cases about audited results in the running epoch."""
+        return await self._reader.cases()
+
+    async def verify(self, seat: int, at: RoundId, *, target: int, mismatch: bool) -> None:
+        """Open a case about an audited result, or vote on it."""
+        await self._send(
+            self._coordinator.ix.verify(self._run_id, seat, at, target=target, mismatch=mismatch)
+        )
 
     async def prove_equivocation(self, first: bytes, second: bytes) -> None:
         """Submit two announcements of one member that contradict each other."""

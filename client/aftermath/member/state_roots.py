@@ -6,6 +6,7 @@ copied for peers. Both happen before the next share, which changes the state.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,7 +18,7 @@ from aftermath.events import event_types
 from aftermath.member.ports import Desync, Ports
 from aftermath.replica.memory import is_out_of_memory
 from aftermath.replica.replica import Replica
-from aftermath.replica.state_sharing import StateShare, copy_state
+from aftermath.replica.state_sharing import StateBlock, StateShare, copy_state
 from aftermath.rules.announcements import NOTHING, PrivateRoots
 from aftermath.rules.audits import OPENING_ROUNDS, VOTING_ROUNDS
 from aftermath.rules.run import Config
@@ -115,6 +116,10 @@ class OwnState:
                 )
                 self._events.emit(event_types.Warning(message=message))
             self._warned = True
+
+    def lend(self, root: bytes, blocks: Mapping[int, StateBlock]) -> None:
+        """Serve blocks of a state that another member committed to."""
+        self._share.lend(root, blocks)
 
     def reveal(self, epoch: int, height: int) -> None:
         """Serve the state of a revealed round. Before the reveal it would leak the result."""

@@ -77,20 +77,7 @@ class Announcing:
         raw = encode_announcement(commitment, self._role.p2p_secret)
         self._carried.results.add_own(commitment, raw, votes, payloads, key)
         await self._ports.transport.announce(raw)
-        self._ports.events.emit(
-            event_types.ShareTrained(
-                epoch=plan.epoch,
-                height=plan.header.height,
-                step=plan.header.step,
-                loss=trained.loss,
-                tokens=trained.tokens,
-                tokens_per_sec=commitment.tokens_per_sec,
-                seconds=trained.seconds,
-                encode_seconds=trained.encode_seconds,
-                announce_seconds=self._ports.clock.monotonic() - started,
-                bytes=sum(map(len, trained.payloads.values())),
-            )
-        )
+        self._report(plan, trained, self._ports.clock.monotonic() - started)
         if not has_audits:
             await own_state.offer(replica)
         if trained.measured is not None:
@@ -103,6 +90,22 @@ class Announcing:
                     seconds=trained.measure_seconds,
                 )
             )
+
+    def _report(self, plan: RoundPlan, trained: Trained, announce_seconds: float) -> None:
+        self._ports.events.emit(
+            event_types.ShareTrained(
+                epoch=plan.epoch,
+                height=plan.header.height,
+                step=plan.header.step,
+                loss=trained.loss,
+                tokens=trained.tokens,
+                tokens_per_sec=trained.tokens_per_sec,
+                seconds=trained.seconds,
+                encode_seconds=trained.encode_seconds,
+                announce_seconds=announce_seconds,
+                bytes=sum(map(len, trained.payloads.values())),
+            )
+        )
 
     def _commitment(
         self,
