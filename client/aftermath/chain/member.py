@@ -15,7 +15,7 @@ from solders.instruction import Instruction
 from solders.pubkey import Pubkey
 
 from aftermath.chain.addresses import run_addresses
-from aftermath.chain.admission import VERSION_MISMATCH, check_verdicts, check_version, not_admitted
+from aftermath.chain.admission import VERSION_MISMATCH, check_version, not_admitted
 from aftermath.chain.authorizer import Authorizer
 from aftermath.chain.client import CoordinatorClient
 from aftermath.chain.instructions import witness_metadata
@@ -185,7 +185,6 @@ class SolanaMember:
         try:
             await self._send(*instructions)
             self._enrolled = True
-            check_verdicts(self._watcher.latest)
         except Refused as refusal:
             if refusal.name == VERSION_MISMATCH:
                 model = await self._coordinator.model(self._run_id)
@@ -197,12 +196,10 @@ class SolanaMember:
     ) -> list[Instruction]:
         """Return the instructions that `join` sends.
 
-        Raises Refused: `NotAuthorized` if nobody admitted this wallet, `VerificationNotThere` for a
-        run in which other members may convict it.
+        Raises Refused `NotAuthorized` if nobody admitted this wallet.
         """
         # if the view is outdated, the program may refuse the join, and the member retries
         view = self._reader.last or await self.view(fresh=True)
-        check_verdicts(self._watcher.latest)
         steps = [] if self._enrolled else await self._enrolment(view)
         join = self._coordinator.ix.join_run(
             self._run_id,

@@ -273,16 +273,6 @@ async def owner(subject: Subject) -> Finding | None:
     return fine(f"the run's owner is {Pubkey.from_bytes(run.main_authority)}")
 
 
-def verification(subject: Subject) -> Finding | None:
-    """Check that the run audits no results: no client can check verdicts yet."""
-    if subject.view is None:
-        return None
-    from aftermath.chain.admission import check_verdicts
-
-    check_verdicts(subject.view.run)
-    return fine("the run audits no results")
-
-
 def version(subject: Subject) -> Finding | None:
     """Check that the run takes this client's version."""
     if subject.view is None:

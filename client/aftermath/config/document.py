@@ -118,8 +118,8 @@ class RunRules(Table):
     )
     verification_percent: Annotated[U8, KeyLimits("percent of the results", most=100)] = Field(
         default=0,
-        description="Results of a round that other members recompute. Only 0 is accepted, because "
-        "no client can check results yet.",
+        description="Results that another member trains again, to find false ones. At most 8 per "
+        "round. 0 disables audits.",
     )
     join_bond: Annotated[U64, KeyLimits("lamports")] = Field(
         default=0,
