@@ -130,7 +130,6 @@ def test_honest_results_match_in_all_epochs_and_tiers(
 
 @pytest.mark.slow
 def test_restarted_member_serves_its_restored_state(tmp_path: Path) -> None:
-    """Its first result of the next epoch continues from the state that it had saved."""
 
     async def story(sim: SimulatedRun) -> None:
         sim.stores_optimizer_state = True
@@ -195,6 +194,20 @@ def test_faulty_hardware_convicts_nobody(tmp_path: Path, monkeypatch: pytest.Mon
     assert all("hardware is faulty" in why for why in reasons)
     warnings = [event for one in sim.sim_members for event in one.saw("warning")]
     assert any("hardware is faulty" in event["message"] for event in warnings)
+
+
+@pytest.mark.slow
+def test_auditor_without_memory_abstains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judge, "free_bytes", lambda device: 0)
+
+    async def story(sim: SimulatedRun) -> None:
+        for _ in range(5):
+            sim.add(0)
+        await sim.until_round(6)
+
+    sim = play(tmp_path, story, **RULES | {"total_steps": 8})
+    assert {event["verdict"] for event in verdicts(sim)} == {"abstained"}
+    assert "too little memory" in verdicts(sim)[0]["why"]
 
 
 # --- cheating members

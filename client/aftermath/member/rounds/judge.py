@@ -41,9 +41,10 @@ from aftermath.optim.engine import outline_of, state_like
 from aftermath.optim.interfaces import BadState
 from aftermath.optim.state_merkle import StateOutline
 from aftermath.p2p.transport import TransportError
-from aftermath.replica.memory import is_out_of_memory
+from aftermath.replica.memory import free_bytes, is_out_of_memory
 from aftermath.replica.pass_size import OutOfMemory
 from aftermath.replica.state_sharing import FalseBlock, StateBlock, ask_block, ask_lent
+from aftermath.replica.tier_memory import state_bytes
 from aftermath.rules.announcements import NOTHING, Commitment
 from aftermath.rules.seal import masked
 
@@ -51,6 +52,8 @@ _BLOCK_SECONDS = 10.0
 _AT_ONCE = 4  # requests for blocks
 _FIRST_PAUSE = 1.0
 _LONGEST_PAUSE = 15.0
+_COPIES = 2  # of weights and optimizer state, that a replay and its comparison take
+_NO_MEMORY = "this machine has too little memory for the replay"
 _LENDER_PAUSE = 3.0  # seconds for the member itself to serve its state
 
 
@@ -237,6 +240,9 @@ class Judge:
         micro_batch = self._epoch.start.replica.at_once
 
         def attempt(cancelled: threading.Event) -> _Attempt | Judgement:
+            # On a CPU the system would kill this member instead of refusing memory.
+            if free_bytes(self._device) < _COPIES * state_bytes(share.schema, share.tier):
+                return Judgement(None, _NO_MEMORY)
             try:
                 found = replay(
                     share, device=self._device, micro_batch=micro_batch, cancelled=cancelled
@@ -247,7 +253,7 @@ class Judge:
             except Exception as error:
                 if not isinstance(error, OutOfMemory) and not is_out_of_memory(error):
                     raise
-                return Judgement(None, "this machine has too little memory for the replay")
+                return Judgement(None, _NO_MEMORY)
             if isinstance(found, NoResult):
                 return Judgement(None, f"the replay has no result: {found.reason}")
             return _Attempt(compare(found, claim), found)
