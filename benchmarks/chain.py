@@ -27,10 +27,11 @@ from solders.pubkey import Pubkey
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 from aftermath.chain.instructions import SPEC_PART
-from aftermath.rules import assignment, bitmap, committee, eviction
+from aftermath.rules import assignment, audits, bitmap, committee, eviction
 from aftermath.rules.run import MAX_WITNESSES
-from aftermath.rules.state import Committee, EstablishedOnly, MemberState, RunState
+from aftermath.rules.state import EstablishedOnly, MemberState, RunState
 from programs import evidence
+from programs.audit_cases import audit_of, vote
 from programs.harness import AUTHORIZER, PROGRAM, Outcome, World, authorization_address, build, idl
 from programs.scenario import EVERYONE, SPEC, Scenario, member
 
@@ -110,10 +111,10 @@ def prepare(world: Recorder, clients: int, tiers: int = 3) -> Scenario:
     for instruction in run.creation():
         world.send(instruction)
     world.watched = run.accounts["run"]
-    verifiers = 34 if clients < 10 else 10
+    percent = 100 if clients < 10 else 10
     run.write_spec(SPEC.ljust(SPEC_PART))
     run.configure(
-        init_min_clients=clients, min_clients=1, rounds_per_epoch=3, verification_percent=verifiers,
+        init_min_clients=clients, min_clients=1, rounds_per_epoch=3, verification_percent=percent,
         global_batch_size_start=16 * clients, global_batch_size_end=16 * clients, join_bond=1_000_000,
     )  # fmt: skip
     run.update(
@@ -156,9 +157,9 @@ def authorizations(run: Scenario) -> None:
 
 
 def train(run: Scenario, world: Recorder) -> None:
-    """Send the transactions of warm-up, a full round, two with many missing shares, a verdict, a
-    health check and the drain round. From the second round on, all members count as established at
-    the epoch's start.
+    """Send the transactions of warm-up, a full round, two with many missing shares, two votes on
+    a case, a health check and the drain round. From the second round on, all members count as
+    established at the epoch's start.
     """
     for index in run.elected():
         if run.run.state is RunState.WARMUP:
@@ -175,7 +176,7 @@ def train(run: Scenario, world: Recorder) -> None:
         world.label = f"witness ({part} of the shares missing, all disagree)"
         everyone_attests(run, disagreeing(run, judged, every))
     world.label = None
-    judge(run)
+    judge(run, world)
     closed = run.run.round(judged + 1)
     assert closed is not None
     missing = [seat for seat in closed.members if not bitmap.contains(closed.attested, seat)]
@@ -204,7 +205,7 @@ def disagreeing(run: Scenario, height: int, every: int) -> list[int]:
     """
     judged = run.run.round(height)
     assert judged is not None
-    shares = assignment.assign(judged, run.members, run.run.config.verification_percent)
+    shares = assignment.assign(judged, run.members)
     owing = [seat for seat, share in shares.items() if share.len]
     return [
         bitmap.from_seats(
@@ -223,23 +224,19 @@ def everyone_attests(
             run.witness(index, participation[place] if participation else None)
 
 
-def judge(run: Scenario) -> None:
-    """Submit a verifier's verdict on a result of the previous round."""
-    before = run.run.round(run.run.current.height - 1)
-    assert before is not None
-    percent = run.run.config.verification_percent
-    seats = run.members.seats
-    verifiers = [
-        seat
-        for seat, role in committee.roles(before, percent).items()
-        if role is Committee.VERIFIER
-    ]
-    shares = assignment.assign(before, run.members, percent)
-    target = next(seat for seat, share in shares.items() if share.len)
-    # a single verifier would eject the trainer, so it reports no mismatch
-    sender = run.index_of(seats[verifiers[0]].signer)
-    mismatch = len(verifiers) > 1
-    run.by(sender, "verify", verifiers[0], before.height, target, mismatch)
+def judge(run: Scenario, world: Recorder) -> None:
+    """Open a case about a drawn result, and cast another vote on it."""
+    if not run.run.seed_is_drawn:
+        run.draw()
+    heights = audits.auditable_heights(run.run)
+    drawn = [height for height in heights if audits.drawn_results(run.run, run.members, height)]
+    if not drawn:
+        return  # four members at least
+    audit = audit_of(run, drawn[0])
+    world.label = "verify (opens a case)"
+    vote(run, audit.auditor, audit)
+    world.label = None
+    vote(run, audit.others[0], audit, mismatch=False)
 
 
 def finish(run: Scenario, world: Recorder) -> None:
@@ -264,7 +261,7 @@ def finish(run: Scenario, world: Recorder) -> None:
     run.by(8_000, "withdraw")
     for seat in bitmap.seats(run.members.forfeited):
         run.settle(run.index_of(run.members.seats[seat].signer))
-    for which, name in ((0, "witnesses"), (1, "committee"), (2, "data")):
+    for which, name in ((0, "witnesses"), (1, "auditors"), (2, "data")):
         world.label = f"inspect ({name})"
         world.send(run.instruction("inspect", which, 0))
     world.label = None
@@ -363,7 +360,7 @@ def level_drop_units(clients: int) -> int:
     judges = [seat for seat in chosen if seats[seat].tier == 0]
     judged = run.run.round(run.run.current.height - 1)
     assert judged is not None
-    shares = assignment.assign(judged, run.members, run.run.config.verification_percent)
+    shares = assignment.assign(judged, run.members)
     owing = [seat for seat, share in shares.items() if share.len and seats[seat].tier == 0]
     hidden = bitmap.from_seats([seat for seat in owing if seat not in judges] or owing[:1])
     others = [seat for seat in judges if not bitmap.contains(hidden, seat)]

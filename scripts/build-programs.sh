@@ -83,7 +83,7 @@ stage_sources() {
 stage_speed() {
   local source="$stage/programs/coordinator/src"
   sed -i '1i #![feature(optimize_attribute)]' "$source/lib.rs"
-  find "$source/rules" "$source/state" -name '*.rs' ! -name 'validate_*' ! -name text.rs ! -name blank.rs |
+  find "$source/rules" "$source/state" -name '*.rs' ! -name 'validate_*' ! -name text.rs ! -name blank.rs ! -name cases.rs |
     xargs sed -i -E 's/^( *)((pub(\([a-z]+\))? )?fn )/\1#[optimize(speed)]\n\1\2/'
 }
 

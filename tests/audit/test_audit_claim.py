@@ -8,11 +8,22 @@ from typing import Any
 import pytest
 import torch
 
-from aftermath.audit.claim import RESIDUAL, RESULT, blocks_to_fetch, claim_of, outline_of_state
+from aftermath.audit.claim import (
+    RESIDUAL,
+    RESIDUAL_BLOCKS,
+    RESULT,
+    blocks_to_fetch,
+    claim_of,
+    drawn_residual_blocks,
+    known_state,
+    outline_of_state,
+    start_blocks,
+)
 from aftermath.audit.comparison import AuditVerdict, compare
-from aftermath.optim.engine import outline_of
+from aftermath.optim.engine import outline_of, state_like
+from aftermath.optim.state_merkle import BLOCK, outline
 from aftermath.rules.sparseloco import SparseLoCo
-from audit.audited_rounds import members
+from audit.audited_rounds import CASES, last_share, members
 
 # The embedding has four state blocks of the residual. Its blocks of 49 numbers are not aligned with
 # the bytes of state blocks.
@@ -63,6 +74,54 @@ def test_blocks_to_fetch_are_moments_and_sample_with_entries() -> None:
         f"result.{kind}.{level_group}" for kind in ("residual", "indices", "values")
     }
     assert len(needed(sample)) < outline.count / 2 + len(moments)
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("tier", [0, 1])
+def test_state_like_has_kinds_of_trained_state(case: str, tier: int) -> None:
+    trained = last_share(case, tier)
+    like = state_like(trained.share.schema, tier)
+    assert {name: (tensor.shape, tensor.dtype) for name, tensor in like.items()} == {
+        name: (tensor.shape, tensor.dtype) for name, tensor in trained.state.items()
+    }
+
+
+@pytest.mark.parametrize(("case", "is_whole"), [("adamw", False), ("distro", True)])
+def test_start_blocks_leave_out_residual_of_inner_steps(case: str, is_whole: bool) -> None:
+    trained = last_share(case)
+    state_outline = outline_of_state(trained.state)
+    names = {
+        state_outline.place(index).name
+        for index in start_blocks(state_outline, trained.share.schema, ())
+    }
+    left_out = {name for name, _ in state_outline.sizes} - names
+    assert all(name.startswith(RESIDUAL) for name in left_out)
+    assert bool(left_out) != is_whole
+
+
+@pytest.mark.parametrize("case", ["adamw-overlapped", "muon", "distro-overlapped"])
+def test_replay_from_start_blocks_matches(case: str) -> None:
+    trained = last_share(case)
+    schema = trained.share.schema
+    state_outline = outline_of_state(trained.state)
+    sample = drawn_residual_blocks(state_outline, b"a secret")
+    before = claim_of({}, trained.share.before, start_blocks(state_outline, schema, sample))
+    known = known_state(state_like(schema, 0), before.blocks).tensors
+    claim = claim_of(
+        trained.payloads, trained.state, blocks_to_fetch(state_outline, schema.results, sample)
+    )
+    share = members.replace(trained.share, before=known)
+    found = compare(members.replayed(share, micro_batch=1), claim)
+    assert found.verdict is AuditVerdict.MATCH, found.reason
+
+
+def test_drawn_residual_blocks_follow_from_seed() -> None:
+    state_outline = outline({f"{RESIDUAL}0.0": 100 * BLOCK, "private.exp_avg/x": 9})
+    drawn = drawn_residual_blocks(state_outline, b"1st seed")
+    assert drawn == drawn_residual_blocks(state_outline, b"1st seed")
+    assert drawn != drawn_residual_blocks(state_outline, b"2nd seed")
+    assert len(set(drawn)) == RESIDUAL_BLOCKS
+    assert all(state_outline.place(index).name.startswith(RESIDUAL) for index in drawn)
 
 
 def test_blocks_to_fetch_of_a_moment_raises() -> None:

@@ -10,7 +10,6 @@ from contextlib import asynccontextmanager
 from functools import partial
 
 import pytest
-from solders.instruction import Instruction
 from solders.keypair import Keypair
 
 from aftermath.chain.endpoints import Endpoint
@@ -22,7 +21,7 @@ from aftermath.coordinator.errors import NoSuchRun, Refused, Unavailable
 from aftermath.rules.run import FINGERPRINT_BYTES, Run
 from aftermath.rules.state import MemberState, RunState
 from chain.faults import proxy
-from chain.funded_network import SCHEMA_HASH, FundedNetwork, config_table
+from chain.funded_network import SCHEMA_HASH, FundedNetwork
 
 
 @asynccontextmanager
@@ -242,44 +241,3 @@ async def test_other_client_version_is_named(funded: FundedNetwork) -> None:
             await join(member)
         assert caught.value.name == "ClientVersionMismatch"
         assert f"update-config --run-id {funded.run_id} --client-version 1.0.0" in caught.value.fix
-
-
-async def test_run_below_verification_quorum_is_not_joined(funded: FundedNetwork) -> None:
-    coordinator = await funded.open_run()
-    async with member_of(funded) as member:
-        await join(member)
-        await coordinator.set_paused(funded.run_id, True)
-        await coordinator.update(funded.run_id, config=config_table(verification_percent=40))
-        await coordinator.set_paused(funded.run_id, False)
-        run = (await member.view(fresh=True)).run
-        with pytest.raises(Refused, match="lets 40 % of its members convict others") as caught:
-            await join(member)
-        assert caught.value.code == "verification-not-there"
-        assert f"withdraw --run-id {funded.run_id}" in caught.value.fix
-        after = await member.view(fresh=True)
-        assert (after.run.seq, after.members.pending) == (run.seq, 0)
-
-
-async def test_join_after_owner_changed_config_is_refused(
-    embedded: FundedNetwork, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The transaction that asks for a seat does not contain the config, so it may land after a
-    change of the config.
-    """
-    coordinator = await embedded.open_run()
-    async with member_of(embedded) as member:
-        send = member._send
-
-        async def late(*instructions: Instruction, **_: object) -> None:
-            await coordinator.set_paused(embedded.run_id, True)
-            await coordinator.update(embedded.run_id, config=config_table(verification_percent=40))
-            await coordinator.set_paused(embedded.run_id, False)
-            await send(*instructions)
-
-        monkeypatch.setattr(member, "_send", late)
-        with pytest.raises(Refused, match="lets 40 % of its members convict others"):
-            await join(member)
-        monkeypatch.undo()
-        assert (await member.view(fresh=True)).members.pending
-        await member.leave()
-        assert not (await member.view(fresh=True)).members.pending

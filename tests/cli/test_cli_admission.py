@@ -9,7 +9,6 @@ import contextlib
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -161,35 +160,6 @@ def test_join_run_id_of_another_owner_is_refused(
 async def genesis(rpc: str) -> str:
     async with RpcPool([endpoint(rpc)]) as pool:
         return await pool.genesis()
-
-
-def test_join_run_with_verifiers_is_refused(waiting: Shell, run_id: str) -> None:
-    from aftermath.cli.connection import sign_in
-    from aftermath.cli.options import SigningOptions
-
-    async def change(percent: int) -> None:
-        """Set the percentage as an owner with another client can. This client refuses to do so."""
-        async with sign_in(
-            SigningOptions(rpc=waiting.rpc, wallet_private_key_path=waiting.wallet)
-        ) as chain:
-            await chain.coordinator.set_paused(run_id, True)
-            config = asdict((await chain.coordinator.run(run_id)).config)
-            await chain.coordinator.update(
-                run_id, config=config | {"verification_percent": percent}
-            )
-            await chain.coordinator.set_paused(run_id, False)
-
-    asyncio.run(change(40))
-    (reason,) = verdict(waiting, run_id, waiting.wallet)
-    assert "lets 40 % of its members convict others" in reason
-    asked = ("can-join", "--run-id", run_id, "--address", waiting.wallet)
-    assert json.loads(waiting(*asked).out)["codes"] == ["verification-not-there"]
-    refused = train(waiting, "--run-id", run_id, "--logs", "json")
-    assert refused.code == 11
-    assert f"error: {reason}\n" in refused.err
-    assert f"withdraw --run-id {run_id}" in refused.err
-    asyncio.run(change(0))
-    assert verdict(waiting, run_id, waiting.wallet) == []
 
 
 def no_such_tier(place: Path) -> tuple[str, ...]:

@@ -12,7 +12,6 @@ import pytest
 import typer
 
 from aftermath.base.errors import AftermathError, UsageError, code_of
-from aftermath.chain.admission import VERIFICATION_NOT_THERE
 from aftermath.chain.memberships import BOND_ABOVE_LIMIT
 from aftermath.chain.refusals import INSUFFICIENT_FUNDS
 from aftermath.cli.error_docs import PAGES
@@ -25,8 +24,8 @@ from cli.conftest import ROOT
 from docs.test_docs import slugs
 
 CODE = re.compile(r'^    code = "([a-z-]+)"$', re.MULTILINE)
-NOT_ADMITTED = ("NotAuthorized", "Barred", BOND_ABOVE_LIMIT, VERIFICATION_NOT_THERE)
-FOUND_HERE = {BOND_ABOVE_LIMIT, INSUFFICIENT_FUNDS, VERIFICATION_NOT_THERE, "ProgramNotDeployed"}
+NOT_ADMITTED = ("NotAuthorized", "Barred", BOND_ABOVE_LIMIT)
+FOUND_HERE = {BOND_ABOVE_LIMIT, INSUFFICIENT_FUNDS, "ProgramNotDeployed"}
 
 
 @pytest.fixture(scope="module")
@@ -60,8 +59,8 @@ def test_error_code_page_lists_exactly_all_codes(codes: set[str], refusals: set[
     ("name", "code"),
     [
         ("NotAMember", "not-a-member"),
-        ("NotATrainer", "not-a-trainer"),
-        ("NotAVerifier", "not-a-verifier"),
+        ("NotAudited", "not-audited"),
+        ("NotAJuror", "not-a-juror"),
         ("P2pKeyZero", "p2p-key-zero"),
         ("RpcIDMismatch", "rpc-id-mismatch"),
         ("Custom6001", "custom6001"),

@@ -97,11 +97,6 @@ WRONG = [
     ("max_seq_len = 64", "max_seq_len = 2049", "sequence-too-long"),
     ("max_seq_len = 64", "max_seq_len = 1", "sequence-too-short"),
     ('data_type = "Pretraining"', 'data_type = "Finetuning"', "labels-not-there"),
-    (
-        "rounds_per_epoch = 16",
-        "rounds_per_epoch = 16\nverification_percent = 50",
-        "verification-not-there",
-    ),
     ("quantize_1bit = true", "quantize_1bit = true\nweight_decay = 251.0", "weight-decay-too-high"),
 ]
 

@@ -35,11 +35,6 @@ def line_of(text: str, part: str) -> int:
         ("max_seq_len = 64", "max_seq_len = 1", "no token is left to predict"),
         ('data_type = "Pretraining"', 'data_type = "Finetuning"', 'use "Pretraining"'),
         (
-            "rounds_per_epoch = 16",
-            "rounds_per_epoch = 16\nverification_percent = 50",
-            "no client can verify",
-        ),
-        (
             "quantize_1bit = true",
             "quantize_1bit = true\nweight_decay = 251.0",
             "the highest learning rate, 0.004",

@@ -563,7 +563,7 @@ def test_close_run_on_terminal_asks(configured: Shell, run_id: str) -> None:
         assert (
             f"close run {run_id} for good, with its 0 steps and the points of 0 members" in kept.err
         )
-        assert "0.624673" in kept.err  # SOL of rent
+        assert "0.629852" in kept.err  # SOL of rent
         assert f"in {load_wallet(configured.wallet).pubkey}? [y/N] " in kept.err
         assert f"run {run_id} is unchanged" in kept.out
     assert configured("show-run", "--run-id", run_id).code == 0

@@ -102,7 +102,8 @@ def test_measured_costs_meet_their_bars() -> None:
     roots = quote.figures("roots")
     assert chain["members"][-1] == 256
     assert all(
-        units[-1] is not None and max(units) <= 50_000 for units in chain["compute_units"].values()
+        units[-1] is not None and max(filter(None, units)) <= 50_000
+        for units in chain["compute_units"].values()
     )
     assert max(chain["push_bytes_max"].values()) <= 2_048
     assert chain["rent_lamports_total"] == sum(chain["rent_lamports"].values()) <= 630_000_000

@@ -133,13 +133,14 @@ class TrainingCluster:
         additional environment variables.
         """
         if on or own or self.starts_commands or not fork_server.SUPPORTED:
-            return self._launch(member, [*on, CONSOLE, *self.line(member, *options)], **own)
+            return self.launch(member, [*on, CONSOLE, *self.line(member, *options)], **own)
         name = f"{self.run_id}-{member.name}"
         process = RunningMember(name, self.line(member, *options), self.place / "logs", THREADS)
         member.processes.append(process)
         return process
 
-    def _launch(self, member: ClusterMember, command: Sequence[str | Path], **own: str) -> Running:
+    def launch(self, member: ClusterMember, command: Sequence[str | Path], **own: str) -> Running:
+        """Start a command as the member's process."""
         name = f"{self.run_id}-{member.name}"
         member.processes.append(Running(self._xprocess, name, command, THREADS | own))
         return member.process

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import UnionType
-from typing import Any, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 import msgspec
 
@@ -26,4 +26,6 @@ def sample_event(kind: str, **given: Any) -> Event:
 def _blank(kind: Any) -> Any:
     if get_origin(kind) is UnionType:
         return None
+    if get_origin(kind) is Literal:
+        return get_args(kind)[0]
     return (get_origin(kind) or kind)()

@@ -89,6 +89,8 @@ def test_metrics_are_served_while_member_runs() -> None:
         events.emit(sample_event("fetch_failed"))
         events.emit(sample_event("refused"))
         events.emit(sample_event("dropped", seats=[3, 4]))
+        for verdict in ("match", "mismatch", "abstained"):
+            events.emit(sample_event("audited", verdict=verdict))
         events.emit(sample_event("warning", message="trouble"))
         for network in (100, 250):
             machine = {"cpu": 12.5, "resident": 1 << 30, "available": 2 << 30, "disk_free": 3 << 30}
@@ -109,6 +111,8 @@ def test_metrics_are_served_while_member_runs() -> None:
             "aftermath_fetch_failures_total": 1,
             "aftermath_refused_total": 1,
             "aftermath_members_dropped_total": 2,
+            "aftermath_audits_total": 2,
+            "aftermath_audit_mismatches_total": 1,
             "aftermath_warnings_total": 1,
             "aftermath_peers": 2,
             "aftermath_sent_bytes_total": 41_000,

@@ -20,6 +20,7 @@ from aftermath.rules.announcements import (
     NOTHING,
     Commitment,
     LevelPayload,
+    PassSettings,
     PrivateRoots,
     SequenceInterval,
     encode_announcement,
@@ -60,7 +61,7 @@ def header_of(height: int = 4, **given: int) -> Round:
 
 
 def plan_of(height: int = 4) -> RoundPlan:
-    return plan_round("test", 2, header_of(height), three_members(), 0)
+    return plan_round("test", 2, header_of(height), three_members())
 
 
 def empty_payload(level: int) -> bytes:
@@ -95,6 +96,7 @@ def commitment_of(
         schema_hash=SCHEMA.hash(),
         levels=levels,
         private=PrivateRoots(NOTHING, b"a" * 32, None),
+        passes=PassSettings(4, "fp32", "cpu"),
         seal=seal_of(key, seat.to_bytes(32, "big"), place),
         loss=1.0,
         tokens_per_sec=1.0,
@@ -133,7 +135,7 @@ class ResultInbox:
             events=Events(lambda: 0.0, [lambda event: self.events.append(plain(event))]),
         )
         self.role = Role("test", SCHEMA, 0, SECRETS[0])
-        self.workers = Workers(*(InlineWorker() for _ in range(6)))
+        self.workers = Workers(*(InlineWorker() for _ in range(7)))
         self.results = Results(self.ports, self.role, self.workers.decode)
         self.results.begin(epoch)
 

@@ -361,7 +361,7 @@ def test_checker_receives_states_around_judged_round(tmp_path: Path) -> None:
             for wanted in (judged.private.before, judged.private.after):
                 for index in range(parts.count):
                     block = await ask_block(checker, sim_member.id, wanted, parts, index, 5)
-                    assert len(block) == parts.place(index).size
+                    assert len(block.data) == parts.place(index).size
                     compared += 1
             with pytest.raises(RequestRefused):
                 await ask_block(checker, sim_member.id, NOTHING, parts, 0, 5)

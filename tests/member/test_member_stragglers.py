@@ -187,7 +187,7 @@ def test_overdeclared_speed_is_reported_and_costs_one_epoch(tmp_path: Path) -> N
 def _plan(weights: tuple[int, ...] = (3, 3, 3), batch: int = 9) -> RoundPlan:
     seats = {seat: builders.seat(seat, weight=weight) for seat, weight in enumerate(weights)}
     header = builders.header(0b111, height=4, step=5, batch=batch, seed=7, data_index=100)
-    return plan_round("test", 2, header, builders.members(seats), 0)
+    return plan_round("test", 2, header, builders.members(seats))
 
 
 def _waits(late: StragglerTracker, missing: set[int], *times: float) -> list[bool]:

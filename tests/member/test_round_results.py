@@ -85,7 +85,7 @@ def test_plan_rejects_result_differing_from_assignment(changed: dict[str, Any]) 
 
 
 def test_member_with_empty_share_owes_and_announces_nothing() -> None:
-    plan = plan_round("test", 2, replace(header_of(), batch=0), three_members(), 0)
+    plan = plan_round("test", 2, replace(header_of(), batch=0), three_members())
     assert plan.owing == frozenset()
     assert not plan.admits(commitment_of(None, 1), SCHEMA)
 

@@ -14,7 +14,7 @@ from aftermath.member.announced_results import Results
 from aftermath.member.ports import Desync
 from aftermath.member.rounds.announce import Announcing
 from aftermath.member.signed_results import SignedResults
-from aftermath.rules.announcements import NOTHING, PrivateRoots
+from aftermath.rules.announcements import NOTHING, PassSettings, PrivateRoots
 from aftermath.sim.sim_transport import SimTransport
 from aftermath.sim.virtual_time import run_virtual
 from member.result_inbox import ResultInbox, empty_payload, plan_of
@@ -30,7 +30,9 @@ def _announcing(inbox: ResultInbox) -> Announcing:
     kept: Any = SimpleNamespace(
         results=inbox.results, own_state=SimpleNamespace(trained=trained, offer=offer)
     )
-    epoch: Any = SimpleNamespace(start=SimpleNamespace(replica=None, seat=0))
+    replica = SimpleNamespace(pass_settings=PassSettings(4, "fp32", "cpu"))
+    rules = SimpleNamespace(verification_percent=0)
+    epoch: Any = SimpleNamespace(start=SimpleNamespace(replica=replica, seat=0), rules=rules)
     return Announcing(
         replace(inbox.ports, coordinator=wallet), inbox.role, inbox.workers.decode, kept, epoch
     )

@@ -21,11 +21,14 @@ from aftermath.p2p.iroh import IrohTransport
 from aftermath.p2p.transport import MAX_REQUEST, PeerUnreachable, RequestFailed, RequestRefused
 from aftermath.replica import state_sharing
 from aftermath.replica.state_sharing import (
+    LENT_TOPIC,
     TOPIC,
     FalseBlock,
     ServedState,
+    StateBlock,
     StateShare,
     ask_block,
+    ask_lent,
     copy_state,
     proven,
     question,
@@ -58,7 +61,7 @@ async def test_commitment_gives_access_to_all_blocks_of_its_state(mesh: Mesh, na
     StateShare(member).offer(kept)
     root = kept.tree.root
     blocks = [
-        await ask_block(checker, member.node_id, root, parts, index, 10)
+        (await ask_block(checker, member.node_id, root, parts, index, 10)).data
         for index in range(parts.count)
     ]
     assert parts.count > 15
@@ -77,7 +80,8 @@ async def test_false_block_or_proof_bans_its_sender(mesh: Mesh, at: int) -> None
     index = parts.count // 2
     share.offer(kept)
     right = await share.answer(b"", question(kept.tree.root, index))
-    assert proven(right, kept.tree.root, parts, index) == right[-parts.place(index).size :]
+    found = proven(right, kept.tree.root, parts, index)
+    assert found.data == right[-parts.place(index).size :]
     wrong = bytearray(right)
     wrong[at] ^= 1
 
@@ -120,13 +124,41 @@ async def test_states_of_other_rounds_are_refused(mesh: Mesh) -> None:
             with pytest.raises(RequestRefused):
                 await asked
         else:
-            assert len(await asked) == parts.place(0).size
+            assert len((await asked).data) == parts.place(0).size
     for root in (NOTHING, b"x" * 32):
         with pytest.raises(RequestRefused):
             await ask_block(checker, member.node_id, root, states[-1][0], 0, 10)
     share.withdraw()
     with pytest.raises(RequestRefused):
         await ask_block(checker, member.node_id, states[-1][2].tree.root, states[-1][0], 0, 10)
+
+
+async def test_lent_blocks_are_served_without_their_member(mesh: Mesh) -> None:
+    auditor, juror = await mesh(1, 2)
+    parts, _, kept = state_of()
+    root = kept.tree.root
+    share = StateShare(auditor)
+    with pytest.raises(RequestRefused):
+        await ask_lent(juror, auditor.node_id, root, parts, 10)
+    block = StateBlock(kept.read(parts.place(2)), tuple(kept.tree.proof(2)))
+    share.lend(root, {2: block})
+    assert await ask_lent(juror, auditor.node_id, root, parts, 10) == [2]
+    assert await ask_block(juror, auditor.node_id, root, parts, 2, 10) == block
+    with pytest.raises(RequestRefused):
+        await ask_block(juror, auditor.node_id, root, parts, 3, 10)
+
+
+@pytest.mark.parametrize("reply", [b"", b"\0\0\0", b"\xff" * 4])
+async def test_invalid_list_of_lent_blocks_is_rejected(mesh: Mesh, reply: bytes) -> None:
+    auditor, juror = await mesh(1, 2)
+    parts, _, kept = state_of()
+
+    async def other(peer: bytes, body: bytes) -> bytes:
+        return reply
+
+    auditor.handle(LENT_TOPIC, other)
+    with pytest.raises(FalseBlock):
+        await ask_lent(juror, auditor.node_id, kept.tree.root, parts, 10)
 
 
 async def test_absent_member_differs_from_member_without_state(mesh: Mesh) -> None:
@@ -156,7 +188,7 @@ async def test_uncopied_large_state_is_served_until_it_changes(
     asked = (
         ask_block(checker, member.node_id, root, parts, index, 10) for index in range(parts.count)
     )
-    assert b"".join(await asyncio.gather(*asked)) == b"".join(
+    assert b"".join(block.data for block in await asyncio.gather(*asked)) == b"".join(
         first[n].numpy().tobytes() for n, _ in parts.sizes
     )
     changed = parts.count - 1

@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from aftermath.rules import bitmap
+from aftermath.rules.audits import MAX_DRAWN
 from aftermath.rules.committee import quorum
-from aftermath.rules.run import MAX_VERDICTS, STORED_ROUNDS, Config, RoundId
+from aftermath.rules.run import STORED_ROUNDS, Config, RoundId
 from aftermath.rules.state import MemberState, RunState
 from programs.oracle_records import (
     BARRED,
@@ -21,10 +22,13 @@ from programs.oracle_records import (
     UNKNOWN,
     WAITS,
     Named,
+    OracleCase,
     OracleMembership,
     Refusal,
     Seat,
     Vote,
+    behind,
+    numbers,
     require,
 )
 from programs.transitions import DAY, Transitions
@@ -170,26 +174,44 @@ class Oracle(Transitions):
 
     def verify(self, wallet: int, number: int, at: RoundId, target: int, mismatch: bool) -> None:
         require(self.state.active, "WrongState")
-        newest = 1 if self.state is not RunState.COOLDOWN or self.config.overlap else 0
-        back = next((back for back in range(newest, 3) if self.named(at, back)), None)
-        round = self._past(back) if back is not None else None
-        if back is None:
-            raise Refusal("StaleHeight")
+        case = next((one for one in self.open_cases() if self._is_about(one, at, target)), None)
+        backs = (back for back in range(1, STORED_ROUNDS) if self.named(at, back))
+        round = self._past(next(backs, STORED_ROUNDS))
+        audits = self.audits(round) if round else None
+        require(case is not None or audits is not None, "StaleHeight")
         self._own(number, wallet)
-        verifiers = self.verifiers(round) if round else []
-        require(number in verifiers, "NotAVerifier")
-        assert round is not None
-        require(bool(self.shares(round).get(target)), "NotATrainer")
-        require(
-            (number, target) not in [verdict[:2] for verdict in round.verdicts], "DuplicateVerdict"
-        )
-        given = sum(verdict[0] == number for verdict in round.verdicts)
-        require(given < MAX_VERDICTS // len(verifiers), "VerdictsFull")
-        round.verdicts.append((number, target, mismatch))
-        against = sum(about == target and wrong for _, about, wrong in round.verdicts)
-        if against >= max(3, quorum(len(verifiers))):
-            self._eject(self.members[target])
+        if case is None:
+            assert round is not None
+            assert audits is not None
+            require(mismatch, "NotDisputed")
+            seat = self.members[target] if target < len(self.members) else None
+            require(seat is None or seat.state is not MemberState.EJECTED, "AlreadyEjected")
+            require(target in audits, "NotAudited")
+            auditor, jury = audits[target]
+            require(auditor == number, "NotAuditor")
+            self.cases = self.open_cases()
+            require(len(self.cases) < MAX_DRAWN, "CasesFull")
+            sequences = behind(round.batch, set(self.shares(round)[target]))
+            case = OracleCase(round, self.round.height, target, auditor, jury, sequences)
+            self.cases.append(case)
+        require(number in case.jury, "NotAJuror")
+        require(number not in case.votes, "DuplicateVerdict")
+        case.votes[number] = mismatch
+        if case.against(mismatch).bit_count() >= max(3, quorum(len(case.jury))):
+            self.cases.remove(case)
+            if mismatch and self._has_room(len(case.sequences)):
+                self.trained -= numbers(case.sequences)
+                self._put_back(case.sequences)
+            self._eject(self.members[target if mismatch else case.auditor])
         self._follow()
+
+    def open_cases(self) -> list[OracleCase]:
+        """Return the cases that may be voted on."""
+        return [one for one in self.cases if self.round.height <= one.opened + 2]
+
+    def _is_about(self, case: OracleCase, at: RoundId, target: int) -> bool:
+        named = RoundId(self.epoch, case.round.height, case.round.seed or 0)
+        return case.target == target and named == at
 
     def prove_equivocation(self, wallet: int, number: int, same: bool) -> None:
         """Submit two results of a seat in the current round, or one result twice, signed by that

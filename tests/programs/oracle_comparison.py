@@ -17,7 +17,7 @@ from solders.account import Account
 from solders.instruction import AccountMeta, Instruction
 from solders.pubkey import Pubkey
 
-from aftermath.chain import layout
+from aftermath.chain import layout, views
 from aftermath.rules import bitmap
 from aftermath.rules.run import FINGERPRINT_BYTES, Config, RoundId
 from programs import evidence
@@ -324,13 +324,15 @@ class Comparison:
             ("model", self._model(), self._model_of()),
             ("backlog", self.oracle.intervals(), list(self.scenario.backlog)),
             ("memberships", self.oracle.memberships, self._memberships_of()),
+            ("cases", self._cases(), self._cases_of()),
         ):
             assert ours == theirs, (
                 f"after {after} the oracle's {what} is not the chain's:\n{ours}\n{theirs}"
             )
 
     def _dice(self, run: Any) -> None:
-        """Give the oracle the seed of a round that has begun."""
+        """Give the oracle the next seed, and the seed of a round that has begun."""
+        self.oracle.next_seed = int(run["next_seed"])
         if self.oracle.rounds and self.oracle.round.seed is None:
             seed = int(run["rounds"][int(run["head"])]["seed"])
             assert seed not in self.seeds, "no two rounds have one seed"
@@ -492,6 +494,37 @@ class Comparison:
                 f"wallet {index}: {account.lamports}"
             )
         return found
+
+    def _cases(self) -> list[tuple[Any, ...]]:
+        us = self.oracle
+        found = [
+            (
+                one.round.height, one.round.seed, one.opened, one.target, one.auditor, bitmap.from_seats(one.jury),
+                one.against(True), one.against(False), tuple(one.sequences),
+            )
+            for one in (us.open_cases() if us.state.active else ())
+        ]  # fmt: skip
+        return sorted(found)
+
+    def _cases_of(self) -> list[tuple[Any, ...]]:
+        if not (self.oracle.state.active and self.oracle.config.verification_percent):
+            return []
+        offset, length = views.witnesses_cases_range()
+        data = self.world.data(self.scenario.accounts["witnesses"])[offset : offset + length]
+        run = self.scenario.run
+        names = (
+            "height",
+            "seed",
+            "opened",
+            "target",
+            "auditor",
+            "jury",
+            "mismatches",
+            "matches",
+            "intervals",
+        )
+        cases = [one for one in views.parse_cases(data) if one.is_open(run)]
+        return sorted(tuple(getattr(one, name) for name in names) for one in cases)
 
     def _model(self) -> tuple[Any, ...]:
         named = self.oracle.durable

@@ -101,7 +101,6 @@ class OracleRound:
     """The members that delivered in the round that this one judges, once it is closed."""
     counts: bool = False
     """Whether it made a step and its levels are not counted yet."""
-    verdicts: list[tuple[int, int, bool]] = field(default_factory=list)
 
     @property
     def members(self) -> list[int]:
@@ -126,6 +125,23 @@ class OracleRound:
     def of_round(self, purpose: bytes) -> list[int]:
         """Return the seats of the round's members, in the seeded order of a purpose."""
         return [seat for seat in self.ordered(purpose) if bitmap.contains(self.roster, seat)]
+
+
+@dataclass
+class OracleCase:
+    """A disputed result. `votes` has each juror's finding: whether the result is wrong."""
+
+    round: OracleRound
+    opened: int
+    target: int
+    auditor: int
+    jury: list[int]
+    sequences: list[Interval]
+    votes: dict[int, bool] = field(default_factory=dict)
+
+    def against(self, mismatch: bool) -> int:
+        """Return the bitmap of the jurors that voted so."""
+        return bitmap.from_seats(seat for seat, vote in self.votes.items() if vote is mismatch)
 
 
 @dataclass(frozen=True)

@@ -377,11 +377,7 @@ class Scenario:
     def owing(self) -> int:
         """Return the members that owe a result of the judged round, as a bitmap."""
         judged = self.run.round(self.run.config.judged(self.run.current.height))
-        shares = (
-            assignment.assign(judged, self.members, self.run.config.verification_percent)
-            if judged
-            else {}
-        )
+        shares = assignment.assign(judged, self.members) if judged else {}
         return bitmap.from_seats(seat for seat, share in shares.items() if share.len)
 
     def witness_round(

@@ -5,9 +5,10 @@ from functools import cache
 
 import pytest
 
-from aftermath.rules import assignment, bitmap, committee
+from aftermath.rules import assignment, audits, bitmap, committee
 from aftermath.rules.run import REDO
 from aftermath.rules.state import ExitReason, MemberState, RunState
+from programs.audit_cases import audit_of, vote
 from programs.harness import Snapshot, World
 from programs.scenario import Scenario
 from rules import backlog
@@ -81,7 +82,7 @@ def test_data_of_silent_members_returns(full_run: Scenario) -> None:
     for index in full_run.elected():
         assert full_run.witness(index, heard).ok().units <= GOAL
     state = full_run.run
-    shares = assignment.assign(first, full_run.members, 10)
+    shares = assignment.assign(first, full_run.members)
     settled = backlog.settle(backlog.Backlog(), first, shares, heard)
     redo, left = settled.backlog.take(4096)
     assert len(redo) == REDO
@@ -102,6 +103,21 @@ def test_data_of_silent_members_returns(full_run: Scenario) -> None:
         <= GOAL
     )
     assert full_run.members.mask(MemberState.DROPPED).bit_count() == len(missing)
+
+
+def test_case_of_256_members_stays_within_compute_limit(full_run: Scenario) -> None:
+    for _ in range(2):
+        full_run.witness_round()
+    full_run.draw()
+    tiers = {index: full_run.members.seats[index].tier for index in range(256)}
+    drawn = audits.drawn_results(full_run.run, full_run.members, 0)
+    target = max(drawn, key=tiers.__getitem__)
+    audit = audit_of(full_run, 0, target)
+    assert vote(full_run, audit.auditor, audit).ok().units <= GOAL
+    for seat in audit.others[: audit.decisive - 1]:
+        assert full_run.members.seats[target].state is MemberState.HEALTHY
+        assert vote(full_run, seat, audit).ok().units <= GOAL
+    assert full_run.members.seats[target].state is MemberState.EJECTED
 
 
 def test_epoch_whose_256_members_vanish_ends(full_run: Scenario) -> None:
@@ -126,7 +142,7 @@ def test_disagreeing_witnesses_are_counted(full_run: Scenario) -> None:
             votes[seat] += seen >> seat & 1
         assert full_run.witness(index, seen).ok().units <= 60_000
     state = full_run.run
-    shares = assignment.assign(state.rounds[0], full_run.members, 10)
+    shares = assignment.assign(state.rounds[0], full_run.members)
     expected = bitmap.from_seats(
         seat for seat in range(256) if votes[seat] >= 22 or shares[seat].len == 0
     )

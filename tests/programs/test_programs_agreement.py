@@ -42,7 +42,7 @@ def test_equivocated_result_returns_to_backlog(
         "attestations"
     ]["participation"][:4]
     assert {bytes(one)[0] for one in found} == {0b1111}  # all witnesses recorded a delivery
-    share = assignment.assign(judged, run.members, 0)[liar]
+    share = assignment.assign(judged, run.members)[liar]
     again = [*run.backlog, *run.run.current.redo]
     waiting = {index for interval in again for index in range(interval.start, interval.stop)}
     lost = {index for span in assignment.sequences(judged, share) for index in span}

@@ -54,7 +54,7 @@ def test_silent_third_of_members_loses_no_sequence(world: World) -> None:
         closed = run.run.round(height)
         if judged is None or closed is None:
             continue
-        shares = assignment.assign(judged, run.members, 0)
+        shares = assignment.assign(judged, run.members)
         for seat, share in shares.items():
             if bitmap.contains(closed.attested, seat):
                 done = {index for span in assignment.sequences(judged, share) for index in span}
@@ -103,7 +103,7 @@ def test_large_backlog_is_trained_by_established_alone(world: World, newcomers: 
     for _ in range(8):
         current = run.run.current
         step = run.run.step
-        shares = assignment.assign(current, run.members, 0)
+        shares = assignment.assign(current, run.members)
         alone.append(current.established)
         if current.established is EstablishedOnly.TRAIN:
             usual = 48 * 5 // (5 + newcomers)  # their batch if newcomers trained the rest
@@ -172,7 +172,7 @@ def test_random_intervals_stay_sorted_and_joined(world: World) -> None:
     while run.run.state.training:
         round_ = run.run.current
         heard = sum(1 << seat for seat in range(20) if rng.random() < 0.6)
-        shares = assignment.assign(round_, run.members, 0)
+        shares = assignment.assign(round_, run.members)
         settled = backlog.settle(predicted, round_, shares, heard)
         step = run.run.step
         run.witness_round(participation=heard)

@@ -6,6 +6,7 @@ import pytest
 
 from aftermath.rules import bitmap, committee
 from aftermath.rules.state import RunState
+from programs.audit_cases import audit_of, convict
 from programs.harness import World
 from programs.scenario import UNATTESTED, Scenario
 
@@ -134,18 +135,14 @@ def test_early_leaver_is_not_awaited(world: World) -> None:
 
 
 def test_ejected_members_have_no_vote(world: World) -> None:
-    run = Scenario(world).start(init_min_clients=10, rounds_per_epoch=4, verification_percent=30)
+    run = Scenario(world).start(init_min_clients=10, rounds_per_epoch=4, verification_percent=100)
     run.train(range(10))
     for _ in range(3):
         run.witness_round()
-    before = run.run.round(1)
-    assert before is not None
-    roles = committee.roles(before, 30)
-    verifiers = [seat for seat, role in roles.items() if role is committee.Committee.VERIFIER]
-    target = next(seat for seat in roles if seat not in verifiers)
+    audit = audit_of(run.draw(), 1)
+    target = audit.target
     assert bitmap.contains(run.members.proven, target)
-    for seat in verifiers:
-        run.by(seat, "verify", seat, 1, target, True).ok()
+    convict(run, audit)
     assert not bitmap.contains(run.members.proven, target)
     _rounds(run, heard=bitmap.from_seats(set(range(10)) - {target}))
     assert target not in _electees(run)

@@ -10,6 +10,7 @@ import pytest
 from aftermath.rules import bitmap, committee
 from aftermath.rules.deadlines import next_deadline
 from aftermath.rules.state import ExitReason, ModelSource, RunState
+from programs.audit_cases import audit_of, convict
 from programs.harness import Snapshot, World
 from programs.scenario import UNATTESTED, Scenario
 
@@ -392,16 +393,12 @@ def test_shown_levels_are_forgotten_with_tier_and_seat(world: World, how: str) -
 
 
 def test_ejected_members_are_not_established(world: World) -> None:
-    run = Scenario(world).start(init_min_clients=10, rounds_per_epoch=4, verification_percent=30)
+    run = Scenario(world).start(init_min_clients=10, rounds_per_epoch=4, verification_percent=100)
     run.train(range(10))
     run.finish_rounds()
-    before = run.run.round(run.run.current.height - 1)
-    assert before is not None
-    roles = committee.roles(before, 30)
-    verifiers = [seat for seat, role in roles.items() if role is committee.Committee.VERIFIER]
-    target = next(seat for seat in roles if seat not in verifiers)
-    for seat in verifiers:
-        run.by(seat, "verify", seat, before.height, target, True).ok()
+    audit = audit_of(run, run.run.current.height - 2)
+    target = audit.target
+    convict(run, audit)
     world.advance(31)
-    run.tick(verifiers[0]).ok()
+    run.tick(audit.auditor).ok()
     assert run.members.established == (1 << 10) - 1 - (1 << target)

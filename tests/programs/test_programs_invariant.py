@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from aftermath.rules import committee
-from aftermath.rules.state import Committee
+from programs.audit_cases import audit_of, vote
 from programs.evidence import IX, p2p, pair
 from programs.harness import PROGRAM, Outcome, World, idl
 from programs.level_holders import begin, established, one_round
@@ -243,21 +242,19 @@ def _one_absent(run: Scenario) -> None:
     run.tick().ok()
 
 
-def _with_verifiers(run: Scenario) -> None:
+def _audited(run: Scenario) -> None:
     run.owner("set_paused", True).ok()
-    run.configure(verification_percent=50).ok()
+    run.configure(verification_percent=100).ok()
     run.owner("set_paused", False).ok()
     run.train(range(6))
     run.witness_round()
+    run.witness_round()
+    run.draw()
 
 
 def _verify(run: Scenario) -> Outcome:
-    roles = committee.roles(run.run.rounds[0], 50)
-    judge, trainer = (
-        next(seat for seat, role in roles.items() if role is kind)
-        for kind in (Committee.VERIFIER, Committee.TRAINER)
-    )
-    return run.by(judge, "verify", judge, 0, trainer, True)
+    audit = audit_of(run, 0)
+    return vote(run, audit.auditor, audit)
 
 
 def _known_to_peers(run: Scenario) -> None:
@@ -313,7 +310,7 @@ CHANGING: dict[str, tuple[Prepare, Send]] = {
     ),
     "witness": (lambda run: run.train([0, 1, 2]), lambda run: run.witness(0)),
     "health_check": (_one_absent, lambda run: run.by(2, "health_check", run.names([4]))),
-    "verify": (_with_verifiers, _verify),
+    "verify": (_audited, _verify),
     "prove_equivocation": (_known_to_peers, _prove),
     "attest": (_cooldown, lambda run: run.attest(0, HASHES)),
     "checkpoint": (_attested, lambda run: run.by(0, "checkpoint", PLACE)),

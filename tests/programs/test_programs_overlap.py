@@ -4,9 +4,9 @@ drain round.
 
 import pytest
 
-from aftermath.rules import assignment, committee
+from aftermath.rules import assignment
 from aftermath.rules.run import Interval
-from aftermath.rules.state import Committee, ExitReason, MemberState, RunState
+from aftermath.rules.state import ExitReason, MemberState, RunState
 from programs.harness import World
 from programs.scenario import UNATTESTED, Scenario
 from rules import backlog
@@ -52,7 +52,7 @@ def test_result_without_quorum_is_trained_again_next_round(run: Scenario) -> Non
     first = run.run.current
     run.witness_round(participation=0b011)
     state = run.run
-    shares = assignment.assign(first, run.members, 0)
+    shares = assignment.assign(first, run.members)
     redo, left = backlog.settle(backlog.Backlog(), first, shares, 0b011).backlog.take(48)
     assert state.current.redone == shares[2].len == 16
     assert (state.rounds[0].attested, state.current.redo) == (0b011, redo)
@@ -197,38 +197,6 @@ def test_level_whose_holder_applied_results_is_unattested(
     run.finish_rounds()
     state = run.run
     assert state.level_hashes == (UNATTESTED if changed else bytes(32), UNATTESTED, UNATTESTED)
-
-
-def test_verdicts_about_last_round_are_accepted_in_cooldown(world: World) -> None:
-    run = Scenario(world).start(overlap=0, verification_percent=50, rounds_per_epoch=2)
-    run.train(range(6))
-    run.witness_round()
-    last = run.run.current
-    roles = committee.roles(last, 50)
-    verifiers = [seat for seat, role in roles.items() if role is Committee.VERIFIER]
-    target = next(seat for seat, role in roles.items() if role is Committee.TRAINER)
-    # it is not due yet
-    run.by(verifiers[0], "verify", verifiers[0], last.height, target, True).refused("StaleHeight")
-    run.witness_round()
-    assert run.run.state is RunState.COOLDOWN
-    for seat in verifiers:
-        run.by(seat, "verify", seat, last.height, target, True).ok()
-    member = run.members.seats[target]
-    assert (member.state, member.exited_height) == (MemberState.EJECTED, last.height + 1)
-
-
-def test_overlap_current_round_is_never_judged(world: World) -> None:
-    """In cooldown the current round is the drain round, or one whose results nobody attests."""
-    run = Scenario(world).start(verification_percent=50)
-    run.train(range(6))
-    run.witness_round()
-    _time_up(run)
-    last = run.run.current
-    assert (run.run.state, last.batch) == (RunState.COOLDOWN, 48)
-    roles = committee.roles(last, 50)
-    verifier = next(seat for seat, role in roles.items() if role is Committee.VERIFIER)
-    target = next(seat for seat, role in roles.items() if role is Committee.TRAINER)
-    run.by(verifier, "verify", verifier, last.height, target, True).refused("StaleHeight")
 
 
 def test_overlap_may_change_between_epochs(run: Scenario) -> None:

@@ -25,7 +25,7 @@ def test_run_is_created_in_one_transaction(world: World) -> None:
     assert run.join_authority == bytes(scenario.grantor.pubkey())
     assert model.client_version == "v1"
     assert not any(seat.used for seat in scenario.members.seats)
-    assert len(world.data(scenario.accounts["witnesses"])) == 55_504
+    assert len(world.data(scenario.accounts["witnesses"])) == 56_248
 
 
 @pytest.mark.parametrize("run_id", ["", "a\0b", "x" * 32])

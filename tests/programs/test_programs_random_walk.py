@@ -38,7 +38,7 @@ class Walk:
         judged = before.round(before.config.judged(closing.height)) if closed else None
         if judged is None:
             return
-        shares = assignment.assign(judged, self.run.members, PERCENT)
+        shares = assignment.assign(judged, self.run.members)
         for seat, share in shares.items():
             if bitmap.contains(after.rounds[before.head].attested, seat):
                 for indices in assignment.sequences(judged, share):

@@ -174,7 +174,7 @@ def test_untrained_data_is_trained_again(run: Scenario) -> None:
     run.witness_round()
     run.witness_round(participation=0b011)  # nobody holds the result of seat 2
     state = run.run
-    shares = assignment.assign(first, run.members, 0)
+    shares = assignment.assign(first, run.members)
     redo, left = backlog.settle(backlog.Backlog(), first, shares, 0b011).backlog.take(48)
     current = state.current
     assert state.rounds[1].attested == 0b011

@@ -213,7 +213,7 @@ def test_warm_up_elects_nobody_before_its_seed_is_drawn(world: World) -> None:
 
 
 def test_leaving_member_moves_nobody_else(world: World) -> None:
-    """In the orders of witnesses, committee and data, only its own position becomes free."""
+    """Check that only its own position in the orders of witnesses and data becomes free."""
     run = Scenario(world).start(
         init_min_clients=9,
         witness_nodes=3,
@@ -228,11 +228,11 @@ def test_leaving_member_moves_nobody_else(world: World) -> None:
         run.witness_round()
     header = run.run.current
     assert (header.began, header.clients) == (0b111111111, 7)
-    for purpose in (committee.WITNESS, committee.COMMITTEE, committee.DATA):
+    for purpose in (committee.WITNESS, committee.DATA):
         assert sorted(committee.ordered(header, purpose)) == list(range(9))
     in_order = [seat for seat in committee.ordered(header, committee.WITNESS) if seat not in (4, 7)]
     assert run.elected() == in_order[:3]
-    shares = assignment.assign(header, run.members, 34)
+    shares = assignment.assign(header, run.members)
     assert list(shares) == [
         seat for seat in committee.ordered(header, committee.DATA) if seat not in (4, 7)
     ]

@@ -45,10 +45,19 @@ def _reach(run: Scenario, state: RunState) -> RoundId:
     return run.run.round_id
 
 
+def _named(run: Scenario, name: str) -> RoundId:
+    """Advance the run to the vote's state, and return the round that the vote names then."""
+    current = _reach(run, STATES[name])
+    before = run.run.round(current.height - 1)
+    if name != "verify" or before is None:
+        return current
+    return RoundId(current.epoch, before.height, before.seed)
+
+
 @pytest.mark.parametrize("name", VOTES)
 def test_vote_of_earlier_epoch_is_refused(world: World, name: str) -> None:
-    run = Scenario(world).start(overlap=0, rounds_per_epoch=2, verification_percent=34)
-    old = _reach(run, STATES[name])
+    run = Scenario(world).start(overlap=0, rounds_per_epoch=2, verification_percent=100)
+    old = _named(run, name)
     run.world.advance(31)
     while run.run.epoch == old.epoch:
         if run.run.state.training:
@@ -56,7 +65,7 @@ def test_vote_of_earlier_epoch_is_refused(world: World, name: str) -> None:
         else:
             run.world.advance(31)
             run.tick().ok()
-    new = _reach(run, STATES[name])
+    new = _named(run, name)
     assert (new.height, new.epoch) == (old.height, old.epoch + 1)
     vote = VOTES[name]
     vote(run, old).refused("StaleHeight")
@@ -66,7 +75,7 @@ def test_vote_of_earlier_epoch_is_refused(world: World, name: str) -> None:
         new._replace(height=7),
     ):
         vote(run, forged).refused("StaleHeight")
-    assert vote(run, new).error in (None, "NotAVerifier", "NotATrainer")
+    assert vote(run, new).error in (None, "NotAudited")
 
 
 def test_vote_of_abandoned_warmup_is_refused(world: World) -> None:

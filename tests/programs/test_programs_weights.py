@@ -14,7 +14,7 @@ def weights(run: Scenario) -> dict[int, int]:
 
 def shares(run: Scenario) -> dict[int, int]:
     """Return how many sequences each member of the current round trains."""
-    planned = assignment.assign(run.run.current, run.members, run.run.config.verification_percent)
+    planned = assignment.assign(run.run.current, run.members)
     seats = run.members.seats
     return {run.index_of(seats[seat].signer): share.len for seat, share in planned.items()}
 

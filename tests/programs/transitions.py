@@ -7,7 +7,7 @@ It supports no run whose seats are all taken and no change of the model by the o
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import reduce
 from operator import or_
@@ -34,6 +34,7 @@ from programs.oracle_records import (
     WAITS,
     Knowledge,
     Named,
+    OracleCase,
     OracleMembership,
     OracleRound,
     Seat,
@@ -59,6 +60,15 @@ MONTH = 30 * DAY
 def round_quorum(round: OracleRound, elected: int) -> int:
     """Return a round's quorum: at least two witnesses where only established ones witness."""
     return max(quorum(elected), 2 if round.established else 1)
+
+
+def splitmix(state: int) -> Iterator[int]:
+    """Yield the numbers of a SplitMix64 generator."""
+    while True:
+        state = (state + 0x9E3779B97F4A7C15) % 2**64
+        mixed = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+        mixed = (mixed ^ (mixed >> 27)) * 0x94D049BB133111EB % 2**64
+        yield mixed ^ (mixed >> 31)
 
 
 class Transitions:
@@ -95,6 +105,8 @@ class Transitions:
         self.slot = 0
         self.seed_slot = 0
         """The slot for which the next seed waits, or 0."""
+        self.next_seed = 0
+        self.cases: list[OracleCase] = []
         self.pausing = self.draining = False
         self.cold = True
         self.reason = ExitReason.NONE
@@ -202,22 +214,55 @@ class Transitions:
     def _electors(self) -> int:
         return self.judges if self.round.established else self.began
 
-    def verifiers(self, round: OracleRound) -> list[int]:
-        count = committee.verifier_count(len(round.members), self.config.verification_percent)
-        return round.of_round(committee.COMMITTEE)[:count]
-
     def shares(self, round: OracleRound) -> dict[int, range]:
         """Return the positions of the batch that each member trains."""
-        idle = set(self.verifiers(round))
         ordered = round.of_round(committee.DATA)
-        if round.trained_alone:
-            idle |= {number for number in ordered if not bitmap.contains(self.judges, number)}
+        trains = self.judges if round.trained_alone else self.began
+        idle = {number for number in ordered if not bitmap.contains(trains, number)}
         weights = [0 if number in idle else self.members[number].weight for number in ordered]
         cut = assignment.cut(round.size, weights)
         return {
             number: range(share.start, share.stop)
             for number, share in zip(ordered, cut, strict=True)
         }
+
+    def audits(self, round: OracleRound) -> dict[int, tuple[int, list[int]]] | None:
+        """Return the auditor and the jury of each drawn result of a round.
+
+        None if no case about its results may be opened now.
+        """
+        recorder = self._past(self.round.height - round.height - self.config.overlap)
+        rounds_since = self.round.height - (recorder or self.round).height
+        seeds = {1: None if self.seed_slot else self.next_seed, 2: self.round.seed}
+        seed = seeds.get(rounds_since) if self.config.verification_percent else None
+        if (
+            seed is None
+            or recorder is None
+            or recorder.height != round.height + self.config.overlap
+        ):
+            return None
+        drawn = {}
+        numbers_of_seats = splitmix(committee.purpose_state(seed, b"audit"))
+        for number, random in zip(range(bitmap.MAX_MEMBERS), numbers_of_seats, strict=False):
+            if not bitmap.contains(recorder.attested or 0, number):
+                continue
+            jury = self._jury_of(round, number)
+            newcomer = round.established and not bitmap.contains(self.judges, number)
+            chosen = newcomer or 100 * (random >> 32) < self.config.verification_percent << 32
+            if chosen and len(jury) >= 3 and self.shares(round).get(number):
+                drawn[(not newcomer, random)] = number, jury
+        first = sorted(drawn)[:8]
+        return {
+            drawn[key][0]: (drawn[key][1][key[1] % 2**32 * len(drawn[key][1]) >> 32], drawn[key][1])
+            for key in first
+        }
+
+    def _jury_of(self, round: OracleRound, target: int) -> list[int]:
+        among = round.roster & (self.judges if round.established else self.began)
+        tier = self.members[target].tier
+        return [
+            one for one in bitmap.seats(among) if one != target and self.members[one].tier <= tier
+        ]
 
     def electees(self, level: int) -> list[int]:
         """Return the committee of a level: holders that have shown it, now or before, present or
@@ -730,7 +775,6 @@ class Transitions:
         roster, self.next_roster = self.next_roster, self.healthy
         established = self.rounds[-1].established if height else self._enough()
         alone = established and bool(roster & ~self.judges) and not self._has_room(BACKLOG // 2)
-        alone = alone and not self.config.verification_percent
         if alone:
             weights = {number: self.members[number].weight for number in bitmap.seats(roster)}
             own = sum(
@@ -753,8 +797,10 @@ class Transitions:
             trained_alone=alone,
             batch=tuple(batch),
         )
-        if not self.draining:
+        if not self.draining or self.config.verification_percent:
             self._fix()
+        if height == 0:
+            self.cases = []
         round.data_index = data_index
         self.rounds.append(round)
         self._enter(RunState.ROUND_TRAIN)

@@ -16,7 +16,15 @@ from aftermath.optim.gradient_clip import NonFiniteGradient
 from aftermath.optim.interfaces import PseudoGradient
 from aftermath.optim.schema import Schema
 from aftermath.replica.pass_size import PassSize
-from aftermath.replica.replica import Cancelled, Replica, pick_device, weight_of
+from aftermath.replica.replica import (
+    Cancelled,
+    Replica,
+    pass_settings,
+    pick_device,
+    weight_of,
+)
+from aftermath.rules.announcements import PassSettings
+from aftermath.rules.sparseloco import SparseLoCo
 from aftermath.sim.setup import CONFIG
 from member.result_inbox import DISTRO, SCHEMA
 from replica.whole_round import CPU, play
@@ -127,6 +135,29 @@ def test_training_looks_ahead_along_delta(monkeypatch: pytest.MonkeyPatch) -> No
     first = _gradient(replica, monkeypatch, SEQUENCES)
     second = _gradient(replica, monkeypatch, SEQUENCES)
     assert any(not torch.equal(second[name], grad) for name, grad in first.items())
+
+
+@pytest.mark.parametrize(
+    ("inner_optimizer", "bf16", "muon_in_bf16", "products"),
+    [
+        ("adamw", False, True, "fp32"),
+        ("adamw", True, False, "bf16"),
+        ("muon", False, False, "fp32"),
+        ("muon", False, True, "bf16"),
+    ],
+)
+def test_pass_settings_name_least_precise_products(
+    monkeypatch: pytest.MonkeyPatch,
+    inner_optimizer: str,
+    bf16: bool,
+    muon_in_bf16: bool,
+    products: str,
+) -> None:
+    monkeypatch.setattr("aftermath.optim.muon.at_once", lambda device: muon_in_bf16)
+    settings = SparseLoCo(inner_optimizer=inner_optimizer)  # type: ignore[arg-type]
+    schema = Schema(SCHEMA.state, settings)
+    found = pass_settings(schema, 100_000, torch.device("cuda"), bf16=bf16)
+    assert found == PassSettings(65535, products, "cuda")  # type: ignore[arg-type]
 
 
 def test_replicas_of_two_tiers_stay_equal_on_shared_levels() -> None:

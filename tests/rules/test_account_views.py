@@ -98,7 +98,7 @@ def test_accounts_of_wrong_size_or_discriminator_are_refused(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "field", "value", "said"),
     [
-        ("run", "version", b"\x01", "layout version 1, but this client reads version 13"),
+        ("run", "version", b"\x01", "layout version 1, but this client reads version 14"),
         ("model", "version", b"\x00", "layout version 0"),
         ("run", "state", b"\x08", "unknown state"),
         ("run", "exit_reason", b"\xff", "exit_reason"),

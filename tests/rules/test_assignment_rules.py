@@ -8,38 +8,34 @@ from itertools import chain, pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aftermath.rules import assignment, bitmap, committee
+from aftermath.rules import assignment, bitmap
 from aftermath.rules.run import REDO, Interval
-from aftermath.rules.state import Committee
 from rules.builders import config, header, members, seat
 
 U64 = st.integers(0, 2**64 - 1)
 WEIGHTS = st.dictionaries(st.integers(0, 255), st.integers(1, 65535), min_size=1, max_size=256)
 
 
-@given(U64, WEIGHTS, st.integers(0, 65535), st.integers(0, 100))
+@given(U64, WEIGHTS, st.integers(0, 65535))
 def test_shares_partition_batch_within_one_of_exact(
-    seed: int, weights: dict[int, int], batch: int, percent: int
+    seed: int, weights: dict[int, int], batch: int
 ) -> None:
     round_ = header(bitmap.from_seats(weights), seed=seed, batch=batch)
     table = members({index: seat(index, weight=weight) for index, weight in weights.items()})
-    shares = assignment.assign(round_, table, percent)
+    shares = assignment.assign(round_, table)
     cuts = [0, *chain.from_iterable(shares.values()), batch]
     assert all(before <= after for before, after in pairwise(cuts))
     assert sum(share.len for share in shares.values()) == batch
-    roles = committee.roles(round_, percent)
-    total = sum(weight for index, weight in weights.items() if roles[index] is Committee.TRAINER)
+    total = sum(weights.values())
     for index, share in shares.items():
-        exact = Fraction(batch * weights[index], total) if roles[index] is Committee.TRAINER else 0
-        assert abs(share.len - exact) < 1
-        assert share.len == 0 or roles[index] is Committee.TRAINER
+        assert abs(share.len - Fraction(batch * weights[index], total)) < 1
 
 
 @given(U64, st.integers(1, 40), st.integers(1, 500))
 def test_equal_weights_get_equal_shares(seed: int, clients: int, batch: int) -> None:
     round_ = header((1 << clients) - 1, seed=seed, batch=batch)
     table = members({index: seat(index, weight=7) for index in range(clients)})
-    sizes = [share.len for share in assignment.assign(round_, table, 0).values()]
+    sizes = [share.len for share in assignment.assign(round_, table).values()]
     assert max(sizes) - min(sizes) <= 1
 
 
@@ -82,7 +78,7 @@ def test_share_across_redo_border_has_two_ranges() -> None:
 def test_drain_round_has_empty_shares() -> None:
     table = members({index: seat(index) for index in range(3)})
     assert all(
-        share.len == 0 for share in assignment.assign(header(0b111, batch=0), table, 0).values()
+        share.len == 0 for share in assignment.assign(header(0b111, batch=0), table).values()
     )
 
 

@@ -35,7 +35,7 @@ def test_sequences_are_trained_once_or_waiting(seed: int, rounds: list[tuple[int
         redo, backlog = backlog.take(wanted)
         round_ = header(ROSTER, seed=seed + height, batch=batch, redo=redo, data_index=data_index)
         data_index += batch - round_.redone
-        shares = assignment.assign(round_, TABLE, 0)
+        shares = assignment.assign(round_, TABLE)
         settled = settle(backlog, round_, shares, delivered)
         done = [share for index, share in shares.items() if settled.attested >> index & 1]
         assert settled.worked == any(share.len for share in done)

@@ -16,7 +16,7 @@ from solders.account import Account
 from aftermath.chain import views
 from aftermath.config.document import RunConfig
 from aftermath.config.rules import program_errors
-from aftermath.rules import assignment, bitmap, committee, consensus, eviction
+from aftermath.rules import assignment, audits, bitmap, committee, consensus, eviction
 from aftermath.rules.deadlines import next_deadline
 from aftermath.rules.run import Run
 from aftermath.rules.state import EstablishedOnly, MemberState, RunState
@@ -67,33 +67,24 @@ SLOW_SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(
 
 @pytest.mark.parametrize("cases", [120, pytest.param(600, marks=pytest.mark.slow)])
 def test_shuffles_committees_and_shares_match_program(chain: Onchain, cases: int) -> None:
-    """Compare random rounds with `inspect`: any roster, seed, weights, batch and share of
-    verifiers.
-    """
+    """Compare random rounds with `inspect`: any roster, seed, weights and batch."""
     rng = random.Random(cases)
     run_layout = views.run_account()
     members_layout = views.members_account()
     for _ in range(cases):
         clients = rng.choice([1, 2, 3, 31, 32, 33, 64, 255, 256, rng.randint(1, 256)])
         roster = bitmap.from_seats(rng.sample(range(256), clients))
-        percent = rng.choice([0, 0, 1, 10, 50, 99, 100, rng.randint(0, 100)])
         batch = rng.choice([0, 1, clients, 65535, rng.randint(0, 65535)])
         began = roster | bitmap.from_seats(
             rng.sample(range(256), rng.choice([0, 1, 20, rng.randint(0, 256)]))
         )
-        alone = (
-            EstablishedOnly.TRAIN
-            if percent == 0 and rng.random() < 0.5
-            else rng.choice([EstablishedOnly.NOTHING, EstablishedOnly.WITNESS])
-        )
+        alone = rng.choice(list(EstablishedOnly))
         round_ = header(
             roster, began=began, seed=rng.getrandbits(64), batch=batch, established=alone
         )
         rounds = np.zeros(4, run_layout.dtype["rounds"].base)
         rounds[2] = _round_record(rounds[2], round_)
-        config = np.zeros(1, run_layout.dtype["config"])[0]
-        config["verification_percent"] = percent
-        written = {"rounds": rounds, "config": config, "began": bitmap.to_bytes(began)}
+        written = {"rounds": rounds, "began": bitmap.to_bytes(began)}
         overwrite(chain, run_layout, chain.addresses.run, **written)
         seats = np.zeros(256, members_layout.dtype["seats"].base)
         seats["weight"] = [rng.choice([1, 7, 65535, rng.randint(1, 65535)]) for _ in range(256)]
@@ -109,15 +100,75 @@ def test_shuffles_committees_and_shares_match_program(chain: Onchain, cases: int
         )
         if alone is EstablishedOnly.NOTHING:
             assert list(chain.inspect(0, 2)) == program_rules.witness_positions(round_)
-        positions = list(chain.inspect(1, 2))
-        assert positions == committee.positions(round_.seed, committee.COMMITTEE, began.bit_count())
-        shares = assignment.assign(round_, chain.members, percent)
+        shares = assignment.assign(round_, chain.members)
         rows = dict(
             zip(bitmap.seats(began), struct.iter_unpack("<HH", chain.inspect(2, 2)), strict=True)
         )
         returned = {seat: row for seat, row in rows.items() if bitmap.contains(roster, seat)}
         assert returned == {seat: (share.start, share.len) for seat, share in shares.items()}
         assert not any(length for seat, (_, length) in rows.items() if seat not in returned)
+
+
+@pytest.mark.parametrize("cases", [40, pytest.param(400, marks=pytest.mark.slow)])
+def test_drawn_audits_match_program(chain: Onchain, cases: int) -> None:
+    """Compare random rounds: any results, tiers, judges, percentage, overlap and time."""
+    rng = random.Random(cases)
+    run_layout = views.run_account()
+    members_layout = views.members_account()
+    found = 0
+    for _ in range(cases):
+        clients = rng.choice([3, 4, 5, 33, 64, 256, rng.randint(1, 256)])
+        roster = bitmap.from_seats(rng.sample(range(256), clients))
+        established = rng.choice(list(EstablishedOnly))
+        overlap = rng.choice([0, 1])
+        since = rng.choice([0, 1, 2, 3])
+        rounds = np.zeros(4, run_layout.dtype["rounds"].base)
+        height = rng.choice([3, 4, 9])
+        for ring in range(4):
+            recorded = roster & rng.getrandbits(256) if rng.random() < 0.5 else roster
+            round_ = header(
+                roster,
+                began=roster,
+                seed=rng.getrandbits(64),
+                batch=rng.choice([clients, 65535]),
+                height=height - (2 - ring) % 4,
+                established=established,
+                attested=recorded,
+            )
+            rounds[ring] = _round_record(rounds[ring], round_)
+        config = np.zeros(1, run_layout.dtype["config"])[0]
+        config["verification_percent"] = rng.choice([0, 1, 6, 50, 100, rng.randint(0, 100)])
+        config["overlap"] = overlap
+        written = {
+            "rounds": rounds,
+            "config": config,
+            "began": bitmap.to_bytes(roster),
+            "head": 2,
+            "state": RunState.COOLDOWN,
+            "next_seed": rng.getrandbits(64),
+            "seed_slot": rng.choice([0, 0, 8]),
+        }
+        overwrite(chain, run_layout, chain.addresses.run, **written)
+        seats = np.zeros(256, members_layout.dtype["seats"].base)
+        seats["weight"] = [rng.choice([1, 7, 65535]) for _ in range(256)]
+        seats["tier"] = [rng.randint(0, 2) for _ in range(256)]
+        judges = bitmap.from_seats(
+            rng.sample(sorted(bitmap.seats(roster)), rng.randint(1, clients))
+        )
+        overwrite(
+            chain,
+            members_layout,
+            chain.addresses.members,
+            seats=seats,
+            judges=bitmap.to_bytes(judges),
+        )
+        back = (since + overlap) % 4
+        answer = chain.inspect(1, (2 - back) % 4).ljust(2 * clients, b"\0")
+        rows = zip(bitmap.seats(roster), struct.iter_unpack("BB", answer), strict=True)
+        drawn = {seat: auditor for seat, (is_drawn, auditor) in rows if is_drawn}
+        assert drawn == audits.drawn_results(chain.run, chain.members, height - back)
+        found += len(drawn)
+    assert found > cases
 
 
 @pytest.mark.parametrize("cases", [120, pytest.param(600, marks=pytest.mark.slow)])
@@ -171,9 +222,10 @@ def test_witnesses_match_program_when_members_leave(chain: Onchain, cases: int) 
 
 
 def _round_record(record: Any, round_: Any) -> Any:
-    for name in ("seed", "data_index", "batch", "clients", "elected", "established"):
+    for name in ("seed", "data_index", "height", "batch", "clients", "elected", "established"):
         record[name] = getattr(round_, name)
     record["roster"] = bitmap.to_bytes(round_.roster)
+    record["attested"] = bitmap.to_bytes(round_.attested)
     return record
 
 
@@ -216,7 +268,7 @@ def test_failed_epoch_leaves_predicted_backlog(chain: Onchain, seed: int, overla
         assert closed is not None
         assert chain.attestations(chain.run.ring(round_.height) or 0, len(sent)) == tuple(sent)
         if judged is not None:
-            shares = assignment.assign(judged, chain.members, run.config.verification_percent)
+            shares = assignment.assign(judged, chain.members)
             idle = bitmap.from_seats(seat for seat, share in shares.items() if share.len == 0)
             agreed = program_rules.attested_mask(round_, sent, judged, idle)
             settled = backlog.settle(predicted, judged, shares, agreed)

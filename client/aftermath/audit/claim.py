@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,21 +18,19 @@ from aftermath.base.merkle import proves
 from aftermath.optim.blocks import UNUSED
 from aftermath.optim.layout import Group, level_layout
 from aftermath.optim.result_format import ResultFormat
+from aftermath.optim.schema import Schema
 from aftermath.optim.state_merkle import BlockSpan, StateOutline, block_of, outline, tree_of
+from aftermath.replica.state_sharing import StateBlock
+from aftermath.rules.committee import shuffle
 
 RESULT = "result."
 """Prefix of the state's tensors of error feedback. The others are the inner optimizer's moments."""
 RESIDUAL = f"{RESULT}residual."
 INDICES = f"{RESULT}indices."
 VALUES = f"{RESULT}values."
+RESIDUAL_BLOCKS = 8
+"""Blocks of the residual that an auditor compares."""
 _DTYPES = {torch.float32: "<f4", torch.int64: "<i8"}  # in the bytes of a state block
-
-
-class StateBlock(NamedTuple):
-    """A block of a private state, and the hashes that lead from it to the root."""
-
-    data: bytes
-    proof: tuple[bytes, ...]
 
 
 @dataclass(frozen=True)
@@ -100,6 +97,34 @@ def blocks_to_fetch(
         if is_moment or place in spans or any(_overlap(place, part) for part in entries):
             found.append(index)
     return found
+
+
+def start_blocks(
+    state_outline: StateOutline, schema: Schema, residual_blocks: Collection[int]
+) -> list[int]:
+    """Return the indices of the blocks of the state before a share that its replay needs."""
+    if schema.optimizer.inner_optimizer is None:  # it trains at weights that the residual moved
+        return list(range(state_outline.count))
+    return [
+        index
+        for index in range(state_outline.count)
+        if index in residual_blocks or not state_outline.place(index).name.startswith(RESIDUAL)
+    ]
+
+
+def drawn_residual_blocks(state_outline: StateOutline, seed: bytes) -> list[int]:
+    """Return up to RESIDUAL_BLOCKS indices of blocks of the residual.
+
+    The first 8 bytes of the seed draw them. It must be secret, because a member could falsify all
+    other blocks.
+    """
+    blocks = [
+        index
+        for index in range(state_outline.count)
+        if state_outline.place(index).name.startswith(RESIDUAL)
+    ]
+    order = shuffle(int.from_bytes(seed[:8], "little"), len(blocks))
+    return sorted(blocks[number] for number in order[:RESIDUAL_BLOCKS])
 
 
 def _entries_of(span: BlockSpan, results: ResultFormat) -> list[BlockSpan]:

@@ -12,10 +12,8 @@ from solders.pubkey import Pubkey
 from aftermath.chain.funding import ensure_funds
 from aftermath.chain.rpc import RpcPool
 from aftermath.coordinator.errors import Refused
-from aftermath.rules.run import Run
 
 VERSION_MISMATCH = "ClientVersionMismatch"
-VERIFICATION_NOT_THERE = "VerificationNotThere"
 FEES_IN_HAND = 5_000_000
 """Lamports a member needs at its start besides the bond: membership rent and about 500 fees."""
 
@@ -42,23 +40,6 @@ def check_version(run_id: str, required: str, client_version: str) -> None:
         f"run {run_id} requires client version {required}, and this is version {client_version}",
         f"Build version {required} from its source with make env, or let the owner admit version {client_version}: "
         f"aftermath-solana update-config --run-id {shlex.quote(run_id)} --client-version {client_version}",
-    )
-
-
-def check_verdicts(run: Run) -> None:
-    """Raise Refused `VerificationNotThere` for a run in which elected members can convict others.
-
-    No client recomputes results yet, so a verdict cannot be checked. The owner could outvote the
-    members with three wallets.
-    """
-    if not run.config.verification_percent:
-        return
-    raise Refused(
-        VERIFICATION_NOT_THERE,
-        f"run {run.run_id} lets {run.config.verification_percent} % of its members convict others, who then lose their "
-        "bond, but no client can check such verdicts yet",
-        "Ask its owner to set verification_percent = 0. If you have paid a bond, take it back: aftermath-solana "
-        f"withdraw --run-id {run.run_id} -w WALLET",
     )
 
 

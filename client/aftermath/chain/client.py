@@ -29,14 +29,17 @@ from aftermath.chain.views import (
     members_account,
     membership_account,
     model_account,
+    parse_cases,
     parse_members,
     parse_model,
     parse_run,
     run_account,
     witnesses_account,
+    witnesses_cases_range,
 )
 from aftermath.chain.wallet import Wallet
 from aftermath.coordinator.errors import CoordinatorError, NoSuchRun
+from aftermath.rules.audits import Case
 from aftermath.rules.bitmap import seats
 from aftermath.rules.members import Members
 from aftermath.rules.model import Model
@@ -111,6 +114,12 @@ class CoordinatorClient:
         return parse_members(
             (await self._account(run_id, run_addresses(self.program_id, run_id).members)).data
         )
+
+    async def cases(self, run_id: str) -> tuple[Case, ...]:
+        """Return the cases about audited results in the running epoch. Raises like `run`."""
+        offset, length = witnesses_cases_range()
+        account = await self._account(run_id, run_addresses(self.program_id, run_id).witnesses)
+        return parse_cases(account.data[offset : offset + length])
 
     async def snapshot(self, run_id: str, *, any_spec: bool = False) -> tuple[Run, Model, Members]:
         """Return run, model and members as of one slot. Errors as `run` and `parse_model`."""

@@ -272,7 +272,7 @@ class CoordinatorInstructions:
     def verify(
         self, run_id: str, seat: int, at: RoundId, target: int, mismatch: bool
     ) -> Instruction:
-        """Submit a verifier's verdict on a trainer's result of the round `at`."""
+        """State whether the target's result of the round `at` differs from a recomputation."""
         return self._permissionless(
             "verify", run_id, seat=seat, at=at._asdict(), target=target, mismatch=mismatch
         )

@@ -15,7 +15,7 @@ from solders.instruction import Instruction
 from solders.pubkey import Pubkey
 
 from aftermath.chain.addresses import run_addresses
-from aftermath.chain.admission import VERSION_MISMATCH, check_verdicts, check_version, not_admitted
+from aftermath.chain.admission import VERSION_MISMATCH, check_version, not_admitted
 from aftermath.chain.authorizer import Authorizer
 from aftermath.chain.client import CoordinatorClient
 from aftermath.chain.instructions import witness_metadata
@@ -28,6 +28,7 @@ from aftermath.chain.wallet import Wallet
 from aftermath.coordinator.errors import Refusal, Refused, Unavailable
 from aftermath.coordinator.ports import View
 from aftermath.rules.announcements import signed_part
+from aftermath.rules.audits import Case
 from aftermath.rules.bitmap import contains
 from aftermath.rules.eviction import evicted
 from aftermath.rules.members import Membership
@@ -184,7 +185,6 @@ class SolanaMember:
         try:
             await self._send(*instructions)
             self._enrolled = True
-            check_verdicts(self._watcher.latest)
         except Refused as refusal:
             if refusal.name == VERSION_MISMATCH:
                 model = await self._coordinator.model(self._run_id)
@@ -196,12 +196,10 @@ class SolanaMember:
     ) -> list[Instruction]:
         """Return the instructions that `join` sends.
 
-        Raises Refused: `NotAuthorized` if nobody admitted this wallet, `VerificationNotThere` for a
-        run in which other members may convict it.
+        Raises Refused `NotAuthorized` if nobody admitted this wallet.
         """
         # if the view is outdated, the program may refuse the join, and the member retries
         view = self._reader.last or await self.view(fresh=True)
-        check_verdicts(self._watcher.latest)
         steps = [] if self._enrolled else await self._enrolment(view)
         join = self._coordinator.ix.join_run(
             self._run_id,
@@ -310,6 +308,16 @@ class SolanaMember:
         record.
         """
         await self._send(self._coordinator.ix.health_check(self._run_id, dropped))
+
+    async def cases(self) -> tuple[Case, ...]:
+        """Return the cases about audited results in the running epoch."""
+        return await self._reader.cases()
+
+    async def verify(self, seat: int, at: RoundId, *, target: int, mismatch: bool) -> None:
+        """Open a case about an audited result, or vote on it."""
+        await self._send(
+            self._coordinator.ix.verify(self._run_id, seat, at, target=target, mismatch=mismatch)
+        )
 
     async def prove_equivocation(self, first: bytes, second: bytes) -> None:
         """Submit two announcements of one member that contradict each other."""

@@ -19,14 +19,17 @@ from aftermath.chain.nodes import FAILURES_BEFORE_LEAVING
 from aftermath.chain.rpc import MAX_ENDPOINTS, RpcPool
 from aftermath.chain.run_watcher import GIVE_UP_SECONDS, RunWatcher
 from aftermath.chain.views import (
+    parse_cases,
     parse_members,
     parse_model,
     parse_witness_round,
     require_readable,
     witness_round_range,
+    witnesses_cases_range,
 )
 from aftermath.coordinator.errors import Refused
 from aftermath.coordinator.ports import View
+from aftermath.rules.audits import Case
 from aftermath.rules.model import Model
 from aftermath.rules.run import Attestation, Round, Run
 
@@ -157,6 +160,22 @@ class RunReader:
         # a read can take so long that a later round has overwritten these attestations
         self._stored(round)
         return attestations
+
+    async def cases(self) -> tuple[Case, ...]:
+        """Return the cases about audited results as of the newest Run or later."""
+        offset, length = witnesses_cases_range()
+
+        async def ask(node: NodeClient) -> tuple[Case, ...]:
+            min_slot = self._watcher.newest.slot or None
+            _, account = await node.account(
+                self._addresses.witnesses, offset=offset, length=length, min_slot=min_slot
+            )
+            if account is None:
+                await self._watcher.source.read(node)  # raises if the run was closed
+                raise BadReply("the RPC node does not know an account of the run")
+            return parse_cases(account.data)
+
+        return await self._pool.call(ask, patience=GIVE_UP_SECONDS)
 
     def _stored(self, round: Round) -> tuple[int, Round]:
         """Return where the newest Run holds `round`, and its header there."""

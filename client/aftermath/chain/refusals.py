@@ -147,10 +147,14 @@ _REASONS = {
     "DuplicateWitness": Refusal.ALREADY_DONE,
     "NotUnhealthy": Refusal.ALREADY_DONE,
     "AlreadyEjected": Refusal.ALREADY_DONE,
+    "DuplicateVerdict": Refusal.ALREADY_DONE,
     "WrongState": Refusal.WRONG_STATE,
     "StaleHeight": Refusal.WRONG_STATE,
     "NothingToTick": Refusal.WRONG_STATE,
+    "NotDisputed": Refusal.WRONG_STATE,
     "NotElected": Refusal.NOT_ELECTED,
+    "NotAuditor": Refusal.NOT_ELECTED,
+    "NotAJuror": Refusal.NOT_ELECTED,
     "SeatMismatch": Refusal.NOT_ELECTED,
     "NotAMember": Refusal.NOT_A_MEMBER,
     "RunHalted": Refusal.HALTED,
@@ -158,6 +162,7 @@ _REASONS = {
     "WrongEvicted": Refusal.FULL,
     # The wallet may get funds. The run may have changed after the simulation that set the compute
     # limit.
+    "CasesFull": Refusal.MAY_PASS,
     INSUFFICIENT_FUNDS: Refusal.MAY_PASS,
     "ComputationalBudgetExceeded": Refusal.MAY_PASS,
     "ProgramFailedToComplete": Refusal.MAY_PASS,

@@ -18,6 +18,7 @@ from aftermath.chain import layout
 from aftermath.config.chain_values import NO_SPEC, trained_by
 from aftermath.config.spec import UNREADABLE_FIX, read_spec
 from aftermath.rules import bitmap, state
+from aftermath.rules.audits import MAX_DRAWN, Case
 from aftermath.rules.limits import MAX_LEVELS, SPEC_BYTES
 from aftermath.rules.members import Members, Membership, Seat
 from aftermath.rules.model import Checkpoint, Metadata, Model, Recorded
@@ -32,7 +33,7 @@ from aftermath.rules.run import (
     Run,
 )
 
-VERSION = 13
+VERSION = 14
 
 _Row = TypeVar("_Row")
 _Convert = Callable[[Any], Any]
@@ -212,6 +213,43 @@ def parse_backlog(data: bytes) -> tuple[Interval, ...]:
     record = _slice(data, witnesses_account().field("backlog"), 1)[0]
     count = _at_most(int(record["count"]), BACKLOG, "the backlog's count")
     return tuple(_rows(Interval, record["intervals"][:count]))
+
+
+def witnesses_cases_range() -> tuple[int, int]:
+    """Return (offset, length) of the cases about audited results, for an RPC slice."""
+    account = witnesses_account()
+    return account.offset("cases"), account.field("cases").itemsize
+
+
+def parse_cases(data: bytes) -> tuple[Case, ...]:
+    """Return the cases in a slice taken by `witnesses_cases_range`. Some may have expired.
+
+    Raises AccountError.
+    """
+    record = _slice(data, witnesses_account().field("cases"), 1)[0]
+    count = _at_most(int(record["count"]), MAX_DRAWN, "the number of cases")
+    entries = record["entries"][:count]
+    intervals = [
+        tuple(interval for interval in _rows(Interval, row) if interval.len)
+        for row in entries["intervals"]
+    ]
+    voted = _bitmaps(entries["voted"])
+    not_matching = _bitmaps(entries["not_matching"])
+    pairs = list(zip(voted, not_matching, strict=True))
+    return tuple(
+        _rows(
+            Case,
+            entries,
+            intervals=intervals,
+            jury=[voted | waiting for voted, waiting in pairs],
+            mismatches=[voted & waiting for voted, waiting in pairs],
+            matches=[voted & ~waiting for voted, waiting in pairs],
+        )
+    )
+
+
+def _bitmaps(column: np.ndarray[Any, Any]) -> list[int]:
+    return [bitmap.from_bytes(row) for row in column.tolist()]
 
 
 def _slice(data: bytes, dtype: np.dtype[Any], count: int) -> np.ndarray[Any, Any]:

@@ -40,7 +40,6 @@ _NOT_ADMITTED = (
     "barred",
     "not-admitted",
     "bond-above-limit",
-    "verification-not-there",
 )
 EXITS = {
     "usage": EXIT_USAGE,

@@ -292,16 +292,6 @@ async def owner(subject: Subject) -> Finding | None:
     return fine(f"the run's owner is {Pubkey.from_bytes(run.main_authority)}")
 
 
-def verification(subject: Subject) -> Finding | None:
-    """Check that the run elects no verifiers: no client can check their verdicts yet."""
-    if subject.view is None:
-        return None
-    from aftermath.chain.admission import check_verdicts
-
-    check_verdicts(subject.view.run)
-    return fine("the run elects no verifiers")
-
-
 def version(subject: Subject) -> Finding | None:
     """Check that the run takes this client's version."""
     if subject.view is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 
 from rich.console import Group, RenderableType
@@ -18,6 +18,7 @@ from aftermath.cli.present import Result, facts, line_console, listing
 from aftermath.events.members_table import COLUMNS, row_of
 from aftermath.events.printable import json_text
 from aftermath.events.status import RunStatus, facts_of, line, shown_levels
+from aftermath.rules.audits import Case
 from aftermath.rules.state import RunState
 from aftermath.ui.run_follower import RunFollower
 from aftermath.ui.terminal.screen import Screen, can_show
@@ -29,8 +30,35 @@ Facts = tuple[str, Mapping[str, str]]
 
 async def status_result(coordinator: CoordinatorClient, run_id: str) -> Result:
     """Return a run's status now. Raise NoSuchRun or Unavailable."""
-    status = await RunFollower(coordinator, run_id).now()
-    return Result(plain(status), page(status))
+    follower = RunFollower(coordinator, run_id)
+    status = await follower.now()
+    run = follower.run
+    if not run.config.verification_percent:
+        return Result(plain(status), page(status))
+    cases = [case for case in await coordinator.cases(run_id) if case.is_open(run)]
+    document = {**plain(status), "cases": [case_document(case) for case in cases]}
+    return Result(document, page(status, cases))
+
+
+def case_document(case: Case) -> dict[str, int]:
+    """Return an open case for `--json`: its round, seats, and numbers of votes."""
+    return {
+        "round": case.height,
+        "seat": case.target,
+        "auditor": case.auditor,
+        "jury": case.jury.bit_count(),
+        "mismatch": case.mismatches.bit_count(),
+        "match": case.matches.bit_count(),
+    }
+
+
+def case_text(case: Case) -> str:
+    """Return an open case as a phrase."""
+    votes = case_document(case)
+    return (
+        f"seat {votes['seat']}, round {votes['round']}: {votes['mismatch']} of {votes['jury']} "
+        f"jurors found a mismatch, {votes['match']} a match"
+    )
 
 
 async def follow_run(
@@ -107,9 +135,11 @@ def _changes(tell: Callable[[RunStatus, str], None]) -> Callable[[RunStatus], No
     return show
 
 
-def page(status: RunStatus) -> RenderableType:
-    """Return a run's facts and the table of its members."""
+def page(status: RunStatus, cases: Sequence[Case] = ()) -> RenderableType:
+    """Return a run's facts, its open cases and the table of its members."""
     rows = facts_of(status)
+    if cases:
+        rows["open cases"] = "; ".join(map(case_text, cases))
     if levels := shown_levels(status):
         rows["proven holders"] = levels
     blocks: list[RenderableType] = [facts(rows), Text()]

@@ -116,10 +116,10 @@ class RunRules(Table):
             "0: the batch has its last size from the start.",
         )
     )
-    verification_percent: Annotated[U8, KeyLimits("percent of the members", most=100)] = Field(
+    verification_percent: Annotated[U8, KeyLimits("percent of the results", most=100)] = Field(
         default=0,
-        description="Members of a round that check others instead of training. Only 0 is accepted, "
-        "because no client can check results yet.",
+        description="Results that another member trains again, to find false ones. At most 8 per "
+        "round. 0 disables audits.",
     )
     join_bond: Annotated[U64, KeyLimits("lamports")] = Field(
         default=0,

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from aftermath.rules.audits import Case
 from aftermath.rules.members import Members
 from aftermath.rules.model import Model
 from aftermath.rules.run import Attestation, Round, RoundId, Run
@@ -124,6 +125,15 @@ class Coordinator(Protocol):
     async def health_check(self, dropped: int) -> None:
         """Report the members (bit mask of seats) whose results a quorum of the witnesses did not
         record.
+        """
+
+    async def cases(self) -> tuple[Case, ...]:
+        """Return the cases about audited results in the running epoch. Some may be closed."""
+
+    async def verify(self, seat: int, at: RoundId, *, target: int, mismatch: bool) -> None:
+        """State whether the result of `target` in the round `at` differs from its replay.
+
+        A mismatch by its auditor opens a case. All other statements are votes on an open case.
         """
 
     async def prove_equivocation(self, first: bytes, second: bytes) -> None:

@@ -312,6 +312,38 @@ class PeerRefused(Event, frozen=True, kw_only=True, tag="refused"):
     peer: str | None = None
 
 
+class Audited(Event, frozen=True, kw_only=True):
+    """This member recomputed another member's result, or could not.
+
+    `is_vote`: it votes on a case that another member opened.
+    """
+
+    epoch: int
+    height: int
+    seat: int
+    verdict: Literal["match", "mismatch", "abstained"]
+    why: str
+    is_vote: bool = False
+
+
+class CaseOpened(Event, frozen=True, kw_only=True):
+    """The auditor in seat `auditor` disputes the result of `seat`. The jury votes."""
+
+    epoch: int
+    height: int
+    seat: int
+    auditor: int
+
+
+class CaseDecided(Event, frozen=True, kw_only=True):
+    """A jury decided about the result of `seat`: the member in seat `loser` is ejected."""
+
+    epoch: int
+    height: int
+    seat: int
+    loser: int
+
+
 class Equivocated(Event, frozen=True, kw_only=True):
     """A member signed two different results of one share. Both announcements, in hex, prove it."""
 
@@ -447,6 +479,9 @@ MEMBER_EVENTS = (
     | Fetched
     | FetchFailed
     | PeerRefused
+    | Audited
+    | CaseOpened
+    | CaseDecided
     | Equivocated
     | Ejected
     | Dropped

@@ -161,6 +161,8 @@ class Lifecycle:
                     self._lost(seat, "dropped")
             case event_types.Ejected():
                 self._lost(event.seat, "ejected")
+            case event_types.CaseDecided():
+                self._lost(event.loser, "ejected")
             case event_types.Kicked():
                 self._lost(event.seat, "barred" if event.barred else "removed")
             case event_types.Rewound():

@@ -57,6 +57,8 @@ class Metrics:
         )
         self._failed = self._counter("fetch_failures", "Results that could not be fetched yet")
         self._refused = self._counter("refused", "Messages and data of peers that were rejected")
+        self._audits = self._counter("audits", "Results of others that this member recomputed")
+        self._mismatches = self._counter("audit_mismatches", "Results that it found to be false")
         self._dropped = self._counter("members_dropped", "Members that this one reported as gone")
         self._warnings = self._counter("warnings", "Warnings in the log")
         self._peers = self._gauge("peers", "Reachable peers")
@@ -104,6 +106,9 @@ class Metrics:
                 self._failed.labels(*labels).inc()
             case event_types.PeerRefused():
                 self._refused.labels(*labels).inc()
+            case event_types.Audited():
+                self._audits.labels(*labels).inc(event.verdict != "abstained")
+                self._mismatches.labels(*labels).inc(event.verdict == "mismatch")
             case event_types.Dropped():
                 self._dropped.labels(*labels).inc(len(event.seats))
             case event_types.Warning():

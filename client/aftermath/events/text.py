@@ -37,6 +37,9 @@ _SENTENCES: dict[type[event_types.Event], str] = {
     event_types.Sample: "step {step}  the model continues: {prompt}[bold]{text}[/bold]",
     event_types.Evaluated: "step {step}  {task}: {metric} {value:.4f} of {docs} questions",
     event_types.Waiting: "{waits}",
+    event_types.Audited: "audited seat {seat}, round {height}: {verdict}; {why}",
+    event_types.CaseOpened: "seat {auditor} disputes the result of seat {seat} in round {height}",
+    event_types.CaseDecided: "the jury decided about seat {seat}, round {height}: seat {loser} is ejected",
     event_types.Ejected: "the member in seat {seat} signed two results of round {height} and is ejected",
     event_types.Dropped: "{members} did not deliver and {are} dropped",
     event_types.Kicked: "wallet {wallet} (seat {seat}) was {kicked} by an authority of the run",
@@ -67,6 +70,8 @@ class Sentences:
             return None
         if isinstance(event, event_types.RoundStarted) and event.height:
             return None  # later rounds have lines of their own
+        if isinstance(event, event_types.Audited) and event.verdict != "mismatch":
+            return None
         if isinstance(event, event_types.Applied) and not event.results:
             return f"round {event.height} did not count: too few results were confirmed in time"
         values = msgspec.structs.asdict(event)

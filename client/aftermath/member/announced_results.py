@@ -69,6 +69,8 @@ class Results:
         self._keys: dict[int, dict[int, tuple[Reveal, bytes]]] = defaultdict(dict)
         """Keys that arrived before their result, by height and seat."""
         self._closed: set[int] = set()
+        self._unproven: set[int] = set()
+        """Seats that do not serve their private state in this epoch."""
         self._state_chain = StateChain()
         self.closed_rounds = ClosedRounds(ports.feed)
         self.evidence = Evidence(ports.events)
@@ -81,6 +83,7 @@ class Results:
         for height in list(self._plans):
             self._forget(height)
         self._early.clear()
+        self._unproven.clear()
         self._state_chain.begin(epoch)
         self._epoch = epoch
 
@@ -199,7 +202,13 @@ class Results:
             )
             self.evidence.add(commitment, candidates[0].raw, raw)
         # A witness rejects results announced after it closed the round, because they may be copies.
-        candidate = Candidate(commitment, raw, digest, late=commitment.height in self._closed)
+        candidate = Candidate(
+            commitment,
+            raw,
+            digest,
+            late=commitment.height in self._closed,
+            unproven=commitment.seat in self._unproven,
+        )
         candidates.append(candidate)
         if candidate.late:
             self._ports.events.emit(
@@ -248,6 +257,18 @@ class Results:
     def close_round(self, height: int) -> None:
         """Stop attesting, as a witness, results that are announced from now on."""
         self._closed.add(height)
+
+    def stop_attesting(self, seat: int, height: int) -> None:
+        """Attest no more results of a member, as a witness, in this epoch.
+
+        It does not serve the private state of its result of round `height`.
+        """
+        self._unproven.add(seat)
+        for by_seat in self._candidates.values():
+            for candidate in by_seat.get(seat, ()):
+                candidate.unproven = True
+        why = "it does not serve its private state"
+        self._ports.events.emit(event_types.PeerRefused(height=height, seat=seat, why=why))
 
     def _check_state_chain(self, seat: int) -> None:
         """Check that each private state of a member continues from the one before, in any order."""
@@ -442,6 +463,7 @@ def _worthless(candidates: list[Candidate]) -> bool:
         or bool(candidates[0].invalid)
         or candidates[0].breaks_chain
         or candidates[0].late
+        or candidates[0].unproven
     )
 
 

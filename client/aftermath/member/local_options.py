@@ -23,6 +23,8 @@ class LocalOptions:
     """Directory for the optimizer state, for a restart."""
     signed_dir: Path | None = None
     """Directory for the record of signed results. None keeps it in memory only."""
+    audit_dir: Path | None = None
+    """Directory for copies that audits need and memory is too small for. None: memory."""
     downloads: int | None = None
     """Most results of others to fetch at once. None: no limit."""
     share_delay: float = 0.0

@@ -72,7 +72,7 @@ class Member:
         self._gradients = GradientFiles(
             ports.events, workers.write, role.schema, local_options.gradients_dir
         )
-        self._own_state = OwnState(ports, workers.state)
+        self._own_state = OwnState(ports, workers.state, local_options.audit_dir)
         self._private = PrivateState(
             ports, role, workers, self._own_state, local_options.optimizer_state_dir
         )
@@ -356,7 +356,7 @@ class Member:
             parallel=self._parallel,
             checkpoint_dir=self._checkpoints.directory,
         )
-        self._own_state.withdraw()  # free an outdated replica before there is another
+        self._own_state.begin_epoch()  # free an outdated replica before there is another
         # A member that is stopped during this check saves its replica like before the epoch.
         keeps = self._replica is not None and await warm.keeps(self._replica)
         self._rounds = None

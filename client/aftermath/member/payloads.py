@@ -58,6 +58,8 @@ class Candidate:
     """Whether this member, as a witness, received the announcement after it closed the round."""
     breaks_chain: bool = False
     """Whether its private state is known not to continue from the last result's."""
+    unproven: bool = False
+    """Whether its member does not serve the private state of a result drawn for an audit."""
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
     tasks_for_others: list[asyncio.Task[None]] = field(default_factory=list)
     """Tasks of `fetching` that fetch for others only."""

@@ -65,3 +65,5 @@ class Workers:
     """Reads the sequences of a share."""
     state: Worker
     """Hashes and copies the optimizer state while no share is trained."""
+    audit: Worker
+    """Replays shares of other members."""

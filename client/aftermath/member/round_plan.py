@@ -69,10 +69,6 @@ class RoundPlan:
         )
 
 
-def plan_round(
-    run_id: str, epoch: int, header: Round, members: Members, verification_percent: int
-) -> RoundPlan:
+def plan_round(run_id: str, epoch: int, header: Round, members: Members) -> RoundPlan:
     """Return the plan of a round. `members` must still have the epoch's tiers and weights."""
-    return RoundPlan(
-        run_id, epoch, header, members.seats, assign(header, members, verification_percent)
-    )
+    return RoundPlan(run_id, epoch, header, members.seats, assign(header, members))

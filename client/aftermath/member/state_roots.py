@@ -6,16 +6,30 @@ copied for peers. Both happen before the next share, which changes the state.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import NamedTuple
+
+from safetensors import SafetensorError
 
 from aftermath.base.concurrency import Worker
 from aftermath.base.merkle import Tree
 from aftermath.events import event_types
-from aftermath.member.ports import Ports
+from aftermath.member.ports import Desync, Ports
 from aftermath.replica.memory import is_out_of_memory
 from aftermath.replica.replica import Replica
-from aftermath.replica.state_sharing import StateShare, copy_state
+from aftermath.replica.state_sharing import StateBlock, StateShare, copy_state
 from aftermath.rules.announcements import NOTHING, PrivateRoots
+from aftermath.rules.audits import OPENING_ROUNDS, VOTING_ROUNDS
+from aftermath.rules.run import Config
+
+
+def served_states(config: Config) -> int:
+    """Return the number of states that audits of a run need, or 0 without audits."""
+    if not config.verification_percent:
+        return 0
+    # From the state before an audited result to the one of the last round of votes.
+    return config.overlap + OPENING_ROUNDS + VOTING_ROUNDS + 2
 
 
 class StateRoot(NamedTuple):
@@ -29,7 +43,10 @@ class StateRoot(NamedTuple):
 class OwnState:
     """Roots and blocks of one member's optimizer state, across replicas."""
 
-    def __init__(self, ports: Ports, worker: Worker) -> None:
+    def __init__(self, ports: Ports, worker: Worker, directory: Path | None = None) -> None:
+        """Keep states that are too large for memory in `directory`, in a run with audits."""
+        self._directory = directory
+        self._feed = ports.feed
         self._share = StateShare(ports.transport)
         self._events = ports.events
         self._worker = worker
@@ -48,6 +65,20 @@ class OwnState:
         self.last_root = root
         self.withdraw()
 
+    def begin_epoch(self) -> None:
+        """Stop serving states that are read from the replica, which may be replaced."""
+        # Audits of the epoch's first results need the copies of the last epoch's states.
+        if not served_states(self._feed.run.config):
+            self.withdraw()
+
+    async def restored(self, replica: Replica, root: StateRoot) -> None:
+        """Continue from this state of the replica, and serve it in a run with audits."""
+        self.begin(root)
+        if served_states(self._feed.run.config):
+            self._tree = await self._worker(replica.optimizer.tree)
+            await self.offer(replica)
+            self.reveal(root.epoch, root.height)
+
     async def trained(self, replica: Replica, epoch: int, height: int) -> PrivateRoots:
         """Return the roots of the share that was just trained. Slow."""
         tree = self._tree = await self._worker(replica.optimizer.tree)
@@ -58,16 +89,24 @@ class OwnState:
     async def offer(self, replica: Replica) -> None:
         """Copy the last hashed state. Peers may request it after the reveal.
 
-        If there is no memory for a copy, emit a warning. Peers then cannot request that state.
+        If there is no memory for a copy, emit a warning. Peers then cannot request that state. In a
+        run with audits, raise Desync instead.
         """
         if (tree := self._tree) is None or (last_root := self.last_root) is None:
             return
+        states = served_states(self._feed.run.config)
         try:
-            copy = await self._worker(lambda: copy_state(replica.optimizer, tree))
-            self._share.offer(copy, hidden=True)
+            copy = await self._worker(
+                lambda: copy_state(
+                    replica.optimizer, tree, states=states, directory=self._directory
+                )
+            )
+            self._share.offer(copy, hidden=True, states=states)
             self._unrevealed[last_root.epoch, last_root.height] = tree.root
             self._serve_revealed()
         except Exception as error:
+            if states and (is_out_of_memory(error) or isinstance(error, OSError | SafetensorError)):
+                raise Desync(f"cannot keep the optimizer state for audits: {error}") from None
             if not is_out_of_memory(error):
                 raise
             if not self._warned:
@@ -77,6 +116,10 @@ class OwnState:
                 )
                 self._events.emit(event_types.Warning(message=message))
             self._warned = True
+
+    def lend(self, root: bytes, blocks: Mapping[int, StateBlock]) -> None:
+        """Serve blocks of a state that another member committed to."""
+        self._share.lend(root, blocks)
 
     def reveal(self, epoch: int, height: int) -> None:
         """Serve the state of a revealed round. Before the reveal it would leak the result."""

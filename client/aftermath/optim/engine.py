@@ -25,11 +25,14 @@ from aftermath.optim.interfaces import (
     PrivateStep,
     PseudoGradient,
 )
+from aftermath.optim.layout import level_layout
 from aftermath.optim.level_votes import Votes
 from aftermath.optim.moe_bias import Balances
+from aftermath.optim.moments import kind_of
 from aftermath.optim.parts import ReplicaParts, parts_of
 from aftermath.optim.result_format import ResultFormat
 from aftermath.optim.schema import Schema
+from aftermath.optim.state_checks import kind_of_state
 from aftermath.optim.state_merkle import BlockSpan, StateOutline, outline
 
 T = TypeVar("T")
@@ -211,9 +214,32 @@ def _joined(private: Mapping[str, T], result: Mapping[str, T]) -> dict[str, T]:
 
 def outline_of(schema: Schema, tier: int) -> StateOutline:
     """Return the outline of a tier-`tier` member's private state. Raises SchemaError."""
+    return outline(_sizes_of(schema, tier))
+
+
+def state_like(schema: Schema, tier: int) -> dict[str, Tensor]:
+    """Return tensors without contents like those of a tier-`tier` member's private state."""
+    shapes = schema.state.config.parameter_shapes(tier)
+    layouts = {
+        level: level_layout(schema.results, level) for level in range(tier, schema.results.levels)
+    }
+    found = {}
+    for path in _sizes_of(schema, tier):
+        part, _, name = path.partition(".")
+        if f"{part}." == _PRIVATE:
+            key, _, parameter = name.partition("/")
+            shape, dtype = kind_of(key, tuple(shapes[parameter]))
+        else:
+            kind, level, group = name.split(".")
+            shape, dtype = kind_of_state(kind, layouts[int(level)].groups[int(group)])
+        found[path] = torch.empty(shape, dtype=dtype, device="meta")
+    return found
+
+
+def _sizes_of(schema: Schema, tier: int) -> dict[str, int]:
     shapes = schema.state.config.parameter_shapes(tier)
     params = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
-    return outline(Engine(schema, tier, params).sizes())
+    return Engine(schema, tier, params).sizes()
 
 
 def _zero_momentum(schema: Schema, tier: int, params: Mapping[str, Tensor]) -> dict[str, Tensor]:

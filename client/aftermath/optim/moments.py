@@ -61,12 +61,15 @@ def moments_in(states: Mapping[str, Mapping[str, Any]]) -> dict[str, Tensor]:
 def moment_kinds(optimizer: torch.optim.Optimizer, params: Mapping[str, Tensor]) -> dict[str, Kind]:
     """Return the shape and dtype of each moment after the first step."""
     return {
-        f"{key}/{name}": ((), _COUNTS[key])
-        if key in _COUNTS
-        else (tuple(parameter.shape), torch.float32)
+        f"{key}/{name}": kind_of(key, tuple(parameter.shape))
         for name, parameter in params.items()
         for key in _keys(optimizer, parameter)
     }
+
+
+def kind_of(key: str, shape: tuple[int, ...]) -> Kind:
+    """Return the shape and dtype of the moment `key` of a parameter with this shape."""
+    return ((), _COUNTS[key]) if key in _COUNTS else (shape, torch.float32)
 
 
 def bytes_of(kind: Kind) -> int:

@@ -15,7 +15,7 @@ from torch import Tensor
 from aftermath.optim.blocks import UNUSED
 from aftermath.optim.interfaces import BadState
 from aftermath.optim.lattice import digits_of, is_half_more
-from aftermath.optim.layout import LevelLayout
+from aftermath.optim.layout import Group, LevelLayout
 
 STATE_KINDS = ("residual", "indices", "values")
 """Kinds of state tensors. Those after the first are the last result sent."""
@@ -30,6 +30,13 @@ def state_sizes(layouts: Mapping[int, LevelLayout]) -> dict[str, int]:
             found[f"indices.{level}.{group}"] = of.blocks * of.topk * torch.int64.itemsize
             found[f"values.{level}.{group}"] = of.blocks * of.topk * torch.float32.itemsize
     return found
+
+
+def kind_of_state(kind: str, group: Group) -> tuple[tuple[int, ...], torch.dtype]:
+    """Return the shape and dtype of a group's tensor of one of STATE_KINDS."""
+    if kind == "residual":
+        return (group.blocks, group.height, group.width), torch.float32
+    return (group.blocks, group.topk), torch.int64 if kind == "indices" else torch.float32
 
 
 def check_state(layouts: Mapping[int, LevelLayout], state: Mapping[str, Tensor], bits: int) -> bool:

@@ -27,7 +27,6 @@ from aftermath.rules.state import CheckpointKind
 
 CODES = {
     "repository-name": "an invalid repository name",
-    "verification-not-there": "verification of results, which no client supports yet",
     "labels-not-there": "finetuning on data without labels",
     "sequence-too-short": "sequences of one token",
     "sequence-too-long": "sequences longer than the model allows",
@@ -137,12 +136,6 @@ def invalid_checkpoint_names(config: RunConfig) -> Iterator[Mistake]:
 
 def unsupported_settings(config: RunConfig) -> Iterator[Mistake]:
     """Yield settings that this client's members do not support."""
-    if percent := config.config.verification_percent:
-        yield Mistake(
-            ("config", "verification_percent"),
-            f"verification_percent = {percent}: no client can verify results yet; use 0",
-            "verification-not-there",
-        )
     if config.llm.data_type == "Finetuning" and not config.llm.data_location.source.has_labels:
         yield Mistake(
             (*_LLM, "data_type"),

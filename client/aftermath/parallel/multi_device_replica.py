@@ -19,7 +19,8 @@ from aftermath.parallel.sharded import ShardedModel
 from aftermath.parallel.sharded_feedback import ShardedFeedback
 from aftermath.parallel.sharded_inner import ShardedInner
 from aftermath.replica.passes import Passes
-from aftermath.replica.replica import Cancelled, Replica
+from aftermath.replica.replica import Cancelled, Replica, pass_settings
+from aftermath.rules.announcements import PassSettings
 from aftermath.rules.optimizer import Optimizer
 
 
@@ -46,6 +47,13 @@ class MultiDeviceReplica(Replica):
     def at_once(self) -> int:
         """Return the number of sequences that all ranks train at the same time."""
         return self._pass_size.size * self._network.micro_batches_at_once
+
+    @property
+    def pass_settings(self) -> PassSettings:
+        """Return what the passes of all ranks compute with."""
+        return pass_settings(
+            self.schema, self._pass_size.size, self._network.device, bf16=self._network.bf16
+        )
 
     def _backward(self, passes: Passes, sequences: Tensor, cancelled: threading.Event) -> Loss:
         """Train a share on all ranks with passes of a fixed size. Raises Cancelled between

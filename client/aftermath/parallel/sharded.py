@@ -71,6 +71,16 @@ class ShardedModel(Sharded):
         return sum(_local(parameter).numel() for parameter in self._model.parameters())
 
     @property
+    def device(self) -> torch.device:
+        """Return this rank's device."""
+        return self._device
+
+    @property
+    def bf16(self) -> bool:
+        """Return whether matrix products are in bf16."""
+        return self._passes.arithmetic.bf16
+
+    @property
     def micro_batches_at_once(self) -> int:
         """Return the number of micro-batches that a step trains."""
         return self.ranks.size // self.ranks.tensor

@@ -20,6 +20,7 @@ from aftermath.base.errors import Unsuitable
 from aftermath.model.config import ModelConfig
 from aftermath.model.levels import MOMENTUM
 from aftermath.model.segments import level_hash
+from aftermath.optim import muon
 from aftermath.optim.engine import Engine, MakeResult, Trained
 from aftermath.optim.error_feedback import ErrorFeedback
 from aftermath.optim.inner_optimizer import InnerOptimizer, MakeInner
@@ -30,6 +31,8 @@ from aftermath.replica.memory import LiveBytes, free_bytes, give_back, is_out_of
 from aftermath.replica.options import PLAIN, Arithmetic, indices_named
 from aftermath.replica.pass_size import OutOfMemory, PassSize
 from aftermath.replica.passes import Passes
+from aftermath.rules.announcements import PassSettings
+from aftermath.rules.fields import LARGEST_MICRO_BATCH
 
 _SHORTEST_PASS = 32  # tokens
 _DUMMY_GRADIENT = 1e-3  # standard deviation
@@ -181,6 +184,13 @@ class Replica:
         """Return the sequences per pass."""
         return self._pass_size.size
 
+    @property
+    def pass_settings(self) -> PassSettings:
+        """Return what the passes compute with."""
+        return pass_settings(
+            self.schema, self.at_once, self.device, bf16=self.passes.arithmetic.bf16
+        )
+
     def measure_weight(self, seq_len: int, seconds: float) -> int:
         """Return this machine's throughput in sequences per minute (1..65535), from timed passes.
 
@@ -284,6 +294,18 @@ def share_loss(passes: Passes, batch: Tensor, micro: Tensor, sequences: Tensor) 
 def _learnt(sequences: Tensor) -> int:
     """Return the number of learnt labels [n, 2, seq_len], without each sequence's first label."""
     return int((sequences[:, 1, 1:] >= 0).sum())
+
+
+def pass_settings(
+    schema: Schema, micro_batch: int, device: torch.device, *, bf16: bool
+) -> PassSettings:
+    """Return the settings of passes of `micro_batch` sequences on a device."""
+    bf16_steps = schema.optimizer.inner_optimizer == "muon" and muon.at_once(device)
+    return PassSettings(
+        micro_batch=min(micro_batch, LARGEST_MICRO_BATCH),
+        products="bf16" if bf16 or bf16_steps else "fp32",
+        device=device.type,  # type: ignore[arg-type]  # `pick_device` returns no other
+    )
 
 
 def _passes(micro: int, seq_len: int) -> Iterator[tuple[int, int]]:

@@ -7,10 +7,12 @@ and its size follows from the schema. Every block is hashed before it is sent.
 from __future__ import annotations
 
 import asyncio
+import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from struct import Struct
+from pathlib import Path
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -19,14 +21,23 @@ from aftermath.base.merkle import DIGEST, Tree, block_digest, proof_length, prov
 from aftermath.optim.engine import Engine
 from aftermath.optim.state_merkle import BlockSpan, StateOutline, block_of, outline
 from aftermath.p2p.transport import RequestRefused, Transport, short
+from aftermath.replica.mapped_tensors import kept
 
 TOPIC = "state"
+LENT_TOPIC = "lent-blocks"
 STATES = 3
 COPIES = 512 << 20
 """Maximum bytes of all copies of one member. Larger states are served from the optimizer until the
 next round.
 """
-_QUESTION = Struct(f"<{DIGEST}sI")  # root, index of a block
+_QUESTION = struct.Struct(f"<{DIGEST}sI")  # root, index of a block
+
+
+class StateBlock(NamedTuple):
+    """A block of a private state, and the hashes that lead from it to the root."""
+
+    data: bytes
+    proof: tuple[bytes, ...]
 
 
 class FalseBlock(AftermathError):
@@ -45,9 +56,18 @@ class ServedState:
     """Reads the bytes of a block."""
 
 
-def copy_state(optimizer: Engine, tree: Tree) -> ServedState:
-    """Return an optimizer's current state, with its tree. It is copied, unless it is too large."""
+def copy_state(
+    optimizer: Engine, tree: Tree, *, states: int = 0, directory: Path | None = None
+) -> ServedState:
+    """Return an optimizer's current state, with its tree. It is copied, unless it is too large.
+
+    With `states`, that many copies are kept and always made, in `directory` if memory is too small
+    (`mapped_tensors.kept`, and what it raises).
+    """
     state_outline = outline(optimizer.sizes())
+    if states:
+        mapped = kept(optimizer.state(), states, directory)
+        return ServedState(tree, state_outline, mapped, partial(block_of, mapped))
     if state_outline.size > COPIES:
         return ServedState(tree, state_outline, None, optimizer.block)
     copies = optimizer.state()
@@ -61,16 +81,22 @@ class StateShare:
         self._states: dict[bytes, ServedState] = {}
         self._hidden: set[bytes] = set()
         self._reading = asyncio.Lock()
+        self._lent: dict[bytes, Mapping[int, StateBlock]] = {}
         transport.handle(TOPIC, self.answer)
+        transport.handle(LENT_TOPIC, self.answer_lent)
 
-    def offer(self, state: ServedState, *, hidden: bool = False) -> None:
-        """Serve a state, after `show` if it is hidden. Keep as many earlier states as fit."""
+    def offer(self, state: ServedState, *, hidden: bool = False, states: int = 0) -> None:
+        """Serve a state, after `show` if it is hidden.
+
+        Keep as many earlier states as fit, or `states` in total if that is above 0.
+        """
         # A round changes the state in place. While the member trains, auditors still need the
         # states before and after its second-to-last result.
         root = state.tree.root
         self._states.pop(root, None)
         self._states[root] = state
-        while len(self._states) > max(1, min(STATES, COPIES // state.outline.size)):
+        most = states or max(1, min(STATES, COPIES // state.outline.size))
+        while len(self._states) > most:
             del self._states[next(iter(self._states))]
         self._hidden &= self._states.keys() - {root}
         if hidden:
@@ -84,6 +110,19 @@ class StateShare:
         """Stop serving all states and free their memory."""
         self._states.clear()
         self._hidden.clear()
+        self._lent.clear()
+
+    def lend(self, root: bytes, blocks: Mapping[int, StateBlock]) -> None:
+        """Serve proven blocks of another member's state, which may no longer serve it."""
+        self._lent[root] = blocks
+
+    async def answer_lent(self, peer: bytes, body: bytes) -> bytes:
+        """Return the indices of the lent blocks of the state with the requested root."""
+        del peer
+        indices = sorted(self._lent.get(body, ()))
+        if not indices:
+            raise RequestRefused("this member lends no blocks of that state")
+        return struct.pack(f"<{len(indices)}I", *indices)
 
     async def answer(self, peer: bytes, body: bytes) -> bytes:
         """Return the proof of a block, and the block. Raises RequestRefused if the state is not
@@ -93,6 +132,9 @@ class StateShare:
         if len(body) != _QUESTION.size:
             raise RequestRefused("the request must be a root and a block index")
         root, index = _QUESTION.unpack(body)
+        lent = self._lent.get(root, {}).get(index)
+        if lent is not None:
+            return b"".join([*lent.proof, lent.data])
         state = self._states.get(root)
         if state is None or root in self._hidden or index >= state.outline.count:
             raise RequestRefused("this member does not have that block now")
@@ -119,7 +161,7 @@ async def ask_block(
     state_outline: StateOutline,
     index: int,
     deadline_s: float,
-) -> bytes:
+) -> StateBlock:
     """Return a block of the private state with that root.
 
     `state_outline` is the outline of the member's tier. Raises RequestRefused if the peer does not
@@ -135,15 +177,29 @@ async def ask_block(
         raise
 
 
-def proven(reply: bytes, root: bytes, state_outline: StateOutline, index: int) -> bytes:
+async def ask_lent(
+    transport: Transport, peer: bytes, root: bytes, state_outline: StateOutline, deadline_s: float
+) -> list[int]:
+    """Return the indices of the blocks of a state that a peer lends. Raises as `ask_block` does."""
+    size = struct.calcsize("<I")
+    reply = await transport.request(peer, LENT_TOPIC, root, size * state_outline.count, deadline_s)
+    indices = list(struct.unpack(f"<{len(reply) // size}I", reply[: len(reply) // size * size]))
+    if not indices or len(reply) % size or indices[-1] >= state_outline.count:
+        raise FalseBlock(
+            "the reply is not a list of blocks", "Ask another peer, or try again later"
+        )
+    return indices
+
+
+def proven(reply: bytes, root: bytes, state_outline: StateOutline, index: int) -> StateBlock:
     """Return the block in an answer. Raises FalseBlock unless it is the requested one."""
     size = state_outline.place(index).size
     hashes = DIGEST * proof_length(index, state_outline.count)
-    proof = [reply[at : at + DIGEST] for at in range(0, hashes, DIGEST)]
+    proof = tuple(reply[at : at + DIGEST] for at in range(0, hashes, DIGEST))
     block = reply[hashes:]
     if len(reply) != hashes + size or not proves(block, index, state_outline.count, proof, root):
         raise FalseBlock(
             f"the received bytes are not block {index} of the private state {short(root)}",
             "Ask another peer, or try again later",
         )
-    return block
+    return StateBlock(block, proof)

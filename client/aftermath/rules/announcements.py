@@ -11,7 +11,7 @@ import hashlib
 import math
 import struct
 from collections.abc import Mapping, Sequence
-from typing import Annotated, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta
@@ -27,6 +27,7 @@ from aftermath.rules.fields import (
     U64,
     Bytes32,
     Level,
+    MicroBatch,
     NonNegative,
     RunId,
     SequenceIndex,
@@ -37,7 +38,7 @@ from aftermath.rules.run import REDO
 from aftermath.rules.seal import ResultPlace, Reveal, RoundClosed, seal_of
 
 MAX_ANNOUNCEMENT_BYTES = 4096
-_COMMIT_DOMAIN = b"aftermath commitment 3\x00"
+_COMMIT_DOMAIN = b"aftermath commitment 4\x00"
 _SIGN_DOMAIN = b"aftermath announcement 3"
 NOTHING = bytes(32)
 """Root of a private state that does not exist yet."""
@@ -79,6 +80,16 @@ class PrivateRoots(NamedTuple):
     """
 
 
+class PassSettings(NamedTuple):
+    """What a member's passes computed with, as far as it decides who can replay its share."""
+
+    micro_batch: MicroBatch
+    """Sequences per pass."""
+    products: Literal["fp32", "bf16"]
+    """Precision of matrix products in the passes and in the inner optimizer."""
+    device: Literal["cpu", "cuda", "mps"]
+
+
 class Commitment(
     msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=1, forbid_unknown_fields=True
 ):
@@ -100,6 +111,7 @@ class Commitment(
     schema_hash: Bytes32
     levels: Annotated[dict[Level, LevelPayload], Meta(min_length=1, max_length=MAX_LEVELS)]
     private: PrivateRoots
+    passes: PassSettings
     seal: Bytes32
     """Hash that names the key that masks the payloads (`rules.seal`)."""
     loss: float
@@ -124,6 +136,7 @@ class Commitment(
             schema_hash=self.schema_hash,
             levels=self.levels,
             private=self.private,
+            passes=self.passes,
             seal=self.seal,
         )
 
@@ -164,6 +177,7 @@ class _Committed(msgspec.Struct, frozen=True, array_like=True):
     schema_hash: bytes
     levels: tuple[tuple[int, bytes, int], ...]
     private: tuple[bytes, bytes, tuple[int, int] | None]
+    passes: tuple[int, str, str]
     seal: bytes
 
 
@@ -184,12 +198,13 @@ def commitment(
     schema_hash: bytes,
     levels: Mapping[int, tuple[bytes, int]],
     private: tuple[bytes, bytes, tuple[int, int] | None],
+    passes: tuple[int, str, str],
     seal: bytes,
 ) -> bytes:
     """Return the 32-byte digest that binds a member to a result.
 
     `intervals` are (start, stop) sequences, `levels` {level: (BLAKE3, bytes)}, `private` the fields
-    of `PrivateRoots`.
+    of `PrivateRoots`, `passes` those of `PassSettings`.
     """
     committed = _Committed(
         run_id=run_id,
@@ -203,6 +218,7 @@ def commitment(
         schema_hash=schema_hash,
         levels=tuple((level, *levels[level]) for level in sorted(levels)),
         private=private,
+        passes=passes,
         seal=seal,
     )
     return hashlib.sha256(_COMMIT_DOMAIN + _encoder.encode(committed)).digest()

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from aftermath.rules import bitmap, committee
 from aftermath.rules.members import Members
 from aftermath.rules.run import Config, Round
-from aftermath.rules.state import Committee, EstablishedOnly
+from aftermath.rules.state import EstablishedOnly
 
 
 class PositionInterval(NamedTuple):
@@ -26,21 +26,17 @@ class PositionInterval(NamedTuple):
         return self.stop - self.start
 
 
-def assign(
-    header: Round, members: Members, verification_percent: int
-) -> dict[int, PositionInterval]:
+def assign(header: Round, members: Members) -> dict[int, PositionInterval]:
     """Return the share of every seat of the roster, in shuffle order.
 
-    Verifiers and very small weights get an empty share. So do newcomers while established members
-    train alone.
+    Very small weights get an empty share. So do newcomers while established members train alone.
     """
-    roles = committee.roles(header, verification_percent)
-    ordered = [seat for seat in committee.ordered(header, committee.DATA) if seat in roles]
+    in_order = committee.ordered(header, committee.DATA)
+    ordered = [seat for seat in in_order if bitmap.contains(header.roster, seat)]
     # While many sequences wait to be trained again, only established members train. Otherwise
     # newcomers that leave their shares undone could fill the backlog, and a round that needs more
     # room in it does not count.
     trainers = members.judges if header.established is EstablishedOnly.TRAIN else header.roster
-    trainers &= bitmap.from_seats(seat for seat, role in roles.items() if role is Committee.TRAINER)
     weights = [
         members.seats[seat].weight if bitmap.contains(trainers, seat) else 0 for seat in ordered
     ]

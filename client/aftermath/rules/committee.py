@@ -1,4 +1,4 @@
-"""Committees: a seeded shuffle elects a round's witnesses, verifiers and cooldown reporters.
+"""Committees: a seeded shuffle elects a round's witnesses and cooldown reporters.
 
 Each purpose starts from its own hash of the round's seed, so its order is independent of the
 others. `order[position] = rank`. A rank is the index of a seat among the members that began the
@@ -14,11 +14,10 @@ from itertools import islice
 from aftermath.base.bounded import U64_MAX
 from aftermath.rules import bitmap
 from aftermath.rules.members import Members
-from aftermath.rules.run import MAX_VERDICTS, MAX_WITNESSES, Round, Run
-from aftermath.rules.state import Committee, MemberState, RunState
+from aftermath.rules.run import MAX_WITNESSES, Round, Run
+from aftermath.rules.state import MemberState, RunState
 
 WITNESS = b"witness"
-COMMITTEE = b"committee"
 DATA = b"data"
 COOLDOWN = b"cooldown"
 
@@ -138,21 +137,6 @@ def jury(run: Run, members: Members, closed: Round) -> int:
         return closed.elected
     among = closed.roster & electors(closed, members)
     return max(closed.elected, min(among.bit_count(), MAX_WITNESSES))
-
-
-def verifier_count(clients: int, verification_percent: int) -> int:
-    """Return how many members verify: at most MAX_VERDICTS, and at least one member trains."""
-    return min(clients * verification_percent // 100, max(clients - 1, 0), MAX_VERDICTS)
-
-
-def roles(header: Round, verification_percent: int) -> dict[int, Committee]:
-    """Return the role of each seat of the roster in this round."""
-    in_order = [seat for seat in ordered(header, COMMITTEE) if bitmap.contains(header.roster, seat)]
-    verifiers = verifier_count(len(in_order), verification_percent)
-    return {
-        seat: Committee.VERIFIER if position < verifiers else Committee.TRAINER
-        for position, seat in enumerate(in_order)
-    }
 
 
 def _is_seated(members: Members, seat: int) -> bool:

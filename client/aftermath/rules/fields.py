@@ -17,3 +17,5 @@ Bytes32 = Annotated[bytes, Meta(min_length=32, max_length=32)]
 Level = Annotated[int, Meta(ge=0, lt=MAX_LEVELS)]
 Size = Annotated[int, Meta(ge=1, le=0x7FFF_FFFF)]
 NonNegative = Annotated[float, Meta(ge=0.0)]
+LARGEST_MICRO_BATCH = 0xFFFF
+MicroBatch = Annotated[int, Meta(ge=1, le=LARGEST_MICRO_BATCH)]

@@ -16,7 +16,6 @@ from aftermath.rules.state import EstablishedOnly, ExitReason, ModelSource, RunS
 
 STORED_ROUNDS = 4
 MAX_WITNESSES = 32
-MAX_VERDICTS = 32
 FINGERPRINT_BYTES = 320
 BACKLOG = 96
 REDO = 4

@@ -74,13 +74,6 @@ class EstablishedOnly(IntEnum):
     TRAIN = 2
 
 
-class Committee(IntEnum):
-    """A member's role in a round: train its share, or recompute another member's."""
-
-    TRAINER = 0
-    VERIFIER = 1
-
-
 class Architecture(StrEnum):
     """The built-in architectures of a run's model, by their names in a config file and a spec."""
 

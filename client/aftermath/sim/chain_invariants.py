@@ -75,7 +75,7 @@ class ChainRecord:
         round_ = run.round(run.config.judged(height))
         if closed is None or round_ is None or not round_.batch:
             return
-        shares = assign(round_, members, run.config.verification_percent)
+        shares = assign(round_, members)
         done = (
             seat
             for seat in sorted(shares)

@@ -243,6 +243,7 @@ class SimulatedRun:
             quick,
             InlineWorker(0.01),
             InlineWorker(0.01),
+            InlineWorker(sim_member.seconds),
         )
         data = open_tokens(
             self.place / "data", 2, self.model.max_seq_len, vocab_size=self.config.vocab_size

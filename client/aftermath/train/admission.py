@@ -14,7 +14,7 @@ from solders.pubkey import Pubkey
 from aftermath import __version__
 from aftermath.base.errors import Unsuitable
 from aftermath.base.files import state_directory
-from aftermath.chain.admission import check_funds, check_verdicts, check_version
+from aftermath.chain.admission import check_funds, check_version
 from aftermath.chain.member import SolanaMember
 from aftermath.chain.options import public_key
 from aftermath.chain.rpc import RpcPool
@@ -82,7 +82,6 @@ async def check_admission(settings: TrainSettings, pool: RpcPool, chain: SolanaM
                 tier=settings.matformer_tier,
             )
         await chain.authorization()
-        check_verdicts(view.run)
         check_version(settings.run_id, view.model.client_version, __version__)
         await check_funds(pool, Pubkey(chain.wallet), await chain.bond_due())
         check_model(view.model, settings.run_id)

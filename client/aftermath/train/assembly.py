@@ -134,7 +134,10 @@ async def assembled(
     view = await chain.view()
     model = view.model
     workers = Workers(
-        *(ThreadWorker(name) for name in ("replica", "decode", "upload", "write", "data", "state"))
+        *(
+            ThreadWorker(name)
+            for name in ("replica", "decode", "upload", "write", "data", "state", "audit")
+        )
     )
     compute = workers.compute
     clock = RealClock()
@@ -248,6 +251,7 @@ async def _local_options(
         share_delay=float(settings.dummy_training_delay_secs),
         optimizer_state_dir=settings.optimizer_state_dir,
         signed_dir=state_directory() / "signed",
+        audit_dir=state_directory() / "audits",
         confirms_loss=is_a_person_there(),
         prompt=await compute(lambda: prompt_of(settings, outline, schema)),
         evaluations=await compute(lambda: evaluations_of(settings, outline, schema)),

@@ -21,8 +21,10 @@ pub const REDO: usize = 4;
 pub const HOLDERS_WAIT: u64 = 24 * 60 * 60;
 /// Number of earlier checkpoints that a run records.
 pub const EARLIER: usize = 3;
-/// Maximum number of verdicts per round.
-pub const MAX_VERDICTS: usize = 32;
+/// Maximum number of intervals of a round's batch: those that are trained again, and the fresh one.
+pub const PIECES: usize = REDO + 1;
+/// Maximum number of drawn results per round, and of open cases.
+pub const MAX_CASES: usize = 8;
 /// Bit planes of the counter of delivered rounds (`Members::delivered`).
 pub const COUNT_BITS: usize = 12;
 /// Bit planes of the level score (`Members::shown`).
@@ -39,7 +41,7 @@ pub const CLIENT_VERSION_BYTES: usize = 96;
 pub const SPEC_BYTES: usize = 4_096;
 
 /// Layout version written into every account.
-pub const VERSION: u8 = 13;
+pub const VERSION: u8 = 14;
 /// Maximum number of bytes that an account may gain in one instruction, also when a program creates it.
 pub const GROWTH: usize = 10_240;
 

@@ -166,14 +166,18 @@ pub enum CoordinatorError {
     BadParticipation,
     #[msg("Name only healthy members of the last attested roster whose results are missing.")]
     NotUnhealthy,
-    #[msg("This member is not a verifier of that round.")]
-    NotAVerifier,
-    #[msg("The target trained no data in that round.")]
-    NotATrainer,
-    #[msg("This verifier has already given its verdict about this target.")]
+    #[msg("No case is open about this result, and only its drawn auditor may open one.")]
+    NotAuditor,
+    #[msg("This result was not recorded, or was not drawn for an audit.")]
+    NotAudited,
+    #[msg("No case is open about this result, and only a mismatch opens one.")]
+    NotDisputed,
+    #[msg("This member is not in the jury: only members that may witness and hold all levels of the target are.")]
+    NotAJuror,
+    #[msg("This member has already voted on this case.")]
     DuplicateVerdict,
-    #[msg("This verifier has given its part of the 32 verdicts that a round has room for.")]
-    VerdictsFull,
+    #[msg("The run has 8 open cases already: wait until one is decided or expires.")]
+    CasesFull,
     #[msg("Pass the instructions sysvar (Sysvar1nstructions1111111111111111111111111).")]
     WrongInstructions,
     #[msg("The instruction before this one must verify two statements with Ed25519, in its own data: one round, one key, two commitments.")]
@@ -196,7 +200,7 @@ pub enum CoordinatorError {
     // closing, inspection, arithmetic
     #[msg("The rent cannot go to an account that is being closed: name another spill account.")]
     SpillCloses,
-    #[msg("`which` must be 0 (witness order), 1 (committee order), 2 (data) or 3 (witnesses), and `ring` must be below 4.")]
+    #[msg("`which` must be 0 (witness order), 1 (auditors), 2 (data) or 3 (witnesses), and `ring` must be below 4.")]
     UnknownInspection,
     #[msg("A counter would overflow: the run has reached the end of its number range.")]
     Overflow,

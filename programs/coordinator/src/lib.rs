@@ -138,8 +138,8 @@ pub mod coordinator {
         instructions::witness(ctx, seat, &at, &participation, &fingerprints)
     }
 
-    /// The verifier in seat `seat` states whether the result of seat `target` in round `at` matches its own
-    /// recomputation.
+    /// The member in seat `seat` states whether the result of seat `target` in round `at` matches its own recomputation.
+    /// The mismatch of the drawn auditor opens a case; then the jury votes.
     pub fn verify(ctx: &mut Context<Permissionless>, seat: u8, at: RoundId, target: u8, mismatch: bool) -> Result<()> {
         instructions::verify(ctx, seat, &at, target, mismatch)
     }
@@ -171,8 +171,8 @@ pub mod coordinator {
         instructions::checkpoint(ctx, params)
     }
 
-    /// Returns, as return data, the order of a stored round's witnesses (`which` 0) or committee (1), its data intervals
-    /// (2) or the elected witnesses (3). `ring` is the round's index in `Run::rounds`, 0 to 3.
+    /// Returns, as return data, the order of a stored round's witnesses (`which` 0), the auditors of its results (1), its
+    /// data intervals (2) or the elected witnesses (3). `ring` is the round's index in `Run::rounds`, 0 to 3.
     pub fn inspect(ctx: &mut Context<Inspect>, which: u8, ring: u8) -> Result<()> {
         instructions::inspect(ctx, which, ring)
     }

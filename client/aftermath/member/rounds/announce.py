@@ -41,10 +41,11 @@ class Announcing:
     async def announce(self, plan: RoundPlan, trained: Trained) -> None:
         """Publish the payloads and announce the signed commitment.
 
-        Raises Desync if this member may not sign the result.
+        Raises Desync if this member may not sign the result, or cannot keep what audits need.
         """
         started = self._ports.clock.monotonic()
         schema = self._role.schema.results
+        own_state = self._carried.own_state
         replica = self.epoch.start.replica
         device = self._role.device
         key = key_of(self._role.p2p_secret, plan.place(self.epoch.start.seat))
@@ -59,8 +60,11 @@ class Announcing:
                     {level: masked(data, key, level) for level, data in level_payloads},
                 )
             ),
-            self._carried.own_state.trained(replica, plan.epoch, plan.header.height),
+            own_state.trained(replica, plan.epoch, plan.header.height),
         )
+        has_audits = bool(self.epoch.rules.verification_percent)
+        if has_audits:  # a member that announces a result must be able to prove it
+            await own_state.offer(replica)
         commitment = self._commitment(plan, trained, payloads, private, key)
         try:
             may_sign = await self._decode(
@@ -73,21 +77,9 @@ class Announcing:
         raw = encode_announcement(commitment, self._role.p2p_secret)
         self._carried.results.add_own(commitment, raw, votes, payloads, key)
         await self._ports.transport.announce(raw)
-        self._ports.events.emit(
-            event_types.ShareTrained(
-                epoch=plan.epoch,
-                height=plan.header.height,
-                step=plan.header.step,
-                loss=trained.loss,
-                tokens=trained.tokens,
-                tokens_per_sec=commitment.tokens_per_sec,
-                seconds=trained.seconds,
-                encode_seconds=trained.encode_seconds,
-                announce_seconds=self._ports.clock.monotonic() - started,
-                bytes=sum(map(len, trained.payloads.values())),
-            )
-        )
-        await self._carried.own_state.offer(replica)
+        self._report(plan, trained, self._ports.clock.monotonic() - started)
+        if not has_audits:
+            await own_state.offer(replica)
         if trained.measured is not None:
             self._ports.events.emit(
                 event_types.OptimizerReport(
@@ -98,6 +90,22 @@ class Announcing:
                     seconds=trained.measure_seconds,
                 )
             )
+
+    def _report(self, plan: RoundPlan, trained: Trained, announce_seconds: float) -> None:
+        self._ports.events.emit(
+            event_types.ShareTrained(
+                epoch=plan.epoch,
+                height=plan.header.height,
+                step=plan.header.step,
+                loss=trained.loss,
+                tokens=trained.tokens,
+                tokens_per_sec=trained.tokens_per_sec,
+                seconds=trained.seconds,
+                encode_seconds=trained.encode_seconds,
+                announce_seconds=announce_seconds,
+                bytes=sum(map(len, trained.payloads.values())),
+            )
+        )
 
     def _commitment(
         self,
@@ -127,6 +135,7 @@ class Announcing:
                 for level, data in sorted(payloads.items())
             },
             private=private,
+            passes=self.epoch.start.replica.pass_settings,
             seal=seal_of(key, wallet, plan.place(seat)),
             loss=trained.loss,
             tokens_per_sec=trained.tokens_per_sec,

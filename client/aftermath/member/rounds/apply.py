@@ -7,7 +7,7 @@ changes nothing. A member abandons the epoch rather than apply fewer results tha
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
@@ -170,14 +170,17 @@ class Applying:
         resolver: RoundResolver,
         time: Throughput,
         *,
+        applied: Callable[[int, Sequence[Candidate]], None],
         hash_replicas: bool,
     ) -> None:
+        """Call `applied` with the height and the accepted results of each applied round."""
         self._ports = ports
         self._compute = compute
         self._carried = carried
         self._epoch = epoch
         self._resolver = resolver
         self._time = time
+        self._on_applied = applied
         self._hash_replicas = hash_replicas
         self._replica = epoch.start.replica
         self._unreported: _Unreported | None = None
@@ -233,6 +236,7 @@ class Applying:
         """Save the results of an applied round if requested, and emit its event."""
         height = applied.done.height
         self._carried.results.applied(height)
+        self._on_applied(height, applied.settled.results)
         hashes = await self._compute(self._replica.hashes) if self._hash_replicas else {}
         # Cancellation cannot separate the following lines, so each round is reported once.
         self._unreported = None

@@ -160,6 +160,4 @@ class Epoch:
         return [index for span in plan.ranges(self.start.seat) for index in span]
 
     def _plan(self, header: Round, members: Members) -> RoundPlan:
-        return plan_round(
-            self.start.run.run_id, self.number, header, members, self.rules.verification_percent
-        )
+        return plan_round(self.start.run.run_id, self.number, header, members)

@@ -16,6 +16,7 @@ from aftermath.member.ports import Desync, Ports, Role, Workers
 from aftermath.member.round_plan import RoundPlan
 from aftermath.member.rounds.announce import Announcing
 from aftermath.member.rounds.apply import Applying, BackgroundTasks, RoundResolver
+from aftermath.member.rounds.audits import Audits
 from aftermath.member.rounds.epoch import CarriedOver, Epoch, EpochStart
 from aftermath.member.rounds.evaluations import Evaluations
 from aftermath.member.rounds.health import AbsenceReports, report_undelivered
@@ -57,9 +58,25 @@ class Rounds:
         self._resolver = resolver = RoundResolver(
             ports, role.levels, carried.results, epoch, self._tasks
         )
-        hashed = local_options.hash_replicas
+        self._audits = Audits(
+            ports,
+            role,
+            workers,
+            carried,
+            epoch,
+            self._tasks.start,
+            directory=local_options.audit_dir,
+            delay=local_options.share_delay,
+        )
         self._applying = Applying(
-            ports, workers.compute, carried, epoch, resolver, self.time, hash_replicas=hashed
+            ports,
+            workers.compute,
+            carried,
+            epoch,
+            resolver,
+            self.time,
+            applied=self._audits.applied,
+            hash_replicas=local_options.hash_replicas,
         )
         self._training = Training(
             ports,
@@ -74,14 +91,16 @@ class Rounds:
         self._announcing = Announcing(ports, role, workers.decode, carried, epoch)
         self._absences = AbsenceReports()
         self._allowances = Allowances(rules.max_round_train_time)
-        self._continuations = (
-            Continuations(local_options.prompt, ports.feed, ports.events, workers.compute)
-            if local_options.prompt
-            else None
-        )
+        self._continuations = self._new_continuations(workers)
         self._announced = -1  # height of the newest round with an announced result of this member
         self._duty: WitnessDuty | None = None
         carried.results.evidence.on_pair = self._show_evidence
+
+    def _new_continuations(self, workers: Workers) -> Continuations | None:
+        prompt = self._options.prompt
+        if prompt is None:
+            return None
+        return Continuations(prompt, self._ports.feed, self._ports.events, workers.compute)
 
     async def live(self) -> Run | None:
         """Run the rounds until cooldown. Return the run then, or None after a failed warm-up.
@@ -90,6 +109,7 @@ class Rounds:
         epoch's number. Raises Desync if this member falls out.
         """
         epoch = self._epoch
+        self._tasks.start(self._audits.follow())
         try:
             while True:
                 run = await self._ports.feed.until(epoch.something_to_do)
@@ -171,6 +191,7 @@ class Rounds:
         self._tasks.start(duty.attend())
         self._tasks.start(duty.request_missing(self._resolver.collector))
         await self._applying.through(run, judged(height - 1))
+        await self._audits.begin_round(height)
         self._tasks.start(report_undelivered(self._ports, self._absences, run, seat))
         travelling = self._applying.height < self._announced == height - 1
         trained = await self._training.train(plan, travelling=travelling)
@@ -189,6 +210,7 @@ class Rounds:
         """Begin the run's newest round and start to read our share. Raises Desync if this member is
         not in it.
         """
+        self._audits.end_spare_time()
         self._epoch.height = height = run.current.height
         if not bitmap.contains(run.current.roster, self._start.seat):
             raise Desync("this member is no longer in the run's roster")
@@ -208,7 +230,8 @@ class Rounds:
     # --- until the next round ---------------------------------------------------------------------
 
     def _start_spare_time_tasks(self, plan: RoundPlan) -> None:
-        """Write sample text and run evaluations until the next round."""
+        """Audit, write sample text and run evaluations until the next round."""
+        self._audits.begin_spare_time()
         if self._continuations:
             self._tasks.start(
                 self._continuations.run(

@@ -152,6 +152,8 @@ class EventSnapshots:
                 self._lost(event.seats, "dropped")
             case event_types.Ejected():
                 self._lost([event.seat], "ejected")
+            case event_types.CaseDecided():
+                self._lost([event.loser], "ejected")
         self.members[wallet] = msgspec.structs.replace(member, figures=figures)
 
     def _lost(self, seats: list[int], how: str) -> None:

@@ -1,9 +1,13 @@
-//! Return a stored round's committees and data intervals, for indexers and cross-language tests.
+//! Return a stored round's committees, audits and data intervals, for indexers and cross-language tests.
 
 use crate::{
     constants::*,
     errors::CoordinatorError,
-    rules::{assignment, bitmap, committee},
+    rules::{
+        assignment,
+        audits::{self, Draw},
+        bitmap, committee,
+    },
     state::*,
 };
 use alloc::vec::Vec;
@@ -20,7 +24,7 @@ pub struct Inspect {
 /// Return, by rank among the members that began the epoch (for `which` 0 among the electors):
 ///
 /// - 0: the position in the order of the witnesses, u8
-/// - 1: the position in the order of the committee, u8
+/// - 1: whether the result is drawn for an audit, and the seat of its auditor, u8 each
 /// - 2: the data interval, u16 start and u16 length
 /// - 3: whether the member is a witness of the round, if that is running, u8
 pub fn inspect(ctx: &mut Context<Inspect>, which: u8, ring: u8) -> Result<()> {
@@ -30,7 +34,7 @@ pub fn inspect(ctx: &mut Context<Inspect>, which: u8, ring: u8) -> Result<()> {
     let members: &Members = &ctx.accounts.members;
     let answer: Vec<u8> = match which {
         0 => committee::positions(round, &committee::electors(run, members, round), committee::WITNESS),
-        1 => committee::positions(round, &run.began, committee::COMMITTEE),
+        1 => auditors(run, members, ring as usize),
         2 => intervals(run, members, round),
         3 => witnesses(run, members, round),
         _ => return Err(CoordinatorError::UnknownInspection.into()),
@@ -40,14 +44,27 @@ pub fn inspect(ctx: &mut Context<Inspect>, which: u8, ring: u8) -> Result<()> {
 }
 
 fn intervals(run: &Run, members: &Members, round: &Round) -> Vec<u8> {
-    let plan = assignment::Plan::new(round, &run.began, members, run.config.verification_percent);
-    let mut by_rank = alloc::vec![[0u8; 4]; bitmap::count(&run.began) as usize];
-    for share in plan.shares() {
-        let [start_low, start_high] = share.start.to_le_bytes();
-        let [len_low, len_high] = share.len.to_le_bytes();
-        by_rank[share.rank as usize] = [start_low, start_high, len_low, len_high];
+    let shares = assignment::by_seat(round, &run.began, members);
+    let mut answer = Vec::new();
+    for seat in bitmap::seats(&run.began) {
+        for number in shares[seat] {
+            answer.extend_from_slice(&number.to_le_bytes());
+        }
     }
-    by_rank.into_flattened()
+    answer
+}
+
+fn auditors(run: &Run, members: &Members, ring: usize) -> Vec<u8> {
+    let back = (run.head as usize + STORED_ROUNDS - ring) % STORED_ROUNDS;
+    let mut answer = alloc::vec![0; 2 * bitmap::count(&run.began) as usize];
+    let Some(seed) = audits::seed(run, back) else { return answer };
+    let draw = Draw::new(run, members, back, seed);
+    for (row, seat) in answer.chunks_exact_mut(2).zip(bitmap::seats(&run.began)) {
+        if let Some(audit) = draw.audit(seat as u8) {
+            row.copy_from_slice(&[1, audit.auditor]);
+        }
+    }
+    answer
 }
 
 fn witnesses(run: &Run, members: &Members, round: &Round) -> Vec<u8> {

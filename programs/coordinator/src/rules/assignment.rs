@@ -11,7 +11,6 @@ const LAST: usize = MAX_MEMBERS - 1;
 
 /// A member's interval of positions `[start, start + len)` in a round's batch.
 pub struct Share {
-    pub rank: u8,
     pub seat: u8,
     pub start: u16,
     pub len: u16,
@@ -40,6 +39,16 @@ pub fn established_share(members: &Members, roster: &Bitmap, batch: u16) -> u16 
     (u64::from(batch).wrapping_mul(of_established) / total.max(1)) as u16
 }
 
+/// Return the first position and the length of the share of each seat.
+#[inline(never)]
+pub fn by_seat(round: &Round, began: &Bitmap, members: &Members) -> Box<[[u16; 2]; MAX_MEMBERS]> {
+    let mut result = Box::new([[0; 2]; MAX_MEMBERS]);
+    for share in Plan::new(round, began, members).shares() {
+        result[share.seat as usize] = [share.start, share.len];
+    }
+    result
+}
+
 /// The shares of all members of one round.
 ///
 /// Nothing here can overflow (256 weights of 16 bits, a batch of 16 bits), so nothing is checked: a checked 64-bit
@@ -56,7 +65,7 @@ pub struct Plan {
 
 impl Plan {
     #[inline(never)]
-    pub fn new(round: &Round, began: &Bitmap, members: &Members, percent: u8) -> Self {
+    pub fn new(round: &Round, began: &Bitmap, members: &Members) -> Self {
         let mut seats = bitmap::bytes();
         let mut weights = Box::new([0u16; MAX_MEMBERS]);
         let mut total = 0u64;
@@ -78,19 +87,6 @@ impl Plan {
                 seat = seat.wrapping_add(1);
             }
         }
-        let verifiers = committee::verifiers(round.clients, percent) as usize;
-        if verifiers > 0 {
-            let order = committee::order_start(round, began, committee::COMMITTEE, verifiers);
-            let mut left = verifiers;
-            for rank in order.ranks() {
-                let weight = &mut weights[*rank as usize];
-                if *weight > 0 && left > 0 {
-                    total = total.wrapping_sub(u64::from(*weight));
-                    *weight = 0;
-                    left -= 1;
-                }
-            }
-        }
         let order = committee::order(round, began, committee::DATA);
         Self { order, seats, weights, total: total.max(1), batch: u64::from(round.batch) }
     }
@@ -104,7 +100,7 @@ impl Plan {
         self.order.ranks().iter().map(move |rank| {
             cumulative = cumulative.wrapping_add(u64::from(self.weights[*rank as usize]));
             let end = (self.batch.wrapping_mul(cumulative) / self.total) as u16;
-            let share = Share { rank: *rank, seat: self.seats[*rank as usize], start, len: end.wrapping_sub(start) };
+            let share = Share { seat: self.seats[*rank as usize], start, len: end.wrapping_sub(start) };
             start = end;
             share
         })

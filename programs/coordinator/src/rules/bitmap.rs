@@ -85,6 +85,22 @@ pub fn rank(set: &Bitmap, seat: u8) -> u32 {
     below + (word(set, full_words) & ((1 << bit) - 1)).count_ones()
 }
 
+/// Return the seat of a set that has this rank, or None if the set is too small.
+pub fn nth(set: &Bitmap, mut rank: u32) -> Option<u8> {
+    for index in 0..WORDS {
+        let mut rest = word(set, index);
+        let count = rest.count_ones();
+        if rank < count {
+            for _ in 0..rank {
+                rest &= rest.wrapping_sub(1);
+            }
+            return Some((64 * index) as u8 + rest.trailing_zeros() as u8);
+        }
+        rank -= count;
+    }
+    None
+}
+
 /// Return the seats of a set in ascending order. Use it for small or rare sets: finding a bit costs 30 units on sBPF.
 pub fn seats(set: &Bitmap) -> impl Iterator<Item = usize> + '_ {
     (0..WORDS).flat_map(move |index| {

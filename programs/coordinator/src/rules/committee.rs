@@ -1,17 +1,16 @@
-//! Elect the witnesses and the verifiers of a round.
+//! Elect the witnesses of a round.
 //!
 //! Every order shuffles the members that began the epoch. So a member that leaves neither moves the others nor chooses
 //! an order: the next in line takes its place.
 
 use super::{bitmap, levels, seeds, shuffle::Order};
 use crate::{
-    constants::{Bitmap, MAX_VERDICTS},
+    constants::Bitmap,
     state::{established_only, run_state, Members, Round, Run},
 };
 use alloc::vec::Vec;
 
 pub const WITNESS: &[u8] = b"witness";
-pub const COMMITTEE: &[u8] = b"committee";
 pub const DATA: &[u8] = b"data";
 pub const COOLDOWN: &[u8] = b"cooldown";
 pub const CHECKPOINT: &[u8] = b"checkpoint";
@@ -22,14 +21,6 @@ pub const MIN_ESTABLISHED: u32 = 3;
 /// Return the order of the ranks of the members that `began` the epoch, for one purpose of a round.
 pub fn order(round: &Round, began: &Bitmap, purpose: &[u8]) -> Order {
     Order::new(seeds::of_purpose(round.seed, purpose), bitmap::count(began) as usize)
-}
-
-/// Return the beginning of `order` that contains the first `count` members of the round. If a member has left since the
-/// epoch began, this is the whole order.
-pub fn order_start(round: &Round, began: &Bitmap, purpose: &[u8], count: usize) -> Order {
-    let len = bitmap::count(began) as usize;
-    let drawn = if round.roster == *began { count } else { len };
-    Order::first(seeds::of_purpose(round.seed, purpose), len, drawn)
 }
 
 /// Return the first `count` seats of `set`, in an order of the members that `began` the epoch.
@@ -147,20 +138,6 @@ pub fn witnesses(run: &Run, members: &Members, round: &Round) -> Bitmap {
         return seated;
     }
     first_seats(&order(round, &electors, WITNESS), &electors, &seated, elected)
-}
-
-/// Return whether a seat is one of the first `verifiers` members of a round in the committee's order.
-#[inline(never)]
-pub fn is_verifier(round: &Round, began: &Bitmap, seat: u8, verifiers: u32) -> bool {
-    let order = order_start(round, began, COMMITTEE, verifiers as usize);
-    verifiers > 0 && bitmap::has(&first_seats(&order, began, &round.roster, verifiers as usize), seat)
-}
-
-/// Return how many of `clients` members verify: the percentage, rounded down. At least one member trains, and there are
-/// at most as many verifiers as a round can store verdicts.
-pub fn verifiers(clients: u16, percent: u8) -> u32 {
-    let clients = u32::from(clients);
-    (clients * u32::from(percent) / 100).min(clients.saturating_sub(1)).min(MAX_VERDICTS as u32)
 }
 
 /// Return the position of every rank in the order of one purpose.

@@ -58,7 +58,8 @@ pub fn check_all(run: &Run, members: &Members, witnesses: &Witnesses) -> Result<
     check(run)?;
     let backlog = &witnesses.backlog;
     let count = backlog.count as usize;
-    require!(count <= BACKLOG && (count == 0) == (run.backlog == 0), CoordinatorError::InvariantBroken);
+    let counts_fit = count <= BACKLOG && witnesses.cases.count <= MAX_CASES as u64;
+    require!(counts_fit && (count == 0) == (run.backlog == 0), CoordinatorError::InvariantBroken);
     if let (Some(first), Some(last)) = (backlog.first(), backlog.intervals[..count].last()) {
         let end = last.start.saturating_add(u64::from(last.len));
         let handed_out = first.start <= last.start && end <= run.data_index && run.backlog <= run.data_index;

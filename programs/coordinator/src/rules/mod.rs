@@ -2,10 +2,12 @@
 
 pub mod agreement;
 pub mod assignment;
+pub mod audits;
 pub mod availability;
 pub mod backlog;
 pub mod batch;
 pub mod bitmap;
+pub mod cases;
 pub mod checkpoints;
 pub mod committee;
 pub mod cooldown;
@@ -29,7 +31,6 @@ pub mod text;
 pub mod transitions;
 pub mod validate_config;
 pub mod validate_model;
-pub mod verdicts;
 pub mod weights;
 
 pub use moment::{now, Moment};

@@ -45,7 +45,7 @@ impl Machine<'_> {
             seated = bitmap::both(&seated, &self.members.judges);
             established = established_only::WITNESS;
             let has_newcomers = !bitmap::is_subset(&roster, &self.members.judges);
-            if has_newcomers && !backlog.has_room(BACKLOG / 2) && run.config.verification_percent == 0 {
+            if has_newcomers && !backlog.has_room(BACKLOG / 2) {
                 established = established_only::TRAIN;
                 max_batch = assignment::established_share(self.members, &roster, max_batch);
             }
@@ -70,10 +70,13 @@ impl Machine<'_> {
         };
         run.data_index = run.data_index.saturating_add(u64::from(batch - redo_total));
         run.next_roster = self.members.healthy;
-        if run.draining == 0 {
+        // The seed of the drain round's successor, which never begins, draws audits of the last rounds.
+        if run.draining == 0 || run.config.verification_percent > 0 {
             seeds::fix(run, moment);
         }
-        self.witnesses.rounds[run.head as usize].verdict_count = 0;
+        if height == 0 {
+            self.witnesses.cases.count = 0;
+        }
         self.enter(run_state::ROUND_TRAIN, moment);
     }
 
@@ -131,7 +134,7 @@ impl Machine<'_> {
         }
         let mut idle = Bitmap::zeroed(); // members without a share
         let mut gaps = Gaps::new();
-        let plan = Plan::new(&judged, &self.run.began, self.members, self.run.config.verification_percent);
+        let plan = Plan::new(&judged, &self.run.began, self.members);
         for share in plan.shares() {
             if share.len == 0 {
                 bitmap::set(&mut idle, share.seat);

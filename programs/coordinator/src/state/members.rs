@@ -25,7 +25,7 @@ pub mod member_state {
     pub const DROPPED: u8 = 2;
     /// Left by itself.
     pub const WITHDRAWN: u8 = 3;
-    /// A quorum of verifiers found mismatches, or the member signed two results for one share.
+    /// Lost a case about an audited result (`rules::cases`), or signed two results for one share.
     pub const EJECTED: u8 = 4;
     /// Left by itself in the warm-up, before it owed a result. Its share of round 0 stays untrained.
     pub const LEFT_EARLY: u8 = 5;

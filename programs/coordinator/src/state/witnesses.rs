@@ -1,9 +1,9 @@
-//! `Witnesses`: the attestations and verdicts of the stored rounds, the level attestations of a cooldown, and the
-//! backlog.
+//! `Witnesses`: the attestations of the stored rounds, the level attestations of a cooldown, the backlog, and the cases
+//! about audited results.
 //!
 //! Entries at and after a count are leftovers of earlier rounds.
 
-use crate::constants::*;
+use crate::{constants::*, rules::bitmap};
 use anchor_lang::prelude::*;
 use bytemuck::{Pod, Zeroable};
 
@@ -31,23 +31,11 @@ pub struct Leading {
     pub margins: [[u8; 32]; VOTE_PLANES],
 }
 
-/// One verifier's finding about one trainer.
-#[derive(Clone, Copy, Pod, Zeroable, IdlType)]
-#[repr(C)]
-pub struct Verdict {
-    pub verifier: u8,
-    pub target: u8,
-    pub mismatch: u8,
-}
-
 /// The attestations of one round; their count is in the round's header.
 #[derive(Clone, Copy, Pod, Zeroable, IdlType)]
 #[repr(C)]
 pub struct WitnessRound {
     pub attestations: [Attestation; MAX_WITNESSES],
-    pub verdicts: [Verdict; MAX_VERDICTS],
-    pub verdict_count: u8,
-    pub pad: [u8; 7],
 }
 
 /// Sequences that nobody trained and that later rounds take first.
@@ -66,11 +54,57 @@ pub struct Backlog {
     pub count: u64,
 }
 
+/// A disputed result: its auditor recomputed it and found a mismatch.
+#[derive(Clone, Copy, Pod, Zeroable, IdlType)]
+#[repr(C)]
+pub struct Case {
+    /// Seed of the result's round.
+    pub seed: u64,
+    /// The sequences of the result, which are trained again if the target is convicted. Unused entries are empty.
+    pub intervals: [Interval; PIECES],
+    /// Number of the result's round in its epoch.
+    pub height: u32,
+    /// Number of the round in which the case was opened.
+    pub opened: u32,
+    /// The member that delivered the result. Ejected if two thirds of the jury, and at least three, find a mismatch.
+    pub target: u8,
+    /// The member that opened the case. Ejected if as many find a match.
+    pub auditor: u8,
+    pub pad: [u8; 2],
+    /// Jurors that have voted.
+    pub voted: [u8; 32],
+    /// Jurors that did not vote for a match: they found a mismatch, or have not voted.
+    pub not_matching: [u8; 32],
+}
+
+impl Case {
+    pub fn jury(&self) -> Bitmap {
+        bitmap::either(&self.voted, &self.not_matching)
+    }
+
+    pub fn mismatches(&self) -> Bitmap {
+        bitmap::both(&self.voted, &self.not_matching)
+    }
+
+    pub fn matches(&self) -> Bitmap {
+        bitmap::without(&self.voted, &self.not_matching)
+    }
+}
+
+/// The cases of the running epoch, in any order. Some may have expired.
+#[derive(Clone, Copy, Pod, Zeroable, IdlType)]
+#[repr(C)]
+pub struct Cases {
+    pub entries: [Case; MAX_CASES],
+    pub count: u64,
+}
+
 #[account]
 pub struct Witnesses {
     pub rounds: [WitnessRound; STORED_ROUNDS],
     pub leading: Leading,
     pub backlog: Backlog,
+    pub cases: Cases,
     /// The hashes that the committee of each level stated in the cooldown, by position; zero = none yet.
     pub cooldown: [[[u8; 32]; MAX_WITNESSES]; MAX_LEVELS],
 }

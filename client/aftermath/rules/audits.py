@@ -1,0 +1,152 @@
+"""Audits: which recorded results are replayed, by whom, and who decides about a dispute.
+
+A run with `verification_percent` above 0 draws some results of each round. Each has one auditor,
+who opens a case on chain if its replay differs. The jury of the result then votes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from aftermath.base.bounded import U64_MAX
+from aftermath.rules import bitmap, committee
+from aftermath.rules.assignment import assign
+from aftermath.rules.members import Members
+from aftermath.rules.run import Interval, Round, RoundId, Run
+
+AUDIT = b"audit"
+
+MAX_DRAWN = 8
+"""Maximum number of drawn results per round, and of open cases per run."""
+
+MIN_VOTES = 3
+"""Minimum number of equal votes that decide a case. A jury of fewer members decides nothing."""
+
+OPENING_ROUNDS = 2
+"""A case may be opened in this number of rounds after the round that recorded the result."""
+
+VOTING_ROUNDS = 2
+"""A case may be voted on in the round in which it was opened and in this number of rounds after."""
+
+# SplitMix64, whose state is a hash of the seed.
+_STEP = 0x9E3779B97F4A7C15
+_FIRST_FACTOR = 0xBF58476D1CE4E5B9
+_SECOND_FACTOR = 0x94D049BB133111EB
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A disputed result in the account `Witnesses`. Sets of seats are bitmaps.
+
+    `seed` and `height` name the round of the result in the running epoch, and `opened` is the
+    height of the round in which the auditor opened the case. The votes of the `jury` are in
+    `mismatches` and `matches`. `intervals` are the sequences that are trained again if the jury
+    convicts the target.
+    """
+
+    seed: int
+    height: int
+    opened: int
+    target: int
+    auditor: int
+    jury: int
+    mismatches: int
+    matches: int
+    intervals: tuple[Interval, ...]
+
+    def round_id(self, epoch: int) -> RoundId:
+        """Return the `RoundId` that votes on this case name."""
+        return RoundId(epoch, self.height, self.seed)
+
+    def is_open(self, run: Run) -> bool:
+        """Return whether members may still vote on the case."""
+        return run.active and run.current.height <= self.opened + VOTING_ROUNDS
+
+    def may_vote(self, run: Run, seat: int) -> bool:
+        """Return whether a healthy member may vote on the case and has not voted yet."""
+        voted = self.mismatches | self.matches
+        return self.is_open(run) and bitmap.contains(self.jury & ~voted, seat)
+
+
+def votes_to_decide(jury_size: int) -> int:
+    """Return how many equal votes decide a case: two thirds of the jury, and at least three."""
+    return max(committee.quorum(jury_size), MIN_VOTES)
+
+
+def draw_seed(run: Run, height: int) -> int | None:
+    """Return the seed of the draw among the results of round `height`, or None.
+
+    It is the first seed whose slot the program fixed after the witnesses had recorded these
+    results. So nobody knew it before the results were final. None if it is not drawn yet, or if the
+    time to open cases is over. The results of an epoch's last trained round have no such seed, so
+    they are never drawn.
+    """
+    if not run.config.verification_percent or not run.active or run.round(height) is None:
+        return None
+    rounds_since = run.current.height - run.config.judges(height)
+    if rounds_since == 1:
+        return run.next_seed if run.seed_is_drawn else None
+    return run.current.seed if rounds_since == OPENING_ROUNDS else None
+
+
+def auditable_heights(run: Run) -> tuple[int, ...]:
+    """Return the rounds about whose results cases may be opened now, newest first."""
+    newest = run.current.height - run.config.overlap - 1
+    oldest = newest - OPENING_ROUNDS + 1
+    heights = range(newest, oldest - 1, -1)
+    return tuple(height for height in heights if draw_seed(run, height) is not None)
+
+
+def jury(members: Members, header: Round, target: int) -> int:
+    """Return the seats (a bitmap) that decide whether a result of `target` in a round is correct.
+
+    They are the members of the round that may be elected as witnesses and that hold all levels of
+    the target. Members that have left since still count, so that nobody can shrink a jury.
+    """
+    electors = header.roster & committee.electors(header, members)
+    tier = members.seats[target].tier
+    holders = (seat for seat in bitmap.seats(electors) if members.seats[seat].tier <= tier)
+    return bitmap.from_seats(seat for seat in holders if seat != target)
+
+
+def drawn_results(run: Run, members: Members, height: int) -> dict[int, int]:
+    """Return {seat of the target: seat of its auditor} for the drawn results of round `height`.
+
+    Each recorded result is drawn with the run's `verification_percent`. If only established members
+    witness the round, the results of all others are drawn too, before those of established members.
+    The `MAX_DRAWN` results with the lowest hashes count. Empty if `draw_seed` is None.
+    """
+    seed = draw_seed(run, height)
+    header = run.round(height)
+    recorder = run.round(run.config.judges(height))
+    if seed is None or header is None or recorder is None:
+        return {}
+    state = committee.purpose_state(seed, AUDIT)
+    threshold = run.config.verification_percent << 32
+    found = []
+    for seat, share in assign(header, members).items():
+        if not share.len or not bitmap.contains(recorder.attested, seat):
+            continue
+        jury_size = jury(members, header, seat).bit_count()
+        is_newcomer = bool(header.established) and not bitmap.contains(members.judges, seat)
+        number = _hash(state, seat)
+        if jury_size >= MIN_VOTES and (is_newcomer or (number >> 32) * 100 < threshold):
+            found.append((not is_newcomer, number, seat))
+    return {
+        seat: _auditor(jury(members, header, seat), number)
+        for _, number, seat in sorted(found)[:MAX_DRAWN]
+    }
+
+
+def _auditor(jurors: int, number: int) -> int:
+    """Return the seat of a jury that the low half of a result's hash names."""
+    seats = tuple(bitmap.seats(jurors))
+    return seats[(number & 0xFFFFFFFF) * len(seats) >> 32]
+
+
+def _hash(state: int, seat: int) -> int:
+    """Return 64 pseudorandom bits of a seat: output `seat` of SplitMix64."""
+    number = state + _STEP * (seat + 1) & U64_MAX
+    number = (number ^ number >> 30) * _FIRST_FACTOR & U64_MAX
+    number = (number ^ number >> 27) * _SECOND_FACTOR & U64_MAX
+    return number ^ number >> 31

@@ -1,0 +1,65 @@
+"""Audits of a scenario's results, and votes on cases about them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from aftermath.chain import views
+from aftermath.rules import audits, bitmap
+from aftermath.rules.audits import Case
+from aftermath.rules.run import RoundId
+from programs.harness import Outcome
+from programs.scenario import Scenario
+
+
+@dataclass(frozen=True)
+class Audit:
+    """A drawn result: its round, the member that delivered it, its auditor, and the jury."""
+
+    at: RoundId
+    target: int
+    auditor: int
+    jury: tuple[int, ...]
+
+    @property
+    def others(self) -> tuple[int, ...]:
+        """Return the jurors without the auditor."""
+        return tuple(seat for seat in self.jury if seat != self.auditor)
+
+    @property
+    def decisive(self) -> int:
+        return audits.votes_to_decide(len(self.jury))
+
+
+def audit_of(run: Scenario, height: int, target: int | None = None) -> Audit:
+    """Return the audit of a target's result of a round, or of the first drawn one."""
+    state = run.run
+    drawn = audits.drawn_results(state, run.members, height)
+    target = min(drawn) if target is None else target
+    header = state.round(height)
+    assert header is not None
+    jury = tuple(bitmap.seats(audits.jury(run.members, header, target)))
+    return Audit(RoundId(state.epoch, height, header.seed), target, drawn[target], jury)
+
+
+def vote(run: Scenario, seat: int, audit: Audit, mismatch: bool = True) -> Outcome:
+    return run.by(
+        run.index_of(run.members.seats[seat].signer),
+        "verify",
+        seat,
+        audit.at,
+        audit.target,
+        mismatch,
+    )
+
+
+def convict(run: Scenario, audit: Audit) -> None:
+    """Let the auditor open a case, and jurors vote until they have convicted the target."""
+    for seat in (audit.auditor, *audit.others)[: audit.decisive]:
+        vote(run, seat, audit).ok()
+
+
+def cases(run: Scenario) -> tuple[Case, ...]:
+    offset, length = views.witnesses_cases_range()
+    data = run.world.data(run.accounts["witnesses"])
+    return views.parse_cases(data[offset : offset + length])

@@ -1,0 +1,402 @@
+"""Test cases about audited results: who may open one, who votes, and what follows."""
+
+from __future__ import annotations
+
+import pytest
+
+from aftermath.rules import assignment, audits, bitmap
+from aftermath.rules.run import BACKLOG, Interval, RoundId
+from aftermath.rules.state import MemberState, RunState
+from programs.audit_cases import Audit, audit_of, cases, convict, vote
+from programs.harness import World
+from programs.scenario import Scenario
+
+EVERYONE = range(7)
+RATES = (100, 9)
+POINTS = 20
+
+
+def audited(world: World, rounds: int = 2, **config: int) -> Scenario:
+    """Return a run in round `rounds` of seven members, all of whose results are audited."""
+    run = Scenario(world).start(
+        **{"verification_percent": 100, "init_min_clients": 7, "rounds_per_epoch": 9} | config
+    )
+    run.owner("set_future_epoch_rates", *RATES).ok()
+    run.train(EVERYONE)
+    record = world.record("Members", "test")
+    record["seats"][0]["points"][:7] = POINTS
+    world.store("Members", "test", record)
+    for _ in range(rounds):
+        run.witness_round()
+    return run.draw()
+
+
+def end_epoch(run: Scenario) -> None:
+    """Let the healthy members play the remaining rounds and the cooldown."""
+    while run.run.state.training:
+        run.witness_round()
+    run.world.advance(31)
+    run.tick().ok()
+
+
+def share_of(run: Scenario, audit: Audit) -> list[Interval]:
+    """Return the sequences of an audited result."""
+    header = run.run.round(audit.at.height)
+    assert header is not None
+    share = assignment.assign(header, run.members)[audit.target]
+    return [Interval(one.start, len(one)) for one in assignment.sequences(header, share)]
+
+
+# ---- decisions
+def test_jury_convicts_target_and_voids_its_result(world: World) -> None:
+    run = audited(world)
+    audit = audit_of(run, 0)
+    share = share_of(run, audit)
+    assert (len(audit.jury), audit.decisive) == (6, 4)
+    vote(run, audit.auditor, audit).ok()
+    assert [(one.target, one.auditor, one.opened) for one in cases(run)] == [
+        (audit.target, audit.auditor, 2)
+    ]
+    assert list(cases(run)[0].intervals) == share
+    vote(run, audit.others[0], audit, mismatch=False).ok()
+    for seat in audit.others[1:3]:
+        vote(run, seat, audit).ok()
+        assert run.members.seats[audit.target].state is MemberState.HEALTHY
+    before = run.run.members_seq
+    vote(run, audit.others[3], audit).ok()
+    assert run.members.seats[audit.target].state is MemberState.EJECTED
+    assert bitmap.contains(run.members.forfeited, audit.target)
+    assert run.run.members_seq == before + 1
+    assert cases(run) == ()
+    assert list(run.backlog) == share
+    vote(run, audit.auditor, audit).refused("AlreadyEjected")
+    run.witness_round()
+    assert list(run.run.current.redo) == share
+    assert run.backlog == ()
+    end_epoch(run)
+    seats = run.members.seats
+    assert (seats[audit.target].points, seats[audit.target].slashed) == (POINTS - 9, 9)
+    assert {seats[one].points for one in audit.jury} == {POINTS + 100 // 6}
+
+
+def test_jury_acquits_target_and_ejects_accuser(world: World) -> None:
+    run = audited(world)
+    audit = audit_of(run, 0)
+    vote(run, audit.auditor, audit).ok()
+    for seat in audit.others[:4]:
+        assert run.members.seats[audit.auditor].state is MemberState.HEALTHY
+        vote(run, seat, audit, mismatch=False).ok()
+    assert run.members.seats[audit.auditor].state is MemberState.EJECTED
+    assert run.members.seats[audit.target].state is MemberState.HEALTHY
+    assert (cases(run), run.backlog) == ((), ())
+    vote(run, audit.others[4], audit).refused("NotAuditor")
+    vote(run, audit.auditor, audit).refused("SeatMismatch")
+
+
+def test_member_that_left_is_convicted(world: World) -> None:
+    run = audited(world)
+    audit = audit_of(run, 0)
+    run.by(audit.target, "leave_run").ok()
+    height = run.members.seats[audit.target].exited_height
+    convict(run, audit)
+    found = run.members.seats[audit.target]
+    assert (found.state, found.exited_height) == (MemberState.EJECTED, height)
+    assert bitmap.contains(run.members.forfeited, audit.target)
+
+
+def test_accuser_that_left_is_ejected(world: World) -> None:
+    run = audited(world)
+    audit = audit_of(run, 0)
+    vote(run, audit.auditor, audit).ok()
+    run.by(audit.auditor, "leave_run").ok()
+    for seat in audit.others[:4]:
+        vote(run, seat, audit, mismatch=False).ok()
+    assert run.members.seats[audit.auditor].state is MemberState.EJECTED
+
+
+def test_jurors_that_left_still_count(world: World) -> None:
+    """Two of six jurors leave. The four others must all vote mismatch."""
+    run = audited(world)
+    audit = audit_of(run, 0)
+    vote(run, audit.auditor, audit).ok()
+    for seat in audit.others[3:]:
+        run.by(seat, "leave_run").ok()
+        vote(run, seat, audit).refused("SeatMismatch")
+    for seat in audit.others[:3]:
+        assert run.members.seats[audit.target].state is MemberState.HEALTHY
+        vote(run, seat, audit).ok()
+    assert run.members.seats[audit.target].state is MemberState.EJECTED
+
+
+def test_second_conviction_voids_second_result(world: World) -> None:
+    run = audited(world, rounds=3)
+    first = audit_of(run, 0)
+    second = audit_of(run, 1, first.target)
+    shares = share_of(run, first) + share_of(run, second)
+    vote(run, second.auditor, second).ok()
+    convict(run, first)
+    for seat in second.others[:3]:
+        vote(run, seat, second).ok()
+    assert cases(run) == ()
+    assert sum(one.len for one in run.backlog) == sum(one.len for one in shares)
+
+
+def test_full_backlog_takes_no_void_result(world: World) -> None:
+    run = audited(world)
+    audit = audit_of(run, 0)
+    state = world.record("Run", "test")
+    witnesses = world.record("Witnesses", "test")
+    used = BACKLOG - 10
+    intervals = witnesses["backlog"][0]["intervals"]
+    intervals["start"][:used] = range(0, 2 * used, 2)
+    intervals["len"][:used] = 1
+    witnesses["backlog"]["count"] = used
+    state["backlog"] = used
+    state["data_index"] = max(int(state["data_index"][0]), 2 * used)
+    state["rounds"][0]["data_index"][2] = state["data_index"][0] - 48
+    world.store("Run", "test", state)
+    world.store("Witnesses", "test", witnesses)
+    convict(run, audit)
+    assert run.members.seats[audit.target].state is MemberState.EJECTED
+    assert (run.run.backlog, len(run.backlog)) == (used, used)
+
+
+# ---- who and when
+def test_only_drawn_auditor_opens_case_with_mismatch(world: World) -> None:
+    run = audited(world)
+    audit = audit_of(run, 0)
+    vote(run, audit.auditor, audit, mismatch=False).refused("NotDisputed")
+    for seat in (*audit.others, audit.target):
+        vote(run, seat, audit).refused("NotAuditor")
+    stranger = Audit(audit.at, 200, audit.auditor, audit.jury)
+    vote(run, audit.auditor, stranger).refused("NotAudited")
+    other_seat = audit.others[0]
+    run.by(other_seat, "verify", audit.auditor, audit.at, audit.target, True).refused(
+        "SeatMismatch"
+    )
+    vote(run, audit.auditor, audit).ok()
+    assert len(cases(run)) == 1
+
+
+def test_undrawn_result_is_not_disputed(world: World) -> None:
+    run = audited(world, verification_percent=20)
+    drawn = audits.drawn_results(run.run, run.members, 0)
+    undrawn = sorted(set(EVERYONE) - set(drawn))
+    assert undrawn
+    at = RoundId(0, 0, run.run.rounds[0].seed)
+    for target in undrawn:
+        for seat in set(EVERYONE) - {target}:
+            run.by(seat, "verify", seat, at, target, True).refused("NotAudited")
+
+
+def test_unrecorded_result_is_not_disputed(world: World) -> None:
+    run = audited(world, rounds=1)
+    run.witness_round(participation=0b0111111)
+    run.draw()
+    assert 6 not in audits.drawn_results(run.run, run.members, 0)
+    at = RoundId(0, 0, run.run.rounds[0].seed)
+    run.by(0, "verify", 0, at, 6, True).refused("NotAudited")
+
+
+def test_jurors_vote_once_and_parties_do_not_judge(world: World) -> None:
+    run = audited(world)
+    audit = audit_of(run, 0)
+    vote(run, audit.auditor, audit).ok()
+    for mismatch in (True, False):
+        vote(run, audit.auditor, audit, mismatch).refused("DuplicateVerdict")
+        vote(run, audit.target, audit, mismatch).refused("NotAJuror")
+    vote(run, audit.others[0], audit, mismatch=False).ok()
+    vote(run, audit.others[0], audit).refused("DuplicateVerdict")
+    assert (cases(run)[0].mismatches, cases(run)[0].matches) == (
+        1 << audit.auditor,
+        1 << audit.others[0],
+    )
+
+
+def test_members_of_higher_tier_do_not_judge(world: World) -> None:
+    """A member of tier 1 does not hold level 0, which the target of tier 0 trained."""
+    run = Scenario(world).start(verification_percent=100, init_min_clients=8, rounds_per_epoch=9)
+    run.train_of({index: index % 2 for index in range(8)})
+    for _ in range(2):
+        run.witness_round()
+    run.draw()
+    audit = audit_of(run, 0, 0)
+    assert audit.jury == (2, 4, 6)
+    vote(run, audit.auditor, audit).ok()
+    for seat in (1, 3, 5, 7):
+        vote(run, seat, audit).refused("NotAJuror")
+    small = audit_of(run, 0, 1)
+    assert small.jury == (0, 2, 3, 4, 5, 6, 7)
+
+
+def test_jury_below_three_draws_nothing(world: World) -> None:
+    run = Scenario(world).start(verification_percent=100, rounds_per_epoch=9)
+    run.train(range(3))
+    for _ in range(2):
+        run.witness_round()
+    run.draw()
+    at = RoundId(0, 0, run.run.rounds[0].seed)
+    for seat in range(3):
+        for target in range(3):
+            run.by(seat, "verify", seat, at, target, True).refused("NotAudited")
+
+
+def test_newcomers_are_audited_by_established_members(world: World) -> None:
+    run = Scenario(world).start(verification_percent=1, init_min_clients=7, rounds_per_epoch=9)
+    run.train(EVERYONE)
+    record = world.record("Members", "test")
+    known = bitmap.from_seats(range(5))
+    for name in ("established", "judges"):
+        record[name][0] = bitmap.to_bytes(known)
+    state = world.record("Run", "test")
+    state["levels_established"] = 0b111
+    state["rounds"][0]["established"] = 1
+    state["rounds"][0]["elected"][0] = 5
+    world.store("Members", "test", record)
+    world.store("Run", "test", state)
+    for _ in range(2):
+        run.witness_round(range(5))
+    run.draw()
+    drawn = audits.drawn_results(run.run, run.members, 0)
+    assert {5, 6} <= set(drawn)
+    audit = audit_of(run, 0, 6)
+    assert audit.jury == tuple(range(5))
+    vote(run, audit.auditor, audit).ok()
+    vote(run, 5, audit).refused("NotAJuror")
+    for seat in audit.others[:3]:
+        vote(run, seat, audit).ok()
+    assert run.members.seats[6].state is MemberState.EJECTED
+
+
+def test_result_is_disputed_only_in_two_rounds_after(world: World) -> None:
+    """The auditor has the rest of round 2 and the whole round 3 for a result of round 0."""
+    run = audited(world, rounds=0)
+    at = RoundId(0, 0, run.run.rounds[0].seed)
+    run.by(0, "verify", 0, at, 1, True).refused("StaleHeight")
+    run.witness_round()
+    run.draw()
+    run.by(0, "verify", 0, at, 1, True).refused("StaleHeight")  # it is not recorded yet
+    run.witness_round()
+    run.by(0, "verify", 0, at, 1, True).refused("StaleHeight")  # nobody knows the draw yet
+    run.draw()
+    first = audits.drawn_results(run.run, run.members, 0)
+    run.witness_round()
+    assert audits.drawn_results(run.run, run.members, 0) == first
+    snapshot = world.snapshot()
+    audit = audit_of(run, 0)
+    vote(run, audit.auditor, audit).ok()
+    world.load(snapshot)
+    run.witness_round()
+    vote(run, audit.auditor, audit).refused("StaleHeight")
+
+
+@pytest.mark.parametrize("rounds", [2, 3])
+def test_case_expires_after_two_whole_rounds(world: World, rounds: int) -> None:
+    run = audited(world)
+    audit = audit_of(run, 0)
+    vote(run, audit.auditor, audit).ok()
+    for _ in range(rounds):
+        run.witness_round()
+    for number, seat in enumerate(audit.others[:3]):
+        outcome = vote(run, seat, audit)
+        if rounds == 3:
+            outcome.refused("StaleHeight")
+        else:
+            outcome.ok()
+            expected = MemberState.EJECTED if number == 2 else MemberState.HEALTHY
+            assert run.members.seats[audit.target].state is expected
+    if rounds == 3:
+        states = {seat.state for seat in run.members.seats if seat.used}
+        assert states == {MemberState.HEALTHY}
+        assert run.backlog == ()
+
+
+def test_vote_about_another_round_is_refused(world: World) -> None:
+    run = audited(world, rounds=3)
+    audit = audit_of(run, 0)
+    vote(run, audit.auditor, audit).ok()
+    for named in (
+        audit.at._replace(seed=audit.at.seed ^ 1),
+        audit.at._replace(epoch=1),
+        audit.at._replace(height=3),
+        audit.at._replace(height=9),
+    ):
+        seat = audit.others[0]
+        run.by(seat, "verify", seat, named, audit.target, True).refused("StaleHeight")
+
+
+def test_eight_cases_fill_run_until_one_expires(world: World) -> None:
+    run = audited(world, rounds=3)
+    drawn = [
+        audit_of(run, height, target)
+        for height in (0, 1)
+        for target in audits.drawn_results(run.run, run.members, height)
+    ]
+    assert len(drawn) > 8
+    for audit in drawn[:8]:
+        vote(run, audit.auditor, audit).ok()
+    vote(run, drawn[8].auditor, drawn[8]).refused("CasesFull")
+    assert len(cases(run)) == 8
+    for _ in range(3):
+        run.witness_round()
+    run.draw()
+    later = audit_of(run, 4)
+    vote(run, later.auditor, later).ok()
+    assert len(cases(run)) == 8
+    assert sum(one.is_open(run.run) for one in cases(run)) == 1
+
+
+def test_run_without_audits_has_no_cases(world: World) -> None:
+    run = audited(world, verification_percent=0)
+    at = RoundId(0, 0, run.run.rounds[0].seed)
+    for seat in EVERYONE:
+        run.by(seat, "verify", seat, at, (seat + 1) % 7, True).refused("StaleHeight")
+
+
+# ---- the end of an epoch
+def test_drain_round_and_cooldown_judge_last_rounds_but_one(world: World) -> None:
+    """Round 3 is the last one with data. Its drain round draws the results of round 2."""
+    run = audited(world, rounds=4, rounds_per_epoch=4)
+    assert run.run.draining
+    assert audits.auditable_heights(run.run) == (2, 1)
+    run.witness_round()
+    assert run.run.state is RunState.COOLDOWN
+    audit = audit_of(run, 2)
+    convict(run, audit)
+    found = run.members.seats[audit.target]
+    assert (found.state, found.exited_height) == (MemberState.EJECTED, 5)
+    last = RoundId(0, 3, run.run.rounds[3].seed)
+    run.by(audit.auditor, "verify", audit.auditor, last, audit.others[0], True).refused(
+        "StaleHeight"
+    )
+
+
+def test_cooldown_without_overlap_judges_last_round_but_one(world: World) -> None:
+    run = audited(world, rounds=1, overlap=0, rounds_per_epoch=2)
+    assert audits.auditable_heights(run.run) == (0,)
+    run.witness_round()
+    assert run.run.state is RunState.COOLDOWN
+    audit = audit_of(run, 0)
+    convict(run, audit)
+    assert run.members.seats[audit.target].state is MemberState.EJECTED
+
+
+def test_cases_end_with_epoch(world: World) -> None:
+    run = audited(world, rounds=4, rounds_per_epoch=4)
+    audit = audit_of(run, 2)
+    vote(run, audit.auditor, audit).ok()
+    end_epoch(run)
+    assert run.run.state is RunState.WAITING_FOR_MEMBERS
+    vote(run, audit.others[0], audit).refused("WrongState")
+    run.world.advance(100_000)
+    run.warm_up(EVERYONE)
+    vote(run, audit.others[0], audit).refused("WrongState")
+    run.world.advance(31)
+    run.tick().ok()
+    assert cases(run) == ()
+    vote(run, audit.others[0], audit).refused("StaleHeight")
+
+
+def test_verdict_outside_training_is_refused(run: Scenario) -> None:
+    run.warm_up([0, 1, 2])
+    run.by(0, "verify", 0, 0, 1, True).refused("WrongState")
