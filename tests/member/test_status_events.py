@@ -57,7 +57,7 @@ def test_wait_for_absent_holder_is_reported_once() -> None:
         notices.holder_wait(view, has_commands=True)
     said = [event.message for event in told if isinstance(event, event_types.Warning)]
     assert len(said) == 2
-    assert said[0].startswith("the run waits for a member that has the model (after 24 hours")
+    assert said[0].startswith("the run waits for a member that trained before (after 24 hours")
     assert "aftermath-solana rewind --run-id test" in said[0]
 
 

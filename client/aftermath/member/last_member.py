@@ -29,7 +29,7 @@ from aftermath.replica.origin import Origin
 from aftermath.replica.replica import Replica
 from aftermath.rules import committee, contents
 from aftermath.rules.contents import begins_from_checkpoint, sole_levels, unsaved_steps
-from aftermath.rules.deadlines import rounds_end
+from aftermath.rules.deadlines import becomes_last_member, rounds_end
 from aftermath.rules.members import Members
 from aftermath.rules.model import Checkpoint, Model
 from aftermath.rules.run import Run
@@ -40,6 +40,8 @@ _LONGEST_RETRY = 15.0  # seconds
 _CATCH_UP_SECONDS = SAVE_SECONDS / 2  # the rest is for the file and its record
 _ATTEST_SECONDS = SAVE_SECONDS / 8
 _RECORD_SECONDS = SAVE_SECONDS / 4
+_LEAVES_LAST_SECONDS = 0.8  # Ctrl-C leaves within two seconds, and leaving itself takes the rest
+_LEAVES_LAST_POLL = 0.2  # seconds
 _CONFIRMED = "To leave and lose these steps, press Ctrl-C twice or send SIGTERM"
 _UNASKED = (
     "The next Ctrl-C or SIGTERM ends this member, and loses these steps unless the model can be "
@@ -123,6 +125,32 @@ class LastMember:
         return not holders & ~(1 << seat)
 
     # --- being stopped ----------------------------------------------------------------------------
+
+    async def wait_until_last(self, seat: int) -> None:
+        """Wait briefly for other members that stop at the same moment to leave first.
+
+        Only one member waits (see `becomes_last_member`). If it is the last one afterwards, `stake`
+        says so.
+        """
+        run = self._ports.feed.run
+        if (
+            self._checkpoints.directory is None
+            or not self._ports.coordinator.keeps_seats
+            or self.unsaved_steps() <= 0
+            or not becomes_last_member(
+                run, self._ports.feed.members, seat, self._ports.transport.reachable()
+            )
+        ):
+            return
+        end = self._ports.clock.monotonic() + _LEAVES_LAST_SECONDS
+        with contextlib.suppress(AftermathError, TimeoutError):
+            async with asyncio.timeout(_LEAVES_LAST_SECONDS):
+                while self._ports.clock.monotonic() < end:
+                    await self._ports.clock.sleep(_LEAVES_LAST_POLL)
+                    view = await self._ports.coordinator.view(fresh=True)
+                    if _alone(view.members, seat):
+                        await self._ports.feed.put(view)
+                        return
 
     async def save(
         self,
