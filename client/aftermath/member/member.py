@@ -242,6 +242,7 @@ class Member:
             members = view.members
             self._status_events.rewinding(run)
             self._status_events.state(run)
+            self._status_events.lost_before(run, view.model)
             if run.state is RunState.FINISHED:
                 await self._finish(run)
                 return
