@@ -200,6 +200,54 @@ def test_three_members_stopped_in_same_moment_save_copies(tmp_path: Path) -> Non
     play(tmp_path, story, **_PAIR | {"init_min_clients": 3})
 
 
+def test_members_stopped_while_chain_is_away_lose_no_step(tmp_path: Path) -> None:
+    """Neither can leave, so both still have their seats when the chain answers again."""
+
+    async def story(sim: SimulatedRun) -> None:
+        first = sim.add(0)
+        last = sim.add(0)
+        await sim.until(lambda _: bool(first.saw("applied", height=1)))
+        await sim.until(lambda _: bool(last.saw("applied", height=1)))
+        sim.chain.down = True
+        await sim.stop(first)
+        await asyncio.sleep(1)
+        await sim.stop(last)
+        (stopped,) = last.saw("stopped")
+        assert stopped["continues"]
+        assert not first.saw("left")
+        sim.chain.down = False
+        sim.start(last)
+        await sim.until(lambda run: run.epoch == 1)
+        assert (sim.run.trained_steps, sim.run.levels_attested) == (stopped["step"], 0b111)
+        sim.start(first)
+        await sim.until_finished()
+        warnings = [event["message"] for event in (*first.saw("warning"), *last.saw("warning"))]
+        assert not [message for message in warnings if "lost" in message]
+
+    play(tmp_path, story, **_PAIR | {"overlap": 0, "init_min_clients": 1})
+
+
+def test_copy_saved_while_chain_is_away_counts_as_loss(tmp_path: Path) -> None:
+    """The last results cannot be applied, because the chain has the attestations of them."""
+
+    async def story(sim: SimulatedRun) -> None:
+        first = sim.add(0)
+        last = sim.add(0)
+        await sim.until_round(3)
+        sim.chain.down = True
+        await sim.stop(first)
+        await asyncio.sleep(1)
+        await sim.stop(last)
+        (stopped,) = last.saw("stopped")
+        assert not stopped["continues"]
+        assert last.member is not None
+        stake = last.member.stake()
+        assert stake is not None
+        assert stake.goes_back
+
+    play(tmp_path, story, **_PAIR | {"min_round_time": 3})
+
+
 def test_members_that_share_directory_have_own_marks(tmp_path: Path) -> None:
     unfinished = run(RunState.ROUND_TRAIN)
     paths = {mark_path(tmp_path, unfinished, bytes([wallet]) * 32) for wallet in range(3)}

@@ -97,7 +97,7 @@ def test_failed_save_asks_for_another_ctrl_c_on_terminal(
     assert "no --checkpoint-dir" not in first
     assert ("Press Ctrl-C again" in first) is stays
     if stays:
-        assert departure.on_signal(signal.SIGINT) == 0.0
+        assert departure.on_signal(signal.SIGINT) == 60.0, "it tries once more"
         assert departure.lost == stake
     assert not member.stopped(True)
     assert departure.lost is None

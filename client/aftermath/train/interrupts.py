@@ -139,10 +139,11 @@ class Departure:
         """
         stake = self.member.stake() if self.member is not None else None
         self._may_ask = self._can_ask and number == signal.SIGINT
-        if self.member is not None and stake is not None and stake.saves and not self._has_asked:
+        if self.member is not None and stake is not None and stake.saves:
             self.lost = stake
             self._events.emit(event_types.Leaving(saves=True))
-            self.member.stops(self._save_ended, self._save_begins)
+            if not self._has_asked:  # else the member tries once more to save
+                self.member.stops(self._save_ended, self._save_begins)
             return SAVE_SECONDS
         if stake is not None and not self._has_asked:
             how = "Next time pass --matformer-tier 0 --checkpoint-dir DIR to save the model on exit"
