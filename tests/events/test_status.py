@@ -19,7 +19,7 @@ from aftermath.rules.members import Members
 from aftermath.rules.model import Checkpoint, Model
 from aftermath.rules.run import Run
 from aftermath.rules.sparseloco import SparseLoCo
-from aftermath.rules.state import CheckpointKind, ExitReason, MemberState, RunState
+from aftermath.rules.state import CheckpointKind, ExitReason, MemberState, ModelSource, RunState
 from rules import builders
 
 CONFIG = builders.config(
@@ -141,10 +141,18 @@ def away_for_a_day() -> tuple[Members, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("has_tick", [True, False])
-def test_status_of_day_long_wait_names_rewind_on_chain(has_tick: bool) -> None:
+@pytest.mark.parametrize(
+    ("source", "known"),
+    [(ModelSource.PEERS, "has the model"), (ModelSource.CHECKPOINT, "trained before")],
+)
+def test_status_of_day_long_wait_names_rewind_on_chain(
+    has_tick: bool, source: ModelSource, known: str
+) -> None:
+    """If the next epoch begins from the checkpoint, no member has a newer model."""
     away, given = away_for_a_day()
+    given["model_source"] = source
     waiting = at(RunState.WAITING_FOR_MEMBERS, members_=away, has_tick=has_tick, **given)
-    assert waiting.waits[1].startswith("a member that has the model (after 24 hours, any member)")
+    assert waiting.waits[1].startswith(f"a member that {known} (after 24 hours, any member)")
     assert ("then aftermath-solana rewind --run-id test --to-step" in waiting.waits[1]) is has_tick
 
 

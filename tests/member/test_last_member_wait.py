@@ -144,19 +144,108 @@ def test_last_of_three_saves_only_a_copy(tmp_path: Path) -> None:
     play(tmp_path, story, **_PAIR | {"init_min_clients": 3})
 
 
-def test_members_stopped_in_same_moment_save_copy(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("overlap", "later"),
+    [
+        (1, 1.0),
+        *(
+            pytest.param(overlap, later, marks=pytest.mark.slow)
+            for overlap, later in ((0, 0.0), (0, 1.0), (0, 2.0), (1, 0.0), (1, 2.0))
+        ),
+    ],
+)
+def test_members_stopped_in_same_moment_lose_no_step(
+    tmp_path: Path, overlap: int, later: float
+) -> None:
+    """The member of the highest seat waits for the other one to leave. `later`: after a round
+    began, in seconds.
+    """
+
     async def story(sim: SimulatedRun) -> None:
         pair = [sim.add(0), sim.add(0)]
-        await sim.until_round(2)
-        await sim.until(lambda run: run.trained_steps > 1)
+        await sim.until_round(3)
+        await asyncio.sleep(later)
         await asyncio.gather(*(sim.stop(sim_member) for sim_member in pair))
         stops = [stopped for sim_member in pair for stopped in sim_member.saw("stopped")]
+        (stopped,) = stops
+        assert stopped["continues"]
+        assert stopped["step"] >= 2
+        assert [bool(sim_member.saw("left")) for sim_member in pair].count(True) == 1
+        for sim_member in pair:
+            sim.start(sim_member)
+        await sim.until(lambda run: run.epoch == 1)
+        assert (sim.run.trained_steps, sim.run.levels_attested) == (stopped["step"], 0b111)
+        await sim.until_finished()
+
+    sim = play(tmp_path, story, **_PAIR | {"overlap": overlap, "min_round_time": 3})
+    warnings = [e["message"] for member in sim.sim_members for e in member.saw("warning")]
+    assert not [message for message in warnings if "lost" in message]
+    assert sim.compare(sim.sim_members)
+
+
+def test_three_members_stopped_in_same_moment_save_copies(tmp_path: Path) -> None:
+    """One of three cannot attest alone, so none of them waits for the others."""
+
+    async def story(sim: SimulatedRun) -> None:
+        members = [sim.add(0) for _ in range(3)]
+        await sim.until_round(3)
+        await asyncio.gather(*(sim.stop(sim_member) for sim_member in members))
+        assert all(sim_member.saw("left") for sim_member in members)
+        stops = [stopped for one in members for stopped in one.saw("stopped")]
         assert stops
         for stopped in stops:
             assert not stopped["continues"]
             assert Path(stopped["path"]).is_dir()  # noqa: ASYNC240  # the clock is virtual
 
-    play(tmp_path, story, **_PAIR)
+    play(tmp_path, story, **_PAIR | {"init_min_clients": 3})
+
+
+def test_members_stopped_while_chain_is_away_lose_no_step(tmp_path: Path) -> None:
+    """Neither can leave, so both still have their seats when the chain answers again."""
+
+    async def story(sim: SimulatedRun) -> None:
+        first = sim.add(0)
+        last = sim.add(0)
+        await sim.until(lambda _: bool(first.saw("applied", height=1)))
+        await sim.until(lambda _: bool(last.saw("applied", height=1)))
+        sim.chain.down = True
+        await sim.stop(first)
+        await asyncio.sleep(1)
+        await sim.stop(last)
+        (stopped,) = last.saw("stopped")
+        assert stopped["continues"]
+        assert not first.saw("left")
+        sim.chain.down = False
+        sim.start(last)
+        await sim.until(lambda run: run.epoch == 1)
+        assert (sim.run.trained_steps, sim.run.levels_attested) == (stopped["step"], 0b111)
+        sim.start(first)
+        await sim.until_finished()
+        warnings = [event["message"] for event in (*first.saw("warning"), *last.saw("warning"))]
+        assert not [message for message in warnings if "lost" in message]
+
+    play(tmp_path, story, **_PAIR | {"overlap": 0, "init_min_clients": 1})
+
+
+def test_copy_saved_while_chain_is_away_counts_as_loss(tmp_path: Path) -> None:
+    """The last results cannot be applied, because the chain has the attestations of them."""
+
+    async def story(sim: SimulatedRun) -> None:
+        first = sim.add(0)
+        last = sim.add(0)
+        await sim.until_round(3)
+        sim.chain.down = True
+        await sim.stop(first)
+        await asyncio.sleep(1)
+        await sim.stop(last)
+        (stopped,) = last.saw("stopped")
+        assert not stopped["continues"]
+        assert last.member is not None
+        stake = last.member.stake()
+        assert stake is not None
+        assert stake.goes_back
+
+    play(tmp_path, story, **_PAIR | {"min_round_time": 3})
 
 
 def test_members_that_share_directory_have_own_marks(tmp_path: Path) -> None:

@@ -193,6 +193,32 @@ def test_stopped_member_with_full_disk_stays_and_retries(
     play(tmp_path, story, **ALONE | {"rounds_per_epoch": 20})
 
 
+def test_second_stop_with_full_disk_tries_once_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = Disk(monkeypatch)
+    tries = list[bool]()
+
+    def again(saved: bool) -> bool:
+        tries.append(saved)
+        return True
+
+    async def story(sim: SimulatedRun) -> None:
+        sim_member = sim.add(0)
+        await sim.until_round(2)
+        disk.full = True
+        stopping = asyncio.ensure_future(sim.stop(sim_member, again))
+        await sim.until(lambda _: len(tries) == 2)
+        disk.full = False
+        assert sim_member.task is not None
+        sim_member.task.cancel()
+        await stopping
+        assert tries == [False, False, True]
+        assert sim_member.saw("stopped")[0]["continues"]
+
+    play(tmp_path, story, **ALONE | {"rounds_per_epoch": 20})
+
+
 def test_stopped_member_without_last_results_saves_step_before(tmp_path: Path) -> None:
     async def story(sim: SimulatedRun) -> None:
         sim_member, *others = [sim.add(tier) for tier in (0, 1, 1)]

@@ -10,7 +10,7 @@ import pytest
 from aftermath.base.outputs import write_mark
 from aftermath.coordinator.ports import View
 from aftermath.events.stream import Events
-from aftermath.member.stake import ModelLost, find_loss
+from aftermath.member.stake import ModelLost, Stake, find_loss
 from aftermath.model.saved_checkpoints import maker_name
 from aftermath.rules.run import Run
 from aftermath.rules.state import MemberState, RunState
@@ -85,3 +85,16 @@ def test_train_on_finished_run_raises_loss(tmp_path: Path) -> None:
     with pytest.raises(ModelLost) as raised:
         _emit_finished(view, Events(lambda: 0.0, []), view.members.seats[0].signer, settings)
     assert raised.value.code == "model-lost"
+
+
+@pytest.mark.parametrize(
+    ("stake", "fix"),
+    [
+        (Stake(6, [0], saves=True), "Give the next start a --checkpoint-dir that it can write"),
+        (Stake(6, [1], saves=False), "Let a tier-0 member with --checkpoint-dir DIR take part"),
+        (Stake(6, [0], saves=True, is_finished=True), "In the next run"),
+        (Stake(6, [0], saves=False, is_finished=True), "In the next run"),
+    ],
+)
+def test_fix_of_lost_steps_fits_member_and_run(stake: Stake, fix: str) -> None:
+    assert (stake.lost().fix or "").startswith(fix)

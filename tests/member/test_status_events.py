@@ -13,7 +13,7 @@ from aftermath.events import event_types
 from aftermath.events.stream import Events
 from aftermath.member.status_events import StatusEvents, is_last_epoch
 from aftermath.model.saved_checkpoints import maker_name
-from aftermath.rules.state import MemberState, RunState
+from aftermath.rules.state import MemberState, ModelSource, RunState
 from rules import builders
 
 
@@ -57,7 +57,7 @@ def test_wait_for_absent_holder_is_reported_once() -> None:
         notices.holder_wait(view, has_commands=True)
     said = [event.message for event in told if isinstance(event, event_types.Warning)]
     assert len(said) == 2
-    assert said[0].startswith("the run waits for a member that has the model (after 24 hours")
+    assert said[0].startswith("the run waits for a member that trained before (after 24 hours")
     assert "aftermath-solana rewind --run-id test" in said[0]
 
 
@@ -115,6 +115,39 @@ def test_lost_steps_name_copy_that_run_does_not_use(
     assert (f"{tmp_path / f'test-step{named}'} is a copy of step {named}" in warning) is bool(named)
     assert ("start a new run from the copy" in warning) is bool(named)
     assert "chain" not in warning, "the run may be a server's"
+
+
+def test_each_lost_step_is_counted_once() -> None:
+    """A run goes back to its checkpoint of step 2 after step 4, and again after step 9."""
+    told: list[event_types.Event] = []
+    model = builders.model(checkpoint_step=3)
+    sees_first_loss = StatusEvents(Events(lambda: 0.0, [told.append]))
+    comes_later = StatusEvents(Events(lambda: 0.0, [told.append]))
+    sees_first_loss.lost(builders.run(RunState.WARMUP, step=5), model, None)
+    for _ in range(2):  # a failed warm-up is repeated
+        sees_first_loss.lost(builders.run(RunState.WARMUP, step=5), model, None)
+    for notices in (sees_first_loss, comes_later):
+        notices.lost_before(builders.run(RunState.ROUND_TRAIN, step=8, start_step=5), model)
+        notices.lost(builders.run(RunState.WARMUP, step=10, start_step=10), model, None)
+    rewound = StatusEvents(Events(lambda: 0.0, [told.append]))
+    rewound.lost(builders.run(RunState.WARMUP, step=10), model, None)
+    said = [event.message for event in told if isinstance(event, event_types.Warning)]
+    assert [int(message.split()[0]) for message in said] == [2, 5, 5, 7]
+
+
+def test_lost_steps_are_not_said_to_be_unrecorded() -> None:
+    told: list[event_types.Event] = []
+    notices = StatusEvents(Events(lambda: 0.0, [told.append]))
+    model = builders.model()
+    back = builders.run(RunState.WARMUP, step=6, start_step=6)
+    notices.never_saved(back, model)
+    assert not told
+    notices.lost(back, model, None)
+    later = {"step": 9, "start_step": 6, "epoch": 1, "model_source": ModelSource.PEERS}
+    notices.never_saved(builders.run(RunState.WAITING_FOR_MEMBERS, **later), model)
+    said = [event.message for event in told if isinstance(event, event_types.Warning)]
+    assert said[0].startswith("5 steps of training are lost")
+    assert said[1].startswith("no recorded checkpoint has the last 3 steps")
 
 
 @pytest.mark.parametrize(

@@ -255,6 +255,40 @@ def test_judge_without_delivery_can_be_last_member() -> None:
     assert deadlines.last_member(waits, table, model()) == 2
 
 
+def _key(number: int) -> bytes:
+    return bytes([number]) * 32
+
+
+@pytest.mark.parametrize(
+    ("changes", "tiers", "reachable", "last"),
+    [
+        ({}, {2: 0, 3: 0}, {2, 3}, 3),
+        ({}, {2: 0, 3: 1}, {2, 3}, 2),
+        ({}, {2: 0, 3: 0}, {2}, None),
+        ({}, {2: 0}, {2}, None),
+        ({}, {2: 0, 3: 0, 4: 0}, {2, 3, 4}, None),
+        ({"state": RunState.WARMUP}, {2: 0, 3: 0}, {2, 3}, None),
+    ],
+    ids=["highest seat", "smallest tier", "other killed", "alone", "three members", "warm-up"],
+)
+def test_one_of_two_members_that_stop_together_leaves_last(
+    changes: dict[str, Any], tiers: dict[int, int], reachable: set[int], last: int | None
+) -> None:
+    """`reachable`: the seats of peers that answer. A member that was killed does not answer, so the
+    other one is the last member already.
+    """
+    stops = replace(run(RunState.ROUND_TRAIN, **_EPOCH), **changes)
+    seats = {number: seat(number, tier=t, p2p=_key(number)) for number, t in tiers.items()}
+    table = members(seats, proven=0)  # no member leaves before the cooldown here
+    keys = {_key(number) for number in reachable}
+    waiting = [
+        number
+        for number in sorted(reachable)
+        if deadlines.becomes_last_member(stops, table, number, keys)
+    ]
+    assert waiting == ([] if last is None else [last])
+
+
 def test_tick_fee_is_shared_over_time() -> None:
     table = members({index: seat(index) for index in range(4)})
     first = [

@@ -22,12 +22,14 @@ class AtStake:
 
     at_stake: Stake | None
     stopped: Callable[[bool], bool] | None = None
+    saving: Callable[[Stake], None] | None = None
 
     def stake(self) -> Stake | None:
         return self.at_stake
 
-    def stops(self, again: Callable[[bool], bool]) -> None:
+    def stops(self, again: Callable[[bool], bool], saving: Callable[[Stake], None]) -> None:
         self.stopped = again
+        self.saving = saving
 
 
 GONE = "6 trained steps are lost: this member had the only copy of levels 0, 1 of the model"
@@ -95,8 +97,27 @@ def test_failed_save_asks_for_another_ctrl_c_on_terminal(
     assert "no --checkpoint-dir" not in first
     assert ("Press Ctrl-C again" in first) is stays
     if stays:
-        assert departure.on_signal(signal.SIGINT) == 0.0
+        assert departure.on_signal(signal.SIGINT) == 60.0, "it tries once more"
         assert departure.lost == stake
+    assert not member.stopped(True)
+    assert departure.lost is None
+
+
+def test_member_that_becomes_last_after_signal_gets_time_to_save() -> None:
+    seen: list[Any] = []
+    departure = Departure(Events(lambda: 0.0, [seen.append]), can_ask=True)
+    member = AtStake(None)
+    departure.member = member  # type: ignore[assignment]
+    seconds = list[float]()
+    departure.saves_for = seconds.append
+    assert departure.on_signal(signal.SIGINT) == 0.0
+    assert member.stopped is not None
+    assert member.saving is not None
+    member.at_stake = Stake(6, [0, 1], saves=True)
+    member.saving(member.at_stake)
+    assert seconds == [60.0]
+    assert [event.saves for event in seen] == [False, True]
+    assert departure.lost == member.at_stake
     assert not member.stopped(True)
     assert departure.lost is None
 

@@ -161,3 +161,30 @@ async def test_interrupts_run_ends_with_work_or_its_error() -> None:
     assert ended
     with pytest.raises(ValueError, match="broken"):
         await Interrupts().run(fails())
+
+
+async def test_time_until_saved_counts_towards_exit_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A member may have waited for others to leave, although it saved nothing."""
+    monkeypatch.setattr(interrupts, "EXIT_SECONDS", 0.5)
+    loop = asyncio.get_running_loop()
+    signals = Interrupts()
+    working = asyncio.Event()
+    remaining = list[float]()
+
+    async def work() -> None:
+        working.set()
+        try:
+            await asyncio.sleep(FOREVER)
+        finally:
+            started = loop.time()
+            await asyncio.sleep(0.2)
+            signals.saved()
+            remaining.append(signals.leaving() + interrupts.CLOSE_SECONDS)
+            remaining.append(0.5 - (loop.time() - started))
+
+    running = asyncio.create_task(signals.run(work()))
+    await working.wait()
+    os.kill(os.getpid(), signal.SIGINT)
+    await running
+    allowed, expected = remaining
+    assert allowed <= expected + 0.01

@@ -25,7 +25,7 @@ from aftermath.rules.deadlines import (
 from aftermath.rules.members import Members
 from aftermath.rules.model import Model
 from aftermath.rules.run import Run, steps_before
-from aftermath.rules.state import RunState
+from aftermath.rules.state import ModelSource, RunState
 
 _WINDOW = 100  # steps from which the pace is computed
 _LEAST = 3  # minimum steps for an estimate
@@ -148,7 +148,8 @@ def holder_wait(run: Run, members: Members, model: Model, *, has_commands: bool)
             "a member that finished the last epoch, because no recorded checkpoint has its steps"
         )
     elif waits_a_day(run, members, model):
-        known = "trained before" if saved else "has the model"
+        from_checkpoint = saved or run.model_source is ModelSource.CHECKPOINT  # nobody has more
+        known = "trained before" if from_checkpoint else "has the model"
         holder = f"a member that {known} (after 24 hours, any member)"
     else:
         return None

@@ -29,7 +29,7 @@ from aftermath.replica.origin import Origin
 from aftermath.replica.replica import Replica
 from aftermath.rules import committee, contents
 from aftermath.rules.contents import begins_from_checkpoint, sole_levels, unsaved_steps
-from aftermath.rules.deadlines import rounds_end
+from aftermath.rules.deadlines import becomes_last_member, rounds_end
 from aftermath.rules.members import Members
 from aftermath.rules.model import Checkpoint, Model
 from aftermath.rules.run import Run
@@ -40,6 +40,8 @@ _LONGEST_RETRY = 15.0  # seconds
 _CATCH_UP_SECONDS = SAVE_SECONDS / 2  # the rest is for the file and its record
 _ATTEST_SECONDS = SAVE_SECONDS / 8
 _RECORD_SECONDS = SAVE_SECONDS / 4
+_LEAVES_LAST_SECONDS = 0.8  # Ctrl-C leaves within two seconds, and leaving itself takes the rest
+_LEAVES_LAST_POLL = 0.2  # seconds
 _CONFIRMED = "To leave and lose these steps, press Ctrl-C twice or send SIGTERM"
 _UNASKED = (
     "The next Ctrl-C or SIGTERM ends this member, and loses these steps unless the model can be "
@@ -72,6 +74,7 @@ class LastMember:
         """Whether the member keeps its seat after its process ends."""
         self._resumed: UnsavedWork | None = None
         self._has_saved = False  # whether it saved when it was stopped
+        self._is_cut_off = False  # whether the coordinator did not answer then
         self.will_attest = False
         """Whether the member is about to attest the saved model of an epoch that it resumed."""
         self._gone_back: tuple[int, int] | None = None
@@ -109,20 +112,55 @@ class LastMember:
         if not levels:
             return None
         saves = self._checkpoints.directory is not None
-        return Stake(steps, levels, saves, goes_back=self._goes_back(run, members, seat))
+        return Stake(
+            steps,
+            levels,
+            saves,
+            goes_back=self._goes_back(run, members, seat),
+            is_finished=run.state is RunState.FINISHED,
+        )
 
     def _goes_back(self, run: Run, members: Members, seat: int) -> bool:
         """Return whether the run goes back to its checkpoint if this member saves and leaves.
 
         It does if no other member has a part of the model and this member does not keep its seat.
+        If the coordinator does not answer, members that it names may have ended too.
         """
         if self.stays or run.state is RunState.FINISHED:
             return False
+        if self._is_cut_off:
+            return True
         in_epoch = run.state is RunState.WARMUP or run.state.active
         holders = members.mask(MemberState.HEALTHY) if in_epoch else run.finishers
         return not holders & ~(1 << seat)
 
     # --- being stopped ----------------------------------------------------------------------------
+
+    async def wait_until_last(self, seat: int) -> None:
+        """Wait briefly for other members that stop at the same moment to leave first.
+
+        Only one member waits (see `becomes_last_member`). If it is the last one afterwards, `stake`
+        says so.
+        """
+        run = self._ports.feed.run
+        if (
+            self._checkpoints.directory is None
+            or not self._ports.coordinator.keeps_seats
+            or self.unsaved_steps() <= 0
+            or not becomes_last_member(
+                run, self._ports.feed.members, seat, self._ports.transport.reachable()
+            )
+        ):
+            return
+        end = self._ports.clock.monotonic() + _LEAVES_LAST_SECONDS
+        with contextlib.suppress(AftermathError, TimeoutError):
+            async with asyncio.timeout(_LEAVES_LAST_SECONDS):
+                while self._ports.clock.monotonic() < end:
+                    await self._ports.clock.sleep(_LEAVES_LAST_POLL)
+                    view = await self._ports.coordinator.view(fresh=True)
+                    if _alone(view.members, seat):
+                        await self._ports.feed.put(view)
+                        return
 
     async def save(
         self,
@@ -136,14 +174,21 @@ class LastMember:
         """Save the model. `step`: trained steps in the replica, used if `rounds` is None.
 
         If the last step's results cannot be fetched, save the state before that step. After each
-        try, call `retry(saved)`. After a failure, try again if it returns True.
+        try, call `retry(saved)`. After a failure, try again if it returns True. If the user ends
+        these tries, try once more, because there may be space now.
         """
         pauses = Backoff(_FIRST_RETRY, _LONGEST_RETRY)
-        while True:
-            saved = await self._saved(seat, replica, rounds, step)
-            if not retry(saved) or saved:
-                return
-            await self._ports.clock.sleep(pauses.next())
+        try:
+            while True:
+                saved = await self._saved(seat, replica, rounds, step)
+                if not retry(saved) or saved:
+                    return
+                await self._ports.clock.sleep(pauses.next())
+        except asyncio.CancelledError:
+            if (task := asyncio.current_task()) is not None:
+                task.uncancel()  # see `Member.live`
+            retry(await self._saved(seat, replica, rounds, step))
+            raise
 
     async def _saved(self, seat: int, replica: Replica, rounds: Rounds | None, step: int) -> bool:
         """Try to save the model. Return False after a warning if that fails."""
@@ -158,6 +203,8 @@ class LastMember:
         if rounds is not None:
             await self._finish_attestation(rounds)
         view = await self._newest_view()
+        self._is_cut_off = view is None
+        view = view or self._ports.feed.view
         run = view.run
         directory = self._checkpoints.directory
         in_rounds = False
@@ -171,7 +218,8 @@ class LastMember:
             return False
         self.stays = (
             in_rounds
-            and _alone(view.members, seat)
+            # Without an answer, this member cannot leave either. `stake` found no other member.
+            and (self._is_cut_off or _alone(view.members, seat))
             and self._ports.coordinator.keeps_seats
             and committee.attests_alone(run, view.members, seat)
         )
@@ -205,11 +253,11 @@ class LastMember:
                 f"cannot record the saved model on {self._ports.coordinator.display_name}: {why}"
             )
 
-    async def _newest_view(self) -> View:
-        """Return the coordinator's current view, or the feed's if reading it fails."""
+    async def _newest_view(self) -> View | None:
+        """Return the coordinator's current view, or None if reading it fails."""
         with contextlib.suppress(AftermathError):
             return await self._ports.coordinator.view(fresh=True)
-        return self._ports.feed.view
+        return None
 
     async def _caught_up(self, rounds: Rounds, run: Run) -> bool:
         """Apply all decided rounds. Warn and return False if a round's results cannot be fetched.

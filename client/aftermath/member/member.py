@@ -101,6 +101,7 @@ class Member:
         self._start_step = 0  # trained steps in the replica when this member obtained it
         self._rounds: Rounds | None = None
         self._stops: Callable[[bool], bool] | None = None
+        self._saving: Callable[[Stake], None] = lambda stake: None
         self._ended_run: Run | None = (
             None  # the newest epoch that this member completed, as it ended
         )
@@ -114,6 +115,8 @@ class Member:
                 # Before Python 3.11.4, no timeout expires in a task that is being cancelled.
                 if (task := asyncio.current_task()) is not None:
                     task.uncancel()
+                if self.seat is not None and self._replica is not None:
+                    await self._last.wait_until_last(self.seat)
                 await self._save_stake(self._stops)
             raise
         finally:
@@ -164,12 +167,17 @@ class Member:
         """Return what would be lost if this member left now, or None."""
         return self._last.stake(self.seat, self._replica)
 
-    def stops(self, retry: Callable[[bool], bool] = lambda saved: False) -> None:
+    def stops(
+        self,
+        retry: Callable[[bool], bool] = lambda saved: False,
+        saving: Callable[[Stake], None] = lambda stake: None,
+    ) -> None:
         """Make `live` save unsaved training when it is cancelled: the user stops this member.
 
-        `retry`: see `LastMember.save`.
+        `retry`: see `LastMember.save`. `saving` is called before a save with what would be lost.
         """
         self._stops = retry
+        self._saving = saving
 
     async def _save_stake(self, retry: Callable[[bool], bool]) -> None:
         """Save what would be lost, if there is anything."""
@@ -181,6 +189,7 @@ class Member:
         if stake is None or self._replica is None or self.seat is None:
             retry(True)
         elif stake.saves:
+            self._saving(stake)
             await self._last.save(
                 self.seat, self._replica, self._rounds, retry, step=self._start_step
             )
@@ -233,6 +242,7 @@ class Member:
             members = view.members
             self._status_events.rewinding(run)
             self._status_events.state(run)
+            self._status_events.lost_before(run, view.model)
             if run.state is RunState.FINISHED:
                 await self._finish(run)
                 return

@@ -21,6 +21,8 @@ Services wait longer before they kill it.
 _NEXT_TIME = (
     "In the next run, start a tier-0 member with --checkpoint-dir DIR, on a disk with enough space"
 )
+_WRITABLE = "Give the next start a --checkpoint-dir that it can write, on a disk with enough space"
+_STOP_LAST = "Let a tier-0 member with --checkpoint-dir DIR take part, and stop it last"
 _SAME_DIRECTORY = (
     "If this member wrote checkpoints before, start it with the same --checkpoint-dir DIR. "
 )
@@ -46,6 +48,8 @@ class Stake:
     """Whether the run goes back to its checkpoint even if this member saves the steps."""
     is_copied: bool = False
     """Whether the steps are saved in a copy that the run does not use."""
+    is_finished: bool = False
+    """Whether the run is finished, so that nobody can train the steps again."""
 
     def sentence(self) -> str:
         """Return the loss as a sentence without its full stop."""
@@ -61,7 +65,8 @@ class Stake:
     def lost(self) -> ModelLost:
         """Return the error of a member that leaves anyway."""
         if not self.is_copied:
-            return _model_lost(self.steps, _NEXT_TIME)
+            again = _WRITABLE if self.saves else _STOP_LAST
+            return _model_lost(self.steps, _NEXT_TIME if self.is_finished else again)
         steps = counted(self.steps, "trained step is", "trained steps are")
         return ModelLost(
             f"the run goes back to its checkpoint: {steps} only in the copy that this member saved",

@@ -56,6 +56,8 @@ class StatusEvents:
         self._spec_error = ""
         self._holder_wait: str | None = None
         self._last_member_wait: tuple[int, int] | None = None
+        self._lost_until: tuple[int, int] | None = None
+        """A checkpoint's step, and the run's step up to which the steps after it are lost."""
 
     def state(self, run: Run) -> None:
         """Report a new state. ROUND_WITNESS counts as ROUND_TRAIN, to save events."""
@@ -80,6 +82,22 @@ class StatusEvents:
             self._events.emit(event_types.Rewound(before=self._reached, step=run.trained_steps))
         self._reached = run.trained_steps
 
+    def lost_before(self, run: Run, model: Model) -> None:
+        """Record which steps were lost before an epoch that began from the checkpoint."""
+        start = steps_before(run.start_step)
+        checkpoint_step = steps_before(model.checkpoint_step)
+        from_checkpoint = run.model_source is ModelSource.CHECKPOINT and run.state.training
+        if from_checkpoint and checkpoint_step <= start:
+            self._lost_until = checkpoint_step, start
+
+    def _not_yet_lost(self, run: Run, model: Model) -> int:
+        """Return how many of the run's steps are in no checkpoint and were not lost before."""
+        checkpoint_step = steps_before(model.checkpoint_step)
+        first = checkpoint_step
+        if self._lost_until is not None and self._lost_until[0] == checkpoint_step:
+            first = self._lost_until[1]
+        return run.trained_steps - first
+
     def lost(self, run: Run, model: Model, directory: Path | None) -> None:
         """Warn that the epoch starts from older levels, because the newest ones are lost.
 
@@ -89,9 +107,11 @@ class StatusEvents:
         checkpoint_step = steps_before(model.checkpoint_step)
         reached = run.trained_steps
         if run.model_source is ModelSource.CHECKPOINT and checkpoint_step < reached:
-            lost = counted(
-                reached - checkpoint_step, "step of training is", "steps of training are"
-            )
+            steps = self._not_yet_lost(run, model)
+            self._lost_until = checkpoint_step, reached
+            if steps <= 0:
+                return  # reported before
+            lost = counted(steps, "step of training is", "steps of training are")
             newest = (
                 f"the newest checkpoint is of step {checkpoint_step}"
                 if checkpoint_step
@@ -144,11 +164,15 @@ class StatusEvents:
         """Warn once per epoch, and at the run's end, if the chain names no checkpoint."""
         if not never_saved(run, model) or self._warned_of == run.epoch:
             return
+        in_warmup = run.state is RunState.WARMUP
+        steps = self._not_yet_lost(run, model)
+        if steps <= 0 or (in_warmup and run.model_source is ModelSource.CHECKPOINT):
+            return  # they are lost already
         self._warned_of = run.epoch
         how = "Start a tier-0 member that saves one: train --matformer-tier 0 --checkpoint-dir DIR"
         if run.state is RunState.FINISHED:
             how = "In the next run, start a tier-0 member with --checkpoint-dir DIR"
-        message = f"{lost_with_members(run.trained_steps)}\n{how}"
+        message = f"{lost_with_members(steps)}\n{how}"
         self._events.emit(event_types.Warning(message=message, until="checkpoint"))
 
     def waiting(self, run: Run, members: Members) -> bool:

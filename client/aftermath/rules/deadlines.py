@@ -6,6 +6,7 @@ A seeded ranking orders the members, so one transaction usually suffices. A sile
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import replace
 
 from aftermath.rules import bitmap, committee
@@ -113,6 +114,37 @@ def last_member(run: Run, members: Members, model: Model) -> int | None:
         return None
     (seat,) = bitmap.seats(healthy)
     return seat if committee.attests_alone(run, members, seat) else None
+
+
+def becomes_last_member(run: Run, members: Members, seat: int, reachable: Set[bytes]) -> bool:
+    """Return whether this member leaves last if all members of the epoch stop at the same moment.
+
+    Each of them still sees the others, so the one with the smallest tier and the highest seat stays
+    until they have left. False if its attestation alone would not be accepted then. `reachable` are
+    the p2p keys of peers that answer.
+    """
+    if not run.state.training and run.state is not RunState.COOLDOWN:
+        return False
+    healthy = members.mask(MemberState.HEALTHY)
+    others = [
+        other
+        for other in bitmap.seats(healthy & ~(1 << seat))
+        if members.seats[other].p2p in reachable
+    ]
+    order = [(-members.seats[number].tier, number) for number in (*others, seat)]
+    if not others or not bitmap.contains(healthy, seat) or max(order)[1] != seat:
+        return False
+    # Members that leave stay in the committee, because they have delivered.
+    left = [
+        replace(one, state=MemberState.WITHDRAWN, exited_height=run.current.height + 1)
+        if number != seat and one.state is MemberState.HEALTHY
+        else one
+        for number, one in enumerate(members.seats)
+    ]
+    without = replace(
+        members, seats=tuple(left), healthy=1 << seat, proven=members.proven | healthy
+    )
+    return committee.attests_alone(run, without, seat)
 
 
 def last_member_wait_ends(run: Run, members: Members, model: Model) -> int | None:

@@ -72,12 +72,13 @@ class Interrupts:
         return end - CLOSE_SECONDS - asyncio.get_running_loop().time()
 
     def saved(self) -> None:
-        """End the time for saving after a signal. Only `EXIT_SECONDS` remain."""
+        """End the time for saving after a signal. At most `EXIT_SECONDS` remain."""
         if self._signals:
-            self._ends_in(EXIT_SECONDS)
+            remaining = self._end - asyncio.get_running_loop().time()
+            self._ends_in(min(EXIT_SECONDS, remaining))
 
     def saves_for(self, seconds: float) -> None:
-        """Extend the timeout so that the work has `seconds` to save after it left the run."""
+        """Extend the timeout so that the work has `seconds` to save now."""
         if self._signals:
             self._ends_in(EXIT_SECONDS + seconds)
 
@@ -123,6 +124,8 @@ class Departure:
         """The member, once there is one."""
         self.stay: Callable[[], None] = lambda: None
         """Called when a member that was stopped stays until another signal."""
+        self.saves_for: Callable[[float], None] = lambda seconds: None
+        """Called with the seconds that a save may take which begins after the signal."""
         self.lost: Stake | None = None
         """The training steps that are lost if the member leaves now."""
         self._events = events
@@ -136,10 +139,11 @@ class Departure:
         """
         stake = self.member.stake() if self.member is not None else None
         self._may_ask = self._can_ask and number == signal.SIGINT
-        if self.member is not None and stake is not None and stake.saves and not self._has_asked:
+        if self.member is not None and stake is not None and stake.saves:
             self.lost = stake
             self._events.emit(event_types.Leaving(saves=True))
-            self.member.stops(self._save_ended)
+            if not self._has_asked:  # else the member tries once more to save
+                self.member.stops(self._save_ended, self._save_begins)
             return SAVE_SECONDS
         if stake is not None and not self._has_asked:
             how = "Next time pass --matformer-tier 0 --checkpoint-dir DIR to save the model on exit"
@@ -147,10 +151,18 @@ class Departure:
             if self._has_asked:
                 return None
         if self.member is not None and stake is None:
-            self.member.stops(self._save_ended)  # it may still wait for the epoch that it resumed
+            # It may still wait for the epoch that it resumed, or be the last one in a moment.
+            self.member.stops(self._save_ended, self._save_begins)
         self.lost = stake
         self._events.emit(event_types.Leaving())
         return 0.0
+
+    def _save_begins(self, stake: Stake) -> None:
+        """Announce the save of a member that became the last one after the signal."""
+        if self.lost is None:
+            self.lost = stake
+            self._events.emit(event_types.Leaving(saves=True))
+            self.saves_for(SAVE_SECONDS)
 
     def _save_ended(self, saved: bool) -> bool:
         """Handle the end of a save. Return whether the member stays to save again."""

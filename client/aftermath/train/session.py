@@ -280,6 +280,7 @@ async def _session(settings: TrainSettings, setup: DeviceSetup, events: Events) 
     departure = Departure(events, can_ask=is_a_person_there(), ask=ask_on_stderr)
     interrupts = Interrupts(departure.on_signal)
     departure.stay = interrupts.wait_for_another
+    departure.saves_for = interrupts.saves_for
     await interrupts.run(_life(settings, setup, events, interrupts, departure))
     if departure.lost is not None:
         raise departure.lost.lost()
