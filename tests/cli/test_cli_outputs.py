@@ -6,6 +6,7 @@ import json
 import os
 import re
 import resource
+import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -370,6 +371,61 @@ def run_files(home: Path, out: Path) -> list[str | Path]:
     return ["run-files", "demo"]
 
 
+def tokenize(home: Path, out: Path) -> list[str | Path]:
+    return ["data", "tokenize", "--budget-bytes", "1000", "--output", out]
+
+
+def tokenize_held_out(home: Path, out: Path) -> list[str | Path]:
+    return [*tokenize(home, home / "tokens"), "--held-out", out]
+
+
+def fetch(home: Path, out: Path) -> list[str | Path]:
+    return ["data", "fetch", "--url-template", "http://127.0.0.1:1/{}", "--output", out]
+
+
+def localnet(home: Path, out: Path) -> list[str | Path]:
+    return ["localnet", "--ledger", out]
+
+
+def start_testnet(home: Path, out: Path) -> list[str | Path]:
+    return ["local-testnet", "start", "--num-clients", "1", "--config-path", "demo", "--dir", out]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [tokenize, tokenize_held_out, fetch, localnet, start_testnet],
+    ids=lambda line: line.__name__,
+)
+def test_dash_as_directory_is_refused(
+    line: Line, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(home)
+    words = line(home, Path("-"))
+    with socket.create_server(("127.0.0.1", 0)) as taken:  # a network there ends at once
+        words += ["--port", taken.getsockname()[1]] if line is localnet else []
+        refused = invoke(*words)
+    assert refused.err.startswith(
+        "error: a directory cannot be written to the standard output\nfix: Name "
+    )
+    assert everything_in(home) == {}
+
+
+def test_dash_output_of_plot_ignores_directory_of_that_name(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(home)
+    (home / "-").mkdir()
+    assert invoke(*plot(home, Path("-"))).code == 0
+
+
+def test_testnet_in_file_is_refused(home: Path) -> None:
+    (home / "file").write_text("mine")
+    for place in ("file", "file/below"):
+        refused = invoke(*start_testnet(home, home / place))
+        assert f"error: {home}/file is not a directory: nothing was changed\n" in refused.err
+        assert "fix: Name another directory: --dir DIR" in refused.err
+
+
 @pytest.mark.parametrize("line", [identity, profile, run_files], ids=lambda line: line.__name__)
 def test_output_without_room_in_new_directory_leaves_nothing(
     line: Line, home: Path, monkeypatch: pytest.MonkeyPatch
@@ -415,6 +471,29 @@ def test_export_of_foreign_directory_is_refused_with_option(
     refused = invoke("model", "export", "--src", "model", "--tiers", "1", *where)
     assert "holds sub, which model export did not write: nothing was changed" in refused.err
     assert "fix: Export to another directory: --out DIRECTORY" in refused.err
+
+
+@pytest.mark.parametrize(
+    ("out", "error"),
+    [
+        ("model", "model is the checkpoint to export: nothing was changed"),
+        ("model/exported", "model/exported is inside the checkpoint to export: nothing was"),
+        ("file", "file is not a directory: nothing was changed"),
+        ("file/new", "file is not a directory: nothing was changed"),
+        ("-", "a directory cannot be written to the standard output"),
+    ],
+)
+def test_export_into_unfit_place_is_refused(
+    out: str, error: str, run_dir: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(home)
+    (home / "file").write_text("mine")
+    assert invoke(*model_init(run_dir, home / "model")).code == 0
+    before = everything_in(home)
+    refused = invoke("model", "export", "--src", "model", "--tiers", "1", "--out", out)
+    assert f"error: {error}" in refused.err
+    assert "fix: Export to another directory: --out DIRECTORY" in refused.err
+    assert everything_in(home) == before
 
 
 @pytest.mark.parametrize(

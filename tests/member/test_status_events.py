@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from aftermath.base.outputs import write_mark
+from aftermath.base.outputs import is_protected, write_mark
 from aftermath.coordinator.ports import View
 from aftermath.events import event_types
 from aftermath.events.stream import Events
 from aftermath.member.status_events import StatusEvents, is_last_epoch
 from aftermath.model.saved_checkpoints import maker_name
+from aftermath.rules.model import Model
+from aftermath.rules.run import Run
 from aftermath.rules.state import MemberState, ModelSource, RunState
 from rules import builders
 
@@ -98,15 +100,17 @@ def test_finished_names_copy_of_this_member_first(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("has_commands", [True, False])
 @pytest.mark.parametrize(("saved", "named"), [([], None), ([3], 3), ([2, 4, 9], 4)])
-def test_lost_steps_name_copy_that_run_does_not_use(
-    tmp_path: Path, saved: list[int], named: int | None
+def test_lost_steps_name_and_protect_copy_that_run_does_not_use(
+    tmp_path: Path, saved: list[int], named: int | None, has_commands: bool
 ) -> None:
     events: list[event_types.Event] = []
     notices = StatusEvents(Events(lambda: 0.0, [events.append]))
     for step in saved:
         save_step(tmp_path, step)
-    notices.lost(builders.run(RunState.WARMUP, step=5), builders.model(), tmp_path)
+    view = View(builders.run(RunState.WARMUP, step=5), builders.members({}), builders.model())
+    notices.lost(view, tmp_path, has_commands=has_commands)
     (warning,) = [event.message for event in events if isinstance(event, event_types.Warning)]
     assert warning.startswith(
         "4 steps of training are lost: no member has the model, and the only "
@@ -114,7 +118,18 @@ def test_lost_steps_name_copy_that_run_does_not_use(
     assert "was saved" not in warning
     assert (f"{tmp_path / f'test-step{named}'} is a copy of step {named}" in warning) is bool(named)
     assert ("start a new run from the copy" in warning) is bool(named)
+    assert ("aftermath-solana create-run --run-id NEW" in warning) is bool(named and has_commands)
+    on_server = named and not has_commands
+    assert ("aftermath-centralized server run --run-id NEW" in warning) is bool(on_server)
+    assert [step for step in saved if is_protected(tmp_path / f"test-step{step}")] == (
+        [named] if named else []
+    )
     assert "chain" not in warning, "the run may be a server's"
+
+
+def _lost(notices: StatusEvents, run: Run, model: Model) -> None:
+    view = View(run, builders.members({}), model)
+    notices.lost(view, None, has_commands=True)
 
 
 def test_each_lost_step_is_counted_once() -> None:
@@ -123,14 +138,14 @@ def test_each_lost_step_is_counted_once() -> None:
     model = builders.model(checkpoint_step=3)
     sees_first_loss = StatusEvents(Events(lambda: 0.0, [told.append]))
     comes_later = StatusEvents(Events(lambda: 0.0, [told.append]))
-    sees_first_loss.lost(builders.run(RunState.WARMUP, step=5), model, None)
+    _lost(sees_first_loss, builders.run(RunState.WARMUP, step=5), model)
     for _ in range(2):  # a failed warm-up is repeated
-        sees_first_loss.lost(builders.run(RunState.WARMUP, step=5), model, None)
+        _lost(sees_first_loss, builders.run(RunState.WARMUP, step=5), model)
     for notices in (sees_first_loss, comes_later):
         notices.lost_before(builders.run(RunState.ROUND_TRAIN, step=8, start_step=5), model)
-        notices.lost(builders.run(RunState.WARMUP, step=10, start_step=10), model, None)
+        _lost(notices, builders.run(RunState.WARMUP, step=10, start_step=10), model)
     rewound = StatusEvents(Events(lambda: 0.0, [told.append]))
-    rewound.lost(builders.run(RunState.WARMUP, step=10), model, None)
+    _lost(rewound, builders.run(RunState.WARMUP, step=10), model)
     said = [event.message for event in told if isinstance(event, event_types.Warning)]
     assert [int(message.split()[0]) for message in said] == [2, 5, 5, 7]
 
@@ -142,7 +157,7 @@ def test_lost_steps_are_not_said_to_be_unrecorded() -> None:
     back = builders.run(RunState.WARMUP, step=6, start_step=6)
     notices.never_saved(back, model)
     assert not told
-    notices.lost(back, model, None)
+    _lost(notices, back, model)
     later = {"step": 9, "start_step": 6, "epoch": 1, "model_source": ModelSource.PEERS}
     notices.never_saved(builders.run(RunState.WAITING_FOR_MEMBERS, **later), model)
     said = [event.message for event in told if isinstance(event, event_types.Warning)]

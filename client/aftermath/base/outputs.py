@@ -27,6 +27,7 @@ from aftermath.base.files import fix_of, replacing
 
 MARK = ".aftermath.json"
 STANDARD_OUTPUT = "-"
+_PROTECTED = "protected"
 _MARK_BYTES = 1 << 20
 _HEAD_BYTES = 4096
 _LEAVE = "nothing was changed"
@@ -47,6 +48,7 @@ def check_directory(path: Path, made_by: str, fix: str = "Name a new directory")
     """Raise OutputError, with this fix, unless the command `made_by` may create or replace this
     directory.
     """
+    check_is_directory(path.parent, fix)
     refuse_standard_output(path, fix)
     try:
         mode = path.lstat().st_mode
@@ -63,6 +65,15 @@ def check_directory(path: Path, made_by: str, fix: str = "Name a new directory")
         _require_unchanged(path, made_by, fix)
     except OSError as error:
         raise OutputError(f"cannot read {path}: {error.strerror}", fix) from None
+
+
+def check_is_directory(path: Path, fix: str = "Name a new directory") -> None:
+    """Raise OutputError if the path is `-`, or if it or a parent is not a directory."""
+    refuse_standard_output(path, fix)
+    for place in (path, *path.parents):
+        # unlike Path.exists, these do not raise for a path that cannot be read
+        if os.path.exists(place) and not os.path.isdir(place):
+            raise OutputError(f"{place} is not a directory: {_LEAVE}", fix)
 
 
 def refuse_standard_output(directory: Path, fix: str = "Name a new directory") -> None:
@@ -145,6 +156,22 @@ def update_mark(directory: Path, added: str) -> None:
     if made_by is not None:
         files = _marked_files(directory, made_by)
         _write_mark(directory, made_by, files | {added: _record((directory / added).stat())})
+
+
+def protect(directory: Path) -> None:
+    """Record in the mark that nothing removes this directory by itself. Raises OSError.
+
+    Do nothing if the directory has no mark.
+    """
+    mark = _read_mark(directory)
+    if mark and not mark.get(_PROTECTED):
+        with replacing(directory / MARK) as stream:
+            stream.write(json.dumps(mark | {_PROTECTED: True}, indent=1).encode())
+
+
+def is_protected(directory: Path) -> bool:
+    """Return whether `protect` was called for this directory."""
+    return _read_mark(directory).get(_PROTECTED) is True
 
 
 def replace_directory(new: Path, target: Path, made_by: str) -> None:
