@@ -14,6 +14,7 @@ from torch import Tensor
 
 from aftermath.audit.replay import AuditedShare
 from aftermath.audit.replay import replay as honest_replay
+from aftermath.member import state_roots
 from aftermath.member.rounds import judge
 from aftermath.p2p.transport import RequestRefused
 from aftermath.replica.replica import Replica
@@ -208,6 +209,36 @@ def test_auditor_without_memory_abstains(tmp_path: Path, monkeypatch: pytest.Mon
     sim = play(tmp_path, story, **RULES | {"total_steps": 8})
     assert {event["verdict"] for event in verdicts(sim)} == {"abstained"}
     assert "too little memory" in verdicts(sim)[0]["why"]
+
+
+@pytest.mark.slow
+def test_member_that_cannot_keep_its_state_leaves_epoch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A result that it announced without its state would look like a false one."""
+    copy_state = state_roots.copy_state
+    full: list[object] = []
+
+    def copy(optimizer: object, *arguments: Any, **options: Any) -> Any:
+        if optimizer in full:
+            raise MemoryError("no memory")
+        return copy_state(optimizer, *arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(state_roots, "copy_state", copy)
+
+    async def story(sim: SimulatedRun) -> None:
+        *_, last = [sim.add(0) for _ in range(5)]
+        await sim.until_round(1)
+        assert last.member is not None
+        assert last.member._replica is not None
+        full.append(last.member._replica.optimizer)
+        await sim.until(lambda run: run.epoch == 1)
+
+    sim = play(tmp_path, story, **RULES)
+    *_, last = sim.sim_members
+    assert any("cannot keep the optimizer state" in e["message"] for e in last.saw("warning"))
+    assert not verdicts(sim, verdict="mismatch")
+    assert not sim.members.forfeited
 
 
 # --- cheating members

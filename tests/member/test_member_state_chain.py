@@ -407,7 +407,7 @@ def test_state_is_not_served_before_reveal(tmp_path: Path) -> None:
 def test_member_without_memory_for_copy_warns_and_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: object) -> None:
+    def full(*_: object, **__: object) -> None:
         raise MemoryError
 
     monkeypatch.setattr(state_roots, "copy_state", full)
