@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from aftermath.chain.wallet import load_wallet
 from aftermath.config.document import load_config
+from aftermath.events import status
 from aftermath.model.checkpoint import load
 from aftermath.model.segments import level_hash
 from aftermath.owner.schema import shape_of
@@ -143,7 +145,7 @@ def test_finished_run_checkpoint_is_recorded_and_run_reopened(
 
 @pytest.mark.slow
 def test_finished_run_without_checkpoint_warns(
-    owner: Shell, run_id: str, run_dir: Path, tmp_path: Path
+    owner: Shell, run_id: str, run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A member that was stopped may have saved the model without a record on chain."""
     config = quick_config(
@@ -161,10 +163,16 @@ def test_finished_run_without_checkpoint_warns(
         )
     )
     signed = ("--rpc", owner.rpc, "-w", owner.wallet, *named)
+    monkeypatch.setattr(status, "_OVERDUE", 0)
+    away = "is away, ticking ends the epoch without it, and 2 steps of training are"
+    key = str(load_wallet(owner.wallet).pubkey)
+    for command in (("set-paused", "pause"), ("kick", "--wallet", key)):
+        tries = (invoke(*command, *signed, "--dry-run").err for _ in range(60))
+        assert any(away in text for text in tries), "until the deadline has passed"
     # until the cooldown and all deadlines have ended
     ticked = invoke("tick", *signed, "--ms-interval", 100)
     assert (ticked.code, "which is now finished" in ticked.out) == (0, True)
-    assert "is away, ticking ends the epoch without it, and 2 steps of training are" in ticked.err
+    assert away in ticked.err
     unknown = (
         "no recorded checkpoint has the last 2 steps, but a member's --checkpoint-dir may have one"
     )

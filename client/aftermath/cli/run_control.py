@@ -20,6 +20,7 @@ from aftermath.coordinator.errors import Refused
 from aftermath.rules.contents import unsaved_steps
 
 if TYPE_CHECKING:
+    from aftermath.cli.connection import Cluster
     from aftermath.events.status import RunStatus
     from aftermath.rules.model import Model
     from aftermath.rules.run import Run
@@ -58,6 +59,8 @@ async def set_paused(
     paused = action is Action.PAUSE
     async with sign_in(options) as chain:
         await chain.coordinator.run(run_id)  # says so if there is no such run
+        if paused:
+            await _warn_of_kept_seat(chain, run_id)
         signature = await chain.coordinator.set_paused(run_id, paused)
         follower = RunFollower(chain.coordinator, run_id)
         status = await follower.now()
@@ -74,6 +77,18 @@ async def set_paused(
         text,
         case=case_of(run, is_stalled=status.is_stalled),
     )
+
+
+async def _warn_of_kept_seat(chain: Cluster, run_id: str) -> None:
+    """Warn that an overdue epoch waits for its absent last member, and what ending it loses."""
+    from aftermath.events.progress import steps_lost_by_ticks
+    from aftermath.ui.run_follower import RunFollower
+
+    if not (await RunFollower(chain.coordinator, run_id).now()).is_stalled:
+        return
+    run, model, members = await chain.coordinator.snapshot(run_id, any_spec=True)
+    if lost := steps_lost_by_ticks(run, members, model):
+        note(f"warning: {lost}")
 
 
 def case_of(run: Run, *, is_stalled: bool = False) -> str:
@@ -274,6 +289,7 @@ async def kick(
 
     kicked = public_key(wallet)
     async with sign_in(options) as chain:
+        await _warn_of_kept_seat(chain, run_id)
         try:
             signature = await chain.coordinator.kick(run_id, kicked, barred=bar)
         except Refused as error:
