@@ -14,7 +14,13 @@ from typing import Any
 
 import pytest
 
-from aftermath.base.signals import ENDING, before_termination, on_interrupt, on_signals
+from aftermath.base.signals import (
+    ENDING,
+    before_termination,
+    on_interrupt,
+    on_signals,
+    terminations_interrupt,
+)
 
 
 class Untold(asyncio.SelectorEventLoop):
@@ -57,6 +63,21 @@ def test_termination_calls_back_and_ends_by_signal(number: str) -> None:
     )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (ended.returncode, ended.stdout) == (-signal.Signals[number], "said\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_termination_interrupts_block_only_once(number: signal.Signals) -> None:
+    before = signal.getsignal(number)
+    cleaned = False
+    with pytest.raises(KeyboardInterrupt), terminations_interrupt():
+        try:
+            signal.raise_signal(number)
+        finally:
+            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(signal.SIGHUP)
+            cleaned = True
+    assert cleaned
+    assert signal.getsignal(number) is before
 
 
 @pytest.mark.parametrize("loop", [asyncio.SelectorEventLoop, Untold])

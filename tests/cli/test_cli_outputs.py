@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import resource
 import sys
@@ -60,6 +62,8 @@ def train_local(run_dir: Path, out: Path) -> list[str | Path]:
         "2",
         "--total-batch",
         "2",
+        "--warmup-steps",
+        "1",
         "--lr",
         "0.001",
         "--device",
@@ -185,9 +189,11 @@ def test_directory_output_replaces_own_output(line: Line, run_dir: Path, home: P
     out = home / "model-tier1"
     assert invoke(*line(run_dir, out)).code == 0
     first = everything_in(out)
-    assert MARK in first
+    mark = first.pop(MARK)
     assert invoke(*line(run_dir, out)).code == 0
-    assert everything_in(out) == first
+    second = everything_in(out)
+    assert second.pop(MARK) != mark
+    assert second == first
 
     (out / "notes.txt").write_text("mine")
     changed = everything_in(out)
@@ -195,6 +201,51 @@ def test_directory_output_replaces_own_output(line: Line, run_dir: Path, home: P
     assert refused.code == 1
     assert "notes.txt" in refused.err
     assert everything_in(out) == changed
+
+
+def train_further(file: Path) -> None:
+    """Change a file's contents, but not its size."""
+    before = file.stat()
+    contents = bytearray(file.read_bytes())
+    contents[-1] ^= 1
+    file.write_bytes(contents)
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
+
+
+def drop_file_records(file: Path) -> None:
+    """Write the mark as earlier versions did, with sizes only."""
+    mark = json.loads((file.parent / MARK).read_bytes())
+    mark["files"] = {name: record["size"] for name, record in mark["files"].items()}
+    (file.parent / MARK).write_text(json.dumps(mark))
+
+
+@pytest.mark.parametrize(
+    "change", [train_further, drop_file_records], ids=lambda change: change.__name__
+)
+@pytest.mark.parametrize(
+    ("line", "made"),
+    [
+        (model_init, "model-tier1"),
+        (model_merge, "model-tier1"),
+        (model_export, "model-tier1"),
+        (model_export, "model"),
+        (train_local, "model-tier1/checkpoint"),
+    ],
+)
+def test_directory_output_keeps_retrained_weights(
+    line: Line, made: str, change: Callable[[Path], None], run_dir: Path, home: Path
+) -> None:
+    out = home / "model-tier1"
+    assert invoke(*line(run_dir, out)).code == 0
+    change(home / made / "model.safetensors")
+    before = everything_in(home)
+    refused = invoke(*line(run_dir, out))
+    assert refused.code == 1
+    changed = (
+        rf"error: .*/{made}/\S+ has changed since [a-z -]+ wrote it: nothing was changed\nfix: "
+    )
+    assert re.search(changed, refused.err), refused.err
+    assert everything_in(home) == before
 
 
 def test_output_of_another_command_is_not_replaced(run_dir: Path, home: Path) -> None:

@@ -5,8 +5,10 @@ server.
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +157,31 @@ def test_testnet_failing_clients_are_reported_not_restarted(
     assert re.search(r"client-1 ended with code [12]; its last output", testnet.output)
     assert "cuda:99" in testnet.output
     assert "is started again" not in testnet.output
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_testnet_after_signal_saves_and_ends(
+    number: signal.Signals, xprocess: XProcess, run_inputs: RunInputs, tmp_path: Path
+) -> None:
+    config = run_inputs.config(tmp_path / "config", **SHORT, total_steps=5000)
+    place = tmp_path / "testnet"
+    words = ["--num-clients", 2, "--client-matformer-tiers", "0,1"]
+    testnet = start(xprocess, config, place, *words)
+    until(
+        lambda: re.search(r" \| step \d\d ", testnet.output),
+        "the clients have trained ten steps",
+        watched=testnet.check,
+    )
+    descendants = psutil.Process(testnet.pid).children(recursive=True)
+    assert len(descendants) >= 3
+    os.kill(testnet.pid, number)
+    assert testnet.wait() == 130, testnet.last_lines
+    assert re.search(
+        r"^stopped: step \d+ of 5000 in .*2 clients of tiers 0, 1", testnet.output, re.M
+    )
+    assert psutil.wait_procs(descendants, KILLED_SECONDS)[1] == []
+    assert all(log.events_of("left") for log in event_logs(place, 2).values())
+    assert any((place / "checkpoints").glob("*/*-step*/model.safetensors"))
 
 
 def test_testnet_after_time_limit_ends(

@@ -2,8 +2,8 @@
 
 No command replaces what it does not recognise. It recognises a directory by its mark or its names,
 and a file by its first bytes. A directory written as a whole, such as a checkpoint, holds MARK with
-the command's name and all file sizes. Only the same command replaces it, and only if nothing else
-is in it.
+the command's name, and the size and modification time of all files. Only the same command replaces
+it, and only if no file was added or changed.
 """
 
 from __future__ import annotations
@@ -47,8 +47,7 @@ def check_directory(path: Path, made_by: str, fix: str = "Name a new directory")
     """Raise OutputError, with this fix, unless the command `made_by` may create or replace this
     directory.
     """
-    if str(path) == STANDARD_OUTPUT:
-        raise OutputError("a directory cannot be written to the standard output", fix)
+    refuse_standard_output(path, fix)
     try:
         mode = path.lstat().st_mode
     except FileNotFoundError:
@@ -61,31 +60,45 @@ def check_directory(path: Path, made_by: str, fix: str = "Name a new directory")
     if Path.cwd().is_relative_to(path.resolve()):
         raise OutputError(f"{path} is or contains the current directory: {_LEAVE}", fix)
     try:
-        foreign = _foreign(path, made_by)
+        _require_unchanged(path, made_by, fix)
     except OSError as error:
         raise OutputError(f"cannot read {path}: {error.strerror}", fix) from None
-    if foreign is not None:
-        raise OutputError(
-            f"{path} holds {foreign}, which {made_by} did not write: {_LEAVE}",
-            f"{fix}, or move the files away",
-        )
 
 
-def _foreign(directory: Path, made_by: str) -> str | None:
-    """Return the first entry that `made_by` did not write or that changed since, or None."""
-    entries = sorted(directory.iterdir())
+def refuse_standard_output(directory: Path, fix: str = "Name a new directory") -> None:
+    """Raise OutputError for `-`. Call it before the path is made absolute."""
+    if str(directory) == STANDARD_OUTPUT:
+        raise OutputError("a directory cannot be written to the standard output", fix)
+
+
+def _require_unchanged(directory: Path, made_by: str, fix: str) -> None:
+    """Raise OutputError for the first entry that `made_by` did not write or that changed since."""
     files = _marked_files(directory, made_by)
-    for entry in entries:
+    for entry in sorted(directory.iterdir()):
         status = entry.lstat()
-        if not stat.S_ISREG(status.st_mode) or (
-            entry.name != MARK and files.get(entry.name) != status.st_size
-        ):
-            return entry.name
-    return None
+        regular = stat.S_ISREG(status.st_mode)
+        if regular and entry.name == MARK:
+            continue
+        if not regular or entry.name not in files:
+            raise OutputError(
+                f"{directory} holds {entry.name}, which {made_by} did not write: {_LEAVE}",
+                f"{fix}, or move the files away",
+            )
+        if files[entry.name] != _record(status):
+            raise OutputError(
+                f"{entry} has changed since {made_by} wrote it: {_LEAVE}",
+                f"{fix}, or move {directory} away",
+            )
 
 
-def _marked_files(directory: Path, made_by: str) -> dict[str, int]:
-    """Return size by file name from the mark of `made_by`; empty without a valid mark of that
+# Hashes would also identify contents, but checkpoints and token files have gigabytes.
+def _record(status: os.stat_result) -> dict[str, int]:
+    """Return what the mark records of a file. Weights that were trained further keep their size."""
+    return {"size": status.st_size, "mtime_ns": status.st_mtime_ns}
+
+
+def _marked_files(directory: Path, made_by: str) -> dict[str, Any]:
+    """Return the record by file name from the mark of `made_by`; empty without a valid mark of that
     command.
     """
     mark = _read_mark(directory)
@@ -113,12 +126,12 @@ def _read_mark(directory: Path) -> dict[str, Any]:
 def write_mark(directory: Path, made_by: str) -> None:
     """Write a mark that records `made_by` and the directory's current files."""
     files = {
-        path.name: path.stat().st_size for path in sorted(directory.iterdir()) if path.name != MARK
+        path.name: _record(path.stat()) for path in sorted(directory.iterdir()) if path.name != MARK
     }
     _write_mark(directory, made_by, files)
 
 
-def _write_mark(directory: Path, made_by: str, files: Mapping[str, int]) -> None:
+def _write_mark(directory: Path, made_by: str, files: Mapping[str, Any]) -> None:
     with replacing(directory / MARK) as stream:
         stream.write(json.dumps({"made_by": made_by, "files": files}, indent=1).encode())
 
@@ -131,7 +144,7 @@ def update_mark(directory: Path, added: str) -> None:
     made_by = maker_of(directory)
     if made_by is not None:
         files = _marked_files(directory, made_by)
-        _write_mark(directory, made_by, files | {added: (directory / added).stat().st_size})
+        _write_mark(directory, made_by, files | {added: _record((directory / added).stat())})
 
 
 def replace_directory(new: Path, target: Path, made_by: str) -> None:

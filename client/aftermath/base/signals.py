@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from types import FrameType
 
 from aftermath.base import quiet_interrupts
 from aftermath.base.stdio import drop_closed_terminal
@@ -83,6 +84,28 @@ def hear_ignored_interrupts() -> None:
     """Let SIGINT end this process. A script that starts it with `&` makes it ignore SIGINT."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, quiet_interrupts.on_sigint)
+
+
+@contextmanager
+def terminations_interrupt() -> Iterator[None]:
+    """Raise KeyboardInterrupt at the first SIGTERM or SIGHUP in this block, as Ctrl-C does.
+
+    Ignore later ones, so that they do not cut short what the first one began: `timeout` and closed
+    terminals send several.
+    """
+    numbers = list(filter(_is_heard, (signal.SIGTERM, *_CLOSED)))
+
+    def first(number: int, frame: FrameType | None) -> None:
+        for other in numbers:
+            signal.signal(other, signal.SIG_IGN)
+        _called(lambda _: quiet_interrupts.on_sigint(number, frame), signal.Signals(number))
+
+    previous = {number: signal.signal(number, first) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 @contextmanager

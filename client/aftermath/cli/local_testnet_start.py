@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from aftermath.base.quiet_interrupts import EXIT_INTERRUPTED
+from aftermath.base.signals import terminations_interrupt
 from aftermath.base.stdio import VERBOSITY, Verbosity
 from aftermath.cli.command import command
 from aftermath.cli.present import Result
@@ -330,7 +331,7 @@ def local_testnet_start(
     Runs the real programs on a local network, or a centralized server, and a process per client.
     Shows them in tmux panes, without tmux on a screen of tabs, and without a terminal as lines.
     Ends when the run is finished, with q on the screen, with Ctrl-C, or with Ctrl-B d in tmux, and
-    then ends all its processes.
+    then ends all its processes. SIGTERM and a closed terminal do what Ctrl-C does.
     """
     from rich.console import Console
 
@@ -377,7 +378,11 @@ def local_testnet_start(
         Solana(plan, variables) if deployment.backend is BackendName.SOLANA else Centralized(plan)
     )
     display = shown(mode, plan, backend.keeper, console, level)
-    with claimed_workdir(plan.place, "testnet", "--dir DIR", TESTNET_NAMES), display as lines:
+    with (
+        claimed_workdir(plan.place, "testnet", "--dir DIR", TESTNET_NAMES),
+        terminations_interrupt(),
+        display as lines,
+    ):
         testnet = Testnet(plan, backend, chaos, variables, lines)
         summary = testnet.perform(show.headless_exit_after_secs)
     interrupted = summary.ending is Ending.LEFT and mode is DisplayMode.LINES

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from aftermath.base.outputs import refuse_standard_output
 from aftermath.base.signals import on_interrupt
 from aftermath.base.stdio import is_quiet
 from aftermath.cli.command import OptionGroup, Setting, command, setting_option, settings_of
@@ -70,6 +71,8 @@ def train_local(
     SparseLoCo, as a run would. With --out you can stop it at any time: Ctrl-C ends it after the
     current step and saves, and the same command continues.
     """
+    if settings.out is not None:
+        refuse_standard_output(settings.out)
     if "torch" not in sys.modules:
         from aftermath.events.text import LOADING  # imports rich, which help pages do not need
 

@@ -15,6 +15,7 @@ import typer
 from rich.console import Console
 
 from aftermath.base.errors import AftermathError
+from aftermath.base.signals import terminations_interrupt
 from aftermath.cli.error_report import reporting
 from aftermath.cli.script import ScriptParser
 from aftermath.demo.commands import (
@@ -223,6 +224,7 @@ def _perform(chosen: argparse.Namespace) -> int:
     try:
         with (
             claimed_workdir(root, "demo", "make demo DIR=...", DEMO_NAMES),
+            terminations_interrupt(),
             contextlib.closing(
                 Demo(
                     DemoPaths(root),

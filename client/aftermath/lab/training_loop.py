@@ -20,7 +20,7 @@ import msgspec
 import torch
 
 from aftermath.base.files import sync
-from aftermath.base.outputs import STANDARD_OUTPUT, OutputError, check_directory
+from aftermath.base.outputs import OutputError, check_directory
 from aftermath.events.event_types import Warning
 from aftermath.events.plot import step_plot
 from aftermath.events.stream import Events, JsonLines, Sink
@@ -282,7 +282,7 @@ class TrainingLoop:
 
 def _check_place(out: Path) -> None:
     """Raise OutputError unless `out` is new, empty, or a directory of train-local."""
-    if str(out) == STANDARD_OUTPUT or (out.exists() and not out.is_dir()):
+    if out.exists() and not out.is_dir():
         raise OutputError(
             f"cannot write to {out}: it is not a directory", "Name a new directory with --out"
         )
