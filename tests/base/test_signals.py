@@ -68,14 +68,19 @@ def test_termination_calls_back_and_ends_by_signal(number: str) -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_termination_interrupts_block_only_once(number: signal.Signals) -> None:
     before = signal.getsignal(number)
-    cleaned = False
-    with pytest.raises(KeyboardInterrupt), terminations_interrupt():
-        try:
-            signal.raise_signal(number)
-        finally:
-            signal.raise_signal(signal.SIGTERM)
-            signal.raise_signal(signal.SIGHUP)
-            cleaned = True
+    cleaned = []
+
+    def interrupted_work() -> None:
+        with terminations_interrupt():
+            try:
+                signal.raise_signal(number)
+            finally:
+                signal.raise_signal(signal.SIGTERM)
+                signal.raise_signal(signal.SIGHUP)
+                cleaned.append(True)
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted_work()
     assert cleaned
     assert signal.getsignal(number) is before
 

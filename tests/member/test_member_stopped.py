@@ -5,10 +5,12 @@ from it.
 from __future__ import annotations
 
 import asyncio
+import re
 from pathlib import Path
 
 import pytest
 
+from aftermath.base.outputs import is_protected
 from aftermath.chain.refusals import refusal
 from aftermath.member.stake import SAVE_SECONDS
 from aftermath.rules.state import RunState
@@ -160,11 +162,15 @@ def test_run_continued_without_saved_steps_is_reported(tmp_path: Path) -> None:
         sim.start(sim_member)
         await sim.until_finished()
         assert other.saw("finished")
-        assert [
-            event
+        (message,) = [
+            event["message"]
             for event in sim_member.saw("warning")
             if "only a copy of the model" in event["message"]
         ]
+        copy = re.search(r"^(\S+) is a copy of step \d+ that the run does not use", message, re.M)
+        assert copy is not None
+        assert is_protected(Path(copy[1]))
+        assert f'write path = "{copy[1]}" in [model.LLM.checkpoint.Local]' in message
 
     play(tmp_path, story, **ALONE)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from aftermath.base.outputs import write_mark
+from aftermath.base.outputs import is_protected, write_mark
 from aftermath.coordinator.ports import View
 from aftermath.events import event_types
 from aftermath.events.stream import Events
@@ -98,15 +98,17 @@ def test_finished_names_copy_of_this_member_first(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("has_commands", [True, False])
 @pytest.mark.parametrize(("saved", "named"), [([], None), ([3], 3), ([2, 4, 9], 4)])
-def test_lost_steps_name_copy_that_run_does_not_use(
-    tmp_path: Path, saved: list[int], named: int | None
+def test_lost_steps_name_and_protect_copy_that_run_does_not_use(
+    tmp_path: Path, saved: list[int], named: int | None, has_commands: bool
 ) -> None:
     events: list[event_types.Event] = []
     notices = StatusEvents(Events(lambda: 0.0, [events.append]))
     for step in saved:
         save_step(tmp_path, step)
-    notices.lost(builders.run(RunState.WARMUP, step=5), builders.model(), tmp_path)
+    view = View(builders.run(RunState.WARMUP, step=5), builders.members({}), builders.model())
+    notices.lost(view, tmp_path, has_commands=has_commands)
     (warning,) = [event.message for event in events if isinstance(event, event_types.Warning)]
     assert warning.startswith(
         "4 steps of training are lost: no member has the model, and the only "
@@ -114,6 +116,12 @@ def test_lost_steps_name_copy_that_run_does_not_use(
     assert "was saved" not in warning
     assert (f"{tmp_path / f'test-step{named}'} is a copy of step {named}" in warning) is bool(named)
     assert ("start a new run from the copy" in warning) is bool(named)
+    assert ("aftermath-solana create-run --run-id NEW" in warning) is bool(named and has_commands)
+    on_server = named and not has_commands
+    assert ("aftermath-centralized server run --run-id NEW" in warning) is bool(on_server)
+    assert [step for step in saved if is_protected(tmp_path / f"test-step{step}")] == (
+        [named] if named else []
+    )
     assert "chain" not in warning, "the run may be a server's"
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from aftermath.base.outputs import MARK
+from aftermath.base.outputs import MARK, protect
 from aftermath.model.arch.llama_config import LlamaConfig
 from aftermath.model.checkpoint import load
 from aftermath.model.initial_weights import init_weights
@@ -77,6 +77,17 @@ def test_prune_keeps_newest_and_needed_steps(tmp_path: Path) -> None:
     prune(tmp_path, "run", 11, 2, ())
     assert [path.name for path in saved_steps(tmp_path, "run")] == ["run-step10", "run-step11"]
     assert [path.name for path in saved_steps(tmp_path, "other")] == ["other-step3"]
+
+
+def test_prune_keeps_protected_steps_besides_newest(tmp_path: Path) -> None:
+    protect(keep(tmp_path, 4).place)
+    aside = keep(tmp_path, 4, seed=1).replaced
+    assert aside is not None
+    protect(keep(tmp_path, 9).place)
+    for step in (5, 6, 7, 8):
+        keep(tmp_path, step)
+        prune(tmp_path, "run", step, 2, ())
+    assert names(tmp_path) == ["run-step4.replaced-1", "run-step7", "run-step8", "run-step9"]
 
 
 def test_needed_step_by_any_path_is_kept(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from aftermath.base.files import fix_of, replacing
 
 MARK = ".aftermath.json"
 STANDARD_OUTPUT = "-"
+_PROTECTED = "protected"
 _MARK_BYTES = 1 << 20
 _HEAD_BYTES = 4096
 _LEAVE = "nothing was changed"
@@ -145,6 +146,22 @@ def update_mark(directory: Path, added: str) -> None:
     if made_by is not None:
         files = _marked_files(directory, made_by)
         _write_mark(directory, made_by, files | {added: _record((directory / added).stat())})
+
+
+def protect(directory: Path) -> None:
+    """Record in the mark that nothing removes this directory by itself. Raises OSError.
+
+    Do nothing if the directory has no mark.
+    """
+    mark = _read_mark(directory)
+    if mark and not mark.get(_PROTECTED):
+        with replacing(directory / MARK) as stream:
+            stream.write(json.dumps(mark | {_PROTECTED: True}, indent=1).encode())
+
+
+def is_protected(directory: Path) -> bool:
+    """Return whether `protect` was called for this directory."""
+    return _read_mark(directory).get(_PROTECTED) is True
 
 
 def replace_directory(new: Path, target: Path, made_by: str) -> None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from aftermath.base.concurrency import cancel, first_of
+from aftermath.base.outputs import is_protected
 from aftermath.coordinator.errors import Refused, Unavailable
 from aftermath.events import event_types
 from aftermath.member.ports import Ports, Role, Workers
@@ -216,9 +217,14 @@ class CheckpointWriter:
 
         saved = await self._workers.compute(write)
         if saved.replaced is not None:
+            future = (
+                "which is never removed"
+                if is_protected(saved.replaced)
+                else "which is removed before any other old checkpoint"
+            )
             self._warn(
                 f"{saved.place} held another model of step {run.trained_steps}: it was moved to {saved.replaced}, "
-                "which is removed before any other old checkpoint"
+                f"{future}"
             )
         return saved.place.resolve()
 

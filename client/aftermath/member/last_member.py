@@ -25,6 +25,7 @@ from aftermath.member.ports import Desync, Ports, Role, Workers
 from aftermath.member.rounds.rounds import Rounds
 from aftermath.member.stake import SAVE_SECONDS, Stake, levels_named
 from aftermath.member.unsaved_work import UnsavedWork, mark_path, read_mark, write_mark
+from aftermath.member.unused_copies import protected_copy
 from aftermath.replica.origin import Origin
 from aftermath.replica.replica import Replica
 from aftermath.rules import committee, contents
@@ -184,6 +185,8 @@ class LastMember:
             await self._record(model_run, replica, checkpoint)
         self._has_saved = True
         continues = self.stays or unsaved_steps(model_run, self._ports.feed.model) == 0
+        if not continues:
+            self._protected(checkpoint)
         self._ports.events.emit(
             event_types.Stopped(step=step, path=str(checkpoint), continues=continues)
         )
@@ -274,6 +277,7 @@ class LastMember:
             checkpoint = await self._checkpoints.save_now(model_run, replica)
             if checkpoint is not None:
                 is_copied = True
+                self._protected(checkpoint)
                 self._ports.events.emit(
                     event_types.Stopped(step=step, path=str(checkpoint), continues=False)
                 )
@@ -302,8 +306,12 @@ class LastMember:
             self._warn(
                 f"this member alone had {levels_named(levels)} of the model, and fell out at step "
                 f"{step}: the run continues "
-                f"without that training\nTo keep it, start a new run from the copy in {checkpoint}"
+                f"without that training\n{self._protected(checkpoint)}"
             )
+
+    def _protected(self, copy: Path) -> str:
+        """Protect a copy that the run does not use, and return sentences about it."""
+        return protected_copy(copy, has_commands=self._ports.coordinator.has_tick)
 
     # --- a finished run ---------------------------------------------------------------------------
 
@@ -353,7 +361,8 @@ class LastMember:
         path.unlink(missing_ok=True)
         self._warn(
             "the epoch ended without this member, and the run continues without its training up to "
-            f"step {unfinished.step}: {unfinished.directory} is now only a copy of the model"
+            f"step {unfinished.step}: {unfinished.directory} is now only a copy of the model\n"
+            f"{self._protected(Path(unfinished.directory))}"
         )
         return None
 
@@ -380,6 +389,7 @@ class LastMember:
             lambda run: not run.state.training or not unfinished.is_of(run)
         )
         if not unfinished.is_of(ended_run) or ended_run.trained_steps != unfinished.step:
+            self._protected(Path(unfinished.directory))
             raise Desync(
                 f"the epoch did not end with the model in {unfinished.directory}, which is now only a copy"
             )

@@ -345,7 +345,9 @@ class Member:
         require_unchanged(self._first, model)
         self._results.begin(run.epoch)
         self._readiness.forget_before(run.epoch)
-        self._status_events.lost(run, model, self._checkpoints.directory)
+        self._status_events.lost(
+            view, self._checkpoints.directory, has_commands=self._ports.coordinator.has_tick
+        )
         warm = WarmUp(
             self._ports,
             self._role,

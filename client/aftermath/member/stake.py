@@ -65,7 +65,8 @@ class Stake:
         steps = counted(self.steps, "trained step is", "trained steps are")
         return ModelLost(
             f"the run goes back to its checkpoint: {steps} only in the copy that this member saved",
-            "To keep that training, start a new run from the copy",
+            "To keep that training, start a new run from the copy: name its directory as path in "
+            "[model.LLM.checkpoint.Local] of a config file",
         )
 
 

@@ -12,6 +12,7 @@ from aftermath.events import event_types
 from aftermath.events.progress import holder_wait, last_member_wait
 from aftermath.events.status import lost_with_members
 from aftermath.events.stream import Events
+from aftermath.member.unused_copies import protected_copy
 from aftermath.model.saved_checkpoints import (
     saved_steps,
     stem_of_run,
@@ -80,13 +81,15 @@ class StatusEvents:
             self._events.emit(event_types.Rewound(before=self._reached, step=run.trained_steps))
         self._reached = run.trained_steps
 
-    def lost(self, run: Run, model: Model, directory: Path | None) -> None:
+    def lost(self, view: View, directory: Path | None, *, has_commands: bool) -> None:
         """Warn that the epoch starts from older levels, because the newest ones are lost.
 
         `directory`: where this member writes checkpoints. A copy there that the chain does not name
-        is named in the warning.
+        is named in the warning, and protected. `has_commands`: whether the run is owned by
+        commands, and not by a server.
         """
-        checkpoint_step = steps_before(model.checkpoint_step)
+        run = view.run
+        checkpoint_step = steps_before(view.model.checkpoint_step)
         reached = run.trained_steps
         if run.model_source is ModelSource.CHECKPOINT and checkpoint_step < reached:
             lost = counted(
@@ -97,7 +100,7 @@ class StatusEvents:
                 if checkpoint_step
                 else "the only checkpoint is the initial model, of step 0"
             )
-            copy = _newest_copy(directory, run, checkpoint_step)
+            copy = _newest_copy(directory, run, checkpoint_step, has_commands=has_commands)
             self._events.emit(
                 event_types.Warning(
                     message=f"{lost} lost: no member has the model, and {newest}{copy}",
@@ -207,10 +210,12 @@ class StatusEvents:
         self._spec_error = model.spec_error
 
 
-def _newest_copy(directory: Path | None, run: Run, checkpoint_step: int) -> str:
-    """Return lines about a newer model that this member saved and the chain does not name.
+def _newest_copy(
+    directory: Path | None, run: Run, checkpoint_step: int, *, has_commands: bool
+) -> str:
+    """Protect a newer model that this member saved and the chain does not name.
 
-    Empty if there is none.
+    Return lines about it, or an empty string if there is none.
     """
     if directory is None:
         return ""
@@ -222,10 +227,7 @@ def _newest_copy(directory: Path | None, run: Run, checkpoint_step: int) -> str:
     ]
     if not copies:
         return ""
-    return (
-        f"\n{copies[-1]} is a copy of step {step_of(copies[-1])} that the run does not use. To keep that training, "
-        "start a new run from the copy"
-    )
+    return "\n" + protected_copy(copies[-1].absolute(), has_commands=has_commands)
 
 
 def _own_copy(directory: Path | None, run: Run, step: int | None) -> Path | None:

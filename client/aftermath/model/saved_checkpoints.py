@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Collection
 from pathlib import Path
 
-from aftermath.base.outputs import maker_of
+from aftermath.base.outputs import is_protected, maker_of
 
 _STEP = "-step"
 _REPLACED = ".replaced-"
@@ -60,7 +60,8 @@ def prune(
     """Remove the run's checkpoints except the newest `keep_steps` (at least 1) and the `needed`.
 
     `step` is the run's current step. Later checkpoints date from before a rewind and count as older
-    than all others. Checkpoints that were moved aside count as the oldest.
+    than all others. Checkpoints that were moved aside count as the oldest. Protected directories
+    stay and do not count.
     """
     steps = saved_steps(directory, run_id)
     left = [path for path in steps if step_of(path) > step]
@@ -69,6 +70,7 @@ def prune(
         *left,
         *(path for path in steps if step_of(path) <= step),
     ]
+    ranked = [path for path in ranked if not is_protected(path)]
     for old in ranked[:-keep_steps]:
         if not among(old, needed):
             shutil.rmtree(old, ignore_errors=True)
