@@ -150,6 +150,72 @@ def test_member_leaving_by_itself_is_not_marked_dead() -> None:
     assert run.history.marks == [(1, "b1 left"), (1, "c2 failed"), (2, "b1 rejoined")]
 
 
+def test_stopped_member_that_keeps_its_seat_is_not_marked_dead() -> None:
+    run = Run()
+    run.start("a0", "b1", "c2")
+    run.step(1, a0=1.0, b1=1.0, c2=1.0)
+    run.say("a0", "leaving", saves=True)
+    run.say("a0", "stopped", step=1, path="a", continues=True)
+    run.say("b1", "leaving")
+    for wallet in ("a0", "b1", "c2"):
+        run.say(wallet, "started")
+    run.step(2, a0=1.0)
+    assert run.history.marks == [
+        (1, "a0 stopped"),
+        (1, "b1 stopped"),
+        (1, "c2 disappeared"),
+        (2, "a0 rejoined"),
+    ]
+
+
+def test_process_that_ended_before_it_joined_has_no_mark() -> None:
+    run = Run()
+    run.say("a0", "started")
+    run.say("a0", "run_found")
+    run.start("a0")
+    run.step(1, a0=1.0)
+    assert run.history.marks == []
+
+
+def begin_rounds(run: Run, wallet: str, begin: int, end: int, since: int) -> None:
+    for step in range(begin, end):
+        run.say(wallet, "round", epoch=0, step=step, since=since + step)
+        run.say(wallet, "trained", epoch=0, step=step, loss=1.0, tokens=100)
+
+
+@pytest.mark.parametrize("reported", [True, False])
+def test_return_of_run_to_earlier_step_is_marked_once(reported: bool) -> None:
+    run = Run()
+    run.start("a0", "b1")
+    begin_rounds(run, "a0", 1, 9, since=100)
+    begin_rounds(run, "b1", 5, 9, since=100)
+    if reported:
+        run.say("a0", "rewound", before=8, step=4)
+    begin_rounds(run, "a0", 5, 9, since=200)
+    begin_rounds(run, "b1", 5, 9, since=200)
+    assert run.history.marks == [(4, "taken back from step 8")]
+
+
+def test_steps_trained_again_without_return_have_no_mark() -> None:
+    run = Run()
+    run.start("a0")
+    begin_rounds(run, "a0", 1, 9, since=100)
+    begin_rounds(run, "a0", 7, 9, since=200)
+    assert run.history.marks == []
+
+
+def test_return_of_model_to_checkpoint_is_marked() -> None:
+    run = Run()
+    run.start("a0", "b1")
+    run.say("a0", "model", source="a Hub", step=100, checkpoint_step=0)
+    assert run.history.marks == [], "nothing was trained yet"
+    begin_rounds(run, "a0", 101, 109, since=100)
+    for wallet in ("a0", "b1"):
+        run.say(wallet, "model", source="a Hub", step=108, checkpoint_step=104)
+    run.say("b1", "model", source="a Hub", step=112, checkpoint_step=112)
+    assert run.history.marks == [(108, "back to the checkpoint of step 104")]
+
+
 def test_members_without_events_are_named_by_seat() -> None:
     run = Run()
     run.start("a0")

@@ -102,8 +102,13 @@ def mean(shares: list[Share]) -> float:
 @dataclass(slots=True)
 class _Member:
     processes: int = 0
+    """Earlier processes that joined."""
     just_started: bool = False
     """The process has started and not found the run yet."""
+    joined: bool = False
+    """The process has joined the run or trained in it."""
+    stopping: bool = False
+    """The process was asked to stop."""
     ended: bool = True
     """The member's process, or others, reported its end."""
     away: bool = False
@@ -112,11 +117,11 @@ class _Member:
 
 
 class Lifecycle:
-    """Marks at steps where members joined, left, were dropped or came back.
+    """Marks at steps where members joined, left, were dropped or came back, or the run went back.
 
     A member that joins again without having left counts as having died, because no other member
-    knows the reason. Several members' reports of one incident become one mark. `name` returns a
-    member's name in marks.
+    knows the reason. A process that ended before it joined has no mark. Several members' reports of
+    one incident become one mark. `name` returns a member's name in marks.
     """
 
     def __init__(
@@ -129,6 +134,9 @@ class Lifecycle:
         self._holders: dict[int, str] = {}
         """The wallet that last joined with each seat, even if its process has ended."""
         self._name = name
+        self._round_since = 0
+        self._round_step = 0
+        """The step of the newest round, which began at `_round_since`."""
 
     def step_of(self, wallet: str) -> int:
         """Return the last step in which a member trained its share."""
@@ -149,12 +157,20 @@ class Lifecycle:
                     self._starts(wallet, member)
                 member.just_started = False
             case event_types.Joined():
+                member.joined = True
                 member.seat = event.seat
                 if event.seat is not None:
                     self._holders[event.seat] = wallet
             case event_types.ShareTrained():
                 self._trained(wallet, event.step, member, losing=event.loss is not None)
-            case event_types.Left() | event_types.RunFinished() | event_types.Error():
+            case event_types.Leaving():
+                member.stopping = True
+            case (
+                event_types.Left()
+                | event_types.RunFinished()
+                | event_types.Error()
+                | event_types.Stopped(continues=True)
+            ):
                 self._ends(wallet, event, member)
             case event_types.Dropped():
                 for seat in event.seats:
@@ -163,21 +179,46 @@ class Lifecycle:
                 self._lost(event.seat, "ejected")
             case event_types.Kicked():
                 self._lost(event.seat, "barred" if event.barred else "removed")
+            case event_types.RoundStarted():
+                self._round(event)
+            case event_types.ModelReady():
+                self._loaded(event)
             case event_types.Rewound():
                 self._mark(event.step, f"taken back from step {event.before}")
+                self._round_step = min(self._round_step, event.step)
+
+    def _round(self, event: event_types.RoundStarted) -> None:
+        """Mark that the run went back while no member was there to report it."""
+        if event.since <= self._round_since:  # another member has reported this or a later round
+            return
+        # Without a return, an epoch's last two steps can be trained again if nobody attested them.
+        if event.step < self._round_step - 1:
+            self._mark(event.step - 1, f"taken back from step {self._round_step}")
+        self._round_since = event.since
+        self._round_step = event.step
+
+    def _loaded(self, event: event_types.ModelReady) -> None:
+        """Mark that the model went back to a checkpoint, although the run keeps its steps."""
+        checkpoint_step = event.checkpoint_step
+        if checkpoint_step is None or checkpoint_step >= min(event.step, self.newest_step):
+            return
+        self._mark(event.step, f"back to the checkpoint of step {checkpoint_step}")
 
     def _starts(self, wallet: str, member: _Member) -> None:
-        if not member.ended:
-            self._mark(member.step, f"{self._names[wallet]} disappeared")
+        if not member.ended and member.joined:
+            what = "stopped" if member.stopping else "disappeared"
+            self._mark(member.step, f"{self._names[wallet]} {what}")
+        member.processes += member.joined
+        member.joined = member.stopping = False
         member.away = member.processes > 0
         member.ended = False
-        member.processes += 1
 
     def _trained(self, wallet: str, step: int, member: _Member, *, losing: bool) -> None:
         if member.away:
             self._mark(step, f"{self._names[wallet]} rejoined")
             self._forget_former_seats(wallet, member.seat)
         member.away = False
+        member.joined = True
         member.step = step
         if losing:
             self.newest_step = max(self.newest_step, step)
@@ -185,6 +226,8 @@ class Lifecycle:
     def _ends(self, wallet: str, event: event_types.Event, member: _Member) -> None:
         if isinstance(event, event_types.Left) and not event.finished:
             self._mark(member.step, f"{self._names[wallet]} left")
+        elif isinstance(event, event_types.Stopped):
+            self._mark(member.step, f"{self._names[wallet]} stopped")
         elif isinstance(event, event_types.Error):
             self._mark(member.step, f"{self._names[wallet]} failed")
         member.ended = True
