@@ -418,6 +418,29 @@ def test_export_of_foreign_directory_is_refused_with_option(
 
 
 @pytest.mark.parametrize(
+    ("out", "error"),
+    [
+        ("model", "model is the checkpoint to export: nothing was changed"),
+        ("model/exported", "model/exported is inside the checkpoint to export: nothing was"),
+        ("file", "file is not a directory: nothing was changed"),
+        ("file/new", "file is not a directory: nothing was changed"),
+        ("-", "a directory cannot be written to the standard output"),
+    ],
+)
+def test_export_into_unfit_place_is_refused(
+    out: str, error: str, run_dir: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(home)
+    (home / "file").write_text("mine")
+    assert invoke(*model_init(run_dir, home / "model")).code == 0
+    before = everything_in(home)
+    refused = invoke("model", "export", "--src", "model", "--tiers", "1", "--out", out)
+    assert f"error: {error}" in refused.err
+    assert "fix: Export to another directory: --out DIRECTORY" in refused.err
+    assert everything_in(home) == before
+
+
+@pytest.mark.parametrize(
     "line", [plot, events_csv, events_lines, init], ids=lambda line: line.__name__
 )
 def test_dash_output_writes_to_standard_output(

@@ -48,6 +48,7 @@ def check_directory(path: Path, made_by: str, fix: str = "Name a new directory")
     """Raise OutputError, with this fix, unless the command `made_by` may create or replace this
     directory.
     """
+    check_is_directory(path.parent, fix)
     refuse_standard_output(path, fix)
     try:
         mode = path.lstat().st_mode
@@ -64,6 +65,15 @@ def check_directory(path: Path, made_by: str, fix: str = "Name a new directory")
         _require_unchanged(path, made_by, fix)
     except OSError as error:
         raise OutputError(f"cannot read {path}: {error.strerror}", fix) from None
+
+
+def check_is_directory(path: Path, fix: str = "Name a new directory") -> None:
+    """Raise OutputError if the path is `-`, or if it or a parent is not a directory."""
+    refuse_standard_output(path, fix)
+    for place in (path, *path.parents):
+        # unlike Path.exists, these do not raise for a path that cannot be read
+        if os.path.exists(place) and not os.path.isdir(place):
+            raise OutputError(f"{place} is not a directory: {_LEAVE}", fix)
 
 
 def refuse_standard_output(directory: Path, fix: str = "Name a new directory") -> None:

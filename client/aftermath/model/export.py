@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from aftermath.base.files import replacing
-from aftermath.base.outputs import check_directory, update_mark
+from aftermath.base.outputs import OutputError, check_directory, check_is_directory, update_mark
 from aftermath.model.checkpoint import load, load_config
 from aftermath.model.config import ModelConfig, stored_tier
 from aftermath.model.json_documents import (
@@ -32,6 +32,7 @@ from aftermath.model.saved_checkpoints import is_removable
 from aftermath.model.weights import weight_files
 
 MADE_BY = "model export"
+_ELSEWHERE = "Export to another directory: --out DIRECTORY"
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ def export_tiers(
     With `out`, write everything to that directory, with a copy of `source`. Numbers are rounded to
     `dtype`; without `out` this must not change them. An existing export is replaced.
 
-    Raises CheckpointError, ModelConfigError or WidthNotDivisible.
+    Raises CheckpointError, OutputError, ModelConfigError or WidthNotDivisible.
     """
     source = source.absolute()
     config = load_config(source)
@@ -66,13 +67,17 @@ def export_tiers(
             "Pass for example --tiers 1,2",
         )
     config.width(chosen[-1])
+    if out is not None:
+        check_is_directory(out, _ELSEWHERE)
     base = source if out is None else out.absolute() / source.name
     if base.parent.resolve() == source.parent.resolve():
         base = source  # `out` may spell the same directory differently; do not copy onto itself
     _refuse_removable(source, base)
+    if out is not None:
+        _refuse_inside(out, source)
     places = [base.with_name(f"{base.name}-tier{tier}") for tier in chosen]
     for place in [*places, *([] if base == source else [base])]:
-        check_directory(place, MADE_BY, "Export to another directory: --out DIRECTORY")
+        check_directory(place, MADE_BY, _ELSEWHERE)
     companions = read_companions(source)
     for tier, place in zip(chosen, places, strict=True):
         params = load(source, tier, "universal")
@@ -93,12 +98,21 @@ def export_tiers(
     )
 
 
+def _refuse_inside(out: Path, source: Path) -> None:
+    """Raise OutputError if `out` is the checkpoint to export, or inside it."""
+    if out.resolve().is_relative_to(source.resolve()):
+        where = "is" if out.resolve() == source.resolve() else "is inside"
+        raise OutputError(
+            f"{out} {where} the checkpoint to export: nothing was changed", _ELSEWHERE
+        )
+
+
 def _require_exact(params: Mapping[str, Tensor], dtype: torch.dtype, source: Path) -> None:
     """Raise CheckpointError if rounding changes a number: tiers must share exact numbers."""
     if any(not torch.equal(tensor.to(dtype).float(), tensor) for tensor in params.values()):
         raise CheckpointError(
             f"rounding to {str(dtype).removeprefix('torch.')} would make the tiers differ from {source}",
-            "Export to another directory: --out DIRECTORY",
+            _ELSEWHERE,
         )
 
 
@@ -113,7 +127,7 @@ def _refuse_removable(source: Path, base: Path) -> None:
     if sibling or inside:
         raise CheckpointError(
             f"{origin if sibling else output} is a checkpoint of a run; its member will remove it later",
-            "Export to another directory: --out DIRECTORY",
+            _ELSEWHERE,
         )
 
 
