@@ -290,8 +290,22 @@ def test_overdue_epoch_of_last_member_names_its_wallet(established: int) -> None
         1: builders.seat(1, state=MemberState.WITHDRAWN, pending=True),
     }
     away = builders.members(seats, established=established)
-    overdue = at(RunState.COOLDOWN, now=BEGAN + 90 + 15, members_=away, step=4, start_step=1)
-    text = overdue.waits[-1]
+    for state, deadline in ((RunState.ROUND_TRAIN, 2), (RunState.COOLDOWN, 90)):
+        overdue = at(
+            state,
+            now=BEGAN + deadline + 15,
+            members_=away,
+            step=4,
+            start_step=1,
+            seed_slot=9,
+            round_={"elected": 1, "attestations": 1},
+        )
+        assert len(overdue.waits) == 1
+        assert overdue.waits[0].startswith("wallet ")
+        assert facts_of(overdue)["deadline"] == "in 24 h"
+        assert overdue.is_stalled
+        assert overdue.deadline == -15, "a tick ends the wait at once"
+    (text,) = overdue.waits
     assert text.startswith(f"wallet {'1' * 32}, the last member of epoch 0: 3 steps of training")
     assert "until 1970-01-02 00:18 UTC" in text
     tick = "aftermath-solana tick --run-id test"

@@ -14,7 +14,11 @@ from aftermath.events.printable import printable
 from aftermath.events.progress import holder_wait, last_member_wait, span, state_phrase
 from aftermath.rules import bitmap, committee
 from aftermath.rules.contents import unsaved_steps
-from aftermath.rules.deadlines import next_deadline
+from aftermath.rules.deadlines import (
+    last_member_wait_ends,
+    next_deadline,
+    waits_for_last_member,
+)
 from aftermath.rules.members import Members, Seat
 from aftermath.rules.model import Model
 from aftermath.rules.run import STORED_ROUNDS, Run, steps_before
@@ -132,6 +136,10 @@ class RunStatus:
     """Why this client cannot read the run's training spec. Empty if it can."""
     outer_momentum: float = 0.0
     """The outer momentum, which joiners fetch with the model. 0 if there is none."""
+    last_member_left: int | None = None
+    """Seconds for which other members wait for the epoch's absent last member. None if they do
+    not.
+    """
 
     @property
     def is_stalled(self) -> bool:
@@ -155,6 +163,13 @@ def status_of(
     now -= silent
     until = next_deadline(run, members, model)
     deadline = None if until is None else until - now
+    last_member_left = _last_member_left(run, members, model, now)
+    if silent or not has_tick or not _is_overdue(deadline):
+        last_member_left = None
+    waits = _waits(run, model, members, deadline, has_tick=has_tick, silent=silent)
+    if last_member_left is not None:
+        # Nothing else can happen before that member is back, so nothing else is named.
+        waits = filter(None, [last_member_wait(run, members, model)])
     return RunStatus(
         run_id=run.run_id,
         name=model.metadata.name,
@@ -167,7 +182,7 @@ def status_of(
         total_steps=run.config.total_steps,
         left=_left(run, now),
         deadline=deadline,
-        waits=tuple(_waits(run, model, members, deadline, has_tick=has_tick, silent=silent)),
+        waits=tuple(waits),
         members=tuple(_members(run, members)),
         tokens_per_second=_speed(run, model, now),
         levels=tuple(_levels(run, members)),
@@ -179,7 +194,16 @@ def status_of(
         rounds_left=_rounds_left(run),
         spec_error=model.spec_error,
         outer_momentum=model.optimizer.outer_momentum,
+        last_member_left=last_member_left,
     )
+
+
+def _last_member_left(run: Run, members: Members, model: Model, now: int) -> int | None:
+    """Return for how many seconds only the epoch's last member may end the epoch, or None."""
+    ends = last_member_wait_ends(run, members, model)
+    if ends is None or not waits_for_last_member(run, members, model, now):
+        return None
+    return ends - now
 
 
 def _rounds_left(run: Run) -> int | None:
@@ -257,15 +281,13 @@ def _waits(
         yield "the end of this epoch, after which the owner's pause begins"
     # without an answer it is unknown whether the run is overdue, and no tick would arrive
     if _is_overdue(deadline) and not silent:
-        yield _waits_for_tick(run, model, members, has_tick=has_tick)
+        yield _waits_for_tick(run, has_tick=has_tick)
 
 
-def _waits_for_tick(run: Run, model: Model, members: Members, *, has_tick: bool) -> str:
+def _waits_for_tick(run: Run, *, has_tick: bool) -> str:
     """Return who must advance a run whose deadline has passed."""
     if not has_tick:
         return "a connected member to advance it"
-    if last := last_member_wait(run, members, model):
-        return last
     return f"a tick to advance it: aftermath-solana tick --run-id {shlex.quote(run.run_id)}"
 
 
@@ -393,7 +415,9 @@ def facts_of(status: RunStatus) -> dict[str, str | list[str]]:
         "state": (f"{no_answer(status)}; last heard: " if status.silent else "") + state_of(status),
         "steps": steps_of(status),
         **speed,
-        "deadline": _deadline(status.deadline),
+        "deadline": _deadline(
+            status.deadline if status.last_member_left is None else status.last_member_left
+        ),
         "waits for": list(status.waits),
         **({"training spec": status.spec_error} if status.spec_error else {}),
         **({"outer momentum": f"{status.outer_momentum:g}"} if status.outer_momentum else {}),
