@@ -6,6 +6,7 @@ import json
 import os
 import re
 import resource
+import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -368,6 +369,61 @@ def profile(home: Path, out: Path) -> list[str | Path]:
 
 def run_files(home: Path, out: Path) -> list[str | Path]:
     return ["run-files", "demo"]
+
+
+def tokenize(home: Path, out: Path) -> list[str | Path]:
+    return ["data", "tokenize", "--budget-bytes", "1000", "--output", out]
+
+
+def tokenize_held_out(home: Path, out: Path) -> list[str | Path]:
+    return [*tokenize(home, home / "tokens"), "--held-out", out]
+
+
+def fetch(home: Path, out: Path) -> list[str | Path]:
+    return ["data", "fetch", "--url-template", "http://127.0.0.1:1/{}", "--output", out]
+
+
+def localnet(home: Path, out: Path) -> list[str | Path]:
+    return ["localnet", "--ledger", out]
+
+
+def start_testnet(home: Path, out: Path) -> list[str | Path]:
+    return ["local-testnet", "start", "--num-clients", "1", "--config-path", "demo", "--dir", out]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [tokenize, tokenize_held_out, fetch, localnet, start_testnet],
+    ids=lambda line: line.__name__,
+)
+def test_dash_as_directory_is_refused(
+    line: Line, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(home)
+    words = line(home, Path("-"))
+    with socket.create_server(("127.0.0.1", 0)) as taken:  # a network there ends at once
+        words += ["--port", taken.getsockname()[1]] if line is localnet else []
+        refused = invoke(*words)
+    assert refused.err.startswith(
+        "error: a directory cannot be written to the standard output\nfix: Name "
+    )
+    assert everything_in(home) == {}
+
+
+def test_dash_output_of_plot_ignores_directory_of_that_name(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(home)
+    (home / "-").mkdir()
+    assert invoke(*plot(home, Path("-"))).code == 0
+
+
+def test_testnet_in_file_is_refused(home: Path) -> None:
+    (home / "file").write_text("mine")
+    for place in ("file", "file/below"):
+        refused = invoke(*start_testnet(home, home / place))
+        assert f"error: {home}/file is not a directory: nothing was changed\n" in refused.err
+        assert "fix: Name another directory: --dir DIR" in refused.err
 
 
 @pytest.mark.parametrize("line", [identity, profile, run_files], ids=lambda line: line.__name__)

@@ -43,6 +43,34 @@ def events(text: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
+UNSAVED = (
+    "this training is not saved; to save it, pass --out DIR",
+    "nothing was saved, because --out was not given",
+)
+
+
+def test_train_local_without_out_says_that_nothing_is_saved(run_dir: Path, tmp_path: Path) -> None:
+    for more, sentences in (((), UNSAVED), (("--out", tmp_path / "out"), ())):
+        done = invoke(*quick(run_dir, *more))
+        assert done.code == 0, done.err
+        assert tuple(line for line in done.err.splitlines() if "save" in line) == sentences
+
+
+@pytest.mark.slow
+def test_train_local_without_out_says_so_at_interrupt(run_dir: Path) -> None:
+    line = [str(CONSOLE), *quick(run_dir, "--json")]
+    line[line.index("--steps") + 1] = "1000000"
+    with subprocess.Popen(
+        line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as training:
+        assert training.stdout is not None
+        next(event for event in training.stdout if '"kind":"step"' in event)
+        training.send_signal(signal.SIGINT)
+        _, err = training.communicate(timeout=120)
+    assert training.returncode == 130
+    assert err.endswith(f"{UNSAVED[1]}\ninterrupted\n")
+
+
 @pytest.mark.slow
 def test_train_local_config_of_run_trains_its_tiers(run_dir: Path, tmp_path: Path) -> None:
     done = invoke(*quick(run_dir, "--tiers", "0,1,2", "--out", tmp_path / "out", "--json"))

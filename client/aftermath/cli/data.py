@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from aftermath.base.errors import UsageError
+from aftermath.base.outputs import refuse_standard_output
 from aftermath.base.text import counted
 from aftermath.cli.command import command
 from aftermath.cli.present import Result, facts, note
@@ -86,6 +87,8 @@ def convert(chosen: Conversion) -> Result:
         standard_library_root,
     )
 
+    for folder in filter(None, (chosen.output, chosen.held_out)):
+        refuse_standard_output(folder, "Name a folder")
     documents = (
         folder_documents(chosen.input) if chosen.input else standard_library(chosen.budget_bytes)
     )
@@ -290,6 +293,7 @@ def data_fetch(
     from aftermath.base.text import counted
     from aftermath.data.http import HttpClient, download, numbered_urls
 
+    refuse_standard_output(output, "Name a folder")
     client = HttpClient()
     paths = []
     for url in numbered_urls(url_template or FINEWEB, start_index, left_pad_zeros, files):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from aftermath.base.errors import UsageError
-from aftermath.base.outputs import check_names, empty_directory
+from aftermath.base.outputs import check_is_directory, check_names, empty_directory
 from aftermath.cli.command import command
 from aftermath.cli.present import Result, show
 
@@ -91,6 +91,8 @@ def localnet(
     from aftermath.localnet import EmbeddedEngine, LocalnetConfig, ValidatorEngine, run_localnet
     from aftermath.programs import AUTHORIZER_ID, AUTHORIZER_SO, COORDINATOR_ID, COORDINATOR_SO
 
+    if options.ledger is not None:
+        check_is_directory(options.ledger.expanduser(), "Name the ledger's directory")
     if options.reset:
         clear(options.ledger)
     programs = ((COORDINATOR_ID, COORDINATOR_SO), (AUTHORIZER_ID, AUTHORIZER_SO))
@@ -132,8 +134,6 @@ def clear(ledger: Path | None) -> None:
     directory = ledger.expanduser()
     if not directory.exists():
         return
-    if not directory.is_dir():
-        raise UsageError(f"--ledger {directory} is not a directory", "Name the ledger's directory")
     of_validator = (directory / VALIDATOR_MARK).exists()
     names = VALIDATOR_FILES if of_validator else EMBEDDED_FILES
     check_names(directory, names, "a ledger")

@@ -44,7 +44,7 @@ def plot(
     from aftermath.lab.training_curves import trainings_in
 
     path = out.expanduser()
-    if path.is_dir():
+    if path.is_dir() and str(path) != STANDARD_OUTPUT:
         raise OutputError(
             f"--out {out} is a directory",
             f"Name a file in it, for example --out {out / 'loss.png'}",

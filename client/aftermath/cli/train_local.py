@@ -117,7 +117,11 @@ def train_local(
     begun = start(recipe, device, arithmetic, stack_members=stacked)
     training = TrainingLoop(recipe, begun, screen, out, settings.save_every)
     if out is None:
-        training.run()
+        note("this training is not saved; to save it, pass --out DIR")
+        try:
+            training.run()
+        finally:
+            note("nothing was saved, because --out was not given")
         return Result(None, None)
     try:
         with _ending_after_the_step(training.stop):
