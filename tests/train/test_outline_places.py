@@ -14,6 +14,8 @@ from aftermath.base.errors import AftermathError, Unsuitable
 from aftermath.base.outputs import write_mark
 from aftermath.config.document import RunConfig, parse_as
 from aftermath.coordinator.ports import View
+from aftermath.member.warmup import why_no_model
+from aftermath.model.json_documents import CheckpointError
 from aftermath.model.outline import Outline
 from aftermath.model.saved_checkpoints import maker_name
 from aftermath.optim.run_schema import agreed_schema
@@ -137,3 +139,16 @@ def test_newcomer_asks_only_members_that_will_have_model(
     run = builders.run(state, model_source=source)
     members = builders.members({0: builders.seat(0, p2p=b"p" * 32)})
     assert may_ask(View(run, members, recorded(".")), b"me") is asks
+
+
+@pytest.mark.parametrize("step", [0, 40])
+def test_missing_checkpoint_that_was_moved_is_named(tmp_path: Path, step: int) -> None:
+    """Step 0 is the owner's model, which no member saved."""
+    model = recorded(str(tmp_path / "old" / "test-step40"))
+    model = replace(model, checkpoint_step=step + 1)
+    with pytest.raises(CheckpointError, match="there is no checkpoint at") as caught:
+        requirements.outline_of(model, "test", pytest.fail, access=RunAccess(on_local_network=True))
+    for fix in (caught.value.fix, why_no_model(caught.value, model)):
+        assert ("you moved it" in fix) is (step > 0)
+        assert ("--checkpoint-dir DIR" in fix) is (step > 0)
+        assert "--model-path DIR" in fix

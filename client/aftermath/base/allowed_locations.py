@@ -145,8 +145,19 @@ class RunAccess:
         )
 
 
-def advice_to_member(kind: Literal["data", "model"], label: str) -> str:
-    """Return the fix for a member that lacks a run's local files. It cannot make them itself."""
+def advice_to_member(
+    kind: Literal["data", "model"], label: str, *, saved_by_member: bool = False
+) -> str:
+    """Return the fix for a member that lacks a run's local files. It cannot make them itself.
+
+    `saved_by_member`: whether `label` is a checkpoint that a member saved, maybe this one.
+    """
+    if saved_by_member:
+        return (
+            f"If this member saved {label} and you moved it, pass the new directory of its checkpoints: "
+            "--checkpoint-dir DIR. Otherwise get the checkpoint from the member that saved it, and "
+            "pass --model-path DIR"
+        )
     return (
         f"Get the run's {kind} from its owner and pass --{kind}-path DIR, or start this command in the directory that "
         f"holds {label}"

@@ -397,4 +397,6 @@ def why_no_model(error: Exception, model: Model) -> str:
         return f"{error.message}\n{fix}"
     if not isinstance(error, CheckpointError) or checkpoint.kind is not CheckpointKind.LOCAL:
         return str(error)
-    return f"{error.message}\n{advice_to_member('model', checkpoint.repo)}"
+    saved = steps_before(model.checkpoint_step) > 0
+    fix = advice_to_member("model", checkpoint.repo, saved_by_member=saved)
+    return f"{error.message}\n{fix}"

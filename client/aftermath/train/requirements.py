@@ -23,6 +23,7 @@ from aftermath.optim.run_schema import agreed_schema
 from aftermath.optim.schema import Schema
 from aftermath.p2p.transport import escaped
 from aftermath.rules.model import Checkpoint, DataLocation, Model
+from aftermath.rules.run import steps_before
 from aftermath.rules.state import CheckpointKind, DataType
 from aftermath.train.admission import check_model
 from aftermath.train.locations import name_of, open_source
@@ -84,8 +85,10 @@ def outline_of(
         and model.checkpoint.kind is CheckpointKind.LOCAL
         and not access.trusting
     ):
+        saved = steps_before(model.checkpoint_step) > 0
         raise CheckpointError(
-            first.message, advice_to_member("model", model.checkpoint.repo)
+            first.message,
+            advice_to_member("model", model.checkpoint.repo, saved_by_member=saved),
         ) from first
     raise first
 
