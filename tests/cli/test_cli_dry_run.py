@@ -245,7 +245,7 @@ def test_dry_run_of_empty_wallet_requests_no_funds(owner: Shell, run_id: str) ->
     assert f"it lacks {lacks} SOL" in text
     elsewhere = invoke(*line, "--rpc-2", NOT_LOCAL)
     assert elsewhere.code == 1
-    assert re.search(r"would fail: the wallet lacks 0\.62\d+ SOL", " ".join(elsewhere.out.split()))
+    assert re.search(r"would fail: the wallet lacks 0\.63\d+ SOL", " ".join(elsewhere.out.split()))
     assert "accepted" not in elsewhere.out
     refused = owner("create-run", "--run-id", run_id, "--dry-run", "--rpc-2", NOT_LOCAL).error
     assert refused["code"] == "insufficient-funds"
