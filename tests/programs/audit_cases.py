@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from aftermath.chain import views
@@ -29,6 +30,31 @@ class Audit:
     @property
     def decisive(self) -> int:
         return audits.votes_to_decide(len(self.jury))
+
+
+def start_established(
+    run: Scenario, tiers: Mapping[int, int], established: Iterable[int] | None = None
+) -> Scenario:
+    """Start round 0 with members of these tiers.
+
+    Those in `established` (all if None) count as members that delivered in an earlier epoch, so
+    only they witness, and the rounds are audited.
+    """
+    for index, tier in tiers.items():
+        run.join(index, tier=tier).ok()
+    run.world.advance(40)
+    run.tick().ok()
+    run.draw()
+    indices = tiers if established is None else established
+    seats = bitmap.to_bytes(bitmap.from_seats(run.seat_of(index) for index in indices))
+    record = run.world.record("Members", run.run_id)
+    record["established"][0] = seats
+    record["judges"][0] = seats
+    run.world.store("Members", run.run_id, record)
+    run.world.advance(31)
+    run.tick().ok()
+    assert run.run.current.established
+    return run
 
 
 def audit_of(run: Scenario, height: int, target: int | None = None) -> Audit:

@@ -190,24 +190,26 @@ class Oracle(Transitions):
             auditor, jury = audits[target]
             require(auditor == number, "NotAuditor")
             self.cases = self.open_cases()
-            require(len(self.cases) < MAX_DRAWN, "CasesFull")
+            is_accuser = any(one.auditor == auditor for one in self.cases)
+            require(not is_accuser and len(self.cases) < MAX_DRAWN, "CasesFull")
             sequences = behind(round.batch, set(self.shares(round)[target]))
             case = OracleCase(round, self.round.height, target, auditor, jury, sequences)
             self.cases.append(case)
         require(number in case.jury, "NotAJuror")
         require(number not in case.votes, "DuplicateVerdict")
         case.votes[number] = mismatch
-        if case.against(mismatch).bit_count() >= max(3, quorum(len(case.jury))):
+        convicting = max(3, quorum(len(case.jury)))
+        decisive = convicting if mismatch else min(convicting, len(case.jury) - 1)
+        if case.against(mismatch).bit_count() >= decisive:
             self.cases.remove(case)
             if mismatch and self._has_room(len(case.sequences)):
                 self.trained -= numbers(case.sequences)
                 self._put_back(case.sequences)
+                lowest = min(numbers(case.sequences))
+                known = self.known
+                self.known = replace(known, data_index=min(known.data_index, lowest))
             self._eject(self.members[target if mismatch else case.auditor])
         self._follow()
-
-    def open_cases(self) -> list[OracleCase]:
-        """Return the cases that may be voted on."""
-        return [one for one in self.cases if self.round.height <= one.opened + 2]
 
     def _is_about(self, case: OracleCase, at: RoundId, target: int) -> bool:
         named = RoundId(self.epoch, case.round.height, case.round.seed or 0)

@@ -7,7 +7,7 @@ import pytest
 
 from aftermath.rules import assignment, audits, bitmap, committee
 from aftermath.rules.run import REDO
-from aftermath.rules.state import ExitReason, MemberState, RunState
+from aftermath.rules.state import EstablishedOnly, ExitReason, MemberState, RunState
 from programs.audit_cases import audit_of, vote
 from programs.harness import Snapshot, World
 from programs.scenario import Scenario
@@ -15,6 +15,8 @@ from rules import backlog
 
 HASHES = {level: bytes([level + 1]) * 32 for level in range(3)}
 GOAL = 50_000
+LIMIT = 200_000
+"""Compute units that an instruction may use if its transaction asks for no others."""
 
 
 @pytest.fixture
@@ -105,19 +107,54 @@ def test_data_of_silent_members_returns(full_run: Scenario) -> None:
     assert full_run.members.mask(MemberState.DROPPED).bit_count() == len(missing)
 
 
-def test_case_of_256_members_stays_within_compute_limit(full_run: Scenario) -> None:
+@pytest.fixture
+def audited_run(world: World) -> Scenario:
+    """Return a full run of established members in round 2."""
+    world.load(_in_round_0())
+    run = Scenario(world)
+    members = world.record("Members", "test")
+    members["established"][0] = members["judges"][0] = members["healthy"][0]
+    world.store("Members", "test", members)
+    state = world.record("Run", "test")
+    state["levels_established"] = 0b111
+    state["rounds"]["established"][0][0] = EstablishedOnly.WITNESS
+    world.store("Run", "test", state)
     for _ in range(2):
-        full_run.witness_round()
-    full_run.draw()
-    tiers = {index: full_run.members.seats[index].tier for index in range(256)}
-    drawn = audits.drawn_results(full_run.run, full_run.members, 0)
+        run.witness_round()
+    return run.draw()
+
+
+def test_case_of_256_members_stays_within_compute_limit(audited_run: Scenario) -> None:
+    tiers = {index: audited_run.members.seats[index].tier for index in range(256)}
+    drawn = audits.drawn_results(audited_run.run, audited_run.members, 0)
     target = max(drawn, key=tiers.__getitem__)
-    audit = audit_of(full_run, 0, target)
-    assert vote(full_run, audit.auditor, audit).ok().units <= GOAL
+    audit = audit_of(audited_run, 0, target)
+    assert vote(audited_run, audit.auditor, audit).ok().units <= GOAL
     for seat in audit.others[: audit.decisive - 1]:
-        assert full_run.members.seats[target].state is MemberState.HEALTHY
-        assert vote(full_run, seat, audit).ok().units <= GOAL
-    assert full_run.members.seats[target].state is MemberState.EJECTED
+        assert audited_run.members.seats[target].state is MemberState.HEALTHY
+        assert vote(audited_run, seat, audit).ok().units <= GOAL
+    assert audited_run.members.seats[target].state is MemberState.EJECTED
+
+
+@pytest.mark.parametrize("missing", ["none", "half"])
+def test_opening_that_closes_round_of_256_members_fits(audited_run: Scenario, missing: str) -> None:
+    """The vote comes when the time for witnesses is over, so it closes the round too."""
+    run = audited_run
+    drawn = audits.drawn_results(run.run, run.members, 0)
+    audit = audit_of(run, 0, max(drawn, key=lambda seat: run.members.seats[seat].tier))
+    judged = run.run.round(1)
+    assert judged is not None
+    shares = assignment.assign(judged, run.members)
+    delivered = bitmap.from_seats(
+        seat for seat, share in shares.items() if missing == "none" or seat % 8 or not share.len
+    )
+    for index in run.elected()[:-1]:
+        run.witness(index, delivered).ok()
+    assert run.run.state is RunState.ROUND_WITNESS
+    run.world.advance(6)
+    outcome = vote(run, audit.auditor, audit).ok()
+    assert run.run.current.height == 3
+    assert outcome.units <= LIMIT
 
 
 def test_epoch_whose_256_members_vanish_ends(full_run: Scenario) -> None:

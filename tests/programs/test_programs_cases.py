@@ -7,22 +7,26 @@ import pytest
 from aftermath.rules import assignment, audits, bitmap
 from aftermath.rules.run import BACKLOG, Interval, RoundId
 from aftermath.rules.state import MemberState, RunState
-from programs.audit_cases import Audit, audit_of, cases, convict, vote
+from programs.audit_cases import Audit, audit_of, cases, convict, start_established, vote
 from programs.harness import World
 from programs.scenario import Scenario
 
 EVERYONE = range(7)
 RATES = (100, 9)
 POINTS = 20
+HASHES = {level: bytes([level + 1]) * 32 for level in range(3)}
 
 
 def audited(world: World, rounds: int = 2, **config: int) -> Scenario:
-    """Return a run in round `rounds` of seven members, all of whose results are audited."""
+    """Return a run in round `rounds` of seven established members.
+
+    Four results of each round are audited.
+    """
     run = Scenario(world).start(
         **{"verification_percent": 100, "init_min_clients": 7, "rounds_per_epoch": 9} | config
     )
     run.owner("set_future_epoch_rates", *RATES).ok()
-    run.train(EVERYONE)
+    start_established(run, dict.fromkeys(EVERYONE, 0))
     record = world.record("Members", "test")
     record["seats"][0]["points"][:7] = POINTS
     world.store("Members", "test", record)
@@ -130,8 +134,11 @@ def test_jurors_that_left_still_count(world: World) -> None:
 
 def test_second_conviction_voids_second_result(world: World) -> None:
     run = audited(world, rounds=3)
-    first = audit_of(run, 0)
-    second = audit_of(run, 1, first.target)
+    drawn = [audits.drawn_results(run.run, run.members, height) for height in (0, 1)]
+    # Each round has four drawn results of seven. An auditor may have only one open case.
+    target = next(one for one in drawn[0] if drawn[0][one] != drawn[1].get(one, drawn[0][one]))
+    first = audit_of(run, 0, target)
+    second = audit_of(run, 1, target)
     shares = share_of(run, first) + share_of(run, second)
     vote(run, second.auditor, second).ok()
     convict(run, first)
@@ -191,9 +198,9 @@ def test_undrawn_result_is_not_disputed(world: World) -> None:
 
 def test_unrecorded_result_is_not_disputed(world: World) -> None:
     run = audited(world, rounds=1)
-    run.witness_round(participation=0b0111111)
+    run.witness_round(participation=0b0001111)
     run.draw()
-    assert 6 not in audits.drawn_results(run.run, run.members, 0)
+    assert set(audits.drawn_results(run.run, run.members, 0)) == {0, 1, 2, 3}
     at = RoundId(0, 0, run.run.rounds[0].seed)
     run.by(0, "verify", 0, at, 6, True).refused("NotAudited")
 
@@ -216,9 +223,9 @@ def test_jurors_vote_once_and_parties_do_not_judge(world: World) -> None:
 def test_members_of_higher_tier_do_not_judge(world: World) -> None:
     """A member of tier 1 does not hold level 0, which the target of tier 0 trained."""
     run = Scenario(world).start(verification_percent=100, init_min_clients=8, rounds_per_epoch=9)
-    run.train_of({index: index % 2 for index in range(8)})
-    for _ in range(2):
-        run.witness_round()
+    start_established(run, {index: index % 2 for index in range(8)})
+    run.witness_round()
+    run.witness_round(participation=0b11)
     run.draw()
     audit = audit_of(run, 0, 0)
     assert audit.jury == (2, 4, 6)
@@ -231,7 +238,7 @@ def test_members_of_higher_tier_do_not_judge(world: World) -> None:
 
 def test_jury_below_three_draws_nothing(world: World) -> None:
     run = Scenario(world).start(verification_percent=100, rounds_per_epoch=9)
-    run.train(range(3))
+    start_established(run, dict.fromkeys(range(3), 0))
     for _ in range(2):
         run.witness_round()
     run.draw()
@@ -243,17 +250,7 @@ def test_jury_below_three_draws_nothing(world: World) -> None:
 
 def test_newcomers_are_audited_by_established_members(world: World) -> None:
     run = Scenario(world).start(verification_percent=1, init_min_clients=7, rounds_per_epoch=9)
-    run.train(EVERYONE)
-    record = world.record("Members", "test")
-    known = bitmap.from_seats(range(5))
-    for name in ("established", "judges"):
-        record[name][0] = bitmap.to_bytes(known)
-    state = world.record("Run", "test")
-    state["levels_established"] = 0b111
-    state["rounds"][0]["established"] = 1
-    state["rounds"][0]["elected"][0] = 5
-    world.store("Members", "test", record)
-    world.store("Run", "test", state)
+    start_established(run, dict.fromkeys(EVERYONE, 0), range(5))
     for _ in range(2):
         run.witness_round(range(5))
     run.draw()
@@ -266,6 +263,69 @@ def test_newcomers_are_audited_by_established_members(world: World) -> None:
     for seat in audit.others[:3]:
         vote(run, seat, audit).ok()
     assert run.members.seats[6].state is MemberState.EJECTED
+
+
+def test_newcomers_leave_audits_of_established_members(world: World) -> None:
+    """Ten newcomers are drawn first, but they take only four of the eight audits of a round."""
+    run = Scenario(world).start(verification_percent=100, init_min_clients=16, rounds_per_epoch=9)
+    start_established(run, dict.fromkeys(range(16), 0), range(6))
+    for _ in range(2):
+        run.witness_round(range(6))
+    run.draw()
+    drawn = audits.drawn_results(run.run, run.members, 0)
+    assert sum(target < 6 for target in drawn) == 4
+    assert sum(target >= 6 for target in drawn) == 4
+    audit = audit_of(run, 0, min(drawn))
+    vote(run, audit.auditor, audit).ok()
+    at = RoundId(0, 0, run.run.rounds[0].seed)
+    for target in set(range(16)) - set(drawn):
+        for seat in set(range(6)) - {target, audit.auditor}:
+            run.by(seat, "verify", seat, at, target, True).refused("NotAudited")
+
+
+def test_rounds_that_everyone_witnesses_have_no_audits(world: World) -> None:
+    """Newcomers witness a run's first epoch. They could convict members by their number."""
+    run = Scenario(world).start(verification_percent=100, init_min_clients=7, rounds_per_epoch=9)
+    run.train(EVERYONE)
+    for _ in range(2):
+        run.witness_round()
+    run.draw()
+    assert audits.auditable_heights(run.run) == ()
+    at = RoundId(0, 0, run.run.rounds[0].seed)
+    for seat in EVERYONE:
+        for target in set(EVERYONE) - {seat}:
+            run.by(seat, "verify", seat, at, target, True).refused("StaleHeight")
+
+
+def test_two_other_jurors_of_three_acquit_target(world: World) -> None:
+    """The accuser is one of the three jurors, so three matches would be impossible."""
+    run = Scenario(world).start(verification_percent=100, init_min_clients=4, rounds_per_epoch=9)
+    start_established(run, dict.fromkeys(range(4), 0))
+    for _ in range(2):
+        run.witness_round()
+    run.draw()
+    audit = audit_of(run, 0)
+    assert len(audit.jury) == 3
+    vote(run, audit.auditor, audit).ok()
+    vote(run, audit.others[0], audit, mismatch=False).ok()
+    assert run.members.seats[audit.auditor].state is MemberState.HEALTHY
+    vote(run, audit.others[1], audit, mismatch=False).ok()
+    assert run.members.seats[audit.auditor].state is MemberState.EJECTED
+    assert run.members.seats[audit.target].state is MemberState.HEALTHY
+
+
+def test_auditor_has_one_open_case(world: World) -> None:
+    """Eight results of two rounds have seven possible auditors, so one audits two of them."""
+    run = audited(world, rounds=3)
+    by_auditor: dict[int, list[Audit]] = {}
+    for height in (0, 1):
+        for target in audits.drawn_results(run.run, run.members, height):
+            audit = audit_of(run, height, target)
+            by_auditor.setdefault(audit.auditor, []).append(audit)
+    first, second = next(found for found in by_auditor.values() if len(found) > 1)[:2]
+    vote(run, first.auditor, first).ok()
+    vote(run, second.auditor, second).refused("CasesFull")
+    assert len(cases(run)) == 1
 
 
 def test_result_is_disputed_only_in_two_rounds_after(world: World) -> None:
@@ -290,8 +350,8 @@ def test_result_is_disputed_only_in_two_rounds_after(world: World) -> None:
     vote(run, audit.auditor, audit).refused("StaleHeight")
 
 
-@pytest.mark.parametrize("rounds", [2, 3])
-def test_case_expires_after_two_whole_rounds(world: World, rounds: int) -> None:
+@pytest.mark.parametrize("rounds", [4, 5])
+def test_case_expires_after_four_whole_rounds(world: World, rounds: int) -> None:
     run = audited(world)
     audit = audit_of(run, 0)
     vote(run, audit.auditor, audit).ok()
@@ -299,13 +359,13 @@ def test_case_expires_after_two_whole_rounds(world: World, rounds: int) -> None:
         run.witness_round()
     for number, seat in enumerate(audit.others[:3]):
         outcome = vote(run, seat, audit)
-        if rounds == 3:
+        if rounds == 5:
             outcome.refused("StaleHeight")
         else:
             outcome.ok()
             expected = MemberState.EJECTED if number == 2 else MemberState.HEALTHY
             assert run.members.seats[audit.target].state is expected
-    if rounds == 3:
+    if rounds == 5:
         states = {seat.state for seat in run.members.seats if seat.used}
         assert states == {MemberState.HEALTHY}
         assert run.backlog == ()
@@ -326,24 +386,38 @@ def test_vote_about_another_round_is_refused(world: World) -> None:
 
 
 def test_eight_cases_fill_run_until_one_expires(world: World) -> None:
-    run = audited(world, rounds=3)
-    drawn = [
-        audit_of(run, height, target)
-        for height in (0, 1)
-        for target in audits.drawn_results(run.run, run.members, height)
-    ]
-    assert len(drawn) > 8
-    for audit in drawn[:8]:
-        vote(run, audit.auditor, audit).ok()
-    vote(run, drawn[8].auditor, drawn[8]).refused("CasesFull")
+    run = Scenario(world).start(verification_percent=100, init_min_clients=20, rounds_per_epoch=20)
+    start_established(run, dict.fromkeys(range(20), 0))
+    run.witness_round()
+    accusers: set[int] = set()
+    full = False
+    while not full:
+        run.witness_round()
+        run.draw()
+        height = audits.auditable_heights(run.run)[0]
+        for target in audits.drawn_results(run.run, run.members, height):
+            audit = audit_of(run, height, target)
+            if audit.auditor in accusers:
+                continue
+            full = len(accusers) == 8
+            outcome = vote(run, audit.auditor, audit)
+            if full:
+                outcome.refused("CasesFull")
+                break
+            outcome.ok()
+            accusers.add(audit.auditor)
     assert len(cases(run)) == 8
-    for _ in range(3):
+    while sum(one.is_open(run.run) for one in cases(run)) == 8:
         run.witness_round()
     run.draw()
-    later = audit_of(run, 4)
+    height = audits.auditable_heights(run.run)[0]
+    open_cases = [one for one in cases(run) if one.is_open(run.run)]
+    accusers = {one.auditor for one in open_cases}
+    drawn = audits.drawn_results(run.run, run.members, height)
+    later = audit_of(run, height, next(one for one in drawn if drawn[one] not in accusers))
     vote(run, later.auditor, later).ok()
     assert len(cases(run)) == 8
-    assert sum(one.is_open(run.run) for one in cases(run)) == 1
+    assert sum(one.is_open(run.run) for one in cases(run)) == len(open_cases) + 1
 
 
 def test_run_without_audits_has_no_cases(world: World) -> None:
@@ -379,6 +453,66 @@ def test_cooldown_without_overlap_judges_last_round_but_one(world: World) -> Non
     audit = audit_of(run, 0)
     convict(run, audit)
     assert run.members.seats[audit.target].state is MemberState.EJECTED
+
+
+def in_cooldown_with_open_case(world: World) -> tuple[Scenario, Audit]:
+    """Return a run that lacks only the jury's decision to end its epoch, and a case of its end."""
+    run = audited(world, rounds=4, rounds_per_epoch=4)
+    run.witness_round()
+    audit = audit_of(run, 2)
+    vote(run, audit.auditor, audit).ok()
+    for index in EVERYONE:
+        if run.run.levels_attested != 0b111:
+            run.attest(index, HASHES).ok()
+    name_checkpoint(run)
+    return run, audit
+
+
+def name_checkpoint(run: Scenario) -> None:
+    healthy = bitmap.seats(run.members.healthy)
+    named = {"kind": 1, "repo": "r", "revision": "", "hashes": list(HASHES.values())}
+    run.by(next(healthy), "checkpoint", named).ok()
+
+
+def test_open_case_keeps_cooldown_until_jury_decides(world: World) -> None:
+    run, audit = in_cooldown_with_open_case(world)
+    run.tick().refused("NothingToTick")
+    for seat in audit.others[:3]:
+        assert run.run.state is RunState.COOLDOWN
+        vote(run, seat, audit).ok()
+    assert run.run.state is RunState.WAITING_FOR_MEMBERS
+    assert bitmap.contains(run.members.forfeited, audit.target)
+    assert not bitmap.contains(run.members.established, audit.target)
+
+
+def test_undecided_case_ends_with_cooldown_time(world: World) -> None:
+    run, _ = in_cooldown_with_open_case(world)
+    run.world.advance(31)
+    run.tick().ok()
+    assert run.run.state is RunState.WAITING_FOR_MEMBERS
+    assert run.members.forfeited == 0
+
+
+def test_void_result_of_attested_model_is_trained_again(world: World) -> None:
+    """A checkpoint lists the void sequences as untrained, so a rewind to it repeats them."""
+    run = audited(world, rounds=4, rounds_per_epoch=4)
+    run.witness_round()
+    audit = audit_of(run, 2)
+    share = share_of(run, audit)
+    for seat in (audit.auditor, *audit.others)[: audit.decisive - 1]:
+        vote(run, seat, audit).ok()
+    for index in EVERYONE:
+        if run.run.levels_attested != 0b111:
+            run.attest(index, HASHES).ok()
+    assert run.run.attested_data_index == run.run.data_index
+    vote(run, audit.others[audit.decisive - 2], audit).ok()
+    assert run.members.seats[audit.target].state is MemberState.EJECTED
+    assert run.run.attested_data_index == share[0].start
+    name_checkpoint(run)
+    assert run.model.checkpoint_data_index == share[0].start
+    run.owner("set_paused", True).ok()
+    run.owner("rewind", 0, run.model.checkpoint_step).ok()
+    assert (run.run.data_index, run.run.backlog) == (share[0].start, 0)
 
 
 def test_cases_end_with_epoch(world: World) -> None:

@@ -238,31 +238,34 @@ class Transitions:
         if (
             seed is None
             or recorder is None
+            or not round.established
             or recorder.height != round.height + self.config.overlap
         ):
             return None
-        drawn = {}
+        drawn: dict[bool, list[tuple[int, int]]] = {False: [], True: []}
         numbers_of_seats = splitmix(committee.purpose_state(seed, b"audit"))
         for number, random in zip(range(bitmap.MAX_MEMBERS), numbers_of_seats, strict=False):
             if not bitmap.contains(recorder.attested or 0, number):
                 continue
-            jury = self._jury_of(round, number)
-            newcomer = round.established and not bitmap.contains(self.judges, number)
+            newcomer = not bitmap.contains(self.judges, number)
             chosen = newcomer or 100 * (random >> 32) < self.config.verification_percent << 32
+            jury = self._jury_of(round, number)
             if chosen and len(jury) >= 3 and self.shares(round).get(number):
-                drawn[(not newcomer, random)] = number, jury
-        first = sorted(drawn)[:8]
-        return {
-            drawn[key][0]: (drawn[key][1][key[1] % 2**32 * len(drawn[key][1]) >> 32], drawn[key][1])
-            for key in first
-        }
+                drawn[newcomer].append((random, number))
+        found = {}
+        for random, number in sorted(drawn[False])[:4] + sorted(drawn[True])[:4]:
+            jury = self._jury_of(round, number)
+            found[number] = jury[random % 2**32 * len(jury) >> 32], jury
+        return found
 
     def _jury_of(self, round: OracleRound, target: int) -> list[int]:
-        among = round.roster & (self.judges if round.established else self.began)
         tier = self.members[target].tier
-        return [
-            one for one in bitmap.seats(among) if one != target and self.members[one].tier <= tier
-        ]
+        among = bitmap.seats(round.roster & self.judges)
+        return [one for one in among if one != target and self.members[one].tier <= tier]
+
+    def open_cases(self) -> list[OracleCase]:
+        """Return the cases that may be voted on."""
+        return [one for one in self.cases if self.round.height <= one.opened + 4]
 
     def electees(self, level: int) -> list[int]:
         """Return the committee of a level: holders that have shown it, now or before, present or
@@ -1032,7 +1035,7 @@ class Transitions:
     def _safe(self) -> bool:
         held = self._held(self.healthy & self.round.roster)
         saved = self.known.step == self.step == self.durable.step
-        return bool(held) and not held & ~self.known.attested and saved
+        return bool(held) and not held & ~self.known.attested and saved and not self.open_cases()
 
     def _tick_cooldown(self) -> bool:
         if not self._safe():

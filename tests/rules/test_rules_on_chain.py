@@ -119,9 +119,9 @@ def test_drawn_audits_match_program(chain: Onchain, cases: int) -> None:
     for _ in range(cases):
         clients = rng.choice([3, 4, 5, 33, 64, 256, rng.randint(1, 256)])
         roster = bitmap.from_seats(rng.sample(range(256), clients))
-        established = rng.choice(list(EstablishedOnly))
+        established = rng.choice([*EstablishedOnly, EstablishedOnly.WITNESS])
         overlap = rng.choice([0, 1])
-        since = rng.choice([0, 1, 2, 3])
+        since = rng.choice([0, 1, 1, 1, 2, 2, 2, 3])
         rounds = np.zeros(4, run_layout.dtype["rounds"].base)
         height = rng.choice([3, 4, 9])
         for ring in range(4):
@@ -150,6 +150,7 @@ def test_drawn_audits_match_program(chain: Onchain, cases: int) -> None:
         }
         overwrite(chain, run_layout, chain.addresses.run, **written)
         seats = np.zeros(256, members_layout.dtype["seats"].base)
+        seats["used"] = 1
         seats["weight"] = [rng.choice([1, 7, 65535]) for _ in range(256)]
         seats["tier"] = [rng.randint(0, 2) for _ in range(256)]
         judges = bitmap.from_seats(
@@ -168,7 +169,7 @@ def test_drawn_audits_match_program(chain: Onchain, cases: int) -> None:
         drawn = {seat: auditor for seat, (is_drawn, auditor) in rows if is_drawn}
         assert drawn == audits.drawn_results(chain.run, chain.members, height - back)
         found += len(drawn)
-    assert found > cases
+    assert found > cases // 2
 
 
 @pytest.mark.parametrize("cases", [120, pytest.param(600, marks=pytest.mark.slow)])

@@ -1,7 +1,8 @@
 """Audits: which recorded results are replayed, by whom, and who decides about a dispute.
 
-A run with `verification_percent` above 0 draws some results of each round. Each has one auditor,
-who opens a case on chain if its replay differs. The jury of the result then votes.
+A run with `verification_percent` above 0 draws some results of each round that only established
+members witness. Each has one auditor, who opens a case on chain if its replay differs. The jury of
+the result then votes.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ from aftermath.rules.run import Interval, Round, RoundId, Run
 AUDIT = b"audit"
 
 MAX_DRAWN = 8
-"""Maximum number of drawn results per round, and of open cases per run."""
+"""Maximum number of drawn results per round, and of open cases per run.
+
+At most half of the drawn results are newcomers', and half are established members'.
+"""
 
 MIN_VOTES = 3
 """Minimum number of equal votes that decide a case. A jury of fewer members decides nothing."""
@@ -25,8 +29,11 @@ MIN_VOTES = 3
 OPENING_ROUNDS = 2
 """A case may be opened in this number of rounds after the round that recorded the result."""
 
-VOTING_ROUNDS = 2
-"""A case may be voted on in the round in which it was opened and in this number of rounds after."""
+VOTING_ROUNDS = 4
+"""A case may be voted on in the round in which it was opened and in this number of rounds after.
+
+Jurors train their own shares while they replay the target's.
+"""
 
 # SplitMix64, whose state is a hash of the seed.
 _STEP = 0x9E3779B97F4A7C15
@@ -69,7 +76,10 @@ class Case:
 
 
 def votes_to_decide(jury_size: int) -> int:
-    """Return how many equal votes decide a case: two thirds of the jury, and at least three."""
+    """Return how many mismatches convict the target: two thirds of the jury, and at least three.
+
+    As many matches convict the auditor, or those of all other jurors.
+    """
     return max(committee.quorum(jury_size), MIN_VOTES)
 
 
@@ -79,9 +89,13 @@ def draw_seed(run: Run, height: int) -> int | None:
     It is the first seed whose slot the program fixed after the witnesses had recorded these
     results. So nobody knew it before the results were final. None if it is not drawn yet, or if the
     time to open cases is over. The results of an epoch's last trained round have no such seed, so
-    they are never drawn.
+    they are never drawn. A round that everyone witnesses has no draw, because newcomers could
+    convict established members.
     """
-    if not run.config.verification_percent or not run.active or run.round(height) is None:
+    header = run.round(height)
+    if not run.config.verification_percent or not run.active:
+        return None
+    if header is None or not header.established:
         return None
     rounds_since = run.current.height - run.config.judges(height)
     if rounds_since == 1:
@@ -100,10 +114,10 @@ def auditable_heights(run: Run) -> tuple[int, ...]:
 def jury(members: Members, header: Round, target: int) -> int:
     """Return the seats (a bitmap) that decide whether a result of `target` in a round is correct.
 
-    They are the members of the round that may be elected as witnesses and that hold all levels of
-    the target. Members that have left since still count, so that nobody can shrink a jury.
+    They are the established members of the round that hold all levels of the target. Members that
+    have left since still count, so that nobody can shrink a jury.
     """
-    electors = header.roster & committee.electors(header, members)
+    electors = header.roster & members.judges
     tier = members.seats[target].tier
     holders = (seat for seat in bitmap.seats(electors) if members.seats[seat].tier <= tier)
     return bitmap.from_seats(seat for seat in holders if seat != target)
@@ -112,9 +126,9 @@ def jury(members: Members, header: Round, target: int) -> int:
 def drawn_results(run: Run, members: Members, height: int) -> dict[int, int]:
     """Return {seat of the target: seat of its auditor} for the drawn results of round `height`.
 
-    Each recorded result is drawn with the run's `verification_percent`. If only established members
-    witness the round, the results of all others are drawn too, before those of established members.
-    The `MAX_DRAWN` results with the lowest hashes count. Empty if `draw_seed` is None.
+    A recorded result of an established member is drawn with the run's `verification_percent`. Those
+    of newcomers are always drawn. Of either class, the results with the lowest hashes count, up to
+    half of `MAX_DRAWN`. Empty if `draw_seed` is None.
     """
     seed = draw_seed(run, height)
     header = run.round(height)
@@ -123,19 +137,20 @@ def drawn_results(run: Run, members: Members, height: int) -> dict[int, int]:
         return {}
     state = committee.purpose_state(seed, AUDIT)
     threshold = run.config.verification_percent << 32
-    found = []
+    newcomers: list[tuple[int, int]] = []
+    established: list[tuple[int, int]] = []
     for seat, share in assign(header, members).items():
         if not share.len or not bitmap.contains(recorder.attested, seat):
             continue
-        jury_size = jury(members, header, seat).bit_count()
-        is_newcomer = bool(header.established) and not bitmap.contains(members.judges, seat)
+        if jury(members, header, seat).bit_count() < MIN_VOTES:
+            continue
         number = _hash(state, seat)
-        if jury_size >= MIN_VOTES and (is_newcomer or (number >> 32) * 100 < threshold):
-            found.append((not is_newcomer, number, seat))
-    return {
-        seat: _auditor(jury(members, header, seat), number)
-        for _, number, seat in sorted(found)[:MAX_DRAWN]
-    }
+        if not bitmap.contains(members.judges, seat):
+            newcomers.append((number, seat))
+        elif (number >> 32) * 100 < threshold:
+            established.append((number, seat))
+    drawn = sorted(newcomers)[: MAX_DRAWN // 2] + sorted(established)[: MAX_DRAWN // 2]
+    return {seat: _auditor(jury(members, header, seat), number) for number, seat in drawn}
 
 
 def _auditor(jurors: int, number: int) -> int:

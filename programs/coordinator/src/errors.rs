@@ -176,7 +176,7 @@ pub enum CoordinatorError {
     NotAJuror,
     #[msg("This member has already voted on this case.")]
     DuplicateVerdict,
-    #[msg("The run has 8 open cases already: wait until one is decided or expires.")]
+    #[msg("8 cases are open, or one of this auditor is: wait until it is decided or expires.")]
     CasesFull,
     #[msg("Pass the instructions sysvar (Sysvar1nstructions1111111111111111111111111).")]
     WrongInstructions,

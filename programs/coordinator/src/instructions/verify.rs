@@ -14,15 +14,13 @@ pub fn verify(ctx: &mut Context<Permissionless>, seat: u8, at: &RoundId, target:
     let run: &mut Run = &mut accounts.run;
     require!(run.active(), CoordinatorError::WrongState);
     let Witnesses { cases, backlog, .. } = &mut *accounts.witnesses;
-    let vote = cases::Vote { seat, target, mismatch };
-    let found = cases::find(run, cases, at, target);
-    let opening = cases::Opening::new(run, at, vote);
-    require!(found.is_some() || opening.is_some(), CoordinatorError::StaleHeight);
+    let vote = cases::Vote { seat, at, target, mismatch };
+    let found = cases::find(run, cases, &vote);
+    require!(found.is_some() || cases::drawn_round(run, at).is_some(), CoordinatorError::StaleHeight);
     members::check_healthy(&accounts.members, seat, accounts.user.address())?;
-    let index = match (found, &opening) {
-        (Some(index), _) => index,
-        (None, Some(opening)) => cases::open(run, &accounts.members, cases, opening)?,
-        (None, None) => return Err(CoordinatorError::StaleHeight.into()),
+    let index = match found {
+        Some(index) => index,
+        None => cases::open(run, &accounts.members, cases, &vote)?,
     };
     let case = &mut cases.entries[index];
     if let Some(loser) = cases::cast(case, &vote)? {

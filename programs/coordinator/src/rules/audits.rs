@@ -3,7 +3,7 @@
 //! The draw follows from a seed whose slot is fixed after the results were recorded, so nobody knows it while results
 //! can still change. `client/aftermath/rules/audits.py` computes the same.
 
-use super::{assignment, bitmap, committee, seeds};
+use super::{assignment, bitmap, level_holders, seeds};
 use crate::{
     constants::{Bitmap, MAX_CASES, MAX_LEVELS, MAX_MEMBERS},
     state::{established_only, Members, Run},
@@ -13,6 +13,8 @@ use alloc::boxed::Box;
 const AUDIT: &[u8] = b"audit";
 /// Minimum number of equal votes that decide a case. A result whose jury is smaller is not drawn.
 pub const MIN_VOTES: u32 = 3;
+/// Maximum number of drawn results of each class. Otherwise newcomers could keep established members from being drawn.
+const MAX_OF_CLASS: usize = MAX_CASES / 2;
 /// A case may be opened in this number of rounds after the round that recorded the result.
 const OPENING_ROUNDS: usize = 2;
 
@@ -23,11 +25,15 @@ const SECOND_FACTOR: u64 = 0x94d0_49bb_1331_11eb;
 
 /// Return the seed of the draw among the results of the round `back` rounds before the current one.
 ///
-/// None if it is not drawn yet, if the time to open cases is over, or if the run has no audits. An epoch's last trained
-/// round has no such seed.
+/// None if it is not drawn yet, if the time to open cases is over, or if the round has no audits. A round that everyone
+/// witnesses has none, because newcomers could convict established members. An epoch's last trained round has no such
+/// seed.
 pub fn seed(run: &Run, back: usize) -> Option<u64> {
     let rounds_since = back.checked_sub(usize::from(run.config.overlap))?;
     if run.config.verification_percent == 0 || back > run.current().height as usize {
+        return None;
+    }
+    if run.rounds[run.ring(back)].established == established_only::NOTHING {
         return None;
     }
     match rounds_since {
@@ -43,23 +49,26 @@ pub struct Audit {
     pub jury: Bitmap,
 }
 
-/// The draw among the results of one round.
+/// Newcomers or established members, among whose results some are drawn.
+struct Class {
+    /// Members whose results were recorded, and members without a share.
+    recorded: Bitmap,
+    /// A result is drawn if the high half of its hash, times 100, is below this.
+    threshold: u64,
+}
+
+/// The draw among the results of one round, which only established members witnessed.
 pub struct Draw<'a> {
     members: &'a Members,
     /// First state of the generator.
     state: u64,
-    /// A result is drawn if the high half of its hash, times 100, is below this.
-    threshold: u64,
     /// First position and length of the share of each seat.
     shares: Box<[[u16; 2]; MAX_MEMBERS]>,
-    /// Members whose results were recorded, and members without a share.
-    recorded: Bitmap,
-    /// Members whose results are drawn in any case.
-    newcomers: Bitmap,
-    /// Members that may be elected as witnesses of the round.
-    jurors: Bitmap,
-    /// Number of jurors with each tier or a lower one.
-    holders: [u32; MAX_LEVELS],
+    classes: [Class; 2],
+    /// For each tier, the possible witnesses of the round that have it or a lower one.
+    jurors: [Bitmap; MAX_LEVELS],
+    /// Number of these.
+    counts: [u32; MAX_LEVELS],
 }
 
 impl<'a> Draw<'a> {
@@ -69,70 +78,73 @@ impl<'a> Draw<'a> {
     pub fn new(run: &Run, members: &'a Members, back: usize, seed: u64) -> Self {
         let round = &run.rounds[run.ring(back)];
         let recorder = &run.rounds[run.ring(back.saturating_sub(usize::from(run.config.overlap)))];
-        let jurors = bitmap::both(&round.roster, &committee::electors(run, members, round));
-        let newcomers = match round.established {
-            established_only::NOTHING => [0; 32],
-            _ => bitmap::without(&round.roster, &members.judges),
+        let recorded = bitmap::both(&round.roster, &recorder.attested);
+        let newcomers = Class { recorded: bitmap::without(&recorded, &members.judges), threshold: u64::MAX };
+        let established = Class {
+            recorded: bitmap::both(&recorded, &members.judges),
+            threshold: u64::from(run.config.verification_percent) << 32,
         };
+        let electors = bitmap::both(&round.roster, &members.judges);
+        let mut jurors = level_holders::by_tier(members);
+        let mut counts = [0; MAX_LEVELS];
+        let mut lower = [0; 32];
+        for (holders, count) in jurors.iter_mut().zip(&mut counts) {
+            *count = add_holders(&mut lower, holders, &electors);
+            *holders = lower;
+        }
         Self {
             members,
             state: seeds::of_purpose(seed, AUDIT),
-            threshold: u64::from(run.config.verification_percent) << 32,
             shares: assignment::by_seat(round, &run.began, members),
-            recorded: recorder.attested,
-            newcomers,
+            classes: [newcomers, established],
             jurors,
-            holders: count_holders(members, &jurors),
+            counts,
         }
     }
 
     /// Return the audit of the result of `target`, or None if that result was not drawn.
     #[inline(never)]
     pub fn audit(&self, target: u8) -> Option<Audit> {
+        let class = self.classes.iter().find(|class| bitmap::has(&class.recorded, target))?;
         let number = hash(self.state, target);
-        let is_newcomer = bitmap::has(&self.newcomers, target);
-        let drawn = is_newcomer || self.is_below_threshold(number);
-        let recorded = bitmap::has(&self.recorded, target) && self.is_auditable(target);
-        if !drawn || !recorded || self.before(number, is_newcomer) >= MAX_CASES {
+        if !self.may_be_drawn(class, target, number) || self.before(class, number) >= MAX_OF_CLASS {
             return None;
         }
-        let jury = self.jury(target);
+        let mut jury = self.jurors[self.tier(target)];
+        bitmap::clear(&mut jury, target);
         let index = ((number & u64::from(u32::MAX)).wrapping_mul(u64::from(bitmap::count(&jury)))) >> 32;
         bitmap::nth(&jury, index as u32).map(|auditor| Audit { auditor, jury })
     }
 
-    fn is_below_threshold(&self, number: u64) -> bool {
-        (number >> 32).wrapping_mul(100) < self.threshold
-    }
-
-    /// Return how many drawn results come before one with this hash: all newcomers before an established member, and
-    /// lower hashes otherwise. Stop counting at `MAX_CASES`.
-    fn before(&self, number: u64, is_newcomer: bool) -> usize {
+    /// Return how many drawn results of a class have a lower hash than `number`. Stop counting at `MAX_OF_CLASS`.
+    fn before(&self, class: &Class, number: u64) -> usize {
         let mut count = 0;
         for index in 0..bitmap::WORDS {
-            let mut recorded = bitmap::word(&self.recorded, index);
-            let mut newcomers = bitmap::word(&self.newcomers, index);
+            let mut recorded = bitmap::word(&class.recorded, index);
             let mut seat = 64 * index;
             while recorded != 0 {
                 if recorded & 1 == 1 {
                     let other = hash(self.state, seat as u8);
-                    let comes_before = match newcomers & 1 == 1 {
-                        true => !is_newcomer || other < number,
-                        false => !is_newcomer && other < number && self.is_below_threshold(other),
-                    };
-                    if comes_before && self.is_auditable(seat as u8) {
+                    if other < number && self.may_be_drawn(class, seat as u8, other) {
                         count += 1;
-                        if count == MAX_CASES {
+                        if count == MAX_OF_CLASS {
                             return count;
                         }
                     }
                 }
                 recorded >>= 1;
-                newcomers >>= 1;
                 seat = seat.wrapping_add(1);
             }
         }
         count
+    }
+
+    /// Return whether the hash of a member's result is low enough, the member had a share, and its jury can decide a
+    /// case. Members that have left since stay in the jury, so that nobody can shrink it.
+    fn may_be_drawn(&self, class: &Class, target: u8, number: u64) -> bool {
+        let tier = self.tier(target);
+        let others = self.counts[tier].saturating_sub(u32::from(bitmap::has(&self.jurors[tier], target)));
+        (number >> 32).wrapping_mul(100) < class.threshold && self.share(target)[1] > 0 && others >= MIN_VOTES
     }
 
     /// Return the first position and the length of a member's share of the round.
@@ -140,56 +152,17 @@ impl<'a> Draw<'a> {
         self.shares[seat as usize]
     }
 
-    /// Return whether a member had a share and its jury can decide a case.
-    fn is_auditable(&self, target: u8) -> bool {
-        let tier = self.members.seats[target as usize].tier as usize % MAX_LEVELS;
-        let others = self.holders[tier].saturating_sub(u32::from(bitmap::has(&self.jurors, target)));
-        self.share(target)[1] > 0 && others >= MIN_VOTES
-    }
-
-    /// Return the jurors that hold all levels of the target, without the target. Members that have left since stay in
-    /// it, so that nobody can shrink a jury.
-    fn jury(&self, target: u8) -> Bitmap {
-        let tier = self.members.seats[target as usize].tier;
-        let mut jury = self.jurors;
-        bitmap::clear(&mut jury, target);
-        for index in 0..bitmap::WORDS {
-            let mut rest = bitmap::word(&jury, index);
-            let mut kept = rest;
-            let mut seat = 64 * index;
-            let mut bit = 1u64;
-            while rest != 0 {
-                if self.members.seats[seat % MAX_MEMBERS].tier > tier {
-                    kept &= !bit;
-                }
-                rest >>= 1;
-                bit <<= 1;
-                seat = seat.wrapping_add(1);
-            }
-            bitmap::set_word(&mut jury, index, kept);
-        }
-        jury
+    fn tier(&self, seat: u8) -> usize {
+        self.members.seats[seat as usize].tier as usize % MAX_LEVELS
     }
 }
 
-/// Return, for each tier, how many members of `set` have it or a lower one.
+/// Add the electors among the holders of a tier to those of lower tiers. Return the number of all. It is not inlined,
+/// because the compiler would unroll the loop over the tiers.
 #[inline(never)]
-fn count_holders(members: &Members, set: &Bitmap) -> [u32; MAX_LEVELS] {
-    let mut counts = [0u32; MAX_LEVELS];
-    for index in 0..bitmap::WORDS {
-        let mut rest = bitmap::word(set, index);
-        let mut seat = 64 * index;
-        while rest != 0 {
-            let tier = members.seats[seat % MAX_MEMBERS].tier as usize % MAX_LEVELS;
-            counts[tier] = counts[tier].wrapping_add((rest & 1) as u32);
-            rest >>= 1;
-            seat = seat.wrapping_add(1);
-        }
-    }
-    for tier in 1..MAX_LEVELS {
-        counts[tier] += counts[tier - 1];
-    }
-    counts
+fn add_holders(lower: &mut Bitmap, holders: &Bitmap, electors: &Bitmap) -> u32 {
+    *lower = bitmap::either(lower, &bitmap::both(holders, electors));
+    bitmap::count(lower)
 }
 
 /// Return 64 pseudorandom bits of a seat: output `seat` of SplitMix64.
@@ -210,13 +183,15 @@ mod tests {
 
     const PERCENT: u8 = 30;
 
-    /// Return a run in round 2 whose members 0 to `count` - 1 delivered in round 0, and its members.
-    fn at_round_two(count: u8, judges: u8, established: u8) -> (Box<Run>, Box<Members>) {
+    /// Return a run in round 2 whose members 0 to `count` - 1 delivered in round 0, and its members. The first `judges`
+    /// of them witness.
+    fn at_round_two(count: u8, judges: u8) -> (Box<Run>, Box<Members>) {
         let mut run = Box::new(Run::zeroed());
         let mut members = Box::new(Members::zeroed());
         let mut roster = [0; 32];
         for seat in 0..count {
             bitmap::set(&mut roster, seat);
+            members.seats[seat as usize].used = 1;
             members.seats[seat as usize].weight = 1;
             members.seats[seat as usize].tier = seat % 2;
         }
@@ -228,7 +203,13 @@ mod tests {
         run.began = roster;
         run.head = 2;
         for (height, round) in run.rounds.iter_mut().enumerate().take(3) {
-            *round = Round { roster, established, height: height as u32, batch: 1024, ..Round::zeroed() };
+            *round = Round {
+                roster,
+                established: established_only::WITNESS,
+                height: height as u32,
+                batch: 1024,
+                ..Round::zeroed()
+            };
         }
         run.rounds[1].attested = roster;
         (run, members)
@@ -248,17 +229,17 @@ mod tests {
 
     #[test]
     fn drawn_share_is_the_percentage() {
-        let (run, members) = at_round_two(20, 0, established_only::NOTHING);
+        let (run, members) = at_round_two(8, 8);
         let drawn: usize = (0..400).map(|seed| audits(&run, &members, seed).len()).sum();
-        assert!((2150..2500).contains(&drawn), "{drawn}"); // 2,400 without the limit of 8 per round
+        assert!((850..1050).contains(&drawn), "{drawn}"); // 960 without the limit of 4 per round
     }
 
     #[test]
     fn audits_have_jurors_that_hold_the_target() {
-        let (run, members) = at_round_two(20, 0, established_only::NOTHING);
+        let (run, members) = at_round_two(20, 20);
         for seed in 0..100 {
             let found = audits(&run, &members, seed);
-            assert!(found.len() <= MAX_CASES);
+            assert!(found.len() <= MAX_OF_CLASS);
             for (target, audit) in found {
                 assert!(bitmap::has(&audit.jury, audit.auditor) && !bitmap::has(&audit.jury, target));
                 let expected: u32 = if target % 2 == 0 { 9 } else { 19 };
@@ -268,25 +249,35 @@ mod tests {
     }
 
     #[test]
-    fn newcomers_come_first() {
-        let (run, members) = at_round_two(20, 14, established_only::WITNESS);
-        for seed in 0..100 {
-            let found = audits(&run, &members, seed);
-            assert_eq!(found.iter().filter(|(target, _)| *target >= 14).count(), 6);
-            assert!(found.iter().all(|(_, audit)| audit.auditor < 14));
+    fn newcomers_are_always_drawn_up_to_four() {
+        for (judges, newcomers) in [(17, 3), (8, 4)] {
+            let (run, members) = at_round_two(20, judges);
+            for seed in 0..100 {
+                let found = audits(&run, &members, seed);
+                assert_eq!(found.iter().filter(|(target, _)| *target >= judges).count(), newcomers);
+                assert!(found.iter().all(|(_, audit)| audit.auditor < judges));
+            }
         }
-        let (run, members) = at_round_two(20, 8, established_only::WITNESS);
-        assert!(audits(&run, &members, 7).iter().all(|(target, _)| *target >= 8));
+    }
+
+    #[test]
+    fn newcomers_do_not_displace_established_members() {
+        let drawn = |count: u8| {
+            let (run, members) = at_round_two(count, 8);
+            let of_judges = |seed| audits(&run, &members, seed).iter().filter(|(target, _)| *target < 8).count();
+            (0..100).map(of_judges).collect::<Vec<usize>>()
+        };
+        assert_eq!(drawn(40), drawn(8));
     }
 
     #[test]
     fn unrecorded_results_and_small_juries_are_not_drawn() {
-        let (mut run, members) = at_round_two(20, 6, established_only::WITNESS);
+        let (mut run, members) = at_round_two(20, 6);
         run.rounds[1].attested = bitmap::only(19);
         let found = audits(&run, &members, 3);
         assert_eq!(found.iter().map(|(target, _)| *target).collect::<Vec<u8>>(), [19]);
         // Three judges of tier 0 judge newcomers of tier 0, but only two of them could judge the third.
-        let (mut run, members) = at_round_two(20, 5, established_only::WITNESS);
+        let (mut run, members) = at_round_two(20, 5);
         run.config.verification_percent = 100;
         run.rounds[1].attested = bitmap::only(0);
         assert!(audits(&run, &members, 3).is_empty());
@@ -294,7 +285,7 @@ mod tests {
 
     #[test]
     fn seed_is_the_first_one_fixed_after_recording() {
-        let (mut run, _) = at_round_two(4, 0, established_only::NOTHING);
+        let (mut run, _) = at_round_two(4, 4);
         run.rounds[2].seed = 5;
         run.next_seed = 6;
         assert_eq!([0, 1, 2, 3].map(|back| seed(&run, back)), [None, None, Some(6), None]);
@@ -304,6 +295,8 @@ mod tests {
         assert_eq!([0, 1, 2, 3].map(|back| seed(&run, back)), [None, None, Some(5), None]);
         run.seed_slot = 0;
         assert_eq!([0, 1, 2, 3].map(|back| seed(&run, back)), [None, Some(6), Some(5), None]);
+        run.rounds[0].established = established_only::NOTHING;
+        assert_eq!([0, 1, 2, 3].map(|back| seed(&run, back)), [None, Some(6), None, None]);
         run.config.verification_percent = 0;
         assert_eq!([0, 1, 2, 3].map(|back| seed(&run, back)), [None; 4]);
     }

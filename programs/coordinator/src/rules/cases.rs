@@ -11,35 +11,19 @@ use anchor_lang::prelude::*;
 use bytemuck::Zeroable;
 
 /// A case may be voted on in the round in which it was opened and in this number of rounds after.
-const VOTING_ROUNDS: u32 = 2;
+const VOTING_ROUNDS: u32 = 4;
 
-/// One member's finding about a result.
-#[derive(Clone, Copy)]
-pub struct Vote {
+/// One member's finding about the result of `target` in the round `at`.
+pub struct Vote<'a> {
     pub seat: u8,
+    pub at: &'a RoundId,
     pub target: u8,
     pub mismatch: bool,
 }
 
-/// The request to open a case about a result of the round `back` rounds before the current one.
-pub struct Opening {
-    back: usize,
-    /// Seed of the draw among the round's results.
-    seed: u64,
-    vote: Vote,
-}
-
-impl Opening {
-    /// Return None if no case about the round `at` may be opened now.
-    pub fn new(run: &Run, at: &RoundId, vote: Vote) -> Option<Self> {
-        let back = (1..STORED_ROUNDS).find(|back| run.is_at(at, *back))?;
-        audits::seed(run, back).map(|seed| Self { back, seed, vote })
-    }
-}
-
 /// Return the index of the open case about a target's result of the round `at`.
-pub fn find(run: &Run, cases: &Cases, at: &RoundId, target: u8) -> Option<usize> {
-    let same = |case: &Case| case.target == target && case.height == at.height && case.seed == at.seed;
+pub fn find(run: &Run, cases: &Cases, Vote { at, target, .. }: &Vote) -> Option<usize> {
+    let same = |case: &Case| case.target == *target && case.height == at.height && case.seed == at.seed;
     let mut used = cases.used().iter();
     used.position(|case| same(case) && is_open(run, case)).filter(|_| at.epoch == run.epoch)
 }
@@ -48,16 +32,31 @@ fn is_open(run: &Run, case: &Case) -> bool {
     run.current().height <= case.opened.saturating_add(VOTING_ROUNDS)
 }
 
+/// Return whether members may still vote on a case of the running epoch.
+#[inline(never)]
+pub fn any_open(run: &Run, cases: &Cases) -> bool {
+    cases.used().iter().any(|case| is_open(run, case))
+}
+
+/// Return how many rounds before the current one the round `at` was, and the seed of the draw among its results. None
+/// if no case about it may be opened now.
+pub fn drawn_round(run: &Run, at: &RoundId) -> Option<(usize, u64)> {
+    let back = (1..STORED_ROUNDS).find(|back| run.is_at(at, *back))?;
+    audits::seed(run, back).map(|seed| (back, seed))
+}
+
 /// Open the case of a drawn auditor. Return its index.
 #[inline(never)]
-pub fn open(run: &Run, members: &Members, cases: &mut Cases, opening: &Opening) -> Result<usize> {
-    let Opening { back, seed, vote } = *opening;
+pub fn open(run: &Run, members: &Members, cases: &mut Cases, vote: &Vote) -> Result<usize> {
+    let (back, seed) = drawn_round(run, vote.at).ok_or(CoordinatorError::StaleHeight)?;
     require!(vote.mismatch, CoordinatorError::NotDisputed);
     let is_ejected = members.seats[vote.target as usize].state == member_state::EJECTED;
     require!(!is_ejected, CoordinatorError::AlreadyEjected);
     let draw = Draw::new(run, members, back, seed);
     let Audit { auditor, jury } = draw.audit(vote.target).ok_or(CoordinatorError::NotAudited)?;
     require!(auditor == vote.seat, CoordinatorError::NotAuditor);
+    let has_case = cases.used().iter().any(|case| case.auditor == auditor && is_open(run, case));
+    require!(!has_case, CoordinatorError::CasesFull);
     let index = cases.free(run).ok_or(CoordinatorError::CasesFull)?;
     let round = &run.rounds[run.ring(back)];
     cases.entries[index] = Case {
@@ -94,15 +93,21 @@ pub fn cast(case: &mut Case, vote: &Vote) -> Result<Option<u8>> {
         bitmap::clear(&mut case.not_matching, vote.seat);
     }
     let (votes, loser) = if vote.mismatch { (case.mismatches(), case.target) } else { (case.matches(), case.auditor) };
-    let needed = quorum::of(bitmap::count(&jury)).max(audits::MIN_VOTES);
+    let jurors = bitmap::count(&jury);
+    let decisive = quorum::of(jurors).max(audits::MIN_VOTES);
+    // The accuser never votes for a match, and the other two of a jury of three must be able to acquit.
+    let needed = if vote.mismatch { decisive } else { decisive.min(jurors - 1) };
     Ok((bitmap::count(&votes) >= needed).then_some(loser))
 }
 
 /// Put the sequences of a void result back into the backlog. If it has no room for them, they count as trained.
+///
+/// If the levels are attested already, the model that a checkpoint names lacks these sequences too.
 pub fn put_back(run: &mut Run, backlog: &mut Backlog, case: &Case) {
     let count = case.intervals.iter().take_while(|interval| interval.len > 0).count();
     if backlog.has_room(count) {
         backlog.put(run, &case.intervals[..count]);
+        run.attested_data_index = run.attested_data_index.min(case.intervals[0].start);
     }
 }
 
@@ -118,26 +123,23 @@ impl Cases {
         self.count = last as u64;
     }
 
-    /// Return the index of an entry that may be overwritten: a new one, or that of an expired case.
+    /// Return the index of an entry that may be overwritten: that of an expired case, or a new one.
     fn free(&mut self, run: &Run) -> Option<usize> {
-        let used = self.used();
-        let expired = used.iter().position(|case| !is_open(run, case));
-        if expired.is_none() && used.len() < MAX_CASES {
-            self.count += 1;
-            return Some(used_last(self.count));
-        }
-        expired
+        let expired = self.used().iter().position(|case| !is_open(run, case));
+        expired.or_else(|| {
+            let new = self.used().len();
+            self.count = (new + 1).min(MAX_CASES) as u64;
+            (new < MAX_CASES).then_some(new)
+        })
     }
-}
-
-fn used_last(count: u64) -> usize {
-    (count as usize).saturating_sub(1).min(MAX_CASES - 1)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use alloc::boxed::Box;
+
+    const AT: RoundId = RoundId { epoch: 4, height: 3, seed: 9 };
 
     fn case(jurors: u8) -> Case {
         let mut case = Case { target: 200, auditor: 0, ..Case::zeroed() };
@@ -151,7 +153,7 @@ mod tests {
         let mut loser = None;
         for seat in seats {
             assert_eq!(loser, None, "decided early");
-            loser = cast(case, &Vote { seat, target: 200, mismatch }).unwrap();
+            loser = cast(case, &Vote { seat, at: &AT, target: 200, mismatch }).unwrap();
         }
         loser
     }
@@ -162,15 +164,14 @@ mod tests {
             assert_eq!(votes(&mut case(jurors), 0..needed, true), Some(200));
             let mut disputed = case(jurors);
             assert_eq!(votes(&mut disputed, 0..1, true), None);
-            let expected = (jurors > needed).then_some(0);
-            assert_eq!(votes(&mut disputed, 1..(needed + 1).min(jurors), false), expected);
+            assert_eq!(votes(&mut disputed, 1..(needed + 1).min(jurors), false), Some(0));
         }
     }
 
     #[test]
     fn strangers_and_second_votes_are_refused() {
         let mut case = case(5);
-        let mut refused = |seat, mismatch| cast(&mut case, &Vote { seat, target: 200, mismatch }).is_err();
+        let mut refused = |seat, mismatch| cast(&mut case, &Vote { seat, at: &AT, target: 200, mismatch }).is_err();
         assert!(!refused(1, true));
         assert!(refused(1, true) && refused(1, false));
         assert!(refused(5, true) && refused(200, false));
@@ -193,6 +194,10 @@ mod tests {
         assert_eq!(cases.count, MAX_CASES as u64 - 1);
     }
 
+    fn vote_on(at: &RoundId, target: u8) -> Vote<'_> {
+        Vote { seat: 0, at, target, mismatch: true }
+    }
+
     #[test]
     fn closed_case_is_found_no_more() {
         let mut run = Box::new(Run::zeroed());
@@ -200,14 +205,14 @@ mod tests {
         let mut cases = Cases::zeroed();
         cases.count = 1;
         cases.entries[0] = Case { seed: 9, height: 3, opened: 5, ..case(5) };
-        let at = RoundId { epoch: 4, height: 3, seed: 9 };
-        for (height, found) in [(5, Some(0)), (7, Some(0)), (8, None)] {
+        for (height, found) in [(5, Some(0)), (9, Some(0)), (10, None)] {
             run.rounds[0].height = height;
-            assert_eq!(find(&run, &cases, &at, 200), found);
+            assert_eq!(find(&run, &cases, &vote_on(&AT, 200)), found);
+            assert_eq!(any_open(&run, &cases), found.is_some());
         }
         run.rounds[0].height = 5;
-        assert_eq!(find(&run, &cases, &at, 201), None);
-        assert_eq!(find(&run, &cases, &RoundId { epoch: 5, ..at }, 200), None);
-        assert_eq!(find(&run, &cases, &RoundId { seed: 8, ..at }, 200), None);
+        assert_eq!(find(&run, &cases, &vote_on(&AT, 201)), None);
+        assert_eq!(find(&run, &cases, &vote_on(&RoundId { epoch: 5, ..AT }, 200)), None);
+        assert_eq!(find(&run, &cases, &vote_on(&RoundId { seed: 8, ..AT }, 200)), None);
     }
 }

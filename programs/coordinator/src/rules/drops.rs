@@ -51,7 +51,8 @@ pub fn droppable(run: &Run, members: &Members, witnesses: &Witnesses, judged: us
     result
 }
 
-/// Return, for each tier, the seats from which enough judges of one of its levels did not receive it.
+/// Return, for each tier, the seats that withheld one of the tier's levels: enough judges of that level did not receive
+/// it from them.
 ///
 /// Newcomers do not judge: two that declare a tier could have its only other holder dropped. An established member votes
 /// for itself if it did not attest. One judge decides alone only if the level has no other established holder.

@@ -185,8 +185,8 @@ impl Machine<'_> {
     }
 }
 
-/// Return whether finishers exist and none of them is established. They may have no model. Members that cannot load it
-/// from them leave, so the same wallets could keep a run from its checkpoint forever.
+/// Return whether finishers exist and none of them is established. Such finishers may not have the model. Members that
+/// cannot load it from them leave, so the same wallets could prevent the run from ever returning to its checkpoint.
 #[inline(never)]
 fn has_unproven_claims(run: &Run, members: &Members) -> bool {
     !bitmap::is_empty(&run.finishers) && !bitmap::intersects(&run.finishers, &members.established)

@@ -80,7 +80,7 @@ pub fn begin(run: &mut Run, members: &mut Members) {
 /// if they showed their levels while they were in the epoch. Judges that left are checked too, or only members that
 /// stay would pay for hiding a level.
 ///
-/// With `keep_judges` all judges stay established: newcomers decided who delivered, although the run has enough
+/// `keep_judges` keeps all judges established. Pass it if newcomers decided who delivered although the run has enough
 /// established members. Otherwise newcomers could outvote the judges one by one until too few are left to undo an
 /// epoch.
 #[inline(never)]

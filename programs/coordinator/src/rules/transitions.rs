@@ -14,8 +14,9 @@ enum Away {
     Nobody,
     /// Some are. The run waits `warmup_time` longer for them.
     Some,
-    /// All are, or a level's trusted holders are and only other finishers claim to hold it. The run waits a day for
-    /// them. If only newcomers wait, they wait without limit, until the owner replaces the model (`rewind`).
+    /// All are, or all trusted holders of one level are and only other finishers claim to hold it. The run waits a day
+    /// for the absent holders. If only newcomers are present, it waits without limit, until the owner replaces the
+    /// model (`rewind`).
     All,
 }
 

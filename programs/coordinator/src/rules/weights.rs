@@ -1,8 +1,8 @@
 //! The weight of a member, which decides its share of the work: at most what it has shown.
 //!
-//! A newcomer's weight is at most the median of established members. The weight of others is at most twice what they
-//! delivered of their last share, and eight medians: nobody recomputes results, so a declared speed must not win most
-//! of the work.
+//! A newcomer's weight is at most the median of established members. Any other member's weight is at most twice its
+//! last weight times the fraction that it delivered. It is also at most eight times the median. Few results are
+//! recomputed, or none, so a declared speed must not win most of the work.
 
 use super::{bitmap, committee, level_holders, quorum};
 use crate::{constants::*, state::*};
@@ -81,10 +81,10 @@ pub fn reset_newcomers(members: &mut Members) {
     }
 }
 
-/// Return the lower median of the weights of three or more established members. With fewer, return the higher one of
-/// theirs and that of all experienced members, or that of all declared weights if there are none. Neither one
-/// established member nor any number of wallets that deliver nothing, which become experienced with a weight of 1, can
-/// lower it alone.
+/// Return the lower median of the weights of three or more established members. With fewer than three, return the
+/// larger of two medians: the established members' and the experienced members'. If no member is experienced, use the
+/// median of all declared weights instead of the second. Neither one established member nor any number of wallets that
+/// deliver nothing, which become experienced with a weight of 1, can lower it alone.
 fn median(members: &Members) -> u16 {
     let mut declared = Vec::new();
     let mut experienced = Vec::new();
@@ -227,11 +227,12 @@ pub fn fix_attesters(members: &mut Members) {
     }
 }
 
-/// Let members that owed nothing attest levels after an epoch without established members. Otherwise they would stay
-/// newcomers, and in the next epoch a stranger would be the equal of a level's only holder.
+/// Let members that owed nothing attest levels after an epoch without established members. Otherwise these members
+/// would stay newcomers, and in the next epoch a stranger would have the same vote as a level's only holder.
 ///
-/// It admits idle members whose tier number is at most the smallest one among the members that delivered. It admits
-/// nobody if these are more than a quarter of the members that delivered, or idle wallets could stop the run.
+/// It admits idle members whose tier number is at most the smallest one among the members that delivered. If the idle
+/// members are more than a quarter of those that delivered, it admits none of them. Otherwise idle wallets could stop
+/// the run.
 fn admit_idle(members: &mut Members, stayed: &Bitmap) {
     let max_idle = bitmap::count(&members.proven) / DELIVERING_PER_IDLE;
     let mut idle = [0; 32];

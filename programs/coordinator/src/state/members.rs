@@ -104,8 +104,8 @@ pub struct Members {
     /// a cooldown: seats that may attest the levels of their tiers.
     pub proven: [u8; 32],
     /// The level score of each seat, in bit planes: 64 (63 for newcomers next to established members), plus the judged
-    /// rounds in which it delivered every level of its tier, minus those in which it did not. Between 0, where it
-    /// stays, and 127. Bit i of the score is in bitmap i.
+    /// rounds in which it delivered every level of its tier, minus those in which it did not. The score is limited to 0
+    /// to 127. A score that reaches 0 stays 0. Bit i of the score is in bitmap i.
     pub shown: [[u8; 32]; SHOWN_BITS],
     /// Seats that showed every level of their tier in an earlier epoch, and in at least half of the judged rounds
     /// since.

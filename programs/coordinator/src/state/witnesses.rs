@@ -68,7 +68,7 @@ pub struct Case {
     pub opened: u32,
     /// The member that delivered the result. Ejected if two thirds of the jury, and at least three, find a mismatch.
     pub target: u8,
-    /// The member that opened the case. Ejected if as many find a match.
+    /// The member that opened the case. Ejected if as many, or all other jurors, find a match.
     pub auditor: u8,
     pub pad: [u8; 2],
     /// Jurors that have voted.
