@@ -109,7 +109,7 @@ def cheating_run(directory: Path, cheat: Cheat, optimizer: dict[str, Any] | None
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("optimizer", "overlap"), [(None, 0), (None, 1), (SPARSELOCO, 1)])
-def test_honest_results_match_in_all_epochs_and_tiers(
+def test_honest_results_of_all_tiers_match(
     tmp_path: Path, optimizer: dict[str, Any] | None, overlap: int
 ) -> None:
     async def story(sim: SimulatedRun) -> None:
@@ -124,7 +124,8 @@ def test_honest_results_match_in_all_epochs_and_tiers(
     # The last draw of an epoch may come too late for a replay.
     assert set(late) <= {LATE}
     assert len(late) < len(found) / 4
-    assert {event["epoch"] for event in found} == {0, 1}
+    # In the first epoch nobody is established, so nothing is drawn.
+    assert {event["epoch"] for event in found} == {1}
     assert {event["seat"] for event in found} == {seat_of(sim, one) for one in sim.sim_members}
     assert not any(one.saw("case_opened") for one in sim.sim_members)
 
@@ -134,14 +135,14 @@ def test_restarted_member_serves_its_restored_state(tmp_path: Path) -> None:
 
     async def story(sim: SimulatedRun) -> None:
         sim.stores_optimizer_state = True
-        members = [sim.add(0) for _ in range(5)]
+        members = [sim.add(0) for _ in range(4)]  # so all of them are drawn in a round
         await sim.until(lambda run: run.epoch == 1 and run.state is RunState.WAITING_FOR_MEMBERS)
         await asyncio.sleep(3)
         await sim.stop(members[-1])
         sim.start(members[-1])
         await sim.until_finished()
 
-    sim = play(tmp_path, story, optimizer=SPARSELOCO, **RULES | {"init_min_clients": 5})
+    sim = play(tmp_path, story, optimizer=SPARSELOCO, **RULES)
     assert sim.check() > 0
     *_, restarted = sim.sim_members
     assert restarted.saw("remembered", epoch=1)
@@ -187,7 +188,7 @@ def test_faulty_hardware_convicts_nobody(tmp_path: Path, monkeypatch: pytest.Mon
             sim.add(0)
         await sim.until_finished()
 
-    sim = play(tmp_path, story, **RULES | {"total_steps": 8})
+    sim = play(tmp_path, story, **RULES)
     assert sim.check() > 0
     assert calls > 0
     assert {event["verdict"] for event in verdicts(sim)} == {"abstained"}
@@ -204,9 +205,9 @@ def test_auditor_without_memory_abstains(tmp_path: Path, monkeypatch: pytest.Mon
     async def story(sim: SimulatedRun) -> None:
         for _ in range(5):
             sim.add(0)
-        await sim.until_round(6)
+        await sim.until(lambda run: run.epoch == 1 and run.current.height == 6)
 
-    sim = play(tmp_path, story, **RULES | {"total_steps": 8})
+    sim = play(tmp_path, story, **RULES)
     assert {event["verdict"] for event in verdicts(sim)} == {"abstained"}
     assert "too little memory" in verdicts(sim)[0]["why"]
 
