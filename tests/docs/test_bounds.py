@@ -8,7 +8,7 @@ from pathlib import Path
 from aftermath.member import announced_results
 from aftermath.member.rounds import collect
 from aftermath.optim.state_merkle import BLOCK
-from aftermath.p2p import announce, blobs, limits, requests, swarm
+from aftermath.p2p import announce, blobs, lanes, limits, requests, swarm
 from aftermath.p2p import connection_table as links
 from aftermath.p2p import incoming_connections as incoming
 from aftermath.p2p import peer_connection as link
@@ -20,7 +20,7 @@ from p2p.nodes import QUIC_SENDS
 
 PAGE = Path(__file__).parents[2] / "docs/security.md"
 OTHERS = MAX_MEMBERS - 1
-SERVED = OTHERS * requests.STREAMS
+SERVED = OTHERS * link.STREAMS_SERVED
 SENT = blobs.LARGE_PIECES * blobs.PIECE + (SERVED - blobs.LARGE_PIECES) * blobs.SMALL_PIECE
 STORED = announced_results._MAX_PER_MEMBER
 ROWS = {
@@ -34,12 +34,14 @@ ROWS = {
         "as handshakes",
     ),
     "connections": (
-        f"1, for {links.LINGER_S:.0f} seconds 2; {limits.CONNECTION_BURST:.0f} at once, then one every "
+        f"1, for {links.LINGER_S:.0f} seconds 2, and up to {lanes.MOST_LANES} lanes; "
+        f"{limits.CONNECTION_BURST:.0f} at once, then one every "
         f"{1 / limits.CONNECTION_RATE:.0f} seconds",
         f"{OTHERS}",
     ),
     "requests": (
-        f"{link.STREAMS_OPEN} open, {requests.STREAMS} served; {limits.REQUEST_RATE:.0f} a second after the first "
+        f"{link.STREAMS_OPEN} open, {link.LANE_STREAMS_OPEN} per lane, "
+        f"{link.STREAMS_SERVED} served; {limits.REQUEST_RATE:.0f} a second after the first "
         f"{limits.REQUEST_BURST:.0f}",
         f"{SERVED:,} served; {limits.ALL_REQUEST_RATE:.0f} a second after the first {limits.ALL_REQUEST_BURST:,.0f}",
     ),
@@ -64,7 +66,7 @@ ROWS = {
     ),
     "questions about pieces": (f"{swarm.MOST_ASKED} blobs each", "as requests"),
     "blobs being sent": (
-        f"{requests.STREAMS} pieces of {blobs.PIECE >> 20} MiB, {blobs.PIECE_S:.0f} seconds each",
+        f"{link.STREAMS_SERVED} pieces of {blobs.PIECE >> 20} MiB, {blobs.PIECE_S:.0f} seconds each",
         f"{SENT >> 20} MiB",
     ),
     "answers that were not read": (
@@ -72,7 +74,7 @@ ROWS = {
         f"{requests.ALL_ANSWERS >> 20} MiB, and one each",
     ),
     "unacknowledged bytes in QUIC": (
-        f"{QUIC_SENDS // 10**6} MB",
+        f"{QUIC_SENDS // 10**6} MB per connection",
         f"{OTHERS * QUIC_SENDS // 10**6:,} MB",
     ),
     "stored results and announcements": (

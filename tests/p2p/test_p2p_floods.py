@@ -26,7 +26,6 @@ from aftermath.p2p import (
     incoming_connections,
     limits,
     peer_connection,
-    requests,
 )
 from aftermath.p2p.discovery import LocalDirectory
 from aftermath.p2p.iroh import IrohTransport
@@ -220,12 +219,16 @@ MEMORY = {
         incoming_connections.MAX_HANDSHAKES * peer_connection.MOST_BEFORE_GREETING
     ),
     "ungreeted": lambda peers: peers * QUIC_STREAMS * QUIC_WINDOW // 8,
-    "half_open": lambda peers: peers * requests.STREAMS * MAX_REQUEST,
-    "resets": lambda peers: peers * requests.STREAMS * MAX_REQUEST,
-    "requests": lambda peers: peers * requests.STREAMS * MAX_REQUEST,
+    "half_open": lambda peers: peers * peer_connection.STREAMS_SERVED * MAX_REQUEST,
+    "resets": lambda peers: peers * peer_connection.STREAMS_SERVED * MAX_REQUEST,
+    "requests": lambda peers: peers * peer_connection.STREAMS_SERVED * MAX_REQUEST,
     "announcements": lambda peers: peers * (announce.REMEMBERED * REMEMBERED_BYTES + QUIC_WINDOW),
-    "unread_blobs": lambda peers: peers * (requests.STREAMS * 2 * blobs.PIECE + QUIC_SENDS),
-    "unread_answers": lambda peers: peers * (requests.STREAMS * 2 * LARGE_ANSWER + QUIC_SENDS),
+    "unread_blobs": lambda peers: (
+        peers * (peer_connection.STREAMS_SERVED * 2 * blobs.PIECE + QUIC_SENDS)
+    ),
+    "unread_answers": lambda peers: (
+        peers * (peer_connection.STREAMS_SERVED * 2 * LARGE_ANSWER + QUIC_SENDS)
+    ),
 }
 """Bytes that a flood by that many peers may take, without the slack, by kind."""
 
@@ -345,7 +348,10 @@ async def test_unacknowledged_bytes_match_our_bound(opened, monkeypatch):
         await until(lambda: psutil.Process(flooder.pid).status() == psutil.STATUS_STOPPED, 60)
         stands_still.set()
         await until(
-            lambda: node.stats().sent["blob"] > QUIC_SENDS - requests.STREAMS * blobs.SMALL_PIECE
+            lambda: (
+                node.stats().sent["blob"]
+                > QUIC_SENDS - peer_connection.STREAMS_SERVED * blobs.SMALL_PIECE
+            )
         )
         assert node.reachable()
         await until(lambda: not node.reachable(), 60)

@@ -39,6 +39,14 @@ def test_slower_holders_are_ranked_later_fastest_first(measured):
     assert measured.ranked([A, B, C, D], ALL, 1000) == [A, B, C, D]
 
 
+def test_slow_author_keeps_its_position(measured):
+    measured.delivered(A, MIB, 4.0)
+    measured.delivered(B, MIB, 0.1)
+    assert measured.ranked([A, B], ALL, 4 * MIB, author=A) == [A, B]
+    measured.late(A)
+    assert measured.ranked([A, B], ALL, 4 * MIB, author=A) == [B, A]
+
+
 def test_unmeasured_holder_has_its_turn_until_measured(measured, now):
     measured.delivered(B, MIB, 0.1)
     assert measured.ranked([A, B], ALL, MIB) == [A, B]

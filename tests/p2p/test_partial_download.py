@@ -5,9 +5,10 @@ import random
 import pytest
 
 from aftermath.p2p import partial_download
-from aftermath.p2p.partial_download import PartialBlob, Pull
+from aftermath.p2p.partial_download import PartialBlob, Pull, Source
 
 HOLDERS = [bytes([number]) * 32 for number in range(4)]
+SOURCES: list[Source] = [(holder, lane) for holder in HOLDERS for lane in range(2)]
 
 
 def of_holder(holder: bytes, start: int, length: int) -> bytes:
@@ -23,27 +24,29 @@ def test_pulls_in_any_order_fill_blob_and_record_givers(monkeypatch, size, seed)
     monkeypatch.setattr(partial_download, "RANGE", 3_000)
     monkeypatch.setattr(partial_download, "WORTH_STEALING", 700)
     monkeypatch.setattr(partial_download, "LEAST_PROGRESS", 50)
+    monkeypatch.setattr(partial_download, "WORTH_STEALING_FROM_LANE", 200)
     rng = random.Random(seed)
     filled = PartialBlob.of(size)
-    pulls: dict[bytes, Pull] = {}
+    filled.spread(seed % 4)
+    pulls: dict[Source, Pull] = {}
     begun = 0
     while not filled.complete:
-        holder = rng.choice(HOLDERS)
-        pull = pulls.get(holder)
+        source = rng.choice(SOURCES)
+        pull = pulls.get(source)
         if pull is None:
-            pull = filled.take(holder, 0.0)
+            pull = filled.take(source, 0.0)
             if pull is not None:
-                pulls[holder] = pull
+                pulls[source] = pull
                 begun += 1
         elif rng.random() < 0.2:
             pull.silent = rng.random() < 0.5
             pull.slow = rng.random() < 0.5
         elif rng.random() < 0.1:
-            filled.release(pulls.pop(holder))
+            filled.release(pulls.pop(source))
         else:
             length = rng.randint(1, min(400, pull.request_end - pull.position))
-            if not filled.put(pull, of_holder(holder, pull.position, length)):
-                filled.release(pulls.pop(holder))
+            if not filled.put(pull, of_holder(source[0], pull.position, length)):
+                filled.release(pulls.pop(source))
     for pull in pulls.values():
         filled.release(pull)
     assert sum(end - start for _, start, end in filled.origin) == size
@@ -57,7 +60,7 @@ def test_pulls_in_any_order_fill_blob_and_record_givers(monkeypatch, size, seed)
 
 
 def test_joined_pull_leads_after_new_bytes():
-    slow, quick, third = HOLDERS[:3]
+    slow, quick, third = ((holder, 0) for holder in HOLDERS[:3])
     filled = PartialBlob.of(10)
     first = filled.take(slow, 0.0)
     assert first is not None
@@ -76,4 +79,4 @@ def test_joined_pull_leads_after_new_bytes():
     assert not filled.put(second, b"bbbb")
     filled.release(second)
     assert bytes(filled.buffer) == b"aaabbbbbbb"
-    assert filled.origin == [(slow, 0, 3), (quick, 3, 10)]
+    assert filled.origin == [(slow[0], 0, 3), (quick[0], 3, 10)]

@@ -18,9 +18,10 @@ from aftermath.base.concurrency import cancel
 from aftermath.base.rate_limit import Backoff
 from aftermath.p2p.blobs import hash_of
 from aftermath.p2p.connection_table import Links
+from aftermath.p2p.lanes import LANES_FROM
 from aftermath.p2p.limits import LogLimits
 from aftermath.p2p.line_faults import GOOD_LINE, MemberLine
-from aftermath.p2p.partial_download import LEAST_PROGRESS, STRIPE_FROM, PartialBlob, Pull
+from aftermath.p2p.partial_download import LEAST_PROGRESS, STRIPE_FROM, PartialBlob, Pull, Source
 from aftermath.p2p.peer_connection import Link
 from aftermath.p2p.peer_stats import PeerMeasurements
 from aftermath.p2p.pieces import PIECE
@@ -48,8 +49,8 @@ PARTS_OF_DEADLINE = 3
 rest.
 """
 TICK_S = 0.2
-TRICKLE = 16384
-TRICKLE_S = 0.005
+TRICKLE = 65536
+TRICKLE_S = 0.02
 """Seconds to wait after a read below TRICKLE bytes, so that a slow sender does not cost many reads.
 """
 FIRST_PAUSE_S = 0.2
@@ -89,7 +90,9 @@ class Fetch:
         size: int,
         deadline_s: float,
         line: MemberLine = GOOD_LINE,
+        author: bytes | None = None,
     ) -> None:
+        self._author = author
         self._line = line
         self._links = links
         self._pace = pace
@@ -97,7 +100,7 @@ class Fetch:
         self._size = size
         self._deadline_s = deadline_s
         self._ends = pace.clock() + deadline_s
-        self._waited: dict[bytes, float] = {}
+        self._waited: dict[Source, float] = {}
         self._strikes: Counter[bytes] = Counter()
         self._liars: set[bytes] = set()
         self._troubles: dict[bytes, str] = {}
@@ -109,7 +112,7 @@ class Fetch:
             async with asyncio.timeout(self._deadline_s):
                 return await self._persist(holders)
         except TimeoutError as error:
-            for holder in self._waited:
+            for holder in {holder for holder, _ in self._waited}:
                 self._pace.failed(holder)
             raise BlobUnavailable(
                 f"{self._name()} did not arrive within {self._deadline_s:.1f} s{self._why()}"
@@ -158,7 +161,9 @@ class Fetch:
             if holder not in self._liars and self._strikes[holder] < STRIKES
         ]
         if usable:
-            return self._pace.ranked(usable, self._links.live(), self._size, excluded=excluded)
+            return self._pace.ranked(
+                usable, self._links.live(), self._size, excluded=excluded, author=self._author
+            )
         if self._liars and self._liars >= set(holders):
             raise BlobRejected(
                 f"{self._name()}: every holder sent false data{self._why()}",
@@ -176,8 +181,14 @@ class Fetch:
         try:
             while not attempt.complete:
                 while standby and len(running) < width:
-                    tasks.append(asyncio.create_task(self._work(attempt, standby.popleft())))
+                    holder = standby.popleft()
+                    lanes = self._lanes(holder)
+                    attempt.spread(1 + len(lanes))
+                    tasks.append(asyncio.create_task(self._work(attempt, (holder, 0))))
                     running.add(tasks[-1])
+                    for number, lane in enumerate(lanes, 1):
+                        work = self._work(attempt, (holder, number), lane)
+                        tasks.append(asyncio.create_task(work))
                 if not running:
                     return
                 done, running = await asyncio.wait(
@@ -190,13 +201,20 @@ class Fetch:
         finally:
             await cancel(tasks)
 
+    def _lanes(self, holder: bytes) -> list[Link]:
+        """Return the lanes to use. Others than the author may not have the blob."""
+        if self._size < LANES_FROM or self._author not in (None, holder):
+            return []
+        return self._links.lanes(holder)
+
     def _need_help(self, attempt: PartialBlob) -> bool:
         """Count a tick of waiting. Return whether no active holder will bring the rest in time."""
         hopeless = 0
-        for holder in self._waited:
-            self._waited[holder] += TICK_S
-            pull = attempt.active.get(holder)
-            silent = self._waited[holder] >= min(self._pace.hedge(holder), self._patience(holder))
+        for source in self._waited:
+            holder = source[0]
+            self._waited[source] += TICK_S
+            pull = attempt.active.get(source)
+            silent = self._waited[source] >= min(self._pace.hedge(holder), self._patience(holder))
             slow = pull is not None and self._too_slow(pull)
             if pull is not None:
                 pull.silent = silent
@@ -221,15 +239,20 @@ class Fetch:
         """Return the seconds without progress after which to give up on a holder."""
         return min(self._pace.patience(holder), self._deadline_s / PARTS_OF_DEADLINE)
 
-    async def _work(self, attempt: PartialBlob, holder: bytes) -> None:
-        """Pull ranges from one holder until the blob is full or the holder fails."""
+    async def _work(self, attempt: PartialBlob, source: Source, lane: Link | None = None) -> None:
+        """Pull ranges from one holder, over its link or a lane, until the blob is full or the
+        holder fails.
+        """
+        holder = source[0]
+        if lane is not None:
+            lane.transfers += 1
         try:
             while not attempt.complete:
-                self._waited[holder] = 0.0
-                link = await self._links.get(holder, self._patience(holder))
-                pull = attempt.take(holder, self._pace.clock())
+                self._waited[source] = 0.0
+                link = lane or await self._links.get(holder, self._patience(holder))
+                pull = attempt.take(source, self._pace.clock())
                 if pull is None:
-                    del self._waited[holder]
+                    del self._waited[source]
                     await attempt.changed.wait()
                     continue
                 self._pace.events["retries"] += pull.joined
@@ -258,7 +281,10 @@ class Fetch:
         ) as error:
             _complaints.failure("fetching from", holder, error)
             self._fault(holder, f"caused a {type(error).__name__} in this client", strike=True)
-        self._waited.pop(holder, None)
+        finally:
+            if lane is not None:
+                lane.transfers -= 1
+        self._waited.pop(source, None)
 
     async def _pull(self, attempt: PartialBlob, link: Link, pull: Pull) -> None:
         """Ask one holder for one range and read it into the buffer, as far as it gets."""
@@ -311,7 +337,7 @@ class Fetch:
                 raise HolderFailed(f"ended early at byte {pull.position}")
             self._pace.received["blob"] += len(chunk)
             link.bytes_read += len(chunk)
-            self._waited[pull.holder] = 0.0
+            self._waited[pull.source] = 0.0
             if not attempt.put(pull, chunk):
                 return False
             if len(chunk) < TRICKLE:

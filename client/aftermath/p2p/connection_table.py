@@ -16,6 +16,7 @@ import iroh
 
 from aftermath.base.concurrency import cancel, first_of
 from aftermath.p2p.incoming_connections import IncomingConnections
+from aftermath.p2p.lanes import LANES_RETRY_S, TRANSFERS, lanes_for
 from aftermath.p2p.limits import Bans, LogLimits, Quota
 from aftermath.p2p.peer_connection import (
     MOST_UNREAD,
@@ -31,7 +32,7 @@ from aftermath.p2p.peer_connection import (
 )
 from aftermath.p2p.peer_stats import PeerMeasurements
 from aftermath.p2p.transport import PeerUnreachable, TransportError, escaped, short
-from aftermath.p2p.wire import ALPN, Code, ProtocolViolation, cause
+from aftermath.p2p.wire import ALPN, LANE_ALPN, Code, ProtocolViolation, cause
 
 DIAL_S = 10.0
 GRACE_S = 1.0
@@ -129,13 +130,26 @@ class Links:
             )
         return contact.link
 
+    def lanes(self, peer: bytes) -> list[Link]:
+        """Return the lanes to a peer that carry little for us. Open missing ones for next time."""
+        contact = self._peers.get(peer)
+        link = contact.link if contact is not None else None
+        if link is None:
+            return []
+        # The side that dialled the link can reach the other one. Lanes serve both.
+        missing = len(link.lanes) < lanes_for(len(self._peers))
+        if missing and link.dialer == self._me and self._pace.clock() >= link.lanes_due_at:
+            link.lanes_due_at = self._pace.clock() + LANES_RETRY_S
+            self._spawn(self._open_lanes(link))
+        return [lane for lane in link.lanes if lane.transfers < TRANSFERS]
+
     async def close(self) -> None:
         """Close every connection and stop dialling and accepting."""
         self._closed = True
+        for link in self._open:
+            link.close(Code.SHUTDOWN, "shutting down")
         for contact in self._peers.values():
             contact.up.set()
-            if contact.link is not None:
-                contact.link.close(Code.SHUTDOWN, "shutting down")
         await cancel(self._tasks)
         self._peers.clear()
 
@@ -183,8 +197,18 @@ class Links:
         while seconds := self._bans.seconds_left(peer):
             await asyncio.sleep(seconds)
 
-    async def _dial(self, peer: bytes) -> None:
-        """Connect and greet. Raises PeerUnreachable with the cause."""
+    async def _open_lanes(self, link: Link) -> None:
+        """Dial the missing lanes of a link, one after another."""
+        try:
+            while len(link.lanes) < lanes_for(len(self._peers)) and not link.closed.is_set():
+                await self._dial(link.peer, link)
+        except PeerUnreachable as error:
+            log.debug("no lane to %s: %s", short(link.peer), error.message)
+
+    async def _dial(self, peer: bytes, main: Link | None = None) -> None:
+        """Connect and greet, for a lane if there is a main link. Raises PeerUnreachable with the
+        cause.
+        """
         connection = None
         try:
             address = self._locate(peer)
@@ -193,7 +217,7 @@ class Links:
                     "its address is unknown (it has not started, or uses another discovery)"
                 )
             async with asyncio.timeout(DIAL_S):
-                connection = await self._endpoint.connect(address, ALPN)
+                connection = await self._endpoint.connect(address, LANE_ALPN if main else ALPN)
                 instance = await first_of(
                     greet(connection, self._instance), only_an_answer(connection)
                 )
@@ -207,7 +231,9 @@ class Links:
             raise PeerUnreachable(cause(error)) from error
         contact = self._peers.get(peer)
         quota = contact.quota if contact is not None else Quota(self._pace.clock)
-        self._offer(Link(peer, connection, self._me, instance, self._pace.clock(), quota))
+        link = Link(peer, connection, self._me, instance, self._pace.clock(), quota)
+        link.main = main
+        self._offer(link)
 
     # --- the table ---
 
@@ -220,6 +246,9 @@ class Links:
         if self._bans.seconds_left(link.peer):
             link.close(Code.NOT_A_MEMBER, "banned for breaking the protocol")
             return
+        if link.main is not None:
+            self._add_lane(link, link.main)
+            return
         old = contact.link
         if old is not None:
             if not link.supersedes(old):
@@ -231,6 +260,24 @@ class Links:
         contact.stir.set()
         self._pace.connected(link.peer, link.instance, link.rtt())
         self._spawn(self._serve(contact, link))
+
+    def _add_lane(self, lane: Link, main: Link) -> None:
+        """Attach a greeted lane to its link, unless that has closed or has enough of them."""
+        if main.closed.is_set() or not main.has_room_for(lane, lanes_for(len(self._peers))):
+            lane.close(Code.DUPLICATE, "no room for a lane")
+            return
+        main.lanes.append(lane)
+        self._spawn(self._serve_lane(lane, main))
+
+    async def _serve_lane(self, lane: Link, main: Link) -> None:
+        """Run a lane until it or its link closes."""
+        self._open.add(lane)
+        try:
+            await run_link(lane, self._services(lane), self._log_limits)
+        finally:
+            self._open.discard(lane)
+            main.lanes.remove(lane)
+            lane.closed.set()
 
     def _retire(self, old: Link, new: Link) -> None:
         """Close a superseded link: at once if its peer is gone, otherwise after pending work had
@@ -259,6 +306,8 @@ class Links:
                 contact.trouble = close_reason(link.connection) or "the connection was lost"
                 contact.up.clear()
             link.closed.set()
+            for lane in link.lanes:
+                lane.close(Code.DONE, "its link was closed")
 
     def _warn_of_other_process(self, link: Link) -> None:
         """Warn, once, that peers say they are connected to another process that proved our key.
@@ -333,8 +382,9 @@ async def watch_unread(links: Collection[Link]) -> None:
             except Exception as error:
                 log.debug("link to %s: %s", short(link.peer), cause(error))
         unread = sum(link.unread for link in links)
-        for link in sorted(links, key=lambda item: -item.unread):
+        main_links = [link for link in links if link.main is None]
+        for link in sorted(main_links, key=lambda item: -item.unread_of_peer()):
             if unread <= MOST_UNREAD_OF_ALL:
                 break
-            unread -= link.unread
+            unread -= link.unread_of_peer()
             link.close(Code.STALLED, "peers sent more than could be read")

@@ -19,6 +19,7 @@ import iroh
 
 from aftermath.base.concurrency import first_of
 from aftermath.base.rate_limit import TokenBucket, network_of
+from aftermath.p2p.lanes import lanes_for
 from aftermath.p2p.limits import (
     CONNECTION_BURST,
     CONNECTION_RATE,
@@ -36,7 +37,7 @@ from aftermath.p2p.peer_connection import (
     only_a_greeting,
 )
 from aftermath.p2p.peer_stats import PeerMeasurements
-from aftermath.p2p.wire import Code, ProtocolViolation, cause
+from aftermath.p2p.wire import LANE_ALPN, Code, ProtocolViolation, cause
 
 log = logging.getLogger(__name__)
 Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
@@ -298,7 +299,12 @@ class IncomingConnections:
             if contact.greeting is connection:
                 contact.greeting = None
         link = Link(peer, connection, peer, instance, self._pace.clock(), contact.quota)
-        if contact.link is not None and not link.supersedes(contact.link):
+        if connection.alpn() == LANE_ALPN:
+            link.main = contact.link
+            if link.main is None or not link.main.has_room_for(link, lanes_for(len(self._peers))):
+                link.close(Code.DUPLICATE, "no room for a lane")
+                return
+        elif contact.link is not None and not link.supersedes(contact.link):
             link.close(Code.DUPLICATE, "already connected")
             return
         await answer_greeting(stream, self._instance)

@@ -47,7 +47,7 @@ from aftermath.p2p.transport import (
     TransportError,
     TransportStats,
 )
-from aftermath.p2p.wire import ALPN, cause
+from aftermath.p2p.wire import ALPN, LANE_ALPN, cause
 
 REFRESH_S = 5.0
 ENDPOINT_CLOSE_S = 0.5
@@ -141,7 +141,7 @@ class IrohTransport:
             blob = await self._swarms.fetch(digest, size, author, remote_holders, deadline_s)
         if blob is None:
             left_s = max(0.0, ends - self._pace.clock())
-            fetch = Fetch(self._links, self._pace, digest, size, left_s, self._line)
+            fetch = Fetch(self._links, self._pace, digest, size, left_s, self._line, author)
             blob = await fetch.run(remote_holders)
         if keep:
             self._store.keep(digest, blob)
@@ -187,7 +187,9 @@ class IrohTransport:
             raise TransportError("the transport is closed")
 
     def _services(self, link: Link) -> list[Coroutine[Any, Any, None]]:
-        """Return what runs on every connection."""
+        """Return what runs on a connection. A lane carries no announcements."""
+        if link.main is not None:
+            return [self._requests.serve(link)]
         return [self._announcer.write(link), self._announcer.read(link), self._requests.serve(link)]
 
     def _locate(self, peer: bytes) -> iroh.EndpointAddr | None:
@@ -335,7 +337,7 @@ async def bound(
     options = iroh.EndpointOptions(
         preset=preset,
         secret_key=secret,
-        alpns=[ALPN],
+        alpns=[ALPN, LANE_ALPN],
         relay_mode=_relay_mode(relay),
         bind_addr=None if host is None and port == 0 else address,
     )

@@ -15,6 +15,9 @@ STRIPE_FROM = 8 << 20
 RANGE = 4 << 20
 WORTH_STEALING = 2 << 20
 LEAST_PROGRESS = 32768
+WORTH_STEALING_FROM_LANE = 4 * LEAST_PROGRESS
+Source = tuple[bytes, int]
+"""A holder, and the number of one of our connections to it."""
 
 
 @dataclass(eq=False)
@@ -30,6 +33,13 @@ class BlobSpan:
         """Return the number of missing bytes."""
         return self.end - self.position
 
+    def split(self) -> BlobSpan:
+        """Give away the second half."""
+        middle = (self.position + self.end) // 2
+        tail = BlobSpan(middle, self.end)
+        self.end = middle
+        return tail
+
 
 @dataclass(eq=False)
 class Pull:
@@ -39,7 +49,7 @@ class Pull:
     `joined`: others already worked on the span. `silent` and `slow` are results of the last tick.
     """
 
-    holder: bytes
+    source: Source
     span: BlobSpan
     start: int
     request_end: int
@@ -51,6 +61,11 @@ class Pull:
     led: bool = False
     silent: bool = False
     slow: bool = False
+
+    @property
+    def holder(self) -> bytes:
+        """Return the peer that sends."""
+        return self.source[0]
 
     @property
     def leads(self) -> bool:
@@ -67,7 +82,7 @@ class PartialBlob:
     size: int
     buffer: bytearray
     todo: deque[BlobSpan]
-    active: dict[bytes, Pull] = field(default_factory=dict)
+    active: dict[Source, Pull] = field(default_factory=dict)
     origin: list[tuple[bytes, int, int]] = field(default_factory=list)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -83,24 +98,33 @@ class PartialBlob:
         """Return whether every byte has arrived."""
         return not self.todo and not any(pull.span.rest for pull in self.active.values())
 
-    def take(self, holder: bytes, now: float) -> Pull | None:
+    def spread(self, workers: int) -> None:
+        """Halve the longest waiting ranges until there is one for each worker."""
+        while self.todo and len(self.todo) < workers:
+            longest = max(self.todo, key=lambda one: one.rest)
+            if longest.rest < WORTH_STEALING_FROM_LANE:
+                return
+            self.todo.append(longest.split())
+
+    def take(self, source: Source, now: float) -> Pull | None:
         """Return work for an idle worker, or None.
 
         It is the next range, the rest of a silent pull, or half of the longest rest.
         """
         if self.todo:
-            return self._begin(holder, self.todo.popleft(), now)
+            return self._begin(source, self.todo.popleft(), now)
         spans = list(dict.fromkeys(pull.span for pull in self.active.values() if pull.span.rest))
         stalled = [span for span in spans if all(pull.silent for pull in self._on(span))]
         if stalled:
-            return self._begin(holder, max(stalled, key=lambda one: one.rest), now)
+            return self._begin(source, max(stalled, key=lambda one: one.rest), now)
+        ours = [one for one in spans if {pull.holder for pull in self._on(one)} == {source[0]}]
+        longest = max(ours, key=lambda one: one.rest, default=None)
+        if longest is not None and longest.rest >= WORTH_STEALING_FROM_LANE:
+            return self._begin(source, longest.split(), now)
         longest = max(spans, key=lambda one: one.rest, default=None)
         if longest is None or longest.rest < self._worth_stealing(longest):
             return None
-        middle = (longest.position + longest.end) // 2
-        tail = BlobSpan(middle, longest.end)
-        longest.end = middle
-        return self._begin(holder, tail, now)
+        return self._begin(source, longest.split(), now)
 
     def _on(self, span: BlobSpan) -> list[Pull]:
         return [pull for pull in self.active.values() if pull.span is span]
@@ -113,10 +137,10 @@ class PartialBlob:
         hopeless = all(pull.silent or pull.slow for pull in self._on(span))
         return 2 * LEAST_PROGRESS if hopeless else WORTH_STEALING
 
-    def _begin(self, holder: bytes, span: BlobSpan, now: float) -> Pull:
+    def _begin(self, source: Source, span: BlobSpan, now: float) -> Pull:
         at = span.position
-        pull = Pull(holder, span, at, span.end, now, at, at, at, joined=bool(self._on(span)))
-        self.active[holder] = pull
+        pull = Pull(source, span, at, span.end, now, at, at, at, joined=bool(self._on(span)))
+        self.active[source] = pull
         return pull
 
     def put(self, pull: Pull, chunk: bytes) -> bool:
@@ -142,7 +166,7 @@ class PartialBlob:
 
     def release(self, pull: Pull) -> None:
         """Record the result of a pull. Requeue its rest if no other pull works on it."""
-        del self.active[pull.holder]
+        del self.active[pull.source]
         if pull.led:
             self.origin.append((pull.holder, pull.first_byte, pull.end_byte))
         if pull.span.rest and not self._on(pull.span):

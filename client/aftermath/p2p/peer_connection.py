@@ -34,6 +34,10 @@ STREAMS_OPEN = 32
 
 QUIC allows 100 until `Link.limit` is called.
 """
+LANE_STREAMS_OPEN = 8
+"""Maximum open streams on each of a peer's lanes, waiting or being served."""
+STREAMS_SERVED = 16
+"""Maximum streams of one peer that are served at a time, over all its connections."""
 MOST_UNREAD = 32 << 20
 """Unread bytes of one peer that QUIC may hold for us. Our own delays never cause more."""
 MOST_UNREAD_OF_ALL = 256 << 20
@@ -60,7 +64,11 @@ twice.
 
 @dataclass(eq=False)
 class Link:
-    """A greeted connection. `dialer` is the id of the side that opened it."""
+    """A greeted connection. `dialer` is the id of the side that opened it.
+
+    A lane is a further connection to the same process, for requests only. It has a `main` link. It
+    is closed with it and shares its limits.
+    """
 
     peer: bytes
     connection: iroh.Connection
@@ -68,6 +76,14 @@ class Link:
     instance: bytes
     opened_at: float
     quota: Quota
+    main: Link | None = None
+    lanes: list[Link] = field(default_factory=list)
+    lanes_due_at: float = float("-inf")
+    """When missing lanes may be dialled again."""
+    transfers: int = 0
+    """Our transfers that use this link, if it is a lane."""
+    serving: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(STREAMS_SERVED))
+    """Limits the streams that are served at a time. Lanes use that of their main link."""
     closed: asyncio.Event = field(default_factory=asyncio.Event)
     end_reason: str = ""
     """Why it ended, as the first failing service saw it."""
@@ -89,8 +105,15 @@ class Link:
 
     def limit(self) -> None:
         """Limit the peer's open streams in QUIC, before any task exists for them."""
-        self.connection.set_max_concurrent_bi_streams(STREAMS_OPEN)
-        self.connection.set_max_concurrent_uni_streams(1)
+        is_lane = self.main is not None
+        self.connection.set_max_concurrent_bi_streams(
+            LANE_STREAMS_OPEN if is_lane else STREAMS_OPEN
+        )
+        self.connection.set_max_concurrent_uni_streams(0 if is_lane else 1)
+
+    def has_room_for(self, lane: Link, most: int) -> bool:
+        """Return whether `lane` may join, so that this link then has at most `most`."""
+        return len(self.lanes) < most and lane.instance == self.instance
 
     def is_within_limit(self) -> bool:
         """Return False once the peer has sent far more than we read. Call it at a steady rate."""
@@ -102,7 +125,11 @@ class Link:
         excused = min(self.given_up, max(0, math.ceil(more)))
         self.given_up -= excused
         self.unread = max(0.0, self.unread + more - excused)
-        return self.unread <= MOST_UNREAD
+        return self.unread_of_peer() <= MOST_UNREAD
+
+    def unread_of_peer(self) -> float:
+        """Return the unread bytes of this link and its lanes."""
+        return self.unread + sum(lane.unread for lane in self.lanes)
 
     def count_request(self, size: int) -> None:
         """Record that a request with a body of `size` bytes was read."""
@@ -123,7 +150,12 @@ class Link:
         close_connection(self.connection, code, reason)
 
     def violated(self, violation: ProtocolViolation) -> None:
-        """Close the connection because the peer sent what no correct peer sends."""
+        """Close the connection, or a lane's main link, because the peer sent what no correct peer
+        sends.
+        """
+        if self.main is not None:
+            self.main.violated(violation)
+            return
         self.broke_rules = self.broke_rules or str(violation)
         self.close(Code.VIOLATION, "protocol violation")
 

@@ -156,6 +156,7 @@ class PeerMeasurements:
         size: int,
         *,
         excluded: bool = False,
+        author: bytes | None = None,
     ) -> list[bytes]:
         """Return holders in the order to ask them for `size` bytes.
 
@@ -163,7 +164,8 @@ class PeerMeasurements:
         reasons. A holder with a recent failure is asked last for FAILURE_S. A holder with several
         failures in a row is excluded while others are left. A holder with a noticeably slower
         measured bandwidth for this size comes later. Slower holders follow fastest first. A holder
-        not measured for STALE_S keeps its position. A missing blob is not a reason.
+        not measured for STALE_S keeps its position, and so does the blob's author, because slower
+        members may have the blob later. A missing blob is not a reason.
         """
         now = self.clock()
         unique = list(dict.fromkeys(holders))
@@ -181,7 +183,7 @@ class PeerMeasurements:
         )
 
         def order(node_id: bytes) -> tuple[bool, bool, float]:
-            expected = seconds[node_id] or 0.0
+            expected = 0.0 if node_id == author else seconds[node_id] or 0.0
             last = self.peer(node_id).last_until > now
             return node_id not in connected, last, expected if expected > quick else 0.0
 

@@ -26,8 +26,8 @@ from aftermath.p2p.wire import (
 
 LEAST_PROGRESS = 32768
 """Bytes that a peer must send within its patience."""
-TRICKLE = 16384
-TRICKLE_S = 0.005
+TRICKLE = 65536
+TRICKLE_S = 0.02
 """Seconds to wait after a read below TRICKLE bytes, so that a slow sender does not cost many reads.
 """
 
@@ -50,8 +50,12 @@ class PiecePuller:
     async def pull(self, swarm: PieceFetch, pull: PiecePull) -> None:
         """Fetch one piece, and count any failure against the peer."""
         peer = pull.peer
+        lanes = self._links.lanes(peer)
+        lane = min(lanes, key=lambda one: one.transfers, default=None)
+        if lane is not None:
+            lane.transfers += 1
         try:
-            link = await self._links.get(peer, self._pace.patience(peer))
+            link = lane or await self._links.get(peer, self._pace.patience(peer))
             if not await self._pull(link, swarm, pull):
                 swarm.strike(peer, pull.index)
         except _FalsePiece as lie:
@@ -71,6 +75,9 @@ class PiecePuller:
                 self._log_limits.failure("fetching a piece from", peer, error)
             self._pace.failed(peer)
             swarm.drop(peer)
+        finally:
+            if lane is not None:
+                lane.transfers -= 1
 
     async def _pull(self, link: Link, swarm: PieceFetch, pull: PiecePull) -> bool:
         """Ask for one piece, read and verify it. Return False if the peer does not have it."""

@@ -43,7 +43,6 @@ from aftermath.p2p.wire import (
     read_request,
 )
 
-STREAMS = 16
 HEADER_S = 10.0
 LONGEST_HANDLER_S = 120.0
 ANSWERS = 8 << 20
@@ -64,9 +63,9 @@ _TROUBLE = {
 class Requests:
     """Our handlers, and calls to others.
 
-    A peer has at most STREAMS of its streams served at a time, and no more per second than its
-    quota. The rest wait in QUIC, which allows few. Data after a request is not read. A peer that
-    does not take its answers gets no further ones while there is no room.
+    A peer has at most STREAMS_SERVED of its streams served at a time, and no more per second than
+    its quota. The rest wait in QUIC, which allows few. Data after a request is not read. A peer
+    that does not take its answers gets no further ones while there is no room.
     """
 
     def __init__(
@@ -146,18 +145,18 @@ class Requests:
     # --- the other side ---
 
     async def serve(self, link: Link) -> None:
-        """Answer what the peer asks on a link, at most STREAMS at a time."""
-        free = asyncio.Semaphore(STREAMS)
+        """Answer what the peer asks on a link, at most STREAMS_SERVED on all its links."""
         tasks: set[asyncio.Task[None]] = set()
+        serving = (link.main or link).serving
         try:
             while True:
-                await free.acquire()
                 stream = await link.connection.accept_bi()
                 await self._pace.throttle(link.quota.requests, self._all)
+                await serving.acquire()
                 task = asyncio.create_task(self._answer(link, stream))
                 tasks.add(task)
                 task.add_done_callback(tasks.discard)
-                task.add_done_callback(lambda _: free.release())
+                task.add_done_callback(lambda _: serving.release())
         finally:
             await cancel(tasks)
 

@@ -21,6 +21,8 @@ from aftermath.base.bounded import Malformed, msgpack_as
 from aftermath.p2p.transport import MAX_ANNOUNCEMENT, MAX_REQUEST, escaped
 
 ALPN = b"aftermath/1"
+LANE_ALPN = b"aftermath-lane/1"
+"""The ALPN of lanes: further connections to a connected peer, for requests only."""
 MAX_HEADER = 512
 MAX_TOPIC = 64
 BODY_S = 30.0

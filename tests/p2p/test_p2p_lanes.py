@@ -1,0 +1,225 @@
+"""Test lanes: who opens them, what travels over them, and that limits stay those of one peer."""
+
+import asyncio
+import contextlib
+import threading
+
+import iroh
+import pytest
+
+from aftermath.p2p import connection_table, lanes, partial_download, peer_connection
+from aftermath.p2p.iroh import IrohTransport
+from aftermath.p2p.lanes import LANES_FROM, MOST_LANES, lanes_for
+from aftermath.p2p.partial_download import WORTH_STEALING_FROM_LANE, PartialBlob
+from aftermath.p2p.peer_connection import LANE_STREAMS_OPEN, STREAMS_SERVED, Link, greet
+from aftermath.p2p.wire import LANE_ALPN, CallRequest, frame, frame_of
+from p2p.nodes import Rogue, content, identity, join, until
+
+INSTANCE = b"i" * 16
+SIZE = 2 << 20
+
+
+def link_to(node: IrohTransport, peer: bytes) -> Link:
+    """Return the main link to a connected peer."""
+    link = node._links._peers[peer].link
+    assert link is not None
+    return link
+
+
+async def with_lanes(nodes: list[IrohTransport]) -> list[Link]:
+    """Let each of two nodes fetch a blob, and return their links once all lanes are open."""
+    for author, reader in (nodes, reversed(nodes)):
+        data = content(LANES_FROM, author.node_id[0])
+        await reader.fetch(author.publish(data), len(data), [author.node_id], 30)
+    links = [link_to(nodes[0], nodes[1].node_id), link_to(nodes[1], nodes[0].node_id)]
+    await until(lambda: all(len(link.lanes) == MOST_LANES for link in links))
+    return links
+
+
+async def open_lane(rogue: Rogue, node: IrohTransport, instance: bytes) -> iroh.Connection:
+    connection = await rogue.endpoint.connect(node._endpoint.addr(), LANE_ALPN)
+    with contextlib.suppress(Exception):
+        await greet(connection, instance)
+    return connection
+
+
+async def rogue_with_lanes(rogue: Rogue, node: IrohTransport) -> list[iroh.Connection]:
+    """Return a rogue's link and all the lanes that it may have."""
+    node.set_members([rogue.node_id])
+    connections = [await rogue.dial(node, instance=INSTANCE)]
+    connections += [await open_lane(rogue, node, INSTANCE) for _ in range(MOST_LANES)]
+    await until(lambda: len(link_to(node, rogue.node_id).lanes) == MOST_LANES)
+    return connections
+
+
+@pytest.mark.parametrize(
+    ("peers", "expected"), [(0, 2), (1, 2), (8, 2), (9, 1), (12, 1), (13, 0), (255, 0)]
+)
+def test_number_of_lanes_falls_with_number_of_peers(peers: int, expected: int) -> None:
+    assert lanes_for(peers) == expected
+
+
+async def test_blob_travels_over_all_lanes_of_its_author(mesh):
+    nodes = await mesh(1, 2)
+    reader, author = nodes
+    links = await with_lanes(nodes)
+    before = [lane.bytes_read for lane in links[0].lanes]
+    data = content(SIZE)
+    fetched = await reader.fetch(
+        author.publish(data), SIZE, [author.node_id], 30, keep=True, author=author.node_id
+    )
+    assert fetched == data
+    read = [lane.bytes_read - old for lane, old in zip(links[0].lanes, before, strict=True)]
+    assert min(read) >= WORTH_STEALING_FROM_LANE
+    assert not any(lane.transfers for lane in links[0].lanes)
+    for node in nodes:
+        assert (node.stats().connects, node.stats().disconnects) == (1, 0)
+
+
+async def test_small_blob_opens_no_lane(mesh, monkeypatch):
+    nodes = await mesh(1, 2)
+    asked = list[bytes]()
+    monkeypatch.setattr(connection_table.Links, "lanes", lambda self, peer: asked.append(peer))
+    data = content(LANES_FROM - 1)
+    await nodes[0].fetch(nodes[1].publish(data), len(data), [nodes[1].node_id], 30)
+    assert not asked
+
+
+async def test_lanes_close_with_their_link(mesh):
+    nodes = await mesh(1, 2)
+    await with_lanes(nodes)
+    nodes[0].set_members([])
+    await until(lambda: not any(node._links._open for node in nodes))
+
+
+async def test_fetch_completes_when_its_lanes_close(mesh):
+    nodes = await mesh(1, 2)
+    reader, author = nodes
+    links = await with_lanes(nodes)
+    data = content(SIZE)
+    digest = author.publish(data)
+    author.retract(digest)
+    gate = threading.Event()
+
+    def read(offset: int, length: int) -> bytes:
+        gate.wait()
+        return data[offset : offset + length]
+
+    author.publish_source(digest, SIZE, read)
+    fetching = asyncio.create_task(reader.fetch(digest, SIZE, [author.node_id], 30))
+    await until(lambda: all(lane.transfers for lane in links[0].lanes))
+    for lane in links[0].lanes:
+        lane.close(peer_connection.Code.DONE, "test")
+    await until(lambda: not links[0].lanes)
+    gate.set()
+    assert await fetching == data
+
+
+async def test_lane_beyond_maximum_is_refused(opened, rogue):
+    node = await opened(1)
+    cheat = await rogue(2)
+    connections = await rogue_with_lanes(cheat, node)
+    surplus = await open_lane(cheat, node, INSTANCE)
+    assert "no room" in await asyncio.wait_for(surplus.closed(), 10)
+    assert not any(connection.close_reason() for connection in connections)
+    assert len(link_to(node, cheat.node_id).lanes) == MOST_LANES
+
+
+@pytest.mark.parametrize("connected", [True, False])
+async def test_lane_without_link_of_same_process_is_refused(opened, rogue, connected):
+    node = await opened(1)
+    cheat = await rogue(2)
+    node.set_members([cheat.node_id])
+    if connected:
+        await cheat.dial(node, instance=INSTANCE)
+    lane = await open_lane(cheat, node, b"j" * 16)
+    assert "no room" in await asyncio.wait_for(lane.closed(), 10)
+
+
+async def test_stranger_cannot_open_lane(opened, rogue):
+    node = await opened(1)
+    stranger = await rogue(2)
+    node.set_members([identity(3)])
+    lane = await open_lane(stranger, node, INSTANCE)
+    assert "not a member" in await asyncio.wait_for(lane.closed(), 10)
+
+
+async def test_violation_on_lane_bans_peer_once(opened, rogue):
+    node = await opened(1)
+    cheat = await rogue(2)
+    link, *lanes_of_cheat = await rogue_with_lanes(cheat, node)
+    stream = await lanes_of_cheat[1].open_bi()
+    await stream.send().write_all(frame(b"no request"))
+    for connection in (link, *lanes_of_cheat):
+        await asyncio.wait_for(connection.closed(), 10)
+    await until(lambda: node.stats().violations == 1)
+    assert node._links._bans.seconds_left(cheat.node_id) > 0
+
+
+async def test_served_streams_are_limited_over_all_lanes(opened, rogue):
+    node = await opened(1)
+    other = await opened(3)
+    cheat = await rogue(2)
+    connections = await rogue_with_lanes(cheat, node)
+    join([node, other], cheat.node_id)
+    served = 0
+
+    async def slow(peer: bytes, body: bytes) -> bytes:
+        nonlocal served
+        served += 1
+        await asyncio.Event().wait()
+        return b""
+
+    async def echo(peer: bytes, body: bytes) -> bytes:
+        return body
+
+    node.handle("slow", slow)
+    node.handle("echo", echo)
+    for connection in connections:
+        for _ in range(LANE_STREAMS_OPEN):
+            stream = await connection.open_bi()
+            await stream.send().write_all(frame_of(CallRequest("slow", 0, 9, 60_000)))
+            await stream.send().finish()
+    await until(lambda: served == STREAMS_SERVED)
+    for _ in range(5):
+        assert await other.request(node.node_id, "echo", b"x", 9, 30) == b"x"
+    assert served == STREAMS_SERVED
+
+
+async def test_unread_bytes_are_limited_over_all_lanes(opened, rogue, monkeypatch):
+    monkeypatch.setattr(peer_connection, "MOST_UNREAD", 3 << 20)
+    node = await opened(1)
+    cheat = await rogue(2)
+    connections = await rogue_with_lanes(cheat, node)
+    for connection in connections:
+        # These fit one connection, but not all of them.
+        for _ in range(2):
+            stream = await connection.open_bi()
+            with contextlib.suppress(iroh.IrohError):
+                await stream.send().write_all(
+                    frame_of(CallRequest("slow", 0, 9, 60_000)) + bytes(1 << 20)
+                )
+    await asyncio.wait_for(connections[0].closed(), 10)
+    await until(lambda: node.stats().violations == 1)
+
+
+def test_lane_takes_half_of_small_rest_of_its_own_holder() -> None:
+    ours = b"a" * 32
+    other = b"b" * 32
+    filled = PartialBlob.of(WORTH_STEALING_FROM_LANE)
+    first = filled.take((ours, 0), 0.0)
+    assert first is not None
+    assert filled.take((other, 0), 0.0) is None, "another holder takes larger rests only"
+    second = filled.take((ours, 1), 0.0)
+    assert second is not None
+    assert (second.start, second.request_end) == (first.span.end, WORTH_STEALING_FROM_LANE)
+
+
+def test_spread_cuts_waiting_ranges_until_all_workers_have_one() -> None:
+    filled = PartialBlob.of(SIZE)
+    filled.spread(4)
+    assert [one.rest for one in filled.todo] == [SIZE // 4] * 4
+    tiny = PartialBlob.of(WORTH_STEALING_FROM_LANE - 1)
+    tiny.spread(4)
+    assert len(tiny.todo) == 1
+    assert partial_download.RANGE > lanes.LANES_FROM
