@@ -237,6 +237,9 @@ def judge(run: Scenario, world: Recorder) -> None:
     vote(run, audit.auditor, audit)
     world.label = None
     vote(run, audit.others[0], audit, mismatch=False)
+    record = world.record("Witnesses", run.run_id)
+    record["cases"]["count"] = 0  # with an open case, `checkpoint` does not end the epoch
+    world.store("Witnesses", run.run_id, record)
 
 
 def finish(run: Scenario, world: Recorder) -> None:

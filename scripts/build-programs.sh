@@ -78,12 +78,13 @@ stage_sources() {
   stage_std
 }
 
-# The coordinator is compiled for size (Cargo.toml), but for the rules, which take most compute units. The attribute is
-# unstable, so it is added to the copy.
+# The coordinator is compiled for size (Cargo.toml), but for the rules, which take most compute units. The rules left out
+# here cost few units more without it. The attribute is unstable, so it is added to the copy.
 stage_speed() {
   local source="$stage/programs/coordinator/src"
   sed -i '1i #![feature(optimize_attribute)]' "$source/lib.rs"
-  find "$source/rules" "$source/state" -name '*.rs' ! -name 'validate_*' ! -name text.rs ! -name blank.rs ! -name cases.rs |
+  find "$source/rules" "$source/state" -name '*.rs' ! -name 'validate_*' ! -name text.rs ! -name blank.rs \
+    ! -name cases.rs ! -name audits.rs ! -name levels.rs |
     xargs sed -i -E 's/^( *)((pub(\([a-z]+\))? )?fn )/\1#[optimize(speed)]\n\1\2/'
 }
 

@@ -6,7 +6,7 @@ import pytest
 
 from aftermath.rules import bitmap, committee
 from aftermath.rules.state import RunState
-from programs.audit_cases import audit_of, convict
+from programs.audit_cases import audit_of, convict, start_established
 from programs.harness import World
 from programs.scenario import UNATTESTED, Scenario
 
@@ -136,7 +136,7 @@ def test_early_leaver_is_not_awaited(world: World) -> None:
 
 def test_ejected_members_have_no_vote(world: World) -> None:
     run = Scenario(world).start(init_min_clients=10, rounds_per_epoch=4, verification_percent=100)
-    run.train(range(10))
+    start_established(run, dict.fromkeys(range(10), 0))
     for _ in range(3):
         run.witness_round()
     audit = audit_of(run.draw(), 1)

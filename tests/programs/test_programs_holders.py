@@ -10,7 +10,7 @@ import pytest
 from aftermath.rules import bitmap, committee
 from aftermath.rules.deadlines import next_deadline
 from aftermath.rules.state import ExitReason, ModelSource, RunState
-from programs.audit_cases import audit_of, convict
+from programs.audit_cases import audit_of, convict, start_established
 from programs.harness import Snapshot, World
 from programs.scenario import UNATTESTED, Scenario
 
@@ -394,7 +394,7 @@ def test_shown_levels_are_forgotten_with_tier_and_seat(world: World, how: str) -
 
 def test_ejected_members_are_not_established(world: World) -> None:
     run = Scenario(world).start(init_min_clients=10, rounds_per_epoch=4, verification_percent=100)
-    run.train(range(10))
+    start_established(run, dict.fromkeys(range(10), 0))
     run.finish_rounds()
     audit = audit_of(run, run.run.current.height - 2)
     target = audit.target

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from programs.audit_cases import audit_of, vote
+from programs.audit_cases import audit_of, start_established, vote
 from programs.evidence import IX, p2p, pair
 from programs.harness import PROGRAM, Outcome, World, idl
 from programs.level_holders import begin, established, one_round
@@ -246,7 +246,7 @@ def _audited(run: Scenario) -> None:
     run.owner("set_paused", True).ok()
     run.configure(verification_percent=100).ok()
     run.owner("set_paused", False).ok()
-    run.train(range(6))
+    start_established(run, dict.fromkeys(range(6), 0))
     run.witness_round()
     run.witness_round()
     run.draw()

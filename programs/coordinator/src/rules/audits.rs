@@ -28,6 +28,7 @@ const SECOND_FACTOR: u64 = 0x94d0_49bb_1331_11eb;
 /// None if it is not drawn yet, if the time to open cases is over, or if the round has no audits. A round that everyone
 /// witnesses has none, because newcomers could convict established members. An epoch's last trained round has no such
 /// seed.
+#[inline(never)]
 pub fn seed(run: &Run, back: usize) -> Option<u64> {
     let rounds_since = back.checked_sub(usize::from(run.config.overlap))?;
     if run.config.verification_percent == 0 || back > run.current().height as usize {
@@ -141,6 +142,7 @@ impl<'a> Draw<'a> {
 
     /// Return whether the hash of a member's result is low enough, the member had a share, and its jury can decide a
     /// case. Members that have left since stay in the jury, so that nobody can shrink it.
+    #[inline(never)]
     fn may_be_drawn(&self, class: &Class, target: u8, number: u64) -> bool {
         let tier = self.tier(target);
         let others = self.counts[tier].saturating_sub(u32::from(bitmap::has(&self.jurors[tier], target)));

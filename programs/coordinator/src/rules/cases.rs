@@ -40,6 +40,7 @@ pub fn any_open(run: &Run, cases: &Cases) -> bool {
 
 /// Return how many rounds before the current one the round `at` was, and the seed of the draw among its results. None
 /// if no case about it may be opened now.
+#[inline(never)]
 pub fn drawn_round(run: &Run, at: &RoundId) -> Option<(usize, u64)> {
     let back = (1..STORED_ROUNDS).find(|back| run.is_at(at, *back))?;
     audits::seed(run, back).map(|seed| (back, seed))
@@ -55,9 +56,7 @@ pub fn open(run: &Run, members: &Members, cases: &mut Cases, vote: &Vote) -> Res
     let draw = Draw::new(run, members, back, seed);
     let Audit { auditor, jury } = draw.audit(vote.target).ok_or(CoordinatorError::NotAudited)?;
     require!(auditor == vote.seat, CoordinatorError::NotAuditor);
-    let has_case = cases.used().iter().any(|case| case.auditor == auditor && is_open(run, case));
-    require!(!has_case, CoordinatorError::CasesFull);
-    let index = cases.free(run).ok_or(CoordinatorError::CasesFull)?;
+    let index = cases.free(run, auditor).ok_or(CoordinatorError::CasesFull)?;
     let round = &run.rounds[run.ring(back)];
     cases.entries[index] = Case {
         seed: round.seed,
@@ -123,14 +122,19 @@ impl Cases {
         self.count = last as u64;
     }
 
-    /// Return the index of an entry that may be overwritten: that of an expired case, or a new one.
-    fn free(&mut self, run: &Run) -> Option<usize> {
-        let expired = self.used().iter().position(|case| !is_open(run, case));
-        expired.or_else(|| {
-            let new = self.used().len();
-            self.count = (new + 1).min(MAX_CASES) as u64;
-            (new < MAX_CASES).then_some(new)
-        })
+    /// Return the index of an entry that may be overwritten: that of an expired case, or a new one. None if there is
+    /// no such entry, or if the auditor has an open case.
+    fn free(&mut self, run: &Run, auditor: u8) -> Option<usize> {
+        let mut free = self.used().len();
+        for (index, case) in self.used().iter().enumerate() {
+            if !is_open(run, case) {
+                free = index;
+            } else if case.auditor == auditor {
+                return None;
+            }
+        }
+        self.count = self.count.max(free as u64 + 1).min(MAX_CASES as u64);
+        (free < MAX_CASES).then_some(free)
     }
 }
 
@@ -182,14 +186,16 @@ mod tests {
         let mut run = Box::new(Run::zeroed());
         let mut cases = Cases::zeroed();
         for index in 0..MAX_CASES {
-            assert_eq!(cases.free(&run), Some(index));
+            assert_eq!(cases.free(&run, 1), Some(index));
+            cases.entries[index].auditor = 2;
         }
-        assert_eq!(cases.free(&run), None);
+        assert_eq!(cases.free(&run, 1), None);
         run.rounds[0].height = VOTING_ROUNDS;
-        assert_eq!(cases.free(&run), None);
+        assert_eq!(cases.free(&run, 1), None);
         run.rounds[0].height += 1;
         cases.entries[0].opened = 1;
-        assert_eq!(cases.free(&run), Some(1));
+        assert_eq!(cases.free(&run, 2), None); // this auditor has an open case
+        assert_eq!(cases.free(&run, 1), Some(MAX_CASES - 1));
         cases.remove(3);
         assert_eq!(cases.count, MAX_CASES as u64 - 1);
     }
