@@ -180,7 +180,8 @@ def test_testnet_after_signal_saves_and_ends(
         r"^stopped: step \d+ of 5000 in .*2 clients of tiers 0, 1", testnet.output, re.M
     )
     assert psutil.wait_procs(descendants, KILLED_SECONDS)[1] == []
-    assert all(log.events_of("left") for log in event_logs(place, 2).values())
+    logs = event_logs(place, 2).values()  # the last member keeps its seat
+    assert all(log.events_of("left") or log.events_of("stopped") for log in logs)
     assert any((place / "checkpoints").glob("*/*-step*/model.safetensors"))
 
 

@@ -94,7 +94,7 @@ def test_finished_run_keeps_model_until_saved(
         assert first.startswith("no checkpoint of step 6 was saved: the disk of")
         assert held.startswith("3 trained steps are in no checkpoint: this member keeps the model")
         assert ("press Ctrl-C twice" in held) is asks
-        assert ("The next Ctrl-C or SIGTERM loses these steps" in held) is not asks
+        assert ("The next Ctrl-C or SIGTERM ends this member" in held) is not asks
         disk.full = False
         await sim.until_finished()
         assert [event["step"] for event in sim_member.saw("checkpoint")] == [3, 6]
