@@ -136,7 +136,7 @@ def test_case_of_256_members_stays_within_compute_limit(audited_run: Scenario) -
     assert audited_run.members.seats[target].state is MemberState.EJECTED
 
 
-@pytest.mark.parametrize("missing", ["none", "half"])
+@pytest.mark.parametrize("missing", ["none", "an eighth"])
 def test_opening_that_closes_round_of_256_members_fits(audited_run: Scenario, missing: str) -> None:
     """The vote comes when the time for witnesses is over, so it closes the round too."""
     run = audited_run

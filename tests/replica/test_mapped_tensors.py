@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from aftermath.replica import mapped_tensors
-from aftermath.replica.mapped_tensors import kept
+from aftermath.replica.mapped_tensors import mapped_if_large
 
 TENSORS = {
     "matrix": torch.arange(12.0).view(3, 4),
@@ -18,7 +18,7 @@ TENSORS = {
 
 
 def test_small_copies_stay_in_memory(tmp_path: Path) -> None:
-    assert kept(TENSORS, 3, tmp_path / "copies") is TENSORS
+    assert mapped_if_large(TENSORS, 3, tmp_path / "copies") is TENSORS
     assert not (tmp_path / "copies").exists()
 
 
@@ -28,14 +28,14 @@ def test_all_copies_together_must_fit_into_memory(
 ) -> None:
     size = sum(tensor.nbytes for tensor in TENSORS.values())
     monkeypatch.setattr(mapped_tensors, "MEMORY", size)
-    assert (kept(TENSORS, copies, tmp_path) is not TENSORS) == is_mapped
+    assert (mapped_if_large(TENSORS, copies, tmp_path) is not TENSORS) == is_mapped
 
 
 def test_mapped_copy_is_equal_and_leaves_no_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mapped_tensors, "MEMORY", 0)
-    mapped = kept(TENSORS, 1, tmp_path / "copies")
+    mapped = mapped_if_large(TENSORS, 1, tmp_path / "copies")
     assert not list((tmp_path / "copies").iterdir())
     assert mapped.keys() == TENSORS.keys()
     for name, tensor in TENSORS.items():
@@ -45,11 +45,11 @@ def test_mapped_copy_is_equal_and_leaves_no_file(
 
 def test_copies_without_directory_stay_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mapped_tensors, "MEMORY", 0)
-    assert kept(TENSORS, 1, None) is TENSORS
+    assert mapped_if_large(TENSORS, 1, None) is TENSORS
 
 
 def test_unwritable_directory_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mapped_tensors, "MEMORY", 0)
     (tmp_path / "file").touch()
     with pytest.raises(OSError):
-        kept(TENSORS, 1, tmp_path / "file")
+        mapped_if_large(TENSORS, 1, tmp_path / "file")

@@ -8,7 +8,7 @@ from pathlib import Path
 from torch import Tensor
 
 from aftermath.model.levels import prefix
-from aftermath.replica.mapped_tensors import kept
+from aftermath.replica.mapped_tensors import mapped_if_large
 
 
 class StartWeights:
@@ -25,15 +25,10 @@ class StartWeights:
         self._copies = copies
         self._by_height: dict[int, Mapping[str, Tensor]] = {}
 
-    @property
-    def heights(self) -> frozenset[int]:
-        """Return the rounds whose weights are kept."""
-        return frozenset(self._by_height)
-
     def keep(self, height: int, params: Mapping[str, Tensor]) -> None:
-        """Copy the parameters at the start of a round. Raises as `mapped_tensors.kept` does."""
+        """Copy the parameters at the start of a round. Raises as `mapped_if_large` does."""
         copied = {name: tensor.detach().to("cpu", copy=True) for name, tensor in params.items()}
-        self._by_height[height] = kept(copied, self._copies, self._directory)
+        self._by_height[height] = mapped_if_large(copied, self._copies, self._directory)
 
     def of(self, height: int, shapes: Mapping[str, Sequence[int]]) -> Mapping[str, Tensor] | None:
         """Return the parameters at the start of a round, or None if they are not kept.

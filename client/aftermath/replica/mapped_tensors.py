@@ -13,7 +13,7 @@ MEMORY = 512 << 20
 """Maximum bytes in memory of all copies of one kind. Larger ones are in files."""
 
 
-def kept(
+def mapped_if_large(
     tensors: Mapping[str, Tensor], copies: int, directory: Path | None
 ) -> Mapping[str, Tensor]:
     """Return tensors as they are if that many `copies` fit into MEMORY, or mapped from a file.
@@ -25,7 +25,7 @@ def kept(
     if directory is None or size * copies <= MEMORY:
         return tensors
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-    # The mapping keeps the file until its tensors are freed, also if the process is killed.
+    # The mapping keeps the file until its tensors are freed, even if the process is killed.
     with tempfile.NamedTemporaryFile(dir=directory, suffix=".safetensors") as file:
         save_file(dict(tensors), file.name)
         mapped: Mapping[str, Tensor] = load_file(file.name)

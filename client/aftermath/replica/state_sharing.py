@@ -21,7 +21,7 @@ from aftermath.base.merkle import DIGEST, Tree, block_digest, proof_length, prov
 from aftermath.optim.engine import Engine
 from aftermath.optim.state_merkle import BlockSpan, StateOutline, block_of, outline
 from aftermath.p2p.transport import RequestRefused, Transport, short
-from aftermath.replica.mapped_tensors import kept
+from aftermath.replica.mapped_tensors import mapped_if_large
 
 TOPIC = "state"
 LENT_TOPIC = "lent-blocks"
@@ -62,11 +62,11 @@ def copy_state(
     """Return an optimizer's current state, with its tree. It is copied, unless it is too large.
 
     With `states`, that many copies are kept and always made, in `directory` if memory is too small
-    (`mapped_tensors.kept`, and what it raises).
+    (`mapped_if_large`, and what it raises).
     """
     state_outline = outline(optimizer.sizes())
     if states:
-        mapped = kept(optimizer.state(), states, directory)
+        mapped = mapped_if_large(optimizer.state(), states, directory)
         return ServedState(tree, state_outline, mapped, partial(block_of, mapped))
     if state_outline.size > COPIES:
         return ServedState(tree, state_outline, None, optimizer.block)
