@@ -66,9 +66,8 @@ class OwnState:
         self.withdraw()
 
     def begin_epoch(self) -> None:
-        """Stop serving states at the start of an epoch, unless audits need the copies."""
-        # States that are read from the replica may change. Audits of the epoch's first results need
-        # the copies of the last epoch's states.
+        """Stop serving states that are read from the replica, which may be replaced."""
+        # Audits of the epoch's first results need the copies of the last epoch's states.
         if not served_states(self._feed.run.config):
             self.withdraw()
 

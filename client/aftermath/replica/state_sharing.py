@@ -27,9 +27,8 @@ TOPIC = "state"
 LENT_TOPIC = "lent-blocks"
 STATES = 3
 COPIES = 512 << 20
-"""Maximum bytes of all copies of one member in a run without audits.
-
-Larger states are served from the optimizer until the next round.
+"""Maximum bytes of all copies of one member. Larger states are served from the optimizer until the
+next round.
 """
 _QUESTION = struct.Struct(f"<{DIGEST}sI")  # root, index of a block
 
@@ -62,9 +61,8 @@ def copy_state(
 ) -> ServedState:
     """Return an optimizer's current state, with its tree. It is copied, unless it is too large.
 
-    If `states` is above 0, always copy the state. The caller keeps that many copies. They are in
-    files in `directory` if together they exceed `mapped_tensors.MEMORY`. Raises as
-    `mapped_if_large` does.
+    With `states`, that many copies are kept and always made, in `directory` if memory is too small
+    (`mapped_if_large`, and what it raises).
     """
     state_outline = outline(optimizer.sizes())
     if states:
@@ -92,7 +90,8 @@ class StateShare:
 
         Keep as many earlier states as fit, or `states` in total if that is above 0.
         """
-        # A round changes the state in place, so peers need copies of earlier ones.
+        # A round changes the state in place. While the member trains, auditors still need the
+        # states before and after its second-to-last result.
         root = state.tree.root
         self._states.pop(root, None)
         self._states[root] = state
