@@ -164,7 +164,7 @@ def test_finished_run_without_checkpoint_warns(
     )
     signed = ("--rpc", owner.rpc, "-w", owner.wallet, *named)
     monkeypatch.setattr(status, "_OVERDUE", 0)
-    away = "is away, ticking ends the epoch without it, and 2 steps of training are"
+    away = "is away, 2 steps of training are lost"
     key = str(load_wallet(owner.wallet).pubkey)
     for command in (("set-paused", "pause"), ("kick", "--wallet", key)):
         # The cooldown lasts a second, and a dry run a few milliseconds.

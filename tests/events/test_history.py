@@ -193,7 +193,7 @@ def test_return_of_run_to_earlier_step_is_marked_once(reported: bool) -> None:
         run.say("a0", "rewound", before=8, step=4)
     begin_rounds(run, "a0", 5, 9, since=200)
     begin_rounds(run, "b1", 5, 9, since=200)
-    assert run.history.marks == [(4, "taken back from step 8")]
+    assert run.history.marks == [(4, "went back from step 8")]
 
 
 def test_steps_trained_again_without_return_have_no_mark() -> None:
@@ -227,7 +227,7 @@ def test_members_without_events_are_named_by_seat() -> None:
         (7, "seat 5 dropped"),
         (7, "seat 9 dropped"),
         (7, "seat 3 ejected"),
-        (2, "taken back from step 7"),
+        (2, "went back from step 7"),
     ]
 
 

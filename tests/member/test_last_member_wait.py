@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from aftermath.member import ticker
-from aftermath.member.unsaved_work import mark_path
+from aftermath.member.unfinished_epoch import unfinished_path
 from aftermath.rules import bitmap, deadlines
 from aftermath.rules.state import MemberState, RunState
 from aftermath.sim.sim_member import SimMember
@@ -250,7 +250,7 @@ def test_copy_saved_while_chain_is_away_counts_as_loss(tmp_path: Path) -> None:
 
 def test_members_that_share_directory_have_own_marks(tmp_path: Path) -> None:
     unfinished = run(RunState.ROUND_TRAIN)
-    paths = {mark_path(tmp_path, unfinished, bytes([wallet]) * 32) for wallet in range(3)}
+    paths = {unfinished_path(tmp_path, unfinished, bytes([wallet]) * 32) for wallet in range(3)}
     assert len(paths) == 3
 
 

@@ -1,4 +1,4 @@
-"""Test that audits match honest work, convict members that cheat, and nobody else."""
+"""Test that honest results match their audits, and only members that cheat are convicted."""
 
 from __future__ import annotations
 
@@ -216,7 +216,7 @@ def test_auditor_without_memory_abstains(tmp_path: Path, monkeypatch: pytest.Mon
 def test_member_that_cannot_keep_its_state_leaves_epoch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A result that it announced without its state would look like a false one."""
+    """Otherwise it would be dropped, because it could not serve the state of its results."""
     copy_state = state_roots.copy_state
     full: list[object] = []
 

@@ -203,7 +203,7 @@ async def test_unread_bytes_are_limited_over_all_lanes(opened, rogue, monkeypatc
     await until(lambda: node.stats().violations == 1)
 
 
-def test_lane_takes_half_of_small_rest_of_its_own_holder() -> None:
+def test_lane_splits_its_holders_small_range() -> None:
     ours = b"a" * 32
     other = b"b" * 32
     filled = PartialBlob.of(WORTH_STEALING_FROM_LANE)

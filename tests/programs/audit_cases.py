@@ -29,7 +29,7 @@ class Audit:
 
     @property
     def decisive(self) -> int:
-        return audits.votes_to_decide(len(self.jury))
+        return audits.votes_to_convict(len(self.jury))
 
 
 def start_established(

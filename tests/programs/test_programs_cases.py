@@ -148,7 +148,7 @@ def test_second_conviction_voids_second_result(world: World) -> None:
     assert sum(one.len for one in run.backlog) == sum(one.len for one in shares)
 
 
-def test_full_backlog_takes_no_void_result(world: World) -> None:
+def test_full_backlog_counts_void_result_as_trained(world: World) -> None:
     run = audited(world)
     audit = audit_of(run, 0)
     state = world.record("Run", "test")
@@ -236,7 +236,7 @@ def test_members_of_higher_tier_do_not_judge(world: World) -> None:
     assert small.jury == (0, 2, 3, 4, 5, 6, 7)
 
 
-def test_jury_below_three_draws_nothing(world: World) -> None:
+def test_result_with_two_jurors_is_not_drawn(world: World) -> None:
     run = Scenario(world).start(verification_percent=100, rounds_per_epoch=9)
     start_established(run, dict.fromkeys(range(3), 0))
     for _ in range(2):
@@ -265,8 +265,8 @@ def test_newcomers_are_audited_by_established_members(world: World) -> None:
     assert run.members.seats[6].state is MemberState.EJECTED
 
 
-def test_newcomers_leave_audits_of_established_members(world: World) -> None:
-    """Ten newcomers are drawn first, but they take only four of the eight audits of a round."""
+def test_newcomers_take_at_most_four_audits(world: World) -> None:
+    """All ten newcomers qualify, but only four of the eight audits of a round are theirs."""
     run = Scenario(world).start(verification_percent=100, init_min_clients=16, rounds_per_epoch=9)
     start_established(run, dict.fromkeys(range(16), 0), range(6))
     for _ in range(2):
@@ -284,7 +284,7 @@ def test_newcomers_leave_audits_of_established_members(world: World) -> None:
 
 
 def test_rounds_that_everyone_witnesses_have_no_audits(world: World) -> None:
-    """Newcomers witness a run's first epoch. They could convict members by their number."""
+    """Newcomers witness a run's first epoch. There, enough newcomers could convict any member."""
     run = Scenario(world).start(verification_percent=100, init_min_clients=7, rounds_per_epoch=9)
     run.train(EVERYONE)
     for _ in range(2):
@@ -428,7 +428,7 @@ def test_run_without_audits_has_no_cases(world: World) -> None:
 
 
 # ---- the end of an epoch
-def test_drain_round_and_cooldown_judge_last_rounds_but_one(world: World) -> None:
+def test_last_trained_round_has_no_audits(world: World) -> None:
     """Round 3 is the last one with data. Its drain round draws the results of round 2."""
     run = audited(world, rounds=4, rounds_per_epoch=4)
     assert run.run.draining
@@ -456,7 +456,7 @@ def test_cooldown_without_overlap_judges_last_round_but_one(world: World) -> Non
 
 
 def in_cooldown_with_open_case(world: World) -> tuple[Scenario, Audit]:
-    """Return a run that lacks only the jury's decision to end its epoch, and a case of its end."""
+    """Return a run in cooldown that only an open case keeps from ending, and that case's audit."""
     run = audited(world, rounds=4, rounds_per_epoch=4)
     run.witness_round()
     audit = audit_of(run, 2)

@@ -41,7 +41,7 @@ def at_height(
     attested: int | None = None,
     seed_slot: int = 0,
 ) -> Run:
-    """Return a run in round `height`, of whose results `attested` are recorded."""
+    """Return a run in round `height` whose witnesses recorded the results of `attested`."""
     roster = bitmap.from_seats(seats)
     recorded = roster if attested is None else attested
     made = header(roster, batch=4096, established=established, attested=recorded)
@@ -69,7 +69,7 @@ def test_cases_open_for_two_rounds(overlap: int, height: int, heights: tuple[int
 
 
 def test_draw_waits_for_seed_fixed_after_recording() -> None:
-    """Draw with the same seed before and after the round that it starts begins."""
+    """A seed gives the same draw as `next_seed` and, one round later, as the round's seed."""
     undrawn = at_height(3, range(5), seed_slot=8)
     assert audits.auditable_heights(undrawn) == (0,)
     assert audits.draw_seed(undrawn, 1) is None
@@ -149,8 +149,8 @@ def test_auditors_differ_between_results_and_seeds() -> None:
     assert all(10 < count < 45 for count in counts)
 
 
-def test_small_jury_leaves_results_undrawn() -> None:
-    """A jury of two could decide nothing, so its results do not take the place of others."""
+def test_results_with_two_jurors_are_not_drawn() -> None:
+    """Two jurors cannot decide a case, so their target is not drawn."""
     tiers = {0: 0, 1: 0, 2: 0, 3: 1, 4: 1}
     now = at_height(3, range(5))
     assert set(audits.drawn_results(now, members_of(range(5), tiers=tiers), 1)) == {3, 4}
@@ -165,7 +165,7 @@ def test_jury_counts_members_that_left() -> None:
 
 @pytest.mark.parametrize(("jurors", "votes"), [(0, 3), (3, 3), (4, 3), (5, 4), (6, 4), (255, 170)])
 def test_two_thirds_and_three_votes_decide(jurors: int, votes: int) -> None:
-    assert audits.votes_to_decide(jurors) == votes
+    assert audits.votes_to_convict(jurors) == votes
 
 
 def test_case_is_open_for_four_whole_rounds() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from aftermath.base.errors import Unsuitable
 from aftermath.coordinator.ports import View
-from aftermath.member.unsaved_work import UnsavedWork, mark_path, write_mark
+from aftermath.member.unfinished_epoch import UnfinishedEpoch, unfinished_path, write_unfinished
 from aftermath.rules.state import MemberState, RunState
 from aftermath.train.kept_seats import SeatRecord, SeatRecords, check_kept_seat
 from aftermath.train.tier import AUTO_TIER
@@ -30,12 +30,12 @@ def _view(*, step: int = 7, others: tuple[int, ...] = (), tier: int = 0) -> View
     return View(run, builders.members(seats), builders.model(checkpoint_step=1))
 
 
-def _save(directory: Path, view: View, step: int = 7) -> UnsavedWork:
-    """Save a model like a last member that is stopped, and return its mark."""
+def _save(directory: Path, view: View, step: int = 7) -> UnfinishedEpoch:
+    """Save a model like a last member that is stopped, and return its unfinished epoch."""
     model = directory / f"test-step{step}"
     model.mkdir(parents=True)
-    work = UnsavedWork(view.run.epoch, view.run.epoch_started_at, step, str(model))
-    write_mark(mark_path(directory, view.run, _WALLET), work)
+    work = UnfinishedEpoch(view.run.epoch, view.run.epoch_started_at, step, str(model))
+    write_unfinished(unfinished_path(directory, view.run, _WALLET), work)
     return work
 
 
@@ -47,7 +47,7 @@ def records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SeatRecords:
 
 def _check(
     records: SeatRecords, view: View, directory: Path | None, tier: int | None = 0
-) -> UnsavedWork | None:
+) -> UnfinishedEpoch | None:
     record = records.read(view.run, _WALLET)
     return check_kept_seat(view, _WALLET, record, directory=directory, tier=tier)
 
@@ -56,37 +56,43 @@ def test_start_without_saved_copy_names_directory_and_tier(
     records: SeatRecords, tmp_path: Path
 ) -> None:
     view = _view()
-    kept = tmp_path / "kept"
-    records.update(view.run, _WALLET, kept)
-    work = _save(kept, view)
-    records.update(view.run, _WALLET, kept)
+    checkpoint_dir = tmp_path / "kept"
+    records.update(view.run, _WALLET, checkpoint_dir)
+    work = _save(checkpoint_dir, view)
+    records.update(view.run, _WALLET, checkpoint_dir)
     for tier in (0, AUTO_TIER, None):
-        assert _check(records, view, kept, tier) == work
-    for directory, tier in ((None, 0), (tmp_path / "other", 0), (kept, 1), (None, AUTO_TIER)):
+        assert _check(records, view, checkpoint_dir, tier) == work
+    for directory, tier in (
+        (None, 0),
+        (tmp_path / "other", 0),
+        (checkpoint_dir, 1),
+        (None, AUTO_TIER),
+    ):
         with pytest.raises(Unsuitable) as refused:
             _check(records, view, directory, tier)
         assert refused.value.message == (
-            f"this wallet keeps its seat with 7 trained steps, saved in {kept}"
+            f"only this wallet has 7 trained steps of this run, saved in {checkpoint_dir}"
         )
         assert refused.value.fix == (
-            f"Add --checkpoint-dir {kept} --matformer-tier 0, or run "
+            f"Add --checkpoint-dir {checkpoint_dir} --matformer-tier 0, or run "
             "aftermath-solana tick --run-id test first to give these steps up"
         )
 
 
 def test_start_whose_saved_copy_is_gone_is_refused(records: SeatRecords, tmp_path: Path) -> None:
     view = _view()
-    kept = tmp_path / "kept"
-    work = _save(kept, view)
-    records.update(view.run, _WALLET, kept)
-    shutil.rmtree(kept)
+    directory = tmp_path / "kept"
+    work = _save(directory, view)
+    records.update(view.run, _WALLET, directory)
+    shutil.rmtree(directory)
     with pytest.raises(Unsuitable, match=f"the saved model {work.directory} is gone"):
-        _check(records, view, kept)
+        _check(records, view, directory)
 
 
 def test_start_on_machine_without_record_is_refused(records: SeatRecords, tmp_path: Path) -> None:
     view = _view()
-    with pytest.raises(Unsuitable, match="6 trained steps, of which this machine has no record"):
+    unknown = "6 trained steps of this run, and this machine does not know where they are saved"
+    with pytest.raises(Unsuitable, match=unknown):
         _check(records, view, tmp_path)
     work = _save(tmp_path, view)
     assert _check(records, view, tmp_path) == work, "the directory came from another machine"
@@ -107,7 +113,7 @@ def test_saved_step_of_first_round_keeps_seat(records: SeatRecords, tmp_path: Pa
     work = _save(tmp_path, view, step=1)
     records.update(view.run, _WALLET, tmp_path)
     assert _check(records, view, tmp_path) == work
-    with pytest.raises(Unsuitable, match="with 1 trained step, saved in"):
+    with pytest.raises(Unsuitable, match="1 trained step of this run, saved in"):
         _check(records, view, None)
 
 
@@ -125,7 +131,8 @@ def test_start_is_free_when_no_steps_wait_for_wallet(records: SeatRecords, tmp_p
 def test_damaged_record_counts_as_missing(records: SeatRecords, tmp_path: Path) -> None:
     view = _view()
     records.update(view.run, _WALLET, tmp_path)
-    assert records.read(view.run, _WALLET) == SeatRecord(directory=str(tmp_path), kept=None)
+    expected = SeatRecord(directory=str(tmp_path), unfinished_epoch=None)
+    assert records.read(view.run, _WALLET) == expected
     (file,) = (tmp_path / "state").rglob("seats/*.json")
     file.write_text("{")
     assert records.read(view.run, _WALLET) is None

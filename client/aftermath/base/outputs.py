@@ -68,7 +68,7 @@ def check_directory(path: Path, made_by: str, fix: str = "Name a new directory")
 
 
 def check_is_directory(path: Path, fix: str = "Name a new directory") -> None:
-    """Raise OutputError if the path is `-`, or if it or a parent is not a directory."""
+    """Raise OutputError if the path is `-`, or if it or a parent exists and is not a directory."""
     refuse_standard_output(path, fix)
     for place in (path, *path.parents):
         # unlike Path.exists, these do not raise for a path that cannot be read
@@ -102,9 +102,10 @@ def _require_unchanged(directory: Path, made_by: str, fix: str) -> None:
             )
 
 
-# Hashes would also identify contents, but checkpoints and token files have gigabytes.
+# Hashing gigabytes would take too long. The time is needed because retrained weights keep their
+# size.
 def _record(status: os.stat_result) -> dict[str, int]:
-    """Return what the mark records of a file. Weights that were trained further keep their size."""
+    """Return what the mark records of a file."""
     return {"size": status.st_size, "mtime_ns": status.st_mtime_ns}
 
 
@@ -159,7 +160,7 @@ def update_mark(directory: Path, added: str) -> None:
 
 
 def protect(directory: Path) -> None:
-    """Record in the mark that nothing removes this directory by itself. Raises OSError.
+    """Mark a directory so that no cleanup removes it. Raises OSError.
 
     Do nothing if the directory has no mark.
     """

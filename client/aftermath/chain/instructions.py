@@ -272,7 +272,7 @@ class CoordinatorInstructions:
     def verify(
         self, run_id: str, seat: int, at: RoundId, target: int, mismatch: bool
     ) -> Instruction:
-        """State whether the target's result of the round `at` differs from a recomputation."""
+        """Vote on whether the target's result of the round `at` differs from one's own replay."""
         return self._permissionless(
             "verify", run_id, seat=seat, at=at._asdict(), target=target, mismatch=mismatch
         )

@@ -264,11 +264,11 @@ async def kept_seat(subject: Subject) -> Finding | None:
     wallet = bytes(subject.wallet)
     record = SeatRecords(cluster=await chain.pool.genesis(), program=program).read(view.run, wallet)
     directory = subject.checkpoint_dir if subject.is_start else recorded_directory(record)
-    work = check_kept_seat(view, wallet, record, directory=directory, tier=subject.tier)
-    if work is None:
+    unfinished = check_kept_seat(view, wallet, record, directory=directory, tier=subject.tier)
+    if unfinished is None:
         return None
     subject.checkpoint_dir = directory
-    return fine(f"the wallet keeps its seat, and train continues from step {work.step}")
+    return fine(f"the wallet keeps its seat, and train continues from step {unfinished.step}")
 
 
 async def owner(subject: Subject) -> Finding | None:

@@ -80,7 +80,7 @@ async def set_paused(
 
 
 async def _warn_of_kept_seat(chain: Cluster, run_id: str) -> None:
-    """Warn that an overdue epoch waits for its absent last member, and what ending it loses."""
+    """Warn of the steps that are lost if this overdue epoch ends without its last member."""
     from aftermath.events.progress import steps_lost_by_ticks
     from aftermath.ui.run_follower import RunFollower
 

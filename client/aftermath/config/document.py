@@ -116,10 +116,12 @@ class RunRules(Table):
             "0: the batch has its last size from the start.",
         )
     )
-    verification_percent: Annotated[U8, KeyLimits("percent of the results", most=100)] = Field(
+    verification_percent: Annotated[
+        U8, KeyLimits("percent of established members' results", most=100)
+    ] = Field(
         default=0,
-        description="Results that another member trains again, to find false ones. At most 8 per "
-        "round. 0 disables audits.",
+        description="Another member replays the drawn results, to find false ones. Newcomers' "
+        "results are always drawn. At most 4 results of each group per round. 0 disables audits.",
     )
     join_bond: Annotated[U64, KeyLimits("lamports")] = Field(
         default=0,

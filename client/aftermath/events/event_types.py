@@ -313,7 +313,7 @@ class PeerRefused(Event, frozen=True, kw_only=True, tag="refused"):
 
 
 class Audited(Event, frozen=True, kw_only=True):
-    """This member recomputed another member's result, or could not.
+    """This member replayed another member's share, or could not.
 
     `is_vote`: it votes on a case that another member opened.
     """

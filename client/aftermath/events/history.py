@@ -119,8 +119,9 @@ class _Member:
 class Lifecycle:
     """Marks at steps where members joined, left, were dropped or came back, or the run went back.
 
-    A member that joins again without having left counts as having died, because no other member
-    knows the reason. A process that ended before it joined has no mark. Several members' reports of
+    If a member starts again without an end of its last process, that process is marked as stopped
+    if it was stopping, and as disappeared otherwise. A process that ended before it joined has no
+    mark. Several members' reports of
     one incident become one mark. `name` returns a member's name in marks.
     """
 
@@ -186,16 +187,16 @@ class Lifecycle:
             case event_types.ModelReady():
                 self._loaded(event)
             case event_types.Rewound():
-                self._mark(event.step, f"taken back from step {event.before}")
+                self._mark(event.step, f"went back from step {event.before}")
                 self._round_step = min(self._round_step, event.step)
 
     def _round(self, event: event_types.RoundStarted) -> None:
         """Mark that the run went back while no member was there to report it."""
         if event.since <= self._round_since:  # another member has reported this or a later round
             return
-        # Without a return, an epoch's last two steps can be trained again if nobody attested them.
+        # The two newest steps may repeat although the run did not go back, if nobody attested them.
         if event.step < self._round_step - 1:
-            self._mark(event.step - 1, f"taken back from step {self._round_step}")
+            self._mark(event.step - 1, f"went back from step {self._round_step}")
         self._round_since = event.since
         self._round_step = event.step
 

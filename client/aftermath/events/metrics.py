@@ -57,7 +57,7 @@ class Metrics:
         )
         self._failed = self._counter("fetch_failures", "Results that could not be fetched yet")
         self._refused = self._counter("refused", "Messages and data of peers that were rejected")
-        self._audits = self._counter("audits", "Results of others that this member recomputed")
+        self._audits = self._counter("audits", "Results of others that this member replayed")
         self._mismatches = self._counter("audit_mismatches", "Results that it found to be false")
         self._dropped = self._counter("members_dropped", "Members that this one reported as gone")
         self._warnings = self._counter("warnings", "Warnings in the log")

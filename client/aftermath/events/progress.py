@@ -201,12 +201,12 @@ def last_member_wait(run: Run, members: Members, model: Model) -> str | None:
 
 
 def steps_lost_by_ticks(run: Run, members: Members, model: Model) -> str | None:
-    """Return which trained steps are lost if ticks end the epoch, or None."""
+    """Return which trained steps a command loses if it ends the epoch, or None."""
     named = _last_member_and_loss(run, members, model)
     if named is None:
         return None
     last, lost = named
-    return f"if {last}, is away, ticking ends the epoch without it, and {lost} lost"
+    return f"this command may end the epoch. If {last}, is away, {lost} lost"
 
 
 def _last_member_and_loss(run: Run, members: Members, model: Model) -> tuple[str, str] | None:

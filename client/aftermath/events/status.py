@@ -136,9 +136,9 @@ class RunStatus:
     """Why this client cannot read the run's training spec. Empty if it can."""
     outer_momentum: float = 0.0
     """The outer momentum, which joiners fetch with the model. 0 if there is none."""
-    last_member_left: int | None = None
-    """Seconds for which other members wait for the epoch's absent last member. None if they do
-    not.
+    last_member_wait: int | None = None
+    """Seconds that other members still wait for the epoch's absent last member. None if they do not
+    wait.
     """
 
     @property
@@ -194,7 +194,7 @@ def status_of(
         rounds_left=_rounds_left(run),
         spec_error=model.spec_error,
         outer_momentum=model.optimizer.outer_momentum,
-        last_member_left=last_member_left,
+        last_member_wait=last_member_left,
     )
 
 
@@ -416,7 +416,7 @@ def facts_of(status: RunStatus) -> dict[str, str | list[str]]:
         "steps": steps_of(status),
         **speed,
         "deadline": _deadline(
-            status.deadline if status.last_member_left is None else status.last_member_left
+            status.deadline if status.last_member_wait is None else status.last_member_wait
         ),
         "waits for": list(status.waits),
         **({"training spec": status.spec_error} if status.spec_error else {}),

@@ -53,7 +53,7 @@ class ClosedRounds:
         # Decide now whether a seat witnesses the round, not when its message arrived: if a witness
         # leaves, another member replaces it.
         run = self._feed.run
-        attesting = run.round(run.config.judges(height))
+        attesting = run.round(run.config.attesting_round(height))
         round_id = self._round_id(height)
         if attesting is None or round_id is None:
             return frozenset()
@@ -63,8 +63,8 @@ class ClosedRounds:
         return missing if closed < round_quorum(attesting, attesting.elected) else frozenset()
 
     def by_quorum(self, height: int) -> bool:
-        """Return whether a quorum of the witnesses that judge a round has closed it."""
-        return self.is_judged(height) and not self.missing(height)
+        """Return whether a quorum of the witnesses that attest a round has closed it."""
+        return self.has_attesting_round(height) and not self.missing(height)
 
     def by_number(self, height: int) -> bool:
         """Return whether as many members as a quorum have closed the newest round.
@@ -73,7 +73,7 @@ class ClosedRounds:
         """
         run = self._feed.run
         round_id = self._round_id(height)
-        if round_id is None or height != run.current.height or self.is_judged(height):
+        if round_id is None or height != run.current.height or self.has_attesting_round(height):
             return False
         seated = run.next_roster & self._feed.members.healthy
         if run.current.established:
@@ -83,10 +83,10 @@ class ClosedRounds:
         closed = sum(bitmap.contains(seated, seat) for seat in self._raw_by_round.get(round_id, {}))
         return closed >= round_quorum(run.current, elected)
 
-    def is_judged(self, height: int) -> bool:
-        """Return whether the witnesses of a round's results are known."""
+    def has_attesting_round(self, height: int) -> bool:
+        """Return whether the round whose witnesses attest a round's results has begun."""
         run = self._feed.run
-        return run.round(run.config.judges(height)) is not None
+        return run.round(run.config.attesting_round(height)) is not None
 
     def announcements(self, height: int, seats: Iterable[int]) -> list[bytes]:
         """Return the signed announcements of these seats for a round."""

@@ -24,7 +24,12 @@ from aftermath.member.checkpoint_writer import CheckpointWriter
 from aftermath.member.ports import Desync, Ports, Role, Workers
 from aftermath.member.rounds.rounds import Rounds
 from aftermath.member.stake import SAVE_SECONDS, Stake, levels_named
-from aftermath.member.unsaved_work import UnsavedWork, mark_path, read_mark, write_mark
+from aftermath.member.unfinished_epoch import (
+    UnfinishedEpoch,
+    read_unfinished,
+    unfinished_path,
+    write_unfinished,
+)
 from aftermath.member.unused_copies import protected_copy
 from aftermath.replica.origin import Origin
 from aftermath.replica.replica import Replica
@@ -73,7 +78,7 @@ class LastMember:
         self._confirms = confirms
         self.stays = False
         """Whether the member keeps its seat after its process ends."""
-        self._resumed: UnsavedWork | None = None
+        self._resumed: UnfinishedEpoch | None = None
         self._has_saved = False  # whether it saved when it was stopped
         self._is_cut_off = False  # whether the coordinator did not answer then
         self.will_attest = False
@@ -124,8 +129,8 @@ class LastMember:
     def _goes_back(self, run: Run, members: Members, seat: int) -> bool:
         """Return whether the run goes back to its checkpoint if this member saves and leaves.
 
-        It does if no other member has a part of the model and this member does not keep its seat.
-        If the coordinator does not answer, members that it names may have ended too.
+        True if no other member has a part of the model and this member does not keep its seat. If
+        the coordinator does not answer, members that the last view names may have left too.
         """
         if self.stays or run.state is RunState.FINISHED:
             return False
@@ -138,7 +143,7 @@ class LastMember:
     # --- being stopped ----------------------------------------------------------------------------
 
     async def wait_until_last(self, seat: int) -> None:
-        """Wait briefly for other members that stop at the same moment to leave first.
+        """Let members that stop at the same moment leave first. Wait at most 0.8 s.
 
         Only one member waits (see `becomes_last_member`). If it is the last one afterwards, `stake`
         says so.
@@ -225,10 +230,10 @@ class LastMember:
             and committee.attests_alone(run, view.members, seat)
         )
         if self.stays:
-            unfinished = UnsavedWork(
+            unfinished = UnfinishedEpoch(
                 run.epoch, run.epoch_started_at, step, str(checkpoint.absolute())
             )
-            write_mark(self._mark_path(directory, run), unfinished)
+            write_unfinished(self._unfinished_path(directory, run), unfinished)
         else:
             await self._record(model_run, replica, checkpoint)
         self._has_saved = True
@@ -393,17 +398,17 @@ class LastMember:
 
     # --- coming back ------------------------------------------------------------------------------
 
-    def find_unfinished(self) -> UnsavedWork | None:
+    def find_unfinished(self) -> UnfinishedEpoch | None:
         """Return the unfinished epoch that this member saved, if the run is still in it.
 
-        Remove the mark of an older one.
+        Remove the file of an older one.
         """
         run = self._ports.feed.run
         directory = self._checkpoints.directory
         if directory is None:
             return None
-        path = self._mark_path(directory, run)
-        unfinished = read_mark(path)
+        path = self._unfinished_path(directory, run)
+        unfinished = read_unfinished(path)
         if unfinished is None or unfinished.is_of(run):
             return unfinished
         path.unlink(missing_ok=True)
@@ -414,12 +419,12 @@ class LastMember:
         )
         return None
 
-    async def resume(self, unfinished: UnsavedWork) -> tuple[Replica, Run]:
+    async def resume(self, unfinished: UnfinishedEpoch) -> tuple[Replica, Run]:
         """Load the saved model and wait until the epoch's rounds are over.
 
-        Return the replica and the run at that point. The mark stays until `forget_mark`, so that a
-        member that is stopped meanwhile can resume again. Raises Desync if the model is damaged, or
-        not the one that the epoch ended with.
+        Return the replica and the run at that point. The file stays until `forget_unfinished`, so
+        that a member that is stopped meanwhile can resume again. Raises Desync if the model is
+        damaged, or not the one that the epoch ended with.
         """
         self._resumed = unfinished
         self.will_attest = True
@@ -457,15 +462,17 @@ class LastMember:
         )
         return True
 
-    def forget_mark(self) -> None:
-        """Remove the mark of the resumed epoch, because it is over or its steps are lost."""
-        assert self._checkpoints.directory is not None, "the mark was read there"
-        self._mark_path(self._checkpoints.directory, self._ports.feed.run).unlink(missing_ok=True)
+    def forget_unfinished(self) -> None:
+        """Remove the file of the resumed epoch, because it is over or its steps are lost."""
+        assert self._checkpoints.directory is not None, "the file was read there"
+        self._unfinished_path(self._checkpoints.directory, self._ports.feed.run).unlink(
+            missing_ok=True
+        )
         self._resumed = None
         self.will_attest = False
 
-    def _mark_path(self, directory: Path, run: Run) -> Path:
-        return mark_path(directory, run, self._ports.coordinator.wallet)
+    def _unfinished_path(self, directory: Path, run: Run) -> Path:
+        return unfinished_path(directory, run, self._ports.coordinator.wallet)
 
     def attested(self) -> None:
         """Record that the member has attested the model, or that the coordinator refused it."""

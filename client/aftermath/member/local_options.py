@@ -24,7 +24,10 @@ class LocalOptions:
     signed_dir: Path | None = None
     """Directory for the record of signed results. None keeps it in memory only."""
     audit_dir: Path | None = None
-    """Directory for copies that audits need and memory is too small for. None: memory."""
+    """Directory for weights and states that audits need, if they exceed the memory budget.
+
+    None keeps them in memory.
+    """
     downloads: int | None = None
     """Most results of others to fetch at once. None: no limit."""
     share_delay: float = 0.0

@@ -35,7 +35,7 @@ from aftermath.member.stake import ModelLost, Stake, find_loss
 from aftermath.member.state_roots import OwnState
 from aftermath.member.status_events import StatusEvents, require_unchanged
 from aftermath.member.ticker import Ticker
-from aftermath.member.unsaved_work import UnsavedWork
+from aftermath.member.unfinished_epoch import UnfinishedEpoch
 from aftermath.member.warmup import NoModel, WarmUp
 from aftermath.replica.model_sharing import ModelShare, snapshot
 from aftermath.replica.origin import Origin
@@ -419,7 +419,7 @@ class Member:
             )
         )
 
-    async def _resume(self, unfinished: UnsavedWork, view: View) -> None:
+    async def _resume(self, unfinished: UnfinishedEpoch, view: View) -> None:
         """End the epoch in which this member was stopped as the last one. Raises Desync."""
         me = self._joining.find_seat(view.members)
         try:
@@ -433,9 +433,9 @@ class Member:
             self._start_step = unfinished.step
             await self._cool_down(ended_run, self._replica)
         except Desync:
-            self._last.forget_mark()
+            self._last.forget_unfinished()
             raise
-        self._last.forget_mark()
+        self._last.forget_unfinished()
 
     async def _cool_down(self, ended_run: Run, replica: Replica) -> None:
         """Join the next epoch, then attest and save the model of this one."""

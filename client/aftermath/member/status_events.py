@@ -58,7 +58,7 @@ class StatusEvents:
         self._holder_wait: str | None = None
         self._last_member_wait: tuple[int, int] | None = None
         self._lost_until: tuple[int, int] | None = None
-        """A checkpoint's step, and the run's step up to which the steps after it are lost."""
+        """(checkpoint step, run step): the steps between them are lost and were reported."""
 
     def state(self, run: Run) -> None:
         """Report a new state. ROUND_WITNESS counts as ROUND_TRAIN, to save events."""
@@ -103,8 +103,8 @@ class StatusEvents:
         """Warn that the epoch starts from older levels, because the newest ones are lost.
 
         `directory`: where this member writes checkpoints. A copy there that the chain does not name
-        is named in the warning, and protected. `has_commands`: whether the run is owned by
-        commands, and not by a server.
+        is named in the warning, and protected. `has_commands`: whether the run is on chain. False
+        for a run on a server.
         """
         run = view.run
         checkpoint_step = steps_before(view.model.checkpoint_step)

@@ -1,6 +1,6 @@
 """Protect copies of the model that the run does not use, and describe them.
 
-Such a copy may be the only place of training that the run lost.
+Such a copy may be all that is left of training that the run lost.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ def protected_copy(copy: Path, *, has_commands: bool) -> str:
 
 
 def new_run(copy: Path, *, has_commands: bool) -> str:
-    """Return how to start a new run from a copy. `has_commands`: as a run on chain, and not on a
-    server.
+    """Return how to start a new run from a copy.
+
+    `has_commands`: whether the run is on chain. False for a run on a server.
     """
     start = (
         "aftermath-solana create-run --run-id NEW, then "

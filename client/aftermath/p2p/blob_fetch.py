@@ -202,7 +202,10 @@ class Fetch:
             await cancel(tasks)
 
     def _lanes(self, holder: bytes) -> list[Link]:
-        """Return the lanes to use. Others than the author may not have the blob."""
+        """Return the holder's lanes for a large blob.
+
+        If the author is known, only its lanes are used: others may lack the blob.
+        """
         if self._size < LANES_FROM or self._author not in (None, holder):
             return []
         return self._links.lanes(holder)

@@ -131,7 +131,10 @@ class Links:
         return contact.link
 
     def lanes(self, peer: bytes) -> list[Link]:
-        """Return the lanes to a peer that carry little for us. Open missing ones for next time."""
+        """Return a peer's lanes with fewer than TRANSFERS of our transfers.
+
+        Start to dial missing lanes, for later calls.
+        """
         contact = self._peers.get(peer)
         link = contact.link if contact is not None else None
         if link is None:
@@ -206,8 +209,9 @@ class Links:
             log.debug("no lane to %s: %s", short(link.peer), error.message)
 
     async def _dial(self, peer: bytes, main: Link | None = None) -> None:
-        """Connect and greet, for a lane if there is a main link. Raises PeerUnreachable with the
-        cause.
+        """Connect and greet. With `main`, open a lane of that link.
+
+        Raises PeerUnreachable with the cause.
         """
         connection = None
         try:

@@ -7,13 +7,13 @@
 from __future__ import annotations
 
 CONNECTIONS = 24
-"""Connections of a member, over all peers, up to which it opens lanes."""
+"""A member opens lanes only while its links and lanes together are at most this many."""
 MOST_LANES = 2
 """Lanes to one peer, in addition to its link."""
 LANES_FROM = 1 << 16
 """Bytes of the smallest blob that uses lanes."""
 TRANSFERS = 2
-"""Blobs that we fetch over one lane at a time. More would exceed the streams that a peer serves."""
+"""Maximum transfers (of blobs or pieces) that we run over one lane at a time."""
 LANES_RETRY_S = 10.0
 """Seconds between two attempts to open missing lanes to one peer."""
 

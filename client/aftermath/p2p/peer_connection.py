@@ -66,8 +66,8 @@ twice.
 class Link:
     """A greeted connection. `dialer` is the id of the side that opened it.
 
-    A lane is a further connection to the same process, for requests only. It has a `main` link. It
-    is closed with it and shares its limits.
+    A lane is a further connection to the same process, for requests only. It has a `main` link.
+    Closing the main link closes its lanes, and they share its limits.
     """
 
     peer: bytes
@@ -112,7 +112,9 @@ class Link:
         self.connection.set_max_concurrent_uni_streams(0 if is_lane else 1)
 
     def has_room_for(self, lane: Link, most: int) -> bool:
-        """Return whether `lane` may join, so that this link then has at most `most`."""
+        """Return whether this link has fewer than `most` lanes and `lane` comes from the same
+        process.
+        """
         return len(self.lanes) < most and lane.instance == self.instance
 
     def is_within_limit(self) -> bool:

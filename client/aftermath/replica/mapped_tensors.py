@@ -10,7 +10,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 MEMORY = 512 << 20
-"""Maximum bytes in memory of all copies of one kind. Larger ones are in files."""
+"""Maximum bytes of memory for the copies of one owner: start weights, or private states.
+
+If all copies together need more, each is in a file.
+"""
 
 
 def mapped_if_large(
@@ -18,14 +21,16 @@ def mapped_if_large(
 ) -> Mapping[str, Tensor]:
     """Return tensors as they are if that many `copies` fit into MEMORY, or mapped from a file.
 
-    `tensors` are on the CPU and belong to the caller. Without a directory they stay in memory.
-    Raises OSError or SafetensorError if the file cannot be written.
+    The tensors must be on the CPU. The caller must not change them later, because they may be
+    returned as they are. Without a directory they stay in memory. Raises OSError or SafetensorError
+    if the file cannot be written.
     """
     size = sum(tensor.nbytes for tensor in tensors.values())
     if directory is None or size * copies <= MEMORY:
         return tensors
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-    # The mapping keeps the file until its tensors are freed, even if the process is killed.
+    # The file has no name after this block. The system frees its space with the last mapping, also
+    # if the process is killed.
     with tempfile.NamedTemporaryFile(dir=directory, suffix=".safetensors") as file:
         save_file(dict(tensors), file.name)
         mapped: Mapping[str, Tensor] = load_file(file.name)

@@ -113,7 +113,9 @@ class StateShare:
         self._lent.clear()
 
     def lend(self, root: bytes, blocks: Mapping[int, StateBlock]) -> None:
-        """Serve proven blocks of another member's state, which may no longer serve it."""
+        """Serve proven blocks of another member's state, because that member may stop serving
+        them.
+        """
         self._lent[root] = blocks
 
     async def answer_lent(self, peer: bytes, body: bytes) -> bytes:

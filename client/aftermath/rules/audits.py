@@ -1,8 +1,8 @@
 """Audits: which recorded results are replayed, by whom, and who decides about a dispute.
 
 A run with `verification_percent` above 0 draws some results of each round that only established
-members witness. Each has one auditor, who opens a case on chain if its replay differs. The jury of
-the result then votes.
+members witness. Each drawn result has one auditor. It opens a case on chain if its replay differs.
+The jury of the result then votes.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ AUDIT = b"audit"
 MAX_DRAWN = 8
 """Maximum number of drawn results per round, and of open cases per run.
 
-At most half of the drawn results are newcomers', and half are established members'.
+At most half of this number are newcomers' results, and at most half are established members'.
 """
 
 MIN_VOTES = 3
-"""Minimum number of equal votes that decide a case. A jury of fewer members decides nothing."""
+"""Minimum number of mismatches that convict a target, and of members in a jury."""
 
 OPENING_ROUNDS = 2
 """A case may be opened in this number of rounds after the round that recorded the result."""
@@ -32,7 +32,7 @@ OPENING_ROUNDS = 2
 VOTING_ROUNDS = 4
 """A case may be voted on in the round in which it was opened and in this number of rounds after.
 
-Jurors train their own shares while they replay the target's.
+Replays are slow, because jurors also train their own shares.
 """
 
 # SplitMix64, whose state is a hash of the seed.
@@ -75,10 +75,12 @@ class Case:
         return self.is_open(run) and bitmap.contains(self.jury & ~voted, seat)
 
 
-def votes_to_decide(jury_size: int) -> int:
-    """Return how many mismatches convict the target: two thirds of the jury, and at least three.
+def votes_to_convict(jury_size: int) -> int:
+    """Return the number of mismatches that convict the target: two thirds of the jury, rounded up,
+    but at least three.
 
-    As many matches convict the auditor, or those of all other jurors.
+    The same number of matches convicts the auditor. All other jurors' matches also do, if they are
+    fewer.
     """
     return max(committee.quorum(jury_size), MIN_VOTES)
 
@@ -97,7 +99,7 @@ def draw_seed(run: Run, height: int) -> int | None:
         return None
     if header is None or not header.established:
         return None
-    rounds_since = run.current.height - run.config.judges(height)
+    rounds_since = run.current.height - run.config.attesting_round(height)
     if rounds_since == 1:
         return run.next_seed if run.seed_is_drawn else None
     return run.current.seed if rounds_since == OPENING_ROUNDS else None
@@ -126,13 +128,13 @@ def jury(members: Members, header: Round, target: int) -> int:
 def drawn_results(run: Run, members: Members, height: int) -> dict[int, int]:
     """Return {seat of the target: seat of its auditor} for the drawn results of round `height`.
 
-    A recorded result of an established member is drawn with the run's `verification_percent`. Those
-    of newcomers are always drawn. Of either class, the results with the lowest hashes count, up to
-    half of `MAX_DRAWN`. Empty if `draw_seed` is None.
+    An established member's recorded result qualifies with a probability of `verification_percent`.
+    A newcomer's always qualifies. In each class, the results with the lowest hashes are drawn, at
+    most half of `MAX_DRAWN`. Return no results if `draw_seed` is None.
     """
     seed = draw_seed(run, height)
     header = run.round(height)
-    recorder = run.round(run.config.judges(height))
+    recorder = run.round(run.config.attesting_round(height))
     if seed is None or header is None or recorder is None:
         return {}
     state = committee.purpose_state(seed, AUDIT)

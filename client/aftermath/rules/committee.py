@@ -127,7 +127,7 @@ def witnesses(header: Round, members: Members) -> tuple[int, ...]:
     )
 
 
-def jury(run: Run, members: Members, closed: Round) -> int:
+def drop_electorate(run: Run, members: Members, closed: Round) -> int:
     """Return the number of witnesses whose quorum may drop a member after a closed round.
 
     If the config elects fewer witnesses than possible, count as many as possible: one person may

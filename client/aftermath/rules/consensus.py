@@ -119,7 +119,7 @@ def left_out(
     """
     # It is not enough that a result lacks a quorum: if exactly a quorum attested, one liar causes
     # that. Votes of members that have left do not count.
-    needed = committee.round_quorum(attesting, committee.jury(run, members, attesting))
+    needed = committee.round_quorum(attesting, committee.drop_electorate(run, members, attesting))
     remaining = [one for one in attestations if bitmap.contains(members.healthy, one.seat)]
     if len(remaining) < needed:
         return 0

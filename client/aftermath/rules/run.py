@@ -49,7 +49,7 @@ class Config:
 
     With an `overlap` of 1, the results of a round travel while the next one trains, and the next
     round's witnesses attest them. With 0, the witnesses of the same round attest them. See `judged`
-    and `judges`.
+    and `attesting_round`.
     """
 
     warmup_time: int
@@ -78,7 +78,7 @@ class Config:
         """
         return height - self.overlap
 
-    def judges(self, height: int) -> int:
+    def attesting_round(self, height: int) -> int:
         """Return the height of the round whose witnesses attest the results of round `height`."""
         return height + self.overlap
 

@@ -125,7 +125,7 @@ class Departure:
         self.stay: Callable[[], None] = lambda: None
         """Called when a member that was stopped stays until another signal."""
         self.saves_for: Callable[[float], None] = lambda seconds: None
-        """Called with the seconds that a save may take which begins after the signal."""
+        """Called when a save begins after the signal, with the seconds that it may take."""
         self.lost: Stake | None = None
         """The training steps that are lost if the member leaves now."""
         self._events = events

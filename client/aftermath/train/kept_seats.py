@@ -18,7 +18,12 @@ from aftermath.base.errors import Unsuitable
 from aftermath.base.files import replacing, state_directory
 from aftermath.base.text import counted
 from aftermath.coordinator.ports import View
-from aftermath.member.unsaved_work import UnsavedWork, find_saved_work, mark_path, read_mark
+from aftermath.member.unfinished_epoch import (
+    UnfinishedEpoch,
+    find_unfinished,
+    read_unfinished,
+    unfinished_path,
+)
 from aftermath.rules.contents import unsaved_steps
 from aftermath.rules.deadlines import last_member
 from aftermath.rules.run import Run, steps_before
@@ -33,8 +38,8 @@ class SeatRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     directory: str | None
     """The checkpoint directory, as an absolute path."""
-    kept: UnsavedWork | None
-    """The steps for which the wallet kept its seat."""
+    unfinished_epoch: UnfinishedEpoch | None
+    """The epoch in which the wallet kept its seat."""
 
 
 class SeatRecords:
@@ -61,7 +66,9 @@ class SeatRecords:
         path = None if directory is None else directory.absolute()
         record = SeatRecord(
             directory=None if path is None else str(path),
-            kept=None if path is None else read_mark(mark_path(path, run, wallet)),
+            unfinished_epoch=None
+            if path is None
+            else read_unfinished(unfinished_path(path, run, wallet)),
         )
         file = self._file(run, wallet)
         with contextlib.suppress(OSError):
@@ -87,62 +94,65 @@ def check_kept_seat(
     *,
     directory: Path | None,
     tier: int | None,
-) -> UnsavedWork | None:
-    """Return the saved steps from which a start continues, or None if none wait for this wallet.
+) -> UnfinishedEpoch | None:
+    """Return the saved epoch from which a start continues, or None if none waits for this wallet.
 
     `directory` and `tier` are those of the start. A tier of None is not decided yet. Raises
-    Unsuitable if the start would lose the steps.
+    Unsuitable if the start would lose the epoch's steps.
     """
     run = view.run
     seat = view.members.find(wallet)
     if seat is None or view.members.seats[seat].state is not MemberState.HEALTHY:
         return None
-    kept = record.kept if record is not None else None
-    if kept is not None and not kept.is_of(run):
-        kept = None
+    recorded = record.unfinished_epoch if record is not None else None
+    if recorded is not None and not recorded.is_of(run):
+        recorded = None
     # A step of the epoch's first round is not counted yet, so only the record tells of it.
-    if kept is None and seat != last_member(run, view.members, view.model):
+    if recorded is None and seat != last_member(run, view.members, view.model):
         return None
     seat_tier = view.members.seats[seat].tier
-    work = find_saved_work(directory, run, wallet)
-    if work is not None and tier in (seat_tier, AUTO_TIER, None):
-        return work
-    if work is None:
+    saved = find_unfinished(directory, run, wallet)
+    if saved is not None and tier in (seat_tier, AUTO_TIER, None):
+        return saved
+    if saved is None:
         directory = recorded_directory(record)
-        work = find_saved_work(directory, run, wallet)
-    if work is None and kept is None and record is not None:
+        saved = find_unfinished(directory, run, wallet)
+    if saved is None and recorded is None and record is not None:
         return None  # the member was killed on this machine, before it saved anything
-    raise _would_lose_steps(view, work, kept, directory, seat_tier)
+    raise _would_lose_steps(view, saved, recorded, directory=directory, tier=seat_tier)
 
 
 def _would_lose_steps(
     view: View,
-    work: UnsavedWork | None,
-    kept: UnsavedWork | None,
+    saved: UnfinishedEpoch | None,
+    recorded: UnfinishedEpoch | None,
+    *,
     directory: Path | None,
     tier: int,
 ) -> Unsuitable:
     """Return the error of a start that would lose steps.
 
-    `work` is the saved model in `directory`, and `kept` is the one that this machine recorded.
+    `saved` is the unfinished epoch whose model is in `directory`, and `recorded` is the one that
+    this machine recorded.
     """
     run = view.run
     give_up = (
         f"aftermath-solana tick --run-id {shlex.quote(run.run_id)} first to give these steps up"
     )
     steps = unsaved_steps(run, view.model)
-    if (saved := work or kept) is not None:
-        steps = max(steps, saved.step - steps_before(view.model.checkpoint_step))
-    keeps = f"this wallet keeps its seat with {counted(steps, 'trained step', 'trained steps')}"
-    if saved is None or directory is None:
+    unfinished = saved or recorded
+    if unfinished is not None:
+        steps = max(steps, unfinished.step - steps_before(view.model.checkpoint_step))
+    has = f"only this wallet has {counted(steps, 'trained step', 'trained steps')} of this run"
+    if unfinished is None or directory is None:
         return Unsuitable(
-            f"{keeps}, of which this machine has no record",
+            f"{has}, and this machine does not know where they are saved",
             f"Start the member where it trained, with the same --checkpoint-dir DIR, or run {give_up}",
         )
-    if work is None:
+    if saved is None:
         return Unsuitable(
-            f"{keeps}, but the saved model {saved.directory} is gone",
+            f"{has}, but the saved model {unfinished.directory} is gone",
             f"Restore the directory {directory}, or run {give_up}",
         )
     words = f"--checkpoint-dir {shlex.quote(str(directory))} --matformer-tier {tier}"
-    return Unsuitable(f"{keeps}, saved in {directory}", f"Add {words}, or run {give_up}")
+    return Unsuitable(f"{has}, saved in {directory}", f"Add {words}, or run {give_up}")

@@ -212,7 +212,9 @@ def _only_here(
 
 @contextlib.contextmanager
 def _recorded_seat(settings: TrainSettings, wallet: Wallet, admitted: Admitted) -> Iterator[None]:
-    """Record the checkpoint directory of this start, and what the member saved there at its end."""
+    """Record the checkpoint directory of this start and, when the member ends, what it saved
+    there.
+    """
     records = SeatRecords(cluster=admitted.cluster, program=str(admitted.program))
     directory = settings.checkpoint_dir if settings.matformer_tier == 0 else None
     records.update(admitted.view.run, wallet.public, directory)

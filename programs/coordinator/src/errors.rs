@@ -172,11 +172,11 @@ pub enum CoordinatorError {
     NotAudited,
     #[msg("No case is open about this result, and only a mismatch opens one.")]
     NotDisputed,
-    #[msg("This member is not in the jury: only members that may witness and hold all levels of the target are.")]
+    #[msg("This member is not in the jury: the round's other established members that hold all levels of the target.")]
     NotAJuror,
     #[msg("This member has already voted on this case.")]
     DuplicateVerdict,
-    #[msg("8 cases are open, or one of this auditor is: wait until it is decided or expires.")]
+    #[msg("Eight cases are open, or this auditor already has an open case: wait until one is decided or expires.")]
     CasesFull,
     #[msg("Pass the instructions sysvar (Sysvar1nstructions1111111111111111111111111).")]
     WrongInstructions,

@@ -138,8 +138,8 @@ pub mod coordinator {
         instructions::witness(ctx, seat, &at, &participation, &fingerprints)
     }
 
-    /// The member in seat `seat` states whether the result of seat `target` in round `at` matches its own recomputation.
-    /// The mismatch of the drawn auditor opens a case; then the jury votes.
+    /// The member in seat `seat` votes on whether the result of seat `target` in round `at` matches the member's own
+    /// replay. The mismatch of the drawn auditor opens a case; then the jury votes.
     pub fn verify(ctx: &mut Context<Permissionless>, seat: u8, at: RoundId, target: u8, mismatch: bool) -> Result<()> {
         instructions::verify(ctx, seat, &at, target, mismatch)
     }

@@ -1,6 +1,6 @@
 """Announcing a result: publish its masked payloads, and sign the commitment to them.
 
-Others may ask for its private state only after the reveal.
+Other members may request the private state after a share only once its result is revealed.
 """
 
 from __future__ import annotations

@@ -198,7 +198,7 @@ class Applying:
         while self.height < last:
             height = self.height + 1
             done = run.round(height)
-            attesting = run.round(self._epoch.rules.judges(height))
+            attesting = run.round(self._epoch.rules.attesting_round(height))
             if done is None or attesting is None:
                 raise Desync(f"round {height} is no longer stored")
             if done.batch:

@@ -175,8 +175,8 @@ class Training:
             self._time.took(sequences, self._ports.clock.monotonic() - started, done=done)
 
     async def _late(self, plan: RoundPlan) -> NoReturn:
-        """Raise Cancelled once the round that judges the result has closed: it is useless then."""
-        latest = self._epoch.rules.judges(plan.header.height)
+        """Raise Cancelled once the round that attests the result has closed: it is useless then."""
+        latest = self._epoch.rules.attesting_round(plan.header.height)
         await self._ports.feed.until(
             lambda run: (
                 run.epoch != plan.epoch or not run.state.training or run.current.height > latest

@@ -11,9 +11,11 @@ use crate::{
 use alloc::boxed::Box;
 
 const AUDIT: &[u8] = b"audit";
-/// Minimum number of equal votes that decide a case. A result whose jury is smaller is not drawn.
+/// Minimum number of mismatches that convict a target, and of members in a jury. A result with a smaller jury is not
+/// drawn.
 pub const MIN_VOTES: u32 = 3;
-/// Maximum number of drawn results of each class. Otherwise newcomers could keep established members from being drawn.
+/// Maximum number of drawn results per class. Without separate limits, many newcomers could keep established members'
+/// results from being drawn.
 const MAX_OF_CLASS: usize = MAX_CASES / 2;
 /// A case may be opened in this number of rounds after the round that recorded the result.
 const OPENING_ROUNDS: usize = 2;
@@ -66,9 +68,9 @@ pub struct Draw<'a> {
     /// First position and length of the share of each seat.
     shares: Box<[[u16; 2]; MAX_MEMBERS]>,
     classes: [Class; 2],
-    /// For each tier, the possible witnesses of the round that have it or a lower one.
+    /// For each tier, the round's electors of this or a lower tier number.
     jurors: [Bitmap; MAX_LEVELS],
-    /// Number of these.
+    /// Number of seats in each entry of `jurors`.
     counts: [u32; MAX_LEVELS],
 }
 
@@ -159,8 +161,8 @@ impl<'a> Draw<'a> {
     }
 }
 
-/// Add the electors among the holders of a tier to those of lower tiers. Return the number of all. It is not inlined,
-/// because the compiler would unroll the loop over the tiers.
+/// Add the electors of one tier to `lower`, the electors of lower tier numbers. Return the new size of `lower`. It is
+/// not inlined, because the compiler would unroll the loop over the tiers.
 #[inline(never)]
 fn add_holders(lower: &mut Bitmap, holders: &Bitmap, electors: &Bitmap) -> u32 {
     *lower = bitmap::either(lower, &bitmap::both(holders, electors));
@@ -230,14 +232,14 @@ mod tests {
     }
 
     #[test]
-    fn drawn_share_is_the_percentage() {
+    fn fraction_of_drawn_results_is_the_percentage() {
         let (run, members) = at_round_two(8, 8);
         let drawn: usize = (0..400).map(|seed| audits(&run, &members, seed).len()).sum();
         assert!((850..1050).contains(&drawn), "{drawn}"); // 960 without the limit of 4 per round
     }
 
     #[test]
-    fn audits_have_jurors_that_hold_the_target() {
+    fn jurors_hold_all_levels_of_target() {
         let (run, members) = at_round_two(20, 20);
         for seed in 0..100 {
             let found = audits(&run, &members, seed);

@@ -13,7 +13,7 @@ use bytemuck::Zeroable;
 /// A case may be voted on in the round in which it was opened and in this number of rounds after.
 const VOTING_ROUNDS: u32 = 4;
 
-/// One member's finding about the result of `target` in the round `at`.
+/// One member's verdict on the result of `target` in the round `at`.
 pub struct Vote<'a> {
     pub seat: u8,
     pub at: &'a RoundId,
@@ -38,8 +38,8 @@ pub fn any_open(run: &Run, cases: &Cases) -> bool {
     cases.used().iter().any(|case| is_open(run, case))
 }
 
-/// Return how many rounds before the current one the round `at` was, and the seed of the draw among its results. None
-/// if no case about it may be opened now.
+/// Return the distance of the round `at` from the current one, in rounds, and the seed that draws its results. None if
+/// no case about them may be opened now.
 #[inline(never)]
 pub fn drawn_round(run: &Run, at: &RoundId) -> Option<(usize, u64)> {
     let back = (1..STORED_ROUNDS).find(|back| run.is_at(at, *back))?;
@@ -101,7 +101,8 @@ pub fn cast(case: &mut Case, vote: &Vote) -> Result<Option<u8>> {
 
 /// Put the sequences of a void result back into the backlog. If it has no room for them, they count as trained.
 ///
-/// If the levels are attested already, the model that a checkpoint names lacks these sequences too.
+/// If the levels are already attested, also lower `attested_data_index`, so that a checkpoint of them counts these
+/// sequences as untrained.
 pub fn put_back(run: &mut Run, backlog: &mut Backlog, case: &Case) {
     let count = case.intervals.iter().take_while(|interval| interval.len > 0).count();
     if backlog.has_room(count) {
@@ -205,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn closed_case_is_found_no_more() {
+    fn expired_case_is_not_found() {
         let mut run = Box::new(Run::zeroed());
         run.epoch = 4;
         let mut cases = Cases::zeroed();

@@ -85,7 +85,7 @@ pub fn electors(run: &Run, members: &Members, round: &Round) -> Bitmap {
 /// Return the number of witnesses whose quorum may drop a member: as many as could be elected, even if the config
 /// elects fewer. If few are elected, chance may give all of them to one person.
 #[inline(never)]
-pub fn jury(run: &Run, members: &Members, closed: &Round) -> u32 {
+pub fn drop_electorate(run: &Run, members: &Members, closed: &Round) -> u32 {
     let elected = u32::from(closed.elected);
     if run.config.witness_nodes == 0 {
         return elected;

@@ -12,7 +12,7 @@ pub const LAST: usize = 1;
 
 /// Members that may be dropped.
 pub struct Droppable {
-    /// A quorum of the jury (`committee::jury`) received nothing from them.
+    /// A quorum of the possible witnesses (`committee::drop_electorate`) received nothing from them.
     pub absent: Bitmap,
     /// A quorum of the holders of a level did not receive it from them, and they missed levels often before.
     pub incomplete: Bitmap,
@@ -33,8 +33,8 @@ pub fn droppable(run: &Run, members: &Members, witnesses: &Witnesses, judged: us
     let remaining = attestations.iter().filter(|one| members.seats[one.seat as usize].state == member_state::HEALTHY);
     let quorum = quorum::of_round(judging, u32::from(judging.elected));
     let missing = bitmap::without(roster, &judging.attested);
-    let jury_quorum = quorum::of_round(judging, committee::jury(run, members, judging));
-    let absent = bitmap::both(&missing, &quorum::left_out(remaining.clone(), jury_quorum));
+    let drop_quorum = quorum::of_round(judging, committee::drop_electorate(run, members, judging));
+    let absent = bitmap::both(&missing, &quorum::left_out(remaining.clone(), drop_quorum));
     let mut result = Droppable { absent, incomplete: [0; 32] };
     let suspected = bitmap::both(&level_holders::often_incomplete(members), roster);
     if bitmap::is_empty(&suspected) || (remaining.clone().count() as u32) < quorum {

@@ -2,7 +2,7 @@
 //!
 //! A newcomer's weight is at most the median of established members. Any other member's weight is at most twice its
 //! last weight times the fraction that it delivered. It is also at most eight times the median. Few results are
-//! recomputed, or none, so a declared speed must not win most of the work.
+//! audited, or none, so a declared speed must not win most of the work.
 
 use super::{bitmap, committee, level_holders, quorum};
 use crate::{constants::*, state::*};

@@ -40,7 +40,7 @@ pub struct Config {
     pub global_batch_size_start: u16,
     /// Sequences per round once the batch has grown.
     pub global_batch_size_end: u16,
-    /// Percent of the recorded results that other members recompute. 0 = none.
+    /// Percent of established members' recorded results that others replay, at most 4 per round. 0 = no audits.
     pub verification_percent: u8,
     /// Seconds an epoch waits for latecomers once enough members wait.
     pub waiting_for_members_extra_time: u8,

@@ -54,7 +54,7 @@ pub struct Backlog {
     pub count: u64,
 }
 
-/// A disputed result: its auditor recomputed it and found a mismatch.
+/// A disputed result: its auditor replayed it and found a mismatch.
 #[derive(Clone, Copy, Pod, Zeroable, IdlType)]
 #[repr(C)]
 pub struct Case {
@@ -66,9 +66,9 @@ pub struct Case {
     pub height: u32,
     /// Number of the round in which the case was opened.
     pub opened: u32,
-    /// The member that delivered the result. Ejected if two thirds of the jury, and at least three, find a mismatch.
+    /// The member that delivered the result. Ejected by mismatches from two thirds of the jury, at least three.
     pub target: u8,
-    /// The member that opened the case. Ejected if as many, or all other jurors, find a match.
+    /// The member that opened the case. Ejected by as many matches, or by matches of all other jurors.
     pub auditor: u8,
     pub pad: [u8; 2],
     /// Jurors that have voted.

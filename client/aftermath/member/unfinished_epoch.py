@@ -1,4 +1,7 @@
-"""The file that marks a saved model of an epoch that has not ended. Needs no PyTorch."""
+"""The file that names the model that a stopped last member saved of its unfinished epoch.
+
+Needs no PyTorch.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,11 @@ from aftermath.rules.run import Run
 from aftermath.rules.state import RunState
 
 
-class UnsavedWork(msgspec.Struct, frozen=True):
-    """A saved model of an epoch that has not ended: `step` steps are trained in it."""
+class UnfinishedEpoch(msgspec.Struct, frozen=True):
+    """An epoch that a last member left unfinished, and the directory of the model that it saved.
+
+    The model has `step` trained steps.
+    """
 
     epoch: int
     epoch_started_at: int
@@ -26,7 +32,7 @@ class UnsavedWork(msgspec.Struct, frozen=True):
         return same and (run.state.training or run.state is RunState.COOLDOWN)
 
 
-def mark_path(directory: Path, run: Run, wallet: bytes) -> Path:
+def unfinished_path(directory: Path, run: Run, wallet: bytes) -> Path:
     """Return the path of the file that records the run's unfinished epoch.
 
     Several members of one machine may share a checkpoint directory.
@@ -35,24 +41,25 @@ def mark_path(directory: Path, run: Run, wallet: bytes) -> Path:
     return directory / f".{stem}-{wallet.hex()[:16]}-unfinished.json"
 
 
-def write_mark(path: Path, unfinished: UnsavedWork) -> None:
-    """Write the mark. Raises OSError."""
+def write_unfinished(path: Path, unfinished: UnfinishedEpoch) -> None:
+    """Write the file. Raises OSError."""
     with replacing(path) as stream:
         stream.write(msgspec.json.encode(unfinished) + b"\n")
 
 
-def read_mark(path: Path) -> UnsavedWork | None:
-    """Return the mark's contents, or None if it is missing or unreadable."""
+def read_unfinished(path: Path) -> UnfinishedEpoch | None:
+    """Return the file's contents, or None if it is missing or unreadable."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=UnsavedWork)
+        return msgspec.json.decode(path.read_bytes(), type=UnfinishedEpoch)
     except (OSError, msgspec.MsgspecError):
         return None
 
 
-def find_saved_work(directory: Path | None, run: Run, wallet: bytes) -> UnsavedWork | None:
-    """Return the mark in a checkpoint directory if the run can continue from its model."""
+def find_unfinished(directory: Path | None, run: Run, wallet: bytes) -> UnfinishedEpoch | None:
+    """Return a checkpoint directory's unfinished epoch if the run can continue from its model."""
     if directory is None:
         return None
-    work = read_mark(mark_path(directory, run, wallet))
-    usable = work is not None and work.is_of(run) and Path(work.directory).is_dir()
-    return work if usable else None
+    unfinished = read_unfinished(unfinished_path(directory, run, wallet))
+    if unfinished is None or not unfinished.is_of(run):
+        return None
+    return unfinished if Path(unfinished.directory).is_dir() else None
