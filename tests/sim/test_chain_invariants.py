@@ -187,6 +187,17 @@ def test_sim_member_not_on_list_is_unreachable() -> None:
     run_virtual(story())
 
 
+def test_ejection_that_ends_epoch_voids_result() -> None:
+    record = _record()
+    seats = {number: builders.seat(number) for number in range(4)}
+    record.note(builders.run(RunState.COOLDOWN, data_index=18), builders.members(seats), [VOID])
+    idle = {number: builders.seat(number, state=MemberState.IDLE) for number in range(4)}
+    ended = builders.run(RunState.WAITING_FOR_MEMBERS, epoch=1, data_index=18)
+    record.note(ended, builders.members(idle, forfeited=0b100))
+    assert record.ejected == [(0, 2)]
+    record.check_coverage([Interval(12, 3)])
+
+
 def test_history_records_drop_with_its_epoch() -> None:
     record = _record()
     healthy = builders.members({3: builders.seat(3)})

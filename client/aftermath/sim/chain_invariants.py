@@ -24,13 +24,18 @@ ROOM = 2 * (REDO + 1)
 """Intervals of the backlog that stay free for the two rounds in progress."""
 
 
+def _ejected(members: Members) -> int:
+    # A vote in cooldown can also end the epoch, which returns all members to idle.
+    return members.mask(MemberState.EJECTED) | members.forfeited
+
+
 def _pushed_out(members: Members) -> int:
-    return members.mask(MemberState.DROPPED) | members.mask(MemberState.EJECTED)
+    return members.mask(MemberState.DROPPED) | _ejected(members)
 
 
 def _is_convicted(case: Case, members: Members) -> bool:
     """Return whether a decided case ejected its target. `case` may lack its last votes."""
-    ejected = members.mask(MemberState.EJECTED)
+    ejected = _ejected(members)
     if not bitmap.contains(ejected, case.target) or not bitmap.contains(ejected, case.auditor):
         return bitmap.contains(ejected, case.target)
     # Another case ejected one of them.
@@ -92,9 +97,9 @@ class ChainRecord:
             ):
                 self._close(run, old.current.height, old_members)
             for seat in bitmap.seats(_pushed_out(members) & ~_pushed_out(old_members)):
-                self.dropped.append((run.epoch, seat))
-                if members.seats[seat].state is MemberState.EJECTED:
-                    self.ejected.append((run.epoch, seat))
+                self.dropped.append((old.epoch, seat))
+            for seat in bitmap.seats(_ejected(members) & ~_ejected(old_members)):
+                self.ejected.append((old.epoch, seat))
             if run.step < old.step:  # The chain undid an epoch, or the owner rewound the run.
                 index = run.data_index
                 self.again = {key: min(index, self.again.get(key, index)) for key in self.settled}
