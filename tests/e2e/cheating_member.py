@@ -1,19 +1,22 @@
-"""A member that trains only half of each share: the command `train` with another replica.
+"""A member that trains only half of each share: the client with another replica.
 
 python cheating_member.py train OPTION...
+python cheating_member.py client train OPTION...
 """
 
 from __future__ import annotations
 
+import sys
 from functools import partial
 from typing import Any
 
 from torch import Tensor
 
-from aftermath.__main__ import main
+from aftermath.__main__ import main as run_cluster_client
 from aftermath.optim.engine import Trained
 from aftermath.replica.origin import Origin
 from aftermath.replica.replica import Replica
+from aftermath.server.__main__ import main as run_server_client
 from aftermath.train import assembly
 
 
@@ -28,4 +31,7 @@ class CheatingReplica(Replica):
 
 if __name__ == "__main__":
     assembly.Origin = partial(Origin, make=CheatingReplica)  # type: ignore[assignment, attr-defined]
-    main()
+    if sys.argv[1] == "client":
+        run_server_client()
+    else:
+        run_cluster_client()

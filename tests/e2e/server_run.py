@@ -36,9 +36,7 @@ class ServerRunOptions:
 
 
 class ServerRun:
-    """A server with one state directory, and its members of tiers 0, 1 and 2, which share no
-    discovery directory.
-    """
+    """A server with one state directory, and its members, which share no discovery directory."""
 
     def __init__(
         self,
@@ -91,22 +89,29 @@ class ServerRun:
         words += ["--data-config", str(self._place / "data.toml"), *self._options.server]
         self.server = Running(self._xprocess, "server", [*SCRIPT, *words], ready="server ready")
 
-    def start(self, tier: int) -> str:
-        """Start the member of this tier and return its name."""
-        name = f"member-{tier}"
+    def start(
+        self, tier: int, number: int | None = None, script: Sequence[str | Path] = SCRIPT
+    ) -> str:
+        """Start the member of this tier, or the one with this number, and return its name.
+
+        `script` is the command of its client.
+        """
+        number = tier if number is None else number
+        name = f"member-{number}"
         key = self._place / f"{name}.key"
         if not key.exists():
-            secret = bytes([tier + 1]) * 32
+            secret = bytes([number + 1]) * 32
             key.write_bytes(secret)
             key.chmod(0o600)
             self.identities[name] = str(Keypair.from_seed(secret).pubkey())
             self.event_logs[name] = EventLog(self._place / "events" / name)
-        keeps = ["--checkpoint-dir", str(self._place / "checkpoints")] if tier == 0 else []
+        checkpoints = self._place / ("checkpoints" if number == tier else f"checkpoints-{number}")
+        keeps = ["--checkpoint-dir", str(checkpoints)] if tier == 0 else []
         address = f"{self._options.host}:{self.port}"
         line = [
             *(
                 *self._options.on[tier],
-                *SCRIPT,
+                *map(str, script),
                 "client",
                 "train",
                 "--run-id",
@@ -136,8 +141,8 @@ class ServerRun:
         ]
         own = {
             "OMP_NUM_THREADS": "1",
-            "HOME": str(self._directory(f"home-{tier}")),
-            "TMPDIR": str(self._directory(f"t{tier}")),
+            "HOME": str(self._directory(f"home-{number}")),
+            "TMPDIR": str(self._directory(f"t{number}")),
         }
         self.members[name] = Running(self._xprocess, f"central-{name}", line, own)
         return name

@@ -1,4 +1,7 @@
-"""Test that a member that skips work is convicted, and that the others finish the run."""
+"""Test that a member that skips work is convicted, and that the others finish the run.
+
+On a chain and on a server.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from xprocess import XProcess
 
 from aftermath.rules.state import MemberState, RunState
 from e2e.cluster import TrainingCluster
+from e2e.event_log import compare_replicas
 from e2e.run_inputs import RunInputs
+from e2e.server_run import SCRIPT, ServerRun, ServerRunOptions
 
 CHEAT = Path(__file__).with_name("cheating_member.py")
 BOND = 2_000_000  # lamports
@@ -27,6 +33,8 @@ RULES = {
     "join_bond": BOND,
 }
 LIMIT = ("--max-bond", str(BOND))
+FREE = {name: value for name, value in RULES.items() if name != "join_bond"}
+"""Rules of a run on a server, which takes no bonds."""
 
 
 @pytest.mark.parametrize(
@@ -79,3 +87,33 @@ def test_cheating_member_loses_its_bond(
     assert forfeited == 1 << seat
     verdicts = [event for member in honest for event in member.event_log.events_of("audited")]
     assert {event["seat"] for event in verdicts if event["verdict"] == "mismatch"} == {seat}
+
+
+@pytest.mark.slow
+def test_cheating_client_of_server_is_ejected(
+    xprocess: XProcess, run_inputs: RunInputs, tmp_path: Path
+) -> None:
+    steps = STEPS[60]
+    rules = FREE | {"rounds_per_epoch": steps // EPOCHS, "total_steps": steps}
+    server_run = ServerRun(
+        xprocess, tmp_path, run_inputs, ServerRunOptions(), **rules, verification_percent=60
+    )
+    try:
+        *honest, cheat = [
+            server_run.start(0, number, [sys.executable, CHEAT] if number == 4 else SCRIPT)
+            for number in range(5)
+        ]
+        logs = server_run.event_logs
+
+        def losers() -> set[int]:
+            return {
+                event["loser"] for name in honest for event in logs[name].events_of("case_decided")
+            }
+
+        server_run.until(lambda: bool(losers()), "the cheating client is ejected")
+        server_run.members[cheat].kill()  # or it would come back
+        assert [server_run.members[name].wait() for name in honest] == [0, 0, 0, 0]
+        assert losers() == {logs[cheat].events_of("joined")[-1]["seat"]}
+        assert compare_replicas({name: logs[name] for name in honest}) > 0
+    finally:
+        server_run.kill_all()

@@ -253,6 +253,29 @@ def test_status_of_cooldown_names_hashes_and_checkpoint() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("percent", "deadline", "waits"),
+    [(0, -29, ("a tick",)), (5, 60, ("the jury of an open case, if there is one",))],
+)
+def test_status_of_finished_cooldown_allows_for_open_case(
+    percent: int, deadline: int, waits: tuple[str, ...]
+) -> None:
+    found = at(
+        RunState.COOLDOWN,
+        now=BEGAN + 30,
+        model=builders.model(checkpoint_step=41),
+        config=replace(CONFIG, verification_percent=percent),
+        step=41,
+        levels=3,
+        levels_attested=0b111,
+        attested_step=41,
+    )
+    assert found.deadline == deadline
+    assert len(found.waits) == len(waits)
+    assert found.waits[0].startswith(waits[0])
+    assert found.is_stalled == (percent == 0)
+
+
 def test_status_after_missed_deadline_asks_for_tick() -> None:
     late = at(RunState.WARMUP, now=BEGAN + 60 + 14)
     assert late.deadline == -14

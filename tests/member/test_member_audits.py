@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from aftermath.audit.replay import AuditedShare
 from aftermath.audit.replay import replay as honest_replay
 from aftermath.member import state_roots
 from aftermath.member.rounds import judge
 from aftermath.p2p.transport import RequestRefused
-from aftermath.replica.replica import Replica
 from aftermath.replica.state_sharing import TOPIC as STATE_TOPIC
 from aftermath.rules.state import MemberState, RunState
+from aftermath.sim.false_training import (
+    Cheat,
+    corrupt,
+    skip_half,
+    train_other_data,
+    train_other_weights,
+)
 from aftermath.sim.sim_member import SimMember
 from aftermath.sim.simulation import SimulatedRun, play
 
@@ -37,45 +42,13 @@ RULES = {
     "total_steps": 16,
 }
 LATE = "the replay did not end in time"
-Cheat = Callable[[Replica, Tensor], Tensor]
-"""Changes a replica or returns other sequences than those of the share."""
 
 
-def skip_half(replica: Replica, sequences: Tensor) -> Tensor:
-    del replica
-    return sequences[: len(sequences) // 2]
-
-
-def train_other_data(replica: Replica, sequences: Tensor) -> Tensor:
-    del replica
-    return sequences.roll(1, dims=1)
-
-
-def train_other_weights(replica: Replica, sequences: Tensor) -> Tensor:
-    """Train at weights that differ by 1 %, as stale ones do."""
-    with torch.no_grad():
-        for parameter in replica.params.values():
-            parameter *= 1.01
-    return sequences
-
-
-def corrupt(sim_member: SimMember, cheat: Cheat) -> None:
+def corrupt_member(sim_member: SimMember, cheat: Cheat) -> None:
     """Make a member train its own shares, but not its replays, in another way."""
     assert sim_member.member is not None
-    replica = sim_member.member._replica
-    assert replica is not None
-    honest = replica.train
-
-    def train(sequences: Tensor, *arguments: Any, **options: Any) -> Any:
-        before = {name: tensor.detach().clone() for name, tensor in replica.params.items()}
-        try:
-            return honest(cheat(replica, sequences), *arguments, **options)
-        finally:
-            with torch.no_grad():
-                for name, tensor in before.items():
-                    replica.params[name].copy_(tensor)
-
-    replica.train = train  # type: ignore[method-assign]
+    assert sim_member.member._replica is not None
+    corrupt(sim_member.member._replica, cheat)
 
 
 def verdicts(sim: SimulatedRun, **fields: Any) -> list[Mapping[str, Any]]:
@@ -94,7 +67,7 @@ def cheating_run(directory: Path, cheat: Cheat, optimizer: dict[str, Any] | None
     async def story(sim: SimulatedRun) -> None:
         members = [sim.add(0) for _ in range(5)]
         await sim.until_round(1)
-        corrupt(members[-1], cheat)
+        corrupt_member(members[-1], cheat)
         seat = seat_of(sim, members[-1])
         await sim.until(lambda _: sim.members.seats[seat].state is MemberState.EJECTED)
         assert sim.members.forfeited == 1 << seat
@@ -273,7 +246,7 @@ def test_member_serving_no_juror_is_convicted(tmp_path: Path) -> None:
     async def story(sim: SimulatedRun) -> None:
         *honest, cheating = [sim.add(0) for _ in range(5)]
         await sim.until_round(1)
-        corrupt(cheating, skip_half)
+        corrupt_member(cheating, skip_half)
         assert cheating.member is not None
         assert cheating.transport is not None
         serve = cheating.member._own_state._share.answer

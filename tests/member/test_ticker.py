@@ -7,10 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from aftermath.chain.instructions import CoordinatorInstructions
 from aftermath.chain.refusals import refusal
+from aftermath.rules.audits import auditable_heights, drawn_results
 from aftermath.rules.committee import witnesses
 from aftermath.rules.deadlines import TICK_STEP, next_deadline, tick_order
+from aftermath.rules.run import RoundId
 from aftermath.rules.state import RunState
+from aftermath.sim.setup import RUN_ID
 from aftermath.sim.sim_member import SimMember
 from aftermath.sim.simulation import SimulatedRun, play
 
@@ -74,6 +78,50 @@ async def _begin_round_in_outage(sim: SimulatedRun, seconds: float) -> tuple[Sim
     await sim.until(lambda run: run.current.height == 3)
     await asyncio.sleep(seconds)
     return away, other
+
+
+async def _no_verdict(*_: object, **__: object) -> None:
+    """Send nothing."""
+
+
+async def _open_case_in_cooldown(sim: SimulatedRun) -> None:
+    """Accuse a member once the cooldown of epoch 1 began. Nobody votes."""
+    for _ in range(4):
+        sim.add(0)
+    await sim.until(lambda run: run.epoch == 1 and run.state is RunState.COOLDOWN)
+    for sim_member in sim.sim_members:
+        assert sim_member.chain is not None
+        sim_member.chain.verify = _no_verdict  # type: ignore[method-assign]
+    run = sim.run
+    height = auditable_heights(run)[0]
+    header = run.round(height)
+    assert header is not None
+    target, auditor = min(drawn_results(run, sim.members, height).items())
+    accuser = next(
+        one for one in sim.sim_members if one.wallet == sim.members.seats[auditor].signer
+    )
+    instructions = CoordinatorInstructions(sim.chain.coordinator, accuser.key.pubkey())
+    at = RoundId(run.epoch, height, header.seed)
+    verify = instructions.verify(RUN_ID, auditor, at, target=target, mismatch=True)
+    sim.chain.send([verify], accuser.key)
+
+
+@pytest.mark.slow
+def test_members_tick_no_cooldown_with_open_case(tmp_path: Path) -> None:
+    tries: dict[int, float] = {}
+
+    async def story(sim: SimulatedRun) -> None:
+        await _open_case_in_cooldown(sim)
+        for sim_member in sim.sim_members:
+            _refuse_ticks(sim, sim_member, tries)
+        deadline = sim.run.state_started_at + sim.run.config.cooldown_time
+        await sim.until(lambda _: bool(tries))
+        assert sim.model.checkpoint_step == sim.run.step
+        assert min(tries.values()) >= deadline
+
+    rules = {"verification_percent": 100, "init_min_clients": 4, "min_clients": 3}
+    rules |= {"rounds_per_epoch": 4, "total_steps": 12, "waiting_for_members_extra_time": 20}
+    play(tmp_path, story, **rules)
 
 
 _TWO = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from aftermath.rules import assignment, audits, bitmap
+from aftermath.rules.deadlines import next_deadline
 from aftermath.rules.run import BACKLOG, Interval, RoundId
 from aftermath.rules.state import MemberState, RunState
 from programs.audit_cases import Audit, audit_of, cases, convict, start_established, vote
@@ -477,6 +478,10 @@ def name_checkpoint(run: Scenario) -> None:
 def test_open_case_keeps_cooldown_until_jury_decides(world: World) -> None:
     run, audit = in_cooldown_with_open_case(world)
     run.tick().refused("NothingToTick")
+    start = run.run.state_started_at
+    for known in (None, cases(run)):
+        assert next_deadline(run.run, run.members, run.model, known) == start + 30
+    assert next_deadline(run.run, run.members, run.model, ()) == start + 1
     for seat in audit.others[:3]:
         assert run.run.state is RunState.COOLDOWN
         vote(run, seat, audit).ok()

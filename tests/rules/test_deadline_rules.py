@@ -211,8 +211,10 @@ def test_members_wait_a_day_for_last_member_of_epoch(state: RunState, wait: int)
     due = 1300 if state is RunState.ROUND_TRAIN else 1000 + wait
     table = members(_LAST)
     assert deadlines.last_member(waits, table, model()) == 2
-    ends = deadlines.last_member_wait_ends(waits, table, model())
-    assert ends == due + deadlines.HOLDERS_WAIT
+    wait_for_last = deadlines.wait_for_last_member(waits, table, model())
+    assert wait_for_last == (2, due, due + deadlines.HOLDERS_WAIT)
+    times = (due - 1, due, due + deadlines.HOLDERS_WAIT - 1, due + deadlines.HOLDERS_WAIT)
+    assert [wait_for_last.is_running(now) for now in times] == [False, True, True, False]
 
 
 @pytest.mark.parametrize(
@@ -245,7 +247,7 @@ def test_last_member_is_none_unless_it_alone_can_save_steps(
 ) -> None:
     waits = replace(run(RunState.COOLDOWN, **_EPOCH), **changes)
     assert deadlines.last_member(waits, table, model_) is None
-    assert deadlines.last_member_wait_ends(waits, table, model_) is None
+    assert deadlines.wait_for_last_member(waits, table, model_) is None
 
 
 def test_judge_without_delivery_can_be_last_member() -> None:

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from aftermath.p2p.transport import BlobRejected, BlobUnavailable, PeerUnreachable
+from aftermath.rules.audits import Case
 from aftermath.rules.run import Interval
-from aftermath.rules.state import RunState
+from aftermath.rules.state import MemberState, RunState
 from aftermath.sim.chain_invariants import ChainRecord, InvariantBroken
 from aftermath.sim.sim_transport import SimNetwork
 from aftermath.sim.virtual_time import run_virtual
@@ -66,6 +67,53 @@ def test_sequences_assigned_again_after_rewind_count_once() -> None:
     record.settled[2, 1] = [[19, 20]]
     with pytest.raises(InvariantBroken, match="sequence 19 was trained twice"):
         record.check_coverage([])
+
+
+VOID = Case(
+    seed=1,
+    height=1,
+    opened=2,
+    target=2,
+    auditor=0,
+    jury=0b1011,
+    mismatches=0b11,
+    matches=0,
+    intervals=(Interval(12, 3),),
+)
+
+
+def _decided(loser: int, used_backlog: int = 0) -> ChainRecord:
+    """Return a record in which a jury has ejected a member after a case about round 1."""
+    backlog = [Interval(100 + 2 * number, 1) for number in range(used_backlog)]
+    record = _record()
+    healthy = builders.members({number: builders.seat(number) for number in range(4)})
+    run = builders.run(RunState.ROUND_TRAIN, data_index=18)
+    record.note(run, healthy, [VOID], backlog)
+    ejected = {loser: builders.seat(loser, state=MemberState.EJECTED)}
+    seats = {number: builders.seat(number) for number in range(4)}
+    record.note(run, builders.members(seats | ejected), [], backlog)
+    return record
+
+
+def test_void_sequences_are_trained_again() -> None:
+    record = _decided(loser=2)
+    assert record.ejected == [(0, 2)]
+    record.check_coverage([Interval(12, 3)])
+    with pytest.raises(InvariantBroken, match="15 found"):
+        record.check_coverage([])
+    record.settled[0, 2] = [[12, 15]]
+    record.check_coverage([])
+    record.void[0, 2] = {40}
+    with pytest.raises(InvariantBroken, match="void sequences"):
+        record.check_coverage([])
+
+
+@pytest.mark.parametrize(("loser", "used_backlog"), [(0, 0), (2, 86)])
+def test_acquitted_results_and_those_without_room_count(loser: int, used_backlog: int) -> None:
+    record = _decided(loser, used_backlog)
+    record.check_coverage([])
+    with pytest.raises(InvariantBroken, match="trained and waits too"):
+        record.check_coverage([Interval(12, 3)])
 
 
 @pytest.mark.parametrize(
@@ -137,6 +185,17 @@ def test_sim_member_not_on_list_is_unreachable() -> None:
         assert one.reachable() == frozenset()
 
     run_virtual(story())
+
+
+def test_ejection_that_ends_epoch_voids_result() -> None:
+    record = _record()
+    seats = {number: builders.seat(number) for number in range(4)}
+    record.note(builders.run(RunState.COOLDOWN, data_index=18), builders.members(seats), [VOID])
+    idle = {number: builders.seat(number, state=MemberState.IDLE) for number in range(4)}
+    ended = builders.run(RunState.WAITING_FOR_MEMBERS, epoch=1, data_index=18)
+    record.note(ended, builders.members(idle, forfeited=0b100))
+    assert record.ejected == [(0, 2)]
+    record.check_coverage([Interval(12, 3)])
 
 
 def test_history_records_drop_with_its_epoch() -> None:

@@ -18,7 +18,9 @@ from aftermath.model.save_checkpoint import write_checkpoint
 from aftermath.sim import __main__ as command
 from aftermath.sim import invariants
 from aftermath.sim import seed as trial
+from aftermath.sim.audit_seed import draw_audits, try_audits
 from aftermath.sim.chain_invariants import InvariantBroken
+from aftermath.sim.coalition import is_minority
 from aftermath.sim.faults import Faults
 from aftermath.sim.invariants import Invariants, check_pace
 from aftermath.sim.seed import draw, try_seed
@@ -26,6 +28,8 @@ from aftermath.sim.setup import CONFIG
 from aftermath.sim.simulation import SimulatedRun, play
 
 SHORT = 60.0
+EJECTED = 1
+"""A seed whose attackers are ejected."""
 
 
 @pytest.mark.nightly  # the slow tests run a shorter seed
@@ -56,6 +60,32 @@ def test_seed_keeps_invariants_and_digest_across_processes() -> None:
 def test_different_seeds_draw_different_runs() -> None:
     assert draw(1, SHORT) == draw(1, SHORT)
     assert len({draw(seed, SHORT).describe() for seed in range(200)}) == 200
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("first", range(0, 100, 25))
+def test_minority_breaks_no_audited_run_in_campaign(first: int) -> None:
+    """To play more runs: `python -m aftermath.sim --audits --seeds 100..199 --jobs 2`."""
+    verdicts = [try_audits(seed) for seed in range(first, first + 25)]
+    assert not [verdict for verdict in verdicts if verdict.broken]
+    assert any("is ejected" in fault for verdict in verdicts for fault in verdict.faults)
+
+
+@pytest.mark.slow
+def test_minority_that_attacks_audits_is_ejected() -> None:
+    verdict = try_audits(EJECTED)
+    assert not verdict.broken, verdict
+    assert any("is ejected" in fault for fault in verdict.faults), verdict
+
+
+def test_attackers_of_audited_runs_are_minority() -> None:
+    assert len({draw_audits(seed).describe() for seed in range(100)}) == 100
+    for seed in range(100):
+        scenario = draw_audits(seed)
+        chosen = {number for number, _, _ in scenario.coalition}
+        assert chosen
+        assert is_minority(chosen, dict(enumerate(scenario.tiers)))
+        assert scenario.restarts not in chosen
 
 
 @pytest.fixture

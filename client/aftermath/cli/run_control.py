@@ -84,10 +84,11 @@ async def _warn_of_kept_seat(chain: Cluster, run_id: str) -> None:
     from aftermath.events.progress import steps_lost_by_ticks
     from aftermath.ui.run_follower import RunFollower
 
-    if not (await RunFollower(chain.coordinator, run_id).now()).is_stalled:
+    follower = RunFollower(chain.coordinator, run_id)
+    if not (await follower.now()).is_stalled:
         return
-    run, model, members = await chain.coordinator.snapshot(run_id, any_spec=True)
-    if lost := steps_lost_by_ticks(run, members, model):
+    view = follower.view
+    if lost := steps_lost_by_ticks(view.run, view.members, view.model):
         note(f"warning: {lost}")
 
 

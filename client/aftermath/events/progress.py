@@ -18,7 +18,7 @@ from aftermath.events import event_types
 from aftermath.rules.contents import unsaved_steps
 from aftermath.rules.deadlines import (
     last_member,
-    last_member_wait_ends,
+    wait_for_last_member,
     waits_a_day,
     waits_for_holder,
 )
@@ -179,8 +179,8 @@ def last_member_wait(run: Run, members: Members, model: Model) -> str | None:
     Return None if nobody waits for a last member.
     """
     named = _last_member_and_loss(run, members, model)
-    ends = last_member_wait_ends(run, members, model)
-    if named is None or ends is None:
+    wait = wait_for_last_member(run, members, model)
+    if named is None or wait is None:
         return None
     last, lost = named
     run_id = shlex.quote(run.run_id)
@@ -196,7 +196,7 @@ def last_member_wait(run: Run, members: Members, model: Model) -> str | None:
     return (
         f"{last}: {lost} lost if the epoch ends "
         "without it. Start that member again. Other members wait for it until "
-        f"{datetime.fromtimestamp(ends, UTC):%Y-%m-%d %H:%M} UTC. {how}"
+        f"{datetime.fromtimestamp(wait.end, UTC):%Y-%m-%d %H:%M} UTC. {how}"
     )
 
 

@@ -14,11 +14,7 @@ from aftermath.events.printable import printable
 from aftermath.events.progress import holder_wait, last_member_wait, span, state_phrase
 from aftermath.rules import bitmap, committee
 from aftermath.rules.contents import unsaved_steps
-from aftermath.rules.deadlines import (
-    last_member_wait_ends,
-    next_deadline,
-    waits_for_last_member,
-)
+from aftermath.rules.deadlines import next_deadline, wait_for_last_member
 from aftermath.rules.members import Members, Seat
 from aftermath.rules.model import Model
 from aftermath.rules.run import STORED_ROUNDS, Run, steps_before
@@ -163,9 +159,11 @@ def status_of(
     now -= silent
     until = next_deadline(run, members, model)
     deadline = None if until is None else until - now
-    last_member_left = _last_member_left(run, members, model, now)
-    if silent or not has_tick or not _is_overdue(deadline):
-        last_member_left = None
+    last_member_left = None
+    if not silent and has_tick and _is_overdue(deadline):
+        wait = wait_for_last_member(run, members, model)
+        if wait is not None and wait.is_running(now):
+            last_member_left = wait.end - now
     waits = _waits(run, model, members, deadline, has_tick=has_tick, silent=silent)
     if last_member_left is not None:
         # Nothing else can happen before that member is back, so nothing else is named.
@@ -196,14 +194,6 @@ def status_of(
         outer_momentum=model.optimizer.outer_momentum,
         last_member_wait=last_member_left,
     )
-
-
-def _last_member_left(run: Run, members: Members, model: Model, now: int) -> int | None:
-    """Return for how many seconds only the epoch's last member may end the epoch, or None."""
-    ends = last_member_wait_ends(run, members, model)
-    if ends is None or not waits_for_last_member(run, members, model, now):
-        return None
-    return ends - now
 
 
 def _rounds_left(run: Run) -> int | None:
@@ -320,14 +310,13 @@ def _waits_for_round(run: Run) -> Iterator[str]:
     now = run.current
     if not run.seed_is_drawn:
         yield "the next round's seed"
-    if now.attestations >= committee.quorum(now.elected):
+    missing = committee.quorum(now.elected) - now.attestations
+    if missing <= 0:
         yield f"the minimum time of a round: {_votes(run)} have attested"
+    elif now.elected:
+        yield f"{missing} of {counted(now.elected, 'witness', 'witnesses')} to confirm round {now.height}"
     else:
-        missing = committee.quorum(now.elected) - now.attestations
-        if now.elected:
-            yield f"{missing} of {counted(now.elected, 'witness', 'witnesses')} to confirm round {now.height}"
-        else:
-            yield f"the deadline: no witness of round {now.height} is left"
+        yield f"the deadline: no witness of round {now.height} is left"
 
 
 def _waits_for_the_model(run: Run, model: Model, members: Members) -> Iterator[str]:
@@ -343,6 +332,8 @@ def _waits_for_the_model(run: Run, model: Model, members: Members) -> Iterator[s
         yield f"the hashes of the model: {len(attested_levels)} of {counted(len(held_levels), 'level')} are attested"
     if model.checkpoint_step != run.step:
         yield "a tier-0 member to save a checkpoint of this epoch"
+    elif run.config.verification_percent:
+        yield "the jury of an open case, if there is one"
 
 
 def _votes(run: Run) -> str:
@@ -400,14 +391,10 @@ def _seen(run: Run, number: int, seat: Seat) -> str:
 
 
 def facts_of(status: RunStatus) -> dict[str, str | list[str]]:
-    """Return the facts about the run itself. Its name and description are as the owner wrote
-    them.
-    """
-    speed = (
-        {}
-        if status.tokens_per_second is None
-        else {"speed": f"{status.tokens_per_second:,} tokens/s"}
-    )
+    """Return the facts about the run itself. Its owner wrote the name and the description."""
+    speed = {}
+    if status.tokens_per_second is not None:
+        speed["speed"] = f"{status.tokens_per_second:,} tokens/s"
     return {
         "run": status.run_id,
         "name": status.name,
@@ -479,11 +466,8 @@ def line(status: RunStatus) -> str:
         _steps(status),
         members_text,
     ]
-    if (
-        status.step
-        and not status.checkpoint_step
-        and (status.epoch or status.state is RunState.FINISHED)
-    ):
+    has_ended_epoch = status.epoch or status.state is RunState.FINISHED
+    if status.step and not status.checkpoint_step and has_ended_epoch:
         clauses.append(checkpoint_of(status))
     return printable("; ".join([*clauses, f"waits for {', and '.join(status.waits)}"]))
 

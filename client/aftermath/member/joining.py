@@ -10,7 +10,7 @@ from aftermath.events import event_types
 from aftermath.member.ports import Ports, Role
 from aftermath.member.seat_requests import SeatRequests
 from aftermath.member.status_events import require_unchanged
-from aftermath.rules.deadlines import waits_for_last_member
+from aftermath.rules.deadlines import wait_for_last_member
 from aftermath.rules.members import Members, Seat
 from aftermath.rules.model import Model
 from aftermath.rules.run import Run
@@ -109,10 +109,10 @@ class Joining:
         back before the epoch ends.
         """
         coordinator = self._ports.coordinator
-        now = coordinator.now()
-        return coordinator.keeps_seats and waits_for_last_member(
-            run, members, self._ports.feed.model, now
-        )
+        if not coordinator.keeps_seats:
+            return False
+        wait = wait_for_last_member(run, members, self._ports.feed.model)
+        return wait is not None and wait.is_running(coordinator.now())
 
     async def _newest(self) -> Run:
         """Read the run from the chain. Retry until a node answers."""

@@ -7,20 +7,21 @@ every tick. That saves the fee if another member was first, and detects an outag
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from aftermath.base.concurrency import first_of
 from aftermath.coordinator.errors import Refused, Unavailable
 from aftermath.coordinator.ports import Clock, Coordinator, View
 from aftermath.member.feed import RunFeed
 from aftermath.member.stall_detector import StallDetector
+from aftermath.rules.audits import Case
 from aftermath.rules.deadlines import (
     HOLDERS_WAIT,
-    last_member,
-    last_member_wait_ends,
+    epoch_is_safe,
     next_deadline,
     tick_delay,
     tick_order,
+    wait_for_last_member,
 )
 from aftermath.rules.members import Members
 from aftermath.rules.run import Run
@@ -77,7 +78,7 @@ class Ticker:
             view = self._feed.view
             run = view.run
             members = view.members
-            deadline = next_deadline(run, members, view.model)
+            deadline = next_deadline(run, members, view.model, await self._cases(view))
             if deadline is None:
                 await self._feed.after(run.seq)
                 continue
@@ -93,31 +94,41 @@ class Ticker:
             if self._last_member_wait(view) <= 0:
                 await self._tick(run, deadline)
 
+    async def _cases(self, view: View) -> Collection[Case]:
+        """Return the cases of a finished cooldown, which an open one prolongs."""
+        run = view.run
+        is_finished = run.state is RunState.COOLDOWN and epoch_is_safe(
+            run, view.members, view.model
+        )
+        if not is_finished or not run.config.verification_percent:
+            return ()
+        try:
+            return await self._coordinator.cases()
+        except (Refused, Unavailable):
+            return ()  # an early tick costs nothing
+
     def _last_member_wait(self, view: View) -> float:
-        """Return the seconds to wait for an epoch's last member (see `last_member_wait_ends`).
+        """Return the seconds to wait for an epoch's last member (see `wait_for_last_member`).
 
         0 or less if this member need not wait for it.
         """
         run = view.run
         epoch = (run.epoch, run.epoch_started_at)
-        last = last_member(run, view.members, view.model)
+        wait = wait_for_last_member(run, view.members, view.model)
         # Where members keep no seats, the coordinator drops an absent one.
-        if last is None or not self._coordinator.keeps_seats:
+        if wait is None or not self._coordinator.keeps_seats:
             return 0.0
-        is_own = view.members.find(self._coordinator.wallet) == last
+        is_own = view.members.find(self._coordinator.wallet) == wait.seat
         if is_own and not (run.state is RunState.COOLDOWN and self._will_attest()):
             return 0.0
-        ends = last_member_wait_ends(run, view.members, view.model)
-        if ends is None:
-            return 0.0
         now = self._coordinator.now()
-        late = now - (ends - HOLDERS_WAIT)
+        late = now - wait.start
         if late < 0:
             return 0.0  # nothing is due yet except the draw of a seed
         if self._wait_began is None or self._wait_began[0] != epoch:
             self._wait_began = epoch, now
         # Later states of the epoch have no wait of their own.
-        ends_in = min(ends, self._wait_began[1] + HOLDERS_WAIT) - now
+        ends_in = min(wait.end, self._wait_began[1] + HOLDERS_WAIT) - now
         if ends_in > 0 and late >= _REPORT_WAIT_AFTER and not is_own:
             self._report_wait(view)
         return ends_in

@@ -6,10 +6,12 @@ A seeded ranking orders the members, so one transaction usually suffices. A sile
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Collection, Set
 from dataclasses import replace
+from typing import NamedTuple
 
 from aftermath.rules import bitmap, committee
+from aftermath.rules.audits import Case
 from aftermath.rules.contents import unsaved_levels, unsaved_steps
 from aftermath.rules.members import Members
 from aftermath.rules.model import Model
@@ -30,13 +32,17 @@ _ROUND_DRAW = 60
 
 
 def next_deadline(
-    run: Run, members: Members | None = None, model: Model | None = None
+    run: Run,
+    members: Members | None = None,
+    model: Model | None = None,
+    cases: Collection[Case] | None = None,
 ) -> int | None:
     """Return the chain time (unix seconds) from which a tick may change the run, or None.
 
     While the run waits for members, the clock starts once enough of them are pending, and some
-    waits are longer. A cooldown with nothing left to do ends at once. Both cases need `members` and
-    `model`.
+    waits are longer. A cooldown with nothing left to do ends at once, unless a case is open. Both
+    need `members` and `model`. If the caller does not know the `cases` of a run with audits, some
+    may be open.
     """
     config = run.config
     satisfied = run.state is RunState.ROUND_TRAIN and _has_quorum(run.current)
@@ -66,7 +72,8 @@ def next_deadline(
         run.state is RunState.COOLDOWN
         and members is not None
         and model is not None
-        and _is_safe(run, members, model)
+        and epoch_is_safe(run, members, model)
+        and not _may_have_open_case(run, cases)
     ):
         wait = 0
     # The length of a slot depends on the network. Try from the first second on, because an early
@@ -147,23 +154,33 @@ def becomes_last_member(run: Run, members: Members, seat: int, reachable: Set[by
     return committee.attests_alone(run, without, seat)
 
 
-def last_member_wait_ends(run: Run, members: Members, model: Model) -> int | None:
-    """Return the chain time until which only the epoch's last member may end the epoch.
+class LastMemberWait(NamedTuple):
+    """The time after a deadline in which only the epoch's last member may end the epoch.
 
-    Return None if the epoch has no last member. A present one ticks by itself. If another member
-    ticked while it is absent, the epoch would end without the steps that it saved.
+    `start` and `end` are chain times in unix seconds, and `seat` is that of the member.
     """
-    if last_member(run, members, model) is None:
+
+    seat: int
+    start: int
+    end: int
+
+    def is_running(self, now: float) -> bool:
+        """Return whether the deadline has passed, but not the wait."""
+        return self.start <= now < self.end
+
+
+def wait_for_last_member(run: Run, members: Members, model: Model) -> LastMemberWait | None:
+    """Return when other members wait for the epoch's last member, or None if there is none.
+
+    A present one ticks by itself. If another member ticked while it is absent, the epoch would end
+    without the steps that it saved.
+    """
+    seat = last_member(run, members, model)
+    if seat is None:
         return None
     drawn = replace(run, seed_slot=0)  # drawing a seed ends nothing, so it has no part in this wait
     deadline = next_deadline(drawn, members, model)
-    return None if deadline is None else deadline + HOLDERS_WAIT
-
-
-def waits_for_last_member(run: Run, members: Members, model: Model, now: float) -> bool:
-    """Return whether a deadline has passed and only the epoch's last member may end the epoch."""
-    ends = last_member_wait_ends(run, members, model)
-    return ends is not None and ends - HOLDERS_WAIT <= now < ends
+    return None if deadline is None else LastMemberWait(seat, deadline, deadline + HOLDERS_WAIT)
 
 
 def _has_quorum(round: Round) -> bool:
@@ -179,11 +196,18 @@ def _smallest(holders: int, run: Run, members: Members) -> int:
     return min((members.seats[seat].tier for seat in bitmap.seats(holders)), default=run.levels)
 
 
-def _is_safe(run: Run, members: Members, model: Model) -> bool:
+def epoch_is_safe(run: Run, members: Members, model: Model) -> bool:
     """Return whether every held level is attested and no step is newer than the checkpoint."""
     held = range(_smallest(members.healthy, run, members), run.levels)
     attested = all(run.levels_attested >> level & 1 for level in held)
     return bool(held) and attested and run.attested_step == model.checkpoint_step == run.step
+
+
+def _may_have_open_case(run: Run, cases: Collection[Case] | None) -> bool:
+    """Return whether a case is open, as far as the caller knows."""
+    if cases is None:
+        return bool(run.config.verification_percent)
+    return any(case.is_open(run) for case in cases)
 
 
 def trusted_finishers(run: Run, members: Members) -> int:

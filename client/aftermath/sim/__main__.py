@@ -10,12 +10,13 @@ import json
 import multiprocessing
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import partial
 from pathlib import Path
 
 from aftermath.base.text import counted
+from aftermath.sim.audit_seed import try_audits
 from aftermath.sim.seed import Verdict, try_seed
 
 SECONDS = 240.0
@@ -27,6 +28,8 @@ examples:
       with 300 virtual seconds of faults, and the events of all members in a file
   python -m aftermath.sim --seeds 0..99 --jobs 2
       a campaign; prints how to replay each seed that breaks an invariant, and exits with 1 if there is one
+  python -m aftermath.sim --audits --seeds 0..99
+      short runs with audits, in which a minority cheats, accuses, votes falsely or leaves
 """
 
 
@@ -72,6 +75,11 @@ def _parser() -> argparse.ArgumentParser:
         help="virtual seconds with faults, before the run may recover (default: %(default)g)",
     )
     parser.add_argument(
+        "--audits",
+        action="store_true",
+        help="let a minority of the members attack a run's audits, instead of causing faults",
+    )
+    parser.add_argument(
         "--overlap",
         type=int,
         choices=(0, 1),
@@ -102,7 +110,9 @@ def _span(text: str) -> range:
 
 def _verdicts(arguments: argparse.Namespace) -> Iterator[Verdict]:
     seeds = arguments.seeds or [arguments.seed]
-    play = partial(try_seed, seconds=arguments.seconds, overlap=arguments.overlap)
+    play: Callable[[int], Verdict] = try_audits
+    if not arguments.audits:
+        play = partial(try_seed, seconds=arguments.seconds, overlap=arguments.overlap)
     if arguments.jobs < 2 or len(seeds) < 2:
         yield from map(play, seeds)
         return
@@ -127,7 +137,8 @@ def _tell(verdict: Verdict, arguments: argparse.Namespace, *, in_full: bool) -> 
     if verdict.broken:
         print(f"  broken: {verdict.broken}")
         overlap = f" --overlap {arguments.overlap}" if arguments.overlap is not None else ""
-        options = f"--seed {verdict.seed} --seconds {arguments.seconds:g}{overlap}"
+        faults = "--audits" if arguments.audits else f"--seconds {arguments.seconds:g}{overlap}"
+        options = f"--seed {verdict.seed} {faults}"
         print(f"  replay: python -m aftermath.sim {options}", flush=True)
 
 

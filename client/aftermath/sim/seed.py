@@ -133,13 +133,14 @@ def draw(seed: int, seconds: float, overlap: int | None = None) -> Scenario:
         seats=seats,
         rules=tuple(sorted(rules.items())),
         quantize=rng.random() < 0.7,
-        sparseloco=_sparseloco(random.Random(f"learning {seed}")),  # also not drawn from `rng`
+        sparseloco=draw_sparseloco(random.Random(f"learning {seed}")),  # also not drawn from `rng`
         keeps=rng.random() < 0.85,
         eager=rng.choice((0.2, 0.4, 0.7)),
     )
 
 
-def _sparseloco(rng: random.Random) -> tuple[tuple[str, str | float], ...]:
+def draw_sparseloco(rng: random.Random) -> tuple[tuple[str, str | float], ...]:
+    """Return random settings of SparseLoCo, or none for DisTrO."""
     if rng.random() >= 0.5:
         return ()
     topk = rng.choice((4, _BLOCK))
@@ -180,7 +181,7 @@ def try_seed(seed: int, seconds: float, overlap: int | None = None) -> Verdict:
     """Simulate a seed in a temporary directory, with this `overlap` if it is given."""
     started = time.process_time()
     scenario = draw(seed, seconds, overlap)
-    with _no_warnings(), tempfile.TemporaryDirectory(prefix="aftermath-sim-") as directory:
+    with no_warnings(), tempfile.TemporaryDirectory(prefix="aftermath-sim-") as directory:
         trial = Trial(scenario)
         run_virtual(trial.play(Path(directory) / "storm"))
         if trial.late is not None:  # otherwise it had finished, or broken an invariant
@@ -200,7 +201,7 @@ def try_seed(seed: int, seconds: float, overlap: int | None = None) -> Verdict:
 
 
 @contextmanager
-def _no_warnings() -> Iterator[None]:
+def no_warnings() -> Iterator[None]:
     """Silence the members' warnings, because faults are frequent here."""
     log = logging.getLogger("aftermath")
     level = log.level

@@ -21,12 +21,14 @@ from aftermath.chain.instructions import GROWTH, CoordinatorInstructions
 from aftermath.chain.views import (
     members_account,
     parse_backlog,
+    parse_cases,
     parse_members,
     parse_membership,
     parse_model,
     parse_run,
     witnesses_account,
     witnesses_backlog_range,
+    witnesses_cases_range,
 )
 from aftermath.config.document import RunConfig
 from aftermath.config.spec import spec_hash
@@ -46,6 +48,7 @@ from aftermath.model.text import Prompt
 from aftermath.optim.run_schema import agreed_schema
 from aftermath.replica.origin import Origin
 from aftermath.replica.pass_size import PassSize
+from aftermath.rules.audits import Case
 from aftermath.rules.members import Members
 from aftermath.rules.model import Checkpoint, Model
 from aftermath.rules.run import Interval, Run
@@ -115,7 +118,9 @@ class SimulatedRun:
         self.spec = owners.llm.spec.encode()
         """The training spec that the run begins with."""
         self._open(owners)
-        self.chain.observers.append(lambda: self.record.note(self.run, self.members))
+        self.chain.observers.append(
+            lambda: self.record.note(self.run, self.members, self.cases, self.backlog)
+        )
 
     def _open(self, rules: RunConfig) -> None:
         """Create the run on chain and start it."""
@@ -146,8 +151,14 @@ class SimulatedRun:
     @property
     def backlog(self) -> tuple[Interval, ...]:
         """Return the sequences in the backlog."""
-        offset, length = witnesses_backlog_range()
-        return parse_backlog(self.chain.data(self._at.witnesses)[offset : offset + length])
+        return self.chain.view(self._at.witnesses, _backlog_of)
+
+    @property
+    def cases(self) -> tuple[Case, ...]:
+        """Return the cases of the epoch. Some may have expired."""
+        if not self.run.config.verification_percent:
+            return ()
+        return self.chain.view(self._at.witnesses, _cases_of)
 
     @property
     def members(self) -> Members:
@@ -399,6 +410,18 @@ class SimulatedRun:
         for sim_member in self.sim_members:
             if sim_member.alive:
                 await self._end(sim_member)
+
+
+def _backlog_of(data: bytes) -> tuple[Interval, ...]:
+    """Return the backlog in the account `Witnesses`."""
+    offset, length = witnesses_backlog_range()
+    return parse_backlog(data[offset : offset + length])
+
+
+def _cases_of(data: bytes) -> tuple[Case, ...]:
+    """Return the cases in the account `Witnesses`."""
+    offset, length = witnesses_cases_range()
+    return parse_cases(data[offset : offset + length])
 
 
 async def _live(sim_member: SimMember, chain: SimMemberChain, member: Member) -> None:

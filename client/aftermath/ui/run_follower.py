@@ -41,10 +41,15 @@ class RunFollower:
         return self._watcher.latest.step + STORED_ROUNDS
 
     @property
+    def view(self) -> View:
+        """The accounts as last read."""
+        assert self._view is not None
+        return self._view
+
+    @property
     def run(self) -> Run:
         """The run as last read."""
-        assert self._view is not None
-        return self._view.run
+        return self.view.run
 
     @property
     def silent(self) -> float:
@@ -53,12 +58,12 @@ class RunFollower:
 
     def standing(self) -> RunStatus:
         """Return the status from the last read accounts, at the chain's current time."""
-        assert self._view is not None
+        view = self.view
         silent = self._watcher.silent
         return status_of(
-            self._view.run,
-            self._view.model,
-            self._view.members,
+            view.run,
+            view.model,
+            view.members,
             self._watcher.clock.now(),
             silent=round(silent) if silent > OUTAGE_SECONDS else 0,
             has_tick=self._coordinator.pool.has_tick,
