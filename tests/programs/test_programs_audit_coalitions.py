@@ -41,6 +41,7 @@ def test_minority_convicts_no_honest_member_in_few_runs() -> None:
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("part", range(PARTS))
 def test_minority_convicts_no_honest_member_in_campaign(part: int) -> None:
     """To play another number of runs: AUDIT_RUNS=100."""

@@ -189,7 +189,7 @@ class AuditTrial:
             if not task.cancelled():
                 task.result()
         for epoch, seat in sim.record.ejected:
-            self._note(sim, f"by now seat {seat} is ejected")
+            self._note(sim, f"by now epoch {epoch} has ejected seat {seat}")
             if seat not in attackers:
                 raise InvariantBroken(f"the honest seat {seat} was ejected in epoch {epoch}")
         hostile = [attacker.sim_member for attacker in attackers.values()]
