@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,18 @@ import pytest
 import torch
 from torch import Tensor
 
+from aftermath.audit import judges
 from aftermath.audit.replay import AuditedShare
 from aftermath.audit.replay import replay as honest_replay
 from aftermath.member import state_roots
 from aftermath.member.rounds import judge
 from aftermath.p2p.transport import RequestRefused
+from aftermath.replica.options import Arithmetic
+from aftermath.replica.origin import Origin
 from aftermath.replica.replica import Replica
 from aftermath.replica.state_sharing import TOPIC as STATE_TOPIC
 from aftermath.rules.state import MemberState, RunState
+from aftermath.sim import simulation
 from aftermath.sim.sim_member import SimMember
 from aftermath.sim.simulation import SimulatedRun, play
 
@@ -37,6 +42,7 @@ RULES = {
     "total_steps": 16,
 }
 LATE = "the replay did not end in time"
+BF16_ORIGIN = partial(Origin, arithmetic=Arithmetic(bf16=True))
 Cheat = Callable[[Replica, Tensor], Tensor]
 """Changes a replica or returns other sequences than those of the share."""
 
@@ -128,6 +134,48 @@ def test_honest_results_of_all_tiers_match(
     assert {event["epoch"] for event in found} == {1}
     assert {event["seat"] for event in found} == {seat_of(sim, one) for one in sim.sim_members}
     assert not any(one.saw("case_opened") for one in sim.sim_members)
+
+
+@pytest.mark.slow
+def test_honest_bf16_results_match_with_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(simulation, "Origin", BF16_ORIGIN)
+
+    async def story(sim: SimulatedRun) -> None:
+        for tier in (0, 0, 0, 0, 1):
+            sim.add(tier)
+        await sim.until_finished()
+
+    sim = play(tmp_path, story, optimizer=SPARSELOCO, overlap=1, **RULES)
+    assert sim.check() > 0
+    found = verdicts(sim)
+    assert {event["why"] for event in found if event["verdict"] != "match"} <= {LATE}
+    matches = verdicts(sim, verdict="match")
+    assert {event["seat"] for event in matches} == {seat_of(sim, one) for one in sim.sim_members}
+    assert all("distance of the residual is 0, " in event["why"] for event in matches)
+    assert not any(one.saw("case_opened") for one in sim.sim_members)
+
+
+@pytest.mark.slow
+def test_other_devices_abstain_from_bf16_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A member that names another kind of device is neither convicted nor dropped."""
+    monkeypatch.setattr(simulation, "Origin", BF16_ORIGIN)
+    monkeypatch.setattr(judges, "device_kind", lambda device: "a device of its own")
+
+    async def story(sim: SimulatedRun) -> None:
+        for _ in range(5):
+            sim.add(0)
+        await sim.until_round(1)
+        corrupt(sim.sim_members[-1], skip_half)
+        await sim.until_finished()
+
+    sim = play(tmp_path, story, optimizer=SPARSELOCO, **RULES)
+    assert {event["verdict"] for event in verdicts(sim)} == {"abstained"}
+    assert all("bf16" in event["why"] for event in verdicts(sim))
+    assert not sim.members.forfeited
 
 
 @pytest.mark.slow
@@ -247,12 +295,24 @@ def test_member_that_cannot_keep_its_state_leaves_epoch(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("cheat", "optimizer"),
-    [(skip_half, SPARSELOCO), (train_other_data, None), (train_other_weights, SPARSELOCO)],
+    ("cheat", "optimizer", "bf16"),
+    [
+        (skip_half, SPARSELOCO, False),
+        (train_other_data, None, False),
+        (train_other_weights, SPARSELOCO, False),
+        (skip_half, SPARSELOCO, True),
+        (train_other_data, None, True),
+    ],
 )
 def test_cheating_member_is_ejected_and_others_train_on(
-    tmp_path: Path, cheat: Cheat, optimizer: dict[str, Any] | None
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    cheat: Cheat,
+    optimizer: dict[str, Any] | None,
+    bf16: bool,
 ) -> None:
+    if bf16:
+        monkeypatch.setattr(simulation, "Origin", BF16_ORIGIN)
     sim = cheating_run(tmp_path, cheat, optimizer)
     *honest, cheating = sim.sim_members
     # Its convicted result stays in the weights, and its sequences are trained again.

@@ -30,7 +30,7 @@ def _announcing(inbox: ResultInbox) -> Announcing:
     kept: Any = SimpleNamespace(
         results=inbox.results, own_state=SimpleNamespace(trained=trained, offer=offer)
     )
-    replica = SimpleNamespace(pass_settings=PassSettings(4, "fp32", "cpu"))
+    replica = SimpleNamespace(pass_settings=PassSettings(4, "fp32", "fp32", False, "cpu"))
     rules = SimpleNamespace(verification_percent=0)
     epoch: Any = SimpleNamespace(start=SimpleNamespace(replica=replica, seat=0), rules=rules)
     return Announcing(

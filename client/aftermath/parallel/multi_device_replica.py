@@ -51,8 +51,13 @@ class MultiDeviceReplica(Replica):
     @property
     def pass_settings(self) -> PassSettings:
         """Return what the passes of all ranks compute with."""
+        # Judges replay on one device, which adds gradients in another order.
         return pass_settings(
-            self.schema, self._pass_size.size, self._network.device, bf16=self._network.bf16
+            self.schema,
+            self._pass_size.size,
+            self._network.device,
+            bf16=self._network.bf16,
+            repeatable=False,
         )
 
     def _backward(self, passes: Passes, sequences: Tensor, cancelled: threading.Event) -> Loss:

@@ -13,6 +13,7 @@ from typing import Any
 from safetensors import SafetensorError
 
 from aftermath.audit.comparison import AuditVerdict
+from aftermath.audit.judges import can_be_judged
 from aftermath.audit.start_weights import StartWeights
 from aftermath.base.concurrency import first_of
 from aftermath.coordinator.errors import Refused, Unavailable
@@ -131,6 +132,8 @@ class Audits:
             for target, auditor in drawn.items():
                 result = self._audited.get((height, target))
                 if result is None or target == self._seat or not self._is_new(False, result.key):
+                    continue
+                if not can_be_judged(result.commitment.passes):
                     continue
                 self._start(self._probe(result))
                 if auditor == self._seat:

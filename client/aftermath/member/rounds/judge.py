@@ -25,7 +25,7 @@ from aftermath.audit.claim import (
     known_state,
     start_blocks,
 )
-from aftermath.audit.comparison import AuditVerdict, Comparison, compare
+from aftermath.audit.comparison import AuditVerdict, Comparison, bound_of, compare
 from aftermath.audit.judges import why_not_judge
 from aftermath.audit.replay import AuditedShare, NoResult, Replay, replay
 from aftermath.audit.start_weights import StartWeights
@@ -42,10 +42,11 @@ from aftermath.optim.interfaces import BadState
 from aftermath.optim.state_merkle import StateOutline
 from aftermath.p2p.transport import TransportError
 from aftermath.replica.memory import free_bytes, is_out_of_memory
+from aftermath.replica.options import PLAIN, Arithmetic
 from aftermath.replica.pass_size import OutOfMemory
 from aftermath.replica.state_sharing import FalseBlock, StateBlock, ask_block, ask_lent
 from aftermath.replica.tier_memory import state_bytes
-from aftermath.rules.announcements import NOTHING, Commitment
+from aftermath.rules.announcements import NOTHING, Commitment, PassSettings
 from aftermath.rules.seal import masked
 
 _BLOCK_SECONDS = 10.0
@@ -55,6 +56,7 @@ _LONGEST_PAUSE = 15.0
 _COPIES = 2  # of weights and optimizer state, that a replay and its comparison take
 _NO_MEMORY = "this machine has too little memory for the replay"
 _LENDER_PAUSE = 3.0  # seconds for the member itself to serve its state
+_REPEATED = 0.25  # part of the bound within which two replays on one machine must agree
 
 
 Key = tuple[int, int]
@@ -198,14 +200,16 @@ class Judge:
             before = await self._prepare(lambda: known_state(like, evidence.before).tensors)
         claim = Claim(payloads, commitment.private.after, evidence.after)
         share = self._share(result, shared, before, sequences)
-        first = await self._attempt(share, claim)
+        first = await self._attempt(share, claim, commitment.passes)
         if isinstance(first, Judgement) or first.comparison.verdict is AuditVerdict.MATCH:
             return _judgement(first)
-        # Before it accuses, a member makes sure that its own machine computes the same again.
-        second = await self._attempt(share, claim)
+        # Before it accuses, a member makes sure that its own machine computes the same again. So a
+        # kind of GPU whose bf16 products vary convicts nobody.
+        second = await self._attempt(share, claim, commitment.passes)
         if isinstance(second, Judgement):
             return second
-        if not await self.spare_time.run(lambda _: _agree(first, second)):
+        bound = bound_of(commitment.passes, schema) * _REPEATED
+        if not await self.spare_time.run(lambda _: _agree(first, second, bound)):
             return Judgement(
                 None, "two replays on this machine differ: its hardware is faulty", True
             )
@@ -235,9 +239,19 @@ class Judge:
             dummy_seed=start if self._dummy else None,
         )
 
-    async def _attempt(self, share: AuditedShare, claim: Claim) -> _Attempt | Judgement:
-        """Replay a share in spare time, and compare. Return a judgement if that is impossible."""
-        micro_batch = self._epoch.start.replica.at_once
+    async def _attempt(
+        self, share: AuditedShare, claim: Claim, claimed: PassSettings
+    ) -> _Attempt | Judgement:
+        """Replay a share in spare time, and compare. Return a judgement if that is impossible.
+
+        The replay has the precision that the member `claimed`. Unless that is fp32, its passes are
+        the member's too.
+        """
+        exact = not claimed.is_fp32
+        micro_batch = claimed.micro_batch if exact else self._epoch.start.replica.at_once
+        arithmetic = PLAIN
+        if exact:
+            arithmetic = Arithmetic(bf16=claimed.products == "bf16", compiled=claimed.compiled)
 
         def attempt(cancelled: threading.Event) -> _Attempt | Judgement:
             # On a CPU the system would kill this member instead of refusing memory.
@@ -245,7 +259,12 @@ class Judge:
                 return Judgement(None, _NO_MEMORY)
             try:
                 found = replay(
-                    share, device=self._device, micro_batch=micro_batch, cancelled=cancelled
+                    share,
+                    device=self._device,
+                    micro_batch=micro_batch,
+                    arithmetic=arithmetic,
+                    exact=exact,
+                    cancelled=cancelled,
                 )
             except BadState as error:
                 reason = f"no encoder leaves the state before the share: {error.message}"
@@ -256,7 +275,9 @@ class Judge:
                 return Judgement(None, _NO_MEMORY)
             if isinstance(found, NoResult):
                 return Judgement(None, f"the replay has no result: {found.reason}")
-            return _Attempt(compare(found, claim), found)
+            if exact and found.passes != claimed:
+                return Judgement(None, "this machine could not repeat the member's passes")
+            return _Attempt(compare(found, claim, bound_of(claimed, share.schema)), found)
 
         return await self.spare_time.run(attempt)
 
@@ -383,14 +404,14 @@ def _judgement(attempt: _Attempt | Judgement) -> Judgement:
     return Judgement(attempt.comparison.verdict, attempt.comparison.reason)
 
 
-def _agree(first: _Attempt, second: _Attempt) -> bool:
+def _agree(first: _Attempt, second: _Attempt, bound: float) -> bool:
     """Return whether two attempts on one machine have the same verdict and equal replays.
 
-    Some GPU kernels add in any order, so replays are equal within the bound of an audit.
+    Some GPU kernels add in any order, so replays are equal within a bound.
     """
     if first.comparison.verdict is not second.comparison.verdict:
         return False
     if first.replay is None or second.replay is None:
         return first.replay is second.replay
     own = claim_of(second.replay.payloads, second.replay.state)
-    return compare(first.replay, own).verdict is AuditVerdict.MATCH
+    return compare(first.replay, own, bound).verdict is AuditVerdict.MATCH
