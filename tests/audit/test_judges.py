@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from aftermath.audit import judges
-from aftermath.audit.judges import can_be_judged, why_not_judge
+from aftermath.audit.judges import why_not_judge
 from aftermath.rules.announcements import PassSettings
 from aftermath.rules.fields import Products
 from audit.audited_rounds import last_share
@@ -31,7 +31,7 @@ def claim(products: Products, steps: Products, device: str) -> PassSettings:
 def test_any_device_judges_fp32_products(device: str, own: torch.device) -> None:
     claimed = claim("fp32", "fp32", device)
     assert why_not_judge(claimed, last_share("adamw").share.schema, own) is None
-    assert can_be_judged(claimed)
+    assert claimed.can_be_judged
 
 
 def test_same_kind_of_device_judges_bf16_products() -> None:
@@ -46,7 +46,7 @@ def test_other_kinds_of_device_do_not_judge_bf16_products(device: str) -> None:
     why = why_not_judge(claimed, last_share("adamw").share.schema, CUDA)
     assert why is not None
     assert "bf16" in why
-    assert can_be_judged(claimed) == bool(device)
+    assert claimed.can_be_judged == bool(device)
 
 
 def test_device_without_bf16_does_not_judge_it(monkeypatch: pytest.MonkeyPatch) -> None:

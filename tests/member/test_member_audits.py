@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -16,6 +17,7 @@ from torch import Tensor
 from aftermath.audit import judges
 from aftermath.audit.replay import AuditedShare
 from aftermath.audit.replay import replay as honest_replay
+from aftermath.audit.start_weights import StartWeights
 from aftermath.member import state_roots
 from aftermath.member.rounds import judge
 from aftermath.p2p.transport import RequestRefused
@@ -25,8 +27,10 @@ from aftermath.replica.replica import Replica
 from aftermath.replica.state_sharing import TOPIC as STATE_TOPIC
 from aftermath.rules.state import MemberState, RunState
 from aftermath.sim import simulation
+from aftermath.sim.sim_chain import SimMemberChain
 from aftermath.sim.sim_member import SimMember
 from aftermath.sim.simulation import SimulatedRun, play
+from member.short_runs import SHORT
 
 SPARSELOCO = {"SparseLoCo": {"inner_steps": 3, "compression_chunk": 7, "compression_topk": 4}}
 RULES = {
@@ -216,6 +220,107 @@ def test_audits_begin_no_replay_without_percentage(
     sim = play(tmp_path, story, **RULES | {"verification_percent": 0})
     assert sim.check() > 0
     assert not verdicts(sim)
+
+
+class Copies:
+    """The rounds in which members copied private states and start weights."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.states: list[int] = []
+        self.weights: list[tuple[Mapping[str, Tensor], int]] = []
+        self.epoch = 0
+        copy = state_roots.copy_state
+        keep = StartWeights.keep
+
+        def copy_state(*arguments: Any, **options: Any) -> Any:
+            self.states.append(self.epoch)
+            return copy(*arguments, **options)
+
+        def keep_weights(weights: StartWeights, height: int, params: Mapping[str, Tensor]) -> None:
+            self.weights.append((params, self.epoch))
+            keep(weights, height, params)
+
+        monkeypatch.setattr(state_roots, "copy_state", copy_state)
+        monkeypatch.setattr(StartWeights, "keep", keep_weights)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("members", "percent", "epochs"), [(4, 60, {1}), (3, 60, set()), (4, 0, set())]
+)
+def test_members_copy_only_what_can_be_audited(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    members: int,
+    percent: int,
+    epochs: set[int],
+) -> None:
+    """Nothing is drawn in a first epoch. A jury has three members besides the audited one."""
+    copies = Copies(monkeypatch)
+
+    async def story(sim: SimulatedRun) -> None:
+        for _ in range(members):
+            sim.add(0)
+        await sim.until(lambda run: run.state is RunState.COOLDOWN)
+        copies.epoch = 1
+        await sim.until_finished()
+
+    rules = {"verification_percent": percent, "init_min_clients": members, "min_clients": 3}
+    sim = play(tmp_path, story, **RULES | rules | SHORT)
+    assert sim.check() > 0
+    assert set(copies.states) == {epoch for _, epoch in copies.weights} == epochs
+    matches = verdicts(sim, verdict="match")
+    assert bool(matches) == bool(epochs)
+    assert {event["epoch"] for event in matches} <= epochs
+
+
+@pytest.mark.slow
+def test_newcomers_copy_no_start_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are audited, but judge nobody."""
+    copies = Copies(monkeypatch)
+    newcomer: dict[str, Tensor] = {}
+
+    async def story(sim: SimulatedRun) -> None:
+        for _ in range(4):
+            sim.add(0)
+        await sim.until(lambda run: run.state is RunState.COOLDOWN)
+        copies.epoch = 1
+        last = sim.add(0)
+        await sim.until(lambda run: run.epoch == 1 and run.current.height == 2)
+        assert last.member is not None
+        assert last.member._replica is not None
+        newcomer.update(last.member._replica.params)
+        await sim.until_finished()
+
+    play(tmp_path, story, **RULES | SHORT)
+    kept = [params for params, _ in copies.weights]
+    name, tensor = next(iter(newcomer.items()))
+    assert kept
+    assert not any(params[name] is tensor for params in kept)
+
+
+@pytest.mark.slow
+def test_members_read_cases_once_per_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads: Counter[tuple[object, int, int]] = Counter()
+    cases = SimMemberChain.cases
+
+    async def read(chain: SimMemberChain) -> Any:
+        run = sim_run[0].run
+        reads[chain, run.epoch, run.current.height] += 1
+        return await cases(chain)
+
+    sim_run: list[SimulatedRun] = []
+    monkeypatch.setattr(SimMemberChain, "cases", read)
+
+    async def story(sim: SimulatedRun) -> None:
+        sim_run.append(sim)
+        for _ in range(4):
+            sim.add(0)
+        await sim.until_finished()
+
+    play(tmp_path, story, **RULES | SHORT)
+    assert {epoch for _, epoch, _ in reads} == {1}
+    assert set(reads.values()) == {1}
 
 
 @pytest.mark.slow

@@ -52,11 +52,11 @@ BOUND = 2e-3
 BF16_BOUND = 0.02
 """Largest distance of an honest result with bf16 products from a replay of the same passes."""
 MUON_BF16_BOUND = 0.2
-"""The same with Muon inside."""
+"""Largest distance of such a result with Muon inside."""
 # On a CPU, such a replay has equal bits (benchmarks/measured/spread-bf16.json). No two GPUs of a
-# kind were compared. If their compiled kernels add in another order, honest distances are like those
-# of another micro-batch (audits.json). The bounds are above these, and below those of an attacker
-# that skips half of its inner steps.
+# kind were compared. If their compiled kernels add in another order, honest distances are like
+# those of another micro-batch (audits.json). The bounds are above these, and below those of an
+# attacker that skips half of its inner steps.
 
 
 def bound_of(passes: PassSettings, schema: Schema) -> float:

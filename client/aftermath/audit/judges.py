@@ -11,11 +11,6 @@ from aftermath.replica.replica import step_products
 from aftermath.rules.announcements import PassSettings
 
 
-def can_be_judged(claimed: PassSettings) -> bool:
-    """Return whether any device can judge a share with these passes."""
-    return claimed.is_fp32 or bool(claimed.device)
-
-
 def why_not_judge(claimed: PassSettings, schema: Schema, device: torch.device) -> str | None:
     """Return why a member on `device` cannot judge a share with these passes, or None."""
     # No bound separates bf16 shares of two kinds of device (`audit.comparison.BOUND`). With fp32

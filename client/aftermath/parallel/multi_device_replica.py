@@ -60,6 +60,11 @@ class MultiDeviceReplica(Replica):
             repeatable=False,
         )
 
+    @property
+    def can_be_judged(self) -> bool:
+        """Return whether other machines can repeat shares of this replica."""
+        return self.pass_settings.can_be_judged
+
     def _backward(self, passes: Passes, sequences: Tensor, cancelled: threading.Event) -> Loss:
         """Train a share on all ranks with passes of a fixed size. Raises Cancelled between
         micro-batches.

@@ -208,6 +208,12 @@ class Replica:
             repeatable=repeatable and len(self._pass_sizes) <= 1,
         )
 
+    @property
+    def can_be_judged(self) -> bool:
+        """Return whether other machines can repeat shares of this replica."""
+        bf16 = self.passes.arithmetic.bf16
+        return pass_settings(self.schema, 1, self.device, bf16=bf16).can_be_judged
+
     def has_memory_for(
         self, sequences: Tensor, micro_batch: int, cancelled: threading.Event
     ) -> bool:

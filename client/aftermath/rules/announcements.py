@@ -104,6 +104,11 @@ class PassSettings(NamedTuple):
         """Return whether all products are in fp32."""
         return self.products == self.steps == "fp32"
 
+    @property
+    def can_be_judged(self) -> bool:
+        """Return whether any device can judge a share with these passes."""
+        return self.is_fp32 or bool(self.device)
+
 
 class Commitment(
     msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=1, forbid_unknown_fields=True

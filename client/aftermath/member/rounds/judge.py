@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 from aftermath.audit.claim import (
@@ -32,6 +33,8 @@ from aftermath.audit.start_weights import StartWeights
 from aftermath.base.concurrency import both, first_of
 from aftermath.base.rate_limit import Backoff
 from aftermath.data.source import SourceUnavailable
+from aftermath.events import event_types
+from aftermath.member.local_options import LocalOptions
 from aftermath.member.payloads import Candidate
 from aftermath.member.ports import Ports, Role, Workers
 from aftermath.member.round_plan import RoundPlan
@@ -47,6 +50,7 @@ from aftermath.replica.pass_size import OutOfMemory
 from aftermath.replica.state_sharing import FalseBlock, StateBlock, ask_block, ask_lent
 from aftermath.replica.tier_memory import state_bytes
 from aftermath.rules.announcements import NOTHING, Commitment, PassSettings
+from aftermath.rules.audits import judging_window
 from aftermath.rules.seal import masked
 
 _BLOCK_SECONDS = 10.0
@@ -126,25 +130,53 @@ class Judge:
         workers: Workers,
         carried: CarriedOver,
         epoch: Epoch,
-        weights: StartWeights,
-        *,
-        delay: float,
+        options: LocalOptions,
     ) -> None:
-        """`delay`: whether members send noise instead of training (`LocalOptions.share_delay`)."""
         self._ports = ports
         self._role = role
+        self._compute = workers.compute
         self._read = workers.read
         self._prepare = workers.decode
         self._data = carried.data
         self._epoch = epoch
-        self._weights = weights
-        self._dummy = bool(delay)
+        self._weights = StartWeights(options.audit_dir, judging_window(epoch.rules) + 1)
+        self._dummy = bool(options.share_delay)  # then members send noise instead of training
+        self._passes: dict[int, PassSettings] = {}
+        """What each member's last result was computed with."""
         self._device = epoch.start.replica.device
         self.spare_time = SpareTime(workers.audit, pauses=self._device.type == "cpu")
         self._own_state = carried.own_state
         self._trouble: dict[bytes, str] = {}
         self._evidence: dict[bytes, _Evidence] = {}
         """Blocks by the digest of a result that this member found to be false."""
+
+    # --- weights at the start of rounds
+
+    def note(self, commitment: Commitment) -> None:
+        """Remember what a member computes with."""
+        self._passes[commitment.seat] = commitment.passes
+
+    def may_judge(self, seat: int) -> bool:
+        """Return whether this device may be able to judge a member's next result."""
+        passes = self._passes.get(seat)
+        return passes is None or not why_not_judge(passes, self._role.schema, self._device)
+
+    async def keep_weights(self, height: int) -> None:
+        """Copy the weights that a round is trained from."""
+        params = self._epoch.start.replica.params
+        try:
+            await self._compute(lambda: self._weights.keep(height, params))
+        except Exception as error:
+            if not (is_out_of_memory(error) or isinstance(error, OSError | SafetensorError)):
+                raise
+            message = f"this member cannot audit round {height}: its weights were not kept: {error}"
+            self._ports.events.emit(event_types.Warning(message=message, until="trained"))
+
+    def retain_weights(self, heights: Collection[int]) -> None:
+        """Drop the weights of all other rounds."""
+        self._weights.retain(heights)
+
+    # --- judging
 
     def trouble(self, result: AuditedResult) -> str:
         """Return why the state of a result was not fetched yet, or an empty string."""
