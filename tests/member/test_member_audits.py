@@ -255,7 +255,7 @@ def test_members_copy_only_what_can_be_audited(
     percent: int,
     epochs: set[int],
 ) -> None:
-    """Nothing is drawn in a first epoch. A jury has three members besides the audited one."""
+    # Nothing is drawn in a first epoch. A jury has three members besides the audited one.
     copies = Copies(monkeypatch)
 
     async def story(sim: SimulatedRun) -> None:
