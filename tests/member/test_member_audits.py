@@ -386,7 +386,7 @@ def test_member_that_cannot_keep_its_state_leaves_epoch(
         assert last.member is not None
         assert last.member._replica is not None
         full.append(last.member._replica.optimizer)
-        await sim.until(lambda run: run.epoch == 1)
+        await sim.until(lambda run: run.epoch == 1 and run.current.height == 2)
 
     sim = play(tmp_path, story, **RULES)
     *_, last = sim.sim_members
@@ -455,6 +455,35 @@ def test_member_serving_no_juror_is_convicted(tmp_path: Path) -> None:
     sim = play(tmp_path, story, optimizer=SPARSELOCO, **RULES)
     votes = verdicts(sim, verdict="mismatch", is_vote=True)
     assert len(votes) >= 2
+
+
+@pytest.mark.slow
+def test_member_serving_single_blocks_is_not_convicted(tmp_path: Path) -> None:
+    # Its auditor cannot tell a refusal from a bad line. docs/security.md lists this gap.
+    asked: dict[bytes, bytes] = {}
+
+    async def story(sim: SimulatedRun) -> None:
+        *_, sparing = [sim.add(0) for _ in range(5)]
+        await sim.until_round(0)
+        assert sparing.member is not None
+        assert sparing.transport is not None
+        serve = sparing.member._own_state._share.answer
+
+        async def answer(peer: bytes, body: bytes) -> bytes:
+            if asked.setdefault(peer + body[:32], body) != body:
+                raise RequestRefused("one block is enough")
+            return await serve(peer, body)
+
+        sparing.transport.handle(STATE_TOPIC, answer)
+        await sim.until_finished()
+
+    sim = play(tmp_path, story, **RULES)
+    *_, sparing = sim.sim_members
+    assert sim.check() > 0
+    assert not sim.members.forfeited
+    found = verdicts(sim, seat=seat_of(sim, sparing))
+    assert {event["verdict"] for event in found} == {"abstained"}
+    assert any("could not be fetched" in event["why"] for event in found)
 
 
 @pytest.mark.slow
