@@ -19,13 +19,15 @@ An audit trains a member's share again and compares the results. This measures w
 #   difference over the norm of the reference (median, 99.9th percentile, maximum). `overlap` is
 #   the part of the 64 largest entries that both have. `signs` is the part of entries with equal
 #   signs. `whole` is the distance of all blocks as one vector. `loss` is the largest difference
-#   of an inner step's mean loss.
+#   of an inner step's mean loss. `bits` is a hash of the reference: two devices of one kind
+#   (`aftermath.replica.device_kind`) must print the same for bf16.
 # - With `--moments kept` the optimizer starts with the moments of one round before; with `reset`
 #   it starts without moments.
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import sysconfig
@@ -45,12 +47,13 @@ from aftermath.optim.error_feedback import ErrorFeedback
 from aftermath.optim.inner_steps import InnerSteps
 from aftermath.optim.interfaces import PseudoGradient
 from aftermath.optim.schema import build_schema
+from aftermath.replica.device_kind import device_kind
 from aftermath.replica.exactness import exact_device
 from aftermath.replica.options import PLAIN, Arithmetic
 from aftermath.replica.passes import Passes
 from aftermath.replica.replica import accumulate
 from aftermath.rules.sparseloco import SparseLoCo
-from measure import ON_A_GPU, write
+from measure import BY_ITSELF, ON_A_GPU, write
 
 MODEL: dict[str, Any] = {
     "model_type": "llama",
@@ -259,7 +262,8 @@ def measure(
     figures = {name: compared(known, train(task, way)) for name, way in honest.items()}
     for name, round_ in dishonest(task, weights, other, steps).items():
         figures[name] = compared(known, train(round_, reference))
-    return figures | {"direction": compared(known, with_direction(known))}
+    bits = hashlib.sha256(known.blocks.numpy().tobytes()).hexdigest()[:16]
+    return figures | {"direction": compared(known, with_direction(known)), "bits": bits}
 
 
 def tokens(sequences: int, length: int) -> Tensor:
@@ -277,7 +281,7 @@ def tokens(sequences: int, length: int) -> Tensor:
 def report(device: torch.device, options: argparse.Namespace) -> dict[str, Any]:
     """Return all figures, by inner optimizer, inner steps and moments."""
     found: dict[str, Any] = {
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "device": device_kind(device) or device.type,
         "torch": torch.__version__,
         "precision": options.precision,
         "tokens_per_step": options.sequences * options.tokens,
@@ -293,11 +297,13 @@ def report(device: torch.device, options: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
-def _show(title: str, cases: Mapping[str, Mapping[str, Any]], *, quiet: bool) -> None:
+def _show(title: str, cases: Mapping[str, Any], *, quiet: bool) -> None:
     if quiet:
         return
-    print(title, flush=True)
+    print(f"{title}, bits {cases['bits']}", flush=True)
     for name, case in cases.items():
+        if name == "bits":
+            continue
         distance = case["distance"]
         overlap = case["overlap"]
         print(
@@ -335,12 +341,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--compiled", action="store_true", help="compare compiled passes as well")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--keep", action="store_true", help="write benchmarks/measured/spread.json")
+    parser.add_argument(
+        "--keep", action="store_true", help="write benchmarks/measured/spread.json, or spread-bf16"
+    )
     options = parser.parse_args(arguments)
     load = os.getloadavg()[0]
     found = report(exact_device(options.device), options)
     if options.keep:
-        write("spread", ON_A_GPU["spread"], load, found)
+        if options.precision == "bf16":
+            write("spread-bf16", BY_ITSELF["spread-bf16"], load, found)
+        else:
+            write("spread", ON_A_GPU["spread"], load, found)
     if options.json:
         print(json.dumps(found))
 

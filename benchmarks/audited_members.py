@@ -62,6 +62,8 @@ class TrainedShare:
     """The private state after the share."""
     earlier: TrainedShare | None
     """The previous round's share of the same member."""
+    arithmetic: Arithmetic = PLAIN
+    """The arithmetic of the member's passes."""
 
 
 def honest_shares(
@@ -97,7 +99,9 @@ def honest_shares(
             )
             payloads = train(member, share)
             trained.append(
-                TrainedShare(share, payloads, member.optimizer.state(), last[member.tier])
+                TrainedShare(
+                    share, payloads, member.optimizer.state(), last[member.tier], arithmetic
+                )
             )
         last = [*trained]
         yield from trained
@@ -133,9 +137,9 @@ def _member(schema: Schema, tier: int, seed: int, arithmetic: Arithmetic) -> Rep
     )
 
 
-def member_with(share: AuditedShare) -> Replica:
+def member_with(share: AuditedShare, arithmetic: Arithmetic = PLAIN) -> Replica:
     """Return the member that is about to train a share."""
-    member = _member(share.schema, share.tier, 0, PLAIN)
+    member = _member(share.schema, share.tier, 0, arithmetic)
     for name, tensor in member.shared.items():
         tensor.data.copy_(share.shared[name])
     if share.before:
@@ -184,7 +188,7 @@ def _claim_for(trained: TrainedShare, instead: AuditedShare) -> Claim:
 
     It counts as many steps as an honest member.
     """
-    found = replayed(instead)
+    found = replayed(instead, arithmetic=trained.arithmetic)
     counts = {name: tensor for name, tensor in trained.state.items() if tensor.ndim == 0}
     return claim_of(found.payloads, {**found.state, **counts})
 
@@ -220,7 +224,7 @@ def train_other_sequences(trained: TrainedShare) -> Claim:
 def add_direction(trained: TrainedShare) -> Claim:
     """Add a fixed direction to the pseudo-gradient, of FRACTION of its norm."""
     share = trained.share
-    member = member_with(share)
+    member = member_with(share, trained.arithmetic)
 
     def backward(part: Tensor) -> float:
         return accumulate(member.passes, part, PER_STEP, threading.Event())

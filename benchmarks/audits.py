@@ -4,7 +4,7 @@ OMP_WAIT_POLICY=PASSIVE python benchmarks/audits.py [--seconds 600] [--keep]
 """
 
 # How it is measured:
-# - Members of tiny runs train rounds of eight inner steps on the CPU, in fp32: SparseLoCo with
+# - Members of tiny runs train rounds of eight inner steps on the CPU: SparseLoCo with
 #   AdamW and with Muon inside, and DisTrO, with and without overlap. Each share is audited in
 #   several ways, with other micro-batches and thread counts (`WAYS`).
 # - `honest`: `false_alarms` are audits of honest members with a mismatch. `largest` has the largest
@@ -14,8 +14,8 @@ OMP_WAIT_POLICY=PASSIVE python benchmarks/audits.py [--seconds 600] [--keep]
 #   that only exact checks see.
 #   Shares of the first round, or of the first two with overlap, are left out: their weights are
 #   never stale.
-# - `bf16`: the same for honest members that train in bf16, audited in bf16 with other
-#   micro-batches.
+# - `bf16`: the same for members that train in bf16, audited in bf16 on this machine. Judges use the
+#   member's micro-batch (`same_passes`, with one and two threads). `other_passes` shows why.
 # - `audit_over_share` is the CPU time of an audit (replay and comparison) over that of the member's
 #   share, by optimizer: medians of a larger model (`COST_MODEL`), in passes of the same size.
 # - Honest audits stop after `--audits`, or after `--seconds` of CPU time. Without OMP_WAIT_POLICY,
@@ -29,7 +29,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from itertools import count
@@ -38,9 +38,10 @@ from typing import Any, NamedTuple
 import torch
 
 from aftermath.audit.claim import Claim, claim_of
-from aftermath.audit.comparison import BOUND, AuditVerdict, Comparison, compare
+from aftermath.audit.comparison import BOUND, AuditVerdict, Comparison, bound_of, compare
 from aftermath.replica.exactness import exact_device
 from aftermath.replica.options import PLAIN, Arithmetic
+from aftermath.rules.optimizer import Optimizer
 from audited_members import (
     ATTACKS,
     MODEL,
@@ -71,11 +72,12 @@ class Way(NamedTuple):
 
 
 WAYS = (Way(PER_STEP // 2, 1), Way(PER_STEP - 1, 1))
+SAME = Way(PER_STEP, 1)
+"""The passes of the member."""
 THREADED = Way(PER_STEP, 2)
 """The last shares of a run are audited in this way too."""
 COST_MODEL = MODEL | {"hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 3}
 COST_ROUNDS = 3
-COST_WAY = Way(PER_STEP, 1)
 
 
 class Honest:
@@ -143,10 +145,11 @@ def shares(name: str, seed: int, arithmetic: Arithmetic = PLAIN) -> Iterator[Tra
 
 
 def audit(trained: TrainedShare, claim: Claim, way: Way) -> Comparison:
-    """Audit a claim for a share of fp32."""
+    """Audit a claim for a share in the precision of its member."""
     torch.set_num_threads(way.threads)
     try:
-        return compare(replayed(trained.share, way.micro), claim)
+        found = replayed(trained.share, way.micro, trained.arithmetic)
+        return compare(found, claim, bound_of(found.passes, found.share.schema))
     finally:
         torch.set_num_threads(1)
 
@@ -186,38 +189,43 @@ def costs() -> dict[str, float]:
             claim = claim_of(trained.payloads, trained.state)
             member = member_with(trained.share)
             of_share.append(cpu_seconds(partial(train, member, trained.share)))
-            of_audit.append(cpu_seconds(partial(audit, trained, claim, COST_WAY)))
+            of_audit.append(cpu_seconds(partial(audit, trained, claim, SAME)))
         found[name] = short(statistics.median(of_audit) / statistics.median(of_share))
     return found
 
 
-def attacks(audits: int) -> dict[str, Any]:
+def attacks(
+    audits: int, arithmetic: Arithmetic, way: Way, optimizers: Mapping[str, Optimizer]
+) -> dict[str, Any]:
     """Audit attackers. Return the figures by attack."""
-    found = {attack: Attacked(attack) for attack in ATTACKS}
+    possible = any(map(has_moments, optimizers.values()))
+    names = [attack for attack in ATTACKS if attack != "moments" or possible]
+    found = {attack: Attacked(attack) for attack in names}
     for seed in count(1000):
-        for name, optimizer in OPTIMIZERS.items():
-            for trained in shares(name, seed):
+        for name, optimizer in optimizers.items():
+            for trained in shares(name, seed, arithmetic):
                 if not can_be_attacked(trained):
                     continue
-                known = replayed(trained.share, WAYS[0].micro)
-                for attack, claim in ATTACKS.items():
-                    counted = found[attack]
+                known = replayed(trained.share, way.micro, arithmetic)
+                bound = bound_of(known.passes, known.share.schema)
+                for attack, counted in found.items():
                     possible = attack != "moments" or has_moments(optimizer)
                     if possible and counted.audits < audits:
-                        counted.add(compare(known, claim(trained)))
+                        counted.add(compare(known, ATTACKS[attack](trained), bound))
         if all(counted.audits >= audits for counted in found.values()):
             return {attack: counted.figures() for attack, counted in found.items()}
     raise AssertionError("there are always more seeds")
 
 
-def in_bf16(audits: int) -> dict[str, Any]:
-    """Audit honest members that train in bf16 with other micro-batches."""
+def in_bf16(audits: int, ways: Sequence[Way]) -> dict[str, Any]:
+    """Audit honest members that train in bf16. Return the figures by optimizer."""
     found = {name: Honest() for name in OPTIMIZERS}
     for name, counted in found.items():
         for seed in count(2000):
             for trained in shares(name, seed, BF16):
-                known = replayed(trained.share, WAYS[0].micro, BF16)
-                counted.add(compare(known, claim_of(trained.payloads, trained.state)))
+                claim = claim_of(trained.payloads, trained.state)
+                for way in ways:
+                    counted.add(audit(trained, claim, way))
             if counted.audits >= audits:
                 break
     return {name: counted.figures() for name, counted in found.items()}
@@ -225,8 +233,15 @@ def in_bf16(audits: int) -> dict[str, Any]:
 
 def report(options: argparse.Namespace) -> dict[str, Any]:
     """Return all figures."""
-    of_attacks = attacks(options.attacks)
-    of_bf16 = in_bf16(options.bf16)
+    of_attacks = attacks(options.attacks, PLAIN, WAYS[0], OPTIMIZERS)
+    of_bf16 = {
+        "same_passes": in_bf16(options.bf16, (SAME, THREADED)),
+        "other_passes": in_bf16(options.bf16 // 10 or 1, WAYS[:1]),
+        "attacks": {
+            name: attacks(options.bf16 // 10 or 1, BF16, SAME, {name: optimizer})
+            for name, optimizer in OPTIMIZERS.items()
+        },
+    }
     ratios = costs()
     by_optimizer = honest(options.audits, options.seconds)
     return {
@@ -246,17 +261,28 @@ def show(found: dict[str, Any]) -> None:
         f"honest: {found['audits']:,} audits, {found['false_alarms']} false alarms "
         f"(bound {found['bound']:g})"
     )
-    for kind in ("honest", "bf16"):
-        for name, figures in found[kind].items():
+    in_bf16 = found["bf16"]
+    kinds = {
+        "honest": found["honest"],
+        "bf16": in_bf16["same_passes"],
+        "bf16 in other passes": in_bf16["other_passes"],
+    }
+    for kind, by_optimizer in kinds.items():
+        for name, figures in by_optimizer.items():
             distances = ", ".join(f"{key} {value:g}" for key, value in figures["largest"].items())
             print(
                 f"  {kind} {name}: {figures['false_alarms']} of {figures['audits']} are false "
                 f"alarms; largest distances: {distances}"
             )
-    for name, figures in found["attacks"].items():
-        distance = figures["smallest"]
-        smallest = "exact" if distance is None else f"smallest distance {distance:g}"
-        print(f"  {name}: {figures['detected']} of {figures['audits']} detected, {smallest}")
+    of_attacks = {"": found["attacks"]}
+    for name, by_attack in in_bf16["attacks"].items():
+        of_attacks[f"bf16 {name} "] = by_attack
+    for kind, by_attack in of_attacks.items():
+        for name, figures in by_attack.items():
+            distance = figures["smallest"]
+            smallest = "exact" if distance is None else f"smallest distance {distance:g}"
+            detected = f"{figures['detected']} of {figures['audits']} detected"
+            print(f"  {kind}{name}: {detected}, {smallest}")
     for name, ratio in found["audit_over_share"].items():
         print(f"  {name}: an audit takes {ratio} times the CPU time of the share")
 
@@ -273,7 +299,7 @@ def main() -> None:
     )
     parser.add_argument("--attacks", type=int, default=200, help="audits per attack (default 200)")
     parser.add_argument(
-        "--bf16", type=int, default=100, help="audits in bf16 per optimizer (default 100)"
+        "--bf16", type=int, default=300, help="audits in bf16 per optimizer (default 300)"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--keep", action="store_true", help="write benchmarks/measured/audits.json")

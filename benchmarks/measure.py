@@ -55,7 +55,12 @@ ON_A_GPU = {
     "spread": "python benchmarks/audit_distance.py --device cuda --moments kept --keep",
 }
 """Measurements outside the default set. Each needs a GPU and writes its own file."""
-BY_ITSELF = {"audits": "OMP_WAIT_POLICY=PASSIVE python benchmarks/audits.py --keep"}
+BY_ITSELF = {
+    "audits": "OMP_WAIT_POLICY=PASSIVE python benchmarks/audits.py --keep",
+    "audit-cost": "OMP_WAIT_POLICY=PASSIVE python benchmarks/audit_cost.py --keep",
+    "spread-bf16": "OMP_WAIT_POLICY=PASSIVE python benchmarks/audit_distance.py --precision bf16 "
+    "--moments kept --steps 4 --tokens 64 --keep",
+}
 """Long measurements outside the default set. Each writes its own file."""
 
 

@@ -87,7 +87,7 @@ def measure(kind: str, *, sequences: int, repetitions: int) -> dict[str, float]:
         tokens = torch.randint(0, 260, (sequences, TOKENS), generator=draws)
         spent.time("round", partial(replica.train, tokens, RATE, RATE, threading.Event()))
         tree = spent.time("hash", lambda: tree_of(optimizer.state_tensors()))
-        share.offer(spent.time("copy", partial(copy_state, optimizer, tree)))
+        share.offer(spent.time("copy", partial(copy_state, optimizer, tree, states=1)), states=1)
         if not repetition:
             spent = Spent()  # the first repetition only warms up
     parts = outline_of(schema, 0)

@@ -2,38 +2,67 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import pytest
 import torch
 
+from aftermath.audit import judges
 from aftermath.audit.judges import why_not_judge
 from aftermath.rules.announcements import PassSettings
+from aftermath.rules.fields import Products
 from audit.audited_rounds import last_share
 
 CPU = torch.device("cpu")
 CUDA = torch.device("cuda")
+KINDS = {CPU: "a CPU", CUDA: "a GPU"}
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda", "mps"])
+@pytest.fixture(autouse=True)
+def _devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judges, "device_kind", KINDS.__getitem__)
+    monkeypatch.setattr(judges, "has_bf16", lambda device: True)
+
+
+def claim(products: Products, steps: Products, device: str) -> PassSettings:
+    return PassSettings(8, products, steps, False, device)
+
+
+@pytest.mark.parametrize("device", ["a CPU", "a GPU", "another GPU", ""])
 @pytest.mark.parametrize("own", [CPU, CUDA])
-def test_any_device_judges_fp32_products(
-    device: Literal["cpu", "cuda", "mps"], own: torch.device
-) -> None:
+def test_any_device_judges_fp32_products(device: str, own: torch.device) -> None:
+    claimed = claim("fp32", "fp32", device)
+    assert why_not_judge(claimed, last_share("adamw").share.schema, own) is None
+    assert claimed.can_be_judged
+
+
+def test_same_kind_of_device_judges_bf16_products() -> None:
     schema = last_share("adamw").share.schema
-    assert why_not_judge(PassSettings(8, "fp32", device), schema, own) is None
+    assert why_not_judge(claim("bf16", "fp32", "a GPU"), schema, CUDA) is None
+    assert why_not_judge(claim("bf16", "fp32", "a CPU"), schema, CPU) is None
 
 
-@pytest.mark.parametrize("own", [CPU, CUDA])
-def test_nobody_judges_bf16_products(own: torch.device) -> None:
-    why = why_not_judge(PassSettings(8, "bf16", "cuda"), last_share("adamw").share.schema, own)
+@pytest.mark.parametrize("device", ["a CPU", "another GPU", ""])
+def test_other_kinds_of_device_do_not_judge_bf16_products(device: str) -> None:
+    claimed = claim("bf16", "fp32", device)
+    why = why_not_judge(claimed, last_share("adamw").share.schema, CUDA)
     assert why is not None
     assert "bf16" in why
+    assert claimed.can_be_judged == bool(device)
 
 
-def test_gpu_with_muon_in_bf16_judges_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_device_without_bf16_does_not_judge_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judges, "has_bf16", lambda device: False)
+    claimed = claim("bf16", "fp32", "a GPU")
+    assert why_not_judge(claimed, last_share("adamw").share.schema, CUDA) is not None
+
+
+def test_gpu_with_muon_in_bf16_judges_only_its_kind(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("aftermath.optim.muon.at_once", lambda device: device == CUDA)
     schema = last_share("muon").share.schema
-    claimed = PassSettings(8, "fp32", "cpu")
-    assert why_not_judge(claimed, schema, CPU) is None
-    assert why_not_judge(claimed, schema, CUDA) is not None
+    in_fp32 = claim("fp32", "fp32", "a GPU")
+    assert why_not_judge(in_fp32, schema, CPU) is None
+    assert why_not_judge(in_fp32, schema, CUDA) is not None
+    for products in ("fp32", "bf16"):
+        in_bf16 = claim(products, "bf16", "a GPU")  # type: ignore[arg-type]
+        assert why_not_judge(in_bf16, schema, CUDA) is None
+        assert why_not_judge(in_bf16, schema, CPU) is not None
+    assert why_not_judge(claim("bf16", "fp32", "a GPU"), schema, CUDA) is not None

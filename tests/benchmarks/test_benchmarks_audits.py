@@ -41,9 +41,21 @@ def test_audits_of_attackers_detect_all(figures: dict[str, Any]) -> None:
         assert exact or found["smallest"] > 10 * figures["bound"]
 
 
-def test_audits_in_bf16_are_counted_apart(figures: dict[str, Any]) -> None:
-    assert {found["audits"] for found in figures["bf16"].values()} == {4}
-    assert figures["bf16"]["muon"]["largest"]["whole"] > figures["bound"]
+def test_audits_of_honest_bf16_members_have_distance_zero(figures: dict[str, Any]) -> None:
+    """A judge repeats the member's passes. In others, the distance exceeds the bound of fp32."""
+    in_bf16 = figures["bf16"]
+    for found in in_bf16["same_passes"].values():
+        assert found["audits"] == 8
+        assert set(found["largest"].values()) == {0.0}
+    assert in_bf16["other_passes"]["muon"]["largest"]["whole"] > figures["bound"]
+    assert {found["false_alarms"] for found in in_bf16["other_passes"].values()} == {0}
+
+
+@pytest.mark.parametrize("optimizer", members.OPTIMIZERS)
+def test_audits_of_bf16_attackers_detect_most(figures: dict[str, Any], optimizer: str) -> None:
+    for attack, found in figures["bf16"]["attacks"][optimizer].items():
+        small = optimizer == "muon" and attack in ("skip_1", "direction", "moments")
+        assert small or found["detected"] == found["audits"] == 1
 
 
 def test_audits_show_every_attack(
@@ -52,3 +64,4 @@ def test_audits_show_every_attack(
     audits.show(figures)
     printed = capsys.readouterr().out
     assert all(f"  {attack}: 2 of 2 detected" in printed for attack in members.ATTACKS)
+    assert "  bf16 adamw skip_1: 1 of 1 detected" in printed

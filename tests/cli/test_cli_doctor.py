@@ -11,18 +11,21 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from aiohttp import web
 
 from aftermath.chain.wallet import create_wallet, load_wallet
-from aftermath.cli import findings, machine_checks
+from aftermath.cli import findings, machine_checks, run_checks
 from aftermath.cli.findings import Status, Subject
 from aftermath.cli.run_checks import SKEW_SECONDS
 from aftermath.p2p.iroh import IrohTransport
 from cli.cli_runs import Shell, invoke
+from member.result_inbox import SCHEMA
 from p2p.real_relay import real_relay
+from rules import builders
 
 ALONE = {"python", "torch", "disk", "wallet", "udp", "relay", "hub-token", "memory"}
 WITHOUT_NETWORK = ("unshare", "--user", "--map-root-user", "--net")
@@ -325,6 +328,18 @@ def test_doctor_run_checks_name_each_missing_step(
     now = time.time
     monkeypatch.setattr("aftermath.cli.run_checks.time.time", lambda: now() + 2 * SKEW_SECONDS)
     assert examined(*line)[1]["clock"]["status"] == "warning"
+
+
+@pytest.mark.parametrize(("percent", "training"), [(6, "11% more training"), (0, None)])
+def test_doctor_states_what_audits_cost(percent: int, training: str | None) -> None:
+    rules = builders.config(verification_percent=percent, init_min_clients=8)
+    view: Any = SimpleNamespace(run=SimpleNamespace(config=rules))
+    subject: Any = SimpleNamespace(view=view, schema=SCHEMA)
+    finding = run_checks.audits(subject)
+    assert (finding is None) == (training is None)
+    if finding is not None:
+        assert finding.status == "ok"
+        assert f"verification_percent 6 means about {training}" in finding.message
 
 
 def test_doctor_run_of_other_client_version_is_a_failure(owner: Shell, run_id: str) -> None:

@@ -13,6 +13,7 @@ import pytest
 import torch
 from solders.pubkey import Pubkey
 
+from aftermath.audit.cost import AUDIT_OVER_SHARE
 from aftermath.chain.accounts import balance
 from aftermath.chain.endpoints import endpoint
 from aftermath.chain.member import SolanaMember
@@ -103,6 +104,18 @@ def test_estimate_bytes_equal_result_size(run_dir: Path) -> None:
         trained = replica.train(tokens, 1e-3, 1e-3, threading.Event())
         assert sum(map(len, trained.payloads.values())) == pytest.approx(sent, rel=0.1)
     assert found["memory_bytes"] == sorted(found["memory_bytes"], reverse=True)
+
+
+def test_estimate_states_what_audits_cost(run_dir: Path, tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    text = (run_dir / "config.toml").read_text()
+    path.write_text(text.replace("[config]\n", "[config]\nverification_percent = 6\n", 1))
+    assert "audits" not in estimated(path, "--members", 3)
+    found = estimated(path, "--members", 4)["audits"]
+    assert found["compute"] == pytest.approx(0.06 * AUDIT_OVER_SHARE)
+    assert found["upload_bytes"] == sorted(found["upload_bytes"], reverse=True)
+    shown = invoke("estimate", "--config-path", path, "--members", 4).out
+    assert "each member does 11% more training" in shown
 
 
 def test_owner_page_quotes_the_estimate_of_its_example(

@@ -13,7 +13,7 @@ from aftermath.p2p import connection_table as links
 from aftermath.p2p import incoming_connections as incoming
 from aftermath.p2p import peer_connection as link
 from aftermath.p2p.transport import MAX_ANNOUNCEMENT, MAX_REQUEST
-from aftermath.replica import state_sharing
+from aftermath.replica import mapped_tensors
 from aftermath.rules.bitmap import MAX_MEMBERS
 from aftermath.rules.run import STORED_ROUNDS
 from p2p.nodes import QUIC_SENDS
@@ -83,7 +83,7 @@ ROWS = {
     ),
     "copies of our private state": (
         f"blocks of {BLOCK >> 10} KiB",
-        f"{state_sharing.COPIES >> 20} MiB",
+        f"{mapped_tensors.MEMORY >> 20} MiB, more on disk",
     ),
     "log lines": ("one for each kind of fault", f"{limits.MOST_LOGGED:,} per component"),
 }

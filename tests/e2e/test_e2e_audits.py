@@ -38,26 +38,28 @@ FREE = {name: value for name, value in RULES.items() if name != "join_bond"}
 
 
 @pytest.mark.parametrize(
-    ("engine", "percent"),
+    ("engine", "percent", "precision"),
     [
-        pytest.param("embedded", 60, marks=pytest.mark.slow),
-        pytest.param("validator", 60, marks=pytest.mark.nightly),
-        pytest.param("embedded", 6, marks=pytest.mark.nightly),
-        pytest.param("validator", 6, marks=pytest.mark.nightly),
+        pytest.param("embedded", 60, "bf16", marks=pytest.mark.slow),
+        pytest.param("embedded", 60, "fp32", marks=pytest.mark.nightly),
+        pytest.param("validator", 60, "bf16", marks=pytest.mark.nightly),
+        pytest.param("embedded", 6, "fp32", marks=pytest.mark.nightly),
+        pytest.param("validator", 6, "fp32", marks=pytest.mark.nightly),
     ],
     indirect=["engine"],
 )
 def test_cheating_member_loses_its_bond(
-    cluster: TrainingCluster, run_inputs: RunInputs, percent: int
+    cluster: TrainingCluster, run_inputs: RunInputs, percent: int, precision: str
 ) -> None:
+    options = (*LIMIT, "--precision", precision)
     steps = STEPS[percent]
     lengths = {"rounds_per_epoch": steps // EPOCHS, "total_steps": steps}
     rules = RULES | lengths | {"verification_percent": percent}
     cluster.configure(run_inputs.config(cluster.place, **rules))
     *honest, cheat = [cluster.add_member(0) for _ in range(5)]
-    process = cluster.launch(cheat, [sys.executable, CHEAT, *cluster.line(cheat, *LIMIT)])
+    process = cluster.launch(cheat, [sys.executable, CHEAT, *cluster.line(cheat, *options)])
     for member in honest:
-        cluster.start(member, *LIMIT)
+        cluster.start(member, *options)
     cluster.command("set-paused", "resume", "--run-id", cluster.run_id)
 
     def is_over() -> bool:

@@ -135,7 +135,7 @@ def private_questions() -> tuple[list[bytes], Decode]:
     inbox = ResultInbox()
     kept = private_state()
     share = state_sharing.StateShare(inbox.transports[0])
-    share.offer(kept)
+    share.offer(kept, states=1)
     question = state_sharing.question(kept.tree.root, 1)
     return [question], lambda data: now(share.answer(p2p_of(1), data))
 
@@ -150,7 +150,7 @@ def private_answers() -> tuple[list[bytes], Decode]:
 
 def private_state() -> state_sharing.ServedState:
     _, engine = trained(OPTIMIZERS["sparseloco"], 2)
-    return state_sharing.copy_state(engine, engine.tree())
+    return state_sharing.copy_state(engine, engine.tree(), states=1)
 
 
 def whereabouts() -> tuple[list[bytes], Decode]:

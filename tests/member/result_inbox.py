@@ -96,7 +96,7 @@ def commitment_of(
         schema_hash=SCHEMA.hash(),
         levels=levels,
         private=PrivateRoots(NOTHING, b"a" * 32, None),
-        passes=PassSettings(4, "fp32", "cpu"),
+        passes=PassSettings(4, "fp32", "fp32", False, "cpu"),
         seal=seal_of(key, seat.to_bytes(32, "big"), place),
         loss=1.0,
         tokens_per_sec=1.0,

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aftermath.member import state_roots
 from aftermath.member.state_chain import StateChain
 from aftermath.optim.engine import outline_of
 from aftermath.optim.state_merkle import tree_of
@@ -26,7 +25,7 @@ from aftermath.sim.simulation import SimulatedRun, play
 from aftermath.sim.virtual_time import run_virtual
 from member.dishonest_members import Lie, falsify_results, sign, tell_all
 from member.result_inbox import ResultInbox, commitment_of, plan_of
-from member.short_runs import ALONE, SHORT
+from member.short_runs import SHORT
 from member.test_state_roots import ALL, SPARSELOCO, restart
 
 BROKEN = "its optimizer state "
@@ -348,16 +347,18 @@ def test_checker_receives_states_around_judged_round(tmp_path: Path) -> None:
 
     async def story(sim: SimulatedRun) -> None:
         nonlocal compared
-        for tier in (0, 1, 2):
+        for tier in (0, 0, 0, 0, 1):
             sim.add(tier)
         chains = record_commitments(sim)
-        await sim.until_round(3)
+        await sim.until(lambda run: run.epoch == 1 and run.current.height == 3)
         await asyncio.sleep(0.2)  # until its witnesses have closed and its results are revealed
         checker = sim.sim_members[0].transport
         assert checker is not None
         for sim_member in sim.sim_members[1:]:
             parts = outline_of(sim.schema, sim_member.tier)
-            judged = next(one for one in chains[sim_member.name] if one.height == 2)
+            judged = next(
+                one for one in chains[sim_member.name] if (one.epoch, one.height) == (1, 2)
+            )
             for wanted in (judged.private.before, judged.private.after):
                 for index in range(parts.count):
                     block = await ask_block(checker, sim_member.id, wanted, parts, index, 5)
@@ -373,7 +374,8 @@ def test_checker_receives_states_around_judged_round(tmp_path: Path) -> None:
             )
         await sim.until_finished()
 
-    assert play(tmp_path, story, rounds_per_epoch=4, total_steps=4).check() > 0
+    rules = {"rounds_per_epoch": 4, "total_steps": 8, "verification_percent": 1}
+    assert play(tmp_path, story, **rules).check() > 0
     assert compared > 0
 
 
@@ -383,40 +385,22 @@ def test_state_is_not_served_before_reveal(tmp_path: Path) -> None:
 
     async def story(sim: SimulatedRun) -> None:
         nonlocal refused
-        sim.add(0), sim.add(1), sim.add(2, seconds=3.0)
+        sim.add(0), sim.add(0), sim.add(0), sim.add(0, seconds=3.0)
         chains = record_commitments(sim)
         checker = sim.sim_members[0].transport
         sim_member = sim.sim_members[1]
         assert checker is not None
         parts = outline_of(sim.schema, sim_member.tier)
-        await sim.until(lambda run: bool(sim_member.saw("trained", height=2)))
+        await sim.until(lambda run: bool(sim_member.saw("trained", epoch=1, height=2)))
         mine = chains[sim_member.name][-1]
         assert (mine.height, sim.run.current.height) == (2, 2)
         await ask_block(checker, sim_member.id, mine.private.before, parts, 0, 5)
         with pytest.raises(RequestRefused):
             await ask_block(checker, sim_member.id, mine.private.after, parts, 0, 5)
         refused += 1
-        await sim.until_round(3)
+        await sim.until(lambda run: run.current.height == 3)
         await asyncio.sleep(0.2)
         await ask_block(checker, sim_member.id, mine.private.after, parts, 0, 5)
 
-    play(tmp_path, story)
+    play(tmp_path, story, rounds_per_epoch=4, verification_percent=1, init_min_clients=4)
     assert refused
-
-
-def test_member_without_memory_for_copy_warns_and_continues(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*_: object, **__: object) -> None:
-        raise MemoryError
-
-    monkeypatch.setattr(state_roots, "copy_state", full)
-
-    async def story(sim: SimulatedRun) -> None:
-        sim.add(0)
-        await sim.until(lambda run: run.epoch == 1)
-
-    sim = play(tmp_path, story, **ALONE)
-    sim.check()
-    (warned,) = (e["message"] for e in sim.sim_members[0].saw("warning"))
-    assert "no memory for a copy of the optimizer state" in warned

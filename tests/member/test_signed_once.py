@@ -24,15 +24,12 @@ def _announcing(inbox: ResultInbox) -> Announcing:
     async def trained(*_: object) -> PrivateRoots:
         return PrivateRoots(NOTHING, b"a" * 32, None)
 
-    async def offer(_: object) -> None: ...
-
     wallet: Any = SimpleNamespace(wallet=bytes(32))
-    kept: Any = SimpleNamespace(
-        results=inbox.results, own_state=SimpleNamespace(trained=trained, offer=offer)
+    kept: Any = SimpleNamespace(results=inbox.results, own_state=SimpleNamespace(trained=trained))
+    replica = SimpleNamespace(pass_settings=PassSettings(4, "fp32", "fp32", False, "cpu"))
+    epoch: Any = SimpleNamespace(
+        start=SimpleNamespace(replica=replica, seat=0), can_be_audited=lambda plan: False
     )
-    replica = SimpleNamespace(pass_settings=PassSettings(4, "fp32", "cpu"))
-    rules = SimpleNamespace(verification_percent=0)
-    epoch: Any = SimpleNamespace(start=SimpleNamespace(replica=replica, seat=0), rules=rules)
     return Announcing(
         replace(inbox.ports, coordinator=wallet), inbox.role, inbox.workers.decode, kept, epoch
     )

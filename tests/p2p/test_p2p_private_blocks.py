@@ -4,22 +4,16 @@ refused.
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 
 import pytest
-import torch
-from torch import Tensor
 
 from aftermath.base.merkle import DIGEST
 from aftermath.optim import state_merkle
 from aftermath.optim.engine import Engine, outline_of
-from aftermath.optim.state_merkle import BlockSpan, StateOutline
+from aftermath.optim.state_merkle import StateOutline
 from aftermath.p2p.iroh import IrohTransport
 from aftermath.p2p.transport import MAX_REQUEST, PeerUnreachable, RequestFailed, RequestRefused
-from aftermath.replica import state_sharing
 from aftermath.replica.state_sharing import (
     LENT_TOPIC,
     TOPIC,
@@ -37,6 +31,7 @@ from aftermath.rules.announcements import NOTHING
 from optim.private_states import OPTIMIZERS, trained
 from p2p.nodes import until
 
+STATES = 3
 Mesh = Callable[..., Awaitable[list[IrohTransport]]]
 
 
@@ -51,14 +46,14 @@ def state_of(
     name: str = "distro", tier: int = 0, rounds: int = 1
 ) -> tuple[StateOutline, Engine, ServedState]:
     schema, engine = trained(OPTIMIZERS[name], tier, rounds)
-    return outline_of(schema, tier), engine, copy_state(engine, engine.tree())
+    return outline_of(schema, tier), engine, copy_state(engine, engine.tree(), states=STATES)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 async def test_commitment_gives_access_to_all_blocks_of_its_state(mesh: Mesh, name: str) -> None:
     member, checker = await mesh(1, 2)
     parts, engine, kept = state_of(name)
-    StateShare(member).offer(kept)
+    StateShare(member).offer(kept, states=STATES)
     root = kept.tree.root
     blocks = [
         (await ask_block(checker, member.node_id, root, parts, index, 10)).data
@@ -78,7 +73,7 @@ async def test_false_block_or_proof_bans_its_sender(mesh: Mesh, at: int) -> None
     parts, _, kept = state_of()
     share = StateShare(member)
     index = parts.count // 2
-    share.offer(kept)
+    share.offer(kept, states=STATES)
     right = await share.answer(b"", question(kept.tree.root, index))
     found = proven(right, kept.tree.root, parts, index)
     assert found.data == right[-parts.place(index).size :]
@@ -100,7 +95,7 @@ async def test_wrong_sized_block_answer_is_rejected(mesh: Mesh, change: int) -> 
     member, checker = await mesh(1, 2)
     parts, _, kept = state_of()
     share = StateShare(member)
-    share.offer(kept)
+    share.offer(kept, states=STATES)
     right = await share.answer(b"", question(kept.tree.root, 0))
 
     async def other(peer: bytes, body: bytes) -> bytes:
@@ -117,7 +112,7 @@ async def test_states_of_other_rounds_are_refused(mesh: Mesh) -> None:
     share = StateShare(member)
     states = [state_of(rounds=rounds) for rounds in range(1, 5)]
     for _, _, kept in states:
-        share.offer(kept)
+        share.offer(kept, states=STATES)
     for number, (parts, _, kept) in enumerate(states):
         asked = ask_block(checker, member.node_id, kept.tree.root, parts, 0, 10)
         if number == 0:
@@ -174,74 +169,10 @@ async def test_absent_member_differs_from_member_without_state(mesh: Mesh) -> No
         await ask_block(checker, member.node_id, kept.tree.root, parts, 0, 0.5)
 
 
-async def test_uncopied_large_state_is_served_until_it_changes(
-    mesh: Mesh, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(state_sharing, "COPIES", 1000)
-    member, checker = await mesh(1, 2)
-    parts, engine, kept = state_of()
-    own = engine.state_tensors()
-    assert kept.copies is None
-    StateShare(member).offer(kept)
-    root = kept.tree.root
-    first = engine.state()
-    asked = (
-        ask_block(checker, member.node_id, root, parts, index, 10) for index in range(parts.count)
-    )
-    assert b"".join(block.data for block in await asyncio.gather(*asked)) == b"".join(
-        first[n].numpy().tobytes() for n, _ in parts.sizes
-    )
-    changed = parts.count - 1
-    tensor: Tensor = own[parts.place(changed).name]
-    with torch.no_grad():
-        tensor.view(-1)[-1] += 1
-    with pytest.raises(RequestRefused):
-        await ask_block(checker, member.node_id, root, parts, changed, 10)
-    assert await ask_block(checker, member.node_id, root, parts, 0, 10), "of what has not changed"
-
-
-async def test_block_requests_read_one_block_at_a_time(
-    opened: Callable[..., Awaitable[IrohTransport]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(state_sharing, "COPIES", 1000)
-    share = StateShare(await opened(1))
-    (_, _, kept) = state_of()
-    reading = 0
-    most = 0
-
-    def read(place: BlockSpan) -> bytes:
-        nonlocal reading, most
-        reading += 1
-        most = max(most, reading)
-        time.sleep(0.02)
-        reading -= 1
-        return kept.read(place)
-
-    share.offer(replace(kept, read=read))
-    await asyncio.gather(*(share.answer(b"", question(kept.tree.root, 0)) for _ in range(8)))
-    assert most == 1
-
-
-async def test_state_copies_in_total_are_bounded(
-    opened: Callable[..., Awaitable[IrohTransport]],
-) -> None:
-    node = await opened(1)
-    share = StateShare(node)
-    states = [state_of(rounds=rounds)[2] for rounds in range(1, 5)]
-    size = states[0].outline.size
-    for room, kept in ((size, 1), (2 * size + 1, 2), (100 * size, 3), (0, 1)):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(state_sharing, "COPIES", room)
-            for state in states:
-                share.offer(state)
-            assert [state.tree.root for state in states[-kept:]] == list(share._states)
-            share.withdraw()
-
-
 @pytest.mark.parametrize("body", [b"", bytes(35), bytes(37), bytes(MAX_REQUEST)])
 async def test_malformed_block_question_is_refused(mesh: Mesh, body: bytes) -> None:
     member, checker = await mesh(1, 2)
-    StateShare(member).offer(state_of()[2])
+    StateShare(member).offer(state_of()[2], states=STATES)
     with pytest.raises(RequestRefused):
         await checker.request(member.node_id, TOPIC, body, 1 << 20, 10)
 
@@ -249,7 +180,7 @@ async def test_malformed_block_question_is_refused(mesh: Mesh, body: bytes) -> N
 async def test_block_index_beyond_last_is_refused(mesh: Mesh) -> None:
     member, checker = await mesh(1, 2)
     parts, _, kept = state_of()
-    StateShare(member).offer(kept)
+    StateShare(member).offer(kept, states=STATES)
     for index in (parts.count, (1 << 32) - 1):
         with pytest.raises(RequestRefused):
             await checker.request(

@@ -45,7 +45,8 @@ def commitment(
         sender=p2p(index), signer=bytes(member(index).pubkey()), run_id=run_id, **place._asdict(), step=1, seat=seat,
         tier=0, intervals=(SequenceInterval(0, 1),), schema_hash=b"s" * 32,
         levels={0: LevelPayload(bytes([result]) * 32, 9)},
-        private=PrivateRoots(NOTHING, b"a" * 32, None), passes=PassSettings(1, "fp32", "cpu"),
+        private=PrivateRoots(NOTHING, b"a" * 32, None),
+        passes=PassSettings(1, "fp32", "fp32", False, "cpu"),
         seal=b"k" * 32, loss=1.0, tokens_per_sec=1.0,
     )  # fmt: skip
 

@@ -250,7 +250,8 @@ def test_commitment_statement_layout_is_stable(world: World) -> None:
     one = Commitment(
         sender=p2p(0), signer=b"w" * 32, run_id="test", epoch=2, height=7, seed=2**64 - 2, step=27, seat=5, tier=0,
         intervals=(SequenceInterval(40, 42),), schema_hash=b"s" * 32, levels={0: LevelPayload(b"1" * 32, 9)},
-        private=PrivateRoots(NOTHING, b"a" * 32, None), passes=PassSettings(1, "fp32", "cpu"),
+        private=PrivateRoots(NOTHING, b"a" * 32, None),
+        passes=PassSettings(1, "fp32", "fp32", False, "cpu"),
         seal=b"k" * 32, loss=1.0, tokens_per_sec=1.0,
     )  # fmt: skip
     statement = sign(one, 0).statement

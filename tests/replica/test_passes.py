@@ -230,6 +230,27 @@ def test_only_first_kind_of_passes_is_compiled(monkeypatch: pytest.MonkeyPatch) 
     assert len(seen) == 5
 
 
+@pytest.mark.parametrize(
+    ("counts", "compiled"),
+    [
+        ([3, 2], True),
+        ([3, 1], True),  # a remainder is not compiled, and not by a new replica either
+        ([1, 3], None),  # a new replica would compile the passes of one sequence
+        ([1], False),
+    ],
+)
+def test_passes_say_whether_new_ones_compile_the_same(
+    monkeypatch: pytest.MonkeyPatch, counts: list[int], compiled: bool | None
+) -> None:
+    monkeypatch.setattr(torch, "compile", lambda loss: loss)
+    passes = Passes(network("llama"), Arithmetic(compiled=True))
+    passes.loss(SHARE)
+    passes.begin_share()
+    for number in counts:
+        passes.loss(SHARE[:number])
+    assert passes.compiled is compiled
+
+
 @pytest.mark.nightly
 def test_machine_without_compiler_trains_uncompiled(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path

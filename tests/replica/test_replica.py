@@ -15,6 +15,7 @@ from aftermath.optim.codec import decode_level
 from aftermath.optim.gradient_clip import NonFiniteGradient
 from aftermath.optim.interfaces import PseudoGradient
 from aftermath.optim.schema import Schema
+from aftermath.replica.device_kind import device_kind
 from aftermath.replica.pass_size import PassSize
 from aftermath.replica.replica import (
     Cancelled,
@@ -24,6 +25,8 @@ from aftermath.replica.replica import (
     weight_of,
 )
 from aftermath.rules.announcements import PassSettings
+from aftermath.rules.fields import Products
+from aftermath.rules.optimizer import Optimizer
 from aftermath.rules.sparseloco import SparseLoCo
 from aftermath.sim.setup import CONFIG
 from member.result_inbox import DISTRO, SCHEMA
@@ -32,10 +35,12 @@ from replica.whole_round import CPU, play
 SEQUENCES = torch.arange(6 * 16).mul(7).remainder(64).view(6, 16)  # [sequences, tokens]
 
 
-def _replica(micro: int = 4, tier: int = 0, clip: float | None = None) -> Replica:
+def _replica(
+    micro: int = 4, tier: int = 0, clip: float | None = None, optimizer: Optimizer | None = None
+) -> Replica:
     weights = init_weights(CONFIG, 0, tier)
     return Replica(
-        Schema(SCHEMA.state, replace(DISTRO, clip=clip)),
+        Schema(SCHEMA.state, optimizer or replace(DISTRO, clip=clip)),
         CONFIG,
         tier,
         weights,
@@ -138,26 +143,56 @@ def test_training_looks_ahead_along_delta(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize(
-    ("inner_optimizer", "bf16", "muon_in_bf16", "products"),
+    ("inner_optimizer", "bf16", "muon_in_bf16", "products", "steps"),
     [
-        ("adamw", False, True, "fp32"),
-        ("adamw", True, False, "bf16"),
-        ("muon", False, False, "fp32"),
-        ("muon", False, True, "bf16"),
+        ("adamw", False, True, "fp32", "fp32"),
+        ("adamw", True, False, "bf16", "fp32"),
+        ("muon", False, False, "fp32", "fp32"),
+        ("muon", False, True, "fp32", "bf16"),
     ],
 )
-def test_pass_settings_name_least_precise_products(
+def test_pass_settings_name_precision_of_passes_and_steps(
     monkeypatch: pytest.MonkeyPatch,
     inner_optimizer: str,
     bf16: bool,
     muon_in_bf16: bool,
-    products: str,
+    products: Products,
+    steps: Products,
 ) -> None:
     monkeypatch.setattr("aftermath.optim.muon.at_once", lambda device: muon_in_bf16)
     settings = SparseLoCo(inner_optimizer=inner_optimizer)  # type: ignore[arg-type]
     schema = Schema(SCHEMA.state, settings)
-    found = pass_settings(schema, 100_000, torch.device("cuda"), bf16=bf16)
-    assert found == PassSettings(65535, products, "cuda")  # type: ignore[arg-type]
+    found = pass_settings(schema, 8, CPU, bf16=bf16)
+    assert found == PassSettings(8, products, steps, False, device_kind(CPU))
+
+
+def test_pass_settings_of_unrepeatable_passes_name_no_device() -> None:
+    assert pass_settings(SCHEMA, 8, CPU, bf16=True, repeatable=False).device == ""
+    too_many = pass_settings(SCHEMA, 100_000, CPU, bf16=True)
+    assert (too_many.micro_batch, too_many.device) == (65535, "")
+
+
+def test_share_that_changed_its_pass_size_is_unrepeatable(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Between two inner steps, memory runs out. No other machine knows where."""
+    replica = _replica(optimizer=SparseLoCo(inner_steps=2))
+    passes = replica.passes
+    loss = passes.loss
+    calls = 0
+
+    def fails_once(*arguments: torch.Tensor) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise MemoryError
+        return loss(*arguments)
+
+    monkeypatch.setattr(passes, "loss", fails_once)
+    replica.train(SEQUENCES, 0.1, 0.1, threading.Event())
+    assert replica.pass_settings.device == ""
+    replica.train(SEQUENCES, 0.1, 0.1, threading.Event())
+    assert replica.pass_settings.device == device_kind(CPU) != ""
 
 
 def test_replicas_of_two_tiers_stay_equal_on_shared_levels() -> None:

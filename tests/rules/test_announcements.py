@@ -43,7 +43,7 @@ GOOD: dict[str, Any] = {
     "schema_hash": b"s" * 32,
     "levels": {1: LevelPayload(b"1" * 32, 1234), 2: LevelPayload(b"2" * 32, 99)},
     "private": PrivateRoots(b"b" * 32, b"a" * 32, (2, 6)),
-    "passes": PassSettings(8, "bf16", "cuda"),
+    "passes": PassSettings(8, "bf16", "fp32", False, "cuda"),
     "seal": b"k" * 32,
     "loss": 3.25,
     "tokens_per_sec": 800.0,
@@ -129,9 +129,11 @@ def test_commitment_level_order_does_not_matter() -> None:
         {"private": PrivateRoots(b"b" * 32, b"a" * 32, (2, 5))},
         {"private": PrivateRoots(b"b" * 32, b"a" * 32, (1, 6))},
         {"private": PrivateRoots(announcements.NOTHING, b"a" * 32, None)},
-        {"passes": PassSettings(9, "bf16", "cuda")},
-        {"passes": PassSettings(8, "fp32", "cuda")},
-        {"passes": PassSettings(8, "bf16", "cpu")},
+        {"passes": PassSettings(9, "bf16", "fp32", False, "cuda")},
+        {"passes": PassSettings(8, "fp32", "fp32", False, "cuda")},
+        {"passes": PassSettings(8, "bf16", "bf16", False, "cuda")},
+        {"passes": PassSettings(8, "bf16", "fp32", True, "cuda")},
+        {"passes": PassSettings(8, "bf16", "fp32", False, "cpu")},
         {"seal": b"l" * 32},
     ],
 )
@@ -150,7 +152,7 @@ def test_commitment_digest_keeps_golden_value() -> None:
     """Members of different versions must agree on it. A change needs a new domain prefix."""
     assert (
         Commitment(**GOOD).digest.hex()
-        == "3ebd210d656195a0f47d76d3cfb8a50346c226fc6bd449f1ca3d62c7e4e9a553"
+        == "624691f7cf8f741f9e57320fd41d75d4f918ebb4d6818f88229b48cf55411c29"
     )
 
 
@@ -174,12 +176,17 @@ def test_commitment_digest_keeps_golden_value() -> None:
         {"private": [b"b" * 32, b"a" * 32, None]},
         {"private": [bytes(32), b"a" * 32, [2, 6]]},
         {"private": [b"b" * 32, bytes(32), [2, 6]]},
-        {"passes": [8, "bf16"]},
-        {"passes": [0, "bf16", "cuda"]},
-        {"passes": [2**16, "bf16", "cuda"]},
-        {"passes": [8, "fp8", "cuda"]},
-        {"passes": [8, "bf16", "tpu"]},
-        {"passes": [8, "bf16", ["cuda"]]},
+        {"passes": [8, "bf16", "cuda"]},
+        {"passes": [0, "bf16", "fp32", False, "cuda"]},
+        {"passes": [2**16, "bf16", "fp32", False, "cuda"]},
+        {"passes": [8, "fp8", "fp32", False, "cuda"]},
+        {"passes": [8, "bf16", "fp8", False, "cuda"]},
+        {"passes": [8, "bf16", "fp32", 0, "cuda"]},
+        {"passes": [8, "bf16", "fp32", False, ["cuda"]]},
+        {"passes": [8, "bf16", "fp32", False, "c" * 129]},
+        {"passes": [8, "bf16", "fp32", False, "cuda\n"]},
+        {"passes": [8, "bf16", "fp32", False, "cuda\x1b[2J"]},
+        {"passes": [8, "bf16", "fp32", False, "c\u00fcda"]},
         {"seal": b"k" * 31},
         {"seal": None},
         {"intervals": []},

@@ -32,8 +32,10 @@ from aftermath.optim.error_feedback import ErrorFeedback
 from aftermath.optim.interfaces import BadState, PseudoGradient
 from aftermath.optim.layout import Group, LevelLayout, level_layout
 from aftermath.optim.result_format import ResultFormat, Transform
+from aftermath.optim.schema import Schema
 from aftermath.optim.state_checks import check_state
 from aftermath.optim.transform import forward
+from aftermath.rules.announcements import PassSettings
 
 BOUND = 2e-3
 """Largest distance of an honest result from its replay, if both multiply in fp32."""
@@ -47,6 +49,21 @@ BOUND = 2e-3
 # 0.033 (spread.json). In bf16, another micro-batch alone exceeds the bound (audits.json). Muon
 # multiplies in bf16 on every GPU that can (`optim.muon.at_once`). Such shares must be replayed on
 # the same kind of device in the member's micro-batches, which gives equal bits.
+BF16_BOUND = 0.02
+"""Largest distance of an honest result with bf16 products from a replay of the same passes."""
+MUON_BF16_BOUND = 0.2
+"""Largest distance of such a result with Muon inside."""
+# On a CPU, such a replay has equal bits (benchmarks/measured/spread-bf16.json). No two GPUs of a
+# kind were compared. If their compiled kernels add in another order, honest distances are like
+# those of another micro-batch (audits.json). The bounds are above these, and below those of an
+# attacker that skips half of its inner steps.
+
+
+def bound_of(passes: PassSettings, schema: Schema) -> float:
+    """Return the largest distance of an honest result from its replay."""
+    if passes.is_fp32:
+        return BOUND
+    return MUON_BF16_BOUND if schema.optimizer.inner_optimizer == "muon" else BF16_BOUND
 
 
 class AuditVerdict(Enum):

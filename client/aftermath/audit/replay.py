@@ -25,8 +25,9 @@ from aftermath.optim.result_format import ResultFormat
 from aftermath.optim.schema import Schema
 from aftermath.optim.transform import cells
 from aftermath.replica.options import PLAIN, Arithmetic
-from aftermath.replica.pass_size import AUTO, PassSize
+from aftermath.replica.pass_size import AUTO, OutOfMemory, PassSize
 from aftermath.replica.replica import Replica
+from aftermath.rules.announcements import PassSettings
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,8 @@ class Replay:
     loss: float
     losses: tuple[float, ...]
     """Mean loss of each inner step."""
+    passes: PassSettings
+    """What the replay's passes computed with."""
 
 
 @dataclass(frozen=True)
@@ -90,14 +93,17 @@ def replay(
     device: torch.device,
     micro_batch: int = AUTO,
     arithmetic: Arithmetic = PLAIN,
+    exact: bool = False,
     cancelled: threading.Event | None = None,
 ) -> Replay | NoResult:
     """Train a share again on `device`, in passes of `micro_batch` sequences.
 
     `arithmetic` must be the member's. Device and micro-batch may differ if all products are fp32
-    (`audit.comparison.BOUND`). Raises BadState if `share.before` does not fit, Cancelled,
-    OutOfMemory, and SchemaError or SegmentError for tensors of another model.
+    (`audit.comparison.BOUND`). `exact`: raise OutOfMemory if passes of that size do not fit.
+    Raises BadState if `share.before` does not fit, Cancelled, OutOfMemory, and SchemaError or
+    SegmentError for tensors of another model.
     """
+    cancelled = cancelled or threading.Event()
     block_norms: dict[int, list[Tensor]] = {}
     replica = Replica(
         share.schema,
@@ -112,12 +118,18 @@ def replay(
     )
     if share.before:
         replica.optimizer.restore(share.before)
+    # On a CPU the system would kill this process. The member may name any micro-batch.
+    if exact and not replica.has_memory_for(share.sequences, micro_batch, cancelled):
+        raise OutOfMemory(
+            f"this machine has too little memory for passes of {micro_batch} sequences",
+            "Nothing to do: other members judge this result",
+        )
     try:
         trained = replica.train(
             share.sequences,
             share.lr,
             share.ahead_lr,
-            cancelled or threading.Event(),
+            cancelled,
             measured=True,
             travelling=share.travelling,
             dummy_seed=share.dummy_seed,
@@ -133,6 +145,7 @@ def replay(
         block_norms=block_norms,
         loss=trained.loss,
         losses=trained.losses,
+        passes=replica.pass_settings,
     )
 
 

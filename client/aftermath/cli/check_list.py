@@ -44,6 +44,7 @@ CHECKS: Mapping[str, Check] = {
     "model": run_checks.model,
     "tier": run_checks.tier,
     "memory": run_checks.memory,
+    "audits": run_checks.audits,
     "data": run_checks.data,
     "relay": machine_checks.relay,
 }
@@ -60,7 +61,7 @@ ADMISSION = (
     "process",
 )
 # Checks that need the model. Each uses what the one before it stored in the subject.
-FIT = ("model", "tier", "memory", "data")
+FIT = ("model", "tier", "memory", "audits", "data")
 
 
 async def examine(

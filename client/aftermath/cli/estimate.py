@@ -55,10 +55,12 @@ async def estimate(
     cluster and spends nothing. SOL is what the owner pays to create, configure and start the run,
     and what each member pays until the end. Rent comes back, fees do not. Time is the maximum that
     the file's limits allow. With --device it is also the minimum that members like this machine
-    need, each with an equal share of every round.
+    need, each with an equal share of every round. With verification_percent, audits add training
+    and sent bytes.
     """
     from dataclasses import asdict
 
+    from aftermath.audit.cost import audit_cost
     from aftermath.cli.config_check import planned_document
     from aftermath.config.document import load_config
     from aftermath.config.recipe_file import recipe_of
@@ -73,6 +75,8 @@ async def estimate(
     rules = Config(**config.to_chain()["config"])
     member_count = members or rules.init_min_clients
     data = await _estimate(config, shape, rules, member_count)
+    if (cost := audit_cost(shape.schema, rules, member_count)) is not None:
+        data["audits"] = asdict(cost) | {"in_words": cost.in_words}
     if device is not None:
         data["here"] = [
             asdict(pace)
@@ -243,6 +247,8 @@ def _rows(data: dict[str, Any]) -> dict[str, object]:
         "time": f"{_days(data['seconds_at_most'])} at most, in rounds of {data['seconds_per_round_at_most']} s "
         "at most, by the file's limits",
     }
+    if "audits" in data:
+        rows["audits"] = f"each member does {data['audits']['in_words']}"
     if "here" in data:
         rows["like this machine"] = [
             f"{pace['tier']}: {member_count} of {pace['sequences_per_minute']} sequences a minute need "

@@ -476,6 +476,21 @@ def memory(subject: Subject) -> Finding | None:
     )
 
 
+def audits(subject: Subject) -> Finding | None:
+    """State what audits cost a member, if the run has them."""
+    if subject.view is None or subject.schema is None:
+        return None
+    from aftermath.audit.cost import audit_cost
+    from aftermath.rules.audits import MIN_VOTES
+
+    rules = subject.view.run.config
+    cost = audit_cost(subject.schema, rules, max(rules.init_min_clients, MIN_VOTES + 1))
+    if cost is None:
+        return None
+    percent = rules.verification_percent
+    return fine(f"verification_percent {percent} means about {cost.in_words}")
+
+
 def data(subject: Subject) -> Finding | None:
     """Check that this machine can read the run's data, and that it is the run's."""
     if subject.view is None or subject.schema is None:

@@ -99,7 +99,7 @@ class PrivateState:
             else:
                 state, root = saved
                 await self._workers.compute(lambda: replica.optimizer.restore(state))
-                await self._own_state.restored(replica, root)
+                self._own_state.restored(root)
                 self._ports.events.emit(event_types.OptimizerRestored(epoch=epoch))
                 return
         except (BadState, CheckpointError) as error:

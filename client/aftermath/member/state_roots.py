@@ -1,7 +1,7 @@
 """Merkle roots of the local optimizer state for commitments, and a server for its blocks.
 
-A separate thread hashes the state after each share. Once the result is announced, the state is
-copied for peers. Both happen before the next share, which changes the state.
+A separate thread hashes the state after each share. The states around a share that may be audited
+are copied for peers. Both happen before the next share, which changes the state.
 """
 
 from __future__ import annotations
@@ -14,22 +14,19 @@ from safetensors import SafetensorError
 
 from aftermath.base.concurrency import Worker
 from aftermath.base.merkle import Tree
-from aftermath.events import event_types
 from aftermath.member.ports import Desync, Ports
 from aftermath.replica.memory import is_out_of_memory
 from aftermath.replica.replica import Replica
 from aftermath.replica.state_sharing import StateBlock, StateShare, copy_state
 from aftermath.rules.announcements import NOTHING, PrivateRoots
-from aftermath.rules.audits import OPENING_ROUNDS, VOTING_ROUNDS
+from aftermath.rules.audits import judging_window
 from aftermath.rules.run import Config
 
 
 def served_states(config: Config) -> int:
-    """Return the number of states that audits of a run need, or 0 without audits."""
-    if not config.verification_percent:
-        return 0
+    """Return the number of states that audits of a run need."""
     # From the state before an audited result to the one of the last round of votes.
-    return config.overlap + OPENING_ROUNDS + VOTING_ROUNDS + 2
+    return judging_window(config) + 2
 
 
 class StateRoot(NamedTuple):
@@ -44,13 +41,11 @@ class OwnState:
     """Roots and blocks of one member's optimizer state, across replicas."""
 
     def __init__(self, ports: Ports, worker: Worker, directory: Path | None = None) -> None:
-        """Keep states that are too large for memory in `directory`, in a run with audits."""
+        """Keep states that are too large for memory in `directory`."""
         self._directory = directory
         self._feed = ports.feed
         self._share = StateShare(ports.transport)
-        self._events = ports.events
         self._worker = worker
-        self._warned = False
         self._tree: Tree | None = None
         self._unrevealed: dict[tuple[int, int], bytes] = {}
         """Roots of states that peers may not request yet, by epoch and height."""
@@ -66,18 +61,15 @@ class OwnState:
         self.withdraw()
 
     def begin_epoch(self) -> None:
-        """Stop serving states that are read from the replica, which may be replaced."""
+        """Free the copies if the run has no audits any more."""
         # Audits of the epoch's first results need the copies of the last epoch's states.
-        if not served_states(self._feed.run.config):
+        if not self._feed.run.config.verification_percent:
             self.withdraw()
 
-    async def restored(self, replica: Replica, root: StateRoot) -> None:
-        """Continue from this state of the replica, and serve it in a run with audits."""
+    def restored(self, root: StateRoot) -> None:
+        """Continue from a saved state, whose result was revealed before the restart."""
         self.begin(root)
-        if served_states(self._feed.run.config):
-            self._tree = await self._worker(replica.optimizer.tree)
-            await self.offer(replica)
-            self.reveal(root.epoch, root.height)
+        self.reveal(root.epoch, root.height)
 
     async def trained(self, replica: Replica, epoch: int, height: int) -> PrivateRoots:
         """Return the roots of the share that was just trained. Slow."""
@@ -87,35 +79,34 @@ class OwnState:
         return PrivateRoots(NOTHING if before is None else before.root, tree.root, since)
 
     async def offer(self, replica: Replica) -> None:
-        """Copy the last hashed state. Peers may request it after the reveal.
+        """Copy the state with the last root, unless it was. Peers may request it after the reveal.
 
-        If there is no memory for a copy, emit a warning. Peers then cannot request that state. In a
-        run with audits, raise Desync instead.
+        Raises Desync if there is no memory for a copy.
         """
-        if (tree := self._tree) is None or (last_root := self.last_root) is None:
+        last_root = self.last_root
+        if last_root is None or self._share.has(last_root.root):
             return
         states = served_states(self._feed.run.config)
         try:
+            tree = await self._hashed(replica)
             copy = await self._worker(
                 lambda: copy_state(
                     replica.optimizer, tree, states=states, directory=self._directory
                 )
             )
-            self._share.offer(copy, hidden=True, states=states)
-            self._unrevealed[last_root.epoch, last_root.height] = tree.root
-            self._serve_revealed()
         except Exception as error:
-            if states and (is_out_of_memory(error) or isinstance(error, OSError | SafetensorError)):
-                raise Desync(f"cannot keep the optimizer state for audits: {error}") from None
-            if not is_out_of_memory(error):
+            if not (is_out_of_memory(error) or isinstance(error, OSError | SafetensorError)):
                 raise
-            if not self._warned:
-                message = (
-                    "there is no memory for a copy of the optimizer state: "
-                    "other members cannot check this member's work"
-                )
-                self._events.emit(event_types.Warning(message=message))
-            self._warned = True
+            raise Desync(f"cannot keep the optimizer state for audits: {error}") from None
+        self._share.offer(copy, hidden=True, states=states)
+        self._unrevealed[last_root.epoch, last_root.height] = last_root.root
+        self._serve_revealed()
+
+    async def _hashed(self, replica: Replica) -> Tree:
+        """Return the tree of the state with the last root."""
+        if self._tree is None:  # the state was restored
+            self._tree = await self._worker(replica.optimizer.tree)
+        return self._tree
 
     def lend(self, root: bytes, blocks: Mapping[int, StateBlock]) -> None:
         """Serve blocks of a state that another member committed to."""

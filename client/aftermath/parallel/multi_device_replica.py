@@ -51,9 +51,19 @@ class MultiDeviceReplica(Replica):
     @property
     def pass_settings(self) -> PassSettings:
         """Return what the passes of all ranks compute with."""
+        # Judges replay on one device, which adds gradients in another order.
         return pass_settings(
-            self.schema, self._pass_size.size, self._network.device, bf16=self._network.bf16
+            self.schema,
+            self._pass_size.size,
+            self._network.device,
+            bf16=self._network.bf16,
+            repeatable=False,
         )
+
+    @property
+    def can_be_judged(self) -> bool:
+        """Return whether other machines can repeat shares of this replica."""
+        return self.pass_settings.can_be_judged
 
     def _backward(self, passes: Passes, sequences: Tensor, cancelled: threading.Event) -> Loss:
         """Train a share on all ranks with passes of a fixed size. Raises Cancelled between

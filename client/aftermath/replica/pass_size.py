@@ -30,6 +30,11 @@ class OutOfMemory(AftermathError):
     code = "out-of-memory"
 
 
+def room(peak: int, free: int) -> int:
+    """Return how many sequences fit into `free` bytes in one pass. One took `peak` bytes."""
+    return int(_PART * free / max(1, peak * _UNCOUNTED))
+
+
 class PassSize:
     """The pass size that is known to fit. `size` is AUTO or the sequences per pass."""
 
@@ -55,10 +60,10 @@ class PassSize:
 
         If not even one fits and recomputation is allowed, enable it and return False.
         """
-        room = int(_PART * free / max(1, peak * _UNCOUNTED))
-        if room < 1 and self.recompute_now():
+        fitting = room(peak, free)
+        if fitting < 1 and self.recompute_now():
             return False
-        self._size = 1 << min(max(room, 1), MOST).bit_length() - 1
+        self._size = 1 << min(max(fitting, 1), MOST).bit_length() - 1
         self._news.append(
             f"using passes of {self._described()}, which fit into {free / 1e9:.1f} GB"
         )

@@ -55,10 +55,25 @@ class Passes:
             self._compiled = torch.compile(model.loss)
         self._kind: tuple[bool, int, bool] | None = None
         self._tried: set[tuple[torch.Size, bool]] = set()
+        self._ran: list[tuple[bool, bool]] = []
+        """The kinds of passes of this share, in order: of several sequences, and compiled."""
 
     def plain(self) -> Passes:
         """Return the same passes without compilation, for few passes or for many shapes."""
         return Passes(self._model, replace(self.arithmetic, compiled=False))
+
+    def begin_share(self) -> None:
+        """Forget which passes were compiled."""
+        self._ran.clear()
+
+    @property
+    def compiled(self) -> bool | None:
+        """Return whether this share's passes were compiled, or None if new passes would differ."""
+        # New passes compile the kind of the first pass, and no other.
+        if not any(compiled for _, compiled in self._ran):
+            return False
+        first, _ = self._ran[0]
+        return True if all(compiled == (kind == first) for kind, compiled in self._ran) else None
 
     @property
     def device(self) -> torch.device:
@@ -78,9 +93,13 @@ class Passes:
         parameters.
         """
         with self.cast():
+            compiled = None
             if self._compiled is not None and self._compiles(self._compiled, input_ids, labels):
-                return self._compiled(input_ids, labels)
-            return self._model.loss(input_ids, labels)
+                compiled = self._compiled
+            kind = len(input_ids) > 1, compiled is not None
+            if kind not in self._ran:
+                self._ran.append(kind)
+            return (compiled or self._model.loss)(input_ids, labels)
 
     def cast(self) -> contextlib.AbstractContextManager[object]:
         """Return the context in which passes compute."""

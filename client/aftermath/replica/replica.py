@@ -27,12 +27,13 @@ from aftermath.optim.inner_optimizer import InnerOptimizer, MakeInner
 from aftermath.optim.interfaces import Loss
 from aftermath.optim.level_votes import Votes
 from aftermath.optim.schema import Schema
+from aftermath.replica.device_kind import device_kind
 from aftermath.replica.memory import LiveBytes, free_bytes, give_back, is_out_of_memory
 from aftermath.replica.options import PLAIN, Arithmetic, indices_named
-from aftermath.replica.pass_size import OutOfMemory, PassSize
+from aftermath.replica.pass_size import OutOfMemory, PassSize, room
 from aftermath.replica.passes import Passes
 from aftermath.rules.announcements import PassSettings
-from aftermath.rules.fields import LARGEST_MICRO_BATCH
+from aftermath.rules.fields import LARGEST_MICRO_BATCH, Products
 
 _SHORTEST_PASS = 32  # tokens
 _DUMMY_GRADIENT = 1e-3  # standard deviation
@@ -73,6 +74,8 @@ class Replica:
             pass_size.forbid_recompute()
         self.passes = Passes(self.model, arithmetic)
         self.params: dict[str, Tensor] = dict(self.model.named_parameters())
+        self._pass_sizes: set[tuple[int, bool]] = set()
+        """Sizes of the last share's passes, and whether they recomputed layers."""
         self._engine = partial(Engine, schema, tier, self.params, stopwatch, result, inner)
         self.optimizer = self._engine()
         for name, tensor in self.optimizer.momentum.items():
@@ -118,6 +121,8 @@ class Replica:
         from that seed, and the network does not run. Raises Cancelled between micro-batches, or
         optim.gradient_clip.NonFiniteGradient.
         """
+        self._pass_sizes.clear()
+        self.passes.begin_share()
 
         def backward(part: Tensor) -> Loss:
             if dummy_seed is None:
@@ -155,7 +160,9 @@ class Replica:
                 if self._pass_size.unknown:
                     self._fit(sequences[:1], cancelled)
                 self.model.recompute = self._pass_size.recompute
-                return accumulate_unread(passes, sequences, self._pass_size.size, cancelled)
+                loss = accumulate_unread(passes, sequences, self._pass_size.size, cancelled)
+                self._pass_sizes.add((self._pass_size.size, self._pass_size.recompute))
+                return loss
             except Exception as error:
                 if not is_out_of_memory(error):
                     raise
@@ -186,10 +193,37 @@ class Replica:
 
     @property
     def pass_settings(self) -> PassSettings:
-        """Return what the passes compute with."""
+        """Return what the last share's passes computed with."""
+        compiled = self.passes.compiled
+        # Another machine cannot know at which inner step the pass size changed. It may recompute
+        # layers or not: these are the same operations, unless they are compiled.
+        recomputed = any(recompute for _, recompute in self._pass_sizes)
+        repeatable = compiled is not None and not (compiled and recomputed)
         return pass_settings(
-            self.schema, self.at_once, self.device, bf16=self.passes.arithmetic.bf16
+            self.schema,
+            self.at_once,
+            self.device,
+            bf16=self.passes.arithmetic.bf16,
+            compiled=bool(compiled),
+            repeatable=repeatable and len(self._pass_sizes) <= 1,
         )
+
+    @property
+    def can_be_judged(self) -> bool:
+        """Return whether other machines can repeat shares of this replica."""
+        bf16 = self.passes.arithmetic.bf16
+        return pass_settings(self.schema, 1, self.device, bf16=bf16).can_be_judged
+
+    def has_memory_for(
+        self, sequences: Tensor, micro_batch: int, cancelled: threading.Event
+    ) -> bool:
+        """Return whether passes of up to `micro_batch` of these sequences fit into memory."""
+        free = free_bytes(self.device)
+        with LiveBytes() as live:
+            accumulate(self.passes.plain(), sequences[:1], 1, cancelled)
+        self.model.zero_grad(set_to_none=True)
+        gradients = sum(tensor.nbytes for tensor in self.params.values())
+        return min(micro_batch, len(sequences)) <= room(live.peak, free - gradients)
 
     def measure_weight(self, seq_len: int, seconds: float) -> int:
         """Return this machine's throughput in sequences per minute (1..65535), from timed passes.
@@ -297,15 +331,31 @@ def _learnt(sequences: Tensor) -> int:
 
 
 def pass_settings(
-    schema: Schema, micro_batch: int, device: torch.device, *, bf16: bool
+    schema: Schema,
+    micro_batch: int,
+    device: torch.device,
+    *,
+    bf16: bool,
+    compiled: bool = False,
+    repeatable: bool = True,
 ) -> PassSettings:
-    """Return the settings of passes of `micro_batch` sequences on a device."""
-    bf16_steps = schema.optimizer.inner_optimizer == "muon" and muon.at_once(device)
+    """Return the settings of passes of `micro_batch` sequences on a device.
+
+    `repeatable`: whether a new replica of that kind of device computes the same with them.
+    """
     return PassSettings(
         micro_batch=min(micro_batch, LARGEST_MICRO_BATCH),
-        products="bf16" if bf16 or bf16_steps else "fp32",
-        device=device.type,  # type: ignore[arg-type]  # `pick_device` returns no other
+        products="bf16" if bf16 else "fp32",
+        steps=step_products(schema, device),
+        compiled=compiled,
+        device=device_kind(device) if repeatable and micro_batch <= LARGEST_MICRO_BATCH else "",
     )
+
+
+def step_products(schema: Schema, device: torch.device) -> Products:
+    """Return the precision of products in the inner optimizer on a device."""
+    in_bf16 = schema.optimizer.inner_optimizer == "muon" and muon.at_once(device)
+    return "bf16" if in_bf16 else "fp32"
 
 
 def _passes(micro: int, seq_len: int) -> Iterator[tuple[int, int]]:

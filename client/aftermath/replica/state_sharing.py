@@ -6,11 +6,9 @@ and its size follows from the schema. Every block is hashed before it is sent.
 
 from __future__ import annotations
 
-import asyncio
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,11 +23,6 @@ from aftermath.replica.mapped_tensors import mapped_if_large
 
 TOPIC = "state"
 LENT_TOPIC = "lent-blocks"
-STATES = 3
-COPIES = 512 << 20
-"""Maximum bytes of all copies of one member. Larger states are served from the optimizer until the
-next round.
-"""
 _QUESTION = struct.Struct(f"<{DIGEST}sI")  # root, index of a block
 
 
@@ -50,28 +43,24 @@ class ServedState:
 
     tree: Tree
     outline: StateOutline
-    copies: Mapping[str, Tensor] | None
-    """Copies of the tensors; None if blocks are read from the optimizer."""
-    read: Callable[[BlockSpan], bytes]
-    """Reads the bytes of a block."""
+    copies: Mapping[str, Tensor]
+    """Copies of the tensors."""
+
+    def read(self, span: BlockSpan) -> bytes:
+        """Return the bytes of a block."""
+        return block_of(self.copies, span)
 
 
 def copy_state(
-    optimizer: Engine, tree: Tree, *, states: int = 0, directory: Path | None = None
+    optimizer: Engine, tree: Tree, *, states: int, directory: Path | None = None
 ) -> ServedState:
-    """Return an optimizer's current state, with its tree. It is copied, unless it is too large.
+    """Return a copy of an optimizer's current state, with its tree.
 
-    With `states`, that many copies are kept and always made, in `directory` if memory is too small
-    (`mapped_if_large`, and what it raises).
+    `states` copies are kept, in `directory` if memory is too small (`mapped_if_large`, and what it
+    raises).
     """
-    state_outline = outline(optimizer.sizes())
-    if states:
-        mapped = mapped_if_large(optimizer.state(), states, directory)
-        return ServedState(tree, state_outline, mapped, partial(block_of, mapped))
-    if state_outline.size > COPIES:
-        return ServedState(tree, state_outline, None, optimizer.block)
-    copies = optimizer.state()
-    return ServedState(tree, state_outline, copies, partial(block_of, copies))
+    copies = mapped_if_large(optimizer.state(), states, directory)
+    return ServedState(tree, outline(optimizer.sizes()), copies)
 
 
 class StateShare:
@@ -80,27 +69,24 @@ class StateShare:
     def __init__(self, transport: Transport) -> None:
         self._states: dict[bytes, ServedState] = {}
         self._hidden: set[bytes] = set()
-        self._reading = asyncio.Lock()
         self._lent: dict[bytes, Mapping[int, StateBlock]] = {}
         transport.handle(TOPIC, self.answer)
         transport.handle(LENT_TOPIC, self.answer_lent)
 
-    def offer(self, state: ServedState, *, hidden: bool = False, states: int = 0) -> None:
-        """Serve a state, after `show` if it is hidden.
-
-        Keep as many earlier states as fit, or `states` in total if that is above 0.
-        """
-        # A round changes the state in place. While the member trains, auditors still need the
-        # states before and after its second-to-last result.
+    def offer(self, state: ServedState, *, states: int, hidden: bool = False) -> None:
+        """Serve a state, after `show` if it is hidden. Keep `states` in total."""
         root = state.tree.root
         self._states.pop(root, None)
         self._states[root] = state
-        most = states or max(1, min(STATES, COPIES // state.outline.size))
-        while len(self._states) > most:
+        while len(self._states) > states:
             del self._states[next(iter(self._states))]
         self._hidden &= self._states.keys() - {root}
         if hidden:
             self._hidden.add(root)
+
+    def has(self, root: bytes) -> bool:
+        """Return whether the state with this root is copied."""
+        return root in self._states
 
     def show(self, root: bytes) -> None:
         """Serve a state that was hidden."""
@@ -140,12 +126,7 @@ class StateShare:
         state = self._states.get(root)
         if state is None or root in self._hidden or index >= state.outline.count:
             raise RequestRefused("this member does not have that block now")
-        span = state.outline.place(index)
-        if state.copies is not None:
-            block = state.read(span)
-        else:  # reading waits for the devices: read one at a time, to leave threads to others
-            async with self._reading:
-                block = await asyncio.to_thread(state.read, span)
+        block = state.read(state.outline.place(index))
         if block_digest(block) != state.tree.digest(index):
             raise RequestRefused("the state has changed since it was committed")
         return b"".join([*state.tree.proof(index), block])

@@ -11,7 +11,7 @@ import hashlib
 import math
 import struct
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
 from msgspec import Meta
@@ -26,9 +26,11 @@ from aftermath.rules.fields import (
     U32,
     U64,
     Bytes32,
+    DeviceKind,
     Level,
     MicroBatch,
     NonNegative,
+    Products,
     RunId,
     SequenceIndex,
     Size,
@@ -38,7 +40,7 @@ from aftermath.rules.run import REDO
 from aftermath.rules.seal import ResultPlace, Reveal, RoundClosed, seal_of
 
 MAX_ANNOUNCEMENT_BYTES = 4096
-_COMMIT_DOMAIN = b"aftermath commitment 4\x00"
+_COMMIT_DOMAIN = b"aftermath commitment 5\x00"
 _SIGN_DOMAIN = b"aftermath announcement 3"
 NOTHING = bytes(32)
 """Root of a private state that does not exist yet."""
@@ -85,9 +87,27 @@ class PassSettings(NamedTuple):
 
     micro_batch: MicroBatch
     """Sequences per pass."""
-    products: Literal["fp32", "bf16"]
-    """Precision of matrix products in the passes and in the inner optimizer."""
-    device: Literal["cpu", "cuda", "mps"]
+    products: Products
+    """Precision of matrix products in the passes."""
+    steps: Products
+    """Precision of matrix products in the inner optimizer."""
+    compiled: bool
+    """Whether the passes were compiled."""
+    device: DeviceKind
+    """Kind of device (`replica.device_kind`), whose devices repeat each other's bf16 products.
+
+    Empty if no device repeats these passes.
+    """
+
+    @property
+    def is_fp32(self) -> bool:
+        """Return whether all products are in fp32."""
+        return self.products == self.steps == "fp32"
+
+    @property
+    def can_be_judged(self) -> bool:
+        """Return whether any device can judge a share with these passes."""
+        return self.is_fp32 or bool(self.device)
 
 
 class Commitment(
@@ -177,7 +197,7 @@ class _Committed(msgspec.Struct, frozen=True, array_like=True):
     schema_hash: bytes
     levels: tuple[tuple[int, bytes, int], ...]
     private: tuple[bytes, bytes, tuple[int, int] | None]
-    passes: tuple[int, str, str]
+    passes: tuple[int, str, str, bool, str]
     seal: bytes
 
 
@@ -198,7 +218,7 @@ def commitment(
     schema_hash: bytes,
     levels: Mapping[int, tuple[bytes, int]],
     private: tuple[bytes, bytes, tuple[int, int] | None],
-    passes: tuple[int, str, str],
+    passes: tuple[int, str, str, bool, str],
     seal: bytes,
 ) -> bytes:
     """Return the 32-byte digest that binds a member to a result.

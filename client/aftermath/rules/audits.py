@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from aftermath.base.bounded import U64_MAX
 from aftermath.rules import bitmap, committee
 from aftermath.rules.assignment import assign
+from aftermath.rules.limits import MAX_LEVELS
 from aftermath.rules.members import Members
-from aftermath.rules.run import Interval, Round, RoundId, Run
+from aftermath.rules.run import Config, Interval, Round, RoundId, Run
 
 AUDIT = b"audit"
 
@@ -75,6 +76,11 @@ class Case:
         return self.is_open(run) and bitmap.contains(self.jury & ~voted, seat)
 
 
+def judging_window(config: Config) -> int:
+    """Return the number of rounds after a result's in which it may still be judged."""
+    return config.overlap + OPENING_ROUNDS + VOTING_ROUNDS
+
+
 def votes_to_convict(jury_size: int) -> int:
     """Return the number of mismatches that convict the target: two thirds of the jury, rounded up,
     but at least three.
@@ -125,6 +131,31 @@ def jury(members: Members, header: Round, target: int) -> int:
     return bitmap.from_seats(seat for seat in holders if seat != target)
 
 
+def can_be_drawn(run: Run, members: Members, header: Round, target: int) -> bool:
+    """Return whether a result of `target` in a round of the running epoch may be drawn."""
+    if not run.config.verification_percent or not header.established:
+        return False
+    return jury(members, header, target).bit_count() >= MIN_VOTES
+
+
+def judged_seats(run: Run, members: Members, header: Round, juror: int) -> list[int]:
+    """Return the seats whose results in a round of the running epoch `juror` may judge."""
+    electors = header.roster & members.judges
+    if not run.config.verification_percent or not header.established:
+        return []
+    if not bitmap.contains(electors, juror):
+        return []
+    tiers = [members.seats[seat].tier for seat in bitmap.seats(electors)]
+    judges = [sum(tier <= limit for tier in tiers) for limit in range(MAX_LEVELS)]
+    found = []
+    for seat in bitmap.seats(header.roster):
+        tier = members.seats[seat].tier
+        others = judges[tier] - bitmap.contains(electors, seat)
+        if seat != juror and members.seats[juror].tier <= tier and others >= MIN_VOTES:
+            found.append(seat)
+    return found
+
+
 def drawn_results(run: Run, members: Members, height: int) -> dict[int, int]:
     """Return {seat of the target: seat of its auditor} for the drawn results of round `height`.
 
@@ -144,7 +175,7 @@ def drawn_results(run: Run, members: Members, height: int) -> dict[int, int]:
     for seat, share in assign(header, members).items():
         if not share.len or not bitmap.contains(recorder.attested, seat):
             continue
-        if jury(members, header, seat).bit_count() < MIN_VOTES:
+        if not can_be_drawn(run, members, header, seat):
             continue
         number = _hash(state, seat)
         if not bitmap.contains(members.judges, seat):

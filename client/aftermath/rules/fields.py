@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta
 
@@ -19,3 +19,6 @@ Size = Annotated[int, Meta(ge=1, le=0x7FFF_FFFF)]
 NonNegative = Annotated[float, Meta(ge=0.0)]
 LARGEST_MICRO_BATCH = 0xFFFF
 MicroBatch = Annotated[int, Meta(ge=1, le=LARGEST_MICRO_BATCH)]
+LONGEST_DEVICE_KIND = 128
+DeviceKind = Annotated[str, Meta(max_length=LONGEST_DEVICE_KIND, pattern=r"\A[ -~]*\Z")]
+Products = Literal["fp32", "bf16"]

@@ -62,8 +62,8 @@ class Announcing:
             ),
             own_state.trained(replica, plan.epoch, plan.header.height),
         )
-        has_audits = bool(self.epoch.rules.verification_percent)
-        if has_audits:  # a member that announces a result must be able to prove it
+        if self.epoch.can_be_audited(plan):
+            # a member that announces a result must be able to prove it
             await own_state.offer(replica)
         commitment = self._commitment(plan, trained, payloads, private, key)
         try:
@@ -78,8 +78,6 @@ class Announcing:
         self._carried.results.add_own(commitment, raw, votes, payloads, key)
         await self._ports.transport.announce(raw)
         self._report(plan, trained, self._ports.clock.monotonic() - started)
-        if not has_audits:
-            await own_state.offer(replica)
         if trained.measured is not None:
             self._ports.events.emit(
                 event_types.OptimizerReport(

@@ -7,29 +7,26 @@ accepts it.
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Sequence
-from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-
 from aftermath.audit.comparison import AuditVerdict
-from aftermath.audit.start_weights import StartWeights
 from aftermath.base.concurrency import first_of
 from aftermath.coordinator.errors import Refused, Unavailable
 from aftermath.events import event_types
+from aftermath.member.announced_results import Results
 from aftermath.member.payloads import Candidate
-from aftermath.member.ports import Ports, Role, Workers
+from aftermath.member.ports import Ports
 from aftermath.member.retry import Duty
-from aftermath.member.rounds.epoch import CarriedOver, Epoch
+from aftermath.member.round_plan import RoundPlan
+from aftermath.member.rounds.epoch import Epoch
 from aftermath.member.rounds.judge import AuditedResult, Judge, Judgement, Key
-from aftermath.replica.memory import is_out_of_memory
 from aftermath.rules import bitmap
 from aftermath.rules.audits import (
     OPENING_ROUNDS,
-    VOTING_ROUNDS,
     Case,
     auditable_heights,
     drawn_results,
+    judging_window,
 )
 from aftermath.rules.run import RoundId, Run
 from aftermath.rules.state import MemberState
@@ -41,67 +38,51 @@ class Audits:
     """The audits of one epoch for one member. Does nothing in a run without them."""
 
     def __init__(
-        self,
-        ports: Ports,
-        role: Role,
-        workers: Workers,
-        carried: CarriedOver,
-        epoch: Epoch,
-        start: Start,
-        *,
-        directory: Path | None,
-        delay: float,
+        self, ports: Ports, results: Results, epoch: Epoch, judge: Judge, start: Start
     ) -> None:
-        """`start` starts a background task of the epoch. For `delay` see `Judge`."""
+        """`start` starts a background task of the epoch."""
         self._ports = ports
-        self._compute = workers.compute
+        self._results = results
         self._epoch = epoch
-        self._results = carried.results
+        self._judge = judge
         self._start = start
-        self._enabled = bool(epoch.rules.verification_percent)
-        self._window = epoch.rules.overlap + OPENING_ROUNDS + VOTING_ROUNDS
-        """Number of rounds after a result's in which it may still be judged."""
-        self._weights = StartWeights(directory, self._window + 1)
-        self._judge = Judge(ports, role, workers, carried, epoch, self._weights, delay=delay)
         self._audited: dict[Key, AuditedResult] = {}
+        self._draws: dict[tuple[int, int], dict[int, int]] = {}
+        """Drawn results by height and `Members.judges`."""
         self._drawn: set[int] = set()
         """Heights with a drawn result."""
         self._begun: set[tuple[bool, Key]] = set()
         """Audits or probes (False) and votes (True) that were begun."""
         self._cases: dict[Key, Case] = {}
         """The open cases when they were last read."""
+        self._cases_read = -1
+        """Height of the round in which they were read."""
 
     # --- what the rounds report
 
-    async def begin_round(self, height: int) -> None:
-        """Keep the weights that round `height` is trained from, and drop what no audit needs."""
-        if not self._enabled:
-            return
+    async def begin_round(self, plan: RoundPlan) -> None:
+        """Keep the weights that a round is trained from, and drop what no audit needs."""
+        height = plan.header.height
         newest_undrawn = height - self._epoch.rules.overlap - OPENING_ROUNDS
         needed = {
             one
-            for one in range(height - self._window, height + 1)
+            for one in range(height - judging_window(self._epoch.rules), height + 1)
             if one in self._drawn or one >= newest_undrawn
         }
-        self._weights.retain(needed)
+        self._judge.retain_weights(needed)
         self._audited = {key: kept for key, kept in self._audited.items() if key[0] in needed}
-        params = self._epoch.start.replica.params
-        try:
-            await self._compute(lambda: self._weights.keep(height, params))
-        except Exception as error:
-            if not (is_out_of_memory(error) or isinstance(error, OSError | SafetensorError)):
-                raise
-            message = f"this member cannot audit round {height}: its weights were not kept: {error}"
-            self._ports.events.emit(event_types.Warning(message=message, until="trained"))
+        if any(map(self._judge.may_judge, self._epoch.judged_seats(plan))):
+            await self._judge.keep_weights(height)
 
     def applied(self, height: int, results: Sequence[Candidate]) -> None:
         """Keep the accepted results of a round until they can no longer be judged."""
         plan = self._results.plan(height)
-        if not self._enabled or plan is None:
+        if plan is None or not self._epoch.judges(plan):
             return
         for candidate in results:
             result = AuditedResult(plan, candidate)
             self._audited[result.key] = result
+            self._judge.note(result.commitment)
 
     def begin_spare_time(self) -> None:
         """Replay from now on, because this member's share is announced."""
@@ -116,39 +97,54 @@ class Audits:
     async def follow(self) -> None:
         """Begin each audit and vote that this member owes, until cancelled."""
         feed = self._ports.feed
-        while self._enabled:
+        while self._epoch.rules.verification_percent:
             run = feed.run
-            if self._epoch.is_running(run):
+            if self._epoch.is_running(run) and run.current.established:
                 self._begin_audits(run)
-                await self._follow_cases(run)
+                await self._read_cases(run)
+                self._begin_votes(run)
             await feed.after(run.seq)
 
     def _begin_audits(self, run: Run) -> None:
+        members = self._ports.feed.members
         for height in auditable_heights(run):
-            drawn = drawn_results(run, self._ports.feed.members, height)
+            key = height, members.judges
+            if key not in self._draws:
+                self._draws[key] = drawn_results(run, members, height)
+            drawn = self._draws[key]
             if drawn:
                 self._drawn.add(height)
             for target, auditor in drawn.items():
                 result = self._audited.get((height, target))
                 if result is None or target == self._seat or not self._is_new(False, result.key):
                     continue
+                if not result.commitment.passes.can_be_judged:
+                    continue
                 self._start(self._probe(result))
                 if auditor == self._seat:
                     self._start(self._audit(result))
 
-    async def _follow_cases(self, run: Run) -> None:
-        """Report new and decided cases, and begin this member's votes."""
+    async def _read_cases(self, run: Run) -> None:
+        """Read the open cases once per round, and report the new ones."""
+        # A juror has four more rounds to vote.
+        if self._cases_read == run.current.height:
+            return
         try:
             cases = await self._ports.coordinator.cases()
         except (Refused, Unavailable):
             return
-        now = {(case.height, case.target): case for case in cases if case.is_open(run)}
-        before, self._cases = self._cases, now
-        for key in before.keys() - now.keys():
-            self._report_decision(before[key])
-        for key, case in now.items():
-            if key not in before:
-                self._report_opening(case)
+        self._cases_read = run.current.height
+        before = self._cases
+        self._cases = {(case.height, case.target): case for case in cases if case.is_open(run)}
+        for key in self._cases.keys() - before.keys():
+            self._report_opening(self._cases[key])
+
+    def _begin_votes(self, run: Run) -> None:
+        """Report decided cases, and begin this member's votes on the others."""
+        for key, case in list(self._cases.items()):
+            if self._report_decision(case):
+                del self._cases[key]
+                continue
             result = self._audited.get(key)
             if (
                 result is not None
@@ -168,8 +164,8 @@ class Audits:
             )
         )
 
-    def _report_decision(self, case: Case) -> None:
-        """Report who lost a case that is no longer open, if a jury decided it."""
+    def _report_decision(self, case: Case) -> bool:
+        """Report who lost a case, if a jury decided it. Return whether it did."""
         seats = self._ports.feed.members.seats
         for seat in (case.target, case.auditor):
             if seats[seat].state is MemberState.EJECTED:
@@ -181,7 +177,8 @@ class Audits:
                         loser=seat,
                     )
                 )
-                return
+                return True
+        return False
 
     def _is_new(self, votes: bool, key: Key) -> bool:
         """Record that a duty has begun. Return False if it had begun already."""

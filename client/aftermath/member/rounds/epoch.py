@@ -20,6 +20,7 @@ from aftermath.optim.gradient_clip import Diverged
 from aftermath.replica.model_sharing import ModelShare
 from aftermath.replica.replica import Replica
 from aftermath.rules import bitmap
+from aftermath.rules.audits import can_be_drawn, judged_seats
 from aftermath.rules.members import Members
 from aftermath.rules.model import Model
 from aftermath.rules.run import STORED_ROUNDS, Round, Run
@@ -142,6 +143,24 @@ class Epoch:
             bitmap.contains(last.attested, seat) for seat in self._plan(judged, self.members).owing
         )
         return last.step - self.rules.overlap + is_step
+
+    # --- audits -----------------------------------------------------------------------------------
+
+    def can_be_audited(self, plan: RoundPlan) -> bool:
+        """Return whether this member's result of a round may be drawn and judged."""
+        run = self._feed.run
+        return self.start.replica.can_be_judged and can_be_drawn(
+            run, self.members, plan.header, self.start.seat
+        )
+
+    def judges(self, plan: RoundPlan) -> bool:
+        """Return whether this member is a witness of a round whose results may be drawn."""
+        established = bool(self.rules.verification_percent and plan.header.established)
+        return established and bitmap.contains(self.members.judges, self.start.seat)
+
+    def judged_seats(self, plan: RoundPlan) -> list[int]:
+        """Return the members whose results of a round this member may have to judge."""
+        return judged_seats(self._feed.run, self.members, plan.header, self.start.seat)
 
     # --- plans ------------------------------------------------------------------------------------
 

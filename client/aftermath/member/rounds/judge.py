@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 from aftermath.audit.claim import (
@@ -25,13 +26,15 @@ from aftermath.audit.claim import (
     known_state,
     start_blocks,
 )
-from aftermath.audit.comparison import AuditVerdict, Comparison, compare
+from aftermath.audit.comparison import AuditVerdict, Comparison, bound_of, compare
 from aftermath.audit.judges import why_not_judge
 from aftermath.audit.replay import AuditedShare, NoResult, Replay, replay
 from aftermath.audit.start_weights import StartWeights
 from aftermath.base.concurrency import both, first_of
 from aftermath.base.rate_limit import Backoff
 from aftermath.data.source import SourceUnavailable
+from aftermath.events import event_types
+from aftermath.member.local_options import LocalOptions
 from aftermath.member.payloads import Candidate
 from aftermath.member.ports import Ports, Role, Workers
 from aftermath.member.round_plan import RoundPlan
@@ -42,10 +45,12 @@ from aftermath.optim.interfaces import BadState
 from aftermath.optim.state_merkle import StateOutline
 from aftermath.p2p.transport import TransportError
 from aftermath.replica.memory import free_bytes, is_out_of_memory
+from aftermath.replica.options import PLAIN, Arithmetic
 from aftermath.replica.pass_size import OutOfMemory
 from aftermath.replica.state_sharing import FalseBlock, StateBlock, ask_block, ask_lent
 from aftermath.replica.tier_memory import state_bytes
-from aftermath.rules.announcements import NOTHING, Commitment
+from aftermath.rules.announcements import NOTHING, Commitment, PassSettings
+from aftermath.rules.audits import judging_window
 from aftermath.rules.seal import masked
 
 _BLOCK_SECONDS = 10.0
@@ -55,6 +60,7 @@ _LONGEST_PAUSE = 15.0
 _COPIES = 2  # of weights and optimizer state, that a replay and its comparison take
 _NO_MEMORY = "this machine has too little memory for the replay"
 _LENDER_PAUSE = 3.0  # seconds for the member itself to serve its state
+_REPEATED = 0.25  # part of the bound within which two replays on one machine must agree
 
 
 Key = tuple[int, int]
@@ -124,25 +130,53 @@ class Judge:
         workers: Workers,
         carried: CarriedOver,
         epoch: Epoch,
-        weights: StartWeights,
-        *,
-        delay: float,
+        options: LocalOptions,
     ) -> None:
-        """`delay`: whether members send noise instead of training (`LocalOptions.share_delay`)."""
         self._ports = ports
         self._role = role
+        self._compute = workers.compute
         self._read = workers.read
         self._prepare = workers.decode
         self._data = carried.data
         self._epoch = epoch
-        self._weights = weights
-        self._dummy = bool(delay)
+        self._weights = StartWeights(options.audit_dir, judging_window(epoch.rules) + 1)
+        self._dummy = bool(options.share_delay)  # then members send noise instead of training
+        self._passes: dict[int, PassSettings] = {}
+        """What each member's last result was computed with."""
         self._device = epoch.start.replica.device
         self.spare_time = SpareTime(workers.audit, pauses=self._device.type == "cpu")
         self._own_state = carried.own_state
         self._trouble: dict[bytes, str] = {}
         self._evidence: dict[bytes, _Evidence] = {}
         """Blocks by the digest of a result that this member found to be false."""
+
+    # --- weights at the start of rounds
+
+    def note(self, commitment: Commitment) -> None:
+        """Remember what a member computes with."""
+        self._passes[commitment.seat] = commitment.passes
+
+    def may_judge(self, seat: int) -> bool:
+        """Return whether this device may be able to judge a member's next result."""
+        passes = self._passes.get(seat)
+        return passes is None or not why_not_judge(passes, self._role.schema, self._device)
+
+    async def keep_weights(self, height: int) -> None:
+        """Copy the weights that a round is trained from."""
+        params = self._epoch.start.replica.params
+        try:
+            await self._compute(lambda: self._weights.keep(height, params))
+        except Exception as error:
+            if not (is_out_of_memory(error) or isinstance(error, OSError | SafetensorError)):
+                raise
+            message = f"this member cannot audit round {height}: its weights were not kept: {error}"
+            self._ports.events.emit(event_types.Warning(message=message, until="trained"))
+
+    def retain_weights(self, heights: Collection[int]) -> None:
+        """Drop the weights of all other rounds."""
+        self._weights.retain(heights)
+
+    # --- judging
 
     def trouble(self, result: AuditedResult) -> str:
         """Return why the state of a result was not fetched yet, or an empty string."""
@@ -198,14 +232,16 @@ class Judge:
             before = await self._prepare(lambda: known_state(like, evidence.before).tensors)
         claim = Claim(payloads, commitment.private.after, evidence.after)
         share = self._share(result, shared, before, sequences)
-        first = await self._attempt(share, claim)
+        first = await self._attempt(share, claim, commitment.passes)
         if isinstance(first, Judgement) or first.comparison.verdict is AuditVerdict.MATCH:
             return _judgement(first)
-        # Before it accuses, a member makes sure that its own machine computes the same again.
-        second = await self._attempt(share, claim)
+        # Before it accuses, a member makes sure that its own machine computes the same again. So a
+        # kind of GPU whose bf16 products vary convicts nobody.
+        second = await self._attempt(share, claim, commitment.passes)
         if isinstance(second, Judgement):
             return second
-        if not await self.spare_time.run(lambda _: _agree(first, second)):
+        bound = bound_of(commitment.passes, schema) * _REPEATED
+        if not await self.spare_time.run(lambda _: _agree(first, second, bound)):
             return Judgement(
                 None, "two replays on this machine differ: its hardware is faulty", True
             )
@@ -235,9 +271,19 @@ class Judge:
             dummy_seed=start if self._dummy else None,
         )
 
-    async def _attempt(self, share: AuditedShare, claim: Claim) -> _Attempt | Judgement:
-        """Replay a share in spare time, and compare. Return a judgement if that is impossible."""
-        micro_batch = self._epoch.start.replica.at_once
+    async def _attempt(
+        self, share: AuditedShare, claim: Claim, claimed: PassSettings
+    ) -> _Attempt | Judgement:
+        """Replay a share in spare time, and compare. Return a judgement if that is impossible.
+
+        The replay has the precision that the member `claimed`. Unless that is fp32, its passes are
+        the member's too.
+        """
+        exact = not claimed.is_fp32
+        micro_batch = claimed.micro_batch if exact else self._epoch.start.replica.at_once
+        arithmetic = PLAIN
+        if exact:
+            arithmetic = Arithmetic(bf16=claimed.products == "bf16", compiled=claimed.compiled)
 
         def attempt(cancelled: threading.Event) -> _Attempt | Judgement:
             # On a CPU the system would kill this member instead of refusing memory.
@@ -245,7 +291,12 @@ class Judge:
                 return Judgement(None, _NO_MEMORY)
             try:
                 found = replay(
-                    share, device=self._device, micro_batch=micro_batch, cancelled=cancelled
+                    share,
+                    device=self._device,
+                    micro_batch=micro_batch,
+                    arithmetic=arithmetic,
+                    exact=exact,
+                    cancelled=cancelled,
                 )
             except BadState as error:
                 reason = f"no encoder leaves the state before the share: {error.message}"
@@ -256,7 +307,9 @@ class Judge:
                 return Judgement(None, _NO_MEMORY)
             if isinstance(found, NoResult):
                 return Judgement(None, f"the replay has no result: {found.reason}")
-            return _Attempt(compare(found, claim), found)
+            if exact and found.passes != claimed:
+                return Judgement(None, "this machine could not repeat the member's passes")
+            return _Attempt(compare(found, claim, bound_of(claimed, share.schema)), found)
 
         return await self.spare_time.run(attempt)
 
@@ -383,14 +436,14 @@ def _judgement(attempt: _Attempt | Judgement) -> Judgement:
     return Judgement(attempt.comparison.verdict, attempt.comparison.reason)
 
 
-def _agree(first: _Attempt, second: _Attempt) -> bool:
+def _agree(first: _Attempt, second: _Attempt, bound: float) -> bool:
     """Return whether two attempts on one machine have the same verdict and equal replays.
 
-    Some GPU kernels add in any order, so replays are equal within the bound of an audit.
+    Some GPU kernels add in any order, so replays are equal within a bound.
     """
     if first.comparison.verdict is not second.comparison.verdict:
         return False
     if first.replay is None or second.replay is None:
         return first.replay is second.replay
     own = claim_of(second.replay.payloads, second.replay.state)
-    return compare(first.replay, own).verdict is AuditVerdict.MATCH
+    return compare(first.replay, own, bound).verdict is AuditVerdict.MATCH

@@ -20,6 +20,7 @@ from aftermath.member.rounds.audits import Audits
 from aftermath.member.rounds.epoch import CarriedOver, Epoch, EpochStart
 from aftermath.member.rounds.evaluations import Evaluations
 from aftermath.member.rounds.health import AbsenceReports, report_undelivered
+from aftermath.member.rounds.judge import Judge
 from aftermath.member.rounds.prompt import Continuations
 from aftermath.member.rounds.stragglers import Allowances
 from aftermath.member.rounds.throughput import Throughput
@@ -50,6 +51,7 @@ class Rounds:
         self._start = start
         self._results = carried.results
         self._reveals = carried.reveals
+        self._own_state = carried.own_state
         rules = start.run.config
         self.time = Throughput(ports.events, time_for_results(rules), start.weight)
         self._epoch = epoch = Epoch(start, ports.feed, carried.results)
@@ -58,16 +60,8 @@ class Rounds:
         self._resolver = resolver = RoundResolver(
             ports, role.levels, carried.results, epoch, self._tasks
         )
-        self._audits = Audits(
-            ports,
-            role,
-            workers,
-            carried,
-            epoch,
-            self._tasks.start,
-            directory=local_options.audit_dir,
-            delay=local_options.share_delay,
-        )
+        judge = Judge(ports, role, workers, carried, epoch, local_options)
+        self._audits = Audits(ports, carried.results, epoch, judge, self._tasks.start)
         self._applying = Applying(
             ports,
             workers.compute,
@@ -191,7 +185,9 @@ class Rounds:
         self._tasks.start(duty.attend())
         self._tasks.start(duty.request_missing(self._resolver.collector))
         await self._applying.through(run, judged(height - 1))
-        await self._audits.begin_round(height)
+        await self._audits.begin_round(plan)
+        if self._epoch.can_be_audited(plan):  # auditors need the state before the share
+            await self._own_state.offer(self._start.replica)
         self._tasks.start(report_undelivered(self._ports, self._absences, run, seat))
         travelling = self._applying.height < self._announced == height - 1
         trained = await self._training.train(plan, travelling=travelling)
