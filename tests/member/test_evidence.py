@@ -81,7 +81,7 @@ def test_partial_equivocation_is_proven_by_all_members(tmp_path: Path) -> None:
     missing ones.
     """
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim_members = [sim.add(tier) for tier in (0, 0, 1, 1, 2)]
         await sim.until_round(1)
 
@@ -97,7 +97,7 @@ def test_partial_equivocation_is_proven_by_all_members(tmp_path: Path) -> None:
         falsify_results(sim_members[0], lie)
         await sim.until(lambda run: run.epoch == 1)
 
-    sim = play(tmp_path, story, init_min_clients=5, rounds_per_epoch=4)
+    sim = play(tmp_path, scenario, init_min_clients=5, rounds_per_epoch=4)
     liar, *honest = sim.sim_members
     assert sim.compare(honest) > 0
     check_evidence(liar, honest)
@@ -105,7 +105,7 @@ def test_partial_equivocation_is_proven_by_all_members(tmp_path: Path) -> None:
 
 
 def test_open_equivocation_is_proven_by_all_members(tmp_path: Path) -> None:
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim_members = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(1)
 
@@ -117,7 +117,7 @@ def test_open_equivocation_is_proven_by_all_members(tmp_path: Path) -> None:
         falsify_results(sim_members[0], lie)
         await sim.until(lambda run: run.epoch == 1)
 
-    sim = play(tmp_path, story, rounds_per_epoch=4)
+    sim = play(tmp_path, scenario, rounds_per_epoch=4)
     check_evidence(sim.sim_members[0], sim.sim_members[1:])
     check_ejected(sim, sim.sim_members[0], sim.sim_members[1:])
 

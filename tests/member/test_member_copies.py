@@ -103,14 +103,14 @@ def _an_epoch(
 ) -> SimulatedRun:
     """Run one epoch of tiers 0, 1, 2 and 0. The first member attacks from round 1 on."""
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim_members = [sim.add(tier) for tier in (0, 1, 2, 0)]
         _SECRETS.update({sim_member.id: sim_member.identity.secret() for sim_member in sim_members})
         await sim.until_round(1)
         hostile(sim, sim_members)
         await sim.until(lambda run: run.epoch == 1)
 
-    return play(place, story, init_min_clients=4, rounds_per_epoch=4, **rules)
+    return play(place, scenario, init_min_clients=4, rounds_per_epoch=4, **rules)
 
 
 def _honest_are_whole(sim: SimulatedRun) -> None:
@@ -170,7 +170,7 @@ def test_copied_result_with_lying_witness_is_not_credited(tmp_path: Path) -> Non
     rounds: set[int] = set()
     credited: set[int] = set()
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim_members = [sim.add(tier) for tier in (0, 1, 2, 0, 1)]
 
         def look() -> None:
@@ -192,7 +192,7 @@ def test_copied_result_with_lying_witness_is_not_credited(tmp_path: Path) -> Non
         )
         await sim.until(lambda run: run.epoch == 1)
 
-    sim = play(tmp_path, story, init_min_clients=5)
+    sim = play(tmp_path, scenario, init_min_clients=5)
     assert sim.check(hostile=sim.sim_members[:2]) > 0
     assert rounds
     assert not credited
@@ -309,12 +309,14 @@ def test_witness_never_closing_delays_nobody(tmp_path: Path, overlap: int) -> No
 @pytest.mark.parametrize("overlap", EITHER_OVERLAP)
 @pytest.mark.parametrize("count", [1, 2])
 def test_small_runs_reveal_their_results(tmp_path: Path, count: int, overlap: int) -> None:
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         for tier in range(count):
             sim.add(tier)
         await sim.until_finished()
 
-    sim = play(tmp_path, story, overlap=overlap, init_min_clients=count, min_clients=count, **SHORT)
+    sim = play(
+        tmp_path, scenario, overlap=overlap, init_min_clients=count, min_clients=count, **SHORT
+    )
     sim.check()
     assert not sim.record.dropped
     assert sim.run.lost_sequences == 0
@@ -328,7 +330,7 @@ def test_small_runs_reveal_their_results(tmp_path: Path, count: int, overlap: in
 def test_restarted_member_reveals_earlier_commitment(tmp_path: Path) -> None:
     """It has only its secret left. The result still counts."""
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim_members = [sim.add(tier) for tier in (0, 1, 2, 0)]
         await sim.until_round(1)
         await sim.until(lambda run: bool(sim_members[3].saw("trained", height=1)))
@@ -341,7 +343,7 @@ def test_restarted_member_reveals_earlier_commitment(tmp_path: Path) -> None:
         await sim.until(lambda run: run.state is RunState.COOLDOWN)
 
     credited: list[bool] = []
-    sim = play(tmp_path, story, init_min_clients=4, rounds_per_epoch=4)
+    sim = play(tmp_path, scenario, init_min_clients=4, rounds_per_epoch=4)
     assert credited == [True]
     sim.check(dropped=[sim.sim_members[3]])
 
@@ -350,7 +352,7 @@ def test_restarted_member_reveals_earlier_commitment(tmp_path: Path) -> None:
 
 
 def test_closing_on_timely_member_violates_invariant(tmp_path: Path) -> None:
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim_members = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(1)
         judge = Invariants(sim, Faults(sim, None, None))  # type: ignore[arg-type]
@@ -360,4 +362,4 @@ def test_closing_on_timely_member_violates_invariant(tmp_path: Path) -> None:
         with pytest.raises(InvariantBroken, match=r"got the result of .* after it had closed"):
             judge.check_now()
 
-    play(tmp_path, story)
+    play(tmp_path, scenario)

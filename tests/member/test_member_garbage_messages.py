@@ -79,7 +79,7 @@ async def pester(sim_member: SimMember, transport: SimTransport) -> None:
 
 @pytest.mark.slow
 def test_garbage_messages_change_no_replica(tmp_path: Path) -> None:
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         pest, *_ = [sim.add(tier) for tier in (0, 0, 1, 2)]
         await sim.until_round(1)
         assert pest.transport is not None
@@ -88,7 +88,7 @@ def test_garbage_messages_change_no_replica(tmp_path: Path) -> None:
         assert not pestering.done()
         pestering.cancel()
 
-    sim = play(tmp_path, story, init_min_clients=4, **SHORT)
+    sim = play(tmp_path, scenario, init_min_clients=4, **SHORT)
     pest, *others = sim.sim_members
     assert sim.check(hostile=[pest]) > 0
     assert sim.run.lost_sequences == 0
@@ -108,7 +108,7 @@ def test_message_handler_error_costs_only_that_message(
     errors = (RecursionError, MemoryError, KeyError, AssertionError)
     heard = 0
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         odd, *_ = [sim.add(tier) for tier in (0, 1, 2, 0)]
         hear = GossipListener._hear
 
@@ -122,7 +122,7 @@ def test_message_handler_error_costs_only_that_message(
         monkeypatch.setattr(GossipListener, "_hear", fails)
         await sim.until(lambda run: run.epoch == 1)
 
-    sim = play(tmp_path, story, init_min_clients=4, rounds_per_epoch=3)
+    sim = play(tmp_path, scenario, init_min_clients=4, rounds_per_epoch=3)
     assert heard > len(errors)
     assert sim.check(dropped=sim.sim_members[:1]) > 0
     assert caplog.text.count("logged once") == 3

@@ -43,14 +43,14 @@ def _epoch_with_a_liar(
 ) -> SimulatedRun:
     """Run the first epoch to its end. Member 0 lies from round 1 on."""
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim_members = [sim.add(tier) for tier in tiers]
         await sim.until_round(1)
         lie: Lie = lie_of(sim, sim_members[0])  # type: ignore[operator]
         falsify_results(sim_members[0], lie)
         await sim.until(lambda run: run.epoch == 1)
 
-    return play(place, story, init_min_clients=len(tiers), rounds_per_epoch=rounds, **rules)
+    return play(place, scenario, init_min_clients=len(tiers), rounds_per_epoch=rounds, **rules)
 
 
 def seat_of(sim_member: SimMember) -> int:
@@ -134,7 +134,7 @@ def test_two_colluding_newcomers_do_not_drop_holder(tmp_path: Path, overlap: int
     established.
     """
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         for tier in (0, 1, 1, 2, 2):
             sim.add(tier)
         await sim.until_round(1)
@@ -143,7 +143,7 @@ def test_two_colluding_newcomers_do_not_drop_holder(tmp_path: Path, overlap: int
         await sim.until(lambda run: run.epoch == 2)
 
     sim = play(
-        tmp_path, story, overlap=overlap, init_min_clients=5, rounds_per_epoch=4, total_steps=100
+        tmp_path, scenario, overlap=overlap, init_min_clients=5, rounds_per_epoch=4, total_steps=100
     )
     *honest, _, _ = sim.sim_members
     assert sim.compare(honest) > 0
@@ -165,7 +165,7 @@ def test_hidden_level_without_overlap_costs_time_only(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_member_ignoring_one_peer_does_not_drop_it(tmp_path: Path) -> None:
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim_members = [sim.add(tier) for tier in (0, 0, 1, 2)]
         await sim.until_round(1)
         liar, shunned = (sim_member.transport for sim_member in sim_members[:2])
@@ -176,7 +176,7 @@ def test_member_ignoring_one_peer_does_not_drop_it(tmp_path: Path) -> None:
         liar.set_members(sim_member.id for sim_member in sim_members)
         await sim.until(lambda run: run.epoch == 1)
 
-    _runs_without_level_0(play(tmp_path, story, init_min_clients=4, rounds_per_epoch=6))
+    _runs_without_level_0(play(tmp_path, scenario, init_min_clients=4, rounds_per_epoch=6))
 
 
 def test_nan_votes_are_refused(tmp_path: Path) -> None:
@@ -359,7 +359,7 @@ def test_flood_of_early_announcements_displaces_nobody(tmp_path: Path) -> None:
 def test_readiness_counts_only_for_its_own_key(tmp_path: Path) -> None:
     """Member 0 reports all members as ready. Rounds begin only when the slow one is ready."""
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         liar = sim.add(0)
         sim.add(1), sim.add(2, seconds=3.5)
         await sim.until(lambda run: run.state is RunState.WARMUP)
@@ -371,7 +371,7 @@ def test_readiness_counts_only_for_its_own_key(tmp_path: Path) -> None:
             await liar.transport.announce(encode_announcement(lie, liar.identity.secret()))
         await sim.until_round(0)
 
-    sim = play(tmp_path, story, max_round_train_time=40)
+    sim = play(tmp_path, scenario, max_round_train_time=40)
     loaded = sim.sim_members[2].saw("model")[0]["t"]
     assert all(e["t"] >= loaded for p in sim.sim_members for e in p.saw("round"))
     assert loaded > sim.sim_members[1].saw("model")[0]["t"] + 3
@@ -393,7 +393,7 @@ def test_readiness_of_key_counts_for_last_named_wallet() -> None:
 
 @pytest.mark.slow
 def test_nonfinite_gradient_is_left_out(tmp_path: Path) -> None:
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim_members = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(1)
         replica = sim_members[1].member._replica  # type: ignore[union-attr]
@@ -404,7 +404,7 @@ def test_nonfinite_gradient_is_left_out(tmp_path: Path) -> None:
         hook.remove()  # five shares in a row that are not finite would end the member
         await sim.until_finished()
 
-    sim = play(tmp_path, story, **SHORT)
+    sim = play(tmp_path, scenario, **SHORT)
     assert any("this member skips step" in e["message"] for e in sim.sim_members[1].saw("warning"))
     assert sim.run.lost_sequences == 0
     assert sim.check(dropped=[sim.sim_members[1]]) > 0
@@ -414,7 +414,7 @@ def test_nonfinite_gradient_is_left_out(tmp_path: Path) -> None:
 def test_witness_record_names_held_results(tmp_path: Path) -> None:
     """The chain stores fingerprints of the announced commitments, salted by the attesting round."""
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim_members = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until(lambda run: run.current.height == 2)
         assert sim_members[0].chain is not None
@@ -429,4 +429,4 @@ def test_witness_record_names_held_results(tmp_path: Path) -> None:
         )
         assert len({tuple(unpack_fingerprints(one, before.roster).items()) for one in seen}) == 1
 
-    play(tmp_path, story)
+    play(tmp_path, scenario)

@@ -34,7 +34,7 @@ def test_members_after_pause_learn_without_momentum(tmp_path: Path) -> None:
     model.
     """
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim_members = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(1)
         sim.pause(True)
@@ -45,7 +45,7 @@ def test_members_after_pause_learn_without_momentum(tmp_path: Path) -> None:
         assert [_momentum(sim_member) for sim_member in sim_members] == [0, 0, 0]
         await sim.until_finished()
 
-    sim = play(tmp_path, story, cold_start_warmup_steps=2, **SHORT)
+    sim = play(tmp_path, scenario, cold_start_warmup_steps=2, **SHORT)
     assert sim.check() == 27
     for sim_member in sim.sim_members:
         end = sim_member.saw("cooldown", epoch=0)[0]["hashes"]
@@ -62,17 +62,17 @@ def test_members_after_pause_learn_without_momentum(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_epoch_without_pause_keeps_momentum(tmp_path: Path) -> None:
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim_members = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(0, epoch=1)
         assert min(map(_momentum, sim_members)) > 0
         await sim.until_finished()
 
-    assert play(tmp_path, story, **SHORT).check() == 24
+    assert play(tmp_path, scenario, **SHORT).check() == 24
 
 
 def test_result_with_nonfinite_loss_is_not_announced(tmp_path: Path) -> None:
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim_members = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(1)
         replica = _replica(sim_members[1])
@@ -85,7 +85,7 @@ def test_result_with_nonfinite_loss_is_not_announced(tmp_path: Path) -> None:
         replica._backward = broken  # type: ignore[method-assign]
         await sim.until(lambda run: run.epoch == 1)
 
-    sim = play(tmp_path, story, rounds_per_epoch=4)
+    sim = play(tmp_path, scenario, rounds_per_epoch=4)
     warned = [e["message"] for e in sim.sim_members[1].saw("warning")]
     assert any("skips step" in message and "the loss is inf" in message for message in warned)
     assert {e["height"] for e in sim.sim_members[1].saw("trained")} <= {0, 1}
@@ -102,14 +102,14 @@ def _slow_down(sim_member: SimMember, seconds: float) -> None:
 def test_measured_speed_is_declared_for_next_epoch(tmp_path: Path) -> None:
     """All declare 60 sequences a minute. Ten take 2 seconds for two of them and 6 for the third."""
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim_members = [sim.add(tier) for tier in (0, 1, 2)]
         _slow_down(sim_members[2], 3.0)
         await sim.until_finished()
 
     sim = play(
         tmp_path,
-        story,
+        scenario,
         max_round_train_time=60,
         global_batch_size_start=30,
         global_batch_size_end=30,
@@ -137,12 +137,12 @@ def test_training_too_late_for_round_is_abandoned(tmp_path: Path) -> None:
     the member.
     """
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim_members = [sim.add(tier) for tier in (0, 1, 2)]
         _slow_down(sim_members[2], 8.0)
         await sim.until(lambda run: run.epoch == 1)
 
-    sim = play(tmp_path, story, warmup_time=200, max_round_train_time=5)
+    sim = play(tmp_path, scenario, warmup_time=200, max_round_train_time=5)
     slow = sim.sim_members[2]
     given_up, too_slow = (event["message"] for event in slow.saw("warning")[:2])
     assert given_up == "skipped round 0: too slow, the run moved on"
@@ -162,14 +162,14 @@ def test_lone_too_slow_member_is_warned_once_per_epoch(tmp_path: Path, witnesses
     drop it.
     """
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         alone = sim.add(0)
         _slow_down(alone, 20.0)
         await sim.until(lambda run: run.epoch == 2)
 
     sim = play(
         tmp_path,
-        story,
+        scenario,
         min_clients=1,
         init_min_clients=1,
         witness_nodes=witnesses,
@@ -201,13 +201,13 @@ def test_measured_speed_includes_all_round_work(tmp_path: Path, seconds: float, 
     seconds.
     """
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim_members = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(2)  # the first round with both the share and the apply
         _slow_down(sim_members[2], seconds)
         await sim.until(lambda run: run.epoch == 1)
 
-    sim = play(tmp_path, story, warmup_time=200)
+    sim = play(tmp_path, scenario, warmup_time=200)
     slow = sim.sim_members[2]
     assert slow.saw("trained")
     said = [
@@ -228,7 +228,7 @@ def test_measured_speed_includes_all_round_work(tmp_path: Path, seconds: float, 
 
 @pytest.mark.slow
 def test_snapshot_is_withdrawn_at_next_epochs_first_apply(tmp_path: Path) -> None:
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim_members = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(1, epoch=1)
         offered = {sim_member.name: _offered(sim_member) for sim_member in sim_members}
@@ -241,7 +241,7 @@ def test_snapshot_is_withdrawn_at_next_epochs_first_apply(tmp_path: Path) -> Non
             assert not offered[sim_member.name] & sim_member.transport._blobs.keys()
         await sim.until_finished()
 
-    assert play(tmp_path, story, rounds_per_epoch=4, total_steps=8).check() == 30
+    assert play(tmp_path, scenario, rounds_per_epoch=4, total_steps=8).check() == 30
 
 
 def _offered(sim_member: SimMember) -> set[bytes]:
@@ -270,13 +270,13 @@ def test_attestation_contains_measured_upload_speed(
         told.append(bytes_per_sec)
         await original(self, *args, bytes_per_sec=bytes_per_sec, **others)
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         for tier in (0, 1, 2):
             sim.add(tier)
         await sim.until_finished()
 
     monkeypatch.setattr(SolanaMember, "witness", listening)
-    sim = play(tmp_path, story, **SHORT)
+    sim = play(tmp_path, scenario, **SHORT)
     assert sim.check() == 24
     sent = [sim_member.saw("traffic")[-1]["sent"] for sim_member in sim.sim_members]
     assert min(told) >= 0

@@ -127,7 +127,7 @@ def test_remembered_roots_are_bounded(record_commitments: list[tuple[int, int]])
 
 
 def test_result_with_discontinuous_state_is_skipped() -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         inbox = ResultInbox()
         inbox.results.open(plan_of(4))
         inbox.hear(1, private=PrivateRoots(NOTHING, root(1), None))
@@ -147,11 +147,11 @@ def test_result_with_discontinuous_state_is_skipped() -> None:
         assert refused["why"].startswith(BROKEN)
         inbox.results.close()
 
-    run_virtual(story())
+    run_virtual(scenario())
 
 
 def test_state_chain_compares_late_earlier_result() -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         inbox = ResultInbox()
         for height in (4, 5):
             inbox.results.open(plan_of(height))
@@ -164,7 +164,7 @@ def test_state_chain_compares_late_earlier_result() -> None:
         assert set(inbox.results.attestable(4)) == {1}
         inbox.results.close()
 
-    run_virtual(story())
+    run_virtual(scenario())
 
 
 # --- members --------------------------------------------------------------------------------------
@@ -218,13 +218,13 @@ def test_state_roots_form_chain_over_epochs(
 ) -> None:
     chains: dict[str, list[Commitment]] = {}
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         for tier in (0, 1, 2):
             sim.add(tier)
         chains.update(record_commitments(sim))
         await sim.until_finished()
 
-    sim = play(tmp_path, story, optimizer=optimizer, overlap=overlap, **SHORT)
+    sim = play(tmp_path, scenario, optimizer=optimizer, overlap=overlap, **SHORT)
     assert sim.check() > 0
     assert sim.run.epoch > 1
     for chain in chains.values():
@@ -243,7 +243,7 @@ def test_restarted_member_resumes_its_saved_state_or_none(tmp_path: Path) -> Non
     for remembers in (True, False):
         chains: dict[str, list[Commitment]] = {}
 
-        async def story(
+        async def scenario(
             sim: SimulatedRun, remembers: bool = remembers, chains: Any = chains
         ) -> None:
             sim.stores_optimizer_state = remembers
@@ -260,7 +260,7 @@ def test_restarted_member_resumes_its_saved_state_or_none(tmp_path: Path) -> Non
                 _listen(sim_member, chains[sim_member.name])
             await sim.until_finished()
 
-        sim = play(tmp_path / str(remembers), story, **ALL, **SHORT)
+        sim = play(tmp_path / str(remembers), scenario, **ALL, **SHORT)
         assert sim.check() > 0
         first, *others = (list(breaks(chain)) for chain in chains.values())
         assert [one.epoch for one in first] == [0]
@@ -278,7 +278,7 @@ def test_saved_state_with_another_root_is_damaged(tmp_path: Path) -> None:
     from safetensors import safe_open
     from safetensors.torch import save_file
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim.stores_optimizer_state = True
         await restart(sim)
         for file in (tmp_path / "private").iterdir():
@@ -290,7 +290,7 @@ def test_saved_state_with_another_root_is_damaged(tmp_path: Path) -> None:
             save_file(state, file, metadata=about)
         await sim.until_finished()
 
-    sim = play(tmp_path, story, **ALL, **SHORT)
+    sim = play(tmp_path, scenario, **ALL, **SHORT)
     assert sim.check() > 0
     for sim_member in sim.sim_members[1:]:
         (warned,) = (
@@ -307,7 +307,7 @@ def test_member_exchanging_its_state_delivers_nothing(tmp_path: Path) -> None:
     again.
     """
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         for tier in (0, 1, 2, 2):
             sim.add(tier)
         await sim.until_round(1)
@@ -315,7 +315,7 @@ def test_member_exchanging_its_state_delivers_nothing(tmp_path: Path) -> None:
         falsify_results(liar, exchanges(liar))
         await sim.until_finished()
 
-    sim = play(tmp_path, story, rounds_per_epoch=4, total_steps=8)
+    sim = play(tmp_path, scenario, rounds_per_epoch=4, total_steps=8)
     liar = sim.sim_members[-1]
     assert sim.check(hostile=[liar]) > 0
     assert sim.run.lost_sequences == 0
@@ -346,7 +346,7 @@ def test_checker_receives_states_around_judged_round(tmp_path: Path) -> None:
     """
     compared = 0
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         nonlocal compared
         for tier in (0, 1, 2):
             sim.add(tier)
@@ -373,7 +373,7 @@ def test_checker_receives_states_around_judged_round(tmp_path: Path) -> None:
             )
         await sim.until_finished()
 
-    assert play(tmp_path, story, rounds_per_epoch=4, total_steps=4).check() > 0
+    assert play(tmp_path, scenario, rounds_per_epoch=4, total_steps=4).check() > 0
     assert compared > 0
 
 
@@ -381,7 +381,7 @@ def test_state_is_not_served_before_reveal(tmp_path: Path) -> None:
     """The state would reveal the result."""
     refused = 0
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         nonlocal refused
         sim.add(0), sim.add(1), sim.add(2, seconds=3.0)
         chains = record_commitments(sim)
@@ -400,7 +400,7 @@ def test_state_is_not_served_before_reveal(tmp_path: Path) -> None:
         await asyncio.sleep(0.2)
         await ask_block(checker, sim_member.id, mine.private.after, parts, 0, 5)
 
-    play(tmp_path, story)
+    play(tmp_path, scenario)
     assert refused
 
 
@@ -412,11 +412,11 @@ def test_member_without_memory_for_copy_warns_and_continues(
 
     monkeypatch.setattr(state_roots, "copy_state", full)
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim.add(0)
         await sim.until(lambda run: run.epoch == 1)
 
-    sim = play(tmp_path, story, **ALONE)
+    sim = play(tmp_path, scenario, **ALONE)
     sim.check()
     (warned,) = (e["message"] for e in sim.sim_members[0].saw("warning"))
     assert "no memory for a copy of the optimizer state" in warned

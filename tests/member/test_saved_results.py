@@ -51,13 +51,13 @@ def results_of(sim: SimulatedRun, sim_member: SimMember) -> dict[int, list[Gradi
 
 
 def whole_run(tmp_path: Path, tiers: Sequence[int], **rules: Any) -> SimulatedRun:
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim.writes_gradients = True
         for tier in tiers:
             sim.add(tier)
         await sim.until_finished()
 
-    return play(tmp_path, story, **SHORT, **rules)
+    return play(tmp_path, scenario, **SHORT, **rules)
 
 
 @pytest.mark.slow
@@ -121,7 +121,7 @@ def _full(target: Path) -> Iterator[BinaryIO]:
 def test_full_disk_is_one_warning_each_time_it_fills(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim.writes_gradients = True
         sim.add(0)
         for room, full in (((2, 0), (3, 0)), ((1, 1), (3, 1))):
@@ -131,7 +131,7 @@ def test_full_disk_is_one_warning_each_time_it_fills(
                 await sim.until_round(full[0], epoch=full[1])
         await sim.until_finished()
 
-    sim = play(tmp_path, story, **ALONE | {"rounds_per_epoch": 4, "total_steps": 8})
+    sim = play(tmp_path, scenario, **ALONE | {"rounds_per_epoch": 4, "total_steps": 8})
     sim.check()
     (sim_member,) = sim.sim_members
     messages = [event["message"] for event in sim_member.saw("warning")]
@@ -147,7 +147,7 @@ def test_full_disk_is_one_warning_each_time_it_fills(
 def test_removed_gradient_directory_is_recreated_or_warned(tmp_path: Path) -> None:
     """A file replaces one member's directory. The other's directory is only removed."""
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim.writes_gradients = True
         for tier in (0, 2):
             sim.add(tier)
@@ -157,7 +157,7 @@ def test_removed_gradient_directory_is_recreated_or_warned(tmp_path: Path) -> No
         (sim.place / "gradients" / "m0").write_text("in the way")
         await sim.until_finished()
 
-    sim = play(tmp_path, story, init_min_clients=2, rounds_per_epoch=4, total_steps=8)
+    sim = play(tmp_path, scenario, init_min_clients=2, rounds_per_epoch=4, total_steps=8)
     assert sim.check() == 10
     (warning,) = sim.sim_members[0].saw("warning")
     assert f"cannot write to {sim.place / 'gradients' / 'm0'}" in warning["message"]
@@ -167,7 +167,7 @@ def test_removed_gradient_directory_is_recreated_or_warned(tmp_path: Path) -> No
 
 @pytest.mark.slow
 def test_slow_gradient_disk_costs_files_but_no_memory(tmp_path: Path) -> None:
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim.writes_gradients = True
         slow = sim.add(0)
         sim.add(2)
@@ -176,7 +176,7 @@ def test_slow_gradient_disk_costs_files_but_no_memory(tmp_path: Path) -> None:
         assert len(slow.member._gradients._writing) <= 4  # type: ignore[union-attr]
         await sim.until_finished()
 
-    sim = play(tmp_path, story, init_min_clients=2, rounds_per_epoch=12, total_steps=12)
+    sim = play(tmp_path, scenario, init_min_clients=2, rounds_per_epoch=12, total_steps=12)
     assert sim.compare(sim.sim_members) > 0
     messages = [event["message"] for event in sim.sim_members[0].saw("warning")]
     assert any("is slower than the rounds" in message for message in messages)
@@ -233,13 +233,13 @@ def test_gradient_directory_with_other_run_is_refused(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_optim_metrics_every_n_steps_change_nothing(tmp_path: Path) -> None:
     def run(place: Path, every: int) -> SimulatedRun:
-        async def story(sim: SimulatedRun) -> None:
+        async def scenario(sim: SimulatedRun) -> None:
             sim.optim_stats_steps = every
             for tier in (0, 2):
                 sim.add(tier)
             await sim.until_finished()
 
-        return play(place, story, init_min_clients=2, **SHORT)
+        return play(place, scenario, init_min_clients=2, **SHORT)
 
     plain = run(tmp_path / "plain", 0)
     asked = run(tmp_path / "asked", 2)

@@ -14,7 +14,7 @@ from member.result_inbox import SECRETS, ResultInbox, commitment_of, key_to, p2p
 
 
 def test_sealed_result_is_held_after_its_own_reveal() -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         inbox = ResultInbox()
         inbox.results.open(plan_of())
         said = inbox.hear_sealed(1)
@@ -41,11 +41,11 @@ def test_sealed_result_is_held_after_its_own_reveal() -> None:
         assert answer == [encode_announcement(one, SECRETS[1]) for one in (said, key_to(said))]
         inbox.results.close()
 
-    run_virtual(story())
+    run_virtual(scenario())
 
 
 def test_copied_bytes_cannot_be_revealed() -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         inbox = ResultInbox()
         inbox.results.open(plan_of())
         theirs = commitment_of(inbox.transports[2], 2)
@@ -58,11 +58,11 @@ def test_copied_bytes_cannot_be_revealed() -> None:
         assert inbox.results.attestable(4) == {}
         inbox.results.close()
 
-    run_virtual(story())
+    run_virtual(scenario())
 
 
 def test_result_after_closing_is_kept_but_not_attested() -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         inbox = ResultInbox()
         inbox.results.open(plan_of())
         said = inbox.hear(1)
@@ -77,7 +77,7 @@ def test_result_after_closing_is_kept_but_not_attested() -> None:
         ]
         inbox.results.close()
 
-    run_virtual(story())
+    run_virtual(scenario())
 
 
 def test_closings_count_once_per_witness() -> None:

@@ -54,7 +54,7 @@ def _trained(loss: float) -> Any:
 def test_repeated_round_is_not_signed_twice() -> None:
     """A lying node shows the same round with the same seed and another share."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         inbox = ResultInbox()
         announcing = _announcing(inbox)
         inbox.results.open(plan_of())
@@ -73,7 +73,7 @@ def test_repeated_round_is_not_signed_twice() -> None:
         await announcing.announce(plan_of(5), _trained(1.0))
         inbox.results.close()
 
-    run_virtual(story())
+    run_virtual(scenario())
 
 
 def test_round_signed_before_restart_is_not_signed_again(
@@ -90,7 +90,7 @@ def test_round_signed_before_restart_is_not_signed_again(
 
     monkeypatch.setattr(SimTransport, "announce", hear)
 
-    async def story() -> None:
+    async def scenario() -> None:
         other = replace(plan_of(), shares={**plan_of().shares, 0: plan_of().shares[1]})
         for plan, allowed in ((plan_of(), True), (other, False)):
             inbox = ResultInbox()
@@ -102,12 +102,12 @@ def test_round_signed_before_restart_is_not_signed_again(
                 await _announcing(inbox).announce(plan, _trained(1.0))
             inbox.results.close()
 
-    run_virtual(story())
+    run_virtual(scenario())
     assert on_disk == [True]
 
 
 def test_unrecordable_result_is_not_announced(tmp_path: Path) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         inbox = ResultInbox()
         inbox.results = Results(
             inbox.ports, inbox.role, inbox.workers.decode, SignedResults(tmp_path / "s", b"k" * 32)
@@ -121,4 +121,4 @@ def test_unrecordable_result_is_not_announced(tmp_path: Path) -> None:
         assert inbox.results.candidates(4, 0) == []
         inbox.results.close()
 
-    run_virtual(story())
+    run_virtual(scenario())
