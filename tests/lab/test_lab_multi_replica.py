@@ -80,7 +80,7 @@ def test_together_equals_members_of_simulated_run(
 
     monkeypatch.setattr(epoch, "plan_round", noted)
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         for tier in (0, 1, 2):
             sim.add(tier)
         await sim.until(lambda run: run.trained_steps > 0)
@@ -88,7 +88,7 @@ def test_together_equals_members_of_simulated_run(
         await sim.until_finished()
 
     began: list[Any] = []
-    sim = play(tmp_path, story, rounds_per_epoch=STEPS, total_steps=STEPS, **rules)
+    sim = play(tmp_path, scenario, rounds_per_epoch=STEPS, total_steps=STEPS, **rules)
     hashes = {event["step"]: event["hashes"] for event in sim.sim_members[0].saw("applied")}
     assert sorted(hashes) == list(range(1, STEPS + 1))
 

@@ -56,7 +56,7 @@ def offered(inbox: ResultInbox, seat: int, seed: int) -> Offer:
 
 
 def test_member_without_snapshot_refuses_silently(caplog: pytest.LogCaptureFixture) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         inbox = ResultInbox()
         ours = inbox.transports[0]
         share = ModelShare(inbox.transports[1])
@@ -68,7 +68,7 @@ def test_member_without_snapshot_refuses_silently(caplog: pytest.LogCaptureFixtu
         share.withdraw()
         assert await ask_offers(ours, SCHEMA.state, PEERS, 5) == {}
 
-    run_virtual(story())
+    run_virtual(scenario())
     assert not caplog.records
 
 
@@ -83,7 +83,7 @@ def test_unexpected_offer_error_drops_only_that_offer(
             raise RecursionError("nobody has thought of it")
         return found
 
-    async def story() -> None:
+    async def scenario() -> None:
         inbox = ResultInbox()
         for seat, step in ((1, 666), (2, STEP)):
             ModelShare(inbox.transports[seat]).offer(snapshot(replica(1), SCHEMA.state, 0, step))
@@ -92,12 +92,12 @@ def test_unexpected_offer_error_drops_only_that_offer(
             assert [offer.holders for offer in offers[0]] == [(PEERS[1],)]
 
     monkeypatch.setattr(model_sharing, "checked", fragile)
-    run_virtual(story())
+    run_virtual(scenario())
     assert len(caplog.records) == 1
 
 
 def test_segments_are_fetched_from_all_holders() -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         inbox = ResultInbox()
         offers = [offered(inbox, seat, 1) for seat in (1, 2)]
         weights = blank()
@@ -108,13 +108,13 @@ def test_segments_are_fetched_from_all_holders() -> None:
         assert level_hash(weights, SCHEMA.state, 0) == wanted
         assert all(inbox.transports[seat].stats().sent["blob"] > 0 for seat in (1, 2))
 
-    run_virtual(story())
+    run_virtual(scenario())
 
 
 def test_offers_of_unattested_levels_fetch_nothing() -> None:
     """Only offers with the hash on chain count, for any number and order of peers."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         inbox = ResultInbox()
         wrong = offered(inbox, 1, 1)
         right = offered(inbox, 2, 2)
@@ -134,13 +134,13 @@ def test_offers_of_unattested_levels_fetch_nothing() -> None:
         with pytest.raises(ModelUnavailable, match="no peer offers it"):
             await fetcher.fetch(0, [], weights, wanted)
 
-    run_virtual(story())
+    run_virtual(scenario())
 
 
 def test_false_level_is_detected_at_first_segment() -> None:
     """The digests are right but the bytes are wrong. Another peer then sends the bytes."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         inbox = ResultInbox()
         right = offered(inbox, 2, 2)
         for digest in right.digests:
@@ -152,7 +152,7 @@ def test_false_level_is_detected_at_first_segment() -> None:
         assert level_hash(weights, SCHEMA.state, 0) == wanted
         assert inbox.transports[1].stats().sent["blob"] == 0
 
-    run_virtual(story())
+    run_virtual(scenario())
 
 
 def test_manifest_beyond_limit_or_schema_is_ignored() -> None:

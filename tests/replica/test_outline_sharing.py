@@ -48,7 +48,7 @@ def receive_outline(
     answers with it.
     """
 
-    async def story() -> Outline | None:
+    async def scenario() -> Outline | None:
         inbox = ResultInbox()
         for seat, outline in outlines.items():
             OutlineShare(inbox.transports[seat], outline)
@@ -63,7 +63,7 @@ def receive_outline(
         assert found is None or found[1] == SCHEMA
         return found[0] if found else None
 
-    return run_virtual(story())
+    return run_virtual(scenario())
 
 
 def test_outline_config_and_tokenizer_come_from_members() -> None:
@@ -127,7 +127,7 @@ def test_companion_files_together_have_one_deadline(monkeypatch: pytest.MonkeyPa
         await asyncio.sleep(60)
         raise TransportError("nobody sends it")
 
-    async def story() -> float:
+    async def scenario() -> float:
         inbox = ResultInbox()
         transport = inbox.transports[0]
         monkeypatch.setattr(transport, "fetch", endless)
@@ -143,7 +143,7 @@ def test_companion_files_together_have_one_deadline(monkeypatch: pytest.MonkeyPa
         assert outline[0] == Outline(RIGHT)
         return asyncio.get_running_loop().time() - started
 
-    assert run_virtual(story()) < 90
+    assert run_virtual(scenario()) < 90
 
 
 CONFIG_JSON = Outline(RIGHT).config_json()

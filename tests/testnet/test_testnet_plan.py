@@ -221,12 +221,12 @@ def test_shipped_configs_state_their_needs() -> None:
 
 
 def test_chaos_repeats_and_respects_allowed_clients() -> None:
-    def story() -> list[list[int]]:
+    def scenario() -> list[list[int]]:
         kills = ChaosSchedule(2, 10, (2, 3, 5))
         return [kills.now(float(at), [1, 2, 3, 4, 5] if at != 30 else [1, 5]) for at in range(61)]
 
-    killed = story()
-    assert killed == story()
+    killed = scenario()
+    assert killed == scenario()
     assert [at for at, victims in enumerate(killed) if victims] == [10, 20, 30, 40, 50, 60]
     assert killed[30] == [5]
     assert all(len(killed[at]) == 2 and set(killed[at]) <= {2, 3, 5} for at in (10, 20, 40, 50, 60))

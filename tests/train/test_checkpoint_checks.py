@@ -33,9 +33,9 @@ def settings(**options: Any) -> TrainSettings:
 
 @pytest.fixture(scope="module")
 def schema(tmp_path_factory: pytest.TempPathFactory) -> StateSchema:
-    async def story(_: SimulatedRun) -> None: ...
+    async def scenario(_: SimulatedRun) -> None: ...
 
-    return play(tmp_path_factory.mktemp("schema") / "run", story).schema.state
+    return play(tmp_path_factory.mktemp("schema") / "run", scenario).schema.state
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_members_report_steps_missing_in_older_checkpoint(tmp_path: Path, keeps:
     their loss.
     """
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim.saves_checkpoints = keeps
         sim_members = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until(lambda run: run.epoch == 1)
@@ -172,7 +172,7 @@ def test_members_report_steps_missing_in_older_checkpoint(tmp_path: Path, keeps:
             sim.start(sim_member)
         await sim.until(lambda run: all(sim_member.saw("model") for sim_member in sim_members))
 
-    sim = play(tmp_path, story, rounds_per_epoch=3)
+    sim = play(tmp_path, scenario, rounds_per_epoch=3)
     reached = sim.run.trained_steps
     lost = f"{reached} steps of training are lost: no member has the model"
     for sim_member in sim.sim_members:

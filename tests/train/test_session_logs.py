@@ -117,14 +117,14 @@ def test_error_is_not_logged_if_stderr_is_same_file(
 def test_simulated_member_events_have_no_date(tmp_path: Path) -> None:
     """Only sinks add dates, so a member's events are equal in every run in virtual time."""
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         for tier in (0, 1, 2):
             sim.add(tier)
         await sim.until_finished()
 
     told = []
     for place in (tmp_path / "one", tmp_path / "two"):
-        sim = play(place, story, total_steps=3, rounds_per_epoch=3)
+        sim = play(place, scenario, total_steps=3, rounds_per_epoch=3)
         assert sim.check() > 0
         # The checkpoint directory differs each time.
         kept = [
@@ -145,7 +145,7 @@ def test_simulated_member_events_have_no_date(tmp_path: Path) -> None:
 def test_leaving_member_reports_whether_run_knows(tmp_path: Path, reachable: bool) -> None:
     said: list[str] = []
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim_members = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(2)
         going = sim_members[2]
@@ -157,7 +157,7 @@ def test_leaving_member_reports_whether_run_knows(tmp_path: Path, reachable: boo
         await session._leave(going.member, going.member._ports.events, 1.3)
         said.extend(event.get("message", event["kind"]) for event in going.events[before:])
 
-    play(tmp_path, story)
+    play(tmp_path, scenario)
     not_told = "cannot tell the chain that this member leaves; the others will drop it"
     assert said == (["left"] if reachable else [not_told])
 
