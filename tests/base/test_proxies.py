@@ -79,8 +79,8 @@ def test_socks_proxy_needs_its_package(environment: pytest.MonkeyPatch, url: str
 
 @pytest.fixture
 def web() -> Iterator[Web]:
-    with serving() as found:
-        yield found
+    with serving() as server:
+        yield server
 
 
 async def test_transport_sends_request_through_proxy(
