@@ -35,14 +35,14 @@ def test_audits_of_honest_members_raise_no_alarm(figures: dict[str, Any]) -> Non
 
 def test_audits_of_attackers_detect_all(figures: dict[str, Any]) -> None:
     assert figures["attacks"].keys() == members.ATTACKS.keys()
-    for attack, found in figures["attacks"].items():
-        assert found["detected"] == found["audits"] == 2
+    for attack, counts in figures["attacks"].items():
+        assert counts["detected"] == counts["audits"] == 2
         exact = attack in audits.EXACT_ATTACKS
-        assert exact or found["smallest"] > 10 * figures["bound"]
+        assert exact or counts["smallest"] > 10 * figures["bound"]
 
 
 def test_audits_in_bf16_are_counted_apart(figures: dict[str, Any]) -> None:
-    assert {found["audits"] for found in figures["bf16"].values()} == {4}
+    assert {counts["audits"] for counts in figures["bf16"].values()} == {4}
     assert figures["bf16"]["muon"]["largest"]["whole"] > figures["bound"]
 
 
