@@ -34,9 +34,9 @@ def only_named(address: str) -> bool:
 
 @pytest.fixture
 def web() -> Iterator[Web]:
-    with serving() as found:
-        found.files = {"/a.bin": bytes(4096)}
-        yield found
+    with serving() as server:
+        server.files = {"/a.bin": bytes(4096)}
+        yield server
 
 
 @pytest.fixture

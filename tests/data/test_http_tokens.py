@@ -34,14 +34,14 @@ CLIENT = HttpClient(pause=0.001, timeout=0.5)
 
 @pytest.fixture
 def web() -> Iterator[Web]:
-    with serving() as found:
-        found.files["/a.bin"] = TOKENS.tobytes()
-        yield found
+    with serving() as server:
+        server.files["/a.bin"] = TOKENS.tobytes()
+        yield server
 
 
-def opened(web: Web, cache: Cache | None = None, **given: object) -> TokenFiles:
+def opened(web: Web, cache: Cache | None = None, **options: object) -> TokenFiles:
     store = HttpFiles([f"{web.url}/a.bin"], CLIENT, cache)
-    return TokenFiles(store, "a", 2, 16, vocab_size=256, **given)  # type: ignore[arg-type]
+    return TokenFiles(store, "a", 2, 16, vocab_size=256, **options)  # type: ignore[arg-type]
 
 
 def test_http_file_equals_local_file(web: Web, tmp_path: Path) -> None:
@@ -211,24 +211,22 @@ def test_numbered_http_files_are_read_in_order() -> None:
 
 def test_bucket_is_listed_page_by_page(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", web.url)
-    asked = (
-        "/storage/v1/b/my-bucket/o?prefix=some%2F&delimiter=%2F&fields=items(name),nextPageToken"
-    )
+    path = "/storage/v1/b/my-bucket/o?prefix=some%2F&delimiter=%2F&fields=items(name),nextPageToken"
     first = {
         "items": [{"name": "some/b.ds"}, {"name": "some/"}, {"name": "some/x.json"}],
         "nextPageToken": "n&",
     }
     second = {"items": [{"name": "some/a 1.ds"}]}
     web.files["/storage/v1/b/my-bucket/o"] = b"{}"
-    web.files[asked] = json.dumps(first).encode()
-    web.files[f"{asked}&pageToken=n%26"] = json.dumps(second).encode()
+    web.files[path] = json.dumps(first).encode()
+    web.files[f"{path}&pageToken=n%26"] = json.dumps(second).encode()
     del web.files["/storage/v1/b/my-bucket/o"]
     urls = bucket_urls("my-bucket", "/some", CLIENT)
     assert urls == [f"{web.url}/my-bucket/some/a%201.ds", f"{web.url}/my-bucket/some/b.ds"]
-    web.files[asked] = b'{"items": []}'
+    web.files[path] = b'{"items": []}'
     with pytest.raises(DataError, match="has no token files"):
         bucket_urls("my-bucket", "some", CLIENT)
-    web.files[asked] = b"<html>"
+    web.files[path] = b"<html>"
     with pytest.raises(DataError, match="cannot be read"):
         bucket_urls("my-bucket", "some", CLIENT)
     with pytest.raises(DataError, match="is not a valid bucket name"):
