@@ -162,7 +162,7 @@ def outcomes(
     place = tmp_path_factory.mktemp("mistakes")
     scene = Scene(network, xprocess, run_inputs, place)
     parameters = [getattr(item, "callspec", None) for item in request.session.items]
-    asked = [
+    mistakes = [
         spec.params["mistake"]
         for spec in parameters
         if spec is not None and "mistake" in spec.params
@@ -170,7 +170,7 @@ def outcomes(
     yield {
         mistake: RunningMember(mistake.__name__, mistake(scene), place / "logs", THREADS)
         for mistake in MISTAKES
-        if mistake in asked
+        if mistake in mistakes
     }
     for taken in scene.held:
         taken.close()
@@ -181,11 +181,11 @@ def outcomes(
 def test_mistake_prints_sentence_and_fix(
     outcomes: dict[Mistake, Running], mistake: Mistake
 ) -> None:
-    done = outcomes[mistake]
+    process = outcomes[mistake]
     sentence, fix = MISTAKES[mistake]
-    assert done.wait() == (2 if mistake is no_program_id else 1), done.output
-    assert "Traceback" not in done.output
-    error_text = re.fullmatch(r"(?:.*\n)*error: (.+)\nfix: (.+)\n(?:docs: .+\n)?", done.output)
-    assert error_text is not None, done.output
+    assert process.wait() == (2 if mistake is no_program_id else 1), process.output
+    assert "Traceback" not in process.output
+    error_text = re.fullmatch(r"(?:.*\n)*error: (.+)\nfix: (.+)\n(?:docs: .+\n)?", process.output)
+    assert error_text is not None, process.output
     assert sentence in error_text[1]
     assert fix in error_text[2]
