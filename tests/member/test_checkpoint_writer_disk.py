@@ -147,9 +147,9 @@ def test_old_steps_are_deleted_except_the_recorded_one(
         sim.keep_steps = keep_steps
         sim.add(0)
         await sim.until(lambda run: run.epoch == 1 and run.state is RunState.ROUND_TRAIN)
-        named = sim.model.checkpoint
-        assert named.kind is CheckpointKind.LOCAL
-        assert named.repo == str(sim.place / "kept" / "m0" / "sim-step3")
+        recorded = sim.model.checkpoint
+        assert recorded.kind is CheckpointKind.LOCAL
+        assert recorded.repo == str(sim.place / "kept" / "m0" / "sim-step3")
         chain = sim.sim_members[0].chain
         assert chain is not None
 
@@ -159,7 +159,7 @@ def test_old_steps_are_deleted_except_the_recorded_one(
         chain.checkpoint = checkpoint  # type: ignore[method-assign]
         await sim.until(lambda run: run.epoch == 5 and run.state is RunState.ROUND_TRAIN)
         assert _in(sim.place / "kept" / "m0") == sorted(f"sim-step{step}" for step in (3, *newest))
-        assert sim.model.checkpoint == named
+        assert sim.model.checkpoint == recorded
 
     play(tmp_path / "run", scenario, **ALONE | {"total_steps": 24})
 
@@ -188,13 +188,13 @@ def test_step_of_rewound_past_is_deleted(tmp_path: Path) -> None:
         assert sim.model.checkpoint.repo == str(place / "sim-step3")
         assert (place / "sim-step3" / "model.safetensors").read_bytes() != past["sim-step3"]
         aside = place / "sim-step3.replaced-1"
-        (said,) = [
+        (message,) = [
             event["message"]
             for event in sim.sim_members[0].saw("warning")
             if "another model" in event["message"]
         ]
-        assert f"{place / 'sim-step3'} held another model of step 3" in said
-        assert f": it was moved to {aside}" in said, "it does not guess why the run went back"
+        assert f"{place / 'sim-step3'} held another model of step 3" in message
+        assert f": it was moved to {aside}" in message, "it does not guess why the run went back"
         assert _in(place) == ["sim-step3", "sim-step6", "sim-step7"], (
             "of four that one was the first to go"
         )
@@ -210,9 +210,9 @@ def test_rewound_step_named_by_chain_is_kept(tmp_path: Path) -> None:
         sim.add(0)
         place = sim.place / "kept" / "m0"
         await sim.until(lambda run: run.epoch == 1 and run.state is RunState.ROUND_TRAIN)
-        named = sim.model.checkpoint
+        recorded = sim.model.checkpoint
         past = (place / "sim-step3" / "model.safetensors").read_bytes()
-        assert named.repo == str(place / "sim-step3")
+        assert recorded.repo == str(place / "sim-step3")
         chain = sim.sim_members[0].chain
         assert chain is not None
 
@@ -224,7 +224,7 @@ def test_rewound_step_named_by_chain_is_kept(tmp_path: Path) -> None:
         messages = [event["message"] for event in sim.sim_members[0].saw("warning")]
         assert sum("which holds another model" in message for message in messages) == 1
         assert (place / "sim-step3" / "model.safetensors").read_bytes() == past
-        assert sim.model.checkpoint == named
+        assert sim.model.checkpoint == recorded
         assert _in(place) == ["sim-step3", "sim-step4"], "the pause ended the other epoch early"
 
     play(tmp_path / "run", scenario, **ALONE | {"total_steps": 12})

@@ -39,13 +39,13 @@ def test_next_directory_replaces_false_place_and_feeds_restart(tmp_path: Path) -
 
     async def scenario(sim: SimulatedRun) -> None:
         honest = sim.add(0)
-        kept = sim.place / "kept" / "m0"
+        directory = sim.place / "kept" / "m0"
         await sim.until(lambda run: run.epoch == 1 and run.state is RunState.ROUND_TRAIN)
         _name_falsely(sim, "/etc")
         await sim.until(lambda run: run.epoch == 5 and run.state is RunState.ROUND_TRAIN)
         steps = ("sim-step12", "sim-step15", "sim-step6", "sim-step9")
-        assert tuple(sorted(path.name for path in kept.iterdir())) == steps
-        assert sim.model.checkpoint.repo == str(kept / "sim-step15")
+        assert tuple(sorted(path.name for path in directory.iterdir())) == steps
+        assert sim.model.checkpoint.repo == str(directory / "sim-step15")
         assert not _warned(honest)
         await sim.kill(honest)
         honest.events.clear()

@@ -113,13 +113,13 @@ def test_refused_attestation_is_retried_with_backoff(tmp_path: Path) -> None:
         warmup_time=60,
         rounds_per_epoch=3,
     )
-    said = Counter(
+    message_counts = Counter(
         event["message"]
         for event in sim.sim_members[0].saw("warning")
         if "was refused" in event["message"]
     )
-    assert len(said) == 5, "of the warm-up and of four rounds"
-    assert max(said.values()) <= 6
+    assert len(message_counts) == 5, "of the warm-up and of four rounds"
+    assert max(message_counts.values()) <= 6
 
 
 @pytest.mark.slow
@@ -187,8 +187,8 @@ def test_newcomer_reports_wait_for_absent_holder_once(tmp_path: Path) -> None:
         second = sim.add(0)
 
         def waits() -> list[str]:
-            told = [event["message"] for event in second.saw("warning")]
-            return [message for message in told if message.startswith("the run waits for ")]
+            messages = [event["message"] for event in second.saw("warning")]
+            return [message for message in messages if message.startswith("the run waits for ")]
 
         await sim.until(lambda run: bool(waits()))
         await asyncio.sleep(600)

@@ -119,14 +119,14 @@ def test_honest_results_of_all_tiers_match(
 
     sim = play(tmp_path, scenario, optimizer=optimizer, overlap=overlap, **RULES)
     assert sim.check() > 0
-    found = verdicts(sim)
-    late = [event["why"] for event in found if event["verdict"] != "match"]
+    events = verdicts(sim)
+    late = [event["why"] for event in events if event["verdict"] != "match"]
     # The last draw of an epoch may come too late for a replay.
     assert set(late) <= {LATE}
-    assert len(late) < len(found) / 4
+    assert len(late) < len(events) / 4
     # In the first epoch nobody is established, so nothing is drawn.
-    assert {event["epoch"] for event in found} == {1}
-    assert {event["seat"] for event in found} == {seat_of(sim, one) for one in sim.sim_members}
+    assert {event["epoch"] for event in events} == {1}
+    assert {event["seat"] for event in events} == {seat_of(sim, one) for one in sim.sim_members}
     assert not any(one.saw("case_opened") for one in sim.sim_members)
 
 

@@ -51,51 +51,56 @@ def copies(
     """Wait for the victim's announcement or its key, and announce the same result as one's own."""
     tasks: list[asyncio.Task[None]] = []
 
-    async def wait(said: Commitment, transport: SimTransport) -> None:
+    async def wait(commitment: Commitment, transport: SimTransport) -> None:
         member = copier.member
         assert member is not None
         while True:
-            for theirs in member._results.candidates(said.height, seat_of(victim)):
+            for theirs in member._results.candidates(commitment.height, seat_of(victim)):
                 if not opened or theirs.key:
                     await asyncio.sleep(0.2)  # time to fetch the payloads
                     tell_all(
                         transport,
                         sign(
                             copier,
-                            copied(said, theirs.commitment, getattr(theirs, "key", b""), transport),
+                            copied(
+                                commitment,
+                                theirs.commitment,
+                                getattr(theirs, "key", b""),
+                                transport,
+                            ),
                         ),
                     )
                     return
             await asyncio.sleep(0.05)
 
-    async def lie(said: Commitment, transport: SimTransport) -> None:
-        tasks.append(asyncio.ensure_future(wait(said, transport)))
+    async def lie(commitment: Commitment, transport: SimTransport) -> None:
+        tasks.append(asyncio.ensure_future(wait(commitment, transport)))
 
     return lie
 
 
 def the_bytes(
-    said: Commitment, theirs: Commitment, key: bytes, transport: SimTransport
+    commitment: Commitment, theirs: Commitment, key: bytes, transport: SimTransport
 ) -> Commitment:
-    return msgspec.structs.replace(said, levels=theirs.levels)
+    return msgspec.structs.replace(commitment, levels=theirs.levels)
 
 
 def the_bytes_and_the_seal(
-    said: Commitment, theirs: Commitment, key: bytes, transport: SimTransport
+    commitment: Commitment, theirs: Commitment, key: bytes, transport: SimTransport
 ) -> Commitment:
-    return msgspec.structs.replace(said, levels=theirs.levels, seal=theirs.seal)
+    return msgspec.structs.replace(commitment, levels=theirs.levels, seal=theirs.seal)
 
 
 def the_work(
-    said: Commitment, theirs: Commitment, key: bytes, transport: SimTransport
+    commitment: Commitment, theirs: Commitment, key: bytes, transport: SimTransport
 ) -> Commitment:
     """Return a result masked under the copier's own seal: a valid commitment."""
-    own = key_of(_SECRETS[said.sender], said.place)
+    own = key_of(_SECRETS[commitment.sender], commitment.place)
     levels = {}
     for level, payload in theirs.levels.items():
         data = masked(masked(transport._blobs[payload.blake3], key, level), own, level)
         levels[level] = LevelPayload(transport.publish(data), len(data))
-    return msgspec.structs.replace(said, levels=levels)
+    return msgspec.structs.replace(commitment, levels=levels)
 
 
 def _an_epoch(

@@ -40,9 +40,11 @@ def test_dropped_last_holder_of_level_saves_copy(
         messages = [event["message"] for event in sim_member.saw("warning")]
         copies = [message for message in messages if "this member alone had" in message]
         assert len(copies) == saves, messages
-        kept = sorted(path.name for path in (tmp_path / "kept" / sim_member.name).glob("sim-step*"))
+        saved_steps = sorted(
+            path.name for path in (tmp_path / "kept" / sim_member.name).glob("sim-step*")
+        )
         step = max(event["step"] for event in sim_member.saw("applied"))
-        assert kept == [f"sim-step{step}"] * saves
+        assert saved_steps == [f"sim-step{step}"] * saves
         if saves:
             assert copies[0].startswith(
                 f"this member alone had level 0 of the model, and fell out at step {step}"

@@ -187,9 +187,9 @@ def test_early_closed_round_drops_no_other_holder(tmp_path: Path, lie: str) -> N
         await sim.until_round(1)
         hide = hides(liar, 0)
 
-        async def tell(said: Commitment, transport: SimTransport) -> None:
+        async def tell(commitment: Commitment, transport: SimTransport) -> None:
             await asyncio.sleep((0.75 - sim.now) % 1.0)
-            await hide(said, transport)
+            await hide(commitment, transport)
 
         falsify_results(liar, tell)
         if lie == "silent":
@@ -279,12 +279,12 @@ def test_holder_applies_all_rounds_after_other_holder_dies(tmp_path: Path, overl
             await sim.kill(dies)
 
         async def announced(data: bytes) -> None:
-            said = decode_announcement(data)
-            if isinstance(said, Commitment):
-                hidden.add(said.levels[0].blake3)
-                heights.add(said.height)
+            announcement = decode_announcement(data)
+            if isinstance(announcement, Commitment):
+                hidden.add(announcement.levels[0].blake3)
+                heights.add(announcement.height)
             await announce(data)
-            if isinstance(said, Reveal) and said.height in heights and not ends:
+            if isinstance(announcement, Reveal) and announcement.height in heights and not ends:
                 ends.append(asyncio.ensure_future(ended()))
 
         transport.announce = announced  # type: ignore[method-assign]
@@ -346,12 +346,12 @@ def _attests_nothing(sim_member: SimMember) -> None:
 def _denies(liar: SimMember, victim: SimMember, sim: SimulatedRun) -> None:
     assert liar.member is not None
     results = liar.member._results
-    held = results.attestable
+    attestable = results.attestable
 
     def lacking(height: int) -> dict[int, bytes]:
         return {
             seat: d
-            for seat, d in held(height).items()
+            for seat, d in attestable(height).items()
             if sim.members.seats[seat].signer != victim.wallet
         }
 

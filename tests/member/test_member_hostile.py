@@ -186,20 +186,22 @@ def test_nan_votes_are_refused(tmp_path: Path) -> None:
 
 
 def _wrong_size(sim: SimulatedRun, liar: SimMember) -> Lie:
-    async def lie(said: Commitment, transport: SimTransport) -> None:
+    async def lie(commitment: Commitment, transport: SimTransport) -> None:
         levels = {
             level: LevelPayload(payload.blake3, payload.size + 1)
-            for level, payload in said.levels.items()
+            for level, payload in commitment.levels.items()
         }
-        tell_all(transport, sign(liar, msgspec.structs.replace(said, levels=levels)))
+        tell_all(transport, sign(liar, msgspec.structs.replace(commitment, levels=levels)))
 
     return lie
 
 
 def _share_of_another(sim: SimulatedRun, liar: SimMember) -> Lie:
-    async def lie(said: Commitment, transport: SimTransport) -> None:
+    async def lie(commitment: Commitment, transport: SimTransport) -> None:
         stolen = msgspec.structs.replace(
-            said, seat=seat_of(sim.sim_members[1]), signer=bytes(sim.sim_members[1].key.pubkey())
+            commitment,
+            seat=seat_of(sim.sim_members[1]),
+            signer=bytes(sim.sim_members[1].key.pubkey()),
         )
         tell_all(transport, sign(liar, stolen))
 
@@ -221,12 +223,12 @@ def test_unassigned_result_is_refused_before_fetching(tmp_path: Path, lie_of: ob
 @pytest.mark.slow
 def test_unassigned_result_is_reported_once_with_sender(tmp_path: Path) -> None:
     def flood(sim: SimulatedRun, liar: SimMember) -> Lie:
-        async def lie(said: Commitment, transport: SimTransport) -> None:
+        async def lie(commitment: Commitment, transport: SimTransport) -> None:
             for number in range(100):
-                named = msgspec.structs.replace(
-                    said, seat=number % 4, schema_hash=bytes([number]) * 32
+                forged_commitment = msgspec.structs.replace(
+                    commitment, seat=number % 4, schema_hash=bytes([number]) * 32
                 )
-                tell_all(transport, sign(liar, named))
+                tell_all(transport, sign(liar, forged_commitment))
 
         return lie
 
@@ -247,10 +249,10 @@ def test_sender_of_invalid_announcement_is_banned_once(tmp_path: Path) -> None:
     """
 
     def babble(sim: SimulatedRun, liar: SimMember) -> Lie:
-        async def lie(said: Commitment, transport: SimTransport) -> None:
+        async def lie(commitment: Commitment, transport: SimTransport) -> None:
             for number in range(50):
                 tell_all(transport, bytes([number]) * 300)
-            tell_all(transport, sign(liar, msgspec.structs.replace(said, run_id="another")))
+            tell_all(transport, sign(liar, msgspec.structs.replace(commitment, run_id="another")))
 
         return lie
 
@@ -267,10 +269,10 @@ def test_sender_of_invalid_announcement_is_banned_once(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_holder_serving_wrong_bytes_delivers_nothing(tmp_path: Path) -> None:
     def lying_bytes(sim: SimulatedRun, liar: SimMember) -> Lie:
-        async def lie(said: Commitment, transport: SimTransport) -> None:
-            for payload in said.levels.values():
+        async def lie(commitment: Commitment, transport: SimTransport) -> None:
+            for payload in commitment.levels.values():
                 transport.forge(payload.blake3, b"\x02" * payload.size)
-            tell_all(transport, sign(liar, said))
+            tell_all(transport, sign(liar, commitment))
 
         return lie
 
@@ -282,9 +284,9 @@ def test_holder_serving_wrong_bytes_delivers_nothing(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_two_results_of_one_share_count_as_none(tmp_path: Path) -> None:
     def both(sim: SimulatedRun, liar: SimMember) -> Lie:
-        async def lie(said: Commitment, transport: SimTransport) -> None:
-            tell_all(transport, sign(liar, said))
-            tell_all(transport, sign(liar, other_result(sim, said, transport)))
+        async def lie(commitment: Commitment, transport: SimTransport) -> None:
+            tell_all(transport, sign(liar, commitment))
+            tell_all(transport, sign(liar, other_result(sim, commitment, transport)))
 
         return lie
 
@@ -296,8 +298,8 @@ def test_two_results_of_one_share_count_as_none(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_equivocating_member_does_not_fork_replicas(tmp_path: Path) -> None:
     def offer_inconsistently(sim: SimulatedRun, liar: SimMember) -> Lie:
-        async def lie(said: Commitment, transport: SimTransport) -> None:
-            faces = sign(liar, said), sign(liar, other_result(sim, said, transport))
+        async def lie(commitment: Commitment, transport: SimTransport) -> None:
+            faces = sign(liar, commitment), sign(liar, other_result(sim, commitment, transport))
             for index, peer in enumerate(sorted(transport.reachable())):
                 transport.tell(peer, faces[index % 2])
 
@@ -318,16 +320,16 @@ def test_hidden_accepted_result_is_fetched_from_other_peers(tmp_path: Path) -> N
     """
 
     def hiding(sim: SimulatedRun, liar: SimMember) -> Lie:
-        async def lie(said: Commitment, transport: SimTransport) -> None:
+        async def lie(commitment: Commitment, transport: SimTransport) -> None:
             victim = sim.sim_members[1].id
             for peer in sorted(transport.reachable() - {victim}):
-                transport.tell(peer, sign(liar, said))
+                transport.tell(peer, sign(liar, commitment))
             for tokens in (1.0, 2.0):
                 fake = msgspec.structs.replace(
-                    other_result(sim, said, transport), tokens_per_sec=tokens
+                    other_result(sim, commitment, transport), tokens_per_sec=tokens
                 )
                 transport.tell(victim, sign(liar, fake))
-                said = fake
+                commitment = fake
 
         return lie
 
@@ -340,9 +342,11 @@ def test_hidden_accepted_result_is_fetched_from_other_peers(tmp_path: Path) -> N
 @pytest.mark.slow
 def test_flood_of_early_announcements_displaces_nobody(tmp_path: Path) -> None:
     def flooding(sim: SimulatedRun, liar: SimMember) -> Lie:
-        async def lie(said: Commitment, transport: SimTransport) -> None:
-            for height in range(said.height, said.height + 100):
-                ahead = msgspec.structs.replace(said, height=height, tokens_per_sec=float(height))
+        async def lie(commitment: Commitment, transport: SimTransport) -> None:
+            for height in range(commitment.height, commitment.height + 100):
+                ahead = msgspec.structs.replace(
+                    commitment, height=height, tokens_per_sec=float(height)
+                )
                 tell_all(transport, sign(liar, ahead))
 
         return lie
@@ -352,7 +356,9 @@ def test_flood_of_early_announcements_displaces_nobody(tmp_path: Path) -> None:
     assert sim.check(hostile=[liar]) > 0
     for sim_member in honest:
         early = sim_member.member._results._early  # type: ignore[union-attr]
-        assert sum(len(kept) for of in early.values() for kept in of.values()) <= 8
+        assert (
+            sum(len(announcements) for of in early.values() for announcements in of.values()) <= 8
+        )
         assert len(sim_member.saw("trained", epoch=0)) == 3
 
 
@@ -422,11 +428,14 @@ def test_witness_record_names_held_results(tmp_path: Path) -> None:
         attesting = sim.run.round(1)
         assert before is not None
         assert attesting is not None
-        seen = await sim_members[0].chain.attestations(attesting)
+        attestations = await sim_members[0].chain.attestations(attesting)
         assert all(
             set(unpack_fingerprints(one, before.roster)) == set(bitmap.seats(before.roster))
-            for one in seen
+            for one in attestations
         )
-        assert len({tuple(unpack_fingerprints(one, before.roster).items()) for one in seen}) == 1
+        assert (
+            len({tuple(unpack_fingerprints(one, before.roster).items()) for one in attestations})
+            == 1
+        )
 
     play(tmp_path, scenario)

@@ -29,8 +29,10 @@ async def _dies_after_attesting(sim: SimulatedRun, sim_member: SimMember, epoch:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("epoch", "kept"), [(0, 0), (1, 3)])
-def test_newcomer_loads_lost_level_from_checkpoint(tmp_path: Path, epoch: int, kept: int) -> None:
+@pytest.mark.parametrize(("epoch", "kept_steps"), [(0, 0), (1, 3)])
+def test_newcomer_loads_lost_level_from_checkpoint(
+    tmp_path: Path, epoch: int, kept_steps: int
+) -> None:
     async def scenario(sim: SimulatedRun) -> None:
         sim_members = [sim.add(tier) for tier in (0, 1, 2)]
         await _dies_after_attesting(sim, sim_members[0], epoch)
@@ -56,9 +58,9 @@ def test_newcomer_loads_lost_level_from_checkpoint(tmp_path: Path, epoch: int, k
             if event["message"].startswith(WARNING)
         ]
         assert messages, sim_member.name
-        assert {message[len(WARNING) :].split(",")[0] for message in messages} == {str(kept)}, (
-            sim_member.name
-        )
+        assert {message[len(WARNING) :].split(",")[0] for message in messages} == {
+            str(kept_steps)
+        }, sim_member.name
     assert sim.compare(sim.sim_members) > 0
 
 

@@ -62,12 +62,12 @@ def test_finished_members_name_checkpoint_of_chain(tmp_path: Path) -> None:
         await sim.until_finished()
 
     sim = play(tmp_path, scenario, **SHORT)
-    (kept,) = [
+    (path,) = [
         event["path"] for event in sim.sim_members[0].saw("checkpoint") if event["step"] == 6
     ]
     for sim_member in sim.sim_members:
         assert not sim_member.saw("warning")
-        assert [event["checkpoint"] for event in sim_member.saw("finished")] == [kept]
+        assert [event["checkpoint"] for event in sim_member.saw("finished")] == [path]
         saved_here = sim_member.tier == 0
         assert bool(sim_member.saw("finished", elsewhere=True)) is not saved_here
 
@@ -90,11 +90,13 @@ def test_finished_run_keeps_model_until_saved(
         assert sim_member.alive
         (finished,) = sim_member.saw("finished")
         assert finished["checkpoint_step"] == 3
-        first, held = [event["message"] for event in sim_member.saw("warning")]
+        first, second = [event["message"] for event in sim_member.saw("warning")]
         assert first.startswith("no checkpoint of step 6 was saved: the disk of")
-        assert held.startswith("3 trained steps are in no checkpoint: this member keeps the model")
-        assert ("press Ctrl-C twice" in held) is asks
-        assert ("The next Ctrl-C or SIGTERM ends this member" in held) is not asks
+        assert second.startswith(
+            "3 trained steps are in no checkpoint: this member keeps the model"
+        )
+        assert ("press Ctrl-C twice" in second) is asks
+        assert ("The next Ctrl-C or SIGTERM ends this member" in second) is not asks
         disk.full = False
         await sim.until_finished()
         assert [event["step"] for event in sim_member.saw("checkpoint")] == [3, 6]

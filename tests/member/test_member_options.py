@@ -46,10 +46,10 @@ def test_downloads_of_one_author_are_limited(downloads: int | None, most: int) -
         payloads = Payloads(
             inbox.ports, replace(inbox.role, tier=0), inbox.workers.decode, lambda: None, downloads
         )
-        said = commitment_of(None, 0)
-        candidate = Candidate(said, b"", b"")
+        commitment = commitment_of(None, 0)
+        candidate = Candidate(commitment, b"", b"")
         await asyncio.gather(
-            *(payloads._fetch_level(candidate, level, plan_of()) for level in said.levels)
+            *(payloads._fetch_level(candidate, level, plan_of()) for level in commitment.levels)
         )
         assert (reached, len(candidate.payloads)) == (most, 3)
 

@@ -175,8 +175,8 @@ def test_equivocating_member_delivers_nothing(tmp_path: Path) -> None:
         await sim.until_round(1)
         liar = sim_members[0]
 
-        async def lie(said: Any, transport: Any) -> None:
-            for one in (said, other_result(sim, said, transport)):
+        async def lie(commitment: Any, transport: Any) -> None:
+            for one in (commitment, other_result(sim, commitment, transport)):
                 tell_all(transport, sign(liar, one))
 
         falsify_results(liar, lie)

@@ -69,9 +69,9 @@ def test_newcomer_fetching_model_is_awaited(tmp_path: Path) -> None:
         assert newcomer.transport is not None
         honest = newcomer.transport.fetch
 
-        async def slowly(*given: Any, **more: Any) -> bytes:
+        async def slowly(*args: Any, **more: Any) -> bytes:
             await asyncio.sleep(6.0)
-            return await honest(*given, **more)
+            return await honest(*args, **more)
 
         newcomer.transport.fetch = slowly  # type: ignore[method-assign]
         await sim.until_round(0, epoch=1)

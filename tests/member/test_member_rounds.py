@@ -24,8 +24,8 @@ def _replica(sim_member: SimMember) -> Replica:
 
 def _momentum(sim_member: SimMember) -> float:
     """Return how much a member has learnt but not sent yet."""
-    kept = _replica(sim_member).optimizer.state()
-    return sum(float(tensor.abs().sum()) for name, tensor in kept.items() if "residual" in name)
+    state = _replica(sim_member).optimizer.state()
+    return sum(float(tensor.abs().sum()) for name, tensor in state.items() if "residual" in name)
 
 
 @pytest.mark.slow
@@ -194,9 +194,11 @@ def test_lone_too_slow_member_is_warned_once_per_epoch(tmp_path: Path, witnesses
 
 
 @pytest.mark.parametrize(
-    ("seconds", "told"), [pytest.param(3.0, False, marks=pytest.mark.slow), (7.0, True)]
+    ("seconds", "is_warned"), [pytest.param(3.0, False, marks=pytest.mark.slow), (7.0, True)]
 )
-def test_measured_speed_includes_all_round_work(tmp_path: Path, seconds: float, told: bool) -> None:
+def test_measured_speed_includes_all_round_work(
+    tmp_path: Path, seconds: float, is_warned: bool
+) -> None:
     """Two jobs belong to the share, and two to the apply and its hashes. A round lasts at most 15
     seconds.
     """
@@ -210,20 +212,20 @@ def test_measured_speed_includes_all_round_work(tmp_path: Path, seconds: float, 
     sim = play(tmp_path, scenario, warmup_time=200)
     slow = sim.sim_members[2]
     assert slow.saw("trained")
-    said = [
+    messages = [
         e["message"]
         for sim_member in sim.sim_members
         for e in sim_member.saw("warning")
         if "too slow" in e["message"]
     ]
-    assert bool(said) is told
+    assert bool(messages) is is_warned
     # an abandoned share took more than the measured time
     sentence = (
         r"3 sequences took (more than )?14 s and applying a round's results 14 s, "
         "but a round leaves at most 15 s"
     )
-    assert not told or re.search(sentence, said[0])
-    assert sim.check(dropped=[slow] if told else []) > 0
+    assert not is_warned or re.search(sentence, messages[0])
+    assert sim.check(dropped=[slow] if is_warned else []) > 0
 
 
 @pytest.mark.slow
@@ -261,13 +263,13 @@ def _offered(sim_member: SimMember) -> set[bytes]:
 def test_attestation_contains_measured_upload_speed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[float] = []
+    speeds: list[float] = []
     original = SolanaMember.witness
 
     async def listening(
         self: SolanaMember, *args: Any, bytes_per_sec: float, **others: Any
     ) -> None:
-        told.append(bytes_per_sec)
+        speeds.append(bytes_per_sec)
         await original(self, *args, bytes_per_sec=bytes_per_sec, **others)
 
     async def scenario(sim: SimulatedRun) -> None:
@@ -279,5 +281,5 @@ def test_attestation_contains_measured_upload_speed(
     sim = play(tmp_path, scenario, **SHORT)
     assert sim.check() == 24
     sent = [sim_member.saw("traffic")[-1]["sent"] for sim_member in sim.sim_members]
-    assert min(told) >= 0
-    assert 0 < max(told) < min(sent), "in one second no member sends what it sends in all rounds"
+    assert min(speeds) >= 0
+    assert 0 < max(speeds) < min(sent), "in one second no member sends what it sends in all rounds"

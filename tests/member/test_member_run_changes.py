@@ -43,7 +43,7 @@ def _warnings(sim_member: SimMember) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "named"),
+    ("field", "value", "part"),
     [
         ("architecture", 9, "architecture"),
         ("schema_hash", b"\1" * 32, "model or optimizer"),
@@ -51,10 +51,10 @@ def _warnings(sim_member: SimMember) -> list[str]:
         ("max_seq_len", 7, "max_seq_len"),
     ],
 )
-def test_member_of_another_run_than_at_start_ends(field: str, value: Any, named: str) -> None:
+def test_member_of_another_run_than_at_start_ends(field: str, value: Any, part: str) -> None:
     first = builders.model()
     require_unchanged(first, builders.model(checkpoint_step=4, spec_hash=b"\3" * 32))
-    with pytest.raises(RunChanged, match=f"changed its {named} while") as raised:
+    with pytest.raises(RunChanged, match=f"changed its {part} while") as raised:
         require_unchanged(first, builders.model(**{field: value}))
     assert "Restart train" in raised.value.fix
 

@@ -172,20 +172,22 @@ def test_state_chain_compares_late_earlier_result() -> None:
 
 def record_commitments(sim: SimulatedRun) -> dict[str, list[Commitment]]:
     """Return every commitment of every member in order, over restarts."""
-    found: dict[str, list[Commitment]] = {sim_member.name: [] for sim_member in sim.sim_members}
+    commitments: dict[str, list[Commitment]] = {
+        sim_member.name: [] for sim_member in sim.sim_members
+    }
     for sim_member in sim.sim_members:
-        _listen(sim_member, found[sim_member.name])
-    return found
+        _listen(sim_member, commitments[sim_member.name])
+    return commitments
 
 
-def _listen(sim_member: SimMember, found: list[Commitment]) -> None:
+def _listen(sim_member: SimMember, commitments: list[Commitment]) -> None:
     transport = sim_member.transport
     assert transport is not None
     honest = transport.announce
 
     async def announce(data: bytes) -> None:
         if isinstance(one := decode_announcement(data), Commitment):
-            found.append(one)
+            commitments.append(one)
         await honest(data)
 
     transport.announce = announce  # type: ignore[method-assign]
@@ -358,9 +360,9 @@ def test_checker_receives_states_around_judged_round(tmp_path: Path) -> None:
         for sim_member in sim.sim_members[1:]:
             parts = outline_of(sim.schema, sim_member.tier)
             judged = next(one for one in chains[sim_member.name] if one.height == 2)
-            for wanted in (judged.private.before, judged.private.after):
+            for root in (judged.private.before, judged.private.after):
                 for index in range(parts.count):
-                    block = await ask_block(checker, sim_member.id, wanted, parts, index, 5)
+                    block = await ask_block(checker, sim_member.id, root, parts, index, 5)
                     assert len(block.data) == parts.place(index).size
                     compared += 1
             with pytest.raises(RequestRefused):

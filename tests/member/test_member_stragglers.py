@@ -30,8 +30,10 @@ ROUNDS = 8
 def _late(sim_member: SimMember, seconds: float) -> None:
     """Delay every announcement of a result by this time."""
 
-    async def lie(said: object, transport: object) -> None:
-        asyncio.get_running_loop().call_later(seconds, tell_all, transport, sign(sim_member, said))  # type: ignore[arg-type]
+    async def lie(announcement: object, transport: object) -> None:
+        asyncio.get_running_loop().call_later(
+            seconds, tell_all, transport, sign(sim_member, announcement)
+        )  # type: ignore[arg-type]
 
     falsify_results(sim_member, lie)
 

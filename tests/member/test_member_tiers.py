@@ -105,12 +105,12 @@ def test_run_without_weights_starts_equal_from_seed(tmp_path: Path) -> None:
 
     sim = play(tmp_path, scenario, stored=False, **SHORT)
     assert sim.check() == 24
-    named = Checkpoint(CheckpointKind.DUMMY, str(tmp_path / "model"), "")
+    checkpoint = Checkpoint(CheckpointKind.DUMMY, str(tmp_path / "model"), "")
     for tier in range(3):
         origin = Origin(
             sim.schema, tier, "auto", torch.device("cpu"), PassSize(4, "off"), lambda: 0.0
         )
-        first = origin.durable(named)
-        wanted = init_weights(sim.config, DUMMY_SEED, tier)
-        assert first.keys() == wanted.keys()
-        assert all(torch.equal(first[name], wanted[name]) for name in wanted)
+        first = origin.durable(checkpoint)
+        expected = init_weights(sim.config, DUMMY_SEED, tier)
+        assert first.keys() == expected.keys()
+        assert all(torch.equal(first[name], expected[name]) for name in expected)

@@ -73,7 +73,7 @@ def test_pause_and_resume_keeps_replicas(tmp_path: Path) -> None:
         for sim_member in sim.sim_members:
             await sim.until(
                 lambda _, p=sim_member: any(
-                    "is paused" in told["message"] for told in p.saw("warning")
+                    "is paused" in event["message"] for event in p.saw("warning")
                 )
             )
         sim.pause(False)

@@ -94,12 +94,12 @@ def test_result_with_all_levels_is_held() -> None:
     async def scenario() -> None:
         inbox = ResultInbox()
         inbox.results.open(plan_of())
-        said = inbox.hear(1)
+        commitment = inbox.hear(1)
         assert inbox.results.announced(4) == {1}
         assert inbox.results.attestable(4) == {}
         assert inbox.results.settled(4) == frozenset()
         await asyncio.sleep(1)
-        assert inbox.results.attestable(4) == {1: said.digest}
+        assert inbox.results.attestable(4) == {1: commitment.digest}
         assert inbox.results.settled(4) == {1}
         inbox.results.close()
 
@@ -127,10 +127,10 @@ def test_member_without_share_is_not_banned_for_strangers() -> None:
         for number in range(40):
             key = bytes([100 + number // 39]) * 32
             sender = bytes(Keypair.from_seed(key).pubkey())
-            said = msgspec.structs.replace(
+            commitment = msgspec.structs.replace(
                 commitment_of(None, 1), sender=sender, loss=float(number)
             )
-            inbox.results.admit(said, encode_announcement(said, key))
+            inbox.results.admit(commitment, encode_announcement(commitment, key))
         assert inbox.transports[0].barred == []
         for number in range(17):
             inbox.hear(1, loss=float(number), schema_hash=bytes(32))
@@ -167,9 +167,9 @@ def test_old_rounds_are_forgotten_and_payloads_withdrawn() -> None:
     async def scenario() -> None:
         inbox = ResultInbox()
         inbox.results.open(plan_of(4))
-        said = inbox.hear(2, signer=(2).to_bytes(32, "big"))
+        commitment = inbox.hear(2, signer=(2).to_bytes(32, "big"))
         await asyncio.sleep(1)
-        digest = said.levels[2].blake3
+        digest = commitment.levels[2].blake3
         assert digest in inbox.transports[0]._blobs
         for height in (5, 6, 7):
             inbox.results.open(plan_of(height))
@@ -241,7 +241,7 @@ def test_payload_comes_from_another_holder_without_its_trainer() -> None:
     async def scenario() -> None:
         inbox = ResultInbox()
         inbox.results.open(plan_of(4))
-        said = commitment_of(inbox.transports[1], 1)
+        commitment = commitment_of(inbox.transports[1], 1)
         for data in inbox.transports[1]._blobs.values():
             inbox.transports[0]._network._nodes[p2p_of(2)].publish(data)
         members = three_members()
@@ -250,10 +250,10 @@ def test_payload_comes_from_another_holder_without_its_trainer() -> None:
         inbox.results.begin(2)
         inbox.results.open(replace(plan_of(4), seats=tuple(seats)))
         inbox.transports[0]._network.crash(p2p_of(1))
-        inbox.results.hear(said, encode_announcement(said, SECRETS[1]))
-        inbox.tell(key_to(said))
+        inbox.results.hear(commitment, encode_announcement(commitment, SECRETS[1]))
+        inbox.tell(key_to(commitment))
         await asyncio.sleep(2)
-        assert inbox.results.attestable(4) == {1: said.digest}
+        assert inbox.results.attestable(4) == {1: commitment.digest}
 
     run_virtual(scenario())
 
@@ -332,11 +332,11 @@ def test_peer_questions_are_answered_and_malformed_ones_not() -> None:
     async def scenario() -> None:
         inbox = ResultInbox()
         inbox.results.open(plan_of(4))
-        said = inbox.hear_sealed(1)
+        commitment = inbox.hear_sealed(1)
         ask = inbox.results._answer
         assert msgspec.msgpack.decode(
             await ask(b"", msgspec.msgpack.encode((4, [1, 1, 2, 99999])))
-        ) == [encode_announcement(said, SECRETS[1])]
+        ) == [encode_announcement(commitment, SECRETS[1])]
         assert msgspec.msgpack.decode(await ask(b"", msgspec.msgpack.encode((77, [1])))) == []
         everybody = msgspec.msgpack.encode((4, list(range(256))))
         assert len(msgspec.msgpack.decode(await ask(b"", everybody))) == 1
@@ -367,7 +367,7 @@ def test_malformed_peer_answer_is_rejected(reply: bytes) -> None:
 
         inbox.transports[1].handle("commitments", answer)
         await Collector(inbox.ports, inbox.role.levels, inbox.results, 2).ask(
-            4, [1, 2], lambda said: True
+            4, [1, 2], lambda commitment: True
         )
         assert inbox.results.announced(4) == frozenset()
 
@@ -382,12 +382,12 @@ def test_answer_counts_only_for_requested_round_and_seats() -> None:
 
         async def answer(peer: bytes, body: bytes) -> bytes:
             return msgspec.msgpack.encode(
-                [encode_announcement(said, SECRETS[said.seat]) for said in replies]
+                [encode_announcement(reply, SECRETS[reply.seat]) for reply in replies]
             )
 
         inbox.transports[1].handle("commitments", answer)
         await Collector(inbox.ports, inbox.role.levels, inbox.results, 2).ask(
-            4, [2], lambda said: False
+            4, [2], lambda commitment: False
         )
         assert inbox.results.announced(4) == {2}
         inbox.results.close()
@@ -402,16 +402,18 @@ def test_oversized_answer_bans_the_peer(values: int, barred: bool) -> None:
     async def scenario() -> None:
         inbox = ResultInbox()
         inbox.results.open(plan_of(4))
-        said = encode_announcement(commitment_of(None, 2), SECRETS[2])
+        announcement = encode_announcement(commitment_of(None, 2), SECRETS[2])
 
         async def answer(peer: bytes, body: bytes) -> bytes:
-            return msgspec.msgpack.encode([said] + [said if values < 10 else b""] * (values - 1))
+            return msgspec.msgpack.encode(
+                [announcement] + [announcement if values < 10 else b""] * (values - 1)
+            )
 
         kept_out: list[bytes] = []
         inbox.transports[0].bar = lambda peer, why: kept_out.append(peer)  # type: ignore[method-assign]
         inbox.transports[1].handle("commitments", answer)
         await Collector(inbox.ports, inbox.role.levels, inbox.results, 2).ask(
-            4, [2], lambda said: False
+            4, [2], lambda commitment: False
         )
         assert (inbox.results.announced(4) == {2}) is not barred
         assert (p2p_of(1) in kept_out) is (values == 9), (
@@ -434,15 +436,17 @@ def test_signer_is_liable_only_for_what_it_sends(relay: int, barred: bool) -> No
         seeds = iter(range(1000, 2000))
 
         async def answer(peer: bytes, body: bytes) -> bytes:
-            said = [commitment_of(None, 2, seed=next(seeds)) for _ in range(4)]
-            return msgspec.msgpack.encode([encode_announcement(one, SECRETS[2]) for one in said])
+            commitments = [commitment_of(None, 2, seed=next(seeds)) for _ in range(4)]
+            return msgspec.msgpack.encode(
+                [encode_announcement(one, SECRETS[2]) for one in commitments]
+            )
 
         kept_out: list[bytes] = []
         inbox.transports[0].bar = lambda peer, why: kept_out.append(peer)  # type: ignore[method-assign]
         inbox.transports[relay].handle("commitments", answer)
         collector = Collector(inbox.ports, inbox.role.levels, inbox.results, 2)
         for _ in range(5):
-            await collector.ask(4, [2], lambda said: False)
+            await collector.ask(4, [2], lambda commitment: False)
         assert (p2p_of(2) in kept_out) is barred
         assert p2p_of(1) not in kept_out
 

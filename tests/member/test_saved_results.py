@@ -39,14 +39,14 @@ def files_of(sim: SimulatedRun, sim_member: SimMember) -> dict[str, bytes]:
 
 def results_of(sim: SimulatedRun, sim_member: SimMember) -> dict[int, list[GradientFile]]:
     """Return the files by step, in the order of seats."""
-    found: dict[int, list[GradientFile]] = defaultdict(list)
+    files_by_step: dict[int, list[GradientFile]] = defaultdict(list)
     for name in files_of(sim, sim_member):
         file = read_gradient_file(sim.place / "gradients" / sim_member.name / name)
         assert file.name == name
-        found[file.origin.step].append(file)
+        files_by_step[file.origin.step].append(file)
     return {
         step: sorted(files, key=lambda file: file.origin.seat)
-        for step, files in sorted(found.items())
+        for step, files in sorted(files_by_step.items())
     }
 
 
@@ -92,9 +92,11 @@ def test_gradient_files_contain_applied_votes(
         for event in sim_member.saw("joined")
     }
     for sim_member in sim.sim_members:
-        kept = results_of(sim, sim_member)
-        assert [*kept] == [*STEPS]
-        for (step, files), (votes, lr) in zip(kept.items(), applied[sim_member.tier], strict=True):
+        files_by_step = results_of(sim, sim_member)
+        assert [*files_by_step] == [*STEPS]
+        for (step, files), (votes, lr) in zip(
+            files_by_step.items(), applied[sim_member.tier], strict=True
+        ):
             assert {file.origin.seat: file.origin.tier for file in files} == tiers
             assert (
                 {file.origin.learning_rate for file in files}
@@ -104,9 +106,9 @@ def test_gradient_files_contain_applied_votes(
             decoded = [file.votes() for file in files]
             for level in range(sim_member.tier, 3):
                 expected = votes[level]
-                found = [one[level] for one in decoded if level in one]
-                assert len(found) == len(expected) > 0
-                for one, other in zip(found, expected, strict=True):
+                level_votes = [one[level] for one in decoded if level in one]
+                assert len(level_votes) == len(expected) > 0
+                for one, other in zip(level_votes, expected, strict=True):
                     assert torch.equal(one.positions, other.positions)
                     assert torch.equal(one.values, other.values)
 
@@ -139,8 +141,8 @@ def test_full_disk_is_one_warning_each_time_it_fills(
     for message in messages:
         assert "not all results of step" in message
         assert f"the disk of {sim.place / 'gradients' / sim_member.name} is full" in message
-    kept = {int(name.split("-")[1]) for name in files_of(sim, sim_member)}
-    assert {4, 8} <= kept < {*range(1, 9)}
+    steps = {int(name.split("-")[1]) for name in files_of(sim, sim_member)}
+    assert {4, 8} <= steps < {*range(1, 9)}
 
 
 @pytest.mark.slow
@@ -194,14 +196,14 @@ OURS = "0123456789abcdef"
 
 def test_unwritable_gradient_directory_is_refused_before_join(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    named = {"run_id": "r", "write_gradients_dir": tmp_path / "file" / "gradients"}
+    options = {"run_id": "r", "write_gradients_dir": tmp_path / "file" / "gradients"}
     with pytest.raises(Unsuitable, match=r"--write-gradients-dir .*Not a directory"):
-        gradients_directory(TrainSettings(**named), OURS).__enter__()
+        gradients_directory(TrainSettings(**options), OURS).__enter__()
     with pytest.raises(Unsuitable, match=r"--write-gradients-dir .*/file: it is a file"):
         gradients_directory(
-            TrainSettings(**named | {"write_gradients_dir": tmp_path / "file"}), OURS
+            TrainSettings(**options | {"write_gradients_dir": tmp_path / "file"}), OURS
         ).__enter__()
-    ours = TrainSettings(**named | {"write_gradients_dir": tmp_path / "new"})
+    ours = TrainSettings(**options | {"write_gradients_dir": tmp_path / "new"})
     with gradients_directory(ours, OURS):
         (tmp_path / "new" / ".step-000001-member-0.safetensors.partial").write_bytes(b"half")
         with pytest.raises(Unsuitable, match="another process on this machine writes there"):
@@ -242,9 +244,9 @@ def test_optim_metrics_every_n_steps_change_nothing(tmp_path: Path) -> None:
         return play(place, scenario, init_min_clients=2, **SHORT)
 
     plain = run(tmp_path / "plain", 0)
-    asked = run(tmp_path / "asked", 2)
-    assert asked.check() == 8
-    for one, other in zip(plain.sim_members, asked.sim_members, strict=True):
+    with_metrics = run(tmp_path / "asked", 2)
+    assert with_metrics.check() == 8
+    for one, other in zip(plain.sim_members, with_metrics.sim_members, strict=True):
         hashes = [
             [event["hashes"] for event in sim_member.saw("applied")] for sim_member in (one, other)
         ]

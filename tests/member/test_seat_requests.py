@@ -170,7 +170,7 @@ def test_repeated_pauses_do_not_slow_joins(tmp_path: Path) -> None:
 
 def test_removed_and_banned_members_get_reason(tmp_path: Path) -> None:
     """A removed member rejoins. A barred one ends with an error that says who can lift the bar."""
-    told: list[str] = []
+    messages: list[str] = []
 
     async def scenario(sim: SimulatedRun) -> None:
         sim_members = [sim.add(tier) for tier in (0, 1)]  # one member too few for an epoch
@@ -182,7 +182,7 @@ def test_removed_and_banned_members_get_reason(tmp_path: Path) -> None:
                 await sim.until(lambda _: sim.members.pending == 0b11)
         with pytest.raises(Refused) as end:
             await sim.until(lambda _: False)
-        told.append(end.value.message)
+        messages.append(end.value.message)
         sim_members[1].task = None
 
     sim = play(tmp_path, scenario)
@@ -191,7 +191,7 @@ def test_removed_and_banned_members_get_reason(tmp_path: Path) -> None:
         (wallet, False),
         (wallet, True),
     ]
-    assert "barred from" in told[0]
+    assert "barred from" in messages[0]
 
 
 @pytest.mark.slow

@@ -27,20 +27,20 @@ def _announcing(inbox: ResultInbox) -> Announcing:
     async def offer(_: object) -> None: ...
 
     wallet: Any = SimpleNamespace(wallet=bytes(32))
-    kept: Any = SimpleNamespace(
+    context: Any = SimpleNamespace(
         results=inbox.results, own_state=SimpleNamespace(trained=trained, offer=offer)
     )
     replica = SimpleNamespace(pass_settings=PassSettings(4, "fp32", "cpu"))
     rules = SimpleNamespace(verification_percent=0)
     epoch: Any = SimpleNamespace(start=SimpleNamespace(replica=replica, seat=0), rules=rules)
     return Announcing(
-        replace(inbox.ports, coordinator=wallet), inbox.role, inbox.workers.decode, kept, epoch
+        replace(inbox.ports, coordinator=wallet), inbox.role, inbox.workers.decode, context, epoch
     )
 
 
 def _trained(loss: float) -> Any:
     payloads = {level: empty_payload(level) for level in range(3)}
-    told = {
+    metrics = {
         "loss": loss,
         "tokens": 1,
         "tokens_per_sec": 1.0,
@@ -48,7 +48,7 @@ def _trained(loss: float) -> Any:
         "encode_seconds": 1.0,
         "measured": None,
     }
-    return SimpleNamespace(payloads=payloads, **told)
+    return SimpleNamespace(payloads=payloads, **metrics)
 
 
 def test_repeated_round_is_not_signed_twice() -> None:
@@ -59,7 +59,7 @@ def test_repeated_round_is_not_signed_twice() -> None:
         announcing = _announcing(inbox)
         inbox.results.open(plan_of())
         await announcing.announce(plan_of(), _trained(1.0))
-        told = inbox.results.candidates(4, 0)
+        candidates = inbox.results.candidates(4, 0)
         header = replace(plan_of().header, data_index=500)
         inbox.results.begin(2)  # it was dropped, and begins the epoch again
         again = replace(
@@ -68,7 +68,7 @@ def test_repeated_round_is_not_signed_twice() -> None:
         inbox.results.open(again)
         with pytest.raises(Desync, match="signed another result"):
             await announcing.announce(again, _trained(1.0))
-        assert len(told) == 1
+        assert len(candidates) == 1
         assert inbox.results.candidates(4, 0) == []
         await announcing.announce(plan_of(5), _trained(1.0))
         inbox.results.close()

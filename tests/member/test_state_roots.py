@@ -177,8 +177,8 @@ def test_later_run_with_same_id_has_its_own_state_file(tmp_path: Path) -> None:
         run = replace(inbox.feed.view.run, created=created)
         feed = RunFeed(replace(inbox.feed.view, run=run))
         ports = replace(inbox.ports, feed=feed, coordinator=SimpleNamespace(wallet=bytes(32)))
-        kept = private_state.PrivateState(
+        state = private_state.PrivateState(
             ports, inbox.role, inbox.workers, OwnState(ports, inbox.workers.state), tmp_path
         )
-        files.add(kept._file)
+        files.add(state._file)
     assert len(files) == 2

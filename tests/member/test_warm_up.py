@@ -127,7 +127,7 @@ class Joiner:
         )
         self.feed.view = builders.view(self.run, three_members(), model)
 
-    async def obtain(self, seed: int | None = None, kept: Path | None = None) -> Replica:
+    async def obtain(self, seed: int | None = None, checkpoint_dir: Path | None = None) -> Replica:
         """Run the warm-up with a replica of these weights and a directory of own checkpoints, if
         any.
         """
@@ -141,7 +141,7 @@ class Joiner:
             began,
             0,
             4,
-            kept,
+            checkpoint_dir,
         )
         if seed is not None:
             replica = origin.replica(init_weights(CONFIG, seed, 1))
@@ -191,12 +191,12 @@ def test_own_copy_with_recorded_hashes_replaces_false_place(tmp_path: Path, righ
         made_by = maker_name(joiner.run.identity)
         write_checkpoint(own, weights, CONFIG, tier=0, companions={}, made_by=made_by)
         if right:
-            replica = await joiner.obtain(kept=own.parent)
+            replica = await joiner.obtain(checkpoint_dir=own.parent)
             assert replica.hashes() == {1: _hash(ATTESTED, 1), 2: _hash(ATTESTED, 2)}
             assert not joiner.said("warning", "message")
             return
         with pytest.raises(NoModel):
-            await joiner.obtain(kept=own.parent)
+            await joiner.obtain(checkpoint_dir=own.parent)
         (warned,) = joiner.said("warning", "message")
         assert "'/etc' is not a Hub repository" in warned
         assert "aftermath-solana checkpoint --repo OWNER/NAME" in warned
@@ -208,15 +208,15 @@ def test_own_copy_with_recorded_hashes_replaces_false_place(tmp_path: Path, righ
 def test_missing_peers_with_valid_own_copy_are_not_warned(tmp_path: Path, own: int | None) -> None:
     async def scenario() -> None:
         joiner = Joiner(tmp_path, attested=0b111)
-        kept = tmp_path / "kept"
-        kept.mkdir()
+        checkpoint_dir = tmp_path / "kept"
+        checkpoint_dir.mkdir()
         good = tmp_path / "good"
         write_checkpoint(good, init_weights(CONFIG, ATTESTED), CONFIG, tier=0, companions={})
         bad = tmp_path / "bad"
         joiner.recorded(bad if own == OTHER else good, bad)
         if own is not None:
             write_checkpoint(
-                kept / f"test-step{STEP - 1}",
+                checkpoint_dir / f"test-step{STEP - 1}",
                 init_weights(CONFIG, own),
                 CONFIG,
                 tier=0,
@@ -225,9 +225,9 @@ def test_missing_peers_with_valid_own_copy_are_not_warned(tmp_path: Path, own: i
             )
         if own == OTHER:
             with pytest.raises(NoModel):
-                await joiner.obtain(kept=kept)
+                await joiner.obtain(checkpoint_dir=checkpoint_dir)
         else:
-            await joiner.obtain(kept=kept)
+            await joiner.obtain(checkpoint_dir=checkpoint_dir)
             assert joiner.said("model", "source") == ["the checkpoint"]
         warned = joiner.said("warning", "message")
         assert ("cannot fetch level 1 of the model: no peer offers it" in warned) is (
@@ -406,7 +406,9 @@ def test_unattested_level_comes_from_checkpoint(
         assert replica.hashes() == {1: _hash(ATTESTED, 1), 2: _hash(DURABLE, 2)}
         assert joiner.inbox.ports.clock.monotonic() < 10
         assert joiner.sent(2) == 0
-        assert not [told for told in joiner.said("warning", "message") if "level 2" in told]
+        assert not [
+            message for message in joiner.said("warning", "message") if "level 2" in message
+        ]
 
     run_virtual(scenario())
 
@@ -461,5 +463,5 @@ def test_silent_hub_blames_network_only_for_owners_place(step: int, fix: str) ->
         "the Hub cannot be reached for nobody/none", "Check this machine's internet connection"
     )
     place = Checkpoint(CheckpointKind.HUB, "nobody/none", "")
-    said = why_no_model(away, builders.model(checkpoint=place, checkpoint_step=step))
-    assert said.startswith(f"{away.message}\n{fix}")
+    message = why_no_model(away, builders.model(checkpoint=place, checkpoint_step=step))
+    assert message.startswith(f"{away.message}\n{fix}")
