@@ -94,16 +94,16 @@ async def test_kept_blob_is_served_until_retracted(mesh):
 async def test_blob_source_is_read_piece_by_piece(mesh):
     first, second = await mesh(1, 2)
     data = content(LARGE)
-    asked = []
+    reads = []
 
     def read(offset: int, length: int) -> bytes:
-        asked.append((offset, length))
+        reads.append((offset, length))
         return data[offset : offset + length]
 
     first.publish_source(blake3(data).digest(), LARGE, read)
     assert await second.fetch(blake3(data).digest(), LARGE, [first.node_id], 30) == data
-    assert sum(length for _, length in asked) == LARGE
-    assert max(length for _, length in asked) <= 1 << 20
+    assert sum(length for _, length in reads) == LARGE
+    assert max(length for _, length in reads) <= 1 << 20
 
 
 @pytest.mark.parametrize("fault", ["short", "raises"])

@@ -137,8 +137,8 @@ async def test_shaped_endpoints_deliver_late_and_exact(tmp_path: Path) -> None:
         started = loop.time()
         assert await second.fetch(first.publish(data), len(data), [first.node_id], 30) == data
         assert loop.time() - started >= 0.5
-        heard = second.announcements()
+        announcements = second.announcements()
         await first.announce(b"hello")
-        assert (await anext(heard)).data == b"hello"
+        assert (await anext(announcements)).data == b"hello"
     finally:
         await asyncio.gather(*(node.close() for node in nodes))

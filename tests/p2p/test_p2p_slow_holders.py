@@ -164,9 +164,9 @@ async def test_holder_pending_at_deadline_is_asked_last(no_help, trio):
     with pytest.raises(BlobUnavailable):
         await three.node.fetch(blake3(data).digest(), len(data), [three.cheat.node_id], 1)
     assert three.node.stats().peers[three.cheat.node_id].failures >= 1
-    asked = len(three.cheat.asked)
+    count = len(three.cheat.asked)
     assert await three.fetch(content(MIB), 30)
-    assert len(three.cheat.asked) == asked
+    assert len(three.cheat.asked) == count
 
 
 async def test_holder_too_slow_for_deadline_gets_help(quick, trio):
