@@ -59,9 +59,9 @@ def receive_outline(
                 return served
 
             inbox.transports[2].handle(TOPIC, answer)
-        found = await ask_outline(inbox.transports[0], PEERS, of_the_run, inbox.workers.compute)
-        assert found is None or found[1] == SCHEMA
-        return found[0] if found else None
+        received = await ask_outline(inbox.transports[0], PEERS, of_the_run, inbox.workers.compute)
+        assert received is None or received[1] == SCHEMA
+        return received[0] if received else None
 
     return run_virtual(scenario())
 
@@ -114,8 +114,8 @@ def test_disputed_tokenizer_is_left_out() -> None:
 
 def test_unavailable_files_are_left_out() -> None:
     gone = {name: CompanionFile(len(data), bytes(32)) for name, data in TOKENIZER.items()}
-    said = msgspec.msgpack.encode(OutlineReply(Outline(RIGHT).config_json(), gone))
-    assert receive_outline({}, served=said) == Outline(RIGHT)
+    reply = msgspec.msgpack.encode(OutlineReply(Outline(RIGHT).config_json(), gone))
+    assert receive_outline({}, served=reply) == Outline(RIGHT)
 
 
 def test_companion_files_together_have_one_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
