@@ -117,26 +117,26 @@ async def test_interrupts_next_signal_ends_work_that_stayed(
     monkeypatch.setattr(interrupts, "EXIT_SECONDS", 0.3)
     stays = asyncio.Event()
     ended = asyncio.Event()
-    told = list[signal.Signals]()
+    signals = list[signal.Signals]()
 
     def tell(number: signal.Signals) -> float:
-        told.append(number)
+        signals.append(number)
         return 0.0
 
-    heard = Interrupts(tell)
+    handler = Interrupts(tell)
 
     async def work() -> None:
         try:
             await asyncio.sleep(FOREVER)
         except asyncio.CancelledError:
-            heard.wait_for_another()
+            handler.wait_for_another()
             stays.set()
             await asyncio.sleep(FOREVER)
         finally:
-            heard.leaving()
+            handler.leaving()
             ended.set()
 
-    running = asyncio.create_task(heard.run(work()))
+    running = asyncio.create_task(handler.run(work()))
     await asyncio.sleep(0)
     os.kill(os.getpid(), signal.SIGINT)
     await stays.wait()
@@ -145,7 +145,7 @@ async def test_interrupts_next_signal_ends_work_that_stayed(
     os.kill(os.getpid(), signal.SIGINT)
     await asyncio.wait_for(running, 10)
     assert ended.is_set()
-    assert len(told) == 2
+    assert len(signals) == 2
 
 
 async def test_interrupts_run_ends_with_work_or_its_error() -> None:

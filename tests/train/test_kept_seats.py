@@ -56,32 +56,37 @@ def test_start_without_saved_copy_names_directory_and_tier(
     records: SeatRecords, tmp_path: Path
 ) -> None:
     view = _view()
-    kept = tmp_path / "kept"
-    records.update(view.run, _WALLET, kept)
-    work = _save(kept, view)
-    records.update(view.run, _WALLET, kept)
+    checkpoint_dir = tmp_path / "kept"
+    records.update(view.run, _WALLET, checkpoint_dir)
+    work = _save(checkpoint_dir, view)
+    records.update(view.run, _WALLET, checkpoint_dir)
     for tier in (0, AUTO_TIER, None):
-        assert _check(records, view, kept, tier) == work
-    for directory, tier in ((None, 0), (tmp_path / "other", 0), (kept, 1), (None, AUTO_TIER)):
+        assert _check(records, view, checkpoint_dir, tier) == work
+    for directory, tier in (
+        (None, 0),
+        (tmp_path / "other", 0),
+        (checkpoint_dir, 1),
+        (None, AUTO_TIER),
+    ):
         with pytest.raises(Unsuitable) as refused:
             _check(records, view, directory, tier)
         assert refused.value.message == (
-            f"this wallet keeps its seat with 7 trained steps, saved in {kept}"
+            f"this wallet keeps its seat with 7 trained steps, saved in {checkpoint_dir}"
         )
         assert refused.value.fix == (
-            f"Add --checkpoint-dir {kept} --matformer-tier 0, or run "
+            f"Add --checkpoint-dir {checkpoint_dir} --matformer-tier 0, or run "
             "aftermath-solana tick --run-id test first to give these steps up"
         )
 
 
 def test_start_whose_saved_copy_is_gone_is_refused(records: SeatRecords, tmp_path: Path) -> None:
     view = _view()
-    kept = tmp_path / "kept"
-    work = _save(kept, view)
-    records.update(view.run, _WALLET, kept)
-    shutil.rmtree(kept)
+    directory = tmp_path / "kept"
+    work = _save(directory, view)
+    records.update(view.run, _WALLET, directory)
+    shutil.rmtree(directory)
     with pytest.raises(Unsuitable, match=f"the saved model {work.directory} is gone"):
-        _check(records, view, kept)
+        _check(records, view, directory)
 
 
 def test_start_on_machine_without_record_is_refused(records: SeatRecords, tmp_path: Path) -> None:

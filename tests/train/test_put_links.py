@@ -80,9 +80,9 @@ class Bucket:
 
 @pytest.fixture
 async def bucket() -> AsyncIterator[Bucket]:
-    found = Bucket()
-    async with found.server:
-        yield found
+    storage = Bucket()
+    async with storage.server:
+        yield storage
 
 
 @pytest.fixture
@@ -124,8 +124,8 @@ async def test_put_of_all_files_ends_with_config(
 ) -> None:
     source = links.name(bucket.sign_all("demo-step6", 10))
     PutLinks(source).check()
-    said, pauses = await put(source, checkpoint)
-    assert said == f"{bucket.server.make_url('').origin()} (3 files of demo-step6)"
+    summary, pauses = await put(source, checkpoint)
+    assert summary == f"{bucket.server.make_url('').origin()} (3 files of demo-step6)"
     assert bucket.stored == STORED
     assert bucket.asked == ["PUT model.safetensors", "PUT tokenizer.json", "PUT config.json"]
     assert pauses == []
