@@ -26,7 +26,7 @@ class Terminal:
         command: Sequence[str | Path],
         environment: Mapping[str, str],
         patience: float = PATIENCE,
-        **given: Any,
+        **options: Any,
     ) -> None:
         self._patience = patience
         self._closed = False
@@ -40,7 +40,7 @@ class Terminal:
             os.setsid()
             fcntl.ioctl(theirs, termios.TIOCSCTTY, 0)
 
-        streams: dict[str, Any] = {"stdin": theirs, "stdout": theirs, "stderr": theirs} | given
+        streams: dict[str, Any] = {"stdin": theirs, "stdout": theirs, "stderr": theirs} | options
         env = {**os.environ, "TERM": "xterm-256color", **environment}
         self.process = subprocess.Popen(command, env=env, preexec_fn=foreground, **streams)
 
