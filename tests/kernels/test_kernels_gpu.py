@@ -197,14 +197,14 @@ def test_results_and_residuals_equal_torch(device: torch.device, name: str) -> N
 
 def received(schema: Schema, members: int) -> dict[int, list[bytes]]:
     """Return the payloads of members per level, with tiers in turn."""
-    votes: dict[int, list[bytes]] = {level: [] for level in range(schema.results.levels)}
+    payloads: dict[int, list[bytes]] = {level: [] for level in range(schema.results.levels)}
     for member in range(members):
         tier = member % schema.results.levels
         own = ErrorFeedback(schema.results, tier, tensors(schema, tier, 0), 0.9)
         sent = own.compress(PseudoGradient(gradients(schema, tier, member), 0.01, 0.0))
         for level, data in sent.items():
-            votes[level].append(data)
-    return votes
+            payloads[level].append(data)
+    return payloads
 
 
 APPLIED = {
@@ -242,7 +242,7 @@ def test_applied_parameters_equal_torch_on_cpu(device: torch.device, name: str) 
     summed = mock.Mock(side_effect=packed_sparse.group_sums)
     with mock.patch.object(packed_sparse, "group_sums", summed):
         assert applied(device, True) == expected
-    sparse = [level for level in results if not schema.results.whole(level)]
+    sparse = [level for level in results if not schema.results.is_dense(level)]
     assert summed.call_count == (0 if "float" in name else len(sparse))
 
 

@@ -26,7 +26,7 @@ from aftermath.optim.interfaces import PseudoGradient
 from aftermath.optim.lattice import LARGEST, SMALLEST
 from aftermath.optim.layout import level_layout
 from aftermath.optim.level_kernels import LevelTensors
-from aftermath.optim.level_votes import Votes, WholeVotes
+from aftermath.optim.level_votes import DenseVotes, Votes
 from aftermath.optim.schema import Schema
 from aftermath.optim.transform import subtract
 from optim.optim_oracle import RAGGED, toy_inner
@@ -44,7 +44,7 @@ SCHEMAS = {
 
 def results_of(schema: Schema, members: int, holes: float) -> dict[int, list[bytes]]:
     """Return payloads by level, from gradients of which this fraction is zero."""
-    votes: dict[int, list[bytes]] = {level: [] for level in range(schema.results.levels)}
+    payloads: dict[int, list[bytes]] = {level: [] for level in range(schema.results.levels)}
     for member in range(members):
         draws = torch.Generator().manual_seed(member)
         own = ErrorFeedback(schema.results, 0, tensors(schema, 0, 0), 0.9)
@@ -57,8 +57,8 @@ def results_of(schema: Schema, members: int, holes: float) -> dict[int, list[byt
         for level, data in own.compress(PseudoGradient(sparse_gradients, 0.01, 0.0)).items():
             indices, values = own.entries(level)
             assert data == encode_level(schema.results, level, indices, values)
-            votes[level].append(data)
-    return votes
+            payloads[level].append(data)
+    return payloads
 
 
 @pytest.mark.parametrize("holes", [0.0, 0.3, 1.0])
@@ -73,7 +73,7 @@ def test_digits_and_positions_give_the_same_step(name: str, holes: float) -> Non
     assert all(isinstance(vote, packed_dense.HostVotes) for of in votes.values() for vote in of)
     unpacked = {
         level: [
-            WholeVotes(level, vote.digits, vote.group_shifts, level_layout(schema.results, level))
+            DenseVotes(level, vote.digits, vote.group_shifts, level_layout(schema.results, level))
             for vote in of
         ]
         for level, of in votes.items()
@@ -113,7 +113,7 @@ def test_compiled_count_equals_torch(
     draws = np.random.default_rng(seed)
     known = np.array([0, 1, -1, 3, -3][: 1 + (1 << value_bits)], np.int8)
     low, high = sorted((one, other))
-    votes: list[WholeVotes] = []
+    votes: list[DenseVotes] = []
     payloads = []
     for _ in range(members):
         chosen = [
@@ -124,7 +124,7 @@ def test_compiled_count_equals_torch(
             torch.from_numpy(draws.integers(low, high + 1, (group.blocks, 1), np.uint8))
             for group in layout.groups
         ]
-        votes.append(WholeVotes(0, chosen, group_shifts, layout))
+        votes.append(DenseVotes(0, chosen, group_shifts, layout))
         codes = [
             torch.where((rows != 0).any(1, keepdim=True), by + 1, 0)
             for rows, by in zip(chosen, group_shifts, strict=True)
@@ -174,7 +174,7 @@ def test_corrupted_payload_gives_same_verdict_as_torch(
                 verdicts.append(str(error))
             else:
                 assert isinstance(vote, packed_dense.HostVotes) == works
-                assert isinstance(vote, WholeVotes)
+                assert isinstance(vote, DenseVotes)
                 verdicts.append([tensor.tolist() for tensor in (*vote.digits, *vote.group_shifts)])
     assert verdicts[0] == verdicts[1]
 
@@ -214,7 +214,7 @@ def test_dense_mean_ignores_order_and_batch_size(
     level = 0
     layout = level_layout(schema.results, level)
     draws = np.random.default_rng(seed)
-    votes: list[WholeVotes] = []
+    votes: list[DenseVotes] = []
     for _ in range(4):
         digits = [
             torch.from_numpy(
@@ -226,7 +226,7 @@ def test_dense_mean_ignores_order_and_batch_size(
             torch.from_numpy(draws.integers(0, 44, (group.blocks, 1), np.uint8))
             for group in layout.groups
         ]
-        votes.append(WholeVotes(level, digits, group_shifts, layout))
+        votes.append(DenseVotes(level, digits, group_shifts, layout))
     divisors = [0.0, 1.0, 1.5, 2.0, 7.0]
     cpu = torch.device("cpu")
     means = dense_votes.means(votes, layout, most, divisors, SMALLEST, cpu)
@@ -285,7 +285,7 @@ def test_unused_entry_leaves_its_digit_zero() -> None:
     data = encode_groups(schema.results, 0, chosen)
     assert data == encode_level(schema.results, 0, *entries_of(layout, *zip(*chosen, strict=True)))
     votes = decode_level(data, schema.results, 0)
-    assert isinstance(votes, WholeVotes)
+    assert isinstance(votes, DenseVotes)
     for own in votes.digits:
         assert own[0].nonzero().flatten().tolist() == [1, 3]
         assert own[0, [1, 3]].tolist() == [-3, 1]

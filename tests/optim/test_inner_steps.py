@@ -18,7 +18,7 @@ from aftermath.optim.inner_optimizer import BETAS
 from aftermath.optim.interfaces import BadState, PseudoGradient
 from aftermath.optim.lattice import SMALLEST, quantise
 from aftermath.optim.layout import level_layout
-from aftermath.optim.level_votes import WholeVotes
+from aftermath.optim.level_votes import DenseVotes
 from aftermath.optim.muon import Muon, MuonSettings
 from aftermath.optim.schema import Schema
 from optim.optim_oracle import RAGGED, cut_blocks, toy_inner
@@ -420,7 +420,7 @@ def test_whole_results_take_a_byte_per_number() -> None:
         votes.append(decode_level(payloads[2], schema.results, 2))
     first, second, third = votes
     for vote in votes:
-        assert isinstance(vote, WholeVotes)
+        assert isinstance(vote, DenseVotes)
         assert all(own.dtype == torch.int8 for own in vote.digits)
         assert all(
             len(own) == len(of) for own, of in zip(vote.group_shifts, vote.digits, strict=True)
