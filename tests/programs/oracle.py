@@ -21,7 +21,7 @@ from programs.oracle_records import (
     UNATTESTED,
     UNKNOWN,
     WAITS,
-    Named,
+    NamedCheckpoint,
     OracleCase,
     OracleMembership,
     Refusal,
@@ -131,7 +131,7 @@ class Oracle(Transitions):
             del self.memberships[wallet]
 
     def leave_run(self, wallet: int, at: RoundId) -> None:
-        require(any(self.named(at, back) for back in range(STORED_ROUNDS)), "StaleHeight")
+        require(any(self.is_round(at, back) for back in range(STORED_ROUNDS)), "StaleHeight")
         number = self.find(wallet)
         if number is None:
             raise Refusal("NotAMember")
@@ -150,8 +150,8 @@ class Oracle(Transitions):
 
     def warmup_witness(self, wallet: int, number: int, at: RoundId) -> None:
         require(self.state is RunState.WARMUP, "WrongState")
-        require(not self.seed_slot and self.named(at, 0), "StaleHeight")
-        self._own(number, wallet)
+        require(not self.seed_slot and self.is_round(at, 0), "StaleHeight")
+        self._require_own_seat(number, wallet)
         require(
             number in self.witnesses() and bitmap.contains(self.round.roster, number), "NotElected"
         )
@@ -161,8 +161,8 @@ class Oracle(Transitions):
 
     def witness(self, wallet: int, number: int, at: RoundId, results: Mapping[int, int]) -> None:
         require(self.state.training, "WrongState")
-        require(self.named(at, 0), "StaleHeight")
-        self._own(number, wallet)
+        require(self.is_round(at, 0), "StaleHeight")
+        self._require_own_seat(number, wallet)
         require(number in self.witnesses(), "NotElected")
         require(not bitmap.contains(self.round.voters, number), "DuplicateWitness")
         judged = self.judged_by(self.round)
@@ -177,11 +177,11 @@ class Oracle(Transitions):
     def verify(self, wallet: int, number: int, at: RoundId, target: int, mismatch: bool) -> None:
         require(self.state.active, "WrongState")
         case = next((one for one in self.open_cases() if self._is_about(one, at, target)), None)
-        backs = (back for back in range(1, STORED_ROUNDS) if self.named(at, back))
+        backs = (back for back in range(1, STORED_ROUNDS) if self.is_round(at, back))
         round = self._past(next(backs, STORED_ROUNDS))
         audits = self.audits(round) if round else None
         require(case is not None or audits is not None, "StaleHeight")
-        self._own(number, wallet)
+        self._require_own_seat(number, wallet)
         if case is None:
             assert round is not None
             assert audits is not None
@@ -233,9 +233,9 @@ class Oracle(Transitions):
 
     def attest(self, wallet: int, number: int, at: RoundId, hashes: Mapping[int, bytes]) -> None:
         require(self.state is RunState.COOLDOWN, "WrongState")
-        require(self.named(at, 0), "StaleHeight")
+        require(self.is_round(at, 0), "StaleHeight")
         require(bool(hashes), "HashesInvalid")
-        self._own(number, wallet)
+        self._require_own_seat(number, wallet)
         require(bitmap.contains(self.proven, number), "NotElected")
         electees = {level: self.electees(level) for level in range(self.levels)}
         counted = []
@@ -294,10 +294,10 @@ class Oracle(Transitions):
         known = self.known
         same = known.step == self.durable.step and turn < self.durable.turn
         require(known.step > self.durable.step or same, "CheckpointNotNewer")
-        self._name(Named(known.hashes, known.step, known.data_index, turn))
+        self._name(NamedCheckpoint(known.hashes, known.step, known.data_index, turn))
         self._follow()
 
-    def _name(self, checkpoint: Named) -> None:
+    def _name(self, checkpoint: NamedCheckpoint) -> None:
         """Record a checkpoint. Keep at most two of one step."""
         before = self.earlier[0].step if self.earlier[0] else 0
         if not checkpoint.step == self.durable.step == before:

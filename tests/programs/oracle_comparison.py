@@ -23,7 +23,7 @@ from aftermath.rules.run import FINGERPRINT_BYTES, Config, RoundId
 from programs import evidence
 from programs.harness import PROGRAM, START, World, encode, instruction_of
 from programs.oracle import Oracle
-from programs.oracle_records import NOBODY, UNKNOWN, Named, OracleMembership, Refusal
+from programs.oracle_records import NOBODY, UNKNOWN, NamedCheckpoint, OracleMembership, Refusal
 from programs.scenario import SCHEMA, Scenario, wallet
 
 LEVELS = 3
@@ -530,7 +530,7 @@ class Comparison:
 
     def _model(self) -> tuple[Any, ...]:
         checkpoint = self.oracle.durable
-        none = Named((UNKNOWN,) * LEVELS, 0, 0)
+        none = NamedCheckpoint((UNKNOWN,) * LEVELS, 0, 0)
         before = [one or none for one in self.oracle.earlier]
         earlier = [(one.hashes, one.step, one.data_index) for one in before]
         return checkpoint.hashes, checkpoint.step, checkpoint.data_index, checkpoint.turn, earlier

@@ -157,7 +157,7 @@ class Knowledge:
 
 
 @dataclass(frozen=True)
-class Named:
+class NamedCheckpoint:
     """A recorded durable checkpoint."""
 
     hashes: tuple[bytes, ...]

@@ -33,7 +33,7 @@ from programs.oracle_records import (
     UNKNOWN,
     WAITS,
     Knowledge,
-    Named,
+    NamedCheckpoint,
     OracleCase,
     OracleMembership,
     OracleRound,
@@ -50,7 +50,8 @@ OFTEN = 8
 """Failures minus deliveries after which a member is dropped for its levels."""
 ABSENT = 2
 """Failures that a level's only holder may have without losing its vote."""
-EARLIER = 3
+EARLIER_CHECKPOINTS = 3
+"""Checkpoints that a run remembers before its durable one."""
 MEDIANS = 8
 """Maximum weight of a member, in multiples of the median weight."""
 DAY = 24 * 60 * 60
@@ -112,8 +113,8 @@ class Transitions:
         self.reason = ExitReason.NONE
         self.finishers = 0
         self.known = Knowledge((UNKNOWN,) * levels, 0, 0, 0, ModelSource.CHECKPOINT, 0)
-        self.durable = Named((UNKNOWN,) * levels, 0, 0)
-        self.earlier: list[Named | None] = [None] * EARLIER
+        self.durable = NamedCheckpoint((UNKNOWN,) * levels, 0, 0)
+        self.earlier: list[NamedCheckpoint | None] = [None] * EARLIER_CHECKPOINTS
         """The checkpoints before it, newest first."""
         self.kept: tuple[Knowledge, int] | None = None
         """Knowledge of the model and the first untrained sequence, restored if the epoch is undone.
@@ -161,7 +162,8 @@ class Transitions:
         """Return the round `back` rounds before this one, as long as it is stored."""
         return self.rounds[-1 - back] if back < min(len(self.rounds), STORED_ROUNDS) else None
 
-    def named(self, at: RoundId, back: int) -> bool:
+    def is_round(self, at: RoundId, back: int) -> bool:
+        """Return whether `at` identifies the round `back` rounds before this one."""
         past = self._past(back)
         if past is None:  # the warm-up before round 0
             return not self.rounds and not back and at == RoundId(self.epoch, 0, 0)
@@ -170,7 +172,8 @@ class Transitions:
     def _passed(self, since: int, seconds: int) -> bool:
         return self.now > since and self.now >= since + seconds
 
-    def _own(self, number: int, wallet: int) -> None:
+    def _require_own_seat(self, number: int, wallet: int) -> None:
+        """Refuse a wallet that does not have this seat, or whose member is not healthy."""
         own = number < len(self.members) and self.members[number].wallet == wallet
         require(own and self.members[number].state is MemberState.HEALTHY, "SeatMismatch")
 
@@ -309,7 +312,8 @@ class Transitions:
         ]
         return [self.members[one] for one in (*bitmap.seats(gone), *recent)]
 
-    def _half(self, seat: Seat) -> bool:
+    def _delivered_half(self, seat: Seat) -> bool:
+        """Return whether a member delivered in half of the rounds, with a score of 0 or more."""
         return 2 * seat.delivered >= self.judged and seat.shown >= 0
 
     def judge(self) -> None:
@@ -529,7 +533,7 @@ class Transitions:
 
     def _exit(self, seat: Seat, state: MemberState) -> None:
         if self.state is not RunState.COOLDOWN:
-            enough = state is not MemberState.EJECTED and self._half(seat)
+            enough = state is not MemberState.EJECTED and self._delivered_half(seat)
             seat.established &= state is not MemberState.EJECTED
             self.proven &= ~(0 if enough else 1 << self._claim(seat.wallet))
         seat.state = state
@@ -941,13 +945,13 @@ class Transitions:
         if round.established:
             return attested, delivered
         if len(round.votes) == round.elected:
-            named = bitmap.from_seats(self._by_most(round)) & judged.roster
+            by_majority = bitmap.from_seats(self._by_most(round)) & judged.roster
         else:
-            named = bitmap.from_seats(
+            by_majority = bitmap.from_seats(
                 one for one in judged.members if not self._left_out(round, one)
             )
         owed_nothing = attested & ~delivered
-        return named | owed_nothing, named & ~owed_nothing
+        return by_majority | owed_nothing, by_majority & ~owed_nothing
 
     @staticmethod
     def _left_out(round: OracleRound, number: int) -> bool:
@@ -1005,7 +1009,7 @@ class Transitions:
         self.statements = {level: {} for level in range(self.levels)}
         if self.judged:
             for number in bitmap.seats(self.proven & self.healthy):
-                self.proven &= ~(0 if self._half(self.members[number]) else 1 << number)
+                self.proven &= ~(0 if self._delivered_half(self.members[number]) else 1 << number)
             for number in bitmap.seats(self.judges & self.healthy):
                 self.proven |= (self.members[number].shown >= 0) << number
         if self.judged and not self.judges:
@@ -1018,7 +1022,7 @@ class Transitions:
                 for one in bitmap.seats(self.healthy & ~self.proven)
                 if self.members[one].tier <= least
             ]
-            idle = [one for one in idle if self._half(self.members[one])]
+            idle = [one for one in idle if self._delivered_half(self.members[one])]
             self.proven |= (
                 bitmap.from_seats(idle) if 4 * len(idle) <= self.proven.bit_count() else 0
             )
