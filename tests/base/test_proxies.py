@@ -91,4 +91,4 @@ async def test_transport_sends_request_through_proxy(
     async with httpx.AsyncClient(transport=ProxyTransport()) as client:
         for url in ("http://rpc.example/a", f"{web.url}/a"):
             assert (await client.get(url)).content == b"tokens"
-    assert [path for path, _ in web.asked] == ["http://rpc.example/a", "/a"]
+    assert [path for path, _ in web.requests] == ["http://rpc.example/a", "/a"]
