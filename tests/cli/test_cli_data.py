@@ -191,9 +191,9 @@ def test_fetch_downloads_each_file_once(tmp_path: Path) -> None:
             "t001.bin": bytes([1]) * 1000,
             "t002.bin": bytes([2]) * 1000,
         }
-        web.asked.clear()
+        web.requests.clear()
         download(f"{web.url}/t001.bin", tmp_path, HttpClient(), lambda here, whole: None)
-        assert web.asked == [("/t001.bin", "bytes=0-0")]
+        assert web.requests == [("/t001.bin", "bytes=0-0")]
         web.files["/t001.bin"] += b"more"
         with pytest.raises(DataError, match="with another size"):
             download(f"{web.url}/t001.bin", tmp_path, HttpClient(), lambda here, whole: None)

@@ -211,7 +211,7 @@ def test_doctor_without_relay_advises_one() -> None:
 def test_relay_view_of_addresses_names_how_peers_connect(
     chosen: str, addresses: list[str] | None, is_named: bool, status: str, word: str
 ) -> None:
-    finding = machine_checks.relay_finding(chosen, addresses, named=is_named)
+    finding = machine_checks.relay_finding(chosen, addresses, is_named=is_named)
     assert (finding.status, bool(finding.fix)) == (status, bool(word))
     assert word in finding.fix
     if addresses and not word:

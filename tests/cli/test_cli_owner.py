@@ -442,10 +442,10 @@ def test_list_runs_shows_run(unchanged: tuple[Shell, str]) -> None:
     assert row["state"] == "uninitialized"  # the JSON for scripts; people see words
     listed = invoke("list-runs", "--rpc", configured.rpc).out
     assert [line.split()[2:4] for line in listed.splitlines() if run_id in line] == [["new", "0"]]
-    outcome = invoke(
+    output = invoke(
         "can-join", "--rpc", configured.rpc, "--run-id", run_id, "--address", configured.wallet
     ).out
-    assert "not yet: the run is new, and waits for set-paused resume by its owner" in outcome
+    assert "not yet: the run is new, and waits for set-paused resume by its owner" in output
 
 
 def test_run_description_equals_member_view(configured: Shell, run_id: str) -> None:

@@ -168,12 +168,14 @@ def test_train_local_interrupted_resumes_to_same_end(run_dir: Path, tmp_path: Pa
             [CONSOLE, *cut], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
         assert process.stdout is not None
-        begun, *outcome = (json.loads(process.stdout.readline()) for _ in range(5))
+        begun, *first_events = (json.loads(process.stdout.readline()) for _ in range(5))
         assert begun["done"] == reached
         time.sleep(0.02 * number)  # somewhere in a step, or while saving after it
         process.send_signal(ending)
         out, stderr = process.communicate(timeout=240)
-        reached = [event["step"] for event in outcome + events(out) if event["kind"] == "step"][-1]
+        reached = [
+            event["step"] for event in first_events + events(out) if event["kind"] == "step"
+        ][-1]
         assert process.returncode == (-signal.SIGKILL if ending is signal.SIGKILL else 130), stderr
         assert ("continues from the last state saved" in stderr) == (ending is not signal.SIGKILL)
     outcome = invoke(*cut)
