@@ -56,9 +56,9 @@ def test_http_file_equals_local_file(web: Web, tmp_path: Path) -> None:
 
 def test_adjacent_sequences_share_one_request(web: Web) -> None:
     source = opened(web)
-    web.asked.clear()
+    web.requests.clear()
     source.read([3, 5, 4, 9, 5])
-    assert sorted(web.asked) == [("/a.bin", "bytes=288-319"), ("/a.bin", "bytes=96-191")]
+    assert sorted(web.requests) == [("/a.bin", "bytes=288-319"), ("/a.bin", "bytes=96-191")]
 
 
 @given(st.sets(st.tuples(st.integers(0, 2), st.integers(0, 20))))
@@ -153,7 +153,7 @@ def test_permanent_failure_is_not_retried(web: Web, fault: str, sentence: str) -
     with pytest.raises(DataError, match=sentence) as caught:
         opened(web)
     assert not isinstance(caught.value, SourceUnavailable)
-    assert len(web.asked) == 1
+    assert len(web.requests) == 1
 
 
 def test_reply_of_wrong_length_is_refused(web: Web) -> None:
@@ -235,17 +235,17 @@ def test_bucket_is_listed_page_by_page(web: Web, monkeypatch: pytest.MonkeyPatch
 
 def test_cached_sequence_is_not_fetched_again(web: Web, tmp_path: Path) -> None:
     first = opened(web, Cache(tmp_path)).read([3, 4, 8])
-    web.asked.clear()
+    web.requests.clear()
     source = opened(web, Cache(tmp_path))
     assert np.array_equal(source.read([3, 4, 8]), first)
-    assert len(web.asked) == 1  # the request that opens the file
+    assert len(web.requests) == 1  # the request that opens the file
     for path in tmp_path.rglob("*-32"):
         path.write_bytes(path.read_bytes()[:-1] + b"\xff")
     assert np.array_equal(source.read([3, 4, 8]), first)
-    assert len(web.asked) == 3
+    assert len(web.requests) == 3
     web.etag = '"2"'
     opened(web, Cache(tmp_path)).read([3])
-    assert len(web.asked) == 5
+    assert len(web.requests) == 5
 
 
 def test_unwritable_cache_warns_once(
