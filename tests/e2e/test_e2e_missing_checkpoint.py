@@ -117,9 +117,7 @@ def test_newcomer_without_any_checkpoint_asks_members_for_model(
     trained.start(newcomer)
     joins_and_trains(trained, newcomer)
     assert any("asking other members for the model" in message for message in warnings(newcomer))
-    events = trained.until(
+    event = trained.until(
         lambda: newcomer.event_log.events_of("checkpoint"), "it keeps a checkpoint"
     )[-1]
-    assert (
-        Path(events["path"]) / "tokenizer.json"
-    ).is_file()  # which it has from the other members
+    assert (Path(event["path"]) / "tokenizer.json").is_file()  # which it has from the other members
