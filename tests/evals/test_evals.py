@@ -136,7 +136,7 @@ class Member:
     passes = 40
 
     def __init__(self, evaluations: Evaluations, model: LanguageModel) -> None:
-        self.asked = evaluations
+        self.evaluations = evaluations
         self.model = model
         self.step = 0
         self.told: list[event_types.Event] = []
@@ -154,7 +154,7 @@ class Member:
     async def round(self, over: Callable[[], Coroutine[Any, Any, object]]) -> None:
         """Run one round, which ends when `over` returns."""
         self.step += 1
-        await self.asked.run(self.model, self.step, self._events, self.compute, over)
+        await self.evaluations.run(self.model, self.step, self._events, self.compute, over)
 
     async def _some_passes(self) -> None:
         begun = 0
