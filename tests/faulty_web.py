@@ -26,7 +26,7 @@ class Web(ThreadingHTTPServer):
         self.files: dict[str, bytes] = {}
         self.etag = '"1"'
         self.faults: list[str] = []
-        self.asked: list[tuple[str, str]] = []
+        self.requests: list[tuple[str, str]] = []
         self.rate: float = 0.0
         """Bytes per second, all requests together; 0: as fast as can be."""
         self.lock = threading.Lock()
@@ -47,7 +47,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         web = self.server
         byte_range = self.headers.get("Range", "")
-        web.asked.append((self.path, byte_range))
+        web.requests.append((self.path, byte_range))
         fault = web.faults.pop(0) if web.faults else ""
         if fault[:3].isdecimal():
             code, _, seconds = fault.partition(" after ")
