@@ -123,12 +123,12 @@ def test_results_wait_for_as_many_rounds_as_overlap(overlap: int) -> None:
     for step in range(1, 6):
         shares = [SEQUENCES[step % 3 : step % 3 + 3], SEQUENCES[4:8]]
         accepted = [True, step != 2]
-        payloads = [
+        sent_payloads = [
             r.train(s, 0.01, 0.01, threading.Event()).payloads
             for r, s in zip(plain, shares, strict=True)
         ]
         waiting.append(
-            [payloads for payloads, counts in zip(payloads, accepted, strict=True) if counts]
+            [payloads for payloads, counts in zip(sent_payloads, accepted, strict=True) if counts]
         )
         if len(waiting) > overlap:
             results = waiting.pop(0)
@@ -141,7 +141,9 @@ def test_results_wait_for_as_many_rounds_as_overlap(overlap: int) -> None:
                     0.01,
                 )
         result = together.step(step, shares, accepted)
-        assert result.bytes == sum(len(data) for payloads in payloads for data in payloads.values())
+        assert result.bytes == sum(
+            len(data) for payloads in sent_payloads for data in payloads.values()
+        )
         assert together.hashes() == plain[0].hashes()
     before = together.hashes()
     together.settle()
