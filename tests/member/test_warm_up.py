@@ -149,7 +149,7 @@ class Joiner:
                 return replica
         return await warm.obtain()
 
-    def said(self, kind: str, what: str) -> list[str]:
+    def event_values(self, kind: str, what: str) -> list[str]:
         return [event[what] for event in self.inbox.events if event["kind"] == kind]
 
     def sent(self, seat: int) -> int:
@@ -175,7 +175,7 @@ def test_source_without_model_is_skipped_for_another(tmp_path: Path, there: str)
         joiner.recorded(bad, tmp_path / "good")
         replica = await joiner.obtain()
         assert replica.hashes() == {1: _hash(ATTESTED, 1), 2: _hash(ATTESTED, 2)}
-        assert joiner.said("model", "source") == ["the checkpoint"]
+        assert joiner.event_values("model", "source") == ["the checkpoint"]
 
     run_virtual(scenario())
 
@@ -193,11 +193,11 @@ def test_own_copy_with_recorded_hashes_replaces_false_place(tmp_path: Path, righ
         if right:
             replica = await joiner.obtain(checkpoint_dir=own.parent)
             assert replica.hashes() == {1: _hash(ATTESTED, 1), 2: _hash(ATTESTED, 2)}
-            assert not joiner.said("warning", "message")
+            assert not joiner.event_values("warning", "message")
             return
         with pytest.raises(NoModel):
             await joiner.obtain(checkpoint_dir=own.parent)
-        (warned,) = joiner.said("warning", "message")
+        (warned,) = joiner.event_values("warning", "message")
         assert "'/etc' is not a Hub repository" in warned
         assert "aftermath-solana checkpoint --repo OWNER/NAME" in warned
 
@@ -228,8 +228,8 @@ def test_missing_peers_with_valid_own_copy_are_not_warned(tmp_path: Path, own: i
                 await joiner.obtain(checkpoint_dir=checkpoint_dir)
         else:
             await joiner.obtain(checkpoint_dir=checkpoint_dir)
-            assert joiner.said("model", "source") == ["the checkpoint"]
-        warned = joiner.said("warning", "message")
+            assert joiner.event_values("model", "source") == ["the checkpoint"]
+        warned = joiner.event_values("warning", "message")
         assert ("cannot fetch level 1 of the model: no peer offers it" in warned) is (
             own != ATTESTED
         )
@@ -331,7 +331,7 @@ def test_unattested_checkpoint_is_never_used(tmp_path: Path, source: ModelSource
             await joiner.obtain()
         await ending
         why = "cannot get the model yet: level 2 of the durable checkpoint is not the one that members attested"
-        assert joiner.said("warning", "message").count(why) == 1, (
+        assert joiner.event_values("warning", "message").count(why) == 1, (
             "it is tried several times, and said once"
         )
 
@@ -407,7 +407,7 @@ def test_unattested_level_comes_from_checkpoint(
         assert joiner.inbox.ports.clock.monotonic() < 10
         assert joiner.sent(2) == 0
         assert not [
-            message for message in joiner.said("warning", "message") if "level 2" in message
+            message for message in joiner.event_values("warning", "message") if "level 2" in message
         ]
 
     run_virtual(scenario())
@@ -428,7 +428,7 @@ def test_unattested_level_is_checked_against_chain(tmp_path: Path, own: int) -> 
         replica = await joiner.obtain(own)
         assert replica.hashes() == {1: _hash(DURABLE, 1), 2: _hash(DURABLE, 2)}
         source = "its own replica" if own == DURABLE else "peers and the checkpoint"
-        assert joiner.said("model", "source") == [source]
+        assert joiner.event_values("model", "source") == [source]
 
     run_virtual(scenario())
 
