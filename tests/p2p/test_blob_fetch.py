@@ -134,7 +134,7 @@ async def test_wrong_blob_size_is_refused_before_first_byte(opened, rogue, state
         await node.fetch(blake3(data).digest(), SMALL, [cheat.node_id], 10)
     assert node.stats().received["blob"] == 0
     assert node.stats().rejected == 1
-    assert len(cheat.asked) == 1
+    assert len(cheat.requests) == 1
 
 
 async def test_wrong_blob_hash_blames_holder_and_asks_next(honest_and_rogue):
@@ -144,7 +144,7 @@ async def test_wrong_blob_hash_blames_holder_and_asks_next(honest_and_rogue):
     with pytest.raises(BlobRejected, match=short(cheat.node_id)):
         await node.fetch(digest, SMALL, [cheat.node_id], 10)
     assert await node.fetch(digest, SMALL, [cheat.node_id, honest.node_id], 10) == data
-    assert len(cheat.asked) == 1, "a proven liar is asked last"
+    assert len(cheat.requests) == 1, "a proven liar is asked last"
     assert node.stats().peers[cheat.node_id].failures >= 3
 
 
@@ -170,7 +170,7 @@ async def test_one_false_holder_among_many_is_identified(mesh, rogue):
     await cheat.dial(nodes[0], blob_of(bytes(LARGE)))
     holders = [nodes[1].node_id, nodes[2].node_id, cheat.node_id]
     assert await nodes[0].fetch(blake3(data).digest(), LARGE, holders, 60) == data
-    assert cheat.asked, "the test needs the liar to have taken part"
+    assert cheat.requests, "the test needs the liar to have taken part"
     stats = nodes[0].stats()
     assert stats.peers[cheat.node_id].failures >= 3
     assert all(stats.peers[node.node_id].failures == 0 for node in nodes[1:])

@@ -201,9 +201,9 @@ async def victim(opened, costs: dict[str, float], tmp_path: Path) -> AsyncIterat
         honest = await opened(HONEST)
         honest.set_members([identity(VICTIM)])
         await until(lambda: bool(honest.reachable()))
-        addresses = LocalDirectory(folder, honest.node_id).read(identity(VICTIM))
-        assert addresses is not None
-        one = Victim(process, addresses.addresses[0], honest, folder)
+        entry = LocalDirectory(folder, honest.node_id).read(identity(VICTIM))
+        assert entry is not None
+        one = Victim(process, entry.addresses[0], honest, folder)
         if not costs:
             await one.learn_costs()
             costs |= one.cost
