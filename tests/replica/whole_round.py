@@ -126,7 +126,7 @@ def play(
     and load their final state.
 
     Each replica trains, encodes, and applies all results: those of this device, or those in
-    `given`.
+    `other_results`.
     """
     config = config_of(MODELS[model])
     tiers = (0, 1, 2) if not model.startswith("auto") else (0, 0, 0)
