@@ -58,7 +58,7 @@ class Backlog:
         return tuple(taken), Backlog(tuple(left))
 
     def batch(self, size: int) -> int:
-        """Return the sequences of a round of `wanted` sequences, taken from this backlog."""
+        """Return the sequences of a round of `size` sequences, taken from this backlog."""
         taken, left = self.take(size)
         return size if left.has_room(0) else sum(interval.len for interval in taken)
 
