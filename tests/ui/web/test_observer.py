@@ -263,7 +263,7 @@ async def test_observer_followed_runs_are_limited(
     monkeypatch.setattr(observatory, "MOST_RUNS", 2)
     for name in ("second", "third"):
         await scripted.funded.coordinator.create_run(name)
-    async with observed_there(scripted, named=RUN) as viewer:
+    async with observed_there(scripted, run_id=RUN) as viewer:
         async with viewer.live("/live/second") as socket:
             await until(socket, state_is("uninitialized"))
             assert await viewer.status("/api/runs/third") == 503, (
