@@ -97,11 +97,11 @@ def check_kept_seat(
     seat = view.members.find(wallet)
     if seat is None or view.members.seats[seat].state is not MemberState.HEALTHY:
         return None
-    kept = record.kept if record is not None else None
-    if kept is not None and not kept.is_of(run):
-        kept = None
+    unsaved_work = record.kept if record is not None else None
+    if unsaved_work is not None and not unsaved_work.is_of(run):
+        unsaved_work = None
     # A step of the epoch's first round is not counted yet, so only the record tells of it.
-    if kept is None and seat != last_member(run, view.members, view.model):
+    if unsaved_work is None and seat != last_member(run, view.members, view.model):
         return None
     seat_tier = view.members.seats[seat].tier
     work = find_saved_work(directory, run, wallet)
@@ -110,28 +110,29 @@ def check_kept_seat(
     if work is None:
         directory = recorded_directory(record)
         work = find_saved_work(directory, run, wallet)
-    if work is None and kept is None and record is not None:
+    if work is None and unsaved_work is None and record is not None:
         return None  # the member was killed on this machine, before it saved anything
-    raise _would_lose_steps(view, work, kept, directory, seat_tier)
+    raise _would_lose_steps(view, work, unsaved_work, directory, seat_tier)
 
 
 def _would_lose_steps(
     view: View,
     work: UnsavedWork | None,
-    kept: UnsavedWork | None,
+    unsaved_work: UnsavedWork | None,
     directory: Path | None,
     tier: int,
 ) -> Unsuitable:
     """Return the error of a start that would lose steps.
 
-    `work` is the saved model in `directory`, and `kept` is the one that this machine recorded.
+    `work` is the saved model in `directory`, and `unsaved_work` is the one that this machine
+    recorded.
     """
     run = view.run
     give_up = (
         f"aftermath-solana tick --run-id {shlex.quote(run.run_id)} first to give these steps up"
     )
     steps = unsaved_steps(run, view.model)
-    if (saved := work or kept) is not None:
+    if (saved := work or unsaved_work) is not None:
         steps = max(steps, saved.step - steps_before(view.model.checkpoint_step))
     keeps = f"this wallet keeps its seat with {counted(steps, 'trained step', 'trained steps')}"
     if saved is None or directory is None:
