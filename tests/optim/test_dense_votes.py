@@ -193,7 +193,7 @@ def test_compiled_encoding_equals_choice_by_index(name: str) -> None:
         }
         gradient = PseudoGradient(sparse_gradients, 0.01, 0.0)
         sent = one.compress(gradient)
-        with mock.patch.object(type(schema.results), "whole", return_value=False):
+        with mock.patch.object(type(schema.results), "is_dense", return_value=False):
             other.choose(gradient)
         assert sent == other.sent()
         state, expected = (feedback.state() for feedback in (one, other))
