@@ -180,7 +180,7 @@ def test_watch_on_terminal_has_tabs_and_q_closes(owner: Shell, run: str) -> None
         assert terminal.modes() == terminal.usual
         (last,) = terminal.after.splitlines()
         assert "in cooldown (epoch 0, round " in last
-    assert "\x1b[2Jgpj" not in terminal.seen
+    assert "\x1b[2Jgpj" not in terminal.output
 
 
 @pytest.mark.slow
@@ -190,7 +190,7 @@ def test_watch_on_dumb_terminal_prints_lines(owner: Shell, run: str) -> None:
         terminal.shows("waits for members: 0 of 1")
         terminal.press("\x03")
         assert terminal.ended() == 0
-    assert "\x1b" not in terminal.seen
+    assert "\x1b" not in terminal.output
 
 
 def test_watch_ends_when_run_is_closed(owner: Shell, run: str) -> None:

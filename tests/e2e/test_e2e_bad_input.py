@@ -34,7 +34,7 @@ class Scene:
     run_inputs: RunInputs
     place: Path
     clusters: dict[str, TrainingCluster] = field(default_factory=dict)
-    held: list[socket.socket] = field(default_factory=list)
+    sockets: list[socket.socket] = field(default_factory=list)
     """Ports that stay occupied."""
 
     def run(self, name: str, run_inputs: RunInputs | None = None) -> TrainingCluster:
@@ -127,7 +127,7 @@ def rpc_down(scene: Scene) -> list[str | Path]:
 def occupied_port(scene: Scene) -> list[str | Path]:
     taken = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     taken.bind(("127.0.0.1", 0))
-    scene.held.append(taken)
+    scene.sockets.append(taken)
     return scene.line(scene.run("good"), "--bind-p2p-port", str(taken.getsockname()[1]))
 
 
@@ -172,7 +172,7 @@ def outcomes(
         for mistake in MISTAKES
         if mistake in mistakes
     }
-    for taken in scene.held:
+    for taken in scene.sockets:
         taken.close()
 
 

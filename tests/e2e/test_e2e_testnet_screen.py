@@ -96,5 +96,5 @@ def test_testnet_on_dumb_terminal_prints_lines(
         descendants = family(terminal)
         terminal.press("\x03")
         assert terminal.ended() == 130
-        assert "\x1b[?1049h" not in terminal.seen
+        assert "\x1b[?1049h" not in terminal.output
     assert psutil.wait_procs(descendants, KILLED_SECONDS)[1] == []

@@ -139,17 +139,17 @@ class Member:
         self.evaluations = evaluations
         self.model = model
         self.step = 0
-        self.told: list[event_types.Event] = []
+        self.events: list[event_types.Event] = []
         self.compute = ThreadWorker("replica")
-        self._events = Events(lambda: 0.0, [self.told.append])
+        self._events = Events(lambda: 0.0, [self.events.append])
 
     async def rounds(self, most: int, enough: int = 2) -> list[event_types.Event]:
         """Run at most `most` rounds, and return the events."""
         for _ in range(most):
-            if len(self.told) >= enough:
+            if len(self.events) >= enough:
                 break
             await self.round(self._some_passes)
-        return self.told
+        return self.events
 
     async def round(self, over: Callable[[], Coroutine[Any, Any, object]]) -> None:
         """Run one round, which ends when `over` returns."""
@@ -208,13 +208,13 @@ async def test_evaluated_weights_are_of_reported_step(tokenizer: Tokenizer) -> N
         0
     ].value
     member = Member(asking(32), trained)
-    while not member.told:
+    while not member.events:
         await member.rounds(1, 1)
         with torch.no_grad():
             for tensor in trained.parameters():
                 tensor.copy_(torch.randn(tensor.shape, generator=torch.Generator().manual_seed(0)))
     assert member.step > 1, "it took more than a round"
-    (event,) = member.told
+    (event,) = member.events
     assert isinstance(event, event_types.Evaluated)
     assert (event.step, event.value) == (1, at_first)
     assert (
@@ -266,7 +266,7 @@ async def test_evaluated_copy_is_freed_afterwards(model: LanguageModel) -> None:
     finally:
         hook.remove()
     gc.collect()
-    assert len(member.told) == 1
+    assert len(member.events) == 1
     assert not modules
 
 

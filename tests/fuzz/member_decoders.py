@@ -136,10 +136,10 @@ def calls() -> tuple[list[bytes], Decode]:
 
 class _Outlet:
     def __init__(self) -> None:
-        self.said: Counter[int] = Counter()
+        self.lengths: Counter[int] = Counter()
 
     def put(self, text: str) -> None:
-        self.said[len(text)] += 1
+        self.lengths[len(text)] += 1
 
 
 def pushes() -> tuple[list[bytes], Decode]:

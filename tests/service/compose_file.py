@@ -26,7 +26,7 @@ class Service:
     after: dict[str, str]
     """The services that it waits for, and their required conditions."""
     restart: str | None
-    given: dict[str, Any]
+    entry: dict[str, Any]
 
 
 def services() -> dict[str, Service]:

@@ -82,16 +82,16 @@ def test_compose_members_differ_by_number_and_keep_their_wallet() -> None:
         service = services()[name]
         assert parsed(service.command[1:])["wallet_private_key_path"] == Path(f"/keys/{name}.json")
         assert service.restart == "on-failure:10"
-        assert "keys:/keys:ro" in service.given["volumes"]
+        assert "keys:/keys:ro" in service.entry["volumes"]
 
 
 def test_container_user_has_minimal_rights() -> None:
     assert re.findall(r"^USER (\S+)$", DOCKERFILE, re.MULTILINE) == ["10001:10001"]
     for service in services().values():
-        assert service.given["read_only"]
-        assert service.given["cap_drop"] == ["ALL"]
-        assert service.given["security_opt"] == ["no-new-privileges:true"]
-        ports = service.given.get("ports", [])
+        assert service.entry["read_only"]
+        assert service.entry["cap_drop"] == ["ALL"]
+        assert service.entry["security_opt"] == ["no-new-privileges:true"]
+        ports = service.entry.get("ports", [])
         assert all(str(port).startswith("127.0.0.1:") for port in ports), "for this machine only"
 
 

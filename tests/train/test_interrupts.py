@@ -22,7 +22,7 @@ class Session:
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
-        self.told = 0
+        self.signal_count = 0
         self.answers: list[float | None] = []
         """What the first signals are answered with, if not that the session may leave."""
         self.interrupts = Interrupts(self.tell)
@@ -32,7 +32,7 @@ class Session:
         self.left = False
 
     def tell(self, number: signal.Signals) -> float | None:
-        self.told += 1
+        self.signal_count += 1
         return self.answers.pop(0) if self.answers else 0.0
 
     async def live(self) -> None:
@@ -64,7 +64,7 @@ async def test_leave_is_not_cut_short_by_second_signal(signals: list[signal.Sign
     session = Session(0.3)
     await asyncio.wait_for(session.interrupted(*signals), 10)
     assert session.left
-    assert session.told == 1, "at the first signal, and only then"
+    assert session.signal_count == 1, "at the first signal, and only then"
     assert 0 < session.allowed <= interrupts.EXIT_SECONDS - interrupts.CLOSE_SECONDS
 
 

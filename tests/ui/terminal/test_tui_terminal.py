@@ -52,7 +52,7 @@ def test_interrupt_before_screen_starts_leaves(state: dict[str, str]) -> None:
         assert terminal.ended() == 0
         assert "left the run" in terminal.after
         assert terminal.modes() == terminal.usual
-        assert "Traceback" not in terminal.seen
+        assert "Traceback" not in terminal.output
 
 
 @pytest.mark.slow
@@ -62,7 +62,7 @@ def test_finished_run_closes_screen_before_first_draw(state: dict[str, str]) -> 
         assert "run demo: step 120 of 120" in terminal.after
         assert "the run is finished: 120 steps" in terminal.after
         assert terminal.modes() == terminal.usual
-        assert "Traceback" not in terminal.seen
+        assert "Traceback" not in terminal.output
 
 
 @pytest.mark.slow
@@ -83,7 +83,7 @@ def test_member_interrupted_while_loading_prints_only_that(state: dict[str, str]
         terminal.press("\x03")
         terminal.shows("interrupted")
         terminal.until(lambda: terminal.modes() == terminal.usual)
-        assert "without a message" not in terminal.seen
+        assert "without a message" not in terminal.output
         assert terminal.ended() == 130
 
 
@@ -163,10 +163,10 @@ def test_pipe_gets_lines_immediately(state: dict[str, str]) -> None:
 def test_dumb_terminal_or_one_without_keys_gets_lines(state: dict[str, str]) -> None:
     with Terminal([*PROCESS, "ends"], {**state, "TERM": "dumb"}) as terminal:
         assert terminal.ended() == 0
-        assert lines_of(terminal.seen)
+        assert lines_of(terminal.output)
     with Terminal([*PROCESS, "ends"], state, stdin=subprocess.DEVNULL) as terminal:
         assert terminal.ended() == 0
-        assert lines_of(terminal.seen)
+        assert lines_of(terminal.output)
 
 
 def children(process: int) -> list[int]:
