@@ -168,8 +168,8 @@ def home_lines() -> str:
         f"{1000 * lines['round_trip_s']:.0f} ms round trip, {lines['loss']:.1%} of packets lost. "
         "`--slower 16` divides the rates of the large results, because two cores cannot carry eight "
         "such lines. Training is a delay, and the chain is left out. At full rates, congestion "
-        "control (CUBIC) limits each connection to about 4 Mb/s at this loss. It alone limits small "
-        "results and the fast member."
+        "control (CUBIC) limits each connection to about 4 Mb/s at this loss. Members therefore "
+        "open two or three to each other, which small results need."
     )
     return f"{text}\n\n{table(('what', 'value', 'at most', 'met'), rows)}"
 
